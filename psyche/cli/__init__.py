@@ -1,0 +1,1 @@
+"""Command lines: each command parses, calls one function, prints."""

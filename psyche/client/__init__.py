@@ -1,0 +1,1 @@
+"""The participant: round engine, phases and the trio shell around them."""

@@ -1,0 +1,1 @@
+"""Data providers, tokenizing, the TCP data server and its client."""

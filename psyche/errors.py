@@ -1,0 +1,29 @@
+"""The root of the error tree: every error says what happened, where, and what to do."""
+
+
+class PsycheError(Exception):
+    """Base of every error that Psyche raises on purpose."""
+
+
+class ConfigError(PsycheError):
+    """A configuration that cannot be used; the message names file, line, key and the rule."""
+
+
+class WireError(PsycheError):
+    """Bytes from another process that break the format; the message names the field and the rule."""
+
+
+class NetworkError(PsycheError):
+    """A peer, a stream or a blob failed; the message names the peer and the operation."""
+
+
+class DataError(PsycheError):
+    """Training data that cannot be read or used."""
+
+
+class TrainerError(PsycheError):
+    """The trainer refused or failed an operation."""
+
+
+class BackendError(PsycheError):
+    """The coordinator's home could not be reached or refused a request."""

@@ -1,0 +1,1 @@
+"""Models, checkpoints, DisTrO and the trainer with its process."""

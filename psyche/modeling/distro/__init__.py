@@ -1,0 +1,1 @@
+"""DisTrO: chunked DCT, top-k, one-bit signs, exact apply and the wire coding."""

@@ -1,0 +1,1 @@
+"""The TCP home of the coordinator: server, journal, and the client's side of it."""

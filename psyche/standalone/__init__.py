@@ -1,0 +1,1 @@
+"""psyche train: one process, no network."""

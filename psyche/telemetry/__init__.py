@@ -1,0 +1,1 @@
+"""Event log, metrics and logging."""

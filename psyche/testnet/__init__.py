@@ -1,0 +1,1 @@
+"""local-testnet: starts everything on one machine."""

@@ -1,0 +1,141 @@
+"""What a client says to its trainer, and what it hears (length-prefixed msgpack between processes).
+
+Payloads and token ids are bytes; tensors cross only as files.
+"""
+
+import msgspec
+
+from psyche.core.state import Model
+
+
+class SentResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the record says of an own earlier result: applied or not."""
+
+    height: int
+    applied: bool
+
+
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Load weights from a folder.
+
+    `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`). `expected_weight_root`,
+    where not empty, must be the manifest root of what was loaded. `chain` and `digest` are checked
+    by the client, not by the trainer. `keep_momentum` false starts with zero momentum.
+    """
+
+    path: str
+    is_snapshot: bool
+    model: Model
+    micro_batch_size: int
+    device: str = "auto"
+    keep_momentum: bool = True
+    expected_weight_root: bytes = b""
+
+
+class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What was loaded.
+
+    `plan` is the transform plan's canonical bytes (`core.plan`), `weight_root` the full weight part
+    of the state digest, `numeric_class` that of this device, `chain` the c that a snapshot carries
+    (32 zero bytes for other sources), `train_count` the batches trained with this momentum.
+    """
+
+    plan: bytes
+    weight_root: bytes
+    parameters: int
+    vocab_size: int
+    numeric_class: int
+    device: str
+    chain: bytes
+    train_count: int
+    prev_commitment: bytes = bytes(32)
+
+
+class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Train one batch at the present weights.
+
+    `tokens` are u32 little-endian ids, `samples` rows of `sequence_length`. `lr` is that of this
+    round, `lookahead_lr` that of the round before (0: no look-ahead). `decided` says what the
+    record has decided of own results since the last train. `in_flight` is true with overlap: the
+    last own result is taken out of the momentum whatever its fate.
+    """
+
+    epoch: int
+    height: int
+    step: int
+    lr: float
+    lookahead_lr: float
+    tokens: bytes
+    samples: int
+    sequence_length: int
+    decided: tuple[SentResult, ...]
+    in_flight: bool
+
+
+class TrainReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The payload (empty where cancelled or refused) and what there is to say of the batch.
+
+    `loss` is in nats per token. `refused` is the reason why nothing may be sent ("non-finite
+    gradient"), empty otherwise. `micro_batch_size` is the one in use after halvings.
+    """
+
+    payload: bytes
+    loss: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+    compute_seconds: float
+    micro_batch_size: int
+    train_count: int
+    cancelled: bool = False
+    refused: str = ""
+
+
+class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Apply the decided payloads, in ascending batch start, with the lr of round `height` (S1).
+
+    `full_digest` asks for the weight part over all tensors; otherwise the slice of `random_seed`.
+    `run_update` false computes the digest alone (rounds without an apply).
+    """
+
+    height: int
+    lr: float
+    payloads: tuple[bytes, ...]
+    run_update: bool
+    full_digest: bool
+    random_seed: int
+
+
+class ApplyReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The weight part of D(h)."""
+
+    weight_part: bytes
+    is_full: bool
+    seconds: float
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Write the present weights.
+
+    kind "resume": fp32 tensors as one file each, manifest, momentum, sent values, chain, digest.
+    kind "export": a Hugging Face folder in bf16 or fp32, tokenizer beside it.
+    """
+
+    kind: str
+    path: str
+    epoch: int
+    step: int
+    data_index: int
+    chain: bytes
+    digest: bytes
+    prev_commitment: bytes = bytes(32)
+    dtype: str = "float32"
+
+
+class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Where it lies and what it weighs."""
+
+    path: str
+    size_bytes: int
+    weight_root: bytes
+    seconds: float

@@ -1,0 +1,105 @@
+"""Length-prefixed frames over a trio stream: u32 little-endian length, then that many bytes.
+
+A frame's length is checked before anything is allocated for it, and every wait has a deadline, so
+that a slow, silent or oversized peer costs its own connection and nothing else.
+"""
+
+import struct
+from typing import Final
+
+import trio
+
+from psyche.errors import BackendError, WireError
+
+LENGTH_BYTES: Final = 4
+READ_BYTES: Final = 1 << 16  # how much is asked of the stream at once
+_LENGTH: Final = struct.Struct("<I")
+
+
+class ConnectionLost(BackendError):
+    """The other side closed the connection, or the network broke it."""
+
+
+class FrameTimeout(BackendError):
+    """The other side did not send, or did not read, within the deadline."""
+
+
+class FrameStream:
+    """Whole frames in and out of a byte stream; one task may receive while others send.
+
+    `max_frame_bytes` may be raised later (a stranger gets small frames until the handshake is done).
+
+    Args:
+        stream: any trio stream; owned from now on.
+        max_frame_bytes: the largest frame that is received or sent.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, max_frame_bytes: int) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._stream = stream
+        self._buffer = bytearray()
+        self._send_lock = trio.Lock()
+
+    async def receive(self, timeout_s: float) -> bytes:
+        """The next whole frame, without its length.
+
+        A cancelled or timed-out receive loses nothing: what came is kept for the next call.
+
+        Raises:
+            WireError: the frame is longer than `max_frame_bytes`, or the stream ended inside it.
+            FrameTimeout: it was not complete within `timeout_s`.
+            ConnectionLost: the stream ended between frames, or broke.
+        """
+        with trio.move_on_after(timeout_s):
+            await self._fill(LENGTH_BYTES)
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > self.max_frame_bytes:
+                raise WireError(f"frame: {length} bytes announced, at most {self.max_frame_bytes}")
+            await self._fill(LENGTH_BYTES + length)
+            frame = bytes(self._buffer[LENGTH_BYTES : LENGTH_BYTES + length])
+            del self._buffer[: LENGTH_BYTES + length]
+            return frame
+        raise FrameTimeout(f"frame: nothing complete came within {timeout_s:g} s")
+
+    async def send(self, data: bytes | bytearray | memoryview, timeout_s: float) -> None:
+        """Send one frame; a call that does not finish breaks the stream, so close it afterwards.
+
+        Raises:
+            WireError: `data` is longer than `max_frame_bytes`; nothing was sent.
+            FrameTimeout: the other side did not take it within `timeout_s`.
+            ConnectionLost: the stream is closed or broke.
+        """
+        if len(data) > self.max_frame_bytes:
+            raise WireError(f"frame: {len(data)} bytes to send, at most {self.max_frame_bytes}")
+        with trio.move_on_after(timeout_s):
+            async with self._send_lock:
+                await self._send_all(_LENGTH.pack(len(data)) + data)
+            return
+        raise FrameTimeout(f"frame: {len(data)} bytes were not taken within {timeout_s:g} s")
+
+    async def aclose(self) -> None:
+        """Close the stream, without waiting for the other side."""
+        await trio.aclose_forcefully(self._stream)
+
+    async def _fill(self, size_bytes: int) -> None:
+        while len(self._buffer) < size_bytes:
+            missing = size_bytes - len(self._buffer)
+            try:
+                part = await self._stream.receive_some(min(READ_BYTES, missing))
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise ConnectionLost("connection: broken while receiving") from error
+            if not part:
+                if self._buffer:
+                    raise WireError(f"frame: the stream ended {missing} bytes before its end")
+                raise ConnectionLost("connection: closed by the other side")
+            self.bytes_received += len(part)
+            self._buffer += part
+
+    async def _send_all(self, data: bytes) -> None:
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionLost("connection: broken while sending") from error
+        self.bytes_sent += len(data)

@@ -1,0 +1,37 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche.core.bits import compute_bits, from_bytes32, get_members, to_bytes32
+from psyche.errors import WireError
+
+BITMAPS = st.integers(0, (1 << 256) - 1)
+
+
+@given(BITMAPS)
+def test_members_and_bits_are_inverse(bits: int) -> None:
+    members = get_members(bits)
+    assert members == sorted(members)
+    assert members == [i for i in range(256) if bits >> i & 1]
+    assert compute_bits(members) == bits
+
+
+@given(BITMAPS)
+def test_bytes_and_bits_are_inverse(bits: int) -> None:
+    assert from_bytes32(to_bytes32(bits)) == bits
+
+
+def test_bit_i_is_bit_i_mod_8_of_byte_i_div_8() -> None:
+    assert to_bytes32(1 << 0 | 1 << 9 | 1 << 255) == b"\x01\x02" + bytes(29) + b"\x80"
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_bytes_of_another_length_are_refused(length: int) -> None:
+    with pytest.raises(WireError, match="must be 32"):
+        from_bytes32(bytes(length))
+
+
+@pytest.mark.parametrize("bits", [-1, 1 << 256])
+def test_a_bit_beyond_the_last_member_is_our_own_error(bits: int) -> None:
+    with pytest.raises(AssertionError):
+        to_bytes32(bits)

@@ -1,0 +1,123 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psyche.core.bits import compute_bits, get_members
+from psyche.core.committee import (
+    COMMITTEE_SALT,
+    WITNESS_SALT,
+    compute_election_seed,
+    compute_quorum,
+    compute_witnesses_expected,
+    get_ranks,
+    get_role,
+    get_roles,
+    get_witnesses,
+    is_witness,
+)
+from psyche.core.errors import UnknownMember
+from psyche.core.shuffle import permute
+from psyche.core.state import Config, Role, Round
+
+
+def all_of(n: int) -> int:
+    return (1 << n) - 1
+
+
+def positions(seed: int, salt: bytes, n: int) -> list[int]:
+    return [permute(i, n, compute_election_seed(seed, salt)) for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "salt", "n", "part", "golden"),
+    [
+        (12345, COMMITTEE_SALT, 10, slice(None), [1, 7, 2, 9, 5, 0, 8, 3, 4, 6]),
+        (12345, WITNESS_SALT, 10, slice(None), [7, 4, 9, 2, 6, 1, 0, 3, 5, 8]),
+        (0, COMMITTEE_SALT, 5, slice(None), [0, 1, 3, 2, 4]),
+        (0, WITNESS_SALT, 5, slice(None), [2, 3, 1, 0, 4]),
+        (12345, COMMITTEE_SALT, 100, slice(8), [83, 58, 32, 29, 76, 82, 21, 88]),
+        (12345, WITNESS_SALT, 100, slice(8), [58, 86, 21, 7, 69, 31, 63, 29]),
+        (99, WITNESS_SALT, 300, slice(-3, None), [205, 239, 51]),
+    ],
+)
+def test_positions_are_the_golden_ones(seed: int, salt: bytes, n: int, part: slice, golden: list[int]) -> None:
+    assert positions(seed, salt, n)[part] == golden
+
+
+def test_the_elected_witnesses_are_the_golden_ones() -> None:
+    round_ = Round(members=all_of(100), random_seed=12345, witnesses_expected=20)
+    golden = [3, 8, 10, 16, 21, 22, 31, 33, 43, 51, 54, 56, 67, 73, 77, 80, 92, 95, 96, 99]
+    assert sorted(get_witnesses(round_)) == golden
+    assert [m for m in range(100) if is_witness(round_, m)] == golden
+    assert not is_witness(round_, 100)
+
+
+def test_witnesses_come_in_order_of_position() -> None:
+    round_ = Round(members=all_of(10), random_seed=12345, witnesses_expected=10)
+    assert get_witnesses(round_) == [6, 5, 3, 7, 1, 8, 4, 0, 9, 2]
+
+
+@pytest.mark.parametrize(
+    ("n", "q"),
+    [(0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (6, 5), (7, 5), (8, 6), (16, 11), (32, 22)],
+)
+def test_the_quorum_is_that_of_the_table(n: int, q: int) -> None:
+    assert compute_quorum(n) == q
+
+
+def test_two_sets_never_both_win() -> None:
+    assert all(2 * compute_quorum(n) > n for n in range(33))
+
+
+@pytest.mark.parametrize(
+    ("witness_nodes", "members", "n"), [(0, 5, 5), (0, 256, 32), (16, 256, 16), (16, 3, 3), (40, 256, 32), (3, 0, 0)]
+)
+def test_witnesses_expected_is_the_least_of_setting_members_and_32(witness_nodes: int, members: int, n: int) -> None:
+    assert compute_witnesses_expected(witness_nodes, members) == n
+
+
+def test_rank_is_the_number_of_set_bits_below() -> None:
+    assert get_ranks(0b1011_0001) == [0, 4, 5, 7]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sets(st.integers(0, 255), min_size=1, max_size=40), st.integers(0, (1 << 64) - 1), st.integers(1, 32))
+def test_elections_run_over_ranks(members: set[int], seed: int, expected: int) -> None:
+    """The gaps that departed members leave change nothing but the names of the elected."""
+    ranks = sorted(members)
+    gapped = Round(members=compute_bits(members), random_seed=seed, witnesses_expected=expected, tie_breaker_tasks=2)
+    dense = Round(members=all_of(len(ranks)), random_seed=seed, witnesses_expected=expected, tie_breaker_tasks=2)
+    config = Config(verification_percent=30)
+    assert get_witnesses(gapped) == [ranks[rank] for rank in get_witnesses(dense)]
+    assert get_roles(gapped, config) == {ranks[rank]: role for rank, role in get_roles(dense, config).items()}
+
+
+def test_without_verification_everybody_trains() -> None:
+    round_ = Round(members=0b1101, random_seed=3)
+    assert get_roles(round_, Config()) == {0: Role.TRAINER, 2: Role.TRAINER, 3: Role.TRAINER}
+
+
+def test_tie_breakers_then_verifiers_then_trainers_by_position() -> None:
+    round_ = Round(members=all_of(10), random_seed=12345, tie_breaker_tasks=2)
+    roles = get_roles(round_, Config(verification_percent=50))
+    golden = [1, 7, 2, 9, 5, 0, 8, 3, 4, 6]  # positions; 2 tie-breakers, 8 * 50 % = 4 verifiers
+    expected = [Role.TIE_BREAKER if p < 2 else Role.VERIFIER if p < 6 else Role.TRAINER for p in golden]
+    assert [roles[m] for m in range(10)] == expected
+    assert list(roles) == list(range(10))
+    assert all(get_role(round_, Config(verification_percent=50), m) is roles[m] for m in roles)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 256), st.integers(0, 300), st.integers(0, 255))
+def test_elections_never_fail_whatever_the_numbers(n: int, tie_breakers: int, percent: int) -> None:
+    round_ = Round(members=all_of(n), random_seed=9, tie_breaker_tasks=tie_breakers, witnesses_expected=300)
+    roles = list(get_roles(round_, Config(verification_percent=percent)).values())
+    assert roles.count(Role.TIE_BREAKER) == min(n, tie_breakers)
+    assert roles.count(Role.VERIFIER) == (n - min(n, tie_breakers)) * min(percent, 100) // 100
+    assert sorted(get_witnesses(round_)) == get_members(round_.members)
+
+
+@pytest.mark.parametrize("member", [1, 200, -1])
+def test_who_does_not_take_part_has_no_role(member: int) -> None:
+    with pytest.raises(UnknownMember, match=f"member {member} "):
+        get_role(Round(members=0b101), Config(), member)

@@ -1,0 +1,64 @@
+"""Rates and summaries over a sliding window, in constant memory."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+BUCKETS = 20
+
+
+class Rate:
+    """How much per second over the last `window_s` seconds, from at most `BUCKETS` sums."""
+
+    def __init__(self, window_s: float = 30.0, *, now: Callable[[], float] = time.monotonic) -> None:
+        if window_s <= 0:
+            raise ValueError(f"rate: window_s {window_s} must be above 0")
+        self.total = 0.0
+        self._window_s = window_s
+        self._now = now
+        self._start = now()
+        self._buckets: deque[tuple[int, float]] = deque(maxlen=BUCKETS)  # (bucket number, sum), rising
+
+    def add(self, amount: float) -> None:
+        """Count `amount` at the present moment."""
+        self.total += amount
+        number = self._get_bucket(self._now())
+        if self._buckets and self._buckets[-1][0] >= number:  # a clock going back counts into the newest bucket
+            last, total = self._buckets[-1]
+            self._buckets[-1] = (last, total + amount)
+        else:
+            self._buckets.append((number, amount))
+
+    def per_second(self) -> float:
+        """The rate over the window, or over the time since the start where that is shorter."""
+        now = self._now()
+        oldest = self._get_bucket(now) - BUCKETS + 1
+        amount = sum(total for number, total in self._buckets if number >= oldest)
+        elapsed = min(self._window_s, now - self._start)
+        return amount / elapsed if elapsed > 0 else 0.0
+
+    def _get_bucket(self, now: float) -> int:
+        return int((now - self._start) * BUCKETS / self._window_s)
+
+
+def compute_median(values: Sequence[float]) -> float:
+    """The middle value, the mean of both where there are two; 0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def compute_percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` % of the values do not exceed; 0 of nothing.
+
+    Raises:
+        ValueError: percent outside 0 to 100.
+    """
+    if not 0 <= percent <= 100:
+        raise ValueError(f"percentile: {percent} is outside 0 to 100")
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100).__trunc__() - 1)]

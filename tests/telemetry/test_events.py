@@ -1,0 +1,195 @@
+"""The event log loses at most its last line, stays within its bounds and can be followed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche.telemetry.events import (
+    MAX_LINE_BYTES,
+    EventLog,
+    EventTail,
+    decode_event,
+    encode_event,
+    get_plain,
+    get_rotated,
+    read_events,
+)
+
+
+class Phase(IntEnum):
+    WARMUP = 2
+
+
+def make_log(path: Path | None, **settings: int) -> EventLog:
+    return EventLog(path, node="client-1", now=lambda: 12.5, **settings)
+
+
+def test_an_event_is_one_json_line_with_time_node_and_kind(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "events.jsonl"
+    log = make_log(path)
+    log.emit("digest", epoch=1, height=3, digest=b"\x01\xff", phase=Phase.WARMUP, loss=float("nan"), members=(1, 2))
+    lines = path.read_text().splitlines()
+    assert len(lines) == 1
+    assert json.loads(lines[0]) == {
+        "t": 12.5,
+        "node": "client-1",
+        "kind": "digest",
+        "epoch": 1,
+        "height": 3,
+        "digest": "01ff",
+        "phase": "warmup",
+        "loss": "nan",
+        "members": [1, 2],
+    }
+
+
+def test_fields_that_the_log_owns_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="log's own"):
+        make_log(tmp_path / "e.jsonl").emit("x", t=1)
+
+
+def test_without_a_path_only_subscribers_hear() -> None:
+    log = make_log(None)
+    heard = log.subscribe()
+    log.emit("joined", member=2)
+    assert [event["kind"] for event in heard.drain()] == ["joined"]
+    assert heard.drain() == []
+
+
+def test_a_slow_subscriber_keeps_the_newest_and_counts_what_it_lost() -> None:
+    log = make_log(None)
+    heard = log.subscribe(limit=3)
+    for number in range(10):
+        log.emit("x", number=number)
+    assert [event["number"] for event in heard.drain()] == [7, 8, 9]
+    assert heard.dropped == 7
+
+
+def test_a_torn_last_line_is_skipped_and_the_next_process_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    make_log(path).emit("one")
+    with path.open("ab") as file:
+        file.write(b'{"t": 1, "node": "cli')
+    assert [event["kind"] for event in read_events(path)] == ["one"]
+    make_log(path).emit("two")
+    assert [event["kind"] for event in read_events(path)] == ["one", "two"]
+
+
+def test_a_sigkill_loses_at_most_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    program = (
+        "import sys, pathlib\n"
+        "from psyche.telemetry.events import EventLog\n"
+        f"log = EventLog(pathlib.Path({str(path)!r}), node='n')\n"
+        "number = 0\n"
+        "while True:\n"
+        "    log.emit('x', number=number)\n"
+        "    number += 1\n"
+        "    print(number, flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        reported = 0
+        while reported < 500:
+            reported = int(child.stdout.readline())
+        os.kill(child.pid, signal.SIGKILL)
+    numbers = [event["number"] for event in read_events(path)]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= reported
+
+
+def test_files_rotate_and_stay_within_the_bound(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    log = make_log(path, max_bytes=MAX_LINE_BYTES, keep=2)
+    for number in range(2_000):
+        log.emit("x", number=number, text="y" * 200)
+    files = sorted(tmp_path.iterdir())
+    assert files == [path, get_rotated(path, 1), get_rotated(path, 2)]
+    assert all(file.stat().st_size <= MAX_LINE_BYTES for file in files)
+    numbers = [event["number"] for event in read_events(path)]
+    assert numbers == list(range(numbers[0], 2_000))
+
+
+def test_with_keep_0_only_the_running_file_exists(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    log = make_log(path, max_bytes=MAX_LINE_BYTES, keep=0)
+    for number in range(1_000):
+        log.emit("x", number=number, text="y" * 200)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_an_event_too_long_for_a_line_keeps_its_kind_and_says_its_size() -> None:
+    line = encode_event({"t": 1.0, "node": "n", "kind": "x", "list": list(range(100_000))})
+    event = decode_event(line)
+    assert event is not None
+    assert event["kind"] == "x"
+    assert event["cut_bytes"] > MAX_LINE_BYTES
+
+
+def test_a_disk_that_refuses_writes_stops_no_node() -> None:
+    log = EventLog(Path("/dev/full"), node="n")
+    log.emit("x")
+    assert log.lost == 1
+
+
+def test_a_folder_is_read_merged_by_time(tmp_path: Path) -> None:
+    for name, times in (("a", (1.0, 3.0)), ("b", (2.0, 4.0))):
+        clock = iter(times)
+        log = EventLog(tmp_path / name / "events.jsonl", node=name, now=lambda clock=clock: next(clock))
+        log.emit("x")
+        log.emit("y")
+    assert [(event["t"], event["node"]) for event in read_events(tmp_path)] == [
+        (1.0, "a"),
+        (2.0, "b"),
+        (3.0, "a"),
+        (4.0, "b"),
+    ]
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"{}", b'{"t": "x", "node": "n", "kind": "k"}', b"\xff\xfe", b"nul"])
+def test_lines_that_are_no_event_are_none(line: bytes) -> None:
+    assert decode_event(line) is None
+
+
+@given(st.dictionaries(st.text(max_size=5), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.sets(st.integers()),
+    max_leaves=10,
+)))  # fmt: skip
+def test_whatever_is_emitted_can_be_read_back(fields: dict[str, object]) -> None:
+    event = {"t": 1.0, "node": "n", "kind": "k", "fields": get_plain(fields)}
+    assert decode_event(encode_event(event)) == event
+
+
+def test_a_tail_follows_partial_lines_rotation_and_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    tail = EventTail(path)
+    assert tail.read() == []
+    log = make_log(path, max_bytes=MAX_LINE_BYTES, keep=2)
+    log.emit("one")
+    assert [event["kind"] for event in tail.read()] == ["one"]
+    with path.open("ab") as file:
+        file.write(b'{"t":1,"node":"n",')
+        file.flush()
+        assert tail.read() == []
+        file.write(b'"kind":"two"}\n')
+    assert [event["kind"] for event in tail.read()] == ["two"]
+    seen: list[int] = []
+    for number in range(2_000):
+        log.emit("x", number=number, text="y" * 100)
+        if number % 100 == 0:
+            seen += [event["number"] for event in tail.read() if event["kind"] == "x"]
+    seen += [event["number"] for event in tail.read()]
+    assert seen == list(range(2_000))
+    path.unlink()
+    get_rotated(path, 1).unlink()
+    make_log(path).emit("again")
+    assert [event["kind"] for event in tail.read()] == ["again"]

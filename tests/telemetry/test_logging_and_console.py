@@ -1,0 +1,124 @@
+"""Logs come out as people or programs want them, and a live block never garbles them."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from psyche.errors import ConfigError
+from psyche.telemetry.console import CLEAR_LINE, UP, Console, is_live
+from psyche.telemetry.logging import configure_logging, parse_levels
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name in list(logging.Logger.manager.loggerDict):
+        if name.split(".")[0] in ("psyche", "libp2p", "transformers", "httpx"):
+            logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def test_json_logs_are_one_object_per_line_with_bound_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("json", "info", node="client-2")
+    structlog.get_logger("psyche.client").info("joined", epoch=3, digest=b"\x01")
+    (line,) = capsys.readouterr().out.splitlines()
+    event = json.loads(line)
+    assert {"event": "joined", "epoch": 3, "digest": "01", "node": "client-2", "level": "info"}.items() <= event.items()
+
+
+def test_console_logs_go_through_the_console_and_quiet_libp2p() -> None:
+    stream = io.StringIO()
+    configure_logging("console", "info", console=Console(stream, live=False))
+    structlog.get_logger("psyche.client").info("joined", epoch=3)
+    logging.getLogger("libp2p.host").error("noise")
+    logging.getLogger("trio").warning("a %s", "warning")
+    text = stream.getvalue()
+    assert "joined" in text
+    assert "epoch=3" in text
+    assert "a warning" in text
+    assert "noise" not in text
+
+
+def test_mode_none_is_silent_but_still_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "logs" / "client.log"
+    configure_logging("none", write_log=file)
+    structlog.get_logger("psyche").warning("seen")
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+    assert json.loads(file.read_text())["event"] == "seen"
+
+
+def test_levels_can_be_set_per_logger() -> None:
+    stream = io.StringIO()
+    configure_logging("console", "warn,psyche.client=debug", console=Console(stream, live=False))
+    structlog.get_logger("psyche.client.shell").debug("detail")
+    structlog.get_logger("psyche.server").info("hidden")
+    assert "detail" in stream.getvalue()
+    assert "hidden" not in stream.getvalue()
+
+
+def test_levels_parse_like_the_original_documentations_filter() -> None:
+    assert parse_levels("warn,psyche=debug") == (logging.WARNING, {"psyche": logging.DEBUG})
+    assert parse_levels("") == (logging.INFO, {})
+    with pytest.raises(ConfigError, match="loud"):
+        parse_levels("psyche=loud")
+
+
+def test_an_unknown_mode_names_the_modes() -> None:
+    with pytest.raises(ConfigError, match="console, json or none"):
+        configure_logging("tui")  # pyright: ignore[reportArgumentType]
+
+
+def test_an_unwritable_log_file_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--write-log"):
+        configure_logging("none", write_log=tmp_path / "file" / "x.log")
+
+
+def test_lines_scroll_above_the_live_block() -> None:
+    stream = io.StringIO()
+    console = Console(stream, live=True)
+    console.set_status("one\ntwo")
+    console.print("a line")
+    assert stream.getvalue() == "one\ntwo" + "\r" + CLEAR_LINE + UP + CLEAR_LINE + "a line\none\ntwo"
+    console.clear_status()
+    assert stream.getvalue().endswith("\r" + CLEAR_LINE + UP + CLEAR_LINE)
+
+
+def test_without_a_terminal_there_is_no_live_block() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.set_status("one")
+    assert stream.getvalue() == ""
+
+
+def test_a_closed_stream_silences_the_console_only() -> None:
+    stream = io.StringIO()
+    console = Console(stream, live=False)
+    stream.close()
+    console.print("nobody hears this")
+    console.print("nor this")
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_LIVE", "1"), ("CI", "true"), ("TERM", "dumb"), ("TERM", "")])
+def test_a_terminal_can_be_told_to_stay_plain(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for variable in ("NO_LIVE", "CI"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert is_live(Terminal())
+    monkeypatch.setenv(name, value)
+    assert not is_live(Terminal())

@@ -1,0 +1,166 @@
+"""A node's status is folded from its events alone."""
+
+import io
+import time
+
+import pytest
+
+from psyche.telemetry.console import Console
+from psyche.telemetry.events import EventLog
+from psyche.telemetry.metrics import Rate, compute_median, compute_percentile
+from psyche.telemetry.status import NodeView, StatusLine, Waiting, format_status, format_waiting
+from psyche.telemetry.text import format_bytes, format_count, format_seconds, format_table
+
+
+def fold(*events: dict[str, object]) -> NodeView:
+    view = NodeView("client-1")
+    for number, event in enumerate(events):
+        view.update({"t": float(number), "node": "client-1"} | event)
+    return view
+
+
+def test_the_status_shows_position_phase_loss_and_traffic() -> None:
+    view = fold(
+        {"kind": "client_started"},
+        {"kind": "state_changed", "epoch": 2, "height": 7, "run_state": "round_train", "step": 31, "members": 3},
+        {"kind": "trained", "epoch": 2, "height": 7, "loss": 2.5, "tokens": 4000, "seconds": 0.5},
+        {"kind": "network", "bytes_sent": 45_088, "bytes_received": 90_176},
+    )
+    line = format_status(view, 3.0)
+    assert line.startswith("epoch 2 round 7 step 31 | training | loss 2.500 | 3 members | 4.0k tok/s")
+    assert "up 45.1 kB down 90.2 kB" in line
+
+
+def test_a_wait_says_for_what_until_when_and_then() -> None:
+    view = fold(
+        {"kind": "wait_started", "what": "2 payloads", "until": 100.0, "then": "go on without them"},
+        {"kind": "wait_started", "what": "1 more member", "until": None, "then": ""},
+    )
+    clock = time.strftime("%H:%M:%S", time.localtime(100.0))
+    expected = f"waiting for 2 payloads until {clock} (4 s), then go on without them"
+    assert format_waiting(Waiting("2 payloads", 100.0, "go on without them"), 96.0) == expected
+    assert expected in format_status(view, 96.0)
+    view.update({"t": 3.0, "kind": "wait_ended", "what": "2 payloads", "outcome": "done"})
+    assert "waiting for 1 more member" in format_status(view, 96.0)
+
+
+def test_a_restart_keeps_the_counters_and_drops_the_waits() -> None:
+    view = fold(
+        {"kind": "client_started"},
+        {"kind": "wait_started", "what": "x", "until": 5.0, "then": "y"},
+        {"kind": "network", "bytes_sent": 100, "bytes_received": 200},
+        {"kind": "client_started"},
+        {"kind": "network", "bytes_sent": 10, "bytes_received": 20},
+    )
+    assert (view.starts, view.bytes_sent, view.bytes_received) == (2, 110, 220)
+    assert view.waiting is None
+
+
+def test_a_replayed_round_counts_once() -> None:
+    applied = {"kind": "applied", "epoch": 1, "height": 4, "count": 3, "digest": "aa"}
+    view = fold(applied, applied, {"kind": "applied", "epoch": 1, "height": 5, "count": 0, "digest": "bb"})
+    assert (view.rounds_applied, view.digest) == (1, "bb")
+
+
+def test_failures_and_the_end_are_seen() -> None:
+    view = fold(
+        {"kind": "epoch_failed", "reason": "no digest", "steps_lost": 8},
+        {"kind": "behind"},
+        {"kind": "healed"},
+        {"kind": "digest", "digest": "cc", "agreed": True},
+        {"kind": "finished", "digest": "dd", "step": 240},
+    )
+    assert (view.epochs_failed, view.steps_lost, view.heals, view.agreed) == (1, 8, 1, True)
+    assert (view.finished, view.digest, view.step, view.phase) == (True, "dd", 240, "finished")
+
+
+def test_unknown_kinds_and_malformed_fields_change_nothing() -> None:
+    view = fold({"kind": "state_changed", "epoch": "x", "members": True}, {"kind": "of another version", "epoch": 9})
+    assert (view.epoch, view.members) == (0, 0)
+
+
+def test_without_a_terminal_lines_come_at_changes_and_now_and_then() -> None:
+    log = EventLog(None, node="client-1", now=lambda: 0.0)
+    stream = io.StringIO()
+    clock = [0.0]
+    line = StatusLine(log.subscribe(), "client-1", Console(stream, live=False), now=lambda: clock[0])
+    line.refresh()
+    for state in ("round_train", "round_witness", "round_train"):
+        log.emit("state_changed", run_state=state, epoch=0, height=0, step=1)
+        line.refresh()
+    assert stream.getvalue().count("\n") == 2
+    clock[0] = 20.0
+    line.refresh()
+    assert stream.getvalue().count("\n") == 3
+    line.close()
+
+
+def test_on_a_terminal_the_line_is_redrawn_in_place() -> None:
+    log = EventLog(None, node="client-1", now=lambda: 0.0)
+    stream = io.StringIO()
+    line = StatusLine(log.subscribe(), "client-1", Console(stream, live=True), now=lambda: 0.0)
+    line.refresh()
+    line.close()
+    assert "starting" in stream.getvalue()
+    assert "\n" not in stream.getvalue()
+
+
+def test_a_rate_forgets_what_left_its_window() -> None:
+    clock = [100.0]
+    rate = Rate(10.0, now=lambda: clock[0])
+    assert rate.per_second() == 0.0
+    for _ in range(40):
+        clock[0] += 0.5
+        rate.add(50)
+    assert rate.per_second() == pytest.approx(100.0, rel=0.06)
+    clock[0] += 10
+    assert rate.per_second() == 0.0
+    assert rate.total == 2000
+
+
+def test_a_clock_going_back_breaks_no_rate() -> None:
+    clock = [100.0]
+    rate = Rate(10.0, now=lambda: clock[0])
+    clock[0] = 105.0
+    rate.add(10)
+    clock[0] = 101.0
+    rate.add(10)
+    assert rate.total == 20
+
+
+def test_medians_and_percentiles() -> None:
+    assert compute_median([]) == 0.0
+    assert compute_median([3, 1, 2]) == 2
+    assert compute_median([4, 1, 2, 3]) == 2.5
+    assert compute_percentile([], 90) == 0.0
+    assert compute_percentile(list(range(1, 11)), 90) == 9
+    assert compute_percentile([5], 0) == 5
+    with pytest.raises(ValueError, match="outside"):
+        compute_percentile([1], 101)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_bytes(999), "999 B"),
+        (format_bytes(45_088), "45.1 kB"),
+        (format_bytes(1_837_312), "1.8 MB"),
+        (format_bytes(999_950), "1.0 MB"),
+        (format_bytes(5e15), "5000.0 TB"),
+        (format_seconds(0.416), "0.42 s"),
+        (format_seconds(-1), "0 s"),
+        (format_seconds(59.7), "1 min 00 s"),
+        (format_seconds(7_620), "2 h 07 min"),
+        (format_count(950), "950"),
+        (format_count(10_240), "10.2k"),
+        (format_count(3e15), "3000.0T"),
+    ],
+)
+def test_numbers_read_well(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_a_table_aligns_its_columns() -> None:
+    assert format_table(["client", "loss"], [["1", "2.5"], ["10", "12.25"]]) == (
+        "client   loss\n1         2.5\n10      12.25"
+    )

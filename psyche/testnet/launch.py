@@ -1,0 +1,32 @@
+"""Starts a program that dies with its parent: `python -S launch.py PARENT_PID PROGRAM [ARGUMENTS]`.
+
+Standard library only, and run by its path: it must start fast and before anything else is imported.
+The kernel sends SIGKILL to the program when the thread that started it ends, even by `kill -9`.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Bind this process to its parent's life, then become the program."""
+    parent = int(arguments[1])
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        sys.stderr.write(f"prctl: {os.strerror(ctypes.get_errno())}\n")
+        return 126
+    if os.getppid() != parent:  # it died before the bond was made
+        return 125
+    try:
+        os.execv(arguments[2], arguments[2:])  # noqa: S606 - no shell wanted
+    except OSError as error:
+        sys.stderr.write(f"{arguments[2]}: {error.strerror}\n")
+        return 127
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

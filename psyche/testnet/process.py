@@ -1,0 +1,151 @@
+"""A child process on a leash: a group of its own, output in a file, dead when its parent is."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from psyche.errors import PsycheError
+
+LAUNCHER: Final = Path(__file__).with_name("launch.py")
+KILL_WAIT_S: Final = 10.0  # for a SIGKILLed group to be gone; only a process stuck in the kernel takes longer
+TAIL_BYTES: Final = 16 << 10
+
+
+class Child:
+    """A running program, started in the calling thread (the leash is tied to it: use trio's main thread).
+
+    Its process group is its own, so a terminal's Ctrl-C reaches only the supervisor, and a kill takes the
+    program's own children along.
+    """
+
+    def __init__(self, name: str, argv: Sequence[str], *, output: Path, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.output = output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-S", "-E", str(LAUNCHER), str(os.getpid()), *argv]
+        with output.open("ab") as file:
+            self._start_bytes = file.tell()
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        self._reaped = False
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status once `wait` has returned; negative: the signal that ended it."""
+        return self._popen.returncode
+
+    async def wait(self) -> int:
+        """Wait for the end, take what is left of its group along, and return the exit status.
+
+        May be awaited by several tasks, and cancelled.
+        """
+        if not self._reaped:
+            fd = os.dup(self._pidfd)  # one for each waiter: trio lets only one task wait on a descriptor
+            try:
+                await trio.lowlevel.wait_readable(fd)
+            finally:
+                os.close(fd)
+            self._reap()
+        return self._popen.wait()
+
+    def _reap(self) -> None:
+        if self._reaped:
+            return
+        self._reaped = True
+        self._signal_group(signal.SIGKILL)  # before the wait: until then nobody else can get this group's number
+        self._popen.wait()
+        os.close(self._pidfd)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the program itself, not to its children; nothing happens where it has ended."""
+        if not self._reaped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL the program and all it started."""
+        if not self._reaped:
+            self._signal_group(signal.SIGKILL)
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Ask it to leave (SIGINT), kill it after `timeout_s`; true where it left by itself.
+
+        A cancelled stop still kills, so that nothing stays behind.
+        """
+        self.send(signal.SIGINT)
+        with trio.move_on_after(timeout_s):
+            try:
+                await self.wait()
+            finally:
+                if not self._reaped:
+                    await self.end()
+        return self._popen.returncode not in (None, -signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Kill and wait, whatever happens around it.
+
+        Raises:
+            PsycheError: the kernel did not let it go within `KILL_WAIT_S`.
+        """
+        self.kill()
+        with trio.move_on_after(KILL_WAIT_S) as scope:
+            scope.shield = True
+            await self.wait()
+        if scope.cancelled_caught:
+            raise PsycheError(f"{self.name}: process {self.pid} survives SIGKILL; look at it with ps and dmesg")
+
+    def get_last_lines(self, count: int) -> list[str]:
+        """The last lines this program has printed."""
+        try:
+            with self.output.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._start_bytes, size - TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return []
+        return [line for line in text.splitlines() if line.strip()][-count:]
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+def describe_exit(returncode: int | None) -> str:
+    """`exit code 1`, `killed by SIGKILL`, `still running`."""
+    if returncode is None:
+        return "still running"
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"killed by signal {-returncode}"
+
+
+async def stop_all(children: Sequence[Child], timeout_s: float) -> list[str]:
+    """Stop several children side by side; the names of those that had to be killed."""
+    stubborn: list[str] = []
+
+    async def stop_one(child: Child) -> None:
+        if child.returncode is None and not await child.stop(timeout_s):
+            stubborn.append(child.name)
+
+    async with trio.open_nursery() as nursery:
+        for child in children:
+            nursery.start_soon(stop_one, child)
+    return stubborn

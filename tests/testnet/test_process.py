@@ -1,0 +1,150 @@
+"""No child outlives its supervisor, whatever ends it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from psyche.testnet.process import LAUNCHER, Child, describe_exit, stop_all
+
+SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+PARENT_OF_ONE = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "print('up', child.pid, flush=True)\n"
+    "time.sleep(600)"
+)
+
+
+def make_child(tmp_path: Path, program: str, name: str = "client-1") -> Child:
+    return Child(name, [sys.executable, "-c", program], output=tmp_path / f"{name}.log")
+
+
+async def wait_for_output(child: Child) -> list[str]:
+    with trio.fail_after(30):
+        while not child.get_last_lines(1):
+            await trio.sleep(0.01)
+    return child.get_last_lines(1)[0].split()
+
+
+async def wait_for_death(pid: int) -> None:
+    with trio.fail_after(30):
+        while is_alive(pid):
+            await trio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def test_a_program_that_ends_gives_its_exit_code(tmp_path: Path) -> None:
+    child = make_child(tmp_path, "import sys; print('bye'); sys.exit(3)")
+    assert await child.wait() == 3
+    assert await child.wait() == 3
+    assert child.get_last_lines(5) == ["bye"]
+
+
+async def test_several_tasks_may_wait_and_one_may_give_up(tmp_path: Path) -> None:
+    child = make_child(tmp_path, SLEEPER)
+    results: list[int] = []
+
+    async def wait_one() -> None:
+        results.append(await child.wait())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_one)
+        nursery.start_soon(wait_one)
+        with trio.move_on_after(0):
+            await child.wait()
+        child.kill()
+    assert results == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+async def test_stop_lets_a_program_leave_by_itself(tmp_path: Path) -> None:
+    child = make_child(tmp_path, SLEEPER)
+    await wait_for_output(child)
+    assert await child.stop(30)
+    assert child.returncode == -signal.SIGINT
+
+
+async def test_stop_kills_who_does_not_listen(tmp_path: Path) -> None:
+    children = [make_child(tmp_path, STUBBORN, "a"), make_child(tmp_path, SLEEPER, "b")]
+    for child in children:
+        await wait_for_output(child)
+    assert await stop_all(children, 0.2) == ["a"]
+    assert children[0].returncode == -signal.SIGKILL
+
+
+async def test_a_kill_takes_the_childs_own_children_along(tmp_path: Path) -> None:
+    child = make_child(tmp_path, PARENT_OF_ONE)
+    _, grandchild = await wait_for_output(child)
+    child.kill()
+    await child.wait()
+    await wait_for_death(int(grandchild))
+
+
+async def test_a_clean_exit_leaves_no_grandchild_either(tmp_path: Path) -> None:
+    program = PARENT_OF_ONE.rsplit("\n", 1)[0]
+    child = make_child(tmp_path, program)
+    _, grandchild = await wait_for_output(child)
+    assert await child.wait() == 0
+    await wait_for_death(int(grandchild))
+
+
+async def test_a_cancelled_stop_leaves_nothing(tmp_path: Path) -> None:
+    child = make_child(tmp_path, STUBBORN)
+    await wait_for_output(child)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await child.stop(60)
+    assert not is_alive(child.pid)
+
+
+async def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    supervisor = (
+        "import sys, trio, pathlib\n"
+        "from psyche.testnet.process import Child\n"
+        "async def main():\n"
+        f"    output = pathlib.Path({str(tmp_path / 'c.log')!r})\n"
+        f"    child = Child('c', [sys.executable, '-c', {SLEEPER!r}], output=output)\n"
+        "    print(child.pid, flush=True)\n"
+        "    await child.wait()\n"
+        "trio.run(main)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", supervisor], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(await trio.to_thread.run_sync(process.stdout.readline))
+        assert is_alive(pid)
+        os.kill(process.pid, signal.SIGKILL)
+    await wait_for_death(pid)
+
+
+async def test_a_child_whose_parent_is_already_gone_never_starts(tmp_path: Path) -> None:
+    marker = tmp_path / "started"
+    command = [sys.executable, "-S", "-E", str(LAUNCHER), "1", "/bin/touch", str(marker)]
+    done = await trio.run_process(command, check=False)
+    assert done.returncode == 125
+    assert not marker.exists()
+
+
+async def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    child = Child("x", ["/nonexistent/program"], output=tmp_path / "x.log")
+    assert await child.wait() == 127
+    assert "/nonexistent/program" in child.get_last_lines(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("returncode", "text"),
+    [(None, "still running"), (0, "exit code 0"), (-9, "killed by SIGKILL"), (-200, "killed by signal 200")],
+)
+def test_an_exit_is_described(returncode: int | None, text: str) -> None:
+    assert describe_exit(returncode) == text

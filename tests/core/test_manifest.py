@@ -1,0 +1,112 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche.core.manifest import TensorEntry, compute_slice_chunks, decode_manifest, encode_manifest, encode_slice
+from psyche.errors import WireError
+
+ENTRIES = [TensorEntry("b", (2, 3), b"\x02" * 32), TensorEntry("a", (), b"\x01" * 32)]
+BYTES = (
+    b"psyche/model/1"
+    b"\x02\0\0\0"
+    + (b"\x01\0a" + b"\0" + b"\x01" * 32)
+    + (b"\x01\0b" + b"\x02" + b"\x02\0\0\0\x03\0\0\0" + b"\x02" * 32)
+)
+ENTRY = st.builds(
+    TensorEntry,
+    st.text(st.characters(codec="utf-8"), max_size=12),
+    st.lists(st.integers(0, (1 << 32) - 1), max_size=4).map(tuple),
+    st.binary(min_size=32, max_size=32),
+)
+
+
+def test_a_manifest_has_exactly_these_bytes_in_order_of_names() -> None:
+    assert encode_manifest(ENTRIES) == encode_manifest(reversed(ENTRIES)) == BYTES
+
+
+@given(st.lists(ENTRY, unique_by=lambda entry: entry.name))
+def test_a_manifest_reads_back(entries: list[TensorEntry]) -> None:
+    raw = encode_manifest(entries)
+    assert list(decode_manifest(raw)) == sorted(entries, key=lambda entry: entry.name)
+    assert encode_manifest(decode_manifest(raw)) == raw
+
+
+@given(st.integers(0, len(BYTES) - 1), st.integers(1, 255))
+def test_changed_bytes_are_refused_or_mean_something_else(place: int, change: int) -> None:
+    raw = bytearray(BYTES)
+    raw[place] ^= change
+    try:
+        decoded = decode_manifest(bytes(raw))
+    except WireError:
+        return
+    assert encode_manifest(decoded) == raw
+    assert decoded != decode_manifest(BYTES)
+
+
+@given(st.integers(0, len(BYTES) - 1))
+def test_a_cut_manifest_is_refused(length: int) -> None:
+    with pytest.raises(WireError, match="manifest: "):
+        decode_manifest(BYTES[:length])
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (BYTES + b"\0", "1 bytes too many"),
+        (b"psyche/model/2" + BYTES[14:], "tag is not"),
+        (BYTES.replace(b"\x01\0a", b"\x01\0c"), "names do not rise at 'b'"),
+        (BYTES.replace(b"\x01\0a", b"\x01\0b"), "names do not rise at 'b'"),
+        (BYTES.replace(b"\x01\0a", b"\x01\0\xff"), "name is not UTF-8"),
+        (b"psyche/model/1\xff\xff\xff\xff", "name length is cut off"),
+    ],
+)
+def test_a_manifest_that_is_not_canonical_is_refused(raw: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        decode_manifest(raw)
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([ENTRIES[0], ENTRIES[0]], "'b' appears twice"),
+        ([TensorEntry("a", (1,), bytes(31))], "every blob id must have 32 bytes"),
+        ([TensorEntry("a", (1 << 32,), bytes(32))], "tensor 'a' with dimensions"),
+        ([TensorEntry("a" * 70_000, (1,), bytes(32))], "tensor 'aaa"),
+        ([TensorEntry("a", (1,) * 256, bytes(32))], "tensor 'a' with dimensions"),
+        ([TensorEntry("\ud800", (1,), bytes(32))], "surrogates not allowed"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_refused(entries: list[TensorEntry], reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        encode_manifest(entries)
+
+
+@given(st.integers(0, 300), st.lists(st.integers(0, (1 << 58) - 1), min_size=64, max_size=64))
+def test_slices_of_64_different_rounds_cover_every_chunk_once(total: int, seeds: list[int]) -> None:
+    covered = [c for i, seed in enumerate(seeds) for c in compute_slice_chunks(total, seed * 64 + i)]
+    assert sorted(covered) == list(range(total))
+
+
+def test_a_slice_is_what_the_seed_says() -> None:
+    assert list(compute_slice_chunks(140, 64 * 9 + 5)) == [5, 69, 133]
+    assert list(compute_slice_chunks(5, 63)) == []
+
+
+def test_a_slice_has_exactly_these_bytes() -> None:
+    raw = encode_slice([(69, b"\x02" * 32), (5, b"\x01" * 32)])
+    assert raw == b"psyche/model/1\x02\0\0\0\x05\0\0\0" + b"\x01" * 32 + b"\x45\0\0\0" + b"\x02" * 32
+    assert encode_slice([]) == b"psyche/model/1\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("items", "reason"),
+    [
+        ([(1, bytes(32)), (1, b"\x01" * 32)], "appears twice"),
+        ([(1, bytes(33))], "a hash of 32 bytes"),
+        ([(-1, bytes(32))], "a number of 32 bits"),
+        ([(1 << 32, bytes(32))], "a number of 32 bits"),
+    ],
+)
+def test_a_slice_of_other_items_is_refused(items: list[tuple[int, bytes]], reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        encode_slice(items)

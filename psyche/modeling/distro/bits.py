@@ -1,0 +1,62 @@
+"""Numbers of a fixed number of bits, one after another, lowest bit first (NumPy only)."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_ROWS: Final = 16_384  # a multiple of 8, so that a block of any row length begins at a byte
+
+
+def iterate_blocks(rows: int, block: int = BLOCK_ROWS) -> Iterator[slice]:
+    """Rows in blocks, so that temporaries stay in the cache; `block` is a multiple of 8."""
+    for start in range(0, rows, block):
+        yield slice(start, min(rows, start + block))
+
+
+def get_packed_bytes(bits: int) -> int:
+    """Bytes that hold so many bits."""
+    return (bits + 7) // 8
+
+
+def pack_rows(rows: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Bits [rows, bits] as bytes, lowest bit first, the last byte padded with zeros."""
+    return np.packbits(rows.reshape(-1), bitorder="little")
+
+
+def unpack_rows(raw: NDArray[np.uint8], rows: int, bits: int) -> NDArray[np.uint8]:
+    """The inverse of `pack_rows`: uint8 [rows, bits] of 0 and 1; padding is not looked at."""
+    return np.unpackbits(raw, count=rows * bits, bitorder="little").reshape(rows, bits)
+
+
+def is_padding_zero(raw: NDArray[np.uint8], bits: int) -> bool:
+    """Whether what the last byte holds beyond `bits` is zero."""
+    used = bits % 8
+    return used == 0 or raw.size == 0 or int(raw[-1]) >> used == 0
+
+
+def pack_numbers(numbers: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
+    """Numbers [rows] below 2^bits, `bits` each, as bytes."""
+    packed = np.empty(get_packed_bytes(numbers.size * bits), dtype=np.uint8)
+    for block in iterate_blocks(numbers.size):
+        octets = np.ascontiguousarray(numbers[block]).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+        rows = np.unpackbits(octets[:, : get_packed_bytes(bits)], axis=1, count=bits, bitorder="little")
+        packed[_get_bytes(block, bits)] = pack_rows(rows.astype(np.bool_, copy=False))
+    return packed
+
+
+def unpack_numbers(raw: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.uint64]:
+    """The inverse of `pack_numbers`: uint64 [count]."""
+    numbers = np.empty(count, dtype=np.uint64)
+    for block in iterate_blocks(count):
+        rows = unpack_rows(raw[_get_bytes(block, bits)], block.stop - block.start, bits)
+        octets = np.zeros((rows.shape[0], 8), dtype=np.uint8)
+        octets[:, : get_packed_bytes(bits)] = np.packbits(rows, axis=1, bitorder="little")
+        numbers[block] = octets.view("<u8").reshape(-1)
+    return numbers
+
+
+def _get_bytes(block: slice, bits: int) -> slice:
+    """Where a block of rows lies in the packed bytes."""
+    return slice(block.start * bits // 8, get_packed_bytes(block.stop * bits))

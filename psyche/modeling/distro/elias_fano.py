@@ -1,0 +1,111 @@
+"""Sets of chunk positions too many for a 128-bit rank: Elias-Fano.
+
+Per chunk: the low bits of each position, and a row of bits in which the j-th position with high
+part q sets bit q + j. Unused low parts are zero, so equal sets are equal bytes. NumPy only.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche.errors import WireError
+from psyche.modeling.distro.bits import (
+    get_packed_bytes,
+    is_padding_zero,
+    iterate_blocks,
+    pack_rows,
+    unpack_rows,
+)
+
+_BLOCK_BITS: Final = 1 << 21  # one byte each while they are apart
+
+
+class EliasFanoCoder:
+    """Codes sets of up to `topk` of `area` positions; all methods work on whole arrays.
+
+    Sets are int32 [chunks, topk], rising, padded with `area` where a set is smaller.
+    """
+
+    def __init__(self, area: int, topk: int, low_bits: int, row_bits: int) -> None:
+        self.area = area
+        self.topk = topk
+        self.low_bits = low_bits
+        self.row_bits = row_bits
+        self._block = max(8, _BLOCK_BITS // max(self.row_bits, topk * self.low_bits) // 8 * 8)
+
+    def get_size_bytes(self, chunks: int) -> int:
+        """Bytes of the sets of so many chunks."""
+        return get_packed_bytes(chunks * self.topk * self.low_bits) + get_packed_bytes(chunks * self.row_bits)
+
+    def encode(self, sets: NDArray[np.int32]) -> bytes:
+        """Low parts of all chunks, then the rows of all chunks."""
+        lows: list[bytes] = []
+        rows: list[bytes] = []
+        shifts = np.arange(self.low_bits)
+        for block in iterate_blocks(sets.shape[0], self._block):
+            part = sets[block]
+            present = part < self.area
+            low = np.where(present, part, 0)
+            lows.append(pack_rows(((low[:, :, None] >> shifts) & 1).astype(np.bool_)).tobytes())
+            marks = np.zeros((part.shape[0], self.row_bits), dtype=np.bool_)
+            chunk, entry = np.nonzero(present)
+            marks[chunk, (part[chunk, entry] >> self.low_bits) + entry] = True
+            rows.append(pack_rows(marks).tobytes())
+        return b"".join(lows + rows)
+
+    def decode(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int32]:
+        """The sets of a group, int32 [chunks, topk].
+
+        Raises:
+            WireError: padding or unused low parts that are not zero, too many positions, a position
+                outside the chunk, or positions that do not rise.
+        """
+        assert raw.size == self.get_size_bytes(chunks), "the caller checks lengths"
+        split = get_packed_bytes(chunks * self.topk * self.low_bits)
+        lows, rows = raw[:split], raw[split:]
+        is_low_clean = is_padding_zero(lows, chunks * self.topk * self.low_bits)
+        if not (is_low_clean and is_padding_zero(rows, chunks * self.row_bits)):
+            raise WireError("positions: padding bits must be zero")
+        sets = np.full((chunks, self.topk), self.area, dtype=np.int32)
+        for block in iterate_blocks(chunks, self._block):
+            self._decode_block(lows, rows, block, sets[block])
+        return sets
+
+    def check(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int64]:
+        """The sizes of the sets, int64 [chunks]; refuses what `decode` refuses."""
+        return (self.decode(raw, chunks) < self.area).sum(axis=1)
+
+    def _decode_block(
+        self, lows: NDArray[np.uint8], rows: NDArray[np.uint8], block: slice, sets: NDArray[np.int32]
+    ) -> None:
+        """Fill `sets` with those of one block of chunks."""
+        count = block.stop - block.start
+        marks = unpack_rows(_cut(rows, block, self.row_bits), count, self.row_bits)
+        sizes = marks.sum(axis=1, dtype=np.int64)
+        if int(sizes.max(initial=0)) > self.topk:
+            raise WireError(f"positions: more than {self.topk} in a chunk")
+        chunk, place = np.nonzero(marks)
+        entry = np.arange(chunk.size) - (np.cumsum(sizes) - sizes)[chunk]
+        positions = (place - entry) << self.low_bits
+        if self.low_bits:
+            positions += self._take_lows(lows, block, sizes)[chunk, entry]
+        if int(positions.max(initial=0)) >= self.area:
+            raise WireError(f"positions: one is not below {self.area}")
+        if not ((np.diff(positions) > 0) | (np.diff(chunk) > 0)).all():
+            raise WireError("positions: they must rise within a chunk")
+        sets[chunk, entry] = positions
+
+    def _take_lows(self, lows: NDArray[np.uint8], block: slice, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Low parts of a block, int64 [chunks, topk]."""
+        count, bits = block.stop - block.start, self.topk * self.low_bits
+        digits = unpack_rows(_cut(lows, block, bits), count, bits).reshape(count, self.topk, self.low_bits)
+        low = digits @ (1 << np.arange(self.low_bits))
+        if (low * (np.arange(self.topk) >= sizes[:, None])).any():
+            raise WireError("positions: low parts at or above the set's size must be zero")
+        return low
+
+
+def _cut(raw: NDArray[np.uint8], block: slice, bits: int) -> NDArray[np.uint8]:
+    """The bytes of a block of rows; a block begins at a multiple of 8 rows."""
+    return raw[block.start * bits // 8 : get_packed_bytes(block.stop * bits)]

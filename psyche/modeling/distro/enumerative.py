@@ -1,0 +1,255 @@
+"""Sets of chunk positions as one number each: the shortest code of fixed length.
+
+A set of size 0 to k over `area` positions has the rank sum of C(c_j, j) over its rising positions
+c_1 < c_2 < ...; sets of size k come first, then those of k-1, the empty set last. NumPy only.
+
+Ranks have up to 128 bits and travel as two uint64 arrays, high and low.
+"""
+
+from itertools import accumulate
+from math import comb, factorial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche.core.plan import MAX_SET_BITS, compute_set_bits, compute_sets
+from psyche.errors import WireError
+from psyche.modeling.distro.bits import (
+    get_packed_bytes,
+    is_padding_zero,
+    iterate_blocks,
+    pack_numbers,
+    unpack_numbers,
+)
+
+_WORD: Final = 1 << 64
+_BLOCK_ROWS: Final = 4_096  # about ten arrays of this many numbers stay in the second-level cache
+
+Words = NDArray[np.uint64]
+Positions = NDArray[np.int32]
+
+
+def _split(numbers: list[int]) -> tuple[Words, Words]:
+    """Integers below 2^128 as high and low words."""
+    high = np.array([n // _WORD for n in numbers], dtype=np.uint64)
+    low = np.array([n % _WORD for n in numbers], dtype=np.uint64)
+    return high, low
+
+
+def _is_less(high: Words, low: Words, other_high: Words, other_low: Words) -> NDArray[np.bool_]:
+    """Element by element, whether (high, low) < (other_high, other_low)."""
+    return (high < other_high) | ((high == other_high) & (low < other_low))
+
+
+def _to_float(high: Words | None, low: Words) -> NDArray[np.float64]:
+    """Ranks as rounded float64."""
+    rounded = low.astype(np.float64)
+    if high is not None:
+        rounded += np.ldexp(high.astype(np.float64), 64)
+    return rounded
+
+
+class EnumerativeCoder:
+    """Ranks sets of up to `topk` of `area` positions; all methods work on whole arrays.
+
+    Sets are int32 [chunks, topk], rising, padded with `area` where a set is smaller. A rank is cut
+    into planes of 64, then 16, then the remaining bits, lowest first (`core.plan`).
+    """
+
+    def __init__(self, area: int, topk: int) -> None:
+        self.area = area
+        self.topk = topk
+        self.bits = compute_set_bits(area, topk)
+        assert self.bits <= MAX_SET_BITS, "wider sets are coded by Elias-Fano"
+        words, rest = divmod(self.bits, 64)
+        self._planes = (64,) * words + (16,) * (rest // 16) + ((rest % 16,) if rest % 16 else ())
+        self._count = compute_sets(area, topk)
+        self._high, self._low = self._build_tables()
+        # first[s] is the rank of the first set of size s.
+        first = list(accumulate((comb(area, size) for size in range(topk, 0, -1)), initial=0))[::-1]
+        self._first_high, self._first_low = _split(first)
+        # C(area, j) fits one word from here down, and so does every rank that is left by then.
+        self._narrow = next((j for j in range(topk) if comb(area, j + 1) >= _WORD), topk)
+
+    def _build_tables(self) -> tuple[Words, Words]:
+        """C(c, j) for j = 0..topk (rows) and c = 0..area (columns)."""
+        row = [1] * (self.area + 1)
+        rows = [_split(row)]
+        for _ in range(self.topk):
+            row = list(accumulate(row[:-1], initial=0))
+            rows.append(_split(row))
+        return np.stack([high for high, _ in rows]), np.stack([low for _, low in rows])
+
+    def get_size_bytes(self, chunks: int) -> int:
+        """Bytes of the sets of so many chunks."""
+        return get_packed_bytes(chunks * self.bits)
+
+    def encode(self, sets: Positions) -> bytes:
+        """The planes of the ranks of all sets."""
+        high = np.empty(sets.shape[0], dtype=np.uint64)
+        low = np.empty(sets.shape[0], dtype=np.uint64)
+        for block in iterate_blocks(sets.shape[0], _BLOCK_ROWS):
+            high[block], low[block] = self.rank(sets[block])
+        return self._join_planes(high, low)
+
+    def decode(self, raw: NDArray[np.uint8], chunks: int) -> Positions:
+        """The sets of a group, int32 [chunks, topk].
+
+        Raises:
+            WireError: as `check`.
+        """
+        high, low, sizes = self._read(raw, chunks)
+        sets = np.empty((chunks, self.topk), dtype=np.int32)
+        for block in iterate_blocks(chunks, _BLOCK_ROWS):
+            sets[block] = self.unrank(high[block], low[block], sizes[block])
+        return sets
+
+    def check(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int64]:
+        """The sizes of the sets, int64 [chunks], without making the sets.
+
+        Raises:
+            WireError: padding that is not zero, or a rank at or above the number of sets.
+        """
+        return self._read(raw, chunks)[2]
+
+    def rank(self, sets: Positions) -> tuple[Words, Words]:
+        """High and low words of the ranks, uint64 [chunks] each."""
+        columns = np.ascontiguousarray(sets.T).astype(np.intp)
+        present = columns < self.area
+        is_full = bool(present.all())
+        sizes = present.sum(axis=0)
+        high, low = self._first_high[sizes], self._first_low[sizes]
+        for j in range(1, self.topk + 1):
+            step_low = self._low[j].take(columns[j - 1])
+            step_high = self._high[j].take(columns[j - 1])
+            if not is_full:
+                step_low *= present[j - 1]
+                step_high *= present[j - 1]
+            low += step_low
+            high += step_high
+            high += low < step_low  # carry
+        return high, low
+
+    def unrank(self, high: Words, low: Words, sizes: NDArray[np.int64]) -> Positions:
+        """The sets of ranks below the number of sets, int32 [chunks, topk]."""
+        order = None
+        if sizes.size and int(sizes.min()) < self.topk:
+            # Rows by falling size: those that take part in step j are then the first ones.
+            order = np.argsort(-sizes, kind="stable")
+            high, low, sizes = high[order], low[order], sizes[order]
+        first_low = self._first_low[sizes]
+        high = high - self._first_high[sizes] - (low < first_low)
+        low = low - first_low
+        columns = np.full((self.topk, sizes.size), self.area, dtype=np.int32)
+        for j in range(self.topk, 0, -1):
+            rows = sizes.size if order is None else int(np.searchsorted(-sizes, -j, side="right"))
+            columns[j - 1, :rows] = self._take_step(j, high[:rows], low[:rows])
+        sets = np.empty((sizes.size, self.topk), dtype=np.int32)
+        sets[slice(None) if order is None else order] = columns.T
+        return sets
+
+    def _take_step(self, j: int, high: Words, low: Words) -> NDArray[np.intp]:
+        """The largest c with C(c, j) <= rank, int64 [rows]; takes C(c, j) off the ranks in place."""
+        is_narrow = j <= self._narrow
+        if j == 1:
+            return low.astype(np.intp)
+        place = self._estimate(j, _to_float(None if is_narrow else high, low))
+        self._settle(j, place, None if is_narrow else high, low)
+        step_low = self._low[j].take(place)
+        if not is_narrow:
+            high -= self._high[j].take(place)
+            high -= low < step_low  # borrow
+        low -= step_low
+        return place
+
+    def _estimate(self, j: int, rank: NDArray[np.float64]) -> NDArray[np.intp]:
+        """About the largest c with C(c, j) <= rank.
+
+        C(c, j) is a product of j factors about m = c - (j-1)/2, so c is near (j! rank)^(1/j) + (j-1)/2;
+        the last term is the next one of that series. The floor of j/4 serves rank 0 alone.
+        """
+        root = np.power(rank * float(factorial(j)), 1.0 / j)
+        np.maximum(root, j / 4, out=root)
+        root += (j - 1) / 2 + (j * j - 1) / 24 / root
+        return np.clip(root, j - 1, self.area - 1).astype(np.intp)
+
+    def _settle(self, j: int, place: NDArray[np.intp], high: Words | None, low: Words) -> None:
+        """Correct estimates by exact steps, in place; at most `area` steps, in practice one or two."""
+        rows = np.flatnonzero(self._is_above(j, place, high, low))
+        while rows.size:
+            place[rows] -= 1
+            rows = rows[self._is_above(j, place[rows], None if high is None else high[rows], low[rows])]
+        rows = np.flatnonzero(~self._is_above(j, place + 1, high, low))
+        while rows.size:
+            place[rows] += 1
+            rows = rows[~self._is_above(j, place[rows] + 1, None if high is None else high[rows], low[rows])]
+
+    def _is_above(self, j: int, place: NDArray[np.intp], high: Words | None, low: Words) -> NDArray[np.bool_]:
+        """Whether C(place, j) > rank. False at place j-1 and true at `area`, which bounds the steps."""
+        table_low = self._low[j].take(place)
+        if high is None:
+            return table_low > low
+        return _is_less(high, low, self._high[j].take(place), table_low)
+
+    def _join_planes(self, high: Words, low: Words) -> bytes:
+        """The planes of all ranks one after another."""
+        planes: list[bytes] = []
+        at = 0
+        for bits in self._planes:
+            # The first plane is a whole word where a rank has more than one, so none straddles two.
+            rest = (high if at >= 64 else low) >> np.uint64(at % 64)
+            planes.append(_pack_plane(rest, bits))
+            at += bits
+        return b"".join(planes)
+
+    def _read(self, raw: NDArray[np.uint8], chunks: int) -> tuple[Words, Words, NDArray[np.int64]]:
+        """High and low words and set sizes; refuses what no set encodes to."""
+        assert raw.size == self.get_size_bytes(chunks), "the caller checks lengths"
+        if not is_padding_zero(raw, chunks * self.bits):
+            raise WireError("ranks: padding bits must be zero")
+        high, low = self._split_planes(raw, chunks)
+        if self._count < 1 << MAX_SET_BITS:
+            end_high, end_low = _split([self._count])
+            if not _is_less(high, low, end_high, end_low).all():
+                raise WireError(f"ranks: a rank is not below {self._count}, the number of sets")
+        return high, low, self._get_sizes(high, low)
+
+    def _split_planes(self, raw: NDArray[np.uint8], chunks: int) -> tuple[Words, Words]:
+        """The inverse of `_join_planes`."""
+        high, low = np.zeros(chunks, dtype=np.uint64), np.zeros(chunks, dtype=np.uint64)
+        at, offset = 0, 0
+        for bits in self._planes:
+            size = get_packed_bytes(chunks * bits)
+            word = high if at >= 64 else low
+            word |= _unpack_plane(raw[offset : offset + size], chunks, bits) << np.uint64(at % 64)
+            at, offset = at + bits, offset + size
+        return high, low
+
+    def _get_sizes(self, high: Words, low: Words) -> NDArray[np.int64]:
+        """The size of each rank's set, int64 [chunks]."""
+        sizes = np.full(high.size, self.topk, dtype=np.int64)
+        rows = np.arange(high.size)
+        for size in range(self.topk - 1, -1, -1):
+            first_high, first_low = self._first_high[size : size + 1], self._first_low[size : size + 1]
+            rows = rows[~_is_less(high[rows], low[rows], first_high, first_low)]
+            if not rows.size:
+                break
+            sizes[rows] = size
+        return sizes
+
+
+def _pack_plane(numbers: Words, bits: int) -> bytes:
+    """The lowest `bits` of each number."""
+    if bits == 64:
+        return numbers.astype("<u8", copy=False).tobytes()
+    if bits == 16:
+        return (numbers & np.uint64(0xFFFF)).astype("<u2").tobytes()
+    return pack_numbers(numbers, bits).tobytes()
+
+
+def _unpack_plane(raw: NDArray[np.uint8], count: int, bits: int) -> Words:
+    """The inverse of `_pack_plane`, uint64 [count]."""
+    if bits in (16, 64):
+        return raw.view(f"<u{bits // 8}").astype(np.uint64)
+    return unpack_numbers(raw, count, bits)

@@ -1,0 +1,25 @@
+# Short names for the commands of this project. Without just: the lines below work as they stand.
+
+# Three clients train one model together on this machine
+demo *arguments:
+    bash scripts/demo {{arguments}}
+
+# Everything CI runs; arguments go to pytest alone
+test *arguments:
+    bash scripts/test {{arguments}}
+
+# Lint, types, floors, size budget
+check:
+    bash scripts/test --checks
+
+# Every benchmark's table
+bench *arguments:
+    for name in benchmarks/*.py; do .venv/bin/python "$name" {{arguments}}; done
+
+# Pictures of the documentation
+docs:
+    .venv/bin/python scripts/draw_architecture.py
+
+# Write requirements.lock anew
+lock:
+    .venv/bin/uv pip compile --python-version 3.11 --no-header --no-annotate --upgrade --extra train --extra dev -o requirements.lock pyproject.toml

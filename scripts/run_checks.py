@@ -1,0 +1,124 @@
+"""Runs the checks one after another, says how long each took, and ends with pytest's closing line.
+
+With arguments: pytest alone, with these arguments. With --checks: all but the tests.
+"""
+
+import random
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+STOP_S = 20  # for a check to end after Ctrl-C
+CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|no tests ran)\b.* in .*=+$")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    command: list[str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    stage: Stage
+    returncode: int
+    seconds: float
+    closing: str
+
+
+def get_checks() -> list[Stage]:
+    return [
+        Stage("lint", [str(BIN / "ruff"), "check", "."]),
+        Stage("format", [str(BIN / "ruff"), "format", "--check", "."]),
+        Stage("types", [str(BIN / "basedpyright")]),
+        Stage("floors", [str(BIN / "lint-imports")]),
+        Stage("size budget", [sys.executable, "scripts/check_budget.py"]),
+    ]
+
+
+def get_tests(seed: int) -> list[Stage]:
+    pytest = ["-m", "pytest", "--durations=10", f"--hypothesis-seed={seed}", *get_color()]
+    return [
+        Stage("tests", [sys.executable, "-m", "coverage", "run", *pytest]),
+        Stage(
+            "coverage of core", [sys.executable, "-m", "coverage", "report", "--fail-under=100", "--skip-covered", "-m"]
+        ),
+    ]
+
+
+def get_color() -> list[str]:
+    return ["--color=yes"] if sys.stdout.isatty() else []
+
+
+def run(stage: Stage) -> Outcome:
+    """Run one stage with its output passed through."""
+    shown = " ".join([Path(stage.command[0]).name, *stage.command[1:]])
+    print(f"\n--- {stage.name}: {shown}")
+    sys.stdout.flush()
+    started = time.monotonic()
+    closing = ""
+    with subprocess.Popen(
+        stage.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+                if CLOSING.match(ANSI.sub("", line.rstrip())):
+                    closing = line.rstrip()
+            returncode = process.wait()
+        except KeyboardInterrupt:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+    return Outcome(stage, returncode, time.monotonic() - started, closing)
+
+
+def run_pytest_alone(arguments: list[str]) -> int:
+    seeded = any(argument.startswith("--hypothesis-seed") for argument in arguments)
+    seed = [] if seeded else [f"--hypothesis-seed={random.randrange(1 << 32)}"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *get_color(), *seed, *arguments], cwd=ROOT, check=False
+    ).returncode
+
+
+def summarize(outcomes: list[Outcome], seed: int) -> int:
+    """Print the table of stages, and the test run's closing line last of all."""
+    print(f"\n--- Python {sys.version.split()[0]}, hypothesis seed {seed}")
+    for outcome in outcomes:
+        verdict = "ok" if outcome.returncode == 0 else f"FAILED ({outcome.returncode})"
+        print(f"{outcome.stage.name:<18} {outcome.seconds:7.1f} s  {verdict}")
+    print(f"{'in all':<18} {sum(outcome.seconds for outcome in outcomes):7.1f} s")
+    failed = [outcome.stage for outcome in outcomes if outcome.returncode != 0]
+    if any(stage.name == "tests" for stage in failed):
+        print(f"The same random choices again: bash scripts/test --hypothesis-seed={seed}")
+    for outcome in outcomes:
+        if outcome.closing:
+            print(outcome.closing)
+    return 1 if failed else 0
+
+
+def main(arguments: list[str]) -> int:
+    only_checks = arguments == ["--checks"]
+    if arguments and not only_checks:
+        return run_pytest_alone(arguments)
+    seed = random.randrange(1 << 32)
+    stages = get_checks() if only_checks else [*get_checks(), *get_tests(seed)]
+    return summarize([run(stage) for stage in stages], seed)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("\nStopped.")
+        sys.exit(130)

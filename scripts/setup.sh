@@ -1,0 +1,143 @@
+# Set-up shared by scripts/demo and scripts/test; sourced, not run.
+# Makes .venv in the checkout, once: later runs see the stamp and go on at once.
+# shellcheck shell=bash
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="$ROOT/.venv"
+STAMP="$VENV/.psyche-stamp"       # what is installed; written last
+UNFINISHED="$VENV/.psyche-unfinished" # an installation has begun and not ended
+UV_VERSION="0.13.9"
+DOWNLOAD="3.3 GB"
+INSTALLED="6.0 GB"
+NEED_FREE_MB=8000
+child=""
+
+say() { printf '%s\n' "$*"; }
+
+fail() {
+  printf '\n%s\n' "$1" >&2
+  shift
+  for line in "$@"; do printf '  %s\n' "$line" >&2; done
+  exit 1
+}
+
+# Long commands run beside this shell, so that a signal is heard at once and takes them along.
+guarded() {
+  "$@" &
+  child=$!
+  local status=0
+  wait "$child" || status=$?
+  child=""
+  return "$status"
+}
+
+interrupted() {
+  trap - INT TERM HUP
+  if [ -n "$child" ]; then
+    pkill -TERM -P "$child" 2>/dev/null || true
+    kill -TERM "$child" 2>/dev/null || true
+    wait "$child" 2>/dev/null || true
+  fi
+  say ""
+  say "Stopped. Nothing is left running; the next run picks up from here."
+  exit 130
+}
+trap interrupted INT TERM HUP
+
+find_python() {
+  local candidate
+  for candidate in "${PSYCHE_PYTHON:-}" python3 python3.13 python3.12 python3.11; do
+    [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  fail "Python 3.11, 3.12 or 3.13 is needed, and none was found." \
+    "Debian 12, Ubuntu 24.04 and later have it:  sudo apt-get install -y python3 python3-venv" \
+    "Another place:                              PSYCHE_PYTHON=/path/to/python3.12 bash $0"
+}
+
+check_machine() {
+  [ "$(uname -s)" = Linux ] || fail "Psyche runs on Linux; this is $(uname -s)." "In a Linux machine or container it works as is."
+  local missing=()
+  "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+  command -v flock >/dev/null 2>&1 || missing+=(util-linux)
+  # On x86-64 everything comes as a wheel; elsewhere two packages may have to be compiled.
+  if [ "$(uname -m)" != x86_64 ]; then
+    command -v gcc >/dev/null 2>&1 || missing+=(gcc)
+    "$PYTHON" -c 'import os, sysconfig as s, sys; sys.exit(not os.path.exists(s.get_paths()["include"] + "/Python.h"))' || missing+=(python3-dev)
+    [ -e /usr/include/gmp.h ] || compgen -G '/usr/include/*/gmp.h' >/dev/null || missing+=(libgmp-dev)
+  fi
+  [ ${#missing[@]} -eq 0 ] || fail "Something is missing on this machine. One command brings it:" "sudo apt-get install -y ${missing[*]}"
+}
+
+check_disk() {
+  local free_mb
+  free_mb=$(df -Pm "$ROOT" | awk 'NR == 2 {print $4}')
+  [ "$free_mb" -ge "$NEED_FREE_MB" ] || fail "Too little disk: $free_mb MB free at $ROOT, $NEED_FREE_MB MB needed." \
+    "PyTorch brings its CUDA libraries along, also where there is no GPU: $INSTALLED installed."
+}
+
+wanted_stamp() {
+  { cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml"; printf '%s\n' "$UV_VERSION" "$PYTHON"; "$PYTHON" -V; } | sha256sum | cut -d ' ' -f 1
+}
+
+make_venv() {
+  # A virtual environment that was never finished may hold half a package: start again, the cache makes it cheap.
+  if [ -e "$UNFINISHED" ] || ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+    rm -rf "$VENV"
+  fi
+  if [ -d "$VENV" ] && [ "$("$VENV/bin/python" -V)" != "$("$PYTHON" -V)" ]; then
+    rm -rf "$VENV"
+  fi
+  mkdir -p "$VENV"
+  touch "$UNFINISHED"
+  [ -x "$VENV/bin/pip" ] || guarded "$PYTHON" -m venv "$VENV"
+}
+
+install_packages() {
+  local pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+  export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}" UV_NO_PROGRESS=1
+  # uv does not read pip's settings: pass a mirror on where the user has set one.
+  local index
+  index="$("$VENV/bin/python" -m pip config get global.index-url 2>/dev/null || true)"
+  index="${PIP_INDEX_URL:-$index}"
+  if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}" ]; then export UV_DEFAULT_INDEX="$index"; fi
+  local uv=("$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" --no-deps)
+  cd "$ROOT"
+  if guarded "${pip[@]}" "uv==$UV_VERSION" && guarded "${uv[@]}" -r requirements.lock && guarded "${uv[@]}" -e .; then
+    return
+  fi
+  say "uv did not manage; trying pip, which takes about two minutes more."
+  guarded "${pip[@]}" --no-deps -r requirements.lock && guarded "${pip[@]}" --no-deps -e . ||
+    fail "The installation failed; what went wrong stands above." \
+      "Without a network nothing can be installed; behind a proxy set https_proxy, with an own certificate SSL_CERT_FILE." \
+      "It is safe to run this again."
+}
+
+set_up() {
+  PYTHON="$(find_python)"
+  check_machine
+  local stamp
+  stamp="$(wanted_stamp)"
+  if [ -e "$STAMP" ] && [ ! -e "$UNFINISHED" ] && [ "$(cat "$STAMP")" = "$stamp" ]; then return; fi
+  exec 9>"$ROOT/.setup.lock"
+  if ! flock -n 9; then
+    say "Another set-up is at work in this checkout; waiting for it (at most 30 minutes)."
+    guarded flock -w 1800 9 || fail "The other set-up did not end within 30 minutes." "Look for it with: fuser -v $ROOT/.setup.lock"
+  fi
+  if [ ! -e "$STAMP" ] || [ -e "$UNFINISHED" ] || [ "$(cat "$STAMP")" != "$stamp" ]; then
+    check_disk
+    say "Setting up .venv with $("$PYTHON" -V), once: up to $DOWNLOAD to download, $INSTALLED on disk."
+    say "That takes half a minute on a fast network, about 5 minutes at 100 Mbit/s. Ctrl-C is safe."
+    local started=$SECONDS
+    make_venv
+    install_packages
+    printf '%s\n' "$stamp" >"$STAMP.part"
+    mv "$STAMP.part" "$STAMP"
+    rm -f "$UNFINISHED"
+    say "Set up in $((SECONDS - started)) s ($(du -sm "$VENV" 2>/dev/null | cut -f 1) MB)."
+  fi
+  exec 9>&-
+}

@@ -1,0 +1,392 @@
+"""Resume snapshots on disk: their layout, reading what they say, putting one together; no torch here.
+
+A snapshot is a folder:
+
+    snapshot.json          what it is of (`SnapshotInfo`), and the size and hash of the momentum file
+    manifest.bin           the weight manifest (`core.manifest`), whose BLAKE3 is the weight root
+    tensors/00000.bin ...  one file per tensor in manifest order: fp32, little-endian, row-major; each is a blob
+    momentum.safetensors   the trainer's own momentum and undecided sent values (absent with a joiner)
+    model/                 config.json and what else belongs to the model (tokenizer), for exports
+
+It appears whole or not at all: written beside its place, synced, then renamed. So a folder without
+the temporary name is whole, unless the disk failed, which hashes show.
+"""
+
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from blake3 import blake3
+
+from psyche.core.manifest import TensorEntry, decode_manifest, encode_manifest
+from psyche.core.state import ZERO32
+from psyche.errors import PsycheError, TrainerError
+from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
+
+SNAPSHOT_VERSION: Final = 1
+INFO_NAME: Final = "snapshot.json"
+MANIFEST_NAME: Final = "manifest.bin"
+MOMENTUM_NAME: Final = "momentum.safetensors"
+TENSORS_NAME: Final = "tensors"
+MODEL_NAME: Final = "model"
+MAX_MANIFEST_BYTES: Final = 64 << 20  # some hundred thousand tensors
+MAX_MODEL_FILE_BYTES: Final = 64 << 20  # the largest tokenizers have about 20 MB
+_TEMPORARY: Final = ".tmp-"
+_REPLACED: Final = ".old-"
+_MODEL_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja")  # never code, never weights
+_FP32_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotInfo:
+    """What a snapshot says of itself. Hashes are 32 bytes; `weight_root` is checked against the manifest.
+
+    `digest` is D of the weights with chain digest `chain` (S2), `plan` the transform plan's bytes (empty
+    where no trainer wrote it), `train_count` the batches trained with the momentum beside it.
+    """
+
+    path: Path
+    epoch: int
+    step: int
+    data_index: int
+    chain: bytes
+    digest: bytes
+    weight_root: bytes
+    plan: bytes
+    prev_commitment: bytes
+    train_count: int
+    has_momentum: bool
+    entries: tuple[TensorEntry, ...]
+
+    @property
+    def manifest(self) -> bytes:
+        """The manifest's bytes; their BLAKE3 is the weight root."""
+        return encode_manifest(self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBlob:
+    """One tensor of a snapshot as a blob: fp32 little-endian bytes."""
+
+    name: str
+    path: Path
+    blob_id: bytes
+    size_bytes: int
+
+
+def get_tensor_path(folder: Path, index: int) -> Path:
+    """Where tensor `index` of the manifest lies in a snapshot."""
+    return folder / TENSORS_NAME / f"{index:05d}.bin"
+
+
+def get_tensor_bytes(entry: TensorEntry) -> int:
+    """The size of a tensor's file."""
+    return math.prod(entry.dims) * _FP32_BYTES
+
+
+def compute_file_blob_id(path: Path) -> tuple[int, bytes]:
+    """Size and blob id of a file, read in chunks."""
+    hashes: list[bytes] = []
+    size_bytes = 0
+    with path.open("rb") as file:
+        while chunk := file.read(BLOB_CHUNK_BYTES):
+            size_bytes += len(chunk)
+            hashes.append(blake3_hash(chunk))
+    return size_bytes, compute_blob_id(size_bytes, b"".join(hashes))
+
+
+def compute_file_hash(path: Path) -> bytes:
+    """BLAKE3 of a file, read in chunks."""
+    hasher = blake3()
+    with path.open("rb") as file:
+        while chunk := file.read(BLOB_CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.digest()
+
+
+def write_durably(path: Path, data: bytes | memoryview) -> None:
+    """Write a file and wait until the disk has it."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the disk has a file that something else wrote."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def write_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `path` whole on leaving, and vanishes on an error.
+
+    A folder that is there already is replaced; at any moment one of the two is on disk whole.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tag = f"{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = path.parent / f".{path.name}{_TEMPORARY}{tag}"
+    temporary.mkdir()
+    try:
+        yield temporary
+        for folder, _, _ in os.walk(temporary):
+            _sync_folder(Path(folder))
+        replaced = path.parent / f".{path.name}{_REPLACED}{tag}"
+        if path.exists():
+            path.rename(replaced)
+        temporary.rename(path)
+        _sync_folder(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def clean_leftovers(root: Path) -> None:
+    """Repair what a killed process left in `root`: half-written folders go, a replaced one comes back.
+
+    Call it before anything writes there; two processes never share a root.
+    """
+    if not root.is_dir():
+        return
+    for folder in sorted(root.iterdir()):
+        name = folder.name
+        if not (folder.is_dir() and name.startswith(".")):
+            continue
+        if _REPLACED in name:
+            original = root / name[1 : name.index(_REPLACED)]
+            if not original.exists():
+                folder.rename(original)
+                continue
+        if _REPLACED in name or _TEMPORARY in name:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _get_hash(path: Path, fields: Mapping[str, Any], key: str) -> bytes:
+    value = fields.get(key)
+    try:
+        raw = bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        raw = b""
+    if len(raw) != len(ZERO32):
+        raise TrainerError(f"snapshot {path}: {key} is not 64 hex digits; use another snapshot")
+    return raw
+
+
+def _get_count(path: Path, fields: Mapping[str, Any], key: str) -> int:
+    value = fields.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise TrainerError(f"snapshot {path}: {key} is not a count; use another snapshot")
+    return value
+
+
+def _read_fields(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads((path / INFO_NAME).read_bytes())
+    except OSError as error:
+        raise TrainerError(f"snapshot {path}: {INFO_NAME}: {error.strerror}") from error
+    except ValueError as error:
+        raise TrainerError(f"snapshot {path}: {INFO_NAME} is damaged; use another snapshot") from error
+    version = fields.get("version") if isinstance(fields, dict) else None
+    if version != SNAPSHOT_VERSION:
+        raise TrainerError(f"snapshot {path}: version {version!r}, this program reads {SNAPSHOT_VERSION}")
+    return fields
+
+
+def _read_manifest(path: Path, weight_root: bytes) -> tuple[TensorEntry, ...]:
+    file = path / MANIFEST_NAME
+    try:
+        if file.stat().st_size > MAX_MANIFEST_BYTES:
+            raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} has more than {MAX_MANIFEST_BYTES} bytes")
+        raw = file.read_bytes()
+        entries = tuple(decode_manifest(raw))
+    except OSError as error:
+        raise TrainerError(f"snapshot {path}: {MANIFEST_NAME}: {error.strerror}") from error
+    except (PsycheError, ValueError) as error:
+        raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} is damaged: {error}") from error
+    if blake3_hash(raw) != weight_root:
+        raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} does not have the weight root; use another snapshot")
+    return entries
+
+
+def _get_plan(path: Path, fields: Mapping[str, Any]) -> bytes:
+    try:
+        return bytes.fromhex(fields.get("plan", ""))
+    except (TypeError, ValueError) as error:
+        raise TrainerError(f"snapshot {path}: plan is not hex; use another snapshot") from error
+
+
+def read_snapshot_info(path: Path) -> SnapshotInfo:
+    """Read what a snapshot is of, and check that every file is there with its size (not yet its bytes).
+
+    Raises:
+        TrainerError: not a snapshot, of another version, or damaged; the message names the file.
+    """
+    fields = _read_fields(path)
+    weight_root = _get_hash(path, fields, "weight_root")
+    entries = _read_manifest(path, weight_root)
+    for index, entry in enumerate(entries):
+        file = get_tensor_path(path, index)
+        if not file.is_file() or file.stat().st_size != get_tensor_bytes(entry):
+            raise TrainerError(f"snapshot {path}: {file.name} of {entry.name} is missing or cut; use another snapshot")
+    return SnapshotInfo(
+        path=path,
+        epoch=_get_count(path, fields, "epoch"),
+        step=_get_count(path, fields, "step"),
+        data_index=_get_count(path, fields, "data_index"),
+        chain=_get_hash(path, fields, "chain"),
+        digest=_get_hash(path, fields, "digest"),
+        weight_root=weight_root,
+        plan=_get_plan(path, fields),
+        prev_commitment=_get_hash(path, fields, "prev_commitment"),
+        train_count=_get_count(path, fields, "train_count"),
+        has_momentum=isinstance(fields.get("momentum"), dict) and (path / MOMENTUM_NAME).is_file(),
+        entries=entries,
+    )
+
+
+def read_momentum_fields(info: SnapshotInfo) -> dict[str, Any]:
+    """What snapshot.json says of the momentum file, checked: `pending` decisions by height.
+
+    Raises:
+        TrainerError: the momentum file is damaged.
+    """
+    fields = _read_fields(info.path)["momentum"]
+    if compute_file_hash(info.path / MOMENTUM_NAME) != _get_hash(info.path, fields, "blake3"):
+        raise TrainerError(f"snapshot {info.path}: {MOMENTUM_NAME} is damaged; load without momentum")
+    return fields
+
+
+def list_blobs(path: Path) -> list[TensorBlob]:
+    """The tensors of a snapshot as blobs to offer, in manifest order.
+
+    Raises:
+        TrainerError: the snapshot is damaged.
+    """
+    entries = read_snapshot_info(path).entries
+    return [
+        TensorBlob(entry.name, get_tensor_path(path, index), entry.blob_id, get_tensor_bytes(entry))
+        for index, entry in enumerate(entries)
+    ]
+
+
+def list_snapshots(root: Path) -> list[SnapshotInfo]:
+    """The readable snapshots in a folder, newest (epoch, step) first; others are left out."""
+    found: list[SnapshotInfo] = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        if folder.name.startswith(".") or not (folder / INFO_NAME).is_file():
+            continue
+        try:
+            found.append(read_snapshot_info(folder))
+        except TrainerError:
+            continue
+    return sorted(found, key=lambda info: (info.epoch, info.step), reverse=True)
+
+
+def read_model_files(folder: Path) -> dict[str, bytes]:
+    """Config, tokenizer and the like of a model folder by file name: what an export needs beside the weights.
+
+    Raises:
+        TrainerError: a file is larger than 64 MiB.
+    """
+    files: dict[str, bytes] = {}
+    for file in sorted(folder.iterdir()):
+        if not file.is_file() or file.suffix not in _MODEL_SUFFIXES or file.name.endswith(".index.json"):
+            continue
+        if file.stat().st_size > MAX_MODEL_FILE_BYTES:
+            raise TrainerError(f"model file {file}: more than {MAX_MODEL_FILE_BYTES} bytes")
+        files[file.name] = file.read_bytes()
+    return files
+
+
+def write_info(folder: Path, info: SnapshotInfo, momentum: Mapping[str, Any] | None) -> None:
+    """Write snapshot.json into a folder being filled; `momentum` is what it says of the momentum file."""
+    fields = {
+        "version": SNAPSHOT_VERSION,
+        "epoch": info.epoch,
+        "step": info.step,
+        "data_index": info.data_index,
+        "chain": info.chain.hex(),
+        "digest": info.digest.hex(),
+        "weight_root": info.weight_root.hex(),
+        "plan": info.plan.hex(),
+        "prev_commitment": info.prev_commitment.hex(),
+        "train_count": info.train_count,
+        "momentum": momentum,
+    }
+    write_durably(folder / INFO_NAME, json.dumps(fields, indent=1).encode())
+
+
+def write_model_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the model's files (`read_model_files`) into a folder, which is made."""
+    folder.mkdir(exist_ok=True)
+    for name, data in files.items():
+        write_durably(folder / name, data)
+
+
+def assemble_snapshot(
+    path: Path,
+    *,
+    manifest: bytes,
+    tensors: Sequence[Path],
+    model_files: Mapping[str, bytes],
+    epoch: int,
+    step: int,
+    data_index: int,
+    chain: bytes,
+    digest: bytes,
+) -> SnapshotInfo:
+    """Make a snapshot without momentum out of fetched files (S9); they are moved.
+
+    Args:
+        path: the snapshot's folder; replaced whole if it is there.
+        manifest: its bytes; the caller has checked their BLAKE3 against the record.
+        tensors: one file per entry, in manifest order, each checked against its blob id here.
+        model_files: config.json and the rest (`read_model_files` of the configured source).
+        epoch, step, data_index, chain, digest: what the record says of these weights.
+
+    Raises:
+        TrainerError: a file does not hold its tensor, or config.json is missing.
+    """
+    entries = tuple(decode_manifest(manifest))
+    if len(entries) != len(tensors):
+        raise TrainerError(f"snapshot {path}: {len(tensors)} tensor files for {len(entries)} tensors")
+    if "config.json" not in model_files:
+        raise TrainerError(f"snapshot {path}: config.json of the model is missing")
+    for entry, file in zip(entries, tensors, strict=True):
+        if compute_file_blob_id(file) != (get_tensor_bytes(entry), entry.blob_id):
+            raise TrainerError(f"snapshot {path}: {file} is not {entry.name} of the manifest; fetch it again")
+    info = SnapshotInfo(
+        path=path, epoch=epoch, step=step, data_index=data_index, chain=chain, digest=digest,
+        weight_root=blake3_hash(manifest), plan=b"", prev_commitment=ZERO32, train_count=0,
+        has_momentum=False, entries=entries,
+    )  # fmt: skip
+    with write_folder(path) as folder:
+        (folder / TENSORS_NAME).mkdir()
+        for index, file in enumerate(tensors):
+            _move_durably(file, get_tensor_path(folder, index))
+        write_durably(folder / MANIFEST_NAME, manifest)
+        write_model_files(folder / MODEL_NAME, model_files)
+        write_info(folder, info, None)
+    return info
+
+
+def _move_durably(source: Path, target: Path) -> None:
+    shutil.move(source, target)
+    sync_file(target)

@@ -1,0 +1,98 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from psyche.errors import ConfigError, TrainerError
+from psyche.modeling.model import build_model, get_parameters, init_model, load_model, read_model_config
+
+
+def _write(path: Path, **changes: object) -> Path:
+    path.write_text(json.dumps({"hidden_size": 32, "num_attention_heads": 2, **changes}))
+    return path
+
+
+def test_a_written_model_loads_with_equal_weights_in_fp32(tiny_config: Path, tiny_model: Path) -> None:
+    fresh = get_parameters(build_model(read_model_config(tiny_config), seed=7))
+    loaded = get_parameters(load_model(tiny_model))
+    assert list(fresh) == list(loaded) == sorted(fresh)
+    for name, parameter in loaded.items():
+        assert parameter.dtype is torch.float32
+        assert torch.equal(parameter, fresh[name])
+    assert (tiny_model / "tokenizer_config.json").is_file()
+
+
+def test_making_a_model_leaves_torchs_generator_alone(tiny_config: Path) -> None:
+    before = torch.random.get_rng_state()
+    build_model(read_model_config(tiny_config), seed=3)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_tied_tensors_are_trained_once(tiny_config: Path) -> None:
+    config = read_model_config(tiny_config)
+    config.tie_word_embeddings = True
+    names = list(get_parameters(build_model(config)))
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_a_toml_config_is_read_like_json(tmp_path: Path) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text("vocab_size = 256\nhidden_size = 64\nnum_attention_heads = 4\n")
+    config = read_model_config(path)
+    assert (config.vocab_size, config.hidden_size) == (256, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"hiden_size": 3}, "'hidden_size'?"),
+        ({"model_type": "mamba"}, "only 'llama'"),
+        ({"auto_map": {"AutoModel": "x.py"}}, "auto_map is not supported"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_attention_heads": 5}, "model config"),
+    ],
+)
+def test_a_config_that_cannot_be_used_says_why(tmp_path: Path, changes: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match="model config") as caught:
+        read_model_config(_write(tmp_path / "config.json", **changes))
+    assert text in str(caught.value)
+
+
+def test_broken_config_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="absent"):
+        read_model_config(tmp_path / "absent.json")
+    for name, text in {"a.json": "{", "b.toml": "=", "c.json": "[]"}.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=name):
+            read_model_config(tmp_path / name)
+
+
+def test_only_safetensors_are_read(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"config\.json"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"code")
+    with pytest.raises(TrainerError, match=r"no \.safetensors"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(TrainerError, match="cannot be loaded"):
+        load_model(tmp_path)
+
+
+def test_a_model_with_missing_tensors_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    tensors = load_file(tiny_model / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TrainerError, match=r"missing keys: \['model.norm.weight'\]"):
+        load_model(tmp_path)
+
+
+def test_a_folder_in_use_is_not_overwritten(tiny_config: Path, tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="not empty"):
+        init_model(tiny_config, tiny_model, 1)

@@ -1,0 +1,157 @@
+"""Snapshots without torch: reading, listing, assembling, and what a killed process leaves behind."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from psyche.core.manifest import TensorEntry, encode_manifest
+from psyche.errors import TrainerError
+from psyche.modeling.snapshot import (
+    INFO_NAME,
+    SnapshotInfo,
+    assemble_snapshot,
+    clean_leftovers,
+    get_tensor_path,
+    list_blobs,
+    list_snapshots,
+    read_model_files,
+    read_snapshot_info,
+    write_folder,
+)
+from psyche.wire.crypto import blake3_hash, blob_id_of
+
+WEIGHTS = {"a": ((2, 3), bytes(range(24))), "b": ((5,), bytes(20))}
+MODEL_FILES = {"config.json": b"{}", "tokenizer.json": b"[]"}
+
+
+def _manifest() -> bytes:
+    return encode_manifest(TensorEntry(name, dims, blob_id_of(raw)) for name, (dims, raw) in WEIGHTS.items())
+
+
+def _assemble(path: Path, *, epoch: int = 3, step: int = 7) -> SnapshotInfo:
+    files: list[Path] = []
+    for name, (_, raw) in WEIGHTS.items():
+        files.append(path.parent / f"fetched-{name}")
+        files[-1].write_bytes(raw)
+    return assemble_snapshot(
+        path, manifest=_manifest(), tensors=files, model_files=MODEL_FILES, epoch=epoch, step=step,
+        data_index=70, chain=b"\x01" * 32, digest=b"\x02" * 32,
+    )  # fmt: skip
+
+
+def test_a_snapshot_made_of_fetched_blobs_says_what_it_is(tmp_path: Path) -> None:
+    made = _assemble(tmp_path / "s")
+    read = read_snapshot_info(tmp_path / "s")
+    assert read == made
+    assert (read.epoch, read.step, read.data_index, read.chain, read.digest) == (3, 7, 70, b"\x01" * 32, b"\x02" * 32)
+    assert read.weight_root == blake3_hash(_manifest()) == blake3_hash(read.manifest)
+    assert not read.has_momentum
+    assert read_model_files(tmp_path / "s" / "model") == MODEL_FILES
+
+
+def test_the_blobs_of_a_snapshot_are_its_tensors(tmp_path: Path) -> None:
+    _assemble(tmp_path / "s")
+    blobs = list_blobs(tmp_path / "s")
+    assert [blob.name for blob in blobs] == ["a", "b"]
+    for blob in blobs:
+        raw = blob.path.read_bytes()
+        assert (raw, blob.size_bytes) == (WEIGHTS[blob.name][1], len(raw))
+        assert blob.blob_id == blob_id_of(raw)
+
+
+def test_a_wrong_blob_is_not_assembled(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        (tmp_path / name).write_bytes(bytes(24))
+    arguments = {
+        "manifest": _manifest(),
+        "epoch": 0,
+        "step": 1,
+        "data_index": 0,
+        "chain": bytes(32),
+        "digest": bytes(32),
+    }
+    files = [tmp_path / "x", tmp_path / "y"]
+    with pytest.raises(TrainerError, match="is not a of the manifest"):
+        assemble_snapshot(tmp_path / "s", tensors=files, model_files=MODEL_FILES, **arguments)
+    with pytest.raises(TrainerError, match="1 tensor files for 2"):
+        assemble_snapshot(tmp_path / "s", tensors=files[:1], model_files=MODEL_FILES, **arguments)
+    with pytest.raises(TrainerError, match=r"config\.json"):
+        assemble_snapshot(tmp_path / "s", tensors=files, model_files={}, **arguments)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda p: (p / INFO_NAME).unlink(), "No such file"),
+        (lambda p: (p / INFO_NAME).write_text('{"vers'), "damaged"),
+        (lambda p: (p / INFO_NAME).write_text('{"version": 2}'), "version 2"),
+        (lambda p: (p / INFO_NAME).write_text("[]"), "version None"),
+        (lambda p: (p / "manifest.bin").write_bytes(b"psyche/model/1"), "damaged"),
+        (lambda p: (p / "manifest.bin").unlink(), "No such file"),
+        (lambda p: get_tensor_path(p, 1).write_bytes(bytes(19)), "00001.bin of b is missing or cut"),
+        (lambda p: get_tensor_path(p, 0).unlink(), "00000.bin of a is missing or cut"),
+    ],
+)
+def test_a_damaged_snapshot_is_refused_and_not_listed(tmp_path: Path, damage: object, text: str) -> None:
+    _assemble(tmp_path / "s")
+    damage(tmp_path / "s")
+    with pytest.raises(TrainerError, match="snapshot") as caught:
+        read_snapshot_info(tmp_path / "s")
+    assert text in str(caught.value)
+    assert list_snapshots(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("chain", "00", "chain is not 64 hex digits"),
+        ("digest", 5, "digest is not 64 hex digits"),
+        ("weight_root", "zz" * 32, "weight_root is not"),
+        ("weight_root", "00" * 32, "does not have the weight root"),
+        ("step", -1, "step is not a count"),
+        ("epoch", True, "epoch is not a count"),
+        ("plan", 3, "plan is not hex"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, key: str, value: object, text: str) -> None:
+    _assemble(tmp_path / "s")
+    fields = json.loads((tmp_path / "s" / INFO_NAME).read_text())
+    (tmp_path / "s" / INFO_NAME).write_text(json.dumps({**fields, key: value}))
+    with pytest.raises(TrainerError, match=text):
+        read_snapshot_info(tmp_path / "s")
+
+
+def test_snapshots_are_listed_newest_first(tmp_path: Path) -> None:
+    _assemble(tmp_path / "old", epoch=2, step=90)
+    _assemble(tmp_path / "new", epoch=3, step=10)
+    assert [info.path.name for info in list_snapshots(tmp_path)] == ["new", "old"]
+    assert list_snapshots(tmp_path / "absent") == []
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    _assemble(tmp_path / "s")
+    with pytest.raises(FileNotFoundError), write_folder(tmp_path / "s") as folder:
+        (folder / "absent" / "half").write_bytes(b"")
+    assert read_snapshot_info(tmp_path / "s").step == 7
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_what_a_killed_process_left_is_repaired(tmp_path: Path) -> None:
+    _assemble(tmp_path / "s")
+    shutil.copytree(tmp_path / "s", tmp_path / ".t.tmp-12-ab")  # killed while writing
+    shutil.copytree(tmp_path / "s", tmp_path / ".s.old-12-ab")  # killed before the replaced one was removed
+    (tmp_path / "s").rename(tmp_path / ".u.old-12-ab")  # killed between the two renames
+    (tmp_path / ".other").mkdir()
+    clean_leftovers(tmp_path)
+    clean_leftovers(tmp_path / "absent")
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == [".other", "s", "u"]
+    assert read_snapshot_info(tmp_path / "u").weight_root == blake3_hash(_manifest())
+
+
+def test_code_and_weights_are_no_model_files(tmp_path: Path) -> None:
+    for name in ("config.json", "code.py", "w.safetensors", "w.index.json", "tokenizer.model"):
+        (tmp_path / name).write_bytes(b"x")
+    assert sorted(read_model_files(tmp_path)) == ["config.json", "tokenizer.model"]

@@ -1,0 +1,128 @@
+"""Where the chunks of a group lie in the tensors, in blocks small enough for the cache.
+
+A tensor is seen as strips: [strips, h, columns, w], a strip being one row of chunks. A block takes
+chunks of one shape across all tensors, in the plan's order, so that one batched operation serves
+them whatever tensor they belong to.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from psyche.core.plan import PlanGroup, PlanTensor, TransformPlan
+from psyche.errors import TrainerError
+
+CPU_BLOCK: Final = 1 << 17  # elements; one float64 buffer of these is 1 MiB
+CUDA_BLOCK: Final = 1 << 22  # large enough that launches do not count
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A rectangle of chunks of one tensor: `strips` x `columns`, at chunk `at` of its block."""
+
+    tensor: int  # place in the plan
+    strips: slice
+    columns: slice
+    at: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Strips and columns."""
+        return self.strips.stop - self.strips.start, self.columns.stop - self.columns.start
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks."""
+        strips, columns = self.shape
+        return strips * columns
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Chunks `start` to `stop` of a group and the segments they come from."""
+
+    start: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks."""
+        return sum(segment.chunks for segment in self.segments)
+
+    @property
+    def rows(self) -> slice:
+        """The chunks' numbers in their group."""
+        return slice(self.start, self.start + self.chunks)
+
+
+def get_block_elements(device: torch.device) -> int:
+    """How many elements a block holds at most (a single chunk may hold more)."""
+    return CPU_BLOCK if device.type == "cpu" else CUDA_BLOCK
+
+
+def _get_strips(tensor: PlanTensor) -> tuple[int, int]:
+    """Strips and chunks per strip; chunks of one row lie one after another, so they are one strip."""
+    batch, rows, columns = tensor.grid
+    return (1, tensor.chunks) if tensor.edges[0] == 1 else (batch * rows, columns)
+
+
+def _cut(strips: int, columns: int, capacity: int) -> Iterator[tuple[slice, slice]]:
+    """Rectangles of at most `capacity` chunks: whole strips, or parts of one where it is wider."""
+    tall, wide = max(1, capacity // columns), min(columns, capacity)
+    for strip in range(0, strips, tall):
+        for column in range(0, columns, wide):
+            yield slice(strip, min(strip + tall, strips)), slice(column, min(column + wide, columns))
+
+
+def compute_blocks(plan: TransformPlan, group: PlanGroup, elements: int) -> list[Block]:
+    """Cut a group into blocks of at most `elements` coefficients, at least one chunk each."""
+    capacity = max(1, elements // group.area)
+    blocks: list[Block] = []
+    segments: list[Segment] = []
+    start = used = 0
+    for place in group.tensors:
+        for strips, columns in _cut(*_get_strips(plan.tensors[place]), capacity):
+            segment = Segment(place, strips, columns, used)
+            if used + segment.chunks > capacity:
+                blocks.append(Block(start, tuple(segments)))
+                start, used, segments = start + used, 0, []
+                segment = replace(segment, at=0)
+            segments.append(segment)
+            used += segment.chunks
+    return [*blocks, Block(start, tuple(segments))]
+
+
+def view_strips(tensor: torch.Tensor, entry: PlanTensor) -> torch.Tensor:
+    """A contiguous tensor as [strips, h, columns, w], without a copy."""
+    strips, columns = _get_strips(entry)
+    return tensor.view(strips, entry.edges[0], columns, entry.edges[1])
+
+
+def view_all_strips(plan: TransformPlan, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """All tensors of a plan as strips, in the plan's order.
+
+    Raises:
+        TrainerError: a tensor is missing, has other dimensions than in the plan, or is not contiguous.
+    """
+    strips: list[torch.Tensor] = []
+    for entry in plan.tensors:
+        tensor = tensors.get(entry.name)
+        if tensor is None or tuple(tensor.shape) != entry.dims:
+            found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}"
+            raise TrainerError(f"tensor {entry.name!r} {found}, the plan says {entry.dims}")
+        if not tensor.is_contiguous():
+            raise TrainerError(f"tensor {entry.name!r} must be contiguous")
+        strips.append(view_strips(tensor.detach(), entry))
+    return strips
+
+
+def iterate_chunks(
+    block: Block, strips: Sequence[torch.Tensor], chunks: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs of views, equal in shape: a rectangle of a tensor, and the same chunks in `chunks` [chunks, h, w]."""
+    _, height, width = chunks.shape
+    for segment in block.segments:
+        part = chunks[segment.at : segment.at + segment.chunks].view(*segment.shape, height, width)
+        yield strips[segment.tensor][segment.strips, :, segment.columns], part.permute(0, 2, 1, 3)

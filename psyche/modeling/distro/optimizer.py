@@ -1,0 +1,157 @@
+"""DisTrO for one trainer: compress gradients into a payload, apply decided payloads."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from psyche.core.plan import TransformPlan
+from psyche.errors import TrainerError
+from psyche.modeling.distro.apply import Applier, decay_weights
+from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks, view_all_strips
+from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.distro.lookahead import Lookahead
+from psyche.modeling.distro.momentum import Chosen, Momentum
+from psyche.modeling.distro.transform import pack, select, transform
+from psyche.wire.trainer import SentResult
+
+
+class Distro:
+    """The optimizer of one trainer over one set of fp32 master weights.
+
+    Args:
+        parameters: masters by name, float32, contiguous, all on one device: exactly the plan's
+            tensors. They are changed in place and must keep their storage.
+        plan: the transform plan.
+        decay: of the momentum per trained round, 0 <= decay < 1.
+        topk, one_bit: as in the plan.
+
+    Raises:
+        TrainerError: parameters or settings that do not fit the plan, or a chunk too large to be exact.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        plan: TransformPlan,
+        decay: float,
+        topk: int,
+        one_bit: bool,
+    ) -> None:
+        _check_parameters(parameters, plan)
+        if (topk, one_bit) != (plan.k, plan.one_bit):
+            raise TrainerError(f"top-k {topk} and 1-bit {one_bit}: the plan says {plan.k} and {plan.one_bit}")
+        self._plan = plan
+        self._strips = view_all_strips(plan, parameters)
+        device = self._strips[0].device
+        elements = get_block_elements(device)
+        self._blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
+        largest = max(elements, *(group.area for group in plan.groups))
+        self._gathered, self._scratch = (torch.empty(largest, dtype=torch.float32, device=device) for _ in range(2))
+        self._momentum = Momentum(plan, decay, device)
+        self._applier = Applier(plan, self._strips)
+        self._lookahead = Lookahead(plan, self._strips)
+
+    @torch.no_grad()
+    def compress(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        lr: float,
+        decided: Sequence[SentResult],
+        in_flight: bool,
+        height: int,
+    ) -> bytes:
+        """Train one round's momentum and choose what of it to send.
+
+        Takes out and gives back what earlier results sent, decays, adds lr times the gradient's
+        transform, and packs the k largest coefficients of every chunk.
+
+        Args:
+            gradients: by name, float32, reduced, finite and clipped.
+            lr: of this round.
+            decided: what the record has decided of own results since the last call.
+            in_flight: true with overlap: the last own result is out whatever its fate.
+            height: of this round; names the result in a later `decided`.
+
+        Returns:
+            The payload: the body of the result.
+
+        Raises:
+            TrainerError: a gradient is missing or has another shape; nothing is changed then.
+        """
+        strips = view_all_strips(self._plan, {name: gradient.contiguous() for name, gradient in gradients.items()})
+        self._momentum.settle(decided, height, in_flight=in_flight)
+        chosen = [self._compress_group(place, strips, lr) for place in range(len(self._plan.groups))]
+        self._momentum.record_sent(height, chosen)
+        return pack(self._plan, chosen)
+
+    def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
+        """Apply decided payloads to the masters: weight decay first, then the signs of the averaged votes.
+
+        Weight decay runs also where there is no payload. Exact: equal payloads and masters make equal
+        bytes everywhere (1-bit mode).
+
+        Args:
+            payloads: bodies of the decided set, ascending batch start.
+            lr: of the round that applies (S1).
+            weight_decay: 0 for none.
+
+        Raises:
+            WireError: a payload breaks the format; nothing is changed then.
+        """
+        decoded = [decode_payload(self._plan, payload) for payload in payloads]
+        decay_weights(self._strips, lr, weight_decay)
+        self._applier.apply(decoded, lr)
+
+    def lookahead(self, lr: float) -> AbstractContextManager[None]:
+        """Inside, the masters stand at the look-ahead point; afterwards they are bit for bit what they were.
+
+        `lr` is that of the round before.
+        """
+        return self._lookahead.move(self._momentum.coefficients, lr)
+
+    def momentum_state(self) -> dict[str, torch.Tensor]:
+        """Momentum and the values sent but not decided, by name, for a snapshot; they are not copies."""
+        return self._momentum.get_state()
+
+    def load_momentum_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a snapshot, bit for bit.
+
+        Raises:
+            TrainerError: it does not fit this model and these settings; nothing is changed then.
+        """
+        self._momentum.load_state(state)
+
+    def reset_momentum(self) -> None:
+        """Start with zero momentum and nothing sent."""
+        self._momentum.reset()
+
+    def _compress_group(self, place: int, strips: Sequence[torch.Tensor], lr: float) -> Chosen:
+        """Update a group's momentum block by block and select from it."""
+        group = self._plan.groups[place]
+        parts = [self._compress_block(place, block, strips, lr) for block in self._blocks[place]]
+        indices, values = zip(*parts, strict=True)
+        assert sum(part.shape[0] for part in indices) == group.chunks, "blocks cover their group"
+        return torch.cat(indices), torch.cat(values)
+
+    def _compress_block(self, place: int, block: Block, strips: Sequence[torch.Tensor], lr: float) -> Chosen:
+        group = self._plan.groups[place]
+        shape = (block.chunks, *group.edges)
+        count = block.chunks * group.area
+        gathered, scratch = self._gathered[:count].view(shape), self._scratch[:count].view(shape)
+        for gradient, part in iterate_chunks(block, strips, gathered):
+            torch.mul(gradient, lr, out=part)
+        transformed = transform(gathered, gathered, scratch) if group.edges[0] > 1 else transform(gathered, scratch)
+        coefficients = self._momentum.decay_block(place, block.rows, transformed)
+        return select(coefficients, group.k)
+
+
+def _check_parameters(parameters: Mapping[str, torch.Tensor], plan: TransformPlan) -> None:
+    names = [tensor.name for tensor in plan.tensors]
+    if sorted(parameters) != names:
+        odd = sorted(set(parameters) ^ set(names))[:3]
+        raise TrainerError(f"parameters and transform plan differ in names, such as {odd}")
+    devices = {parameter.device for parameter in parameters.values()}
+    types = {parameter.dtype for parameter in parameters.values()}
+    if len(devices) != 1 or types != {torch.float32}:
+        raise TrainerError(f"masters must be float32 on one device, got {types} on {devices}")

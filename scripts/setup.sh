@@ -21,23 +21,33 @@ fail() {
   exit 1
 }
 
-# Long commands run beside this shell, so that a signal is heard at once and takes them along.
+# Long commands run beside this shell in a process group of their own (set -m), so that a signal is heard at once
+# and takes along whatever they started.
 guarded() {
-  "$@" &
+  set -m
+  "$@" </dev/null &
   child=$!
+  set +m
   local status=0
   wait "$child" || status=$?
   child=""
   return "$status"
 }
 
+end_child() {
+  [ -n "$child" ] || return 0
+  kill -TERM -- "-$child" 2>/dev/null || true
+  local tenth
+  for tenth in {1..30}; do
+    kill -0 -- "-$child" 2>/dev/null || return 0
+    [ "$tenth" -lt 20 ] || kill -KILL -- "-$child" 2>/dev/null || true
+    sleep 0.1
+  done
+}
+
 interrupted() {
   trap - INT TERM HUP
-  if [ -n "$child" ]; then
-    pkill -TERM -P "$child" 2>/dev/null || true
-    kill -TERM "$child" 2>/dev/null || true
-    wait "$child" 2>/dev/null || true
-  fi
+  end_child
   say ""
   say "Stopped. Nothing is left running; the next run picks up from here."
   exit 130

@@ -16,7 +16,7 @@ from psyche.core.enums import (
     DataType,
     HttpLocationKind,
     OptimizerKind,
-    Role,
+    Role,  # pyright: ignore[reportUnusedImport]  # re-exported
     RoundFlag,
     RunState,
     ScheduleKind,

@@ -1,0 +1,36 @@
+"""Data that costs nothing: for tests of everything but learning."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche.data.local import count_rows
+
+
+class DummyData:
+    """Endless rows: zeros, or, with a vocabulary, ids that follow from the index alone.
+
+    Args:
+        sequence_length: ids of a row.
+        vocab_size: None gives zeros.
+    """
+
+    num_sequences = 1 << 62
+
+    def __init__(self, sequence_length: int, vocab_size: int | None = None) -> None:
+        self.sequence_length = sequence_length
+        self.vocab_size = vocab_size
+        self.token_size_bytes = 4
+
+    def samples(self, start: int, end: int) -> NDArray[np.uint32]:
+        """The rows `start` to `end`, both included: uint32 [rows, sequence_length].
+
+        Raises:
+            DataError: bounds out of range.
+        """
+        rows = count_rows(start, end, self.sequence_length)
+        if self.vocab_size is None:
+            return np.zeros((rows, self.sequence_length), dtype=np.uint32)
+        first = np.arange(start, end + 1, dtype=np.uint64)[:, None] * np.uint64(self.sequence_length)
+        position = first + np.arange(self.sequence_length, dtype=np.uint64)
+        mixed = (position ^ (position >> np.uint64(15))) * np.uint64(0x9E3779B97F4A7C15)
+        return ((mixed >> np.uint64(33)) % np.uint64(self.vocab_size)).astype(np.uint32)

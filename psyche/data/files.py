@@ -1,0 +1,174 @@
+"""Files of token ids: raw little-endian (`.bin`, `.ds`) or `.npy`, memory-mapped and checked before use."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche.errors import DataError
+
+RAW_SUFFIXES: Final = (".bin", ".ds")
+SUFFIXES: Final = (*RAW_SUFFIXES, ".npy")
+SIDECAR_FORMAT: Final = "psyche/tokens/1"
+MAX_SIDECAR_BYTES: Final = 1 << 16
+_DTYPES: Final = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+
+TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """One file: `tokens` ids of `token_size_bytes` from byte `offset` on."""
+
+    path: Path
+    token_size_bytes: int
+    offset: int
+    tokens: int
+
+    def map(self) -> TokenArray:
+        """The ids, memory-mapped, one dimension.
+
+        Raises:
+            DataError: the file is gone or no longer has the size it had.
+        """
+        try:
+            if self.path.stat().st_size != self.offset + self.tokens * self.token_size_bytes:
+                raise DataError(f"{self.path}: has changed its size since it was opened; restart with it unchanged")
+            dtype = _DTYPES[self.token_size_bytes]
+            return np.memmap(self.path, dtype=dtype, mode="r", offset=self.offset, shape=(self.tokens,))
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
+
+
+def find_files(paths: Iterable[Path]) -> list[Path]:
+    """The token files that `paths` name: files as they stand, folders sorted by name (the same on every machine).
+
+    Raises:
+        DataError: a path is missing, or a folder holds no token file.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder")
+        if path.is_file():
+            files.append(path)
+            continue
+        found = sorted((p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file()), key=lambda p: p.name)
+        if not found:
+            raise DataError(
+                f"{path}: holds no token file ({', '.join(SUFFIXES)}); make one with `psyche data tokenize`"
+            )
+        files += found
+    return files
+
+
+def open_token_file(path: Path, token_size_bytes: int, vocab_size: int | None = None) -> TokenFile:
+    """Check a file's header, size and sidecar.
+
+    Raises:
+        DataError: naming the file and what is wrong.
+    """
+    if token_size_bytes not in _DTYPES:
+        raise DataError(f"{path}: tokens of {token_size_bytes} bytes; must be 2 or 4")
+    _check_sidecar(path, token_size_bytes, vocab_size)
+    try:
+        return _open_npy(path, token_size_bytes) if path.suffix == ".npy" else _open_raw(path, token_size_bytes)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def find_token_size(path: Path, vocab_size: int | None) -> int:
+    """Bytes of a token where nobody says: as the first file's sidecar or header tells, else as the vocabulary needs.
+
+    Raises:
+        DataError: there is no token file.
+    """
+    first = find_files([path])[0]
+    sidecar = read_sidecar(first)
+    if sidecar is not None and sidecar.get("token_size_bytes") in _DTYPES:
+        return int(sidecar["token_size_bytes"])
+    if first.suffix == ".npy":
+        return next((size for size in _DTYPES if _read_npy_header(first)[2] == _DTYPES[size]), 2)
+    return 2 if vocab_size is None or vocab_size <= 1 << 16 else 4
+
+
+def get_sidecar_path(path: Path) -> Path:
+    """Where `psyche data tokenize` says what it wrote: `tokens.bin` -> `tokens.json`."""
+    return path.with_suffix(".json")
+
+
+def read_sidecar(path: Path) -> dict[str, Any] | None:
+    """What the sidecar of a token file says; None where there is none of ours.
+
+    Raises:
+        DataError: it claims to be one and cannot be read.
+    """
+    sidecar = get_sidecar_path(path)
+    try:
+        with sidecar.open("rb") as stream:
+            content = json.loads(stream.read(MAX_SIDECAR_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{sidecar}: cannot be read: {error}") from error
+    is_ours = isinstance(content, dict) and cast("dict[str, Any]", content).get("format") == SIDECAR_FORMAT
+    return cast("dict[str, Any]", content) if is_ours else None
+
+
+def _check_sidecar(path: Path, token_size_bytes: int, vocab_size: int | None) -> None:
+    sidecar = read_sidecar(path)
+    if sidecar is None:
+        return
+    if sidecar.get("token_size_bytes") != token_size_bytes:
+        raise DataError(
+            f"{path}: holds tokens of {sidecar.get('token_size_bytes')} bytes (says {get_sidecar_path(path).name}), "
+            f"is to be read as {token_size_bytes} bytes; set the token size to match"
+        )
+    written = sidecar.get("vocab_size")
+    if vocab_size is not None and isinstance(written, int) and written > vocab_size:
+        raise DataError(
+            f"{path}: was tokenized with a vocabulary of {written}, the model has {vocab_size}; "
+            "tokenize with the model's tokenizer"
+        )
+
+
+def _open_raw(path: Path, token_size_bytes: int) -> TokenFile:
+    size_bytes = path.stat().st_size
+    if size_bytes % token_size_bytes:
+        raise DataError(
+            f"{path}: {size_bytes} bytes are no whole number of {token_size_bytes}-byte tokens; "
+            "the file is cut off or has another token size"
+        )
+    return TokenFile(path, token_size_bytes, 0, size_bytes // token_size_bytes)
+
+
+def _open_npy(path: Path, token_size_bytes: int) -> TokenFile:
+    offset, shape, dtype = _read_npy_header(path)
+    if dtype != _DTYPES[token_size_bytes]:
+        raise DataError(
+            f"{path}: holds {dtype}, must be {_DTYPES[token_size_bytes].name} little-endian; "
+            f"convert it with tokens.astype('{_DTYPES[token_size_bytes].str}')"
+        )
+    if len(shape) != 1:
+        raise DataError(f"{path}: has {len(shape)} dimensions, must have one")
+    if path.stat().st_size != offset + shape[0] * token_size_bytes:
+        raise DataError(f"{path}: its header promises {shape[0]} tokens, its size is another; the file is cut off")
+    return TokenFile(path, token_size_bytes, offset, shape[0])
+
+
+def _read_npy_header(path: Path) -> tuple[int, tuple[int, ...], "np.dtype[Any]"]:
+    """Offset of the data, shape and type."""
+    with path.open("rb") as stream:
+        try:
+            version = np.lib.format.read_magic(stream)
+            if version not in ((1, 0), (2, 0)):
+                raise DataError(f"{path}: .npy version {version} is unknown")
+            reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = reader(stream)
+        except ValueError as error:
+            raise DataError(f"{path}: is no .npy file: {error}") from error
+        return stream.tell(), shape, dtype

@@ -1,0 +1,40 @@
+"""Credits of good rounds, and what they earn when the epoch ends (H2, M7)."""
+
+from psyche.core.bits import get_members
+from psyche.core.health import process_strike_clearing
+from psyche.core.limits import U64_MAX
+from psyche.core.roster import get_slot
+from psyche.core.state import ClientState, Coordinator, Slot, SlotState
+
+
+def process_credits(state: Coordinator) -> None:
+    """At close: one credit for each member of agreed_held, whoever has departed since included (H2).
+
+    A round closes once, so a batch is credited once. The ejected get none (R7).
+    """
+    for member in get_members(state.current.agreed_held):
+        client = state.clients[member]
+        if client.state is not ClientState.EJECTED:
+            client.credits += 1
+            state.epoch.credit_total += 1
+
+
+def process_settlement(state: Coordinator) -> None:
+    """At the end of Cooldown: credits become earnings, a good epoch clears strikes, who left frees its slot.
+
+    Everyone but the ejected earns (pool div credit_total) for each credit; the rest carries over (M7).
+    """
+    registry, epoch = state.registry, state.epoch
+    pool = min(registry.current_earning_rate + registry.carry, U64_MAX)
+    share = pool // epoch.credit_total if epoch.credit_total else 0
+    registry.carry = pool - share * epoch.credit_total
+    for client in state.clients:
+        slot = get_slot(state, client)
+        if client.state is ClientState.EJECTED:
+            slot.slashed = min(slot.slashed + registry.current_slashing_rate, U64_MAX)
+            continue
+        slot.earned = min(slot.earned + share * client.credits, U64_MAX)
+        process_strike_clearing(slot, client)
+    for number, slot in enumerate(registry.slots):
+        if slot.state is SlotState.LEAVING and not slot.earned:
+            registry.slots[number] = Slot()  # M4

@@ -1,0 +1,124 @@
+"""From joined slots to an epoch's first round, or back (1.5.1 of the original, T8, M3, P5)."""
+
+from dataclasses import replace
+
+from psyche.core.bits import get_members
+from psyche.core.limits import (
+    GOOD_STREAK_ROUNDS,
+    STORED_ROUNDS,
+    U8_MAX,
+    U16_MAX,
+    WARMUP_FAILURE_LIMIT,
+    WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT,
+)
+from psyche.core.membership import process_departure
+from psyche.core.readiness import (
+    get_ready,
+    get_ready_threshold,
+    is_certified,
+    process_certification,
+)
+from psyche.core.roster import get_healthy, is_expired
+from psyche.core.rounds import process_first_round
+from psyche.core.state import Client, ClientState, Coordinator, Epoch, Round, RunState, SlotState
+from psyche.core.timing import compute_elapsed, is_timed_out, process_state_change
+
+
+def get_joined(state: Coordinator, now: int) -> list[int]:
+    """The slots that a formation would take now, in slot order (M3).
+
+    Those that still wait for a strike count only where there are too few others; else two struck
+    members of three would end the run.
+    """
+    next_active = state.registry.next_active
+    joined = [
+        number
+        for number, slot in enumerate(state.registry.slots)
+        if slot.state is SlotState.JOINED and slot.active >= next_active and not is_expired(slot, now)
+    ]
+    present = [number for number in joined if state.registry.slots[number].active == next_active]
+    return present if len(present) >= state.config.init_min_clients else joined
+
+
+def process_formation(state: Coordinator, now: int, slots: list[int]) -> None:
+    """The slots become the members of an epoch, in slot order; Warmup begins (3.2, 3.4, M3)."""
+    registry, old = state.registry, state.epoch
+    state.epoch = Epoch(
+        start_step=state.progress.step,
+        start_timestamp=now,
+        first_round=True,
+        warmup_failures=old.warmup_failures,
+        cold_start=old.cold_start,
+    )
+    state.rounds = [Round() for _ in range(STORED_ROUNDS)]
+    state.clients = []
+    for number in slots:
+        slot = registry.slots[number]
+        slot.active, slot.last_epoch = registry.next_active, state.progress.epoch
+        state.clients.append(
+            Client(signer=slot.signer, p2p=slot.p2p, slot=number, good_streak=GOOD_STREAK_ROUNDS)  # A1
+        )
+    registry.current_earning_rate = registry.future_earning_rate
+    registry.current_slashing_rate = registry.future_slashing_rate
+    process_state_change(state, now, RunState.WARMUP)
+
+
+def is_start_due(state: Coordinator, now: int, starters: int) -> bool:
+    """Whether Warmup may end with a round of these members (T8)."""
+    config, epoch = state.config, state.epoch
+    count = starters.bit_count()
+    if count < config.min_clients:
+        return False
+    if get_ready(state) == get_healthy(state) or is_timed_out(now, state.state_start_unix, config.warmup_time):
+        return True
+    if not config.straggler_percent or count < get_ready_threshold(state):
+        return False
+    pace = compute_elapsed(epoch.ready_quorum_unix, state.state_start_unix) * config.straggler_percent
+    elapsed = compute_elapsed(now, state.state_start_unix)
+    return elapsed * 100 >= pace and is_timed_out(now, state.state_start_unix, config.warmup_time // 2)
+
+
+def process_epoch_start(state: Coordinator, now: int, entropy: bytes, starters: int) -> None:
+    """Round 0 with the starters; whoever is not ready, or shows other weights, leaves (T8, S8, M3)."""
+    process_certification(state)
+    _process_leftovers(state, now, starters)
+    state.epoch.warmup_failures = 0  # P5
+    process_joins_closed(state)
+    process_first_round(state, now, entropy)
+
+
+def _process_leftovers(state: Coordinator, now: int, starters: int) -> None:
+    for member in get_members(get_healthy(state) & ~starters):
+        process_departure(state, now, state.clients[member], ClientState.DROPPED)  # no strike
+
+
+def process_joins_closed(state: Coordinator) -> None:
+    """All joins so far are used up: everybody must join again (M3)."""
+    state.registry.next_active = min(state.registry.next_active + 1, U16_MAX)
+
+
+def process_warmup_timeout(state: Coordinator, now: int, starters: int) -> None:
+    """Warmup ends without a start: who is not ready leaves, the run waits again (T8, S8, P5)."""
+    nobody_ready = not state.epoch.ready_len
+    _process_leftovers(state, now, starters)
+    process_abandonment(state, now)
+    if nobody_ready and is_certified(state):
+        state.epoch.warmup_failures = min(state.epoch.warmup_failures + 1, U8_MAX)
+        _process_rollback(state)
+
+
+def process_abandonment(state: Coordinator, now: int) -> None:
+    """Back to WaitingForMembers; the epoch's number stays (T8)."""
+    process_state_change(state, now, RunState.WAITING_FOR_MEMBERS)
+
+
+def _process_rollback(state: Coordinator) -> None:
+    """Nobody could show `certified` Warmup after Warmup: back to the checkpoint (P5)."""
+    mark = state.checkpoint
+    is_old = mark.epoch + 1 < state.certified.epoch
+    limit = WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT if is_old else WARMUP_FAILURE_LIMIT
+    if state.epoch.warmup_failures < limit:
+        return
+    state.progress.step, state.progress.epoch_start_data_index = mark.step, mark.data_index
+    state.certified = replace(mark)
+    state.epoch.warmup_failures = 0

@@ -1,0 +1,130 @@
+"""Gossip: what is let in, what is known already, and announcements over open streams.
+
+Up to 32 allowed peers a message goes straight to each of them; the mesh carries it too where an
+allowed peer is not connected, or where there are more. A message counts once per origin, whichever
+way it came.
+"""
+
+import logging
+from collections import deque
+from typing import Final
+
+import trio
+
+from psyche.core.limits import MAX_MESSAGE_BYTES
+from psyche.errors import NetworkError
+from psyche.network.limits import NetworkLimits
+from psyche.network.rates import Buckets, SeenSet
+from psyche.network.streams import ByteStream, Signal, read_frame, write_frame
+from psyche.wire.crypto import blake3_hash
+from psyche.wire.ports import NetworkStatistics
+
+_log: Final = logging.getLogger("psyche.network")
+
+
+class Inbox:
+    """Decides which gossip is delivered, and keeps it until it is read, the newest of it.
+
+    Args:
+        own_key: gossip of this node itself is not delivered.
+        limits: rates and sizes.
+        statistics: the node's counters.
+    """
+
+    def __init__(self, own_key: bytes, limits: NetworkLimits, statistics: NetworkStatistics) -> None:
+        self.allowed: frozenset[bytes] = frozenset()
+        self._own_key = own_key
+        self._statistics = statistics
+        self._buckets = Buckets(limits.gossip_per_s, limits.gossip_burst)
+        self._seen = SeenSet(limits.seen_messages)
+        self._send, self._receive = trio.open_memory_channel[tuple[bytes, bytes]](limits.inbox_messages)
+
+    def is_acceptable(self, origin: bytes, message: bytes) -> bool:
+        """The cheap checks: size, allow-list, rate. Never raises, so that a mesh may ask it for strangers' bytes."""
+        if not 0 < len(message) <= MAX_MESSAGE_BYTES or origin not in self.allowed:
+            self._statistics.gossip_refused += 1
+            return False
+        if _name(origin, message) in self._seen:
+            return True
+        if not self._buckets.take(origin, trio.current_time()):
+            self._statistics.gossip_refused += 1
+            return False
+        return True
+
+    def deliver(self, origin: bytes, message: bytes) -> None:
+        """Hand on a message that was accepted, unless it was seen; the oldest makes room for it."""
+        if origin == self._own_key or not self._seen.add(_name(origin, message)):
+            return
+        self._statistics.gossip_received += 1
+        self._statistics.bytes_received += len(message)
+        while True:
+            try:
+                self._send.send_nowait((origin, message))
+            except trio.WouldBlock:
+                self._receive.receive_nowait()
+                continue
+            return
+
+    def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
+        """A receiver; several share what comes."""
+        return self._receive.clone()
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._send.close()
+
+
+def _name(origin: bytes, message: bytes) -> bytes:
+    return blake3_hash(origin, message)
+
+
+class Outbox:
+    """Announcements on their way to one peer over one open stream; the oldest are dropped."""
+
+    def __init__(self, limits: NetworkLimits, statistics: NetworkStatistics) -> None:
+        self._queue: deque[bytes] = deque(maxlen=limits.outbox_messages)
+        self._signal = Signal()
+        self._statistics = statistics
+
+    def put(self, message: bytes) -> None:
+        """Queue a message."""
+        self._queue.append(message)
+        self._signal.notify()
+
+    async def run(self, stream: ByteStream) -> None:
+        """Send what is queued, as it comes, until the stream breaks.
+
+        Raises:
+            StreamError: it did; the message at the front is sent again on the next stream.
+        """
+        while True:
+            while self._queue:
+                message = self._queue[0]
+                await write_frame(stream, message)
+                self._statistics.bytes_sent += len(message)
+                if self._queue and self._queue[0] is message:
+                    self._queue.popleft()
+            await self._signal.wait()
+
+
+async def receive_announcements(stream: ByteStream, origin: bytes, inbox: Inbox) -> None:
+    """Read a peer's announcements until the stream ends.
+
+    Raises:
+        WireError: a frame above the limit; nothing of it was read.
+        StreamError: the stream ended.
+    """
+    while True:
+        message = await read_frame(stream, MAX_MESSAGE_BYTES, "gossip")
+        if inbox.is_acceptable(origin, message):
+            inbox.deliver(origin, message)
+
+
+def check_message(message: bytes) -> None:
+    """Refuse to publish what no peer would take.
+
+    Raises:
+        NetworkError: empty or too large.
+    """
+    if not 0 < len(message) <= MAX_MESSAGE_BYTES:
+        raise NetworkError(f"gossip: a message of {len(message)} bytes, must be 1 to {MAX_MESSAGE_BYTES}")

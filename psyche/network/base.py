@@ -1,0 +1,468 @@
+"""A node: the `Network` port over any transport (`node.py`: libp2p, `memory.py`: simulated links)."""
+
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.network.announce import Inbox, Outbox, check_message, receive_announcements
+from psyche.network.blobfetch import FetchJob, SourceBook, Target
+from psyche.network.blobserve import BlobServer
+from psyche.network.blobstore import BlobStore, RunIo, run_in_thread
+from psyche.network.blobwire import check_blob_size
+from psyche.network.limits import MAX_BLOBS_AT_ONCE, SYNC_REQUEST_BYTES, NetworkLimits
+from psyche.network.peers import Peer, PeerTable, Transport
+from psyche.network.sinks import MemorySink, PartFile
+from psyche.network.streams import BLOB, GOSSIP, HELLO, SYNC, ByteStream, Lease, StreamError, read_frame, write_frame
+from psyche.network.sync import REPLY_FRAME_BYTES, decode_reply, decode_request, encode_reply, encode_request
+from psyche.wire.crypto import Identity, blob_id_of, sign_address_record
+from psyche.wire.ports import AddressRecord, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
+
+_log: Final = logging.getLogger("psyche.network")
+RECORD_VALID_S: Final = 24 * 3_600
+ASK_RETRY_S: Final = 1.0
+
+
+class BaseNode:
+    """A node among peers; see `psyche.wire.ports.Network` for what its methods promise.
+
+    Args:
+        identity: the p2p key.
+        transport: what carries streams; reports connections and streams to this node.
+        data_dir: the node's own folder.
+        limits: every bound.
+        rng: jitter.
+        run_io: how files are read and written.
+        get_unix: the time that address records expire by.
+    """
+
+    def __init__(
+        self, identity: Identity, transport: Transport, data_dir: Path, *, limits: NetworkLimits,
+        rng: random.Random, run_io: RunIo = run_in_thread, get_unix: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
+        self.limits = limits
+        self._identity = identity
+        self._transport = transport
+        self._run_io = run_io
+        self._get_unix = get_unix or (lambda: int(time.time()))
+        self._statistics = NetworkStatistics()
+        self._nursery: trio.Nursery | None = None
+        self._handler: SyncHandler | None = None
+        self._handling = trio.CapacityLimiter(limits.sync_handlers)
+        self._outboxes: dict[bytes, Outbox] = {}
+        self._inbox = Inbox(identity.public, limits, self._statistics)
+        self._round = (0, 0)
+        self._fetching: dict[bytes, trio.Lock] = {}
+        self._fetches = trio.CapacityLimiter(limits.fetches)
+        self._book = SourceBook(limits)
+        self.store = BlobStore(
+            data_dir / "blobs", memory_bytes=limits.memory_blob_bytes, disk_bytes=limits.disk_blob_bytes, run_io=run_io
+        )
+        self._server = BlobServer(self.store, limits)
+        self.peers = PeerTable(
+            identity.public, limits, transport, rng,
+            get_record=self.address_record, get_unix=self._get_unix, start_soon=self._start_soon,
+        )  # fmt: skip
+
+    # life
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the node's tasks; on the way out all of them end."""
+        await self._run_io(self.store.clear_folder)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self.peers.keep_connected)
+                try:
+                    yield
+                finally:
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+            self._inbox.close()
+
+    def _start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        if self._nursery is not None and not self._nursery.cancel_scope.cancel_called:
+            self._nursery.start_soon(self._guard, function, *args)
+
+    async def _guard(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """No task that serves a peer may end the node."""
+        try:
+            await function(*args)
+        except PsycheError as error:
+            _log.debug("task ended: %s", error)
+        except Exception:  # noqa: BLE001 - our own bug must not cost the node
+            _log.exception("a task of the node failed")
+
+    # who and where
+
+    @property
+    def key(self) -> bytes:
+        """This node's p2p public key."""
+        return self._identity.public
+
+    def address_record(self) -> AddressRecord:
+        """A fresh signed record of where this node listens, good for a day."""
+        return sign_address_record(self._identity, self._transport.addresses(), self._get_unix() + RECORD_VALID_S)
+
+    def set_allowed(self, keys: frozenset[bytes]) -> None:
+        """Who may talk to this node; others are closed and their messages refused."""
+        self._inbox.allowed = keys
+        self.peers.set_allowed(keys)
+
+    def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
+        """What hello compares; a zero plan hash is not compared."""
+        if run_uid != self.peers.run_uid:
+            self._book.banned.clear()
+        self.peers.set_plan(run_uid, plan_hash)
+
+    def set_addresses(self, records: Sequence[AddressRecord]) -> None:
+        """Whom to keep connected to; redials by itself."""
+        self.peers.set_addresses(records)
+
+    def connected(self) -> frozenset[bytes]:
+        """Keys of the peers that are connected and past hello."""
+        return self.peers.connected()
+
+    async def wait_for_peers(self, keys: frozenset[bytes]) -> None:
+        """Until all `keys` are connected; the caller bounds it."""
+        while not keys <= self.connected():
+            await self.peers.changed.wait()
+
+    def refusals(self) -> dict[bytes, str]:
+        """Why peers were closed or refused last, by key."""
+        return dict(self.peers.refusals)
+
+    def banned(self) -> dict[bytes, str]:
+        """Blob sources that lied in this run, and how."""
+        return dict(self._book.banned)
+
+    def statistics(self) -> NetworkStatistics:
+        """Counters since the start."""
+        own, serve = self._statistics, self._server.counters
+        return NetworkStatistics(
+            bytes_sent=own.bytes_sent + serve.bytes_sent,
+            bytes_received=own.bytes_received + self._book.bytes_received,
+            gossip_sent=own.gossip_sent,
+            gossip_received=own.gossip_received,
+            gossip_refused=own.gossip_refused,
+            blobs_served=serve.ranges,
+            blobs_fetched=own.blobs_fetched,
+            peers=len(self.connected()),
+            per_peer_rate_bytes_s={k: s.rate_bytes_s for k, s in self._book.statistics.items() if s.rate_bytes_s},
+        )
+
+    # streams that peers open
+
+    async def handle_stream(self, key: bytes, protocol: str, stream: ByteStream) -> None:
+        """Serve a stream that a peer opened; the transport calls it. Never raises but for cancellation."""
+        try:
+            peer = self.peers.get(key)
+            if peer is None:
+                return
+            if peer.inbound.get(protocol, 0) >= self.limits.streams_per_peer:
+                _log.debug("peer %s opens too many streams", key.hex()[:16])
+                return
+            peer.inbound[protocol] = peer.inbound.get(protocol, 0) + 1
+            try:
+                await self._serve(peer, protocol, stream)
+            finally:
+                peer.inbound[protocol] -= 1
+        except PsycheError as error:
+            _log.debug("stream %s of %s ended: %s", protocol, key.hex()[:16], error)
+        except Exception:  # noqa: BLE001 - our own bug must not cost the node
+            _log.exception("stream %s of %s failed", protocol, key.hex()[:16])
+        finally:
+            with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
+                await stream.reset()
+
+    async def _serve(self, peer: Peer, protocol: str, stream: ByteStream) -> None:
+        if protocol == HELLO:
+            await self.peers.answer_hello(peer.key, stream)
+            return
+        with trio.move_on_after(self.limits.hello_s):  # its verdict may still be on the way
+            await peer.admitted.wait()
+        if not peer.admitted.is_set():
+            return
+        if protocol == GOSSIP:
+            await receive_announcements(stream, peer.key, self._inbox)
+        elif protocol == SYNC:
+            await self._serve_sync(peer.key, stream)
+        elif protocol == BLOB:
+            await self._server.serve(peer.key, stream)
+
+    # gossip
+
+    async def publish(self, message: bytes) -> None:
+        """Gossip one message of at most 4 KiB to all allowed peers.
+
+        Raises:
+            NetworkError: empty or too large.
+        """
+        check_message(message)
+        self._statistics.gossip_sent += 1
+        others, here = self.peers.allowed - {self.key}, self.connected()
+        if len(others) <= self.limits.direct_peers:
+            for key in here:
+                self._get_outbox(key).put(message)
+        if len(others) > self.limits.direct_peers or others - here:
+            await self._broadcast(message)
+        await trio.lowlevel.checkpoint()
+
+    async def _broadcast(self, message: bytes) -> None:
+        """Give the message to a mesh, where the transport has one."""
+
+    def _get_outbox(self, key: bytes) -> Outbox:
+        outbox = self._outboxes.get(key)
+        if outbox is None:
+            outbox = self._outboxes[key] = Outbox(self.limits, self._statistics)
+            self._start_soon(self._run_outbox, key, outbox)
+        return outbox
+
+    async def _run_outbox(self, key: bytes, outbox: Outbox) -> None:
+        try:
+            while self.peers.is_connected(key):
+                try:
+                    async with self.peers.lease(key, GOSSIP) as lease:
+                        await outbox.run(lease.stream)
+                except NetworkError as error:
+                    _log.debug("announcements to %s: %s", key.hex()[:16], error)
+                with trio.move_on_after(ASK_RETRY_S):
+                    await self.peers.changed.wait()
+        finally:
+            del self._outboxes[key]
+
+    def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
+        """Gossip as it comes: (key of the node that first sent it, message). Bounded; the oldest are dropped."""
+        return self._inbox.messages()
+
+    # sync
+
+    def set_sync_handler(self, handler: SyncHandler) -> None:
+        """Who answers what peers ask."""
+        self._handler = handler
+
+    async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
+        """Ask one peer.
+
+        Raises:
+            NetworkError: not connected, refused, or no answer in time.
+        """
+        raw = encode_request(request)
+        try:
+            with trio.fail_after(timeout_s):
+                return decode_reply(await self._exchange(peer, raw))
+        except trio.TooSlowError as error:
+            raise NetworkError(f"peer {peer.hex()[:16]}: no answer to {request.kind} in {timeout_s:g} s") from error
+        except WireError as error:
+            raise NetworkError(f"peer {peer.hex()[:16]}: {error}") from error
+
+    async def _exchange(self, peer: bytes, raw: bytes) -> bytes:
+        while True:
+            async with self.peers.lease(peer, SYNC) as lease:
+                try:
+                    return await self._ask_on(lease, raw)
+                except StreamError:
+                    if not lease.is_reused:
+                        raise  # a stream that lay idle may have been closed meanwhile: once more on a new one
+
+    async def _ask_on(self, lease: Lease, raw: bytes) -> bytes:
+        await write_frame(lease.stream, raw)
+        reply = await read_frame(lease.stream, REPLY_FRAME_BYTES, "sync reply")
+        self._statistics.bytes_sent += len(raw)
+        self._statistics.bytes_received += len(reply)
+        lease.is_clean = True
+        return reply
+
+    async def _serve_sync(self, key: bytes, stream: ByteStream) -> None:
+        while True:
+            with trio.move_on_after(self.limits.idle_stream_s) as idle:
+                raw = await read_frame(stream, SYNC_REQUEST_BYTES, "sync request")
+            if idle.cancelled_caught:
+                return
+            reply = await self._handle(key, decode_request(raw))
+            await write_frame(stream, reply)
+            self._statistics.bytes_received += len(raw)
+            self._statistics.bytes_sent += len(reply)
+
+    async def _handle(self, key: bytes, request: SyncRequest) -> bytes:
+        """The handler's answer; one that fails or takes too long has found nothing."""
+        reply = SyncReply(found=False)
+        if self._handler is not None:
+            try:
+                async with self._handling:
+                    with trio.move_on_after(self.limits.serve_sync_s):
+                        reply = await self._handler(key, request)
+                return encode_reply(reply)
+            except Exception:  # noqa: BLE001 - nor one of the handler
+                _log.exception("the answer to %s failed", request.kind)
+        return encode_reply(SyncReply(found=False))
+
+    # blobs
+
+    async def provide(self, data: bytes | Path, *, expires: tuple[int, int] | None) -> bytes:
+        """Offer a blob and return its id; see the port.
+
+        Raises:
+            NetworkError: the file cannot be read, or the quotas are full.
+            WireError: more than 4 GiB.
+        """
+        if isinstance(data, Path):
+            return await self.store.add_file(data, expires)
+        return await self.store.add_bytes(data, expires)
+
+    async def withdraw(self, blob_id: bytes) -> None:
+        """Stop offering a blob; one that was provided several times, once."""
+        self.store.withdraw(blob_id)
+        await trio.lowlevel.checkpoint()
+
+    def expire(self, epoch: int, height: int) -> None:
+        """Drop blobs whose round lies before (epoch, height)."""
+        self._round = (epoch, height)
+        self.store.expire(epoch, height)
+
+    async def fetch(self, blob_id: bytes, sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
+        """Fetch a payload from one source, another on failure; see the port.
+
+        Raises:
+            NetworkError: no source delivered it in time, or there is no room for it.
+            WireError: `size_bytes` is more than 4 GiB.
+        """
+        check_blob_size(size_bytes)
+        async with self._turn(blob_id, deadline):
+            found = await self.store.get_data(blob_id)
+            if found is not None and len(found) == size_bytes:
+                return found
+            return await self._fetch_payload(blob_id, sources, size_bytes, deadline)
+
+    @asynccontextmanager
+    async def _turn(self, blob_id: bytes, deadline: float) -> AsyncIterator[None]:
+        """One fetch per blob at a time, and not too many in all."""
+        lock, borrower = self._fetching.setdefault(blob_id, trio.Lock()), object()
+        try:
+            with trio.move_on_at(deadline) as waiting:
+                await lock.acquire()
+            if waiting.cancelled_caught:
+                raise NetworkError(f"blob {blob_id.hex()[:16]}: another fetch of it took too long")
+            try:
+                with trio.move_on_at(deadline) as waiting:
+                    await self._fetches.acquire_on_behalf_of(borrower)
+                if waiting.cancelled_caught:
+                    raise NetworkError(f"blob {blob_id.hex()[:16]}: {self.limits.fetches} other fetches took too long")
+                try:
+                    yield
+                finally:
+                    self._fetches.release_on_behalf_of(borrower)
+            finally:
+                lock.release()
+        finally:
+            if not lock.locked():
+                self._fetching.pop(blob_id, None)
+
+    async def _fetch_payload(self, blob_id: bytes, sources: Sequence[bytes], size: int, deadline: float) -> bytes:
+        if not size:
+            _check_empty(blob_id)
+            return b""
+        await self.store.reserve(size)
+        try:
+            sink = MemorySink(size)
+            job = self._build_job([Target(blob_id, size, sink)], sources, parallel=False)
+            await job.run(deadline)
+        finally:
+            self.store.release(size)
+        self._statistics.blobs_fetched += 1
+        epoch, height = self._round
+        await self.store.add_bytes(sink.data, (epoch, height + self.limits.keep_fetched_rounds), is_fetched=True)
+        return sink.data
+
+    def _build_job(
+        self, targets: list[Target], sources: Sequence[bytes], *, parallel: bool,
+        progress: Callable[[int], None] | None = None,
+    ) -> FetchJob:  # fmt: skip
+        others = [s for s in sources if s != self.key]
+        return FetchJob(targets, others, self.peers, self._book, parallel=parallel, progress=progress)
+
+    async def fetch_file(
+        self, blob_id: bytes, sources: Sequence[bytes], path: Path, *, size_bytes: int, deadline: float,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Fetch a large blob to `path` from several sources at once, resuming a part file; see the port.
+
+        Raises:
+            NetworkError: no source delivered it in time, or the disk failed.
+            WireError: `size_bytes` is more than 4 GiB.
+        """
+        await self._fetch_files({blob_id: (size_bytes, path)}, sources, deadline, progress)
+
+    async def fetch_many(
+        self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, *, deadline: float,
+        progress: Callable[[int], None] | None = None,
+    ) -> dict[bytes, Path]:  # fmt: skip
+        """Fetch blobs, given as (id, size in bytes), to `folder/<id in hex>` from all sources at once.
+
+        Small ones are asked for many at a time. Files that are there already are checked, not fetched.
+        `progress` is told the bytes present. Returns the files; this node offers them from then on
+        until `withdraw`.
+
+        Raises:
+            NetworkError: not all were delivered in time, or the disk failed; what is there stays.
+            WireError: a size above 4 GiB, or too many blobs.
+        """
+        if len(blobs) > MAX_BLOBS_AT_ONCE:
+            raise WireError(f"fetch: {len(blobs)} blobs, at most {MAX_BLOBS_AT_ONCE}")
+        wanted = {blob_id: (size, folder / blob_id.hex()) for blob_id, size in blobs}
+        await self._fetch_files(wanted, sources, deadline, progress)
+        return {blob_id: path for blob_id, (_, path) in wanted.items()}
+
+    async def _fetch_files(
+        self, wanted: dict[bytes, tuple[int, Path]], sources: Sequence[bytes], deadline: float,
+        progress: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
+        targets: list[Target] = []
+        present = 0
+        for blob_id, (size, path) in wanted.items():
+            check_blob_size(size)
+            if not size:
+                _check_empty(blob_id)
+            if await self._is_there(blob_id, size, path):
+                present += size
+            else:
+                targets.append(Target(blob_id, size, PartFile(blob_id, size, path, self._run_io)))
+        job = self._build_job(targets, sources, parallel=True, progress=_add(progress, present))
+        try:
+            await job.run(deadline)
+        finally:
+            for target in targets:
+                await target.sink.close()
+        for target in targets:
+            await self.store.add_file(wanted[target.blob_id][1], None)
+            self._statistics.blobs_fetched += 1
+
+    async def _is_there(self, blob_id: bytes, size: int, path: Path) -> bool:
+        """Whether the file is whole already, checked against its id; it is offered then."""
+        if not await self._run_io(path.is_file) or (await self._run_io(path.stat)).st_size != size:
+            return False
+        found = await self.store.add_file(path, None)
+        if found != blob_id:
+            self.store.withdraw(found)
+        return found == blob_id
+
+
+def _check_empty(blob_id: bytes) -> None:
+    if blob_id != blob_id_of(b""):
+        raise NetworkError(f"blob {blob_id.hex()[:16]}: not the id of an empty blob")
+
+
+def _add(progress: Callable[[int], None] | None, present: int) -> Callable[[int], None] | None:
+    """The same report, counting what was there before."""
+    if progress is None:
+        return None
+    progress(present)
+    return lambda fetched: progress(present + fetched)

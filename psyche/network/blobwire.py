@@ -1,0 +1,122 @@
+"""`/psyche/blob/1` as bytes: fixed requests of 41 bytes, replies of status, length and body.
+
+`M` id: the manifest, u64 size and the BLAKE3 hash of every 1 MiB chunk.
+`R` id first count: the bytes of `count` <= 16 chunks from chunk `first` on.
+Requests may follow one another without waiting; replies come in their order. A blob of one chunk
+needs no manifest: its id follows from its bytes.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from psyche.errors import WireError
+from psyche.network.limits import RANGE_CHUNKS
+from psyche.network.streams import ByteStream, read_exactly
+from psyche.wire.crypto import BLOB_CHUNK_BYTES, MAX_BLOB_BYTES
+
+_REQUEST: Final = struct.Struct("<c32sII")
+_REPLY: Final = struct.Struct("<BQ")
+_SIZE: Final = struct.Struct("<Q")
+REQUEST_BYTES: Final = _REQUEST.size
+REPLY_HEAD_BYTES: Final = _REPLY.size
+HASH_BYTES: Final = 32
+
+
+class Status(IntEnum):
+    """First byte of a reply."""
+
+    OK = 0
+    UNKNOWN = 1  # the source does not have the blob, or no longer
+    REFUSED = 2  # the request breaks a rule
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRequest:
+    """A range of a blob, or with `count` 0 its manifest."""
+
+    blob_id: bytes
+    first: int = 0
+    count: int = 0
+
+
+def compute_chunk_count(size_bytes: int) -> int:
+    """How many 1 MiB chunks a blob has."""
+    return -(-size_bytes // BLOB_CHUNK_BYTES)
+
+
+def compute_range_bytes(size_bytes: int, first: int, count: int) -> int:
+    """How many bytes `count` chunks from chunk `first` on hold."""
+    return min(count * BLOB_CHUNK_BYTES, size_bytes - first * BLOB_CHUNK_BYTES)
+
+
+def compute_manifest_bytes(size_bytes: int) -> int:
+    """The length of a manifest's reply."""
+    return _SIZE.size + HASH_BYTES * compute_chunk_count(size_bytes)
+
+
+def encode_request(request: BlobRequest) -> bytes:
+    """The 41 bytes of a request."""
+    return _REQUEST.pack(b"R" if request.count else b"M", request.blob_id, request.first, request.count)
+
+
+def decode_request(raw: bytes) -> BlobRequest:
+    """Read a request.
+
+    Raises:
+        WireError: an unknown kind or a count that no source serves.
+    """
+    kind, blob_id, first, count = _REQUEST.unpack(raw)
+    if kind == b"M" and (first, count) == (0, 0):
+        return BlobRequest(blob_id)
+    if kind == b"R" and 1 <= count <= RANGE_CHUNKS:
+        return BlobRequest(blob_id, first, count)
+    raise WireError(f"blob request: kind {kind!r} with count {count}")
+
+
+def encode_manifest(size_bytes: int, hashes: bytes) -> bytes:
+    """The body of a manifest's reply."""
+    return _SIZE.pack(size_bytes) + hashes
+
+
+def decode_manifest(body: bytes, size_bytes: int) -> bytes:
+    """The chunk hashes of a manifest for a blob of `size_bytes`.
+
+    Raises:
+        WireError: another size.
+    """
+    (size,) = _SIZE.unpack_from(body)
+    if size != size_bytes:
+        raise WireError(f"blob manifest: {size} bytes, must be {size_bytes}")
+    return body[_SIZE.size :]
+
+
+def encode_reply_head(status: Status, size_bytes: int = 0) -> bytes:
+    """What stands before a reply's body."""
+    return _REPLY.pack(status, size_bytes)
+
+
+async def read_reply_head(stream: ByteStream, expected_bytes: int) -> Status:
+    """Read a reply's head; the body, if the status is OK, is exactly `expected_bytes` long.
+
+    Raises:
+        WireError: an unknown status, or any other length, before anything is allocated for it.
+        StreamError: the stream ended.
+    """
+    status, size = _REPLY.unpack(await read_exactly(stream, _REPLY.size))
+    if status not in tuple(Status):
+        raise WireError(f"blob reply: unknown status {status}")
+    if size != (expected_bytes if status == Status.OK else 0):
+        raise WireError(f"blob reply: {size} bytes announced, must be {expected_bytes}")
+    return Status(status)
+
+
+def check_blob_size(size_bytes: int) -> None:
+    """Refuse a size that no blob has.
+
+    Raises:
+        WireError: negative, or more than 4 GiB.
+    """
+    if not 0 <= size_bytes <= MAX_BLOB_BYTES:
+        raise WireError(f"blob: {size_bytes} bytes, at most {MAX_BLOB_BYTES}")

@@ -1,0 +1,373 @@
+"""The libp2p node: TCP, Noise, yamux and gossipsub under the code that all nodes share.
+
+async with open_node(identity, "0.0.0.0", 0, folder) as node:
+    node.set_plan(run_uid, plan_hash)
+    node.set_allowed(keys)
+    node.set_addresses(records)
+"""
+
+import functools
+import logging
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from libp2p.abc import INotifee
+from libp2p.crypto.ed25519 import Ed25519PublicKey
+from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr import Multiaddr
+
+from psyche.core.state import ZERO32
+from psyche.errors import NetworkError
+from psyche.network.base import BaseNode
+from psyche.network.limits import NetworkLimits
+from psyche.network.ports import build_address, get_reachable_addresses, lock_port
+from psyche.network.safe import build_host, build_pubsub, reset_stream, silence_libp2p
+from psyche.network.streams import PROTOCOLS, Signal, StreamError
+from psyche.wire.crypto import Identity
+
+_log: Final = logging.getLogger("psyche.network")
+WRITE_BYTES: Final = 1 << 20  # smaller writes cost more CPU, larger ones gain nothing
+CLOSE_S: Final = 2.0
+TRIM_S: Final = 60.0
+DIALABLE: Final = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
+
+
+def get_peer_id(key: bytes) -> ID:
+    """The libp2p name of a 32-byte Ed25519 key.
+
+    Raises:
+        NetworkError: not such a key.
+    """
+    try:
+        return ID.from_pubkey(Ed25519PublicKey.from_bytes(key))
+    except Exception as error:
+        raise NetworkError(f"peer {key.hex()[:16]}: not an Ed25519 key") from error
+
+
+def get_key(peer_id: ID) -> bytes:
+    """The Ed25519 key in a peer id.
+
+    Raises:
+        NetworkError: the id is of another kind of key.
+    """
+    try:
+        public = peer_id.extract_public_key()
+        if isinstance(public, Ed25519PublicKey):
+            return public.to_bytes()
+    except Exception as error:
+        raise NetworkError("peer id: not readable") from error
+    raise NetworkError("peer id: not of an Ed25519 key")
+
+
+class _Stream:
+    """A libp2p stream as ours; whatever libp2p raises is a `StreamError`."""
+
+    def __init__(self, stream: Any, limits: NetworkLimits) -> None:
+        self._stream = stream
+        self._limits = limits
+
+    async def read_some(self, max_bytes: int) -> bytes:
+        try:
+            data = await self._stream.read(max_bytes)
+        except Exception as error:
+            raise StreamError(f"stream: {type(error).__name__} while reading") from error
+        if not data:
+            raise StreamError("stream: at its end")
+        return data
+
+    async def write(self, data: bytes) -> None:
+        for start in range(0, len(data), WRITE_BYTES):
+            part = data if len(data) <= WRITE_BYTES else data[start : start + WRITE_BYTES]
+            await self._write_part(part)
+            await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _write_part(self, part: bytes) -> None:
+        """Shielded: a frame that is cancelled half-way breaks the encryption of the whole connection."""
+        shield = trio.CancelScope(shield=True, deadline=trio.current_time() + self._limits.write_s)  # pyright: ignore[reportCallIssue]
+        with shield:
+            try:
+                await self._stream.write(part)
+            except Exception as error:
+                raise StreamError(f"stream: {type(error).__name__} while writing") from error
+        if shield.cancelled_caught:
+            raise StreamError(f"stream: nothing taken within {self._limits.write_s:g} s")
+
+    async def close(self) -> None:
+        try:
+            with trio.move_on_after(CLOSE_S):
+                await self._stream.close_write()
+        except Exception as error:  # noqa: BLE001 - whatever libp2p raises, nothing more is written
+            _log.debug("close: %s", type(error).__name__)
+
+    async def reset(self) -> None:
+        await reset_stream(self._stream)
+
+
+class _Notifee(INotifee):
+    """Tells the transport of connections."""
+
+    def __init__(self, transport: "_LibP2PTransport") -> None:
+        self._transport = transport
+
+    async def connected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
+        self._transport.add_connection(conn)
+
+    async def disconnected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
+        self._transport.remove_connection(conn)
+
+    async def opened_stream(self, network: Any, stream: Any) -> None:
+        """Of no interest."""
+
+    async def closed_stream(self, network: Any, stream: Any) -> None:
+        """Of no interest."""
+
+    async def listen(self, network: Any, multiaddr: Any) -> None:
+        """Of no interest."""
+
+    async def listen_close(self, network: Any, multiaddr: Any) -> None:
+        """Of no interest."""
+
+
+class _LibP2PTransport:
+    """Connections and streams of a libp2p host."""
+
+    def __init__(self, host: Any, addresses: tuple[str, ...], limits: NetworkLimits) -> None:
+        self.node: P2PNode
+        self._host = host
+        self._swarm: Any = host.get_network()
+        self._addresses = addresses
+        self._limits = limits
+        self._swarm.register_notifee(_Notifee(self))
+        for protocol in PROTOCOLS:
+            host.set_stream_handler(TProtocol(protocol), functools.partial(self._handle, protocol))
+
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    async def dial(self, key: bytes, address: str) -> None:
+        peer_id = get_peer_id(key)
+        if self._swarm.get_connections(peer_id):
+            return
+        try:
+            await self._swarm.dial_addr(parse_address(address), peer_id)
+        except NetworkError:
+            raise
+        except Exception as error:
+            raise NetworkError(f"peer {key.hex()[:16]} at {address}: {type(error).__name__}") from error
+
+    async def open_stream(self, key: bytes, protocol: str) -> _Stream:
+        peer_id = get_peer_id(key)
+        if not self._swarm.get_connections(peer_id):
+            raise NetworkError(f"peer {key.hex()[:16]}: not connected")
+        try:
+            stream = await self._host.new_stream(peer_id, [TProtocol(protocol)])
+        except Exception as error:
+            raise NetworkError(f"peer {key.hex()[:16]}: no stream of {protocol}: {type(error).__name__}") from error
+        return _Stream(stream, self._limits)
+
+    async def disconnect(self, key: bytes) -> None:
+        await self.close_peer(get_peer_id(key))
+
+    async def close_peer(self, peer_id: ID) -> None:
+        """Close all connections to a peer; never raises, never waits long."""
+        try:
+            with trio.move_on_after(CLOSE_S):
+                await self._swarm.close_peer(peer_id)
+        except Exception as error:  # noqa: BLE001 - it is gone either way
+            _log.debug("close of a peer: %s", type(error).__name__)
+
+    async def close_all(self) -> None:
+        """Stop listening, then close everybody at once: one after another would take seconds."""
+        for listener in list(self._swarm.listeners.values()):
+            await listener.close()
+        async with trio.open_nursery() as nursery:
+            for peer_id in list(self._swarm.connections):
+                nursery.start_soon(self.close_peer, peer_id)
+        await self._host.close()
+
+    def add_connection(self, conn: Any) -> None:
+        is_dialer = str(conn.direction).lower().endswith("outbound")
+        try:
+            key = get_key(conn.muxed_conn.peer_id)
+        except NetworkError:
+            self.node.start(self.close_peer, conn.muxed_conn.peer_id)
+            return
+        self.node.peers.add_connection(key, is_dialer=is_dialer)
+
+    def remove_connection(self, conn: Any) -> None:
+        peer_id = conn.muxed_conn.peer_id
+        if any(not c.is_closed for c in self._swarm.get_connections(peer_id)):
+            return
+        try:
+            self.node.peers.remove_connections(get_key(peer_id))
+        except NetworkError:
+            return
+
+    async def _handle(self, protocol: str, stream: Any) -> None:
+        key = get_key(stream.muxed_conn.peer_id)
+        if self.node.peers.get(key) is None:  # its first stream may come before the swarm tells of the connection
+            self.node.peers.add_connection(key, is_dialer=False)
+        await self.node.handle_stream(key, protocol, _Stream(stream, self._limits))
+
+
+def parse_address(address: str) -> Multiaddr:
+    """A multiaddr of the form /ip4/1.2.3.4/tcp/1234 (or ip6, dns, dns4, dns6).
+
+    Raises:
+        NetworkError: anything else: nothing is dialed that libp2p might take for more.
+    """
+    try:
+        found = Multiaddr(address)
+        names = [p.name for p in found.protocols()]
+    except Exception as error:
+        raise NetworkError(f"address {address[:128]!r}: not a multiaddr") from error
+    if len(names) != 2 or names[0] not in DIALABLE or names[1] != "tcp":
+        raise NetworkError(f"address {address[:128]!r}: must be like /ip4/1.2.3.4/tcp/1234")
+    return found
+
+
+class P2PNode(BaseNode):
+    """A node on libp2p; made by `open_node`."""
+
+    def __init__(
+        self, identity: Identity, transport: _LibP2PTransport, data_dir: Path, *, limits: NetworkLimits, pubsub: Any
+    ) -> None:
+        super().__init__(identity, transport, data_dir, limits=limits, rng=random.Random())  # noqa: S311 - jitter
+        transport.node = self
+        self._pubsub = pubsub
+        self._topic = ""
+        self._topic_changed = Signal()
+        pubsub.is_allowed = self._is_allowed
+
+    def start(self, function: Any, *args: object) -> None:
+        """Start a task of the node."""
+        self._start_soon(function, *args)
+
+    def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
+        """What hello compares; the gossip topic is that of the run."""
+        super().set_plan(run_uid, plan_hash)
+        self._topic = "" if run_uid == ZERO32 else f"psyche/{run_uid.hex()}"
+        self._topic_changed.notify()
+
+    def _is_allowed(self, peer_id: ID) -> bool:
+        return get_key(peer_id) in self.peers.allowed
+
+    async def _broadcast(self, message: bytes) -> None:
+        if not self._topic or self._topic not in self._pubsub.topic_ids:
+            return
+        try:
+            await self._pubsub.publish(self._topic, message)
+        except Exception as error:  # noqa: BLE001 - gossip is a hint: sync brings what the mesh does not
+            _log.debug("mesh: %s", type(error).__name__)
+
+    async def follow_topic(self) -> None:
+        """Be in the mesh of the current run, whichever that is."""
+        while True:
+            topic = self._topic
+            async with trio.open_nursery() as nursery:
+                if topic:
+                    nursery.start_soon(self._read_topic, topic)
+                while self._topic == topic:
+                    await self._topic_changed.wait()
+                nursery.cancel_scope.cancel()
+            if topic:
+                await self._pubsub.unsubscribe(topic)
+
+    async def _read_topic(self, topic: str) -> None:
+        self._pubsub.allowed_topics = frozenset({topic})
+        self._pubsub.set_topic_validator(topic, self._is_valid, False)  # an asynchronous one lets copies through
+        subscription = await self._pubsub.subscribe(topic)
+        async for message in subscription:
+            self._inbox.deliver(get_key(ID(message.from_id)), message.data)
+
+    def _is_valid(self, forwarder: ID, message: Any) -> bool:
+        try:
+            return forwarder == self._pubsub.my_id or self._inbox.is_acceptable(
+                get_key(ID(message.from_id)), message.data
+            )
+        except Exception:  # noqa: BLE001 - a validator that raises takes pubsub down
+            return False
+
+
+@dataclass(slots=True)
+class _Stack:
+    """The parts of libp2p that run beside the node."""
+
+    host: Any
+    address: Multiaddr
+    pubsub: Any
+    router: Any
+    transport: _LibP2PTransport
+    stop: trio.Event
+
+    async def run(self, task_status: Any) -> None:
+        """libp2p's own tasks, which outlive the node's; what they raise while stopping is of no interest."""
+        try:
+            async with (
+                self.host.run(listen_addrs=[self.address]),
+                background_trio_service(self.pubsub),
+                background_trio_service(self.router),
+            ):
+                await self._serve(task_status)
+        except* Exception as group:
+            if not self.stop.is_set():
+                raise NetworkError("libp2p ended") from group
+            _log.debug("libp2p while stopping: %s", [type(e).__name__ for e in group.exceptions])
+
+    async def _serve(self, task_status: Any) -> None:
+        try:
+            await self.pubsub.wait_until_ready()
+            if not self.host.get_network().listeners:
+                raise NetworkError(f"listen on {self.address}: failed")
+            task_status.started()
+            while not self.stop.is_set():
+                with trio.move_on_after(TRIM_S):
+                    await self.stop.wait()
+                # A list that only the adaptive mode trims grows by a float for every message.
+                self.router.recent_message_deliveries.clear()
+        finally:
+            shield = trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S)  # pyright: ignore[reportCallIssue]
+            with shield:
+                await self.transport.close_all()
+
+
+@asynccontextmanager
+async def open_node(
+    identity: Identity, listen: str, port: int, data_dir: Path, *, limits: NetworkLimits | None = None
+) -> AsyncIterator[P2PNode]:
+    """A running node.
+
+    Args:
+        identity: the p2p key.
+        listen: the IP address to listen on; "0.0.0.0" for all.
+        port: the TCP port; 0 for a free one.
+        data_dir: the node's own folder.
+        limits: bounds other than the defaults.
+
+    Raises:
+        NetworkError: the port is taken or the address is not of this machine.
+    """
+    limits = limits or NetworkLimits()
+    silence_libp2p()
+    with lock_port(listen, port) as number:
+        address = Multiaddr(build_address(listen, number))
+        host = build_host(identity.seed, address, limits)
+        pubsub, router = build_pubsub(host, frozenset())
+        transport = _LibP2PTransport(host, get_reachable_addresses(listen, number), limits)
+        node = P2PNode(identity, transport, data_dir, limits=limits, pubsub=pubsub)
+        stack = _Stack(host, address, pubsub, router, transport, trio.Event())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(stack.run)
+            try:
+                async with node.running():
+                    node.start(node.follow_topic)
+                    yield node
+            finally:
+                stack.stop.set()

@@ -1,0 +1,371 @@
+"""Who is connected, who is admitted, and whom to dial again.
+
+A connection is no more than a chance to say hello: within `hello_s` both sides have said who they
+are, of which run and plan, and have accepted each other, or the connection is closed.
+"""
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
+
+from psyche.core.state import ZERO32
+from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.network import hello
+from psyche.network.limits import NetworkLimits
+from psyche.network.streams import HELLO, ByteStream, Lease, Signal, StreamPool
+from psyche.wire.crypto import check_address_record
+from psyche.wire.ports import AddressRecord
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_log: Final = logging.getLogger("psyche.network")
+MAX_DIALS: Final = 8
+MAX_REFUSALS: Final = 256
+
+
+class Transport(Protocol):
+    """What carries the streams. It reports connections to the node's `PeerTable`, one call for each."""
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where this node listens, as multiaddrs."""
+        ...
+
+    async def dial(self, key: bytes, address: str) -> None:
+        """Connect to a peer and prove its key.
+
+        Raises:
+            NetworkError: not reachable, not that key, or not an address of this transport.
+        """
+        ...
+
+    async def open_stream(self, key: bytes, protocol: str) -> ByteStream:
+        """A new stream on an existing connection.
+
+        Raises:
+            NetworkError: no connection, or the peer does not speak the protocol.
+        """
+        ...
+
+    async def disconnect(self, key: bytes) -> None:
+        """Close all connections to a peer; never raises."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A connected peer."""
+
+    key: bytes
+    admitted: trio.Event = field(default_factory=trio.Event)
+    gone: trio.Event = field(default_factory=trio.Event)
+    pools: dict[str, StreamPool] = field(default_factory=dict)
+    inbound: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Redial:
+    """When a wanted peer is dialed next."""
+
+    next_at: float
+    delay_s: float
+    is_dialing: bool = False
+
+
+class PeerTable:
+    """The peers of a node.
+
+    Args:
+        key: this node's own.
+        limits: times and counts.
+        transport: what carries streams.
+        rng: jitter of redialing; nothing secret.
+        get_record: this node's own address record, fresh.
+        get_unix: the time that address records expire by.
+        start_soon: starts a task of the node.
+    """
+
+    def __init__(
+        self, key: bytes, limits: NetworkLimits, transport: Transport, rng: random.Random, *,
+        get_record: Callable[[], AddressRecord], get_unix: Callable[[], int], start_soon: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self.changed = Signal()
+        self.allowed: frozenset[bytes] = frozenset()
+        self.run_uid = ZERO32
+        self.plan_hash = ZERO32
+        self.refusals: dict[bytes, str] = {}
+        self._key = key
+        self._limits = limits
+        self._transport = transport
+        self._rng = rng
+        self._get_record = get_record
+        self._get_unix = get_unix
+        self._start_soon = start_soon
+        self._peers: dict[bytes, Peer] = {}
+        self._records: dict[bytes, AddressRecord] = {}
+        self._redials: dict[bytes, _Redial] = {}
+        self._wake = Signal()
+        self._dials = trio.CapacityLimiter(MAX_DIALS)
+
+    # who is here
+
+    def connected(self) -> frozenset[bytes]:
+        """Keys of the admitted peers."""
+        return frozenset(k for k, p in self._peers.items() if p.admitted.is_set())
+
+    def is_connected(self, key: bytes) -> bool:
+        """Whether a peer is past hello."""
+        peer = self._peers.get(key)
+        return peer is not None and peer.admitted.is_set()
+
+    def get(self, key: bytes) -> Peer | None:
+        """A connected peer, admitted or not."""
+        return self._peers.get(key)
+
+    @asynccontextmanager
+    async def lease(self, key: bytes, protocol: str) -> "AsyncIterator[Lease]":
+        """A stream to an admitted peer, out of its pool.
+
+        Raises:
+            NetworkError: not connected.
+        """
+        peer = self._peers.get(key)
+        if peer is None or not peer.admitted.is_set():
+            raise NetworkError(f"peer {key.hex()[:16]}: not connected")
+        pool = peer.pools.get(protocol)
+        if pool is None:
+            pool = StreamPool(
+                lambda: self._open(key, protocol), self._limits.streams_per_peer, self._limits.idle_stream_s
+            )
+            peer.pools[protocol] = pool
+        async with pool.lease() as lease:
+            yield lease
+
+    async def _open(self, key: bytes, protocol: str) -> ByteStream:
+        with trio.move_on_after(self._limits.stream_open_s):
+            return await self._transport.open_stream(key, protocol)
+        raise NetworkError(f"peer {key.hex()[:16]}: no stream of {protocol} within {self._limits.stream_open_s:g} s")
+
+    # what the owner sets
+
+    def set_allowed(self, keys: frozenset[bytes]) -> None:
+        """Close who dropped out, dial who is new."""
+        new = keys - self.allowed
+        self.allowed = keys
+        for key in list(self._peers):
+            if key not in keys:
+                self._drop(key, "not on the allow-list any more")
+        self._dial_now(new)
+
+    def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
+        """Another run closes everybody; another plan is compared with everybody again."""
+        if len(run_uid) != len(ZERO32) or len(plan_hash) != len(ZERO32):
+            raise NetworkError("plan: run_uid and plan_hash have 32 bytes")
+        old_run, old_plan = self.run_uid, self.plan_hash
+        self.run_uid, self.plan_hash = run_uid, plan_hash
+        if run_uid != old_run:
+            for key in list(self._peers):
+                self._drop(key, "another run")
+            self._dial_now(frozenset(self._records))
+        elif plan_hash != old_plan:
+            for peer in self._peers.values():
+                if peer.admitted.is_set():
+                    self._start_soon(self._offer_hello, peer)
+
+    def set_addresses(self, records: Sequence[AddressRecord]) -> None:
+        """Take over records that are signed, in time and newer than what is known; dial whose record is new."""
+        new: set[bytes] = set()
+        for record in records:
+            old = self._records.get(record.p2p)
+            if record.p2p == self._key or (old is not None and old.expires_unix > record.expires_unix) or old == record:
+                continue
+            try:
+                check_address_record(record)
+            except WireError as error:
+                _log.info("address record of %s is ignored: %s", record.p2p.hex()[:16], error)
+                continue
+            self._records[record.p2p] = record
+            new.add(record.p2p)
+        wanted = {r.p2p for r in records}
+        for key in set(self._records) - wanted - set(self._peers):
+            del self._records[key]
+            self._redials.pop(key, None)
+        self._dial_now(frozenset(new))
+
+    def _dial_now(self, keys: frozenset[bytes]) -> None:
+        now = trio.current_time()
+        for key in keys & set(self._records):
+            # Both ends learn of each other at the same moment: one of them goes first.
+            wait_s = 0.0 if self._key < key else self._limits.redial_first_s / 4
+            redial = self._redials.setdefault(key, _Redial(0.0, self._limits.redial_first_s))
+            redial.next_at, redial.delay_s = now + wait_s, self._limits.redial_first_s
+        self._wake.notify()
+
+    # connections, as the transport reports them
+
+    def add_connection(self, key: bytes, *, is_dialer: bool) -> None:
+        """A connection to `key` is open; the side that dialed says hello first."""
+        peer = self._peers.get(key)
+        if peer is None:
+            peer = self._peers[key] = Peer(key)
+            self._start_soon(self._watch_hello, peer)
+        if is_dialer and not peer.admitted.is_set():
+            self._start_soon(self._offer_hello, peer)
+
+    def remove_connections(self, key: bytes) -> None:
+        """The last connection to `key` is closed."""
+        peer = self._peers.pop(key, None)
+        if peer is None:
+            return
+        peer.gone.set()
+        if peer.admitted.is_set():
+            redial = self._redials.setdefault(key, _Redial(0.0, self._limits.redial_first_s))
+            redial.delay_s = self._limits.redial_first_s
+            redial.next_at = trio.current_time() + self._rng.random() * redial.delay_s
+            _log.info("peer %s is gone", key.hex()[:16])
+        self._wake.notify()
+        self.changed.notify()
+
+    def _drop(self, key: bytes, reason: str) -> None:
+        peer = self._peers.get(key)
+        if peer is None:
+            return
+        _log.info("peer %s is closed: %s", key.hex()[:16], reason)
+        if len(self.refusals) < MAX_REFUSALS or key in self.refusals:
+            self.refusals[key] = reason
+        if peer.admitted.is_set():
+            peer.admitted = trio.Event()
+            self.changed.notify()
+        self._start_soon(self._transport.disconnect, key)
+
+    # hello
+
+    def _get_hello(self) -> hello.Hello:
+        return hello.build_hello(self.run_uid, self.plan_hash, self._get_record())
+
+    def _judge(self, key: bytes, theirs: hello.Hello) -> str:
+        hello.check_hello(theirs, key)
+        if key not in self.allowed:
+            return "not on the allow-list"
+        return hello.get_refusal(self._get_hello(), theirs)
+
+    async def _watch_hello(self, peer: Peer) -> None:
+        with trio.move_on_after(self._limits.hello_s):
+            async with trio.open_nursery() as nursery:
+                for event in (peer.admitted, peer.gone):
+                    nursery.start_soon(_wait_and_cancel, event, nursery.cancel_scope)
+        if not peer.admitted.is_set() and self._peers.get(peer.key) is peer:
+            self._drop(peer.key, self.refusals.get(peer.key, f"no hello within {self._limits.hello_s:g} s"))
+
+    async def _offer_hello(self, peer: Peer) -> None:
+        if self.run_uid == ZERO32 or peer.key not in self.allowed:
+            self._drop(peer.key, "not on the allow-list" if self.run_uid != ZERO32 else "this node has no run yet")
+            return
+
+        async def offer(stream: ByteStream) -> hello.Hello:
+            return await hello.offer(stream, self._get_hello(), lambda theirs: self._judge(peer.key, theirs))
+
+        await self._say_hello(peer, lambda: self._transport.open_stream(peer.key, HELLO), offer)
+
+    async def answer_hello(self, key: bytes, stream: ByteStream) -> None:
+        """A peer says hello on a stream of its own."""
+        peer = self._peers.get(key)
+        if peer is None:
+            return
+
+        async def opened() -> ByteStream:
+            await trio.lowlevel.checkpoint()
+            return stream
+
+        async def answer(stream: ByteStream) -> hello.Hello:
+            return await hello.answer(stream, self._get_hello, lambda theirs: self._judge(key, theirs))
+
+        await self._say_hello(peer, opened, answer)
+
+    async def _say_hello(
+        self, peer: Peer, open_stream: Callable[[], Awaitable[ByteStream]],
+        exchange: Callable[[ByteStream], Awaitable[hello.Hello]],
+    ) -> None:  # fmt: skip
+        reason = f"no hello within {self._limits.hello_s:g} s"
+        with trio.move_on_after(self._limits.hello_s):
+            try:
+                stream = await open_stream()
+                theirs = await exchange(stream)
+            except PsycheError as error:
+                reason = str(error)
+            else:
+                self._admit(peer, theirs)
+                return
+        with trio.move_on_after(FAREWELL_S):  # the reason is on its way: let it arrive before the connection goes
+            await peer.gone.wait()
+        if self._peers.get(peer.key) is peer:
+            self._drop(peer.key, reason)
+
+    def _admit(self, peer: Peer, theirs: hello.Hello) -> None:
+        if self._peers.get(peer.key) is not peer or peer.key not in self.allowed:
+            return
+        record = hello.get_record(theirs)
+        old = self._records.get(peer.key)
+        if record.addresses and (old is None or old.expires_unix < record.expires_unix):
+            self._records[peer.key] = record
+        self.refusals.pop(peer.key, None)
+        if not peer.admitted.is_set():
+            peer.admitted.set()
+            _log.info("peer %s is connected", peer.key.hex()[:16])
+            self.changed.notify()
+
+    # redialing
+
+    async def keep_connected(self) -> None:
+        """Dial whoever is wanted, allowed and not here: after 1 s, doubling to 60 s, with jitter."""
+        while True:
+            next_at = trio.current_time() + self._limits.redial_longest_s
+            for key, redial in list(self._redials.items()):
+                if key in self._peers or key not in self.allowed or self.run_uid == ZERO32 or redial.is_dialing:
+                    continue
+                if redial.next_at <= trio.current_time():
+                    redial.is_dialing = True
+                    self._start_soon(self._dial, key, redial)
+                else:
+                    next_at = min(next_at, redial.next_at)
+            with trio.move_on_at(next_at):
+                await self._wake.wait()
+
+    async def _dial(self, key: bytes, redial: _Redial) -> None:
+        try:
+            async with self._dials:
+                for address in self._records[key].addresses if key in self._records else ():
+                    if await self._try_address(key, address):
+                        break
+        finally:
+            redial.is_dialing = False
+            redial.next_at = trio.current_time() + redial.delay_s * (0.5 + 0.5 * self._rng.random())
+            redial.delay_s = min(2 * redial.delay_s, self._limits.redial_longest_s)
+            self._wake.notify()
+
+    async def _try_address(self, key: bytes, address: str) -> bool:
+        if key in self._peers:
+            return True
+        record = self._records.get(key)
+        if record is None or record.expires_unix < self._get_unix():
+            return False
+        try:
+            with trio.fail_after(self._limits.dial_s):
+                await self._transport.dial(key, address)
+        except (NetworkError, trio.TooSlowError) as error:
+            _log.debug("peer %s at %s: %s", key.hex()[:16], address, error or "no answer")
+            return False
+        return True
+
+
+FAREWELL_S: Final = 1.0
+
+
+async def _wait_and_cancel(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

@@ -1,0 +1,115 @@
+"""Bounded memory of what was seen and how fast it comes: token buckets, seen-sets, source statistics."""
+
+from collections import OrderedDict, deque
+from statistics import median
+from typing import Final
+
+MAX_BUCKETS: Final = 1_024
+MIN_SAMPLE_BYTES: Final = 256 << 10
+_SAMPLES: Final = 16
+_NEW_WEIGHT: Final = 0.3
+
+
+class TokenBucket:
+    """`rate_per_s` tokens a second, at most `burst` saved up; the caller says what time it is."""
+
+    def __init__(self, rate_per_s: float, burst: int, now: float) -> None:
+        self._rate = rate_per_s
+        self._burst = burst
+        self._tokens = float(burst)
+        self._then = now
+
+    def take(self, now: float) -> bool:
+        """Whether there is a token; it is gone then."""
+        self._tokens = min(self._burst, self._tokens + (now - self._then) * self._rate)
+        self._then = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Buckets:
+    """A token bucket per key; the key used longest ago makes room for a new one."""
+
+    def __init__(self, rate_per_s: float, burst: int) -> None:
+        self._rate = rate_per_s
+        self._burst = burst
+        self._buckets: OrderedDict[bytes, TokenBucket] = OrderedDict()
+
+    def take(self, key: bytes, now: float) -> bool:
+        """Whether `key` has a token left."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= MAX_BUCKETS:
+                self._buckets.popitem(last=False)
+            bucket = self._buckets[key] = TokenBucket(self._rate, self._burst, now)
+        self._buckets.move_to_end(key)
+        return bucket.take(now)
+
+
+class SeenSet:
+    """The last `max_items` hashes; adding one more forgets the oldest."""
+
+    def __init__(self, max_items: int) -> None:
+        self._max = max_items
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, item: bytes) -> bool:
+        return item in self._seen
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, item: bytes) -> bool:
+        """Remember `item`; false if it was known."""
+        if item in self._seen:
+            return False
+        if len(self._seen) >= self._max:
+            self._seen.popitem(last=False)
+        self._seen[item] = None
+        return True
+
+
+class SourceStatistics:
+    """How a source has served so far: waits for the first byte of a reply, and its rate."""
+
+    def __init__(self, assumed_rate_bytes_s: float) -> None:
+        self._waits: deque[float] = deque(maxlen=_SAMPLES)
+        self._assumed = assumed_rate_bytes_s
+        self._rate: float | None = None
+
+    @property
+    def rate_bytes_s(self) -> float | None:
+        """Moving average of the rate; None before the first whole chunk."""
+        return self._rate
+
+    @property
+    def median_wait_s(self) -> float:
+        """Median wait for the first byte of a reply."""
+        return median(self._waits) if self._waits else 0.0
+
+    def add_wait(self, seconds: float) -> None:
+        """A reply began after `seconds`."""
+        self._waits.append(seconds)
+
+    def add_transfer(self, size_bytes: int, seconds: float) -> None:
+        """`size_bytes` of a reply came within `seconds`; small replies say nothing of the rate."""
+        if size_bytes < MIN_SAMPLE_BYTES:
+            return
+        rate = size_bytes / max(seconds, 1e-6)
+        self._rate = rate if self._rate is None else self._rate + _NEW_WEIGHT * (rate - self._rate)
+
+    def add_stall(self) -> None:
+        """A reply did not come in time: expect half of the rate from now on."""
+        self._rate = max((self._rate or self._assumed) / 2, self._assumed / 16)
+
+    def compute_limit_s(self, size_bytes: int, at_least_s: float) -> float:
+        """How long a reply of `size_bytes` may take: max(at least, 3 x median + size / rate)."""
+        return max(at_least_s, 3 * self.median_wait_s + size_bytes / (self._rate or self._assumed))
+
+    def compute_chunks(self, chunk_bytes: int, target_s: float, max_chunks: int) -> int:
+        """How many chunks to ask for at once so that they take about `target_s`."""
+        if self._rate is None:
+            return min(2, max_chunks)
+        return max(1, min(max_chunks, int(self._rate * target_s / chunk_bytes)))

@@ -1,0 +1,163 @@
+"""Byte streams between two nodes, whatever carries them, and the frames on them.
+
+Every read names the most it may bring, so that a length that a peer claims is judged before
+anything is allocated for it.
+"""
+
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+
+import trio
+
+from psyche.errors import NetworkError, WireError
+
+HELLO: Final = "/psyche/hello/1"
+GOSSIP: Final = "/psyche/gossip/1"
+SYNC: Final = "/psyche/sync/1"
+BLOB: Final = "/psyche/blob/1"
+PROTOCOLS: Final = (HELLO, GOSSIP, SYNC, BLOB)
+
+READ_BYTES: Final = 1 << 20
+_LENGTH: Final = struct.Struct("<I")
+
+
+class StreamError(NetworkError):
+    """The stream ended, was reset, or its connection is gone."""
+
+
+class ByteStream(Protocol):
+    """One ordered, reliable, bidirectional stream; one reader and one writer at a time."""
+
+    async def read_some(self, max_bytes: int) -> bytes:
+        """Between 1 and `max_bytes` bytes.
+
+        Raises:
+            StreamError: the stream is at its end or broken.
+        """
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send all of `data`.
+
+        Raises:
+            StreamError: the stream is broken or the other side takes nothing.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Nothing more will be written; what was written still arrives. Never raises."""
+        ...
+
+    async def reset(self) -> None:
+        """End both directions at once, what is under way included; never raises, never waits long."""
+        ...
+
+
+async def read_exactly(stream: ByteStream, size_bytes: int) -> bytes:
+    """Exactly `size_bytes` bytes; the caller has judged the size.
+
+    Raises:
+        StreamError: the stream ended before.
+    """
+    first = await stream.read_some(min(size_bytes, READ_BYTES)) if size_bytes else b""
+    if len(first) == size_bytes:
+        return first
+    out = bytearray(first)
+    while len(out) < size_bytes:
+        out += await stream.read_some(min(size_bytes - len(out), READ_BYTES))
+    return bytes(out)
+
+
+async def read_frame(stream: ByteStream, max_bytes: int, what: str) -> bytes:
+    """A frame: u32 length, then that many bytes.
+
+    Raises:
+        WireError: the frame claims more than `max_bytes`; nothing of it was read.
+        StreamError: the stream ended.
+    """
+    (length,) = _LENGTH.unpack(await read_exactly(stream, _LENGTH.size))
+    if length > max_bytes:
+        raise WireError(f"{what}: a frame of {length} bytes, at most {max_bytes}")
+    return await read_exactly(stream, length)
+
+
+async def write_frame(stream: ByteStream, body: bytes) -> None:
+    """Send a frame in one write.
+
+    Raises:
+        StreamError: as `ByteStream.write`.
+    """
+    await stream.write(_LENGTH.pack(len(body)) + body)
+
+
+class Signal:
+    """Something changed: wakes all who wait, remembers nothing."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def notify(self) -> None:
+        """Wake everyone who waits now."""
+        self._event.set()
+        self._event = trio.Event()
+
+    async def wait(self) -> None:
+        """Until the next `notify`; the caller bounds it."""
+        await self._event.wait()
+
+
+class Lease:
+    """A stream out of a pool; `is_reused` tells whether an earlier user left it open."""
+
+    def __init__(self, stream: ByteStream, *, is_reused: bool) -> None:
+        self.stream = stream
+        self.is_reused = is_reused
+        self.is_clean = False  # set by the user when request and reply are both through
+
+
+class StreamPool:
+    """Open streams of one protocol to one peer: opening costs a negotiation, an open one does not.
+
+    Args:
+        open_stream: opens a new one.
+        max_streams: how many may be out at once; more wait.
+        idle_s: an idle stream older than this is not used again.
+    """
+
+    def __init__(self, open_stream: Callable[[], Awaitable[ByteStream]], max_streams: int, idle_s: float) -> None:
+        self._open = open_stream
+        self._limiter = trio.CapacityLimiter(max_streams)
+        self._idle: list[tuple[float, ByteStream]] = []
+        self._idle_s = idle_s / 2  # the other side drops them after `idle_s`
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Lease]:
+        """A stream for one exchange; goes back to the pool iff the user marked it clean.
+
+        Raises:
+            NetworkError: the peer is gone or does not open the protocol.
+        """
+        borrower = object()
+        await self._limiter.acquire_on_behalf_of(borrower)
+        try:
+            lease = await self._take()
+            try:
+                yield lease
+            finally:
+                if lease.is_clean:
+                    self._idle.append((trio.current_time(), lease.stream))
+                else:
+                    with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
+                        await lease.stream.reset()
+        finally:
+            self._limiter.release_on_behalf_of(borrower)
+
+    async def _take(self) -> Lease:
+        while self._idle:
+            since, stream = self._idle.pop()
+            if trio.current_time() - since < self._idle_s:
+                return Lease(stream, is_reused=True)
+            await stream.reset()
+        return Lease(await self._open(), is_reused=False)

@@ -1,0 +1,94 @@
+"""`/psyche/sync/1` as bytes: requests and replies of `wire.ports`, bounded on both sides."""
+
+from typing import Final
+
+import msgspec
+
+from psyche.core.limits import MAX_CLIENTS
+from psyche.errors import NetworkError, WireError
+from psyche.network.limits import SYNC_ITEMS, SYNC_REPLY_BYTES
+from psyche.wire.ports import SyncReply, SyncRequest
+
+KINDS: Final = ("announcements", "table", "manifest", "replay")
+_BITMAP_BYTES: Final = MAX_CLIENTS // 8
+REPLY_FRAME_BYTES: Final = SYNC_REPLY_BYTES + 8 * SYNC_ITEMS + 64  # msgpack's lengths
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True):
+    kind: str
+    epoch: int
+    height: int
+    have: bytes
+    key: bytes
+
+
+class _Reply(msgspec.Struct, frozen=True, array_like=True):
+    found: bool
+    items: list[bytes]
+
+
+_request = msgspec.msgpack.Decoder(_Request)
+_reply = msgspec.msgpack.Decoder(_Reply)
+
+
+def encode_request(request: SyncRequest) -> bytes:
+    """The bytes of a request.
+
+    Raises:
+        NetworkError: a field that no peer would accept.
+    """
+    if not 0 <= request.have < 1 << MAX_CLIENTS:
+        raise NetworkError(f"sync request: have is not a bitmap of {MAX_CLIENTS} members")
+    have = request.have.to_bytes(_BITMAP_BYTES, "little")
+    wire = _Request(request.kind, request.epoch, request.height, have, request.key)
+    _check_request(wire)
+    return msgspec.msgpack.encode(wire)
+
+
+def decode_request(raw: bytes) -> SyncRequest:
+    """Read a request.
+
+    Raises:
+        WireError: naming the field.
+    """
+    try:
+        wire = _request.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WireError("sync request: not the expected fields") from error
+    _check_request(wire)
+    return SyncRequest(wire.kind, wire.epoch, wire.height, int.from_bytes(wire.have, "little"), wire.key)
+
+
+def _check_request(wire: _Request) -> None:
+    if wire.kind not in KINDS:
+        raise WireError(f"sync request: unknown kind {wire.kind[:32]!r}")
+    if not (0 <= wire.epoch < 1 << 16 and 0 <= wire.height < 1 << 32):
+        raise WireError("sync request: epoch or height is out of range")
+    if len(wire.have) != _BITMAP_BYTES or len(wire.key) not in {0, 32}:
+        raise WireError("sync request: have or key has a wrong length")
+
+
+def encode_reply(reply: SyncReply) -> bytes:
+    """The bytes of a reply.
+
+    Raises:
+        WireError: more than 4 MiB or too many items.
+    """
+    if len(reply.items) > SYNC_ITEMS or sum(map(len, reply.items)) > SYNC_REPLY_BYTES:
+        raise WireError(f"sync reply: at most {SYNC_ITEMS} items and {SYNC_REPLY_BYTES} bytes")
+    return msgspec.msgpack.encode(_Reply(reply.found, list(reply.items)))
+
+
+def decode_reply(raw: bytes) -> SyncReply:
+    """Read a reply.
+
+    Raises:
+        WireError: naming the rule.
+    """
+    try:
+        wire = _reply.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise WireError("sync reply: not the expected fields") from error
+    if len(wire.items) > SYNC_ITEMS or sum(map(len, wire.items)) > SYNC_REPLY_BYTES:
+        raise WireError(f"sync reply: at most {SYNC_ITEMS} items and {SYNC_REPLY_BYTES} bytes")
+    return SyncReply(wire.found, tuple(wire.items))

@@ -1,0 +1,40 @@
+"""Helpers of the network tests: fixed keys, introductions."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import trio
+
+from psyche.network.base import BaseNode
+from psyche.wire.crypto import Identity
+
+RUN = b"\x07" * 32
+PLAN = b"\x09" * 32
+
+OpenNode = Callable[..., AbstractAsyncContextManager[BaseNode]]
+OpenGroup = Callable[..., AbstractAsyncContextManager[list[Any]]]
+
+
+def get_identity(number: int) -> Identity:
+    """A fixed key per number."""
+    return Identity(number.to_bytes(32, "little"))
+
+
+def introduce(nodes: Sequence[BaseNode], plans: Sequence[bytes] | None = None) -> None:
+    """Let the nodes know and allow one another."""
+    keys = frozenset(n.key for n in nodes)
+    records = [n.address_record() for n in nodes]
+    for index, node in enumerate(nodes):
+        node.set_plan(RUN, plans[index] if plans else PLAN)
+        node.set_allowed(keys)
+        node.set_addresses(records)
+
+
+async def meet(*nodes: BaseNode) -> None:
+    """Introduce the nodes and wait until all are connected."""
+    introduce(nodes)
+    keys = frozenset(n.key for n in nodes)
+    with trio.fail_after(20):
+        for node in nodes:
+            await node.wait_for_peers(keys - {node.key})

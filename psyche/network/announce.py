@@ -5,7 +5,6 @@ allowed peer is not connected, or where there are more. A message counts once pe
 way it came.
 """
 
-import logging
 from collections import deque
 from typing import Final
 
@@ -19,7 +18,7 @@ from psyche.network.streams import ByteStream, Signal, read_frame, write_frame
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.ports import NetworkStatistics
 
-_log: Final = logging.getLogger("psyche.network")
+FLOOD_PAUSE_S: Final = 0.05
 
 
 class Inbox:
@@ -118,6 +117,8 @@ async def receive_announcements(stream: ByteStream, origin: bytes, inbox: Inbox)
         message = await read_frame(stream, MAX_MESSAGE_BYTES, "gossip")
         if inbox.is_acceptable(origin, message):
             inbox.deliver(origin, message)
+        else:
+            await trio.sleep(FLOOD_PAUSE_S)  # B16: who floods fills its own window, not our processor
 
 
 def check_message(message: bytes) -> None:

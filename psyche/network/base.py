@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -18,11 +18,11 @@ from psyche.network.blobstore import BlobStore, RunIo, run_in_thread
 from psyche.network.blobwire import check_blob_size
 from psyche.network.limits import MAX_BLOBS_AT_ONCE, SYNC_REQUEST_BYTES, NetworkLimits
 from psyche.network.peers import Peer, PeerTable, Transport
-from psyche.network.sinks import MemorySink, PartFile
+from psyche.network.sinks import MemorySink, PartFile, check_room
 from psyche.network.streams import BLOB, GOSSIP, HELLO, SYNC, ByteStream, Lease, StreamError, read_frame, write_frame
 from psyche.network.sync import REPLY_FRAME_BYTES, decode_reply, decode_request, encode_reply, encode_request
 from psyche.wire.crypto import Identity, blob_id_of, sign_address_record
-from psyche.wire.ports import AddressRecord, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
+from psyche.wire.ports import AddressRecord, Network, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
 
 _log: Final = logging.getLogger("psyche.network")
 RECORD_VALID_S: Final = 24 * 3_600
@@ -395,11 +395,14 @@ class BaseNode:
     ) -> None:  # fmt: skip
         """Fetch a large blob to `path` from several sources at once, resuming a part file; see the port.
 
+        `progress` is told the bytes present. This node offers the file from then on, until `withdraw`.
+
         Raises:
             NetworkError: no source delivered it in time, or the disk failed.
             WireError: `size_bytes` is more than 4 GiB.
         """
-        await self._fetch_files({blob_id: (size_bytes, path)}, sources, deadline, progress)
+        async with self._turn(blob_id, deadline):
+            await self._fetch_files({blob_id: (size_bytes, path)}, sources, deadline, progress)
 
     async def fetch_many(
         self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, *, deadline: float,
@@ -435,12 +438,9 @@ class BaseNode:
                 present += size
             else:
                 targets.append(Target(blob_id, size, PartFile(blob_id, size, path, self._run_io)))
-        job = self._build_job(targets, sources, parallel=True, progress=_add(progress, present))
-        try:
-            await job.run(deadline)
-        finally:
-            for target in targets:
-                await target.sink.close()
+        for folder in {path.parent for _, path in wanted.values()}:
+            await self._run_io(check_room, folder, sum(t.size_bytes for t in targets))
+        await self._build_job(targets, sources, parallel=True, progress=_add(progress, present)).run(deadline)
         for target in targets:
             await self.store.add_file(wanted[target.blob_id][1], None)
             self._statistics.blobs_fetched += 1
@@ -466,3 +466,9 @@ def _add(progress: Callable[[int], None] | None, present: int) -> Callable[[int]
         return None
     progress(present)
     return lambda fetched: progress(present + fetched)
+
+
+if TYPE_CHECKING:
+
+    def _is_port(node: BaseNode) -> Network:
+        return node

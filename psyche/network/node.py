@@ -365,9 +365,9 @@ async def open_node(
         stack = _Stack(host, address, pubsub, router, transport, trio.Event())
         async with trio.open_nursery() as nursery:
             await nursery.start(stack.run)
-            try:
-                async with node.running():
-                    node.start(node.follow_topic)
+            async with node.running():
+                node.start(node.follow_topic)
+                try:
                     yield node
-            finally:
-                stack.stop.set()
+                finally:
+                    stack.stop.set()  # connections close first: no write of the node's tasks waits for them then

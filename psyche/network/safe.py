@@ -127,14 +127,16 @@ async def reset_stream(stream: Any) -> None:
 class SafePubsub(Pubsub):
     """Pubsub whose work per message and stream cannot raise into the service's nursery.
 
-    One malformed frame would end the process otherwise. Messages forwarded by peers outside the
-    allow-list are not even looked at.
+    One malformed frame would end the process otherwise. Peers outside the allow-list are not read at all.
     """
 
     is_allowed: Callable[[Any], bool] = staticmethod(lambda _peer_id: False)
 
     async def stream_handler(self, stream: Any) -> None:
-        """Read a peer's RPCs; whatever is wrong with them ends the stream alone."""
+        """Read an allowed peer's RPCs; whatever is wrong with them ends the stream alone."""
+        if not self.is_allowed(stream.muxed_conn.peer_id):
+            await reset_stream(stream)
+            return
         try:
             await super().stream_handler(stream)
         except Exception as error:  # noqa: BLE001 - DecodeError, LifecycleError, a closed nursery, ...

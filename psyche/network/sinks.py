@@ -1,4 +1,4 @@
-"""Where fetched chunks go: into memory, or into a part file that survives a crash."""
+"""Where fetched chunks go: into memory, or into files that survive a crash. No file stays open between chunks."""
 
 import os
 import shutil
@@ -22,19 +22,27 @@ class Sink(Protocol):
     """The place of one blob."""
 
     async def open(self, hashes: bytes) -> list[int]:
-        """Prepare the place; returns the chunks that are already there and right."""
+        """Prepare the place; returns the chunks that are already there and right.
+
+        Raises:
+            SinkError: it cannot be written.
+        """
         ...
 
     async def write(self, chunk: int, data: bytes) -> None:
-        """Store a chunk that was checked."""
+        """Store a chunk that was checked.
+
+        Raises:
+            SinkError: it cannot be written.
+        """
         ...
 
     async def finish(self) -> None:
-        """All chunks are there: make them last."""
-        ...
+        """All chunks are there: make them last.
 
-    async def close(self) -> None:
-        """Let go of files; a part file stays for the next attempt."""
+        Raises:
+            SinkError: it cannot be written.
+        """
         ...
 
 
@@ -58,55 +66,40 @@ class MemorySink:
         self.data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = []
 
-    async def close(self) -> None:
-        """Nothing to let go of."""
-
 
 class PartFile:
     """`path.part` with `path.map` beside it: the blob's id, then one byte per chunk.
 
     What the map marks is hashed again when an attempt resumes: after a power cut the map may be
-    newer than the data.
+    newer than the data. A blob of one chunk needs no map.
+
+    Args:
+        blob_id: 32 bytes.
+        size_bytes: of the whole blob.
+        path: what the file is called when it is whole.
+        run_io: how files are written.
     """
 
     def __init__(self, blob_id: bytes, size_bytes: int, path: Path, run_io: RunIo) -> None:
         self._id = blob_id
         self._size = size_bytes
+        self._chunks = compute_chunk_count(size_bytes)
         self._path = path
+        self._part = path.with_name(path.name + ".part")
+        self._map = path.with_name(path.name + ".map")
         self._run_io = run_io
-        self._part = -1
-        self._map = -1
 
     async def open(self, hashes: bytes) -> list[int]:
-        """Open or resume the part file.
-
-        Raises:
-            SinkError: the folder cannot be written or the disk has too little room.
-        """
+        """Make or resume the part file; see `Sink`."""
         return await self._run(self._open, hashes)
 
     async def write(self, chunk: int, data: bytes) -> None:
-        """Write a checked chunk, then mark it.
-
-        Raises:
-            SinkError: the disk is full or broken.
-        """
+        """Write a checked chunk, then mark it; see `Sink`."""
         await self._run(self._write, chunk, data)
 
     async def finish(self) -> None:
-        """Flush, give the file its name, remove the map.
-
-        Raises:
-            SinkError: the disk is full or broken.
-        """
+        """Flush, give the file its name, remove the map; see `Sink`."""
         await self._run(self._finish)
-
-    async def close(self) -> None:
-        """Close the files; they stay for the next attempt."""
-        for descriptor in (self._part, self._map):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._part = self._map = -1
 
     async def _run(self, function: Callable[..., Any], *args: object) -> Any:
         try:
@@ -116,46 +109,60 @@ class PartFile:
 
     def _open(self, hashes: bytes) -> list[int]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        part, marks = _beside(self._path, ".part"), _beside(self._path, ".map")
-        known = marks.read_bytes() if part.exists() and marks.exists() else b""
-        if known[:HASH_BYTES] != self._id:
-            known = b""
-        _check_room(self._path.parent, self._size)
-        self._part = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
-        self._map = os.open(marks, os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(self._part, self._size)
-        os.ftruncate(self._map, 0)
-        count = compute_chunk_count(self._size)
-        os.pwrite(self._map, self._id + bytes(count), 0)
-        return [
-            chunk
-            for chunk, mark in enumerate(known[HASH_BYTES : HASH_BYTES + count])
-            if mark and self._resume(chunk, hashes)
-        ]
+        marked = self._read_map()
+        with self._part.open("ab") as part:
+            part.truncate(self._size)
+        resumed = [chunk for chunk in marked if self._is_right(chunk, hashes)]
+        if self._chunks > 1:
+            marks = bytearray(self._chunks)
+            for chunk in resumed:
+                marks[chunk] = 1
+            self._map.write_bytes(self._id + marks)
+        return resumed
 
-    def _resume(self, chunk: int, hashes: bytes) -> bool:
-        size = compute_range_bytes(self._size, chunk, 1)
-        data = os.pread(self._part, size, chunk * BLOB_CHUNK_BYTES)
-        if blake3_hash(data) != hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]:
-            return False
-        os.pwrite(self._map, b"\x01", HASH_BYTES + chunk)
-        return True
+    def _read_map(self) -> list[int]:
+        if not self._part.exists() or not self._map.exists():
+            return []
+        known = self._map.read_bytes()
+        if known[:HASH_BYTES] != self._id:
+            return []
+        return [chunk for chunk, mark in enumerate(known[HASH_BYTES : HASH_BYTES + self._chunks]) if mark]
+
+    def _is_right(self, chunk: int, hashes: bytes) -> bool:
+        with self._part.open("rb") as part:
+            data = os.pread(part.fileno(), compute_range_bytes(self._size, chunk, 1), chunk * BLOB_CHUNK_BYTES)
+        return blake3_hash(data) == hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
 
     def _write(self, chunk: int, data: bytes) -> None:
-        os.pwrite(self._part, data, chunk * BLOB_CHUNK_BYTES)
-        os.pwrite(self._map, b"\x01", HASH_BYTES + chunk)
+        _write_at(self._part, data, chunk * BLOB_CHUNK_BYTES)
+        if self._chunks > 1:
+            _write_at(self._map, b"\x01", HASH_BYTES + chunk)
 
     def _finish(self) -> None:
-        os.fsync(self._part)
-        _beside(self._path, ".part").replace(self._path)
-        _beside(self._path, ".map").unlink(missing_ok=True)
+        with self._part.open("rb") as part:
+            os.fsync(part.fileno())
+        self._part.replace(self._path)
+        self._map.unlink(missing_ok=True)
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
+def check_room(folder: Path, size_bytes: int) -> None:
+    """See that `size_bytes` fit on the disk of `folder`, which is made.
 
-
-def _check_room(folder: Path, size_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
+    Raises:
+        SinkError: they do not, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise SinkError(f"folder {folder}: {error.strerror}") from error
     if free < size_bytes + MIN_FREE_BYTES:
-        raise OSError(0, f"{size_bytes} bytes are to come, {free} are free")
+        raise SinkError(f"folder {folder}: {size_bytes} bytes are to come, {free} are free")
+
+
+def _write_at(path: Path, data: bytes, offset: int) -> None:
+    with path.open("r+b") as file:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(file.fileno(), view, offset)
+            view, offset = view[written:], offset + written

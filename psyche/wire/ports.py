@@ -172,7 +172,10 @@ class Network(Protocol):
         ...
 
     async def provide(self, data: bytes | Path, *, expires: tuple[int, int] | None) -> bytes:
-        """Offer a blob and return its id; `expire` drops it after (epoch, height), `withdraw` where `expires` is None."""
+        """Offer a blob and return its id.
+
+        `expire` drops it after (epoch, height), `withdraw` where `expires` is None.
+        """
         ...
 
     async def withdraw(self, blob_id: bytes) -> None:
@@ -198,6 +201,20 @@ class Network(Protocol):
         progress: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         """Fetch a large blob to `path` from several sources at once, resuming a part file; checked chunk by chunk."""
+        ...
+
+    async def fetch_many(
+        self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, *, deadline: float,
+        progress: Callable[[int], None] | None = None,
+    ) -> dict[bytes, Path]:  # fmt: skip
+        """Fetch blobs, given as (id, size in bytes), to `folder/<id in hex>` from all sources at once.
+
+        Small ones are asked for many at a time; files that are there already are checked, not fetched.
+        `progress` is told the bytes present. This node offers the files until `withdraw`.
+
+        Raises:
+            NetworkError: not all were delivered in time, or the disk failed; what is there stays.
+        """
         ...
 
     async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:

@@ -1,0 +1,208 @@
+"""Gossip in: who was heard, which results are believed and fetched, who equivocates (R2, R3, R7)."""
+
+from psyche.client.actions import FetchPayload, PayloadArrived, PayloadFailed, SendEquivocation
+from psyche.client.checks import Expected, Verdict, judge_result
+from psyche.client.context import Context
+from psyche.client.records import KnownResult, PayloadStatus, RoundRecord
+from psyche.core.bits import get_members
+from psyche.core.header import ResultHeader
+from psyche.core.messages import Finished, Gossip, Leave, Ready, Result
+from psyche.core.schedule import compute_learning_rate, get_cold_start, get_lr_bits
+from psyche.core.state import Coordinator, RoundFlag
+from psyche.core.timeline import get_round
+from psyche.errors import WireError
+from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by
+
+MAX_COMMITMENTS = 2  # of one member for one round: two are evidence, a third adds nothing
+RETRY_S = 0.5
+MAX_RETRY_S = 4.0
+
+
+def compute_step_lr(state: Coordinator, step: int) -> float:
+    """The learning rate of a step, rounded to float32 (S1)."""
+    return compute_learning_rate(state.model.lr_schedule, step, get_cold_start(state.epoch, state.model))
+
+
+class Announcements:
+    """Follows what members announce and what of it this client holds."""
+
+    def __init__(self, context: Context) -> None:
+        self._x = context
+        self._early: list[bytes] = []  # messages of a round that this client has not seen yet
+        self.refused = 0
+
+    def clear(self) -> None:
+        """Another epoch."""
+        self._early.clear()
+
+    def on_gossip(self, raw: bytes, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
+        """Take in one message from anywhere; what breaks a rule is counted and dropped (I9)."""
+        try:
+            message = decode_gossip(raw)
+        except WireError as error:
+            self._refuse("malformed", str(error))
+            return
+        x = self._x
+        if message.run_uid != x.state.run_uid or message.epoch != x.epoch:
+            return
+        record = x.book.get(message.height)
+        if record is None:
+            if message.height == x.height + 1 or (message.height == 0 and not x.state.in_round):
+                self._early = [*self._early[-4 * len(x.state.clients) - 8 :], raw]
+            return
+        if not record.members >> message.member & 1 or not is_signed_by(message, x.get_key(message.member)):
+            self._refuse("unsigned", f"member {message.member} did not sign this")
+            return
+        self._take(message, record, digests, diverged=diverged, now=now)
+
+    def replay_early(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
+        """A new round was seen: messages that came before it get another look."""
+        early, self._early = self._early, []
+        for raw in early:
+            self.on_gossip(raw, digests, diverged=diverged, now=now)
+
+    def _take(
+        self, message: Gossip, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool, now: float
+    ) -> None:
+        member = message.member
+        record.heard |= 1 << member
+        match message.body:
+            case Ready():
+                record.ready[member] = message.body
+            case Finished():
+                record.finished.setdefault(member, message.body)
+                record.finished_raw.setdefault(member, encode_gossip(message))
+                record.finished_at.setdefault(member, now)
+            case Leave():
+                record.left |= 1 << member
+            case Result():
+                self._take_result(message, record, digests, diverged=diverged, now=now)
+
+    def _take_result(
+        self, message: Gossip, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool, now: float
+    ) -> None:
+        assert isinstance(message.body, Result), "dispatched by kind"
+        commitment = message.body.commitment
+        known = record.results.get(message.member, {})
+        if commitment in known or commitment in record.deferred:
+            return
+        if len(known) >= MAX_COMMITMENTS:
+            return
+        expected = self._expect(record, digests, diverged=diverged)
+        verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
+        if verdict is Verdict.REFUSE or header is None:
+            self._refuse("result", reason, member=message.member, height=record.height)
+        elif verdict is Verdict.DEFER:
+            others = sum(g.member == message.member for g in record.deferred.values())
+            if others < MAX_COMMITMENTS:
+                record.deferred[commitment] = message
+        else:
+            self.add(message, header, record, now=now)
+
+    def _expect(self, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool) -> Expected:
+        x = self._x
+        base = None if diverged else digests.get(record.height)
+        round_ = get_round(x.state, record.height)
+        if base is None and round_ is not None and round_.flags & RoundFlag.DIGEST:
+            base = round_.agreed_digest  # who is behind or diverged still holds what others agree on (S4)
+        return Expected(
+            run_uid=x.state.run_uid,
+            plan_hash=x.facts.plan_hash,
+            config_hash=x.facts.config_hash,
+            lr_bits=get_lr_bits(compute_step_lr(x.state, record.step)),
+            max_body_bytes=x.facts.max_body_bytes,
+            base_digest=base,
+        )
+
+    def review_deferred(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
+        """Own digests or the record's have grown: judge what was put off."""
+        for record in self._x.book.all():
+            deferred, record.deferred = record.deferred, {}
+            for message in deferred.values():
+                self._take_result(message, record, digests, diverged=diverged, now=now)
+
+    def add(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> KnownResult:
+        """Take in a result that is believed: by R3, or because the record decided it (C1)."""
+        assert isinstance(message.body, Result), "only results are added"
+        known = record.results.setdefault(message.member, {})
+        result = KnownResult(encode_gossip(message), header, message.body.commitment)
+        known[result.commitment] = result
+        if not self._x.state.config.overlap:
+            record.finished_at.setdefault(message.member, now)  # A2: without overlap its Result stands for it
+        if len(known) == MAX_COMMITMENTS:
+            first, second = (k.raw for k in known.values())
+            self._x.log("equivocation", member=message.member, height=record.height)
+            self._x.do(SendEquivocation(first, second))  # R7
+        self._fetch(result, record, message.member, now)
+        return result
+
+    def add_own(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> None:
+        """The client's own result: held from the start."""
+        assert isinstance(message.body, Result), "only results are added"
+        result = KnownResult(encode_gossip(message), header, message.body.commitment, PayloadStatus.HELD, held_at=now)
+        record.results.setdefault(message.member, {})[result.commitment] = result
+        record.heard |= 1 << message.member
+        if not self._x.state.config.overlap:
+            record.finished_at.setdefault(message.member, now)
+
+    def _fetch(self, result: KnownResult, record: RoundRecord, member: int, now: float) -> None:
+        x = self._x
+        config = x.state.config
+        result.status = PayloadStatus.FETCHING
+        result.attempts += 1
+        others = [m for m in get_members(record.members) if m not in (member, x.member) and x.is_healthy(m)]
+        turn = result.attempts - 1
+        rotated = others[turn % len(others) :] + others[: turn % len(others)] if others else []
+        x.do(
+            FetchPayload(
+                epoch=record.epoch,
+                height=record.height,
+                member=member,
+                commitment=result.commitment,
+                blob_id=result.header.body_hash,
+                size_bytes=result.header.body_len,
+                sources=tuple(x.get_key(m) for m in (member, *rotated)),
+                deadline=now + config.max_round_train_time + config.round_witness_time,
+            )
+        )
+
+    def on_payload(self, event: PayloadArrived | PayloadFailed, now: float) -> None:
+        """A body came, or did not."""
+        for record in self._x.book.all():
+            result = record.find(event.commitment)
+            if result is None or result.status is PayloadStatus.HELD:
+                continue
+            if isinstance(event, PayloadArrived):
+                result.status, result.held_at = PayloadStatus.HELD, now
+            elif event.refused:
+                result.status = PayloadStatus.REFUSED
+                self._refuse("payload", event.reason, height=record.height)
+            else:
+                result.status = PayloadStatus.ANNOUNCED
+                result.retry_at = now + min(RETRY_S * 2 ** (result.attempts - 1), MAX_RETRY_S)
+
+    def retry(self, now: float) -> None:
+        """Ask again for what did not come; a payload decided upon is never given up (C6)."""
+        for record in self._x.book.all():
+            for member, known in record.results.items():
+                for result in known.values():
+                    if result.status is PayloadStatus.ANNOUNCED and now >= result.retry_at:
+                        self._fetch(result, record, member, now)
+
+    def retry_soon(self, now: float) -> None:
+        """A new round began: whatever is still lacking is worth another try at once."""
+        for record in self._x.book.all():
+            for result in record.iter_results():
+                result.retry_at = min(result.retry_at, now)
+
+    def get_next_retry(self) -> float | None:
+        """When `retry` next has something to do."""
+        waiting = (
+            r.retry_at for record in self._x.book.all() for r in record.iter_results()
+            if r.status is PayloadStatus.ANNOUNCED
+        )  # fmt: skip
+        return min(waiting, default=None)
+
+    def _refuse(self, what: str, reason: str, **fields: object) -> None:
+        self.refused += 1
+        self._x.log("refused", what=what, reason=reason, **fields)

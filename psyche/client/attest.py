@@ -1,0 +1,130 @@
+"""When a round is done for this client, and what it reports of it (A1 to A3, W1 to W6)."""
+
+from dataclasses import dataclass
+
+from psyche.client.records import PayloadStatus, RoundRecord, compute_pace, compute_patience
+from psyche.core.bits import compute_bits, get_members
+from psyche.core.bloom import compute_bloom
+from psyche.core.decision import compute_followed
+from psyche.core.limits import FOLLOW_WINDOW_S, GOOD_STREAK_ROUNDS
+from psyche.core.messages import WitnessMessage
+from psyche.core.results import compute_results_root
+from psyche.core.state import ZERO32, ClientState, Coordinator, WitnessFlag, WitnessRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How a round stands for those who wait.
+
+    `all_in`: every awaited member is finished and fetched. `fetched_all`: every announced payload
+    of the attested round is in. `patience_s`: seconds from the round's start after which nobody
+    else is waited for (None: not yet known, or never). `fetch_patience_s`: the same for payloads alone.
+    """
+
+    all_in: bool
+    fetched_all: bool
+    patience_s: float | None
+    fetch_patience_s: float | None
+    missing: tuple[int, ...]
+
+
+def get_awaited(state: Coordinator, record: RoundRecord) -> list[int]:
+    """Whom a round waits for (A1): a common glitch must not empty the set."""
+    healthy = [
+        m
+        for m in get_members(record.members)
+        if m < len(state.clients) and state.clients[m].state is ClientState.HEALTHY and not record.left >> m & 1
+    ]
+    steady = [m for m in healthy if state.clients[m].good_streak >= GOOD_STREAK_ROUNDS]
+    if 2 * len(steady) < record.members.bit_count():
+        return [m for m in healthy if state.clients[m].missed == 0]
+    return steady
+
+
+def compute_waiting(state: Coordinator, record: RoundRecord, attested: RoundRecord | None) -> Waiting:
+    """How far the awaited members of the running round are (A2)."""
+    awaited = get_awaited(state, record)
+    finished_at = dict(record.finished_at)
+    due: list[int] = []
+    held_at: dict[int, float] = {}
+    announced: set[int] = set()
+    if attested is not None:
+        due = [m for m in awaited if m in attested.assignments]
+        held_at = attested.get_held_times()
+        announced = {m for m, known in attested.results.items() if known}
+    lacking = [m for m in awaited if m not in finished_at]
+    unfetched = [m for m in due if m not in held_at]
+    straggler = state.config.straggler_percent
+    fetch_pace = compute_pace(due, held_at, record.started_at)
+    finish_pace = compute_pace(awaited, finished_at, record.started_at)
+    return Waiting(
+        all_in=not lacking and not unfetched,
+        fetched_all=all(_is_settled(attested, m) for m in announced) if attested is not None else True,
+        patience_s=compute_patience((fetch_pace, finish_pace), straggler),
+        fetch_patience_s=compute_patience((fetch_pace,), straggler),
+        missing=tuple(sorted({*lacking, *unfetched})),
+    )
+
+
+def _is_settled(attested: RoundRecord, member: int) -> bool:
+    open_ = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
+    return all(r.status not in open_ for r in attested.results[member].values())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What this client would report now of the attested round."""
+
+    held: int
+    root: bytes
+    commitments: dict[int, bytes]
+
+
+def compute_report(attested: RoundRecord | None, held: int | None = None) -> Report:
+    """held, root and commitments of the attested round; `held` restricts it (W6 b)."""
+    if attested is None:
+        return Report(0, ZERO32, {})
+    bits = attested.compute_held() if held is None else held & attested.compute_held()
+    commitments = attested.get_commitments(bits)
+    root = compute_results_root(attested.epoch, attested.height, bits, commitments) if bits else ZERO32
+    return Report(bits, root, commitments)
+
+
+def find_followed(records: list[WitnessRecord], attested: RoundRecord | None, now: float) -> Report | None:
+    """A report on record that this client can make its own (W6 b)."""
+    own = compute_report(attested)
+    if attested is None:
+        return own if records else None
+    times = {**attested.finished_at, **attested.get_held_times()}
+    recent = compute_bits(m for m in get_members(own.held) if now - times.get(m, now) <= FOLLOW_WINDOW_S)
+    held = compute_followed(records, attested.epoch, attested.height, own.held, own.commitments, recent)
+    return None if held is None else compute_report(attested, held)
+
+
+def build_witness(
+    record: RoundRecord, member: int, report: Report, *, digest: bytes | None, is_full: bool, is_complete: bool,
+    now: float, metadata: bytes,
+) -> WitnessMessage:  # fmt: skip
+    """The witness message of this round; `digest` None says that there is none to vouch for (S4)."""
+    flags = WitnessFlag(0)
+    if is_complete:
+        flags |= WitnessFlag.COMPLETE
+    if digest is None:
+        flags |= WitnessFlag.NO_DIGEST
+    elif is_full:
+        flags |= WitnessFlag.FULL_DIGEST
+    bloom = compute_bloom(record.seed, member, report.commitments.values()) if report.held else bytes(320)
+    return WitnessMessage(
+        epoch=record.epoch,
+        height=record.height,
+        member=member,
+        flags=flags,
+        at_s=max(0, min(int(now - record.started_at), 2**32 - 1)),
+        held=report.held,
+        heard=record.heard & record.members,
+        missing=0,
+        broadcast_bloom=bloom,
+        results_root=report.root,
+        state_digest=ZERO32 if digest is None else digest,
+        metadata=metadata,
+    )

@@ -1,0 +1,326 @@
+"""The round engine: events in, actions out. It reads no clock and touches nothing; the shell does what it asks.
+
+`now` is the caller's monotonic clock in seconds. Every method returns the actions to execute, in order.
+"""
+
+from collections.abc import Sequence
+
+from psyche.client.actions import (
+    Action,
+    Applied,
+    AskAnnouncements,
+    Event,
+    Exit,
+    Expire,
+    Heal,
+    Healed,
+    Loaded,
+    LoadFailed,
+    PayloadArrived,
+    PayloadFailed,
+    Publish,
+    SnapshotFetched,
+    SnapshotWritten,
+    TableArrived,
+    Trained,
+    TrainerLost,
+    TrainFailed,
+)
+from psyche.client.announcements import Announcements
+from psyche.client.attest import compute_report, compute_waiting
+from psyche.client.chain import Chain
+from psyche.client.context import ACTIVE_STATES, Context, Wait
+from psyche.client.duty import Duty
+from psyche.client.membership import Membership
+from psyche.client.records import RoundRecord
+from psyche.core.messages import Leave
+from psyche.core.state import ZERO32, Coordinator, RunState
+from psyche.core.timeline import get_attested_height
+from psyche.wire.crypto import Identity
+from psyche.wire.gossip import encode_gossip, sign_gossip
+
+MAX_REPLAY_CONTRADICTIONS = 2
+SYNC_EVERY_S = 2.0
+
+
+class RoundEngine:
+    """One participant, from its first state to its exit."""
+
+    def __init__(self, identity: Identity, *, export: bool = False) -> None:
+        self._x = Context(identity)
+        self.announcements = Announcements(self._x)
+        self.chain = Chain(self._x, self.announcements)
+        self.duty = Duty(self._x, self.chain, self.announcements)
+        self.membership = Membership(self._x, self.chain, self.duty, export=export)
+        self._seen_state: tuple[RunState, int, int] | None = None
+        self._epoch_key: tuple[int, int] | None = None
+        self._round_key: tuple[int, int] | None = None
+        self._synced_at = 0.0
+        self._exited = False
+
+    # --- what others may ask ----------------------------------------------------------------------
+
+    @property
+    def state(self) -> Coordinator:
+        """The newest state."""
+        return self._x.state
+
+    @property
+    def member(self) -> int | None:
+        """Own index in the running epoch."""
+        return self._x.member
+
+    def waits(self) -> Sequence[Wait]:
+        """What this client waits for now."""
+        return tuple(self._x.waits.values())
+
+    def get_announcements(self, epoch: int, height: int, have: int) -> tuple[bytes, ...]:
+        """Signed messages of a round from members not in `have`, for a peer that lacks them."""
+        record = self._x.book.get(height) if epoch == self._x.epoch else None
+        if record is None:
+            return ()
+        results = [k.raw for m, known in record.results.items() if not have >> m & 1 for k in known.values()]
+        return (*results, *(raw for m, raw in record.finished_raw.items() if not have >> m & 1))
+
+    def get_table(self, root: bytes) -> tuple[bytes, ...] | None:
+        """The signed results behind a results root that this client could have reported (W7)."""
+        for record in self._x.book.all():
+            for held in self._candidate_holdings(record):
+                report = compute_report(record, held)
+                if report.held and report.root == root:
+                    return tuple(record.results[m][c].raw for m, c in report.commitments.items())
+        return None
+
+    def _candidate_holdings(self, record: RoundRecord) -> list[int]:
+        """Bitmaps under which this client can show a list: its own, and those on record."""
+        state = self._x.state
+        on_record = [w.held for r in state.rounds if r.members for w in r.witnesses]
+        return list(dict.fromkeys([record.compute_held(), *on_record]))
+
+    def get_deadline(self, now: float) -> float | None:
+        """When `on_tick` next has something to do, at the latest."""
+        x = self._x
+        times = [self.announcements.get_next_retry(), self._synced_at + SYNC_EVERY_S if x.state.in_round else None]
+        membership = self.membership
+        times += [t for t in (membership.load_at, membership.join_at, membership.fetch_at) if t > now]
+        record = x.current
+        if record is not None and x.member is not None:
+            attested = x.book.get(get_attested_height(x.state.config, x.state.epoch, record.height))
+            times += self.duty.get_deadlines(compute_waiting(x.state, record, attested), record)
+        if x.state.run_state is RunState.FINISHED and not membership.done:
+            times.append(now + 1.0)
+        ahead = [t for t in times if t is not None and t > now]
+        return min(ahead, default=None)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def on_state(self, state: Coordinator, now: float) -> list[Action]:
+        """A newer state of the coordinator."""
+        x = self._x
+        x.state = state
+        self._note_state(state, now)
+        self.membership.follow_registry()
+        key = (state.progress.epoch, state.epoch.start_timestamp)
+        if state.run_state in ACTIVE_STATES and key != self._epoch_key:
+            self._epoch_key = key
+            self._enter_epoch()
+        elif state.run_state not in ACTIVE_STATES and self._epoch_key is not None:
+            self._epoch_key = None
+            self.membership.leave_epoch()
+        if state.run_state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN):
+            self._follow_rounds(now)
+        return self._go_on(now)
+
+    def on_gossip(self, raw: bytes, now: float) -> list[Action]:
+        """A message from anywhere."""
+        self.announcements.on_gossip(raw, self.chain.digests, diverged=self.chain.diverged, now=now)
+        return self._go_on(now)
+
+    def on_event(self, event: Event, now: float) -> list[Action]:
+        """Something the shell was asked for is done, or failed."""
+        match event:
+            case PayloadArrived() | PayloadFailed():
+                self.announcements.on_payload(event, now)
+            case Trained():
+                self.duty.on_trained(event, now)
+            case TrainFailed():
+                self.duty.on_train_failed(event)
+                if event.trainer_lost:
+                    self.membership.on_trainer_lost()
+            case TrainerLost():
+                self._x.log("trainer_lost", reason=event.reason)
+                self.membership.on_trainer_lost()
+            case Applied():
+                self._on_applied(event, now)
+            case Loaded():
+                self.membership.on_loaded(event)
+            case LoadFailed():
+                self._on_load_failed(event, now)
+            case Healed():
+                self._on_healed(event)
+            case SnapshotWritten():
+                self.duty.on_snapshot(event)
+            case TableArrived():
+                self.chain.on_table(event, now)
+                self.chain.follow(now)
+            case SnapshotFetched():
+                self.membership.on_snapshot_fetched(event, now)
+        return self._go_on(now)
+
+    def on_tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        return self._go_on(now)
+
+    def on_stop(self, reason: str) -> list[Action]:
+        """The user wants out: withdraw, say so, end (F26)."""
+        x = self._x
+        if x.member is not None and x.state.run_state in ACTIVE_STATES:
+            message = sign_gossip(x.identity, x.state.run_uid, x.epoch, x.height, x.member, Leave())
+            x.do(Publish(encode_gossip(message)))
+        self.membership.withdraw(reason)
+        x.do(Exit(0, reason))
+        self._exited = True
+        return x.drain()
+
+    # --- how a step of the engine goes ------------------------------------------------------------
+
+    def _note_state(self, state: Coordinator, now: float) -> None:
+        seen = (state.run_state, state.progress.epoch, state.current.height)
+        if seen == self._seen_state:
+            return
+        if self._seen_state is None or seen[:2] != self._seen_state[:2]:
+            self._x.end_all_waits("state changed")
+        self._seen_state = seen
+        self._x.state_since = now
+        self._x.log(
+            "state_changed", epoch=seen[1], height=seen[2], run_state=state.run_state.name.lower(),
+            step=state.progress.step, members=len(state.clients),
+        )  # fmt: skip
+
+    def _enter_epoch(self) -> None:
+        x = self._x
+        x.book.clear()
+        self._round_key = None
+        self.announcements.clear()
+        self.chain.loaded = False
+        self.duty.begin()
+        self.membership.enter_epoch()
+
+    def _follow_rounds(self, now: float) -> None:
+        x = self._x
+        new = x.book.follow(x.state, now)
+        self.chain.follow(now)
+        key = (x.epoch, x.height)
+        if key == self._round_key or not x.state.in_round:
+            self.announcements.review_deferred(self.chain.digests, diverged=self.chain.diverged, now=now)
+            return
+        self._round_key = key
+        self._synced_at = now
+        index = x.find_self()
+        if index is not None and x.is_healthy(index) and self.membership.passed_warmup == x.epoch:
+            x.member = index
+        if new:
+            x.log("round_started", epoch=x.epoch, height=x.height, step=x.state.current.step, drain=new[-1].drain)
+        if self.chain.count_behind():
+            self._heal("decided payloads could not be fetched")
+        self.duty.enter_round()
+        self.announcements.retry_soon(now)
+        self.announcements.replay_early(self.chain.digests, diverged=self.chain.diverged, now=now)
+        self.announcements.review_deferred(self.chain.digests, diverged=self.chain.diverged, now=now)
+        oldest = x.height - 4
+        if oldest >= 0:
+            x.do(Expire(x.epoch, oldest))
+        self._ask_peers()
+
+    def _go_on(self, now: float) -> list[Action]:
+        if self._exited:
+            return self._x.drain()
+        self._check_divergence()
+        self.membership.act(now)
+        if self._x.state.in_round:
+            self.announcements.retry(now)
+            self.chain.advance(now)
+            self.duty.act(now)
+            self._sync(now)
+        return self._x.drain()
+
+    def _on_applied(self, event: Applied, now: float) -> None:
+        entry = self.chain.on_applied(event)
+        if entry is None:
+            return
+        self._x.log(
+            "applied", epoch=entry.epoch, height=entry.height, step=entry.step, members=[m for m, _ in entry.applied],
+            count=len(entry.applied), update=entry.run_update, digest=self.chain.digests[entry.height],
+        )  # fmt: skip
+        self.announcements.review_deferred(self.chain.digests, diverged=self.chain.diverged, now=now)
+
+    # --- divergence and healing -------------------------------------------------------------------
+
+    def _check_divergence(self) -> None:
+        chain = self.chain
+        if chain.diverged and chain.loaded and not chain.healing and chain.applying is None and self._x.state.in_round:
+            if chain.contradictions > MAX_REPLAY_CONTRADICTIONS:
+                # the replay itself contradicts the record: it is not adopted (section 9, last table)
+                self._x.log("evidence", digests=dict(chain.digests), reason="replay contradicts agreed digests")
+                self.membership.withdraw("own replay contradicts the agreed digests twice")
+                chain.loaded = False
+            elif chain.mismatch:
+                self._heal("own digest differs from the agreed one")
+
+    def _heal(self, reason: str) -> None:
+        x, chain = self._x, self.chain
+        certified = x.state.certified.digest
+        if chain.healing or x.member is None or self.duty.in_flight_height is not None:
+            return
+        if certified == ZERO32 or chain.next_height == 0 or chain.behind_rounds:
+            self.membership.withdraw(f"cannot heal: {reason}")
+            chain.loaded = False
+            return
+        chain.healing, chain.mismatch = True, False
+        chain.agreeing = 0
+        x.log("healing", reason=reason, height=chain.next_height - 1)
+        x.do(Heal(x.epoch, certified, chain.next_height - 1))
+
+    def _on_healed(self, event: Healed) -> None:
+        if event.epoch == self._x.epoch and self.chain.healing:
+            self.chain.on_healed(event)
+
+    def _on_load_failed(self, event: LoadFailed, now: float) -> None:
+        if self.chain.healing:
+            self.chain.healing = False
+            self.chain.loaded = False
+            self.membership.withdraw(f"cannot heal: {event.reason}")
+            return
+        self.membership.on_load_failed(event, now)
+
+    # --- asking peers -----------------------------------------------------------------------------
+
+    def _sync(self, now: float) -> None:
+        """Gossip is a hint: what is still missing is asked for (p2p.md)."""
+        if now - self._synced_at >= SYNC_EVERY_S:
+            self._synced_at = now
+            self._ask_peers()
+
+    def _ask_peers(self) -> None:
+        x = self._x
+        record = x.current
+        if record is None or x.member is None:
+            return
+        heights = {record.height, get_attested_height(x.state.config, x.state.epoch, record.height)}
+        for height in sorted(h for h in heights if h is not None):
+            asked = x.book.get(height)
+            if asked is None:
+                continue
+            have = self._get_known(asked)
+            if asked.members & ~have:
+                x.do(AskAnnouncements(x.epoch, height, have))
+
+    def _get_known(self, record: RoundRecord) -> int:
+        """Members of whom nothing more can be missing in that round."""
+        bits = 0
+        for member in record.finished:
+            if member in record.results or member not in record.assignments:
+                bits |= 1 << member
+        if not self._x.state.config.overlap:
+            bits |= record.get_seen()
+        return bits

@@ -1,0 +1,294 @@
+"""Whether this client takes part: join, warm up, restart, cool down, finish (M1 to M9, S8, P3 to P8)."""
+
+from dataclasses import dataclass, field
+
+from psyche.client.actions import (
+    Exit,
+    Export,
+    FetchSnapshot,
+    Join,
+    Load,
+    Loaded,
+    LoadFailed,
+    SendWarmupWitness,
+    SetPeers,
+    SetPlan,
+    SnapshotFetched,
+    Withdraw,
+)
+from psyche.client.chain import Chain
+from psyche.client.context import Context, RunFacts
+from psyche.client.duty import Duty
+from psyche.core.errors import CoordinatorError
+from psyche.core.layout import get_config_preimage
+from psyche.core.plan import decode_plan, get_payload_bytes
+from psyche.core.state import ZERO32, ClientState, RunState, Slot, SlotState
+from psyche.errors import WireError
+from psyche.wire.crypto import blake3_hash
+
+LOAD_AGAIN_S = 1.0
+JOIN_AGAIN_S = 5.0
+
+
+@dataclass(slots=True)
+class Membership:
+    """Decides in every state whether and how to take part."""
+
+    context: Context
+    chain: Chain
+    duty: Duty
+    export: bool = False
+    weights_digest: bytes | None = None  # full digest of what is in the trainer, at an epoch's edge
+    passed_warmup: int | None = None  # the epoch whose Warmup this process saw as a member (M9)
+    loading: bool = False
+    load_at: float = 0.0
+    warm_digest: bytes | None = None  # what the last warmup_witness said
+    joined: tuple[int, int] | None = None
+    join_at: float = 0.0
+    withdrawn_epoch: int | None = None
+    exported: bytes = ZERO32
+    stopping: str = ""
+    fetching: bool = False
+    fetch_at: float = 0.0
+    done: bool = False
+    _peers: frozenset[bytes] = field(default_factory=frozenset)
+
+    def follow_registry(self) -> None:
+        """The allow-list: slots that joined or are leaving."""
+        live = (SlotState.JOINED, SlotState.LEAVING)
+        keys = frozenset(s.p2p for s in self.context.state.registry.slots if s.state in live)
+        if keys != self._peers:
+            self._peers = keys
+            self.context.do(SetPeers(keys))
+
+    def get_slot(self) -> Slot | None:
+        """Own slot of the registry."""
+        own = self.context.identity.public
+        return next(
+            (s for s in self.context.state.registry.slots if s.p2p == own and s.state is not SlotState.FREE), None
+        )
+
+    def enter_epoch(self) -> None:
+        """A new epoch's Warmup (or later) was first seen."""
+        self.warm_digest = None
+        self.load_at = 0.0
+        self.loading = False
+        self.withdrawn_epoch = None
+
+    def act(self, now: float) -> None:
+        """Do what the present run state asks of this client as a member."""
+        state = self.context.state
+        match state.run_state:
+            case RunState.WAITING_FOR_MEMBERS:
+                self._wait_for_members(now)
+            case RunState.WARMUP:
+                self._warm_up(now)
+            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS:
+                self._take_part(now)
+            case RunState.COOLDOWN:
+                self._cool_down()
+            case RunState.FINISHED:
+                self._finish(now)
+            case RunState.PAUSED | RunState.UNINITIALIZED:
+                self.context.wait("paused", "the owner to resume the run", None, "join again")
+
+    # --- WaitingForMembers -----------------------------------------------------------------------
+
+    def _wait_for_members(self, now: float) -> None:
+        x = self.context
+        x.end_wait("paused", "resumed")
+        registry, slot = x.state.registry, self.get_slot()
+        if slot is not None and slot.state is SlotState.BANNED:
+            x.do(Exit(1, "this key is banned from the run"))
+            return
+        if slot is not None and slot.state is SlotState.JOINED and slot.active >= registry.next_active:
+            joined = sum(s.state is SlotState.JOINED and s.active >= registry.next_active for s in registry.slots)
+            missing = max(0, x.state.config.init_min_clients - joined)
+            who = f"{missing} more members" if missing else "the epoch to form"
+            x.wait("members", who, None, "warm up")
+            return
+        key = (x.epoch, registry.next_active)
+        if self.joined != key or now >= self.join_at:
+            self.joined, self.join_at = key, now + JOIN_AGAIN_S
+            x.do(Join(x.epoch))  # M2
+
+    # --- Warmup ----------------------------------------------------------------------------------
+
+    def _warm_up(self, now: float) -> None:
+        x = self.context
+        x.end_wait("members", "epoch formed")
+        index = x.find_self()
+        if index is None or not x.is_healthy(index):
+            x.wait("next epoch", "the next epoch: this client is not a member of the running one", None, "join")
+            x.member = None
+            return
+        if self.passed_warmup != x.epoch or x.member != index:
+            x.member = index
+            self.passed_warmup = x.epoch
+            x.log("member", index=index, members=len(x.state.clients))
+        self._ensure_weights(now)
+        if self.weights_digest is not None and not self.loading and self.warm_digest != self.weights_digest:
+            self.warm_digest = self.weights_digest
+            x.do(SendWarmupWitness(x.epoch, index, self.weights_digest))
+
+    def _ensure_weights(self, now: float) -> None:
+        """Go back to exactly the certified weights (S8), from wherever they can be had."""
+        x = self.context
+        certified = x.state.certified.digest
+        wanted = None if certified == ZERO32 else certified
+        fits = self.weights_digest is not None and wanted in (None, self.weights_digest)
+        if fits and not x.state.epoch.cold_start:
+            if not self.chain.loaded:
+                self._start_chain()
+            return
+        if fits and self.chain.loaded:
+            return
+        if self.loading or now < self.load_at:
+            return
+        self.loading = True
+        self.chain.loaded = False
+        until = x.state_since + x.state.config.warmup_time
+        x.wait("weights", "the weights of this epoch", until, "be dropped from the epoch")
+        source_digest = x.state.checkpoint.digest
+        x.do(Load(x.epoch, wanted, source_digest, keep_momentum=not x.state.epoch.cold_start))
+
+    def _start_chain(self) -> None:
+        assert self.weights_digest is not None, "weights are there"
+        self.chain.begin(self.weights_digest)  # S1: c(-1) is the certified digest
+        self.chain.loaded = True
+
+    def on_loaded(self, event: Loaded) -> None:
+        """Weights are in the trainer: the run's facts follow from them."""
+        x = self.context
+        self.loading = False
+        try:
+            plan = decode_plan(event.plan)
+        except (WireError, CoordinatorError) as error:
+            x.do(Exit(1, f"the model's transform plan cannot be used: {error}"))
+            return
+        x.facts = RunFacts(
+            plan_hash=blake3_hash(event.plan),
+            config_hash=blake3_hash(get_config_preimage(x.state)),
+            max_body_bytes=get_payload_bytes(plan),
+            numeric_class=event.numeric_class,
+            parameters=event.parameters,
+        )
+        self.weights_digest = event.digest
+        self.duty.prev_commitment = event.prev_commitment
+        self.chain.own_fates.clear()
+        self.chain.own_sent.clear()
+        x.do(SetPlan(x.state.run_uid, x.facts.plan_hash))
+        x.end_wait("weights", "loaded")
+        x.log("model_loaded", source=event.source, digest=event.digest, parameters=event.parameters)
+        self._start_chain()
+
+    def on_load_failed(self, event: LoadFailed, now: float) -> None:
+        """No source has them yet: try again while Warmup lasts."""
+        self.loading = False
+        self.load_at = now + LOAD_AGAIN_S
+        self.context.log("load_failed", reason=event.reason)
+
+    def on_trainer_lost(self) -> None:
+        """Weights and momentum went with the child: load again at the next Warmup, leave this epoch."""
+        self.weights_digest = None
+        self.loading = False
+        self.chain.loaded = False
+        x = self.context
+        if x.member is not None and x.state.run_state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+            self.withdraw("the trainer was lost; its weights are loaded again in the next Warmup")
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def _take_part(self, now: float) -> None:
+        x = self.context
+        x.end_wait("members", "epoch formed")
+        index = x.find_self()
+        healthy = index is not None and x.is_healthy(index)
+        if healthy and self.passed_warmup != x.epoch:
+            # M9: a former self may have signed a result of this epoch; a second one would be equivocation
+            x.member = None
+            if self.withdrawn_epoch != x.epoch:
+                self.withdrawn_epoch = x.epoch
+                x.do(Withdraw(x.epoch, index or 0, "restarted in mid-epoch"))
+            return
+        if not healthy:
+            if x.member is not None:
+                x.log("dropped", state=x.state.clients[x.member].state.name)
+                x.member = None
+                self.weights_digest = None
+            x.wait("next epoch", "the next epoch: this client is not a member of the running one", None, "join")
+            return
+        x.member = index
+        if not self.chain.loaded and not self.chain.healing:
+            self._ensure_weights(now)
+
+    def withdraw(self, reason: str) -> None:
+        """Leave the running epoch, once (M4)."""
+        x = self.context
+        if x.member is None or self.withdrawn_epoch == x.epoch:
+            return
+        self.withdrawn_epoch = x.epoch
+        x.log("left", reason=reason)
+        x.do(Withdraw(x.epoch, x.member, reason))
+        x.member = None
+        self.weights_digest = None
+
+    # --- Cooldown and the end --------------------------------------------------------------------
+
+    def _cool_down(self) -> None:
+        x = self.context
+        x.end_wait("next epoch", "the epoch ends")
+        index = x.find_self()
+        if index is not None and x.state.clients[index].state is ClientState.HEALTHY:
+            x.member = index
+        certified = x.state.certified
+        if certified.digest == ZERO32:
+            return
+        self._settle_weights()
+        if self.export and self.weights_digest == certified.digest and self.exported != certified.digest:
+            self.exported = certified.digest
+            x.do(Export(certified.epoch, certified.step, certified.digest))
+
+    def _settle_weights(self) -> None:
+        """At an epoch's edge: are the weights in the trainer the certified ones?"""
+        last = max(self.chain.digests, default=None)
+        if self.chain.loaded and last is not None and self.chain.applying is None:
+            digest = self.chain.digests[last]
+            self.weights_digest = digest if self.chain.full.get(last, False) else None
+
+    def leave_epoch(self) -> None:
+        """The epoch is over, for whatever reason: the next Warmup starts a new chain."""
+        self._settle_weights()
+        self.chain.loaded = False
+        self.chain.healing = False
+        self.context.member = None
+
+    def _finish(self, now: float) -> None:
+        """P8: serve for a while, fetch `certified` if it is not here, then exit 0."""
+        x = self.context
+        if self.done:
+            return
+        certified = x.state.certified.digest
+        if certified not in (ZERO32, self.weights_digest):
+            if not self.fetching and now >= self.fetch_at:
+                self.fetching = True
+                until = x.state_since + x.state.config.cooldown_time
+                x.wait("certified", "the final weights, from peers", until, "exit without them")
+                x.do(FetchSnapshot(certified))
+            if now < x.state_since + max(x.state.config.cooldown_time, 2 * JOIN_AGAIN_S):
+                return
+        if self.export and self.weights_digest == certified and self.exported != certified:
+            self.exported = certified
+            x.do(Export(x.state.certified.epoch, x.state.certified.step, certified))
+        self.done = True
+        x.log("finished", digest=certified, step=x.state.progress.step, held=self.weights_digest == certified)
+        x.do(Exit(0, "the run is finished", serve_s=float(x.state.config.cooldown_time)))
+
+    def on_snapshot_fetched(self, event: SnapshotFetched, now: float) -> None:
+        """P8: the final weights came, or are asked for again."""
+        self.fetching = False
+        if event.ok:
+            self.weights_digest = event.digest
+            self.context.end_wait("certified", "fetched")
+        else:
+            self.fetch_at = now + LOAD_AGAIN_S

@@ -1,0 +1,176 @@
+"""What a client knows of each round: announcements, payloads, presence. Pure data and pure questions."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from psyche.core.assignment import compute_assignments
+from psyche.core.bits import get_members
+from psyche.core.committee import compute_quorum, get_witnesses
+from psyche.core.header import ResultHeader
+from psyche.core.limits import MIN_STRAGGLER_SLACK_S, STORED_ROUNDS
+from psyche.core.messages import Finished, Gossip, Ready
+from psyche.core.state import Coordinator, Round, RoundFlag
+
+
+class PayloadStatus(Enum):
+    """How far the body of an announced result is."""
+
+    ANNOUNCED = "announced"
+    FETCHING = "fetching"
+    HELD = "held"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class KnownResult:
+    """A signed result and what became of its body."""
+
+    raw: bytes  # encoded gossip
+    header: ResultHeader
+    commitment: bytes
+    status: PayloadStatus = PayloadStatus.ANNOUNCED
+    held_at: float = 0.0
+    retry_at: float = 0.0
+    attempts: int = 0
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """Everything known of one round. `started_at` is when this client first saw it, on its own clock."""
+
+    epoch: int
+    height: int
+    step: int
+    seed: bytes
+    random_seed: int
+    data_index: int
+    members: int
+    drain: bool
+    started_at: float
+    assignments: dict[int, tuple[int, int]]
+    witnesses: tuple[int, ...]
+    results: dict[int, dict[bytes, KnownResult]] = field(default_factory=dict)
+    deferred: dict[bytes, Gossip] = field(default_factory=dict)  # by commitment (R3)
+    finished: dict[int, Finished] = field(default_factory=dict)
+    finished_at: dict[int, float] = field(default_factory=dict)
+    finished_raw: dict[int, bytes] = field(default_factory=dict)
+    ready: dict[int, Ready] = field(default_factory=dict)
+    heard: int = 0
+    left: int = 0  # members that said Leave
+
+    def get_single(self, member: int) -> KnownResult | None:
+        """The member's result if exactly one commitment of it is known (W1)."""
+        known = self.results.get(member, {})
+        return next(iter(known.values())) if len(known) == 1 else None
+
+    def find(self, commitment: bytes) -> KnownResult | None:
+        """The result with this commitment, whoever sent it."""
+        for known in self.results.values():
+            if commitment in known:
+                return known[commitment]
+        return None
+
+    def iter_results(self) -> Iterable[KnownResult]:
+        """All known results."""
+        for known in self.results.values():
+            yield from known.values()
+
+    def compute_held(self) -> int:
+        """Which members did their duty, as far as this client holds what they owed (W1)."""
+        bits = 0
+        for member in get_members(self.members):
+            if member in self.assignments:
+                single = self.get_single(member)
+                done = single is not None and single.status is PayloadStatus.HELD
+            else:
+                done = member in self.finished  # no work due, or a verifier: its Finished
+            bits |= int(done) << member
+        return bits
+
+    def get_commitments(self, held: int) -> dict[int, bytes]:
+        """Member to commitment, for the members of `held` that owed a payload (W2)."""
+        found: dict[int, bytes] = {}
+        for member in get_members(held):
+            single = self.get_single(member)
+            if member in self.assignments and single is not None:
+                found[member] = single.commitment
+        return found
+
+    def get_seen(self) -> int:
+        """Bitmap of the members whose Result of this round is known (R2)."""
+        return sum(1 << member for member in self.results)
+
+    def get_held_times(self) -> dict[int, float]:
+        """When each single payload was held."""
+        singles = ((m, self.get_single(m)) for m in self.results)
+        return {m: s.held_at for m, s in singles if s is not None and s.status is PayloadStatus.HELD}
+
+
+def make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
+    """The record of a round that stands in the state."""
+    return RoundRecord(
+        epoch=state.progress.epoch,
+        height=round_.height,
+        step=round_.step,
+        seed=round_.seed,
+        random_seed=round_.random_seed,
+        data_index=round_.data_index,
+        members=round_.members,
+        drain=bool(round_.flags & RoundFlag.DRAIN),
+        started_at=now,
+        assignments=compute_assignments(round_, state.config),
+        witnesses=tuple(get_witnesses(round_)),
+    )
+
+
+class RoundBook:
+    """The records of the running epoch's last rounds."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, RoundRecord] = {}
+
+    def follow(self, state: Coordinator, now: float) -> list[RoundRecord]:
+        """Add the rounds of the state that are new, in order; return them. Old ones are forgotten."""
+        rounds = sorted((r for r in state.rounds if r.members and r.height <= state.current.height), key=_height)
+        new = [make_record(state, r, now) for r in rounds if r.height not in self._records]
+        for record in new:
+            self._records[record.height] = record
+        oldest = state.current.height - STORED_ROUNDS
+        self._records = {h: r for h, r in self._records.items() if h > oldest}
+        return new
+
+    def get(self, height: int | None) -> RoundRecord | None:
+        """The record of a height, if it is still known."""
+        return None if height is None else self._records.get(height)
+
+    def clear(self) -> None:
+        """Forget everything: another epoch."""
+        self._records.clear()
+
+    def all(self) -> list[RoundRecord]:
+        """All records, oldest first."""
+        return [self._records[h] for h in sorted(self._records)]
+
+
+def _height(round_: Round) -> int:
+    return round_.height
+
+
+def compute_pace(members: Iterable[int], at: Mapping[int, float], start: float) -> float | None:
+    """t_q: seconds from `start` until q of `members` were there; None if they are not yet (A2)."""
+    wanted = list(members)
+    if not wanted:
+        return 0.0
+    times = sorted(max(0.0, at[m] - start) for m in wanted if m in at)
+    quorum = compute_quorum(len(wanted))
+    return times[quorum - 1] if len(times) >= quorum else None
+
+
+def compute_patience(paces: Iterable[float | None], straggler_percent: int) -> float | None:
+    """Seconds from a round's start after which nobody else is waited for; None: wait for all (A3, A4)."""
+    known = list(paces)
+    if straggler_percent == 0 or any(p is None for p in known):
+        return None
+    pace = max((p for p in known if p is not None), default=0.0)
+    return max(pace * straggler_percent / 100, pace + MIN_STRAGGLER_SLACK_S)

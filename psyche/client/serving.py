@@ -1,0 +1,103 @@
+"""What this client gives to others: announcements, witness tables, manifests and tensors (p2p.md, sync and sharing)."""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from psyche.client.engine import RoundEngine
+from psyche.modeling.snapshot import MODEL_NAME, list_blobs, read_model_files, read_snapshot_info
+from psyche.wire.ports import Network, SyncReply, SyncRequest
+
+NOT_FOUND: Final = SyncReply(found=False)
+MAX_FILES: Final = 64
+
+
+class OfferedFile(msgspec.Struct, frozen=True):
+    """A file of the model's folder, as a blob."""
+
+    name: str
+    blob_id: bytes
+    size_bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer says of a snapshot; everything but `files` is checked against the record's digest (S9)."""
+
+    manifest: bytes
+    chain: bytes
+    epoch: int
+    step: int
+    data_index: int
+    files: tuple[OfferedFile, ...]
+
+
+class Serving:
+    """Answers peers; offers the newest snapshots' tensors as blobs."""
+
+    def __init__(self, engine: RoundEngine, network: Network) -> None:
+        self._engine = engine
+        self._network = network
+        self._offers: dict[bytes, tuple[bytes, tuple[bytes, ...]]] = {}  # digest -> encoded manifest, blob ids
+
+    async def answer(self, _peer: bytes, request: SyncRequest) -> SyncReply:
+        """One question of a peer that has passed hello."""
+        match request.kind:
+            case "announcements":
+                items = self._engine.get_announcements(request.epoch, request.height, request.have)
+                return SyncReply(found=bool(items), items=items)
+            case "table":
+                table = self._engine.get_table(request.key)
+                return NOT_FOUND if table is None else SyncReply(found=True, items=table)
+            case "manifest":
+                offer = self._offers.get(request.key)
+                return NOT_FOUND if offer is None else SyncReply(found=True, items=(offer[0],))
+            case _:
+                return NOT_FOUND
+
+    async def offer(self, path: Path) -> None:
+        """Serve a snapshot: its manifest by digest, its tensors and model files as blobs."""
+        info = await trio.to_thread.run_sync(read_snapshot_info, path)
+        if info.digest in self._offers:
+            return
+        blobs = [await self._network.provide(tensor.path, expires=None) for tensor in list_blobs(path)]
+        files = await self._offer_files(path / MODEL_NAME)
+        manifest = Manifest(
+            manifest=info.manifest,
+            chain=info.chain,
+            epoch=info.epoch,
+            step=info.step,
+            data_index=info.data_index,
+            files=files,
+        )
+        self._offers[info.digest] = (msgspec.msgpack.encode(manifest), tuple(blobs))
+
+    async def _offer_files(self, folder: Path) -> tuple[OfferedFile, ...]:
+        files = await trio.to_thread.run_sync(_read_files, folder)
+        offered: list[OfferedFile] = []
+        for name, data in sorted(files.items())[:MAX_FILES]:
+            offered.append(OfferedFile(name, await self._network.provide(data, expires=None), len(data)))
+        return tuple(offered)
+
+    async def keep_only(self, digests: frozenset[bytes]) -> None:
+        """Stop serving snapshots that are no longer kept; blobs shared with a kept one stay."""
+        gone = [d for d in self._offers if d not in digests]
+        dropped = [self._offers.pop(d)[1] for d in gone]
+        kept = {blob for _, blobs in self._offers.values() for blob in blobs}
+        for blobs in dropped:
+            for blob in blobs:
+                if blob not in kept:
+                    await self._network.withdraw(blob)
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    return read_model_files(folder) if folder.is_dir() else {}
+
+
+def read_manifest(raw: bytes) -> Manifest | None:
+    """A peer's answer, or None where it is not one."""
+    try:
+        return msgspec.msgpack.decode(raw, type=Manifest)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,372 @@
+"""The trio shell around the round engine: executes its actions, feeds it what happens."""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+import trio
+
+from psyche.client import actions as act
+from psyche.client.engine import RoundEngine
+from psyche.client.loading import Loader
+from psyche.client.replay import ReplayStore
+from psyche.client.serving import Serving
+from psyche.client.settings import ClientSettings
+from psyche.client.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
+from psyche.core.errors import CoordinatorError
+from psyche.core.state import Coordinator
+from psyche.data.provider import DataProvider
+from psyche.errors import BackendError, DataError, NetworkError, PsycheError, WireError
+from psyche.wire.ports import AddressRecord, Backend, Network, SyncRequest
+
+T = TypeVar("T")
+FETCHES: Final = 16  # payload downloads at a time
+SYNC_PEERS: Final = 4  # peers asked for announcements at a time
+SYNC_TIMEOUT_S: Final = 5.0
+STATISTICS_EVERY_S: Final = 5.0
+IDLE_TICK_S: Final = 1.0
+TRAINER_ACTIONS: Final = (act.Load, act.Train, act.Apply, act.Heal, act.Snapshot, act.Export, act.FetchSnapshot)
+
+
+class Log(Protocol):
+    """Where events go."""
+
+    def emit(self, kind: str, **fields: object) -> None:
+        """Write one event."""
+        ...
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a shell is made of; the simulator and the tests put their own in."""
+
+    engine: RoundEngine
+    backend: Backend
+    network: Network
+    trainer: RestartableTrainer
+    data: DataProvider
+    log: Log
+    unix_now: Callable[[], float]
+    check_payload: Callable[[bytes], None]  # raises WireError (R4)
+    on_loaded: Callable[[act.Loaded], None] = lambda _loaded: None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Data that is on its way."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    tokens: bytes = b""
+    error: PsycheError | None = None
+
+
+class Shell:
+    """Runs one participant until its engine says Exit."""
+
+    def __init__(self, parts: Parts, settings: ClientSettings) -> None:
+        self._parts = parts
+        self._engine = parts.engine
+        self._settings = settings
+        snapshots = (settings.checkpoint_dir or settings.data_dir) / "resume"
+        self._serving = Serving(parts.engine, parts.network)
+        self._replay = ReplayStore(settings.data_dir / "replay", settings.replay_quota_bytes)
+        self._loader = Loader(parts.network, self._serving, snapshots, settings.local_root)
+        self._tasks = TrainerTasks(
+            parts.trainer, self._loader, self._replay, self, settings=settings, snapshots=snapshots
+        )
+        self._bodies: dict[bytes, tuple[int, int, bytes]] = {}  # blob id -> epoch, height, body
+        self._data: dict[tuple[int, int], _Pending] = {}
+        self._fetches = trio.CapacityLimiter(FETCHES)
+        self._wake = trio.Event()
+        self._exit: act.Exit | None = None
+        self._ended = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    # --- TrainerContext ---------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Coordinator:
+        """The newest state."""
+        return self._engine.state
+
+    def log(self, kind: str, **fields: object) -> None:
+        """Write an event."""
+        self._parts.log.emit(kind, **fields)
+
+    def feed(self, event: act.Event) -> None:
+        """Tell the engine that something is done, and do what follows from it."""
+        if isinstance(event, act.Loaded):
+            self._parts.on_loaded(event)
+        self._execute(self._engine.on_event(event, trio.current_time()))
+        if isinstance(event, act.SnapshotWritten | act.Loaded):
+            self._start(self._keep_snapshots)
+
+    async def take_data(self, epoch: int, height: int, start: int, end: int) -> bytes:
+        """Wait for the data that FetchData asked for."""
+        pending = self._data.pop((epoch, height), None)
+        if pending is None:
+            return await self._parts.data.get(start, end, epoch=epoch, height=height)
+        await pending.done.wait()  # bounded by the provider's own retries
+        if pending.error is not None:
+            raise pending.error
+        return pending.tokens
+
+    async def take_bodies(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Bodies that the engine knows to be held."""
+        return tuple(self._bodies[blob][2] for blob in blobs)
+
+    # --- running ----------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Take part until the run is finished, the client has to leave, or `stop` was called; the exit code."""
+        self._parts.network.set_sync_handler(self._serving.answer)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for task in (self._follow_states, self._follow_gossip, self._tick, self._tasks.run, self._follow_addresses):
+                nursery.start_soon(task)
+            nursery.start_soon(self._report_statistics)
+            await self._ended.wait()
+            nursery.cancel_scope.cancel()
+        self._log_statistics()
+        return self._exit.code if self._exit is not None else 1
+
+    async def stop(self, reason: str) -> None:
+        """Withdraw and end within the grace (F26)."""
+        self._execute(self._engine.on_stop(reason))
+
+    def _execute(self, actions: list[act.Action]) -> None:
+        for action in actions:
+            self._do(action)
+        self._wake.set()
+
+    def _do(self, action: act.Action) -> None:  # noqa: PLR0912  # one line per action
+        match action:
+            case act.Log():
+                self._write_log(action)
+            case act.Publish():
+                self._start(self._publish, action.raw)
+            case act.Announce():
+                self._start(self._announce, action)
+            case act.FetchPayload():
+                self._start(self._fetch_payload, action)
+            case act.FetchData():
+                self._data[action.epoch, action.height] = pending = _Pending()
+                self._start(self._fetch_data, action, pending)
+            case act.StoreReplay():
+                self._start(self._store_replay, action.entry)
+            case act.CancelTrain():
+                self._start(self._tasks.cancel, action)
+            case act.AskAnnouncements():
+                self._start(self._ask_announcements, action)
+            case act.AskTable():
+                self._start(self._ask_table, action)
+            case act.SetPeers():
+                self._parts.network.set_allowed(action.keys)
+            case act.SetPlan():
+                self._parts.network.set_plan(action.run_uid, action.plan_hash)
+            case act.Expire():
+                self._expire(action)
+            case act.Exit():
+                self._start(self._leave, action)
+            case _:
+                self._do_elsewhere(action)
+
+    def _do_elsewhere(self, action: act.Action) -> None:
+        if isinstance(action, TRAINER_ACTIONS):
+            queued: TrainerAction = action
+            self._tasks.put(queued)
+        else:
+            self._start(self._send, action)
+
+    def _start(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        assert self._nursery is not None, "actions are executed while running"
+        self._nursery.start_soon(self._guard, function, *args)
+
+    async def _guard(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """A task of one action: what fails is an event, not the client's death."""
+        try:
+            await function(*args)
+        except PsycheError as error:
+            self.log("error", message=str(error), action=getattr(function, "__name__", "task"))
+
+    def _write_log(self, action: act.Log) -> None:
+        fields = dict(action.fields)
+        until = fields.get("until")
+        if isinstance(until, float):  # the engine's clock is monotonic, people's is not
+            fields["until"] = self._parts.unix_now() + until - trio.current_time()
+        self.log(action.kind, **fields)
+
+    # --- what comes in ----------------------------------------------------------------------------
+
+    async def _follow_states(self) -> None:
+        try:
+            async for state in self._parts.backend.states():
+                self._execute(self._engine.on_state(state, trio.current_time()))
+        except BackendError as error:
+            self.log("error", message=str(error))
+            self._do(act.Exit(1, str(error)))
+
+    async def _follow_gossip(self) -> None:
+        async for _, raw in self._parts.network.messages():
+            self._execute(self._engine.on_gossip(raw, trio.current_time()))
+
+    async def _tick(self) -> None:
+        while True:
+            self._wake = trio.Event()
+            deadline = self._engine.get_deadline(trio.current_time())
+            latest = trio.current_time() + IDLE_TICK_S
+            with trio.move_on_at(latest if deadline is None else min(deadline, latest)):
+                await self._wake.wait()
+                continue
+            self._execute(self._engine.on_tick(trio.current_time()))
+
+    async def _follow_addresses(self) -> None:
+        known: tuple[AddressRecord, ...] = ()
+        while True:
+            book = tuple(self._parts.backend.address_book())
+            if book != known:
+                known = book
+                self._parts.network.set_addresses(book)
+            await trio.sleep(IDLE_TICK_S / 2)
+
+    # --- messages out -----------------------------------------------------------------------------
+
+    async def _send(self, action: act.Action) -> None:
+        backend = self._parts.backend
+        try:
+            match action:
+                case act.Join():
+                    await backend.join(self._parts.network.address_record())
+                    self.log("joined", epoch=action.epoch)
+                case act.Withdraw():
+                    await backend.withdraw(action.epoch, action.member)
+                case act.SendWarmupWitness():
+                    await backend.warmup_witness(action.epoch, action.member, action.digest)
+                    self.log("warmup_ready", epoch=action.epoch, digest=action.digest)
+                case act.SendWitness():
+                    self.log(
+                        "witness_sent", epoch=action.message.epoch, height=action.message.height, reason=action.reason
+                    )
+                    await backend.witness(action.message)
+                case act.SendHealthCheck():
+                    await backend.health_check(action.epoch, action.height, action.member)
+                case act.SendEquivocation():
+                    await backend.report_equivocation(action.first, action.second)
+                case _:
+                    raise AssertionError(f"no way to do {action}")
+        except CoordinatorError as error:
+            self.log("refused_by_coordinator", action=type(action).__name__, code=error.code, reason=str(error))
+
+    async def _publish(self, raw: bytes) -> None:
+        await self._parts.network.publish(raw)
+
+    async def _announce(self, action: act.Announce) -> None:
+        blob_id = await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))
+        self._bodies[blob_id] = (action.epoch, action.height, action.body)
+        await self._parts.network.publish(action.raw)
+        if self._settings.distro_dir is not None:
+            await self._write_distro(action)
+
+    async def _write_distro(self, action: act.Announce) -> None:
+        root = trio.Path(self._settings.distro_dir or "")
+        await root.mkdir(parents=True, exist_ok=True)
+        await (root / f"epoch-{action.epoch:05d}-round-{action.height:06d}.distro").write_bytes(action.body)
+
+    # --- payloads and data ------------------------------------------------------------------------
+
+    async def _fetch_payload(self, action: act.FetchPayload) -> None:
+        try:
+            async with self._fetches:
+                body = await self._parts.network.fetch(
+                    action.blob_id, action.sources, size_bytes=action.size_bytes, deadline=action.deadline
+                )
+            await trio.to_thread.run_sync(self._parts.check_payload, body)
+        except NetworkError as error:
+            self.feed(act.PayloadFailed(action.commitment, str(error), refused=False))
+        except WireError as error:
+            self.feed(act.PayloadFailed(action.commitment, str(error), refused=True))
+        else:
+            self._bodies[action.blob_id] = (action.epoch, action.height, body)
+            self.log("payload_received", from_member=action.member, height=action.height, bytes=len(body))
+            self.feed(act.PayloadArrived(action.commitment))
+
+    async def _fetch_data(self, action: act.FetchData, pending: _Pending) -> None:
+        try:
+            pending.tokens = await self._parts.data.get(
+                action.start, action.end, epoch=action.epoch, height=action.height
+            )
+        except (DataError, NetworkError) as error:
+            pending.error = error
+        finally:
+            pending.done.set()
+
+    async def _store_replay(self, entry: act.AppliedSet) -> None:
+        bodies = await self.take_bodies(entry.blobs)
+        await trio.to_thread.run_sync(self._replay.write, entry, bodies)
+
+    def _expire(self, action: act.Expire) -> None:
+        key = (action.epoch, action.height)
+        self._parts.network.expire(action.epoch, action.height)
+        self._bodies = {b: entry for b, entry in self._bodies.items() if entry[:2] > key}
+        self._data = {k: pending for k, pending in self._data.items() if k > key}
+
+    # --- asking peers -----------------------------------------------------------------------------
+
+    async def _ask_announcements(self, action: act.AskAnnouncements) -> None:
+        peers = sorted(self._parts.network.connected())
+        request = SyncRequest("announcements", epoch=action.epoch, height=action.height, have=action.have)
+        # which peers are asked is no secret and needs no strong randomness, only spreading
+        spread = random.Random(f"{self._settings.node_name}{action}")  # noqa: S311
+        chosen = spread.sample(peers, min(SYNC_PEERS, len(peers)))
+        async with trio.open_nursery() as nursery:
+            for peer in chosen:
+                nursery.start_soon(self._ask_one, peer, request)
+
+    async def _ask_one(self, peer: bytes, request: SyncRequest) -> None:
+        try:
+            reply = await self._parts.network.ask(peer, request, timeout_s=SYNC_TIMEOUT_S)
+        except NetworkError:
+            return  # the next round asks others
+        for raw in reply.items:
+            self._execute(self._engine.on_gossip(raw, trio.current_time()))
+
+    async def _ask_table(self, action: act.AskTable) -> None:
+        items: tuple[bytes, ...] | None = None
+        try:
+            request = SyncRequest("table", epoch=action.epoch, height=action.height, key=action.root)
+            reply = await self._parts.network.ask(action.key, request, timeout_s=SYNC_TIMEOUT_S)
+            items = reply.items if reply.found else None
+        except NetworkError as error:
+            self.log("error", message=str(error))
+        self.feed(act.TableArrived(action.epoch, action.height, action.member, action.root, items))
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    async def _keep_snapshots(self) -> None:
+        await self._loader.keep(self.state.certified.digest)
+        await trio.to_thread.run_sync(self._replay.keep_epochs, max(0, self.state.progress.epoch - 1))
+
+    async def _leave(self, action: act.Exit) -> None:
+        if self._exit is not None:
+            return
+        self._exit = action
+        if action.serve_s > 0:
+            self.log("serving", seconds=action.serve_s)
+            await trio.sleep(action.serve_s)  # P8
+        else:
+            await trio.sleep(min(0.2, self._settings.stop_grace_s))  # let Leave and withdraw go out
+        self.log("left", reason=action.reason, code=action.code)
+        self._ended.set()
+
+    async def _report_statistics(self) -> None:
+        while True:
+            await trio.sleep(STATISTICS_EVERY_S)
+            self._log_statistics()
+
+    def _log_statistics(self) -> None:
+        s = self._parts.network.statistics()
+        self.log(
+            "network", bytes_sent=s.bytes_sent, bytes_received=s.bytes_received, peers=s.peers,
+            gossip_sent=s.gossip_sent, gossip_received=s.gossip_received, gossip_refused=s.gossip_refused,
+        )  # fmt: skip

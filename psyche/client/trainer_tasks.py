@@ -1,0 +1,387 @@
+"""What the engine asks of the trainer, one request after another, and what becomes of a trainer that fails."""
+
+import shutil
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from psyche.client.actions import (
+    Applied,
+    Apply,
+    CancelTrain,
+    Event,
+    Export,
+    FetchSnapshot,
+    Heal,
+    Healed,
+    Load,
+    Loaded,
+    LoadFailed,
+    Snapshot,
+    SnapshotFetched,
+    SnapshotWritten,
+    Train,
+    Trained,
+    TrainerLost,
+    TrainFailed,
+)
+from psyche.client.loading import Loader, Source, get_snapshot_name
+from psyche.client.replay import ReplayStore
+from psyche.client.settings import ClientSettings
+from psyche.core.state import ZERO32, Coordinator
+from psyche.errors import DataError, NetworkError, PsycheError, TrainerError
+from psyche.modeling.failure import TrainerFailure
+from psyche.wire.crypto import compute_chain_digest, compute_data_hash, compute_state_digest
+from psyche.wire.ports import Trainer
+from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
+
+QUEUE: Final = 64  # the engine has at most a handful of requests out
+TrainerAction = Load | Train | Apply | Heal | Snapshot | Export | FetchSnapshot
+
+
+class RestartableTrainer(Trainer, Protocol):
+    """A trainer whose process can be started again after a failure."""
+
+    async def restart(self) -> None:
+        """Start a fresh process; weights must be loaded again."""
+        ...
+
+
+class TrainerContext(Protocol):
+    """What the runner needs of the shell."""
+
+    @property
+    def state(self) -> Coordinator:
+        """The newest state."""
+        ...
+
+    def feed(self, event: Event) -> None:
+        """Tell the engine."""
+        ...
+
+    def log(self, kind: str, **fields: object) -> None:
+        """Write an event."""
+        ...
+
+    async def take_data(self, epoch: int, height: int, start: int, end: int) -> bytes:
+        """The tokens that were fetched for a round (u32 little-endian)."""
+        ...
+
+    async def take_bodies(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Payload bodies by blob id."""
+        ...
+
+
+class TrainerTasks:
+    """Runs trainer requests in order; a failed trainer is restarted and its weights count as lost."""
+
+    def __init__(
+        self, trainer: RestartableTrainer, loader: Loader, replay: ReplayStore, context: TrainerContext, *,
+        settings: ClientSettings, snapshots: Path,
+    ) -> None:  # fmt: skip
+        self._trainer = trainer
+        self._loader = loader
+        self._replay = replay
+        self._x = context
+        self._settings = settings
+        self._snapshots = snapshots
+        self._cancelled: set[tuple[int, int]] = set()
+        self._training: tuple[int, int] | None = None
+        self._send, self._receive = trio.open_memory_channel[TrainerAction](QUEUE)
+
+    def put(self, action: TrainerAction) -> None:
+        """Queue a request; never blocks, for the engine has few out at a time."""
+        self._send.send_nowait(action)
+
+    async def cancel(self, action: CancelTrain) -> None:
+        """End a training: queued or running (A4)."""
+        key = (action.epoch, action.height)
+        self._cancelled.add(key)
+        if self._training == key:
+            await self._trainer.cancel()
+
+    async def run(self) -> None:
+        """Work off the queue until cancelled."""
+        async for action in self._receive:
+            try:
+                await self._do(action)
+            except TrainerFailure as error:
+                self._x.log("error", message=str(error), trainer=str(error.kind))
+                await self._restart()
+                self._report_lost(action, str(error))
+            except PsycheError as error:
+                self._x.log("error", message=str(error))
+                self._report_failed(action, str(error))
+
+    async def _do(self, action: TrainerAction) -> None:
+        match action:
+            case Load():
+                await self._load(action)
+            case Train():
+                await self._train(action)
+            case Apply():
+                await self._apply(action)
+            case Heal():
+                await self._heal(action)
+            case Snapshot():
+                await self._write_snapshot(action)
+            case Export():
+                await self._write_export(action)
+            case FetchSnapshot():
+                await self._fetch_snapshot(action)
+
+    async def _restart(self) -> None:
+        try:
+            await self._trainer.restart()
+        except TrainerError as error:
+            self._x.log("error", message=f"the trainer cannot be started again: {error}")
+
+    def _report_lost(self, action: TrainerAction, reason: str) -> None:
+        match action:
+            case Train():
+                self._x.feed(TrainFailed(action.epoch, action.height, reason, trainer_lost=True))
+            case Load() | Heal():
+                self._x.feed(LoadFailed(action.epoch, reason))
+            case _:
+                self._x.feed(TrainerLost(reason))
+
+    def _report_failed(self, action: TrainerAction, reason: str) -> None:
+        match action:
+            case Train():
+                self._x.feed(TrainFailed(action.epoch, action.height, reason, trainer_lost=False))
+            case Load() | Heal():
+                self._x.feed(LoadFailed(action.epoch, reason))
+            case Snapshot():
+                self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, Path(), None))
+            case FetchSnapshot():
+                self._x.feed(SnapshotFetched(action.digest, ok=False))
+            case Apply():
+                self._x.feed(TrainerLost(reason))
+            case Export():
+                pass
+
+    # --- loading ---------------------------------------------------------------------------------
+
+    async def _load(self, action: Load) -> None:
+        reasons: list[str] = []
+        for source in await self._find_sources(action):
+            digest, reply = await self._try_source(source, action, reasons)
+            if reply is not None:
+                self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
+                return
+        try:
+            source = await self._fetch(action.certified, reasons)
+        except NetworkError as error:
+            reasons.append(str(error))
+            source = None
+        if source is not None:
+            digest, reply = await self._try_source(source, action, reasons)
+            if reply is not None:
+                self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
+                return
+        self._x.feed(LoadFailed(action.epoch, "; ".join(reasons) or "no source"))
+
+    async def _find_sources(self, action: Load) -> list[Source]:
+        own = await self._loader.find_local(action.certified) if action.certified is not None else None
+        configured = self._loader.find_configured(self._x.state, action.certified, action.source_digest)
+        return [s for s in (own, configured) if s is not None]
+
+    async def _fetch(self, certified: bytes | None, reasons: list[str]) -> Source | None:
+        if certified is None:
+            reasons.append("the configured model folder is missing: make it with `psyche model init`, or copy it here")
+            return None
+        state = self._x.state
+        deadline = trio.current_time() + max(5, state.config.warmup_time)
+        return await self._loader.fetch(state, certified, deadline, self._log_progress)
+
+    def _log_progress(self, done: int, total: int) -> None:
+        self._x.log("model_fetch", bytes=done, total=total)
+
+    async def _try_source(self, source: Source, action: Load, reasons: list[str]) -> tuple[bytes, LoadReply | None]:
+        try:
+            reply = await self._request_load(source, keep_momentum=action.keep_momentum)
+        except TrainerFailure:
+            raise
+        except TrainerError as error:
+            reasons.append(f"{source.name}: {error}")
+            return ZERO32, None
+        digest = compute_state_digest(reply.chain, reply.weight_root)
+        if action.certified is not None and digest != action.certified:
+            reasons.append(
+                f"{source.name}: gives {digest.hex()[:16]}, the record asks for {action.certified.hex()[:16]}"
+            )
+            return digest, None
+        return digest, reply
+
+    async def _request_load(self, source: Source, *, keep_momentum: bool) -> LoadReply:
+        return await self._trainer.load(
+            LoadRequest(
+                path=str(source.path),
+                is_snapshot=source.is_snapshot,
+                model=self._x.state.model,
+                micro_batch_size=self._settings.micro_batch_size,
+                device=self._settings.device,
+                keep_momentum=keep_momentum,
+            )
+        )
+
+    @staticmethod
+    def _make_loaded(epoch: int, digest: bytes, source: Source, reply: LoadReply) -> Loaded:
+        return Loaded(
+            epoch=epoch,
+            digest=digest,
+            source=source.name,
+            plan=reply.plan,
+            parameters=reply.parameters,
+            vocab_size=reply.vocab_size,
+            numeric_class=reply.numeric_class,
+            train_count=reply.train_count,
+            prev_commitment=reply.prev_commitment,
+        )
+
+    async def _fetch_snapshot(self, action: FetchSnapshot) -> None:
+        source = await self._loader.find_local(action.digest)
+        if source is None:
+            source = await self._fetch(action.digest, [])
+        if source is not None:
+            await self._request_load(source, keep_momentum=False)
+        self._x.feed(SnapshotFetched(action.digest, ok=source is not None))
+
+    # --- training and applying -------------------------------------------------------------------
+
+    async def _train(self, action: Train) -> None:
+        key = (action.epoch, action.height)
+        try:
+            tokens = await self._x.take_data(action.epoch, action.height, action.start, action.end)
+        except (DataError, NetworkError) as error:
+            self._x.feed(TrainFailed(action.epoch, action.height, f"data: {error}", trainer_lost=False))
+            return
+        if key in self._cancelled:
+            self._x.feed(Trained(action.epoch, action.height, _CANCELLED, ZERO32))
+            return
+        self._training = key
+        try:
+            reply = await self._trainer.train(self._make_request(action, tokens))
+        finally:
+            self._training = None
+            self._cancelled = {k for k in self._cancelled if k > key}
+        data_hash = compute_data_hash(tokens)
+        if not reply.cancelled:
+            self._x.log(
+                "trained", epoch=action.epoch, height=action.height, step=action.step, loss=reply.loss,
+                tokens=reply.tokens, seconds=reply.seconds, compute_seconds=reply.compute_seconds,
+                micro_batch_size=reply.micro_batch_size, grad_norm=reply.grad_norm, data_hash=data_hash,
+            )  # fmt: skip
+        self._x.feed(Trained(action.epoch, action.height, reply, data_hash))
+
+    def _make_request(self, action: Train, tokens: bytes) -> TrainRequest:
+        return TrainRequest(
+            epoch=action.epoch,
+            height=action.height,
+            step=action.step,
+            lr=action.lr,
+            lookahead_lr=action.lookahead_lr,
+            tokens=tokens,
+            samples=action.end - action.start + 1,
+            sequence_length=self._x.state.model.max_seq_len,
+            decided=action.decided,
+            in_flight=action.in_flight,
+        )
+
+    async def _apply(self, action: Apply) -> None:
+        bodies = await self._x.take_bodies(action.blobs)
+        reply = await self._trainer.apply(
+            ApplyRequest(
+                height=action.height,
+                lr=action.lr,
+                payloads=bodies,
+                run_update=action.run_update,
+                full_digest=action.full_digest,
+                random_seed=action.random_seed,
+            )
+        )
+        self._x.feed(Applied(action.epoch, action.height, reply))
+
+    async def _heal(self, action: Heal) -> None:
+        """S7: the certified snapshot, then every stored set of the epoch, in order."""
+        source = await self._loader.find_local(action.certified)
+        if source is None:
+            source = self._loader.find_configured(self._x.state, action.certified, self._x.state.checkpoint.digest)
+        source = source or await self._fetch(action.certified, [])
+        if source is None:
+            raise NetworkError("the certified weights cannot be had")
+        reply = await self._request_load(source, keep_momentum=True)
+        if compute_state_digest(reply.chain, reply.weight_root) != action.certified:
+            raise TrainerError(f"{source.name} does not give the certified weights")
+        chain, digests, full = action.certified, dict[int, bytes](), dict[int, bool]()
+        for height in range(action.height + 1):
+            stored = await trio.to_thread.run_sync(self._replay.read, action.epoch, height)
+            if stored is None:
+                raise TrainerError(f"the replay store lacks the set of round {height}")
+            applied = await self._trainer.apply(
+                ApplyRequest(
+                    height=height, lr=stored.lr, payloads=stored.bodies, run_update=stored.run_update,
+                    full_digest=stored.full_digest, random_seed=stored.random_seed,
+                )
+            )  # fmt: skip
+            chain = compute_chain_digest(chain, stored.epoch, height, stored.step, stored.lr_bits, stored.applied)
+            digests[height] = compute_state_digest(chain, applied.weight_part)
+            full[height] = applied.is_full
+        self._x.feed(Healed(action.epoch, action.height, chain, digests, full))
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    async def _write_snapshot(self, action: Snapshot) -> None:
+        path = self._snapshots / get_snapshot_name(action.epoch, action.step, action.digest)
+        reply = await self._trainer.snapshot(
+            SnapshotRequest(
+                kind="resume",
+                path=str(path),
+                epoch=action.epoch,
+                step=action.step,
+                data_index=action.data_index,
+                chain=action.chain,
+                digest=action.digest,
+                prev_commitment=action.prev_commitment,
+            )
+        )
+        self._x.log("snapshot_written", path=str(path), bytes=reply.size_bytes, digest=action.digest)
+        self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, path, reply))
+
+    async def _write_export(self, action: Export) -> None:
+        """A Hugging Face folder of the certified weights; older ones beyond `keep_steps` go."""
+        root = self._settings.checkpoint_dir
+        assert root is not None, "exports are asked for only where there is a folder for them"
+        path = root / f"{self._x.state.run_id}-step{action.step}"
+        reply = await self._trainer.snapshot(
+            SnapshotRequest(
+                kind="export",
+                path=str(path),
+                epoch=action.epoch,
+                step=action.step,
+                data_index=0,
+                chain=ZERO32,
+                digest=action.digest,
+                dtype=self._settings.export_dtype,
+            )
+        )
+        self._x.log("exported", path=str(path), bytes=reply.size_bytes, step=action.step)
+        await trio.to_thread.run_sync(remove_old_exports, root, self._x.state.run_id, self._settings.keep_steps)
+
+
+def remove_old_exports(root: Path, run_id: str, keep_steps: int) -> None:
+    """Keep the newest exports of a run."""
+    found: list[tuple[int, Path]] = []
+    for folder in root.glob(f"{run_id}-step*"):
+        step = folder.name.removeprefix(f"{run_id}-step")
+        if step.isdigit() and folder.is_dir():
+            found.append((int(step), folder))
+    for _, folder in sorted(found, reverse=True)[max(1, keep_steps) :]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_CANCELLED: Final = TrainReply(
+    payload=b"", loss=float("nan"), grad_norm=0.0, tokens=0, seconds=0.0, compute_seconds=0.0, micro_batch_size=0,
+    train_count=0, cancelled=True,
+)  # fmt: skip

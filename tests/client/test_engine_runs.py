@@ -1,0 +1,215 @@
+"""Whole runs of the real engine over the real core: the happy path, then what goes wrong."""
+
+import dataclasses
+
+import pytest
+from world import CONFIGURED, Node, World
+
+from psyche.client import actions as act
+from psyche.core.genesis import create_run
+from psyche.core.header import decode_header
+from psyche.core.messages import Result
+from psyche.core.state import (
+    Checkpoint,
+    CheckpointKind,
+    Config,
+    DataLocation,
+    LrSchedule,
+    Metadata,
+    Model,
+    Optimizer,
+    OptimizerKind,
+    RunState,
+)
+from psyche.wire.crypto import blake3_hash
+from psyche.wire.gossip import decode_gossip
+
+
+def make_world(clients: int = 3, **changes: object) -> World:
+    config = Config(
+        warmup_time=20, cooldown_time=2, max_round_train_time=10, round_witness_time=2, total_steps=7,
+        init_min_clients=clients, min_clients=2, witness_nodes=0, global_batch_size_start=2 * clients,
+        global_batch_size_end=2 * clients, waiting_for_members_extra_time=2, rounds_per_epoch=3,
+    )  # fmt: skip
+    config = dataclasses.replace(config, **changes)
+    model = Model(
+        max_seq_len=8,
+        checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"),
+        data_location=DataLocation(),
+        lr_schedule=LrSchedule(base_lr=1e-3),
+        optimizer=Optimizer(
+            OptimizerKind.DISTRO, compression_decay=0.95, compression_topk=8, compression_chunk=64, quantize_1bit=True
+        ),
+    )
+    state = create_run(config, model, "test", blake3_hash(b"run"), Metadata(), "test", 1_700_000_000 + 1000)
+    return World(state, clients)
+
+
+def applied_sets(node: Node) -> dict[tuple[object, object], object]:
+    return {(f["epoch"], f["height"]): sorted(f["members"]) for f in node.get_logs("applied")}
+
+
+def assert_all_equal(world: World) -> None:
+    digests = world.digests()
+    assert digests == {world.state.certified.digest}, world.describe()
+    weights = {n.weights for n in world.nodes if n.alive}
+    assert len(weights) == 1
+    assert weights != {CONFIGURED}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("clients", [1, 2, 3, 5])
+def test_a_quiet_run_finishes_and_all_hold_the_same_weights(clients: int, overlap: bool) -> None:
+    world = make_world(clients, overlap=overlap, min_clients=1)
+    world.run_to_end()
+    assert_all_equal(world)
+    everyone = list(range(clients))
+    for node in world.nodes:
+        data_rounds = [members for members in applied_sets(node).values() if members]
+        assert data_rounds == [everyone] * 6, "total_steps 7 is six rounds with data"
+    assert not [r for r in world.refusals if r[0] == "SendWitness" and r[1] == "InvalidWitness"]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_nobody_waits_for_a_timeout_in_a_quiet_run(overlap: bool) -> None:
+    world = make_world(3, overlap=overlap)
+    world.run_to_end()
+    train = [(a, b) for a, b in zip(world.timeline, world.timeline[1:], strict=False) if a[3] == "ROUND_TRAIN"]
+    assert train
+    assert max(b[0] - a[0] for a, b in train) < 3.0
+
+
+def test_a_killed_client_comes_back_and_ends_with_the_same_weights() -> None:
+    world = make_world(3, total_steps=25, rounds_per_epoch=6)
+    victim = world.nodes[1]
+    world.run_until(lambda: world.state.run_state is RunState.ROUND_TRAIN and world.state.current.height == 2)
+    victim.kill()
+    world.run_until(lambda: world.state.current.height == 4)
+    world.restart(victim)
+    world.run_to_end()
+    assert_all_equal(world)
+    sources = [f["source"] for f in victim.get_logs("model_loaded")]
+    assert sources[-1] in ("peers", "own snapshot", "configured source")
+
+
+def test_when_all_are_killed_at_once_they_resume_from_their_snapshots() -> None:
+    world = make_world(3, total_steps=25, rounds_per_epoch=4)
+    world.run_until(lambda: world.state.progress.epoch == 2 and world.state.current.height == 1)
+    for node in world.nodes:
+        node.kill()
+    world.run_until(lambda: world.state.run_state is RunState.WAITING_FOR_MEMBERS)
+    step = world.state.progress.step
+    for node in world.nodes:
+        world.restart(node)
+    world.run_to_end()
+    assert_all_equal(world)
+    assert step >= 1 + 2 * 4, "at most one epoch is lost (F4)"
+
+
+def cut_for_two_rounds(world: World, flag: str) -> Node:
+    victim = world.nodes[2]
+    world.run_until(lambda: world.state.current.height == 3 and world.state.run_state is RunState.ROUND_TRAIN)
+    setattr(victim.pace, flag, True)
+    world.run_until(lambda: world.state.current.height == 5)
+    setattr(victim.pace, flag, False)
+    world.run_to_end()
+    return victim
+
+
+def test_a_client_cut_off_for_two_rounds_ends_with_the_same_weights() -> None:
+    world = make_world(4, total_steps=13, rounds_per_epoch=12)
+    cut_for_two_rounds(world, "gossip_cut")
+    assert_all_equal(world)
+
+
+def test_a_client_that_heard_nothing_for_two_rounds_decides_by_the_witnesses_lists() -> None:
+    """C1: the root is on record, the own table does not give it: a witness's list does."""
+    world = make_world(4, total_steps=13, rounds_per_epoch=12)
+    victim = cut_for_two_rounds(world, "deaf")
+    assert_all_equal(world)
+    assert len(victim.get_logs("member")) == 1, "it stayed a member all along"
+    assert applied_sets(victim) == applied_sets(world.nodes[0])
+
+
+def test_a_client_that_could_not_fetch_is_behind_and_catches_up_in_order() -> None:
+    """C6: what is decided is never skipped."""
+    world = make_world(4, total_steps=13, rounds_per_epoch=12)
+    victim = cut_for_two_rounds(world, "fetch_cut")
+    assert_all_equal(world)
+    assert len(victim.get_logs("member")) == 1, "it stayed a member all along"
+    assert applied_sets(victim) == applied_sets(world.nodes[0])
+    assert any("payloads of members" in str(f["what"]) for f in victim.get_logs("wait_started"))
+
+
+def test_a_client_with_wrong_weights_stops_heals_and_goes_on() -> None:
+    world = make_world(4, total_steps=17, rounds_per_epoch=8)
+    victim = world.nodes[0]
+    world.run_until(lambda: world.state.progress.epoch == 1 and world.state.current.height == 3)
+    victim.weights = blake3_hash(b"a flipped bit")
+    world.run_to_end()
+    assert_all_equal(world)
+    assert victim.get_logs("diverged")
+    assert victim.get_logs("healed")
+
+
+@pytest.mark.parametrize("moment", range(20))
+def test_a_client_killed_right_after_announcing_never_signs_a_second_header(moment: int) -> None:
+    world = make_world(3, total_steps=25, rounds_per_epoch=6)
+    victim = world.nodes[moment % 3]
+    world.run_until(lambda: len(victim.signed) == 1 + moment // 2)
+    victim.kill()
+    delay = world.now + 0.1 * moment
+    world.run_until(lambda: world.now >= delay)
+    world.restart(victim)
+    world.run_to_end()
+    seen: dict[tuple[int, int], set[bytes]] = {}
+    for raw in victim.signed:
+        message = decode_gossip(raw)
+        assert isinstance(message.body, Result)
+        seen.setdefault((message.epoch, message.height), set()).add(message.body.commitment)
+    assert all(len(commitments) == 1 for commitments in seen.values())
+    assert_all_equal(world)
+
+
+def test_a_withheld_payload_delays_nobody_for_long_and_its_trainer_goes_without_credit() -> None:
+    world = make_world(4, total_steps=13, rounds_per_epoch=12)
+    cheat = world.nodes[3]
+    cheat.pace.withhold = True
+    world.run_until(lambda: world.state.current.height == 6)
+    trains = [(a, b) for a, b in zip(world.timeline, world.timeline[1:], strict=False) if a[3] == "ROUND_TRAIN"]
+    assert max(b[0] - a[0] for a, b in trains) < 5.0
+    index = next(i for i, c in enumerate(world.state.clients) if c.p2p == cheat.identity.public)
+    assert world.state.clients[index].credits == 0
+    world.run_to_end()
+    honest = world.nodes[:3]
+    assert len({n.weights for n in honest}) == 1
+
+
+def test_a_silent_member_is_not_awaited_after_the_straggler_bound() -> None:
+    world = make_world(4, total_steps=13, rounds_per_epoch=12, min_clients=2)
+    world.run_until(lambda: world.state.current.height == 2 and world.state.run_state is RunState.ROUND_TRAIN)
+    world.nodes[3].kill()
+    world.run_to_end()
+    survivors = world.nodes[:3]
+    assert len({n.weights for n in survivors}) == 1
+    trains = [(a, b) for a, b in zip(world.timeline, world.timeline[1:], strict=False) if a[3] == "ROUND_TRAIN"]
+    assert max(b[0] - a[0] for a, b in trains) < 10.0, "nobody waited for max_round_train_time"
+
+
+def test_headers_chain_to_the_own_last_result() -> None:
+    world = make_world(2, min_clients=2)
+    world.run_to_end()
+    for node in world.nodes:
+        headers = [decode_header(m.body.header) for m in map(decode_gossip, node.signed) if isinstance(m.body, Result)]
+        commitments = [m.body.commitment for m in map(decode_gossip, node.signed) if isinstance(m.body, Result)]
+        assert [h.prev_commitment for h in headers[1:]] == commitments[:-1]
+
+
+def test_stop_withdraws_and_exits_at_once() -> None:
+    world = make_world(3)
+    world.run_until(lambda: world.state.run_state is RunState.ROUND_TRAIN)
+    node = world.nodes[0]
+    actions = node.engine.on_stop("Ctrl-C")
+    assert any(isinstance(a, act.Withdraw) for a in actions)
+    assert any(isinstance(a, act.Exit) and a.code == 0 for a in actions)
+    assert any(isinstance(a, act.Publish) for a in actions)

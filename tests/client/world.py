@@ -1,0 +1,376 @@
+"""A whole run in one process on a virtual clock: real core, real engines, arithmetic and links replaced."""
+
+import hashlib
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from psyche.client import actions as act
+from psyche.client.engine import RoundEngine
+from psyche.core import transitions
+from psyche.core.errors import CoordinatorError
+from psyche.core.layout import decode_state, encode_state
+from psyche.core.plan import compute_plan, encode_plan
+from psyche.core.state import ZERO32, Coordinator, RunState
+from psyche.wire.crypto import Identity, blake3_hash, blob_id_of, compute_chain_digest, compute_state_digest
+from psyche.wire.trainer import ApplyReply, TrainReply
+
+PLAN = encode_plan(compute_plan({"w": (1024, 64)}, chunk=64, topk=8, one_bit=True))
+CONFIGURED = blake3_hash(b"the configured source")
+TICK_S = 0.5
+
+
+@dataclass
+class Pace:
+    """How fast a client is; `online` false cuts its gossip and its fetches."""
+
+    train_s: float = 0.4
+    apply_s: float = 0.05
+    gossip_s: float = 0.01
+    fetch_s: float = 0.02
+    gossip_cut: bool = False  # neither hears nor is heard
+    deaf: bool = False  # hears no gossip and gets no answers; is heard
+    fetch_cut: bool = False  # gets no payloads
+    withhold: bool = False  # announces, never serves
+    silent: bool = False  # never trains, never speaks, but stays connected
+
+
+@dataclass
+class Disk:
+    """What survives a kill."""
+
+    snapshots: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)  # digest -> weights, chain
+    replay: dict[tuple[int, int], tuple[act.AppliedSet, tuple[bytes, ...]]] = field(default_factory=dict)
+
+
+class Node:
+    """One client: an engine, a pretended trainer, a disk."""
+
+    def __init__(self, world: "World", index: int) -> None:
+        self.world = world
+        self.index = index
+        self.identity = Identity(hashlib.sha256(b"client %d" % index).digest())
+        self.pace = Pace()
+        self.disk = Disk()
+        self.generation = 0
+        self.exit: act.Exit | None = None
+        self.alive = False
+        self.logs: list[tuple[float, str, dict[str, object]]] = []
+        self.signed: list[bytes] = []  # raw announcements, over all lives
+        self.start()
+
+    def start(self) -> None:
+        """A fresh process on the old disk."""
+        self.generation += 1
+        self.alive = True
+        self.exit = None
+        self.engine = RoundEngine(self.identity)
+        self.weights = ZERO32
+        self.bodies: dict[bytes, bytes] = {}
+        self.cancelled: set[int] = set()
+        self.busy_until = 0.0
+
+    def kill(self) -> None:
+        self.alive = False
+        self.generation += 1
+
+    # --- plumbing ---------------------------------------------------------------------------------
+
+    def later(self, delay: float, function: Callable[[], None]) -> None:
+        generation = self.generation
+
+        def run() -> None:
+            if self.generation == generation and self.alive:
+                function()
+
+        self.world.at(self.world.now + delay, run)
+
+    def trainer_later(self, delay: float, function: Callable[[], None]) -> None:
+        """The trainer does one thing after another."""
+        self.busy_until = max(self.busy_until, self.world.now) + delay
+        self.later(self.busy_until - self.world.now, function)
+
+    def feed(self, event: act.Event) -> None:
+        self.execute(self.engine.on_event(event, self.world.now))
+
+    def execute(self, actions: list[act.Action]) -> None:
+        for action in actions:
+            self.do(action)
+        deadline = self.engine.get_deadline(self.world.now)
+        if deadline is not None and self.alive:
+            self.later(max(deadline - self.world.now, 1e-3), self.wake)
+
+    def wake(self) -> None:
+        self.execute(self.engine.on_tick(self.world.now))
+
+    def do(self, action: act.Action) -> None:
+        match action:
+            case act.Log():
+                self.logs.append((self.world.now, action.kind, action.fields))
+            case act.Publish():
+                self.world.gossip(self, action.raw)
+            case act.Announce():
+                self.bodies[blob_id_of(action.body)] = action.body
+                self.signed.append(action.raw)
+                self.world.gossip(self, action.raw)
+            case act.FetchPayload():
+                self.later(self.pace.fetch_s, lambda: self.fetched(action))
+            case act.FetchData() | act.SetPeers() | act.SetPlan() | act.Export():
+                pass
+            case act.CancelTrain():
+                self.cancelled.add(action.height)
+            case act.Expire():
+                pass
+            case act.Exit():
+                self.exit = action
+            case act.Train():
+                self.trainer_later(self.pace.train_s, lambda: self.trained(action))
+            case act.Apply():
+                self.trainer_later(self.pace.apply_s, lambda: self.applied(action))
+            case act.Load():
+                self.trainer_later(0.1, lambda: self.loaded(action))
+            case act.Heal():
+                self.trainer_later(0.1, lambda: self.healed(action))
+            case act.Snapshot():
+                self.trainer_later(0.05, lambda: self.snapshot(action))
+            case act.FetchSnapshot():
+                self.trainer_later(0.1, lambda: self.fetch_snapshot(action))
+            case act.StoreReplay():
+                bodies = tuple(self.bodies[b] for b in action.entry.blobs)
+                self.disk.replay[action.entry.epoch, action.entry.height] = (action.entry, bodies)
+            case act.AskAnnouncements():
+                self.later(0.02, lambda: self.ask_announcements(action))
+            case act.AskTable():
+                self.later(0.02, lambda: self.ask_table(action))
+            case _:
+                self.later(0.005, lambda: self.world.send(self, action))
+
+    # --- what the pretended world answers -----------------------------------------------------------
+
+    def fetched(self, action: act.FetchPayload) -> None:
+        for source in action.sources:
+            node = self.world.by_key.get(source)
+            cut = node is None or not node.alive or node.pace.gossip_cut or self.pace.gossip_cut or node.pace.withhold
+            if not cut and not self.pace.fetch_cut and action.blob_id in node.bodies:
+                self.bodies[action.blob_id] = node.bodies[action.blob_id]
+                self.feed(act.PayloadArrived(action.commitment))
+                return
+        self.feed(act.PayloadFailed(action.commitment, "no source has it", refused=False))
+
+    def trained(self, action: act.Train) -> None:
+        if action.height in self.cancelled:
+            self.cancelled.discard(action.height)
+            reply = make_reply(b"", cancelled=True)
+        else:
+            reply = make_reply(blake3_hash(self.weights, b"%d %d" % (action.start, action.end)) * 2)
+        self.feed(act.Trained(action.epoch, action.height, reply, ZERO32))
+
+    def apply_bodies(self, bodies: tuple[bytes, ...], *, run_update: bool) -> bytes:
+        if run_update:
+            self.weights = blake3_hash(b"update", self.weights, *bodies)
+        return blake3_hash(b"part", self.weights)
+
+    def applied(self, action: act.Apply) -> None:
+        part = self.apply_bodies(tuple(self.bodies[b] for b in action.blobs), run_update=action.run_update)
+        self.feed(act.Applied(action.epoch, action.height, ApplyReply(weight_part=part, is_full=True, seconds=0.05)))
+
+    def loaded(self, action: act.Load) -> None:
+        found = self.find_weights(action.certified)
+        if found is None:
+            self.feed(act.LoadFailed(action.epoch, "nobody has it"))
+            return
+        self.weights, chain, source = found
+        digest = compute_state_digest(chain, blake3_hash(b"part", self.weights))
+        self.feed(act.Loaded(action.epoch, digest, source, PLAN, 4096, 256, 0, 0, ZERO32))
+
+    def find_weights(self, certified: bytes | None) -> tuple[bytes, bytes, str] | None:
+        configured = compute_state_digest(ZERO32, blake3_hash(b"part", CONFIGURED))
+        if certified is None or certified == configured:
+            return CONFIGURED, ZERO32, "configured source"
+        if certified in self.disk.snapshots:
+            return (*self.disk.snapshots[certified], "own snapshot")
+        for node in self.world.nodes:
+            if node.alive and certified in node.disk.snapshots and not node.pace.gossip_cut:
+                self.disk.snapshots[certified] = node.disk.snapshots[certified]
+                return (*node.disk.snapshots[certified], "peers")
+        return None
+
+    def healed(self, action: act.Heal) -> None:
+        found = self.find_weights(action.certified)
+        if found is None:
+            self.feed(act.LoadFailed(action.epoch, "nobody has it"))
+            return
+        self.weights, chain = found[0], action.certified
+        digests: dict[int, bytes] = {}
+        for height in range(action.height + 1):
+            entry, bodies = self.disk.replay[action.epoch, height]
+            part = self.apply_bodies(bodies, run_update=entry.run_update)
+            chain = compute_chain_digest(chain, entry.epoch, height, entry.step, entry.lr_bits, entry.applied)
+            digests[height] = compute_state_digest(chain, part)
+        self.feed(act.Healed(action.epoch, action.height, chain, digests, dict.fromkeys(digests, True)))
+
+    def snapshot(self, action: act.Snapshot) -> None:
+        self.disk.snapshots[action.digest] = (self.weights, action.chain)
+        self.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, None, None))  # type: ignore[arg-type]
+
+    def fetch_snapshot(self, action: act.FetchSnapshot) -> None:
+        found = self.find_weights(action.digest)
+        if found is not None:
+            self.weights = found[0]
+        self.feed(act.SnapshotFetched(action.digest, ok=found is not None))
+
+    def ask_announcements(self, action: act.AskAnnouncements) -> None:
+        for node in self.world.nodes:
+            if node is self or not node.alive or node.pace.gossip_cut or self.pace.gossip_cut or self.pace.deaf:
+                continue
+            for raw in node.engine.get_announcements(action.epoch, action.height, action.have):
+                self.execute(self.engine.on_gossip(raw, self.world.now))
+
+    def ask_table(self, action: act.AskTable) -> None:
+        node = self.world.by_key.get(action.key)
+        cut = node is None or not node.alive or node.pace.gossip_cut or self.pace.gossip_cut or self.pace.deaf
+        items = None if cut else node.engine.get_table(action.root)
+        self.feed(act.TableArrived(action.epoch, action.height, action.member, action.root, items))
+
+    # --- what tests ask ---------------------------------------------------------------------------
+
+    def get_logs(self, kind: str) -> list[dict[str, object]]:
+        return [fields for _, k, fields in self.logs if k == kind]
+
+
+def make_reply(payload: bytes, *, cancelled: bool = False) -> TrainReply:
+    return TrainReply(
+        payload=payload, loss=2.0, grad_norm=1.0, tokens=8, seconds=0.4, compute_seconds=0.3, micro_batch_size=1,
+        train_count=1, cancelled=cancelled,
+    )  # fmt: skip
+
+
+class World:
+    """A coordinator that ticks itself, and nodes around it."""
+
+    def __init__(self, state: Coordinator, clients: int) -> None:
+        self.now = 1000.0
+        self.state = state
+        self.shown: Coordinator | None = None  # what the nodes see; nobody changes it
+        self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.order = itertools.count()
+        self.entropy = itertools.count()
+        self.timeline: list[tuple[float, int, int, str, int]] = []
+        self.refusals: list[tuple[str, str]] = []
+        self.nodes: list[Node] = []
+        self.by_key: dict[bytes, Node] = {}
+        self.tamper: Callable[[Node, act.Action], act.Action | None] | None = None
+        self.gossip_filter: Callable[[Node, Node, bytes], bool] | None = None
+        for _ in range(clients):
+            self.add()
+        self.at(self.now, self.tick)
+
+    @property
+    def unix(self) -> int:
+        return 1_700_000_000 + int(self.now)
+
+    def add(self) -> Node:
+        node = Node(self, len(self.nodes))
+        self.nodes.append(node)
+        self.by_key[node.identity.public] = node
+        self.at(self.now, lambda: self.show(node))
+        return node
+
+    def at(self, when: float, function: Callable[[], None]) -> None:
+        heapq.heappush(self.queue, (when, next(self.order), function))
+
+    def restart(self, node: Node) -> None:
+        node.start()
+        self.show(node)
+
+    def show(self, node: Node) -> None:
+        if node.alive and not node.pace.silent:
+            if self.shown is None or self.shown.nonce != self.state.nonce:
+                self.shown = decode_state(encode_state(self.state))
+            node.execute(node.engine.on_state(self.shown, self.now))
+
+    def push(self) -> None:
+        """Everyone sees the new state, as bytes would bring it."""
+        current = self.state.current
+        row = (self.now, self.state.progress.epoch, current.height, self.state.run_state.name, self.state.progress.step)
+        if not self.timeline or self.timeline[-1][1:] != row[1:]:
+            self.timeline.append(row)
+        for node in self.nodes:
+            self.at(self.now + 0.005, lambda node=node: self.show(node))
+
+    def settle(self) -> None:
+        """T3: the server ticks until nothing changes."""
+        while not self.state.halted:
+            drawn = hashlib.sha256(b"entropy %d" % next(self.entropy)).digest()
+            if not transitions.tick(self.state, self.unix, self.unix, drawn):
+                break
+
+    def tick(self) -> None:
+        nonce = self.state.nonce
+        self.settle()
+        if self.state.nonce != nonce:
+            self.push()
+        self.at(self.now + TICK_S, self.tick)
+
+    def send(self, node: Node, action: act.Action) -> None:
+        """A message to the coordinator."""
+        if self.tamper is not None:
+            changed = self.tamper(node, action)
+            if changed is None:
+                return
+            action = changed
+        nonce, key, state, unix = self.state.nonce, node.identity.public, self.state, self.unix
+        try:
+            match action:
+                case act.Join():
+                    transitions.join(state, unix, key, key)
+                case act.Withdraw():
+                    transitions.withdraw(state, unix, key, action.epoch, action.member)
+                case act.SendWarmupWitness():
+                    transitions.warmup_witness(state, unix, key, action.epoch, action.member, action.digest)
+                case act.SendWitness():
+                    transitions.witness(state, unix, key, action.message)
+                case act.SendHealthCheck():
+                    transitions.health_check(state, unix, key, action.epoch, action.height, action.member)
+        except CoordinatorError as error:
+            self.refusals.append((type(action).__name__, error.code))
+            return
+        self.settle()
+        if self.state.nonce != nonce:
+            self.push()
+
+    def gossip(self, sender: Node, raw: bytes) -> None:
+        if sender.pace.gossip_cut:
+            return
+        for node in self.nodes:
+            if node is sender or node.pace.gossip_cut or node.pace.deaf:
+                continue
+            if self.gossip_filter is not None and not self.gossip_filter(sender, node, raw):
+                continue
+            node.later(node.pace.gossip_s, lambda node=node: node.execute(node.engine.on_gossip(raw, self.now)))
+
+    def run_until(self, done: Callable[[], bool], limit_s: float = 600.0) -> None:
+        """Play events until `done`; fails when virtual time runs out."""
+        end = self.now + limit_s
+        while not done():
+            assert self.queue, "nothing left to happen"
+            when, _, function = heapq.heappop(self.queue)
+            assert when <= end, f"not done after {limit_s} s: {self.describe()}"
+            self.now = max(self.now, when)
+            function()
+
+    def run_to_end(self, limit_s: float = 2000.0) -> None:
+        living = [n for n in self.nodes if n.alive]
+        self.run_until(
+            lambda: self.state.run_state is RunState.FINISHED and all(n.exit is not None for n in living if n.alive),
+            limit_s,
+        )
+
+    def describe(self) -> str:
+        waits = {n.index: [w.what for w in n.engine.waits()] for n in self.nodes if n.alive}
+        return f"{self.timeline[-5:]} waits {waits} refusals {self.refusals[-5:]}"
+
+    def digests(self) -> set[bytes]:
+        """Digests of the weights that living nodes hold at the end."""
+        return {n.engine.membership.weights_digest or ZERO32 for n in self.nodes if n.alive}

@@ -14,6 +14,8 @@ from psyche.modeling.distro.blocks import compute_blocks, iterate_chunks, view_a
 from psyche.modeling.distro.codec import ChunkSets
 from psyche.modeling.distro.optimizer import Distro
 
+torch.set_num_threads(1)  # threads cost more than they bring at these sizes
+
 VECTORS = Path(__file__).parents[1] / "vectors"
 SHAPES = {"a": (48, 32), "b": (20,), "c": (3, 7, 16), "d": (16, 37), "e": (13, 64), "f": ()}
 

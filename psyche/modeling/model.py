@@ -6,13 +6,15 @@ import json
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 from torch import nn
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from psyche.errors import ConfigError, TrainerError
 
@@ -81,6 +83,18 @@ def build_model(config: LlamaConfig, *, seed: int = 0) -> LlamaForCausalLM:
         return model.float()
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bars, which would break ours."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequence[Path] = ()) -> int:
     """Make first weights once and write them as a Hugging Face folder in fp32.
 
@@ -105,7 +119,8 @@ def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequ
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent) as temporary:
         folder = Path(temporary) / "model"
-        model.save_pretrained(folder)
+        with _quiet():
+            model.save_pretrained(folder)
         for file in extra_files:
             shutil.copyfile(file, folder / file.name)
         folder.rename(out_dir)  # an empty folder is replaced
@@ -129,10 +144,11 @@ def load_model(folder: Path) -> LlamaForCausalLM:
     _check_folder(folder)
     config = read_model_config(folder)
     try:
-        model, report = cast("Any", LlamaForCausalLM).from_pretrained(
-            folder, config=config, dtype=_LOAD_DTYPE, use_safetensors=True, local_files_only=True,
-            output_loading_info=True,
-        )  # fmt: skip
+        with _quiet():
+            model, report = cast("Any", LlamaForCausalLM).from_pretrained(
+                folder, config=config, dtype=_LOAD_DTYPE, use_safetensors=True, local_files_only=True,
+                output_loading_info=True,
+            )  # fmt: skip
     except Exception as error:  # safetensors and transformers raise errors of many kinds for broken files
         raise TrainerError(f"model folder {folder}: cannot be loaded: {error}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):

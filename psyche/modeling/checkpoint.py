@@ -1,0 +1,150 @@
+"""Weights to and from disk: resume snapshots (fp32, exact) and exports for users (Hugging Face folders)."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers.models.llama import LlamaForCausalLM
+
+from psyche.core.manifest import TensorEntry, encode_manifest
+from psyche.errors import TrainerError
+from psyche.modeling.model import CONFIG_NAME, build_model, get_parameters, read_model_config
+from psyche.modeling.snapshot import (
+    MANIFEST_NAME,
+    MODEL_NAME,
+    MOMENTUM_NAME,
+    TENSORS_NAME,
+    SnapshotInfo,
+    compute_file_hash,
+    get_tensor_path,
+    read_momentum_fields,
+    sync_file,
+    write_durably,
+    write_folder,
+    write_info,
+    write_model_files,
+)
+from psyche.modeling.weights import get_bytes
+from psyche.wire.crypto import blake3_hash, blob_id_of
+
+EXPORT_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_SHARD_BYTES: Final = 5 << 30  # of an export's weight files, as the Hub's own tools cut them
+Progress = Callable[[], None]
+
+
+def write_snapshot(
+    info: SnapshotInfo,
+    parameters: Mapping[str, torch.Tensor],
+    momentum: Mapping[str, torch.Tensor],
+    momentum_fields: Mapping[str, Any],
+    model_files: Mapping[str, bytes],
+    on_progress: Progress,
+) -> bytes:
+    """Write a resume snapshot at `info.path`, whole or not at all, and return its weight root.
+
+    `entries` and `weight_root` of `info` are computed here. `on_progress` is called per tensor.
+
+    Raises:
+        TrainerError: the disk refused; nothing is left behind.
+    """
+    try:
+        with write_folder(info.path) as folder:
+            manifest = encode_manifest(_write_tensors(folder, parameters, on_progress))
+            write_durably(folder / MANIFEST_NAME, manifest)
+            _write_momentum(folder / MOMENTUM_NAME, momentum)
+            write_model_files(folder / MODEL_NAME, model_files)
+            about = {**momentum_fields, "blake3": compute_file_hash(folder / MOMENTUM_NAME).hex()}
+            root = blake3_hash(manifest)
+            write_info(folder, replace(info, weight_root=root), about)
+    except (OSError, SafetensorError) as error:
+        raise TrainerError(f"snapshot {info.path}: cannot be written: {error}; free some space there") from error
+    return root
+
+
+def _write_tensors(folder: Path, parameters: Mapping[str, torch.Tensor], on_progress: Progress) -> list[TensorEntry]:
+    (folder / TENSORS_NAME).mkdir()
+    entries: list[TensorEntry] = []
+    for index, (name, tensor) in enumerate(parameters.items()):
+        data = get_bytes(tensor)
+        write_durably(get_tensor_path(folder, index), data)
+        entries.append(TensorEntry(name, tuple(tensor.shape), blob_id_of(data)))
+        on_progress()
+    return entries
+
+
+def _write_momentum(path: Path, momentum: Mapping[str, torch.Tensor]) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in momentum.items()}, path)
+    sync_file(path)
+
+
+def load_snapshot(info: SnapshotInfo, on_progress: Progress) -> LlamaForCausalLM:
+    """Build the snapshot's model on the CPU with exactly its weights; every tensor is checked against the manifest.
+
+    Raises:
+        ConfigError: the model's config is not a plain Llama's.
+        TrainerError: a tensor's bytes are not those of the manifest, or its tensors are not the model's.
+    """
+    model = build_model(read_model_config(info.path / MODEL_NAME / CONFIG_NAME))
+    parameters = get_parameters(model)
+    expected = [(name, tuple(p.shape)) for name, p in parameters.items()]
+    if [(entry.name, tuple(entry.dims)) for entry in info.entries] != expected:
+        raise TrainerError(f"snapshot {info.path}: its tensors are not those of its config.json; use another snapshot")
+    for index, (entry, parameter) in enumerate(zip(info.entries, parameters.values(), strict=True)):
+        raw = get_tensor_path(info.path, index).read_bytes()
+        if blob_id_of(raw) != entry.blob_id:
+            raise TrainerError(f"snapshot {info.path}: the bytes of {entry.name} are damaged; use another snapshot")
+        values = np.frombuffer(raw, dtype="<f4").astype(np.float32).reshape(entry.dims)
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(values))
+        on_progress()
+    return model
+
+
+def load_momentum(info: SnapshotInfo) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The momentum beside a snapshot and what snapshot.json says of it.
+
+    Raises:
+        TrainerError: damaged.
+    """
+    fields = read_momentum_fields(info)
+    try:
+        return load_file(info.path / MOMENTUM_NAME), fields
+    except (OSError, SafetensorError) as error:
+        raise TrainerError(f"snapshot {info.path}: {MOMENTUM_NAME} cannot be read: {error}") from error
+
+
+def export_model(
+    path: Path, parameters: Mapping[str, torch.Tensor], model_files: Mapping[str, bytes], dtype: str
+) -> None:
+    """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; replaced whole if it is there.
+
+    Args:
+        path: the folder.
+        parameters: the fp32 masters; rounded to `dtype` in a copy.
+        model_files: config.json and tokenizer files, written beside the weights.
+        dtype: "float32" or "bfloat16".
+
+    Raises:
+        TrainerError: an unknown dtype, or the disk refused.
+    """
+    if dtype not in EXPORT_DTYPES:
+        raise TrainerError(f"export {path}: dtype {dtype!r}, must be one of {', '.join(EXPORT_DTYPES)}")
+    tensors = {name: p.detach().to("cpu", EXPORT_DTYPES[dtype]).contiguous() for name, p in parameters.items()}
+    config = json.loads(model_files[CONFIG_NAME])
+    config.pop("torch_dtype", None)
+    files = {**model_files, CONFIG_NAME: json.dumps({**config, "dtype": dtype}, indent=2).encode()}
+    try:
+        with write_folder(path) as folder:
+            save_torch_state_dict(tensors, folder, max_shard_size=MAX_SHARD_BYTES)
+            for file in folder.iterdir():
+                sync_file(file)
+            write_model_files(folder, files)
+    except (OSError, SafetensorError) as error:
+        raise TrainerError(f"export {path}: cannot be written: {error}; free some space there") from error

@@ -1,0 +1,72 @@
+"""A test hook: faults that a trainer child does to itself where its environment asks for it.
+
+`PSYCHE_TRAINER_FAULT="oom@3,hang@5,crash:apply@7,oom@9x10"`: at the 3rd train call memory runs out
+(once, so that a smaller micro-batch succeeds), the 5th hangs, the 7th apply ends the process, and at
+the 9th train call memory runs out ten times. Calls are counted from the child's start.
+"""
+
+import os
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from psyche.errors import ConfigError
+
+VARIABLE: Final = "PSYCHE_TRAINER_FAULT"
+CRASH_STATUS: Final = 70
+_FAULT: Final = re.compile(r"(oom|hang|crash)(?::(load|train|apply|snapshot))?@(\d+)(?:x(\d+))?")
+
+
+@dataclass(slots=True)
+class _Fault:
+    kind: str
+    operation: str
+    call: int
+    left: int
+
+
+class Faults:
+    """The faults that are still to come; `begin` at each call, `strike` at each safe point of it.
+
+    Args:
+        text: the variable's value.
+
+    Raises:
+        ConfigError: not of the form above.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._faults: list[_Fault] = []
+        self._counts: Counter[str] = Counter()
+        self._operation = ""
+        for part in filter(None, text.split(",")):
+            match = _FAULT.fullmatch(part.strip())
+            if match is None:
+                raise ConfigError(f"{VARIABLE}: {part!r} is not kind[:operation]@call[xtimes]")
+            kind, operation, call, times = match.groups()
+            self._faults.append(_Fault(kind, operation or "train", int(call), int(times or 1)))
+
+    def begin(self, operation: str) -> None:
+        """Note that a call of `operation` begins."""
+        self._operation = operation
+        self._counts[operation] += 1
+
+    def strike(self) -> None:
+        """Do what is due at this point of the running call, if anything.
+
+        Raises:
+            MemoryError: for "oom"; "hang" never returns, "crash" ends the process.
+        """
+        for fault in self._faults:
+            if fault.left and (fault.operation, fault.call) == (self._operation, self._counts[self._operation]):
+                fault.left -= 1
+                self._do(fault.kind)
+
+    def _do(self, kind: str) -> None:
+        if kind == "crash":
+            os._exit(CRASH_STATUS)
+        while kind == "hang":
+            time.sleep(3600)
+        raise MemoryError("asked for by the environment")

@@ -1,0 +1,47 @@
+"""How long a trainer may stay silent before it counts as hung (F21)."""
+
+import statistics
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from typing import Final
+
+HISTORY: Final = 32  # calls remembered per operation
+KNOWN: Final = 3  # calls after which the median says something
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogLimits:
+    """Seconds of silence; a trainer gives a sign of life at every micro-batch and every tensor.
+
+    `start_s` bounds the start of the process (imports), `unknown_s` a call before steps are known,
+    `floor_s` keeps a machine that swaps or is suspended from looking like a hang.
+    """
+
+    start_s: float = 180.0
+    unknown_s: float = 120.0
+    floor_s: float = 10.0
+
+
+class Watchdog:
+    """Learns how long calls take, and bounds the silence by twice the median step."""
+
+    def __init__(self, limits: WatchdogLimits) -> None:
+        self.limits = limits
+        self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
+
+    def note(self, operation: str, seconds: float) -> None:
+        """Remember how long a call took."""
+        self._seconds[operation].append(seconds)
+
+    def get_limit_s(self, operation: str) -> float:
+        """The longest silence allowed while `operation` runs.
+
+        A train step: twice the median of the last 32, at least the floor. Other operations vary with
+        what they are given, so four times the longest seen, at least `unknown_s`.
+        """
+        seen = self._seconds[operation]
+        if operation != "train":
+            return max(self.limits.unknown_s, 4 * max(seen, default=0.0))
+        if len(seen) < KNOWN:
+            return self.limits.unknown_s
+        return max(self.limits.floor_s, 2 * statistics.median(seen))

@@ -1,0 +1,461 @@
+"""The trainer in this process, and the engine beneath it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import trio
+
+from psyche.core.plan import decode_plan, get_payload_bytes
+from psyche.core.state import Model, OptimizerKind
+from psyche.errors import TrainerError
+from psyche.modeling.batch import Cancelled, compute_gradients, decode_tokens, evaluate
+from psyche.modeling.engine import TrainerEngine
+from psyche.modeling.failure import FailureKind, TrainerFailure
+from psyche.modeling.model import get_parameters, load_model
+from psyche.modeling.snapshot import get_tensor_path, read_snapshot_info
+from psyche.modeling.trainer import Trainer
+from psyche.wire.trainer import ApplyRequest, LoadRequest, SentResult, SnapshotRequest, TrainRequest
+
+CPU = torch.device("cpu")
+SAMPLES, LENGTH = 5, 16
+
+
+def tokens_of(height: int, samples: int = SAMPLES) -> bytes:
+    generator = np.random.default_rng(height)
+    return generator.integers(0, 64, size=(samples, LENGTH), dtype="<u4").tobytes()
+
+
+def train_request(height: int, **changes: object) -> TrainRequest:
+    request = TrainRequest(
+        epoch=0, height=height, step=height + 1, lr=1e-2, lookahead_lr=1e-2 if height else 0.0,
+        tokens=tokens_of(height), samples=SAMPLES, sequence_length=LENGTH, decided=(), in_flight=True,
+    )  # fmt: skip
+    return msgspec.structs.replace(request, **changes)
+
+
+def apply_request(height: int, payloads: tuple[bytes, ...], **changes: object) -> ApplyRequest:
+    request = ApplyRequest(
+        height=height, lr=1e-2, payloads=payloads, run_update=True, full_digest=False, random_seed=height
+    )  # fmt: skip
+    return msgspec.structs.replace(request, **changes)
+
+
+def snapshot_request(path: Path, **changes: object) -> SnapshotRequest:
+    request = SnapshotRequest(
+        kind="resume", path=str(path), epoch=2, step=9, data_index=45, chain=b"\x03" * 32, digest=b"\x04" * 32,
+        prev_commitment=b"\x05" * 32,
+    )  # fmt: skip
+    return msgspec.structs.replace(request, **changes)
+
+
+@pytest.fixture
+def load_request(tiny_model: Path, run_model: Model) -> LoadRequest:
+    return LoadRequest(path=str(tiny_model), is_snapshot=False, model=run_model, micro_batch_size=2, device="cpu")
+
+
+@pytest.fixture
+def engine(load_request: LoadRequest) -> TrainerEngine:
+    made = TrainerEngine()
+    made.load(load_request)
+    return made
+
+
+def read_all(engine: TrainerEngine) -> dict[str, bytes]:
+    """Masters and momentum, every byte."""
+    loaded = engine._get_loaded()
+    state = {**loaded.parameters, **loaded.distro.momentum_state()}
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in state.items()}
+
+
+def stop_at(call: int) -> Callable[[], None]:
+    """A beat that cancels at its `call`-th call, counted from 1."""
+    left = [call]
+
+    def beat() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Cancelled
+
+    return beat
+
+
+def run_rounds(engine: TrainerEngine, rounds: range, payloads: list[bytes]) -> list[bytes]:
+    """Train and apply with overlap: R(h-2) at the start of round h."""
+    parts: list[bytes] = []
+    for height in rounds:
+        due = (payloads[height - 2],) if height >= 2 else ()
+        parts.append(engine.apply(apply_request(height, due, run_update=height >= 2)).weight_part)
+        decided = (SentResult(height=height - 2, applied=True),) if height >= 2 else ()
+        payloads.append(engine.train(train_request(height, decided=decided)).payload)
+    return parts
+
+
+def test_loading_says_what_was_loaded(load_request: LoadRequest) -> None:
+    reply = TrainerEngine().load(load_request)
+    plan = decode_plan(reply.plan)
+    assert (plan.k, plan.one_bit) == (4, True)
+    assert reply.parameters == sum(math.prod(t.dims) for t in plan.tensors)
+    assert (reply.vocab_size, reply.train_count, reply.chain, reply.device) == (64, 0, bytes(32), "cpu")
+    again = msgspec.structs.replace(load_request, expected_weight_root=reply.weight_root)
+    assert TrainerEngine().load(again).weight_root == reply.weight_root
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"expected_weight_root": b"\x01" * 32}, "weight root"),
+        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
+        ({"device": "abacus"}, "device 'abacus'"),
+        ({"device": "meta"}, "only cpu and cuda"),
+        ({"path": "/nowhere"}, "/nowhere"),
+        ({"path": "/nowhere", "is_snapshot": True}, "snapshot /nowhere"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(load_request: LoadRequest, changes: dict[str, object], text: str) -> None:
+    with pytest.raises(TrainerError) as caught:
+        TrainerEngine().load(msgspec.structs.replace(load_request, **changes))
+    assert text in str(caught.value)
+
+
+def test_only_distro_trains_in_a_run(load_request: LoadRequest, run_model: Model) -> None:
+    run_model.optimizer.kind = OptimizerKind.ADAMW
+    with pytest.raises(TrainerError, match="ADAMW: a run trains with Distro"):
+        TrainerEngine().load(msgspec.structs.replace(load_request, model=run_model))
+
+
+def test_micro_batches_add_up_to_the_whole_batch(tiny_model: Path) -> None:
+    model = load_model(tiny_model)
+    parameters = get_parameters(model)
+    tokens = decode_tokens(tokens_of(0), SAMPLES, LENGTH, 64)
+    whole, uneven = (
+        compute_gradients(model, parameters, tokens, micro_batch_size=size, device=CPU, clip=None) for size in (5, 2)
+    )
+    assert uneven.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert whole.loss == pytest.approx(evaluate(model, tokens, micro_batch_size=3, device=CPU), rel=1e-6)
+    for name, gradient in whole.tensors.items():
+        torch.testing.assert_close(uneven.tensors[name], gradient, rtol=1e-4, atol=1e-7)
+    reference = model(input_ids=tokens, labels=tokens)
+    assert whole.loss == pytest.approx(reference.loss.item(), rel=1e-6)
+
+
+def test_gradients_are_clipped_by_their_global_norm(tiny_model: Path) -> None:
+    model = load_model(tiny_model)
+    tokens = decode_tokens(tokens_of(0), SAMPLES, LENGTH, 64)
+    free, clipped = (
+        compute_gradients(model, get_parameters(model), tokens, micro_batch_size=5, device=CPU, clip=clip)
+        for clip in (None, 0.25)
+    )
+    assert free.norm == clipped.norm > 0.25
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in clipped.tensors.values()))
+    assert norm == pytest.approx(0.25, rel=1e-4)
+    for name, gradient in free.tensors.items():
+        torch.testing.assert_close(clipped.tensors[name], gradient * (0.25 / (free.norm + 1e-6)))
+
+
+@pytest.mark.parametrize(
+    ("raw", "samples", "length", "text"),
+    [
+        (bytes(8), 1, 3, "8 bytes for 1 x 3"),
+        (b"", 0, 4, "0 samples of 4"),
+        (bytes(4), 1, 1, "1 samples of 1"),
+        (np.array([1, 2, 64, 3], "<u4").tobytes(), 2, 2, "token id 64 at sample 1, position 0: vocabulary is 64"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(raw: bytes, samples: int, length: int, text: str) -> None:
+    with pytest.raises(TrainerError) as caught:
+        decode_tokens(raw, samples, length, 64)
+    assert text in str(caught.value)
+
+
+def test_training_gives_a_payload_of_the_plans_length_and_lowers_the_loss(load_request: LoadRequest) -> None:
+    engine = TrainerEngine()
+    plan = decode_plan(engine.load(load_request).plan)
+    losses: list[float] = []
+    for height in range(6):
+        request = train_request(height, tokens=tokens_of(0), lookahead_lr=0.0, in_flight=False)
+        decided = (SentResult(height=height - 1, applied=True),) if height else ()
+        reply = engine.train(msgspec.structs.replace(request, decided=decided))
+        assert len(reply.payload) == get_payload_bytes(plan)
+        assert (reply.train_count, reply.tokens, reply.refused) == (height + 1, SAMPLES * (LENGTH - 1), "")
+        losses.append(reply.loss)
+        engine.apply(apply_request(height + 1, (reply.payload,)))
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_two_trainers_with_other_micro_batches_hold_equal_weights(load_request: LoadRequest) -> None:
+    """The set decides the weights: both apply both payloads, whatever each of them computed."""
+    engines = [TrainerEngine(), TrainerEngine()]
+    for size, engine in enumerate(engines, 1):
+        engine.load(msgspec.structs.replace(load_request, micro_batch_size=size))
+    for height in range(3):
+        sent = tuple(e.train(train_request(height, tokens=tokens_of(10 * height + i))) for i, e in enumerate(engines))
+        payloads = tuple(reply.payload for reply in sent)
+        parts = {engine.apply(apply_request(height, payloads)).weight_part for engine in engines}
+        assert len(parts) == 1
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])  # three micro-batches of 5 samples, then the end
+def test_a_cancelled_batch_changes_no_byte(engine: TrainerEngine, call: int) -> None:
+    run_rounds(engine, range(2), [])
+    before = read_all(engine)
+    reply = engine.train(train_request(2), stop_at(call))
+    assert reply.cancelled
+    assert (reply.payload, reply.train_count) == (b"", 2)
+    assert read_all(engine) == before
+
+
+def test_a_cancelled_batch_keeps_what_the_record_decided(load_request: LoadRequest) -> None:
+    engines = [TrainerEngine(), TrainerEngine()]
+    for engine in engines:
+        engine.load(load_request)
+        run_rounds(engine, range(2), [])
+    decided = (SentResult(height=0, applied=False),)
+    engines[0].train(train_request(2, decided=decided), stop_at(2))
+    after_cancel = engines[0].train(train_request(3))
+    uncancelled = engines[1].train(train_request(3, decided=decided))
+    assert after_cancel.payload == uncancelled.payload
+    assert read_all(engines[0]) == read_all(engines[1])
+
+
+def test_the_look_ahead_is_undone_bit_for_bit(engine: TrainerEngine) -> None:
+    engine.train(train_request(0))
+    before = {name: p.detach().clone() for name, p in engine._get_loaded().parameters.items()}
+    ahead = engine.train(train_request(1))
+    for name, parameter in engine._get_loaded().parameters.items():
+        assert torch.equal(parameter, before[name])
+    assert ahead.loss > 0
+
+
+def test_the_look_ahead_is_taken_only_where_something_is_in_flight(load_request: LoadRequest) -> None:
+    losses: list[float] = []
+    for lookahead_lr in (0.0, 1e-2):
+        engine = TrainerEngine()
+        engine.load(load_request)
+        engine.train(train_request(0))
+        losses.append(engine.train(train_request(1, lookahead_lr=lookahead_lr)).loss)
+    assert losses[0] != losses[1]
+
+
+def test_a_non_finite_gradient_is_refused_and_the_next_round_goes_on(engine: TrainerEngine) -> None:
+    engine.train(train_request(0))
+    loaded = engine._get_loaded()
+    parameter = loaded.parameters["model.norm.weight"]
+    kept = parameter.detach().clone()
+    with torch.no_grad():
+        parameter[0] = math.inf
+    before = read_all(engine)
+    reply = engine.train(train_request(1))
+    assert reply.refused.startswith("non-finite gradient at step 2")
+    assert (reply.payload, reply.train_count) == (b"", 1)
+    assert read_all(engine) == before
+    with torch.no_grad():
+        parameter.copy_(kept)
+    assert engine.train(train_request(2)).payload
+
+
+def test_memory_running_out_halves_the_micro_batch_and_tries_again(load_request: LoadRequest) -> None:
+    engine = TrainerEngine()
+    engine.load(msgspec.structs.replace(load_request, micro_batch_size=4))
+    failures = [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), None]
+
+    def beat() -> None:
+        if failures and (error := failures.pop(0)):
+            raise error
+
+    reply = engine.train(train_request(0), beat)
+    assert reply.payload
+    assert reply.micro_batch_size == 1
+    assert engine.train(train_request(1)).micro_batch_size == 1
+
+
+def test_memory_running_out_at_one_sequence_is_reported(engine: TrainerEngine) -> None:
+    before = read_all(engine)
+
+    def beat() -> None:
+        raise MemoryError
+
+    with pytest.raises(TrainerFailure, match="one sequence of 16 tokens") as caught:
+        engine.train(train_request(0), beat)
+    assert caught.value.kind is FailureKind.OUT_OF_MEMORY
+    assert read_all(engine) == before
+
+
+def test_other_errors_of_a_batch_are_not_taken_for_memory(engine: TrainerEngine) -> None:
+    def beat() -> None:
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        engine.train(train_request(0), beat)
+
+
+def test_a_bad_payload_is_refused_and_nothing_is_applied(engine: TrainerEngine) -> None:
+    good = engine.train(train_request(0)).payload
+    before = read_all(engine)
+    with pytest.raises(TrainerError, match="apply at height 2"):
+        engine.apply(apply_request(2, (good, good[:-1])))
+    assert read_all(engine) == before
+
+
+def test_weight_decay_runs_with_an_empty_set(load_request: LoadRequest, run_model: Model) -> None:
+    optimizer = replace(run_model.optimizer, weight_decay=0.5)
+    engine = TrainerEngine()
+    engine.load(msgspec.structs.replace(load_request, model=replace(run_model, optimizer=optimizer)))
+    name = "model.embed_tokens.weight"
+    before = engine._get_loaded().parameters[name].detach().clone()
+    engine.apply(apply_request(2, (), run_update=False))
+    assert torch.equal(engine._get_loaded().parameters[name], before)
+    engine.apply(apply_request(3, ()))
+    factor = np.float32(1 - 1e-2 * 0.5)
+    assert torch.equal(engine._get_loaded().parameters[name], before * torch.tensor(factor))
+
+
+def test_the_weight_part_is_that_of_the_snapshot(engine: TrainerEngine, tmp_path: Path) -> None:
+    parts = run_rounds(engine, range(4), [])
+    assert parts[0] == parts[1] != parts[2] != parts[3]
+    reply = engine.snapshot(snapshot_request(tmp_path / "s"))
+    assert reply.weight_root == parts[-1] == read_snapshot_info(tmp_path / "s").weight_root
+    assert reply.size_bytes > 4 * 26_000
+
+
+def test_full_value_mode_has_no_weight_part(load_request: LoadRequest, run_model: Model) -> None:
+    optimizer = replace(run_model.optimizer, quantize_1bit=False)
+    engine = TrainerEngine()
+    engine.load(msgspec.structs.replace(load_request, model=replace(run_model, optimizer=optimizer)))
+    payload = engine.train(train_request(0)).payload
+    reply = engine.apply(apply_request(2, (payload,)))
+    assert (reply.weight_part, reply.is_full) == (bytes(32), True)
+
+
+def test_a_trainer_that_resumes_equals_one_that_never_stopped(
+    engine: TrainerEngine, load_request: LoadRequest, tmp_path: Path
+) -> None:
+    payloads: list[bytes] = []
+    run_rounds(engine, range(4), payloads)
+    engine.snapshot(snapshot_request(tmp_path / "s"))
+    resumed = TrainerEngine()
+    reply = resumed.load(msgspec.structs.replace(load_request, path=str(tmp_path / "s"), is_snapshot=True))
+    assert (reply.train_count, reply.chain, reply.prev_commitment) == (4, b"\x03" * 32, b"\x05" * 32)
+    assert read_all(resumed) == read_all(engine)
+    twin = list(payloads)
+    assert run_rounds(engine, range(4, 6), payloads) == run_rounds(resumed, range(4, 6), twin)
+    assert payloads == twin
+    assert read_all(resumed) == read_all(engine)
+
+
+def test_a_snapshot_carries_decisions_that_no_train_has_taken_up(
+    engine: TrainerEngine, load_request: LoadRequest, tmp_path: Path
+) -> None:
+    run_rounds(engine, range(2), [])
+    engine.train(train_request(2, decided=(SentResult(height=0, applied=False),)), stop_at(1))
+    engine.snapshot(snapshot_request(tmp_path / "s"))
+    resumed = TrainerEngine()
+    resumed.load(msgspec.structs.replace(load_request, path=str(tmp_path / "s"), is_snapshot=True))
+    assert resumed.train(train_request(3)).payload == engine.train(train_request(3)).payload
+
+
+def test_momentum_is_left_behind_where_asked_or_where_the_plan_changed(
+    engine: TrainerEngine, load_request: LoadRequest, run_model: Model, tmp_path: Path
+) -> None:
+    run_rounds(engine, range(2), [])
+    engine.snapshot(snapshot_request(tmp_path / "s"))
+    request = msgspec.structs.replace(load_request, path=str(tmp_path / "s"), is_snapshot=True)
+    optimizer = replace(run_model.optimizer, compression_topk=3)
+    for changed in ({"keep_momentum": False}, {"model": replace(run_model, optimizer=optimizer)}):
+        fresh = TrainerEngine()
+        reply = fresh.load(msgspec.structs.replace(request, **changed))
+        assert (reply.train_count, reply.prev_commitment) == (0, bytes(32))
+        state = fresh._get_loaded().distro.momentum_state()
+        assert all(not tensor.any() for name, tensor in state.items() if name.startswith("momentum"))
+
+
+def test_damage_is_found_when_a_snapshot_is_loaded(
+    engine: TrainerEngine, load_request: LoadRequest, tmp_path: Path
+) -> None:
+    engine.train(train_request(0))
+    engine.snapshot(snapshot_request(tmp_path / "s"))
+    request = msgspec.structs.replace(load_request, path=str(tmp_path / "s"), is_snapshot=True)
+    momentum = tmp_path / "s" / "momentum.safetensors"
+    raw = momentum.read_bytes()
+    momentum.write_bytes(raw[:-1] + b"\xaa")
+    with pytest.raises(TrainerError, match=r"momentum\.safetensors is damaged"):
+        TrainerEngine().load(request)
+    assert TrainerEngine().load(msgspec.structs.replace(request, keep_momentum=False)).train_count == 0
+    momentum.write_bytes(raw)
+    tensor = get_tensor_path(tmp_path / "s", 3)
+    raw = tensor.read_bytes()
+    tensor.write_bytes(raw[:8] + bytes([raw[8] ^ 1]) + raw[9:])
+    with pytest.raises(TrainerError, match="are damaged"):
+        TrainerEngine().load(request)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_loads_with_plain_transformers(engine: TrainerEngine, tmp_path: Path, dtype: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    run_rounds(engine, range(3), [])
+    engine.snapshot(snapshot_request(tmp_path / "e", kind="export", dtype=dtype))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "e")
+    assert str(model.dtype) == f"torch.{dtype}"
+    for name, parameter in get_parameters(model).items():
+        assert torch.equal(parameter, engine._get_loaded().parameters[name].to(parameter.dtype))
+    assert (tmp_path / "e" / "tokenizer_config.json").read_text() == "{}"
+
+
+def test_an_impossible_snapshot_leaves_nothing(engine: TrainerEngine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for changes in ({"kind": "picture"}, {"kind": "export", "dtype": "int4"}):
+        with pytest.raises(TrainerError, match="must be"):
+            engine.snapshot(snapshot_request(tmp_path / "s", **changes))
+    for kind in ("resume", "export"):
+        with pytest.raises(TrainerError, match="cannot be written"):
+            engine.snapshot(snapshot_request(tmp_path / "file" / "s", kind=kind))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_nothing_works_before_a_load() -> None:
+    engine = TrainerEngine()
+    with pytest.raises(TrainerError, match="nothing is loaded"):
+        engine.train(train_request(0))
+
+
+async def test_the_trainer_in_a_thread_answers_like_the_engine(
+    engine: TrainerEngine, load_request: LoadRequest, tmp_path: Path
+) -> None:
+    trainer = Trainer()
+    await trainer.load(load_request)
+    reply = await trainer.train(train_request(0))
+    assert reply.payload == engine.train(train_request(0)).payload
+    applied = await trainer.apply(apply_request(2, (reply.payload,)))
+    assert applied.weight_part == engine.apply(apply_request(2, (reply.payload,))).weight_part
+    assert (await trainer.snapshot(snapshot_request(tmp_path / "s"))).weight_root == applied.weight_part
+    await trainer.stop()
+    with pytest.raises(TrainerFailure, match="stopped"):
+        await trainer.train(train_request(1))
+
+
+async def test_a_running_train_is_cancelled_in_its_thread(load_request: LoadRequest) -> None:
+    trainer = Trainer()
+    await trainer.load(msgspec.structs.replace(load_request, micro_batch_size=1))
+    many = 20_000  # far more than are trained before the cancel
+    request = train_request(0, tokens=tokens_of(0, many), samples=many)
+    before = read_all(trainer._engine)
+    replies = []
+
+    async def train() -> None:
+        replies.append(await trainer.train(request))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(train)
+        await trio.testing.wait_all_tasks_blocked()
+        await trainer.cancel()
+    assert replies[0].cancelled
+    with trio.move_on_after(0):
+        await trainer.train(request)
+    assert read_all(trainer._engine) == before
+    assert (await trainer.train(train_request(0))).payload

@@ -1,0 +1,226 @@
+"""The trainer in a child process. Children take seconds to start, so few are started, and each does much."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from psyche.core.state import Model
+from psyche.errors import ConfigError, TrainerError, WireError
+from psyche.modeling.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer_fault import VARIABLE, Faults
+from psyche.modeling.trainer_frames import (
+    Call,
+    Cancel,
+    Reply,
+    decode_request,
+    decode_to_child,
+    decode_to_parent,
+    encode,
+)
+from psyche.modeling.trainer_process import TrainerProcess
+from psyche.modeling.watchdog import Watchdog, WatchdogLimits
+from psyche.wire.trainer import ApplyRequest, LoadRequest, SnapshotRequest, TrainRequest
+
+SAMPLES, LENGTH = 4, 16
+ROOT = Path(__file__).parents[2]
+
+
+def train_request(height: int, samples: int = SAMPLES, **changes: object) -> TrainRequest:
+    ids = b"".join((i % 60).to_bytes(4, "little") for i in range(samples * LENGTH))
+    request = TrainRequest(
+        epoch=0, height=height, step=height + 1, lr=1e-2, lookahead_lr=0.0, tokens=ids, samples=samples,
+        sequence_length=LENGTH, decided=(), in_flight=False,
+    )  # fmt: skip
+    return msgspec.structs.replace(request, **changes)
+
+
+@pytest.fixture
+def load_request(tiny_model: Path, run_model: Model) -> LoadRequest:
+    return LoadRequest(path=str(tiny_model), is_snapshot=False, model=run_model, micro_batch_size=1, device="cpu")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def until_dead(pid: int) -> None:
+    with trio.fail_after(30):
+        while is_alive(pid):
+            await trio.sleep(0.02)
+
+
+async def check_steps_and_halving(trainer: TrainerProcess, load_request: LoadRequest) -> bytes:
+    await trainer.load(msgspec.structs.replace(load_request, micro_batch_size=4))
+    first = await trainer.train(train_request(0))
+    assert (first.micro_batch_size, first.train_count, first.refused) == (4, 1, "")
+    assert (await trainer.train(train_request(1))).micro_batch_size == 2  # F20
+    return first.payload
+
+
+async def check_cancelling(trainer: TrainerProcess) -> None:
+    many = train_request(2, samples=60_000)
+    replies = []
+
+    async def train() -> None:
+        replies.append(await trainer.train(many))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(train)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        await trainer.cancel()
+    assert replies[0].cancelled
+    with trio.move_on_after(0.2) as scope:
+        await trainer.train(many)  # the child is told when the task that waits is cancelled
+    assert scope.cancelled_caught
+
+
+async def check_apply_and_snapshot(trainer: TrainerProcess, payload: bytes, path: Path) -> bytes:
+    apply = ApplyRequest(height=2, lr=1e-2, payloads=(payload,), run_update=True, full_digest=True, random_seed=0)
+    applied = await trainer.apply(apply)
+    with pytest.raises(TrainerError, match="payload") as refused:
+        await trainer.apply(msgspec.structs.replace(apply, payloads=(b"",)))
+    assert not isinstance(refused.value, TrainerFailure)
+    request = SnapshotRequest(
+        kind="resume", path=str(path), epoch=0, step=2, data_index=8, chain=bytes(32), digest=bytes(32)
+    )  # fmt: skip
+    assert (await trainer.snapshot(request)).weight_root == applied.weight_part
+    return applied.weight_part
+
+
+async def check_crash(trainer: TrainerProcess) -> None:
+    pid = trainer.pid
+    assert pid is not None
+    with pytest.raises(TrainerFailure, match=r"exit status 70.*restart it") as crashed:
+        await trainer.train(train_request(3))
+    assert crashed.value.kind is FailureKind.CRASHED
+    assert not is_alive(pid)
+    with pytest.raises(TrainerFailure, match="restart it first"):
+        await trainer.train(train_request(3))
+
+
+async def check_out_of_memory_and_hang(trainer: TrainerProcess) -> None:
+    pid = trainer.pid
+    assert pid is not None
+    with pytest.raises(TrainerFailure) as short:
+        await trainer.train(train_request(4))
+    assert short.value.kind is FailureKind.OUT_OF_MEMORY
+    assert is_alive(pid)
+    os.kill(pid, signal.SIGINT)  # as a terminal's Ctrl-C would: the parent decides, the child goes on
+    trainer._watchdog = Watchdog(WatchdogLimits(unknown_s=0.5))
+    with pytest.raises(TrainerFailure, match="no sign of life") as hung:
+        await trainer.train(train_request(5))
+    assert hung.value.kind is FailureKind.HUNG
+    assert not is_alive(pid)
+
+
+async def test_a_child_survives_its_faults_and_resumes_after_a_crash(load_request: LoadRequest, tmp_path: Path) -> None:
+    """F20, F21: memory running out, a cancel, a crash, a fresh child that resumes, memory for good, a hang."""
+    trainer = TrainerProcess(environment={VARIABLE: "oom@2,crash@5"}, log_path=tmp_path / "trainer.log")
+    payload = await check_steps_and_halving(trainer, load_request)
+    await check_cancelling(trainer)
+    weight_part = await check_apply_and_snapshot(trainer, payload, tmp_path / "s")
+    await check_crash(trainer)
+
+    trainer._environment = {VARIABLE: "oom@2x10,hang@3"}
+    await trainer.restart()
+    assert trainer.restarts == 1
+    again = await trainer.load(msgspec.structs.replace(load_request, path=str(tmp_path / "s"), is_snapshot=True))
+    assert (again.weight_root, again.train_count) == (weight_part, 2)
+    assert (await trainer.train(train_request(3))).train_count == 3
+    await check_out_of_memory_and_hang(trainer)
+    await trainer.stop()
+    assert not trainer.running
+    with pytest.raises(TrainerFailure, match="stopped"):
+        await trainer.train(train_request(6))
+
+
+async def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    code = (
+        "import trio\n"
+        "from psyche.modeling.trainer_process import TrainerProcess\n"
+        "async def main():\n"
+        "    trainer = TrainerProcess()\n"
+        "    trainer._child = trainer._spawn()\n"
+        "    print(trainer.pid, flush=True)\n"
+        "    await trio.sleep_forever()\n"
+        "trio.run(main)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert is_alive(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    await until_dead(pid)
+
+
+async def test_a_child_that_cannot_start_is_reported_with_its_own_words(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.log"
+    trainer = TrainerProcess(environment={VARIABLE: "sneeze@1"}, log_path=log)
+    with pytest.raises(TrainerFailure, match=r"crashed during start.*exit status 1") as caught:
+        await trainer.start()
+    assert "'sneeze@1' is not kind" in str(caught.value)
+
+
+def test_the_parent_imports_no_torch() -> None:
+    code = (
+        "import sys, psyche.modeling.trainer_process, psyche.modeling.snapshot, psyche.modeling.failure\n"
+        "sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_watchdog_allows_twice_the_median_step() -> None:
+    watchdog = Watchdog(WatchdogLimits(unknown_s=120, floor_s=10))
+    assert watchdog.get_limit_s("train") == 120
+    for seconds in (8.0, 9.0, 100.0):
+        watchdog.note("train", seconds)
+    assert watchdog.get_limit_s("train") == 18.0
+    for _ in range(40):
+        watchdog.note("train", 0.3)
+    assert watchdog.get_limit_s("train") == 10
+    assert watchdog.get_limit_s("apply") == 120
+    watchdog.note("apply", 50)
+    assert watchdog.get_limit_s("apply") == 200
+
+
+def test_envelopes_survive_the_wire_and_bad_ones_are_refused(load_request: LoadRequest) -> None:
+    for request, name in ((load_request, "load"), (train_request(0), "train")):
+        call = decode_to_child(encode(Call(3, name, msgspec.Raw(encode(request)))))
+        assert isinstance(call, Call)
+        assert decode_request(call) == request
+    assert decode_to_child(encode(Cancel(3))) == Cancel(3)
+    assert decode_to_parent(encode(Reply(1, kind="refused", error="no"))) == Reply(1, kind="refused", error="no")
+    for decode in (decode_to_child, decode_to_parent):
+        with pytest.raises(WireError, match="trainer frame"):
+            decode(b"\xff")
+    with pytest.raises(WireError, match="unknown operation 'dance'"):
+        decode_request(Call(1, "dance", msgspec.Raw(b"\xc0")))
+    with pytest.raises(WireError, match="trainer call train"):
+        decode_request(Call(1, "train", msgspec.Raw(encode(load_request))))
+
+
+def test_faults_strike_at_their_call_as_often_as_asked() -> None:
+    faults = Faults("oom@2x2, oom:apply@1")
+    struck: list[str] = []
+    for operation in ("train", "train", "apply", "train"):
+        faults.begin(operation)
+        for _ in range(3):
+            try:
+                faults.strike()
+            except MemoryError:
+                struck.append(operation)
+    assert struck == ["train", "train", "apply"]
+    with pytest.raises(ConfigError, match="'oom' is not"):
+        Faults("oom")

@@ -131,7 +131,7 @@ class Shell:
         self._log_statistics()
         return self._exit.code if self._exit is not None else 1
 
-    async def stop(self, reason: str) -> None:
+    def stop(self, reason: str) -> None:
         """Withdraw and end within the grace (F26)."""
         self._execute(self._engine.on_stop(reason))
 

@@ -1,0 +1,213 @@
+"""`psyche client train`: puts identity, backend, network, trainer and engine together and runs them."""
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+
+import trio
+
+from psyche.client import actions as act
+from psyche.client.engine import RoundEngine
+from psyche.client.settings import ClientSettings
+from psyche.client.shell import Log, Parts, Shell
+from psyche.client.trainer_tasks import RestartableTrainer
+from psyche.core.plan import TransformPlan, decode_plan
+from psyche.core.state import Coordinator
+from psyche.data.provider import DataProvider, open_provider
+from psyche.errors import ConfigError, WireError
+from psyche.modeling.snapshot import clean_leftovers
+from psyche.modeling.trainer_process import TrainerProcess
+from psyche.network.node import open_node
+from psyche.wire.crypto import Identity
+from psyche.wire.ports import Backend, Network
+
+LOCK_NAME = "client.lock"
+OpenBackend = Callable[[ClientSettings, Identity], AbstractAsyncContextManager[Backend]]
+
+
+def load_identity(settings: ClientSettings) -> Identity:
+    """The client's key: from the environment, the file asked for, or one made in the data folder.
+
+    Raises:
+        ConfigError: the key cannot be read, or two sources are given.
+    """
+    raw = os.environ.get("RAW_IDENTITY_SECRET_KEY")
+    if raw and settings.identity_path is not None:
+        raise ConfigError("identity: give either --identity-secret-key-path or RAW_IDENTITY_SECRET_KEY, not both")
+    if raw:
+        try:
+            return Identity(bytes.fromhex(raw))
+        except ValueError as error:
+            raise ConfigError("RAW_IDENTITY_SECRET_KEY: must be 64 hex digits") from error
+    if settings.identity_path is not None:
+        return Identity.load(settings.identity_path)
+    path = settings.data_dir / "identity.key"
+    if not path.exists():
+        Identity(secrets.token_bytes(32)).save(path)
+    return Identity.load(path)
+
+
+class LazyData:
+    """Opens the run's data when the first batch is asked for: only then model and record are known."""
+
+    def __init__(self, get_state: Callable[[], Coordinator], identity: Identity, settings: ClientSettings) -> None:
+        self._get_state = get_state
+        self._identity = identity
+        self._settings = settings
+        self._provider: DataProvider | None = None
+        self._lock = trio.Lock()
+        self.vocab_size: int | None = None
+        self.sequence_length = 0
+
+    async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
+        """See `DataProvider.get`."""
+        async with self._lock:
+            if self._provider is None:
+                self._provider = await trio.to_thread.run_sync(self._open)
+        return await self._provider.get(start, end, epoch=epoch, height=height)
+
+    def _open(self) -> DataProvider:
+        model = self._get_state().model
+        self.sequence_length = model.max_seq_len
+        return open_provider(
+            model.data_location,
+            folder=self._settings.local_root,
+            sequence_length=model.max_seq_len,
+            vocab_size=self.vocab_size,
+            identity=self._identity,
+            expected_server=self._settings.server_key,
+        )
+
+    async def aclose(self) -> None:
+        """Close what was opened."""
+        if self._provider is not None:
+            await self._provider.aclose()
+
+
+class PayloadCheck:
+    """R4: canonical order, index ranges, finite values, exact length; without torch."""
+
+    def __init__(self) -> None:
+        self._plan: TransformPlan | None = None
+
+    def set_plan(self, plan: bytes) -> None:
+        """The plan of the loaded model."""
+        self._plan = decode_plan(plan)
+
+    def __call__(self, body: bytes) -> None:
+        """Refuse a body that breaks the format.
+
+        Raises:
+            WireError: naming group, field and rule.
+        """
+        from psyche.modeling.distro.codec import validate_payload  # NumPy: not needed before the first payload
+
+        if self._plan is None:
+            raise WireError("payload: the model's plan is not known yet")
+        validate_payload(self._plan, body)
+
+
+def lock_data_dir(path: Path) -> int:
+    """One client per data folder: two would sign with one key.
+
+    Raises:
+        ConfigError: another client uses it.
+    """
+    import fcntl
+
+    path.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise ConfigError(f"data folder {path}: another client is using it; give each its own --data-dir") from error
+    return handle
+
+
+async def run_client(settings: ClientSettings, log: Log, open_backend: OpenBackend) -> int:
+    """Run one client to its end; the exit code (0: finished or stopped by the user).
+
+    `open_backend` connects to the coordinator's home (`server.backend.open_backend` for TCP).
+
+    Raises:
+        PsycheError: a setting cannot be used, or the server refuses for good.
+    """
+    handle = lock_data_dir(settings.data_dir)
+    try:
+        return await _run(settings, log, open_backend)
+    finally:
+        os.close(handle)
+
+
+async def _run(settings: ClientSettings, log: Log, open_backend: OpenBackend) -> int:
+    identity = load_identity(settings)
+    clean_leftovers((settings.checkpoint_dir or settings.data_dir) / "resume")
+    threads = settings.threads or os.cpu_count() or 1
+    trainer = TrainerProcess(threads=threads, log_path=settings.data_dir / "trainer.log")
+    log.emit("client_started", identity=identity.public, run_id=settings.run_id, pid=os.getpid())
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(_stop_trainer, trainer)
+        await trainer.start()  # M2: join only once the trainer is up
+        log.emit("trainer_started", pid=trainer.pid)
+        network = await stack.enter_async_context(
+            open_node(identity, settings.bind_ip, settings.bind_port, settings.data_dir / "network")
+        )
+        backend = await stack.enter_async_context(open_backend(settings, identity))
+        return await _participate(settings, identity, log, backend, network, trainer)
+
+
+async def _stop_trainer(trainer: TrainerProcess) -> None:
+    with trio.move_on_after(2, shield=True):
+        await trainer.stop()
+
+
+async def _participate(
+    settings: ClientSettings, identity: Identity, log: Log, backend: Backend, network: Network,
+    trainer: RestartableTrainer,
+) -> int:  # fmt: skip
+    engine = RoundEngine(identity, export=settings.checkpoint_dir is not None)
+    data = LazyData(lambda: engine.state, identity, settings)
+    check = PayloadCheck()
+
+    def on_loaded(event: act.Loaded) -> None:
+        check.set_plan(event.plan)
+        data.vocab_size = event.vocab_size
+
+    parts = Parts(
+        engine=engine,
+        backend=backend,
+        network=network,
+        trainer=trainer,
+        data=data,
+        log=log,
+        unix_now=time.time,
+        check_payload=check,
+        on_loaded=on_loaded,
+    )
+    shell = Shell(parts, settings)
+    code = 1
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_obey, signals, shell, settings, nursery.cancel_scope)
+            code = await shell.run()
+            nursery.cancel_scope.cancel()
+    with trio.move_on_after(1, shield=True):
+        await data.aclose()
+    return code
+
+
+async def _obey(signals: AsyncIterator[int], shell: Shell, settings: ClientSettings, scope: trio.CancelScope) -> None:
+    """Ctrl-C withdraws and ends within the grace; a second one ends at once (F26)."""
+    asked = False
+    async for number in signals:
+        if asked:
+            scope.cancel()
+            return
+        asked = True
+        shell.stop(f"stopped by {signal.Signals(number).name}")
+        scope.deadline = trio.current_time() + settings.stop_grace_s

@@ -1,8 +1,9 @@
 """Which samples each trainer of a round takes."""
 
 from psyche.core.committee import get_roles
+from psyche.core.enums import Role, RoundFlag
 from psyche.core.shuffle import compute_shuffle
-from psyche.core.state import Config, Role, Round, RoundFlag
+from psyche.core.state import Config, Round
 
 
 def compute_assignments(round_: Round, config: Config) -> dict[int, tuple[int, int]]:

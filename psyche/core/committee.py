@@ -9,10 +9,11 @@ import hashlib
 from typing import Final
 
 from psyche.core.bits import get_members
+from psyche.core.enums import Role
 from psyche.core.errors import UnknownMember
 from psyche.core.limits import MAX_WITNESSES
 from psyche.core.shuffle import compute_order
-from psyche.core.state import Config, Role, Round
+from psyche.core.state import Config, Round
 
 COMMITTEE_SALT: Final = b"committee"
 WITNESS_SALT: Final = b"witness"

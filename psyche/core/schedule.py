@@ -4,7 +4,8 @@ import math
 import struct
 from typing import Final
 
-from psyche.core.state import Config, Epoch, LrSchedule, Model, ScheduleKind
+from psyche.core.enums import ScheduleKind
+from psyche.core.state import Config, Epoch, LrSchedule, Model
 
 _F32: Final = struct.Struct("<f")
 _U32: Final = struct.Struct("<I")

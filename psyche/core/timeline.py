@@ -6,8 +6,9 @@ applied at the start of h+2; without it they are trained and attested in h, appl
 h+1. Drain rounds train nothing, so nothing of theirs is ever attested or applied.
 """
 
+from psyche.core.enums import RoundFlag
 from psyche.core.limits import FULL_DIGEST_EVERY_HEIGHTS, STORED_ROUNDS
-from psyche.core.state import Config, Coordinator, Epoch, Round, RoundFlag
+from psyche.core.state import Config, Coordinator, Epoch, Round
 
 
 def is_drain(round_: Round) -> bool:

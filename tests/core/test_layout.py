@@ -1,0 +1,649 @@
+"""The account's bytes: where every part lies, that they read back, and what is refused."""
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from psyche.core.layout import (
+    decode_config,
+    decode_model,
+    decode_state,
+    decode_witness,
+    encode_config,
+    encode_model,
+    encode_state,
+    encode_witness,
+    get_config_preimage,
+)
+from psyche.core.layout_fields import pad, u16, u32, u64
+from psyche.core.layout_fields import raw as raw_field
+from psyche.core.layout_records import Record, Tagged
+from psyche.core.layout_tables import ACCOUNT
+from psyche.core.messages import WitnessMessage
+from psyche.core.schedule import round_f32
+from psyche.core.state import (
+    Architecture,
+    Audit,
+    Challenge,
+    Checkpoint,
+    CheckpointKind,
+    Client,
+    ClientFlag,
+    ClientState,
+    Config,
+    Coordinator,
+    DataLocation,
+    DataLocationKind,
+    DataType,
+    Epoch,
+    HttpLocation,
+    HttpLocationKind,
+    LrSchedule,
+    Mark,
+    Metadata,
+    Model,
+    Optimizer,
+    OptimizerKind,
+    Progress,
+    Registry,
+    Round,
+    RoundFlag,
+    RunState,
+    ScheduleKind,
+    Slot,
+    SlotState,
+    StartCandidate,
+    StopReason,
+    TokenSize,
+    WitnessFlag,
+    WitnessRecord,
+)
+from psyche.errors import WireError
+
+# Offsets of the parts, counted by hand from the sizes of the paper.
+METADATA, RUN, MODEL, CONFIG, PROGRESS, EPOCH = 16, 472, 560, 1_520, 1_648, 1_792
+ROUNDS, CLIENTS, CHALLENGES, REGISTRY, NONCE = 2_048, 77_056, 109_824, 111_872, 161_088
+TOTAL = 165_192
+
+
+def u(bits: int) -> st.SearchStrategy[int]:
+    return st.integers(0, (1 << bits) - 1)
+
+
+def text(size: int) -> st.SearchStrategy[str]:
+    alphabet = st.characters(codec="utf-8", exclude_characters="\0")
+    return st.text(alphabet, max_size=size // 4) | st.just("x" * size)
+
+
+HASH = st.binary(min_size=32, max_size=32)
+BITS = u(256)
+F32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+F64 = st.floats(allow_nan=False, allow_infinity=False)
+OPT_F32 = st.none() | F32
+
+
+def few(strategy: st.SearchStrategy[Any], most: int) -> st.SearchStrategy[list[Any]]:
+    return st.lists(strategy, max_size=most)
+
+
+REVISION = st.none() | text(64)
+CHECKPOINT = st.one_of(
+    st.just(Checkpoint()),
+    st.builds(
+        Checkpoint,
+        st.sampled_from([k for k in CheckpointKind if k not in (CheckpointKind.EPHEMERAL, CheckpointKind.LOCAL)]),
+        text(64),
+        REVISION,
+    ),
+    st.builds(Checkpoint, st.just(CheckpointKind.LOCAL), text(128)),
+)
+HTTP = st.one_of(
+    st.builds(HttpLocation, st.just(HttpLocationKind.SINGLE_URL), text(192)),
+    st.builds(HttpLocation, st.just(HttpLocationKind.GCP), text(64), text(192)),
+    st.builds(
+        HttpLocation,
+        st.just(HttpLocationKind.NUMBERED_FILES),
+        text(64),
+        start_index=u(32),
+        n_left_pad_zeros=u(8),
+        num_files=u(32),
+    ),
+)
+DATA_LOCATION = st.one_of(
+    st.just(DataLocation()),
+    st.builds(DataLocation, st.just(DataLocationKind.SERVER), text(64)),
+    st.builds(
+        DataLocation,
+        st.sampled_from([DataLocationKind.LOCAL, DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED]),
+        text(192),
+    ),
+    st.builds(
+        DataLocation,
+        st.just(DataLocationKind.HTTP),
+        http=HTTP,
+        token_size=st.sampled_from(TokenSize),
+        shuffle_seed=st.none() | HASH,
+    ),
+)
+SCHEDULE = st.one_of(
+    st.builds(LrSchedule, st.just(ScheduleKind.CONSTANT), F64, F64, u(32)),
+    st.builds(LrSchedule, st.sampled_from([ScheduleKind.LINEAR, ScheduleKind.COSINE]), F64, F64, u(32), u(32), F64),
+    st.builds(
+        LrSchedule,
+        st.just(ScheduleKind.WARMUP_STABLE_DECAY),
+        F64,
+        F64,
+        u(32),
+        stable_steps=u(32),
+        cosine_decay_steps=u(32),
+        cosine_decay_final_lr=F64,
+        linear_decay_steps=u(32),
+        linear_decay_final_lr=F64,
+    ),
+)
+OPTIMIZER = st.one_of(
+    st.just(Optimizer()),
+    st.builds(Optimizer, st.just(OptimizerKind.ADAMW), OPT_F32, OPT_F32, betas=st.tuples(F32, F32), eps=F32),
+    st.builds(Optimizer, st.just(OptimizerKind.DISTRO), OPT_F32, OPT_F32, F32, u(16), u(16), st.booleans()),
+)
+MODELS = st.builds(
+    Model,
+    st.sampled_from(Architecture),
+    st.sampled_from(DataType),
+    u(32),
+    u(32),
+    CHECKPOINT,
+    st.lists(CHECKPOINT, min_size=3, max_size=3),
+    DATA_LOCATION,
+    SCHEDULE,
+    OPTIMIZER,
+)
+CONFIGS = st.builds(
+    Config, *[u(64)] * 6, u(32), *[u(16)] * 5, u(8), u(8), u(32), u(16), st.booleans(), *[u(8)] * 4, st.booleans(),
+    u(32), u(32), u(16), u(16), u(64),
+)  # fmt: skip
+WITNESS_FLAGS = st.integers(0, 7).map(WitnessFlag)
+RECORDS = st.builds(
+    WitnessRecord, u(8), WITNESS_FLAGS, u(32), BITS, BITS, BITS, st.binary(min_size=320, max_size=320), HASH, HASH
+)
+AUDITS = st.builds(Audit, u(16), u(16), u(8), u(8), HASH)
+ROUND = st.builds(
+    Round, HASH, BITS, BITS, HASH, HASH, HASH, u(64), u(64), u(64), u(64), u(32), u(32), u(16), st.integers(0, 256),
+    st.integers(0, 32), u(16), u(16), u(16), st.integers(0, 127).map(RoundFlag), BITS, few(RECORDS, 2), few(AUDITS, 2),
+)  # fmt: skip
+CLIENT_FLAGS = st.sets(st.sampled_from(list(ClientFlag))).map(lambda some: ClientFlag(sum(some)))
+CLIENT = st.builds(
+    Client, HASH, HASH, st.sampled_from(ClientState), u(8), u(8), u(8), CLIENT_FLAGS, u(8), u(8),
+    u(32), u(32), u(32), u(16), u(16), u(8), u(8), u(8), u(8), u(32),
+)  # fmt: skip
+CANDIDATE = st.builds(StartCandidate, HASH.filter(any), u(16))
+EPOCHS = st.builds(
+    Epoch, u(32), u(32), u(32), u(16), u(64), u(64), u(8), u(8), u(8), st.booleans(), st.booleans(),
+    st.sampled_from(StopReason), few(CANDIDATE, 4), u(64),
+)  # fmt: skip
+CHALLENGE = st.builds(
+    Challenge, HASH, HASH, *[u(32)] * 3, u(16), u(16), *[u(8)] * 4, st.lists(u(16), min_size=16, max_size=16)
+)
+SLOT = st.builds(
+    Slot, HASH, HASH, *[u(64)] * 5, u(16), u(16), st.sampled_from(SlotState), u(8), u(16), HASH
+)  # fmt: skip
+MARK = st.builds(Mark, HASH, u(16), u(16), u(32), u(64))
+STATES = st.builds(
+    Coordinator,
+    st.builds(Metadata, text(64), text(280), u(64), u(64)),
+    text(96),
+    text(32),
+    HASH,
+    st.sampled_from(RunState),
+    u(64),
+    st.booleans(),
+    MODELS,
+    CONFIGS,
+    st.builds(Progress, u(16), u(32), u(64)),
+    HASH,
+    MARK,
+    MARK,
+    EPOCHS,
+    st.lists(ROUND, min_size=4, max_size=4),
+    few(CLIENT, 3),
+    st.builds(lambda challenge: [challenge, *[Challenge() for _ in range(15)]], CHALLENGE),
+    st.builds(Registry, u(16), *[u(64)] * 5, few(SLOT, 3)),
+    u(64),
+)
+WITNESSES = st.builds(
+    WitnessMessage, u(16), u(32), u(16), WITNESS_FLAGS, u(32), BITS, BITS, BITS,
+    st.binary(min_size=320, max_size=320), HASH, HASH, st.binary(max_size=256),
+)  # fmt: skip
+
+# Shrinking a whole state would take minutes and make nothing clearer: the error names the field.
+SLOW = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+
+
+def make_state() -> Coordinator:
+    """A state in which every number differs from its neighbours and every list has an entry."""
+    counter = iter(range(1, 10_000))
+    state = Coordinator(
+        metadata=Metadata("A name", "and what it is"),
+        client_version="v1",
+        run_id="läuft",
+        clients=[Client(), Client()],
+        registry=Registry(slots=[Slot(), Slot(), Slot()]),
+    )
+    state.epoch.start_candidates = [StartCandidate()]
+    state.rounds[1].witnesses = [WitnessRecord(), WitnessRecord()]
+    state.rounds[2].audits = [Audit()]
+    state.model.checkpoint = Checkpoint(CheckpointKind.HUB, "org/model", "main")
+    state.model.extra_checkpoints[1] = Checkpoint(CheckpointKind.LOCAL, "models/tiny")
+    http = HttpLocation(HttpLocationKind.GCP, "bucket", "folder")
+    state.model.data_location = DataLocation(DataLocationKind.HTTP, "", http, TokenSize.FOUR_BYTES, b"\x07" * 32)
+    state.model.lr_schedule = LrSchedule(ScheduleKind.COSINE, 4e-4, 1e-6, 250, 25_000, 4e-5)
+    state.model.optimizer = Optimizer(OptimizerKind.DISTRO, 1.0, None, round_f32(0.999), 8, 64, quantize_1bit=True)
+    _number(state, counter)
+    for i, round_ in enumerate(state.rounds):
+        round_.witnesses_expected = 29 + i
+    return state
+
+
+def _number(node: Any, counter: Any) -> None:
+    """Give every plain integer and hash in the tree its own value, in order of the dataclasses' fields."""
+    for field in fields(node):
+        value = getattr(node, field.name)
+        if isinstance(value, list):
+            for item in value:
+                if is_dataclass(item):
+                    _number(item, counter)
+        elif is_dataclass(value):
+            if not isinstance(value, (Checkpoint, DataLocation, LrSchedule, Optimizer)):
+                _number(value, counter)
+        elif type(value) is int:
+            setattr(node, field.name, next(counter) % 251)
+        elif type(value) is bytes and len(value) in (32, 320):
+            setattr(node, field.name, struct.pack("<H", next(counter)) * (len(value) // 2))
+
+
+def patch(raw: bytes, offset: int, data: bytes) -> bytes:
+    return raw[:offset] + data + raw[offset + len(data) :]
+
+
+FULL = make_state()
+RAW = encode_state(FULL)
+
+
+def test_the_account_has_165192_bytes_and_reads_back() -> None:
+    assert len(RAW) == TOTAL
+    assert decode_state(RAW) == FULL
+    assert decode_state(encode_state(Coordinator())) == Coordinator()
+
+
+def test_the_bytes_of_a_known_state_never_change() -> None:
+    """A change here is a change of the format: it needs another version."""
+    assert hashlib.sha256(RAW).hexdigest() == "cd607017a69ebc11410b892547bbb3077c34aee08fe41fdbff115e234a42fda0"
+    assert (
+        hashlib.sha256(encode_state(Coordinator())).hexdigest()
+        == "b8c51427b084fe4269d7de927e81f9e03bd6bbe9b5edd4701f2506d7d580fc09"
+    )
+
+
+def test_the_file_begins_with_discriminator_and_version() -> None:
+    assert RAW[:8] == hashlib.sha256(b"account:CoordinatorAccount").digest()[:8]
+    assert RAW[8:16] == b"\x01" + bytes(7)
+
+
+def read(code: str, offset: int) -> tuple[Any, ...]:
+    return struct.unpack_from("<" + code, RAW, offset)
+
+
+def test_the_run_lies_where_the_paper_says() -> None:
+    assert RAW[METADATA : METADATA + 64] == FULL.metadata.name.encode().ljust(64, b"\0")
+    assert read("QQ", METADATA + 344) == (FULL.metadata.num_parameters, FULL.metadata.vocab_size)
+    assert RAW[METADATA + 360 : METADATA + 362] == b"v1"
+    assert RAW[RUN : RUN + 32] == "läuft".encode().ljust(32, b"\0")
+    assert RAW[RUN + 32 : RUN + 64] == FULL.run_uid
+    assert read("B7xQB", RUN + 64) == (FULL.run_state, FULL.state_start_unix, FULL.pending_pause)
+
+
+def test_progress_and_marks_lie_where_the_paper_says() -> None:
+    p, c = FULL.progress, FULL.certified
+    assert read("H2xIQ", PROGRESS) == (p.epoch, p.step, p.epoch_start_data_index)
+    assert RAW[PROGRESS + 16 : PROGRESS + 48] == FULL.last_seed
+    assert read("32sHHIQ", PROGRESS + 48) == (c.digest, c.epoch, c.uploader, c.step, c.data_index)
+    assert RAW[PROGRESS + 96 : PROGRESS + 128] == FULL.checkpoint.digest
+
+
+def test_the_epoch_lies_where_the_paper_says() -> None:
+    e = FULL.epoch
+    assert read("IIIHHQQ", EPOCH) == (
+        e.rounds_head, e.start_step, e.drain_from_height, 2, e.ready_len, e.start_timestamp, e.ready_quorum_unix,
+    )  # fmt: skip
+    assert read("BBBBBB", EPOCH + 32) == (e.void_streak, e.digest_streak, e.warmup_failures, 0, 0, 0)
+    assert read("32sH", EPOCH + 40) == (e.start_candidates[0].digest, e.start_candidates[0].count)
+    assert read("Q", EPOCH + 200) == (e.credit_total,)
+
+
+def test_rounds_and_records_lie_where_the_paper_says() -> None:
+    r, at = FULL.rounds[1], ROUNDS + 18_752
+    assert read("32s", at + 160) == (r.mix,)
+    assert read("QQQQII", at + 192) == (
+        r.random_seed, r.data_index, r.started_unix, r.entropy_slot, r.height, r.step,
+    )  # fmt: skip
+    assert read("8HB", at + 232) == (
+        r.batch_size, r.clients_len, r.witnesses_expected, r.quorum, 2, r.complete_len, 0, r.tie_breaker_tasks, 0,
+    )  # fmt: skip
+    assert int.from_bytes(RAW[at + 256 : at + 288], "little") == r.voided
+    w, at = r.witnesses[1], at + 320 + 512
+    assert read("HB", at) == (w.member, w.flags)
+    assert read("I", at + 4) == (w.at_s,)
+    assert int.from_bytes(RAW[at + 72 : at + 104], "little") == w.missing
+    assert RAW[at + 104 : at + 488] == w.broadcast_bloom + w.results_root + w.state_digest
+    a, at = FULL.rounds[2].audits[0], ROUNDS + 2 * 18_752 + 320 + 32 * 512
+    assert read("HHBB2x32s", at) == (a.verifier, a.target, a.status, a.reason, a.commit)
+
+
+def test_clients_challenges_and_registry_lie_where_the_paper_says() -> None:
+    c, at = FULL.clients[1], CLIENTS + 128
+    assert read("32s32s", at) == (c.signer, c.p2p)
+    assert read("6BHIIIHH4BI", at + 64) == (
+        c.state, c.missed, c.late, c.witness_missed, c.flags, c.share, c.slot, c.joined_height, c.exited_height,
+        c.credits, c.witness_credits, c.audits_passed, c.audits_failed, c.false_challenges, c.numeric_class,
+        c.good_streak, c.witness_checked_height,
+    )  # fmt: skip
+    h = FULL.challenges[15]
+    assert read("IIIHHBBBB", CHALLENGES + 15 * 128 + 64) == (
+        h.height, h.opened_height, h.deadline_height, h.verifier, h.target, h.state, h.panel, h.guilty, h.innocent,
+    )  # fmt: skip
+    r, s = FULL.registry, FULL.registry.slots[2]
+    assert read("HH4x5Q", REGISTRY) == (
+        3, r.next_active, r.current_earning_rate, r.current_slashing_rate, r.future_earning_rate,
+        r.future_slashing_rate, r.carry,
+    )  # fmt: skip
+    assert read("5Q8xHHBBH32s", REGISTRY + 64 + 2 * 192 + 64) == (
+        s.earned, s.slashed, s.stake, s.joined_unix, s.expires_unix, s.active, s.last_epoch, s.state, s.strikes,
+        s.until, s.anchor,
+    )  # fmt: skip
+    assert read("Q", NONCE) == (FULL.nonce,)
+
+
+def test_config_and_model_lie_where_the_original_has_them() -> None:
+    c = FULL.config
+    assert encode_config(c) == RAW[CONFIG : CONFIG + 128]
+    assert read("6QI5HBBIHBB4BIIHHQ", CONFIG) == tuple(getattr(c, field.name) for field in fields(c))
+    m = FULL.model
+    assert encode_model(m) == RAW[MODEL : MODEL + 960]
+    assert read("I4xIIII", MODEL) == (0, m.max_seq_len, m.cold_start_warmup_steps, m.architecture, CheckpointKind.HUB)
+    assert RAW[MODEL + 24 : MODEL + 88] == b"org/model".ljust(64, b"\0")
+    assert RAW[MODEL + 88 : MODEL + 93] == b"\x01main"
+    assert read("III", MODEL + 156) == (m.data_type, DataLocationKind.HTTP, HttpLocationKind.GCP)
+    assert read("II", MODEL + 160 + 4 + 260) == (TokenSize.FOUR_BYTES, 1)
+    assert RAW[MODEL + 432 : MODEL + 464] == b"\x07" * 32
+    assert read("I4xdddII", MODEL + 464) == (ScheduleKind.COSINE, 4e-4, 1e-6, 4e-5, 250, 25_000)
+    assert read("IBBB1xfffHH", MODEL + 520) == (OptimizerKind.DISTRO, 1, 0, 1, 1.0, 0.0, round_f32(0.999), 8, 64)
+    assert read("I11s", MODEL + 552 + 136) == (CheckpointKind.LOCAL, b"models/tiny")
+
+
+@SLOW
+@given(STATES)
+def test_any_state_reads_back(state: Coordinator) -> None:
+    raw = encode_state(state)
+    assert decode_state(raw) == state
+    assert encode_state(decode_state(raw)) == raw
+
+
+@SLOW
+@given(st.integers(0, TOTAL - 1), st.integers(1, 255))
+def test_changed_bytes_are_refused_or_mean_exactly_themselves(offset: int, change: int) -> None:
+    raw = patch(RAW, offset, bytes([RAW[offset] ^ change]))
+    try:
+        state = decode_state(raw)
+    except WireError:
+        return
+    assert encode_state(state) == raw
+    assert state != FULL
+
+
+@settings(max_examples=300, deadline=None)
+@given(MODELS, st.integers(0, 959), st.integers(1, 255))
+def test_a_changed_model_is_refused_or_means_exactly_itself(model: Model, offset: int, change: int) -> None:
+    original = encode_model(model)
+    assert decode_model(original) == model
+    raw = patch(original, offset, bytes([original[offset] ^ change]))
+    try:
+        changed = decode_model(raw)
+    except WireError:
+        return
+    assert encode_model(changed) == raw
+
+
+@given(CONFIGS)
+def test_any_config_reads_back(config: Config) -> None:
+    assert decode_config(encode_config(config)) == config
+
+
+def test_a_full_state_reads_back() -> None:
+    state = Coordinator()
+    state.clients = [Client(signer=bytes([i]) * 32, slot=i) for i in range(256)]
+    state.registry.slots = [Slot(signer=bytes([i]) * 32) for i in range(256)]
+    state.epoch.start_candidates = [StartCandidate(bytes([i]) * 32, i) for i in range(1, 5)]
+    for round_ in state.rounds:
+        round_.witnesses = [WitnessRecord(member=i) for i in range(32)]
+        round_.audits = [Audit(verifier=i) for i in range(32)]
+    assert decode_state(encode_state(state)) == state
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "field"),
+    [
+        (0, b"\0", "Coordinator.discriminator: "),
+        (8, b"\2", "Coordinator.version: 2 instead of 1"),
+        (METADATA + 1, b"\xff", "Metadata.name: 'utf-8' codec"),
+        (METADATA + 63, b"x", "Metadata.name: bytes after the end"),
+        (RUN + 64, b"\x08", "Coordinator.run_state: 8 is no RunState"),
+        (RUN + 65, b"\1", "Coordinator.pad: byte 537 is not zero"),
+        (RUN + 80, b"\2", "Coordinator.pending_pause: 2 is neither 0 nor 1"),
+        (MODEL, b"\1", "Model.kind: 1 instead of 0"),
+        (MODEL + 16, b"\x09", "Model.architecture: 9 is no Architecture"),
+        (MODEL + 20, b"\x07", "Checkpoint.kind: 7 is unknown"),
+        (MODEL + 20, b"\x00", "Checkpoint EPHEMERAL: bytes behind"),
+        (MODEL + 88, b"\x00", "Checkpoint HUB.revision: not there, but"),
+        (MODEL + 88, b"\x02", "Checkpoint HUB.revision: 2 is neither"),
+        (MODEL + 160, b"\x06", "DataLocation.kind: 6"),
+        (MODEL + 464, b"\x04", "LrSchedule.kind: 4"),
+        (MODEL + 468, b"\x01", "LrSchedule COSINE.pad: byte 0"),
+        (MODEL + 472, struct.pack("<d", float("nan")), "LrSchedule COSINE.base_lr: nan is not"),
+        (MODEL + 472, struct.pack("<d", float("inf")), "LrSchedule COSINE.base_lr: inf is not"),
+        (MODEL + 536, struct.pack("<f", float("-inf")), "Optimizer DISTRO.compression_decay: -inf"),
+        (CONFIG + 70, b"\x05", "Config.overlap: 5 is neither"),
+        (CONFIG + 127, b"\1", "Coordinator.config.pad: byte 1647"),
+        (PROGRESS + 2, b"\1", "Coordinator.progress.pad: byte 1650"),
+        (EPOCH + 12, b"\x01\x01", "Coordinator.clients: 257 entries, at most 256"),
+        (EPOCH + 12, b"\x01\x00", "Coordinator.clients: entries from 1 on are not zero"),
+        (EPOCH + 37, b"\x08", "Coordinator.epoch.stop_reason: 8 is no StopReason"),
+        (EPOCH + 40 + 80 + 32, b"\x01", "Coordinator.epoch.start_candidates: entries from 1 on"),
+        (EPOCH + 40 + 34, b"\x01", r"Coordinator.epoch.start_candidates\[0\].pad"),
+        (ROUNDS + 234, b"\x01\x01", "Coordinator.rounds: entry 0: Round.clients_len: 257 is above the limit of 256"),
+        (ROUNDS + 236, b"\x21", "entry 0: Round.witnesses_expected: 33 is above the limit of 32"),
+        (ROUNDS + 18_752 + 240, b"\x21", "rounds: entry 1: Round.witnesses: 33 entries, at most 32"),
+        (ROUNDS + 18_752 + 240, b"\x01", "rounds: entry 1: Round.witnesses: entries from 1 on"),
+        (ROUNDS + 18_752 + 244, b"\x21", "rounds: entry 1: Round.audits: 33 entries, at most 32"),
+        (ROUNDS + 248, b"\x80", "Round.flags: 128 is no set of RoundFlag"),
+        (ROUNDS + 18_752 + 320 + 512, b"\0\1", "entry 1: WitnessRecord.member: 256 is above the limit of 255"),
+        (ROUNDS + 18_752 + 320 + 512 + 2, b"\x08", "WitnessRecord.flags: 8"),
+        (ROUNDS + 18_752 + 320 + 512 + 511, b"\1", r"Coordinator.rounds\[1\].witnesses\[1\].pad: byte"),
+        (CLIENTS + 128 + 64, b"\x04", "Coordinator.clients: entry 1: Client.state: 4 is no ClientState"),
+        (CLIENTS + 68, b"\x08", "entry 0: Client.flags: 8"),
+        (CLIENTS + 71, b"\x01", "entry 0: Client.slot: "),
+        (CLIENTS + 255, b"\x01", r"Coordinator.clients\[1\].pad"),
+        (CHALLENGES + 127, b"\x01", r"Coordinator.challenges\[0\].pad"),
+        (REGISTRY, b"\x01\x01", "Registry.slots: 257 entries"),
+        (REGISTRY + 4, b"\x01", "Coordinator.registry.pad"),
+        (REGISTRY + 64 + 116, b"\x04", "Registry.slots: entry 0: Slot.state: 4"),
+        (REGISTRY + 64 + 3 * 192, b"\x01", "Registry.slots: entries from 3 on are not zero"),
+        (TOTAL - 1, b"\x01", "Coordinator.pad: byte 165191 is not zero"),
+    ],
+)
+def test_bytes_that_break_a_rule_are_refused_by_name(offset: int, data: bytes, field: str) -> None:
+    with pytest.raises(WireError, match=field):
+        decode_state(patch(RAW, offset, data))
+
+
+@pytest.mark.parametrize("length", [0, TOTAL - 1, TOTAL + 1])
+def test_another_length_is_refused(length: int) -> None:
+    with pytest.raises(WireError, match=f"{length} bytes, must be 165192"):
+        decode_state((RAW + b"\0")[:length])
+
+
+def change(path: str, value: object) -> Callable[[Coordinator], None]:
+    *parents, last = path.split(".")
+
+    def apply(state: Coordinator) -> None:
+        node: Any = state
+        for name in parents:
+            node = node[int(name)] if name.isdigit() else getattr(node, name)
+        setattr(node, last, value)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("run_id", "x" * 33, "Coordinator.run_id: 33 bytes of UTF-8, at most 32"),
+        ("run_id", "ä" * 17, "Coordinator.run_id: 34 bytes"),
+        ("run_id", "a\0b", "Coordinator.run_id: 3 bytes of UTF-8"),
+        ("run_id", "\ud800", "Coordinator.run_id: 'utf-8' codec"),
+        ("run_uid", bytes(31), "Coordinator.run_uid: 31 bytes, must be 32"),
+        ("nonce", 1 << 64, "Coordinator.nonce: 18446744073709551616 does not fit"),
+        ("nonce", -1, "Coordinator.nonce: -1 does not fit"),
+        ("config.min_clients", 65_536, "Config.min_clients: 65536 does not fit"),
+        ("rounds.0.members", 1 << 256, "Round.members: int too big"),
+        ("rounds.0.members", -1, "Round.members: can't convert negative"),
+        ("rounds.0.clients_len", 257, "Round.clients_len: 257 is above"),
+        ("rounds.0.witnesses", [WitnessRecord()] * 33, "Round.witnesses: 33 entries, at most 32"),
+        ("rounds.1.witnesses", [WitnessRecord(member=256)], "WitnessRecord.member: 256 is above"),
+        ("rounds", [Round()], "Coordinator.rounds: 1 entries, must be 4"),
+        ("clients", [Client()] * 257, "Coordinator.clients: 257 entries, at most 256"),
+        ("challenges.3.voters", [0] * 15, "Challenge.voters: must be 16 numbers"),
+        ("challenges.3.voters", [-1] * 16, "Challenge.voters: must be 16 numbers"),
+        ("epoch.start_candidates", [StartCandidate()], "start_candidates: an entry that is all zero"),
+        ("epoch.start_candidates", [StartCandidate(b"\1" * 32)] * 5, "start_candidates: 5 entries, at most 4"),
+        ("model.checkpoint", Checkpoint(CheckpointKind.EPHEMERAL, "x"), "Checkpoint EPHEMERAL: has no name, but"),
+        ("model.checkpoint", Checkpoint(CheckpointKind.LOCAL, "x", "y"), "Checkpoint LOCAL: has no revision"),
+        ("model.lr_schedule", LrSchedule(stable_steps=1), "LrSchedule CONSTANT: has no stable_steps"),
+        ("model.lr_schedule", LrSchedule(base_lr=float("inf")), "LrSchedule CONSTANT.base_lr: inf is not"),
+        ("model.optimizer", Optimizer(OptimizerKind.ADAMW, eps=1e39), "Optimizer ADAMW.eps: 1e\\+39 does not fit"),
+        ("model.optimizer", Optimizer(OptimizerKind.ADAMW, 1e39), "Optimizer ADAMW.clip_grad_norm: float too large"),
+        ("model.optimizer", Optimizer(OptimizerKind.ADAMW, betas=(0.9, 1e39)), "Optimizer ADAMW.betas: float too"),
+        ("model.extra_checkpoints", [], "Model.extra_checkpoints: 0 entries, must be 3"),
+    ],
+)
+def test_what_the_layout_cannot_hold_is_refused_by_name(path: str, value: object, field: str) -> None:
+    state = make_state()
+    change(path, value)(state)
+    with pytest.raises(WireError, match=field):
+        encode_state(state)
+
+
+def test_settings_of_optimizers_come_back_as_float32() -> None:
+    model = Model(optimizer=Optimizer(OptimizerKind.DISTRO, compression_decay=0.999))
+    assert decode_model(encode_model(model)).optimizer.compression_decay == round_f32(0.999) != 0.999
+
+
+def test_the_config_hash_covers_config_and_model_but_no_checkpoint_source() -> None:
+    preimage = get_config_preimage(FULL)
+    assert len(preimage) == 15 + 128 + 960
+    assert preimage.startswith(b"psyche/config/1" + encode_config(FULL.config))
+    moved = replace(FULL, model=replace(FULL.model, checkpoint=Checkpoint(), extra_checkpoints=[Checkpoint()] * 3))
+    assert get_config_preimage(moved) == preimage
+    model = preimage[-960:]
+    assert model[20:156] == bytes(136)
+    assert model[552:] == bytes(408)
+    assert model[:20] + model[156:552] == RAW[MODEL : MODEL + 20] + RAW[MODEL + 156 : MODEL + 552]
+    assert get_config_preimage(replace(FULL, model=replace(FULL.model, max_seq_len=9_999))) != preimage
+    assert get_config_preimage(replace(FULL, config=replace(FULL.config, min_clients=9_999))) != preimage
+
+
+def test_every_byte_of_the_account_has_a_name() -> None:
+    assert ACCOUNT.locate(0) == "discriminator"
+    assert ACCOUNT.locate(CLIENTS + 3 * 128 + 40) == "clients[3].p2p"
+    assert ACCOUNT.locate(MODEL + 21) == "model.checkpoint.byte 1"
+    assert ACCOUNT.locate(CONFIG + 70) == "config.overlap"
+    assert ACCOUNT.locate(ROUNDS + 18_752 + 320 + 5 * 512 + 8) == "rounds[1].witnesses[5].held"
+    with pytest.raises(AssertionError):
+        ACCOUNT.locate(TOTAL)
+
+
+MESSAGE = WitnessMessage(
+    epoch=0x0201, height=0x06050403, member=0x0807, flags=WitnessFlag.COMPLETE, at_s=0x0C0B0A09, held=1, heard=2,
+    missing=4, broadcast_bloom=b"\x0d" * 320, results_root=b"\x0e" * 32, state_digest=b"\x0f" * 32, metadata=b"loss",
+)  # fmt: skip
+
+
+def test_a_witness_message_has_exactly_these_bytes() -> None:
+    bitmaps = b"".join(bits.to_bytes(32, "little") for bits in (1, 2, 4))
+    head = b"\x01\x02" + b"\x03\x04\x05\x06" + b"\x07\x08" + b"\x01" + b"\x09\x0a\x0b\x0c"
+    raw = head + bitmaps + b"\x0d" * 320 + b"\x0e" * 32 + b"\x0f" * 32 + b"\x04\0\0\0loss"
+    assert encode_witness(MESSAGE) == raw
+    assert 8 + len(encode_witness(replace(MESSAGE, metadata=b""))) == 505
+    assert 8 + len(encode_witness(replace(MESSAGE, metadata=bytes(256)))) == 761
+
+
+@given(WITNESSES)
+def test_any_witness_message_reads_back(message: WitnessMessage) -> None:
+    assert decode_witness(encode_witness(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (b"", "WitnessMessage: 0 bytes, at least 497"),
+        (encode_witness(MESSAGE)[:496], "WitnessMessage: 496 bytes"),
+        (encode_witness(MESSAGE)[:-1], "WitnessMessage.metadata: length 4 with 3 bytes given"),
+        (encode_witness(MESSAGE) + b"\0", "WitnessMessage.metadata: length 4 with 5"),
+        (patch(encode_witness(replace(MESSAGE, metadata=b"")), 493, b"\1\1") + bytes(257), "metadata: length 257"),
+        (patch(encode_witness(MESSAGE), 8, b"\x08"), "WitnessMessage.flags: 8 is no set of WitnessFlag"),
+    ],
+)
+def test_a_witness_message_that_breaks_the_format_is_refused(raw: bytes, field: str) -> None:
+    with pytest.raises(WireError, match=field):
+        decode_witness(raw)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"metadata": bytes(257)}, "WitnessMessage.metadata: 257 bytes, at most 256"),
+        ({"broadcast_bloom": bytes(319)}, "WitnessMessage.broadcast_bloom: 319 bytes"),
+        ({"epoch": 65_536}, "WitnessMessage.epoch: 65536 does not fit"),
+    ],
+)
+def test_a_witness_message_that_does_not_fit_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(WireError, match=field):
+        encode_witness(replace(MESSAGE, **changes))
+
+
+def test_every_enumeration_fits_its_number() -> None:
+    """The order of an enumeration is the encoding: new members come last."""
+    small: list[type[IntEnum]] = [RunState, ClientState, SlotState, StopReason]
+    assert all([int(member) for member in kind] == list(range(len(kind))) for kind in small)
+
+
+def test_a_table_that_forgets_a_field_or_misaligns_one_does_not_load() -> None:
+    with pytest.raises(AssertionError, match="Progress: fields {'step'} are missing or unknown"):
+        Record(Progress, (u16("epoch"), pad(6), u64("epoch_start_data_index")))
+    with pytest.raises(AssertionError, match="every number lies at a multiple of its size"):
+        Record(Progress, (u16("epoch"), u32("step"), u64("epoch_start_data_index")))
+    with pytest.raises(AssertionError, match="every kind has its fields"):
+        Tagged(Checkpoint, CheckpointKind, 136, {CheckpointKind.EPHEMERAL: ()})
+    with pytest.raises(AssertionError, match="a variant is too long"):
+        Tagged(Checkpoint, CheckpointKind, 8, dict.fromkeys(CheckpointKind, (raw_field("name", 32),)))

@@ -639,7 +639,7 @@ def test_every_enumeration_fits_its_number() -> None:
 
 
 def test_a_table_that_forgets_a_field_or_misaligns_one_does_not_load() -> None:
-    with pytest.raises(AssertionError, match="Progress: fields {'step'} are missing or unknown"):
+    with pytest.raises(AssertionError, match=r"Progress: fields \{'step'\} are missing"):
         Record(Progress, (u16("epoch"), pad(6), u64("epoch_start_data_index")))
     with pytest.raises(AssertionError, match="every number lies at a multiple of its size"):
         Record(Progress, (u16("epoch"), u32("step"), u64("epoch_start_data_index")))

@@ -1,0 +1,375 @@
+"""The client's side of the coordinator server: a `Backend` over TCP that heals by itself.
+
+One connection at a time. When it is lost it is made again, with back-off, for as long as `run` runs;
+requests without an answer are sent again under their old ids (K4), the subscription and the address
+record are renewed, and the caller notices nothing but the time.
+"""
+
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from psyche.core.layout import decode_state, encode_witness
+from psyche.core.messages import WitnessMessage
+from psyche.core.state import Checkpoint, Coordinator
+from psyche.errors import BackendError, PsycheError, WireError
+from psyche.server.dial import ServerAddress, dial
+from psyche.server.handler import EventSink, NoEvents
+from psyche.server.push import apply_delta, read_full
+from psyche.wire import backend as wire
+from psyche.wire.crypto import Identity, check_address_record
+from psyche.wire.framing import FrameStream
+from psyche.wire.handshake import HandshakeError
+from psyche.wire.ports import AddressRecord
+
+MAX_PENDING: Final = 32  # half of the replies that the server keeps for resends (K4)
+PING_S: Final = 5.0
+SILENCE_S: Final = 20.0  # the server answers every ping: four lost in a row are a dead connection
+SEND_TIMEOUT_S: Final = 10.0
+BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # H6 leaves 15 s to come back
+_FATAL: Final = (HandshakeError, wire.RequestRefused, wire.Replaced)
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """A request whose answer somebody waits for."""
+
+    id: int
+    frame: bytes
+    answered: trio.Event = field(default_factory=trio.Event)
+    reply: wire.Reply | None = None
+
+
+class _Started(Protocol):
+    """What `nursery.start` hands over, as far as it is needed here."""
+
+    def started(self) -> None:
+        """The backend may be used."""
+        ...
+
+
+class TcpBackend:
+    """A `wire.ports.Backend` over TCP. `run` must run while it is used (or see `open_backend`).
+
+    Every call waits until the server has answered, however often the connection is lost meanwhile:
+    bound it with a cancel scope. It raises the coordinator's own error, or `BackendError` once it
+    has given up for good (another server or run, another protocol version, another process with the
+    same key).
+
+    Args:
+        address: the server.
+        identity: the client's key, signer and p2p key at once.
+        sink: where events go.
+    """
+
+    def __init__(self, address: ServerAddress, identity: Identity, *, sink: EventSink | None = None) -> None:
+        self.address = address
+        self.connects = 0
+        self._identity = identity
+        self._sink = sink or NoEvents()
+        self._next_id = secrets.randbits(62)  # ids of a former self may still be in the server's memory
+        self._pending: dict[int, _Pending] = {}
+        self._outbox: list[bytes] = []
+        self._room = trio.Semaphore(MAX_PENDING)
+        self._wake = trio.Event()
+        self._changed = trio.Event()
+        self._is_connected = False
+        self._failure: PsycheError | None = None
+        self._raw = b""
+        self._nonce = -1
+        self._run_uid: bytes | None = None
+        self._clock_offset_s = 0.0
+        self._record: AddressRecord | None = None
+        self._book: dict[bytes, AddressRecord] = {}
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server is there right now."""
+        return self._is_connected
+
+    def now(self) -> float:
+        """The run's clock in unix seconds, as the server last said it; the wall clock until then."""
+        return time.time() + self._clock_offset_s
+
+    async def run(self, *, task_status: _Started = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected until cancelled; `task_status.started` is called at once.
+
+        Raises:
+            BackendError: it gives up for good; every waiting call raises the same.
+        """
+        task_status.started()
+        failures = 0
+        while True:
+            connects = self.connects
+            try:
+                await self._connect_once()
+            except _FATAL as error:
+                self._give_up(error)
+                raise
+            except (BackendError, WireError) as error:
+                if self.connects > connects:
+                    failures = 0
+                self._sink.emit("server_lost", reason=str(error), tries=failures)
+            delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
+            failures += 1
+            await trio.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311 (so that clients do not all come at once)
+
+    async def states(self) -> AsyncIterator[Coordinator]:
+        """States as they come, newest only, nonce rising; each is the caller's own copy.
+
+        Raises:
+            BackendError: given up for good.
+        """
+        seen = -1
+        while True:
+            while self._nonce <= seen:
+                self._check_alive()
+                await self._changed.wait()
+            raw, seen = self._raw, self._nonce
+            yield await trio.to_thread.run_sync(decode_state, raw)
+
+    async def join(self, record: AddressRecord) -> None:
+        """Ask for a place in the next epoch (M1, M2); the record is sent again after every reconnect."""
+        self._record = record
+        await self._request(wire.JoinRequest(wire.get_address_message(record)))
+
+    async def announce(self, record: AddressRecord) -> None:
+        """Say where this node can be reached from now on."""
+        self._record = record
+        await self._request(wire.AnnounceRequest(wire.get_address_message(record)))
+
+    async def leave(self) -> None:
+        """Give up the slot for good (M4)."""
+        await self._request(wire.LeaveRequest())
+
+    async def withdraw(self, epoch: int, member: int) -> None:
+        """Leave the running epoch, or take a join back (M4)."""
+        await self._request(wire.WithdrawRequest(epoch, member))
+
+    async def witness(self, message: WitnessMessage) -> None:
+        """Put a witness record on record (W4)."""
+        await self._request(wire.WitnessRequest(encode_witness(message)))
+
+    async def warmup_witness(self, epoch: int, member: int, digest: bytes) -> None:
+        """Say that the weights are loaded (S8)."""
+        await self._request(wire.WarmupWitnessRequest(epoch, member, digest))
+
+    async def health_check(self, epoch: int, height: int, member: int) -> None:
+        """Accuse a silent witness of the round before `height` (H4)."""
+        await self._request(wire.HealthCheckRequest(epoch, height, member))
+
+    async def report_equivocation(self, first: bytes, second: bytes) -> None:
+        """Show two signed results of one member for one round (R7)."""
+        await self._request(wire.EquivocationRequest(first, second))
+
+    async def checkpoint(self, epoch: int, digest: bytes, source: Checkpoint) -> None:
+        """Name a place from which `certified` can be loaded (S10)."""
+        await self._request(wire.CheckpointRequest(epoch, digest, source.kind, source.name, source.revision))
+
+    async def tick(self) -> None:
+        """Nothing: the server ticks by itself (T3)."""
+        await trio.lowlevel.checkpoint()
+
+    def address_book(self) -> Sequence[AddressRecord]:
+        """Where the run's nodes are; signatures are checked."""
+        return tuple(self._book.values())
+
+    async def _request(self, body: wire.RequestBody) -> wire.Reply:
+        """Send a request and wait for its answer, over any number of connections.
+
+        Raises:
+            CoordinatorError: the coordinator refuses, and what was asked is not on record (K3).
+            BackendError: the server refuses, or given up for good.
+        """
+        async with self._room:
+            self._check_alive()
+            self._next_id += 1
+            pending = _Pending(self._next_id, wire.encode_message(wire.Request(self._next_id, body)))
+            self._pending[pending.id] = pending
+            self._send(pending.frame)
+            try:
+                await pending.answered.wait()
+            finally:
+                self._pending.pop(pending.id, None)
+        reply = pending.reply
+        if reply is None:
+            self._check_alive()
+            raise BackendError("the connection to the server was given up")
+        if reply.code and not reply.on_record:
+            raise wire.error_from_code(reply.code, reply.message)
+        return reply
+
+    def _send(self, frame: bytes) -> None:
+        if self._is_connected:
+            self._outbox.append(frame)
+            self._wake.set()
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise BackendError(f"server {self.address.host}:{self.address.port}: {self._failure}") from self._failure
+
+    def _give_up(self, error: PsycheError) -> None:
+        self._failure = error
+        self._sink.emit("server_given_up", reason=str(error))
+        for pending in self._pending.values():
+            pending.answered.set()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _connect_once(self) -> None:
+        """One connection from its first byte to its end, which is always an error.
+
+        Raises:
+            BackendError, WireError: why it ended.
+        """
+        frames, greeting = await dial(self.address, self._identity)
+        try:
+            self._check_greeting(greeting)
+            self.connects += 1
+            self._renew()
+            self._sink.emit("server_connected", run_id=greeting.run_id, program=greeting.program)
+            raise await self._talk(frames)
+        finally:
+            self._is_connected = False
+            await frames.aclose()  # forceful: does not wait
+
+    def _check_greeting(self, greeting: wire.Greeting) -> None:
+        if self._run_uid not in (None, greeting.run_uid):
+            raise wire.WrongRun(
+                f"the run {greeting.run_id!r} was made anew while this client was part of the former one: start again"
+            )
+        self._run_uid = greeting.run_uid
+        self._clock_offset_s = greeting.now_unix - time.time()
+
+    def _renew(self) -> None:
+        """What a new connection begins with: subscription, address record, and what has no answer yet."""
+        self._is_connected = True
+        bodies: list[wire.RequestBody] = [wire.SubscribeRequest()]
+        if self._record is not None:
+            bodies.append(wire.AnnounceRequest(wire.get_address_message(self._record)))
+        self._outbox = [self._encode(body) for body in bodies]
+        self._outbox += [self._pending[number].frame for number in sorted(self._pending)]
+        self._wake.set()
+
+    def _encode(self, body: wire.RequestBody) -> bytes:
+        """A request whose answer nobody waits for."""
+        self._next_id += 1
+        return wire.encode_message(wire.Request(self._next_id, body))
+
+    async def _talk(self, frames: FrameStream) -> BackendError | WireError:
+        """Exchange messages until something goes wrong, and return what."""
+        ends: list[BackendError | WireError] = []
+
+        async def guard(task: Callable[[FrameStream], Awaitable[None]]) -> None:
+            try:
+                await task(frames)
+            except (BackendError, WireError) as error:
+                ends.append(error)
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for task in (self._receive_all, self._send_all, self._ping):
+                nursery.start_soon(guard, task)
+        return ends[0]
+
+    async def _send_all(self, frames: FrameStream) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            while self._outbox:
+                await frames.send(self._outbox.pop(0), SEND_TIMEOUT_S)
+
+    async def _ping(self, _frames: FrameStream) -> None:
+        while True:
+            await trio.sleep(PING_S)
+            self._send(self._encode(wire.PingRequest()))
+
+    async def _receive_all(self, frames: FrameStream) -> None:
+        while True:
+            self._take(wire.decode_server_message(await frames.receive(SILENCE_S)))
+
+    def _take(self, message: wire.ServerMessage) -> None:
+        match message:
+            case wire.Reply():
+                self._take_reply(message)
+            case wire.FullState():
+                self._take_state(message.nonce, read_full(message), message.now_unix)
+            case wire.StateDelta():
+                self._take_delta(message)
+            case wire.BookChange():
+                self._take_book(message)
+            case wire.Goodbye():
+                raise _as_backend_error(wire.error_from_code(message.code, message.message))
+
+    def _take_reply(self, reply: wire.Reply) -> None:
+        pending = self._pending.get(reply.id)
+        if pending is not None:
+            pending.reply = reply
+            pending.answered.set()
+
+    def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
+        self._clock_offset_s = now_unix - time.time()
+        if nonce < self._nonce or (nonce == self._nonce and raw != self._raw):
+            raise wire.WrongRun(
+                f"the server's state went back from nonce {self._nonce} to {nonce}: it was restored from an older "
+                "copy; start this client again"
+            )
+        if nonce > self._nonce:
+            self._raw, self._nonce = raw, nonce
+            self._note_change()
+
+    def _take_delta(self, push: wire.StateDelta) -> None:
+        try:
+            raw = apply_delta(self._raw, self._nonce, push)
+        except WireError as error:  # K5: ask for the whole
+            self._sink.emit("state_mismatch", reason=str(error))
+            self._send(self._encode(wire.SubscribeRequest()))
+            return
+        self._take_state(push.to_nonce, raw, push.now_unix)
+
+    def _take_book(self, change: wire.BookChange) -> None:
+        if change.whole:
+            self._book.clear()
+        for key in change.removed:
+            self._book.pop(key, None)
+        for message in change.records:
+            record = wire.get_address_record(message)
+            check_address_record(record)
+            self._book[record.p2p] = record
+        self._note_change()
+
+
+def _as_backend_error(error: PsycheError) -> BackendError:
+    return error if isinstance(error, BackendError) else BackendError(str(error))
+
+
+@asynccontextmanager
+async def open_backend(
+    address: ServerAddress, identity: Identity, *, sink: EventSink | None = None
+) -> AsyncIterator[TcpBackend]:
+    """A backend that keeps connected while the block runs; the block is cancelled when it gives up for good."""
+    backend = TcpBackend(address, identity, sink=sink)
+    failures: list[BackendError] = []
+
+    async def run() -> None:
+        try:
+            await backend.run()
+        except BackendError as error:
+            failures.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        yield backend
+        nursery.cancel_scope.cancel()
+    if failures:
+        raise failures[0]

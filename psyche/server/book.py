@@ -1,0 +1,67 @@
+"""The address book: where the run's nodes can be reached. Never journaled; clients send theirs again on reconnect."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from psyche.core.limits import MAX_CLIENTS
+from psyche.wire.ports import AddressRecord
+
+MAX_REMOVED: Final = MAX_CLIENTS  # removals remembered; who lags behind more gets the whole book
+
+
+@dataclass(frozen=True, slots=True)
+class BookUpdate:
+    """What changed since a revision: `whole` means that older knowledge is to be forgotten."""
+
+    revision: int
+    whole: bool
+    records: tuple[AddressRecord, ...]
+    removed: tuple[bytes, ...]
+
+
+class AddressBook:
+    """At most one record per key, the newest; keys outside `allowed` (the registry) are never kept."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self._records: dict[bytes, tuple[int, AddressRecord]] = {}
+        self._removed: dict[bytes, int] = {}
+        self._forgotten = 0  # removals up to this revision are no longer known
+
+    def put(self, record: AddressRecord, now: int) -> bool:
+        """Keep a record, whose signature was checked; false where it has expired or is known already."""
+        known = self._records.get(record.p2p)
+        if record.expires_unix <= now or (known is not None and known[1] == record):
+            return False
+        if known is None and len(self._records) >= MAX_CLIENTS:
+            return False  # the registry has no more slots, so this cannot be one of them for long
+        self.revision += 1
+        self._records[record.p2p] = (self.revision, record)
+        self._removed.pop(record.p2p, None)
+        return True
+
+    def expire(self, now: int, allowed: Collection[bytes]) -> None:
+        """Forget records past their time and those of keys that have no slot any more."""
+        for key, (_, record) in list(self._records.items()):
+            if record.expires_unix <= now or key not in allowed:
+                self.revision += 1
+                del self._records[key]
+                self._removed[key] = self.revision
+        while len(self._removed) > MAX_REMOVED:
+            oldest = next(iter(self._removed))
+            self._forgotten = self._removed.pop(oldest)
+
+    def records(self) -> tuple[AddressRecord, ...]:
+        """All records, in order of their last change."""
+        return tuple(record for _, record in sorted(self._records.values(), key=lambda item: item[0]))
+
+    def get_update(self, since: int) -> BookUpdate | None:
+        """What one who knows revision `since` lacks (-1: knows nothing); None where that is nothing."""
+        if since == self.revision:
+            return None
+        if since < self._forgotten or since < 0:
+            return BookUpdate(self.revision, True, self.records(), ())
+        records = tuple(record for revision, record in self._records.values() if revision > since)
+        removed = tuple(key for key, revision in self._removed.items() if revision > since)
+        return BookUpdate(self.revision, False, records, removed)

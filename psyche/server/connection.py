@@ -1,0 +1,90 @@
+"""One client's connection as the server keeps it: what waits to be sent, and who is allowed how much."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import trio
+
+from psyche.errors import BackendError
+from psyche.server.limits import MAX_REPLIES, REQUEST_BURST, REQUESTS_PER_S, TokenBucket
+from psyche.server.push import StateVersion
+from psyche.server.replies import Answer
+from psyche.wire.backend import Goodbye, Overloaded, code_of, shorten
+from psyche.wire.framing import FrameStream
+
+
+@dataclass(eq=False)
+class Connection:
+    """A connection from its first byte on; `key` is None until the handshake is done.
+
+    Nothing in here grows with what the client does not read: answers are bounded, and of the state
+    and the address book only what was sent last is remembered.
+    """
+
+    frames: FrameStream
+    number: int
+    scope: trio.CancelScope
+    key: bytes | None = None
+    is_subscribed: bool = False
+    sent: StateVersion | None = None  # None: the full state is due
+    sent_book: int = -1
+    reason: str = ""  # why it ends
+    goodbye: Goodbye | None = None
+    _answers: deque[Answer] = field(default_factory=deque)
+    _wake: trio.Event = field(default_factory=trio.Event)
+    _bucket: TokenBucket = field(
+        default_factory=lambda: TokenBucket(REQUESTS_PER_S, REQUEST_BURST, trio.current_time())
+    )
+
+    @property
+    def name(self) -> str:
+        """For logs."""
+        return f"#{self.number}" if self.key is None else f"#{self.number} {self.key.hex()[:16]}"
+
+    def admit(self) -> None:
+        """Count one request.
+
+        Raises:
+            Overloaded: they come too fast.
+        """
+        if not self._bucket.take(trio.current_time()):
+            raise Overloaded(f"more than {REQUESTS_PER_S:g} requests a second")
+
+    def add_answer(self, answer: Answer) -> None:
+        """Queue an answer; it leaves once its record is on disk.
+
+        Raises:
+            Overloaded: the client does not read its answers.
+        """
+        if len(self._answers) >= MAX_REPLIES:
+            raise Overloaded(f"{MAX_REPLIES} answers wait and are not read")
+        self._answers.append(answer)
+        self.wake()
+
+    def take_answer(self, durable_seq: int) -> Answer | None:
+        """The next answer that may leave."""
+        if self._answers and self._answers[0].seq <= durable_seq:
+            return self._answers.popleft()
+        return None
+
+    def subscribe(self) -> None:
+        """From now on, and again from the whole."""
+        self.is_subscribed = True
+        self.sent, self.sent_book = None, -1
+        self.wake()
+
+    def end(self, error: BackendError) -> None:
+        """Say goodbye and close; the first reason stands."""
+        self.reason = self.reason or str(error)
+        if self.goodbye is None:
+            self.goodbye = Goodbye(code_of(error), shorten(str(error)))
+            self.wake()
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        self._wake.set()
+
+    async def wait(self) -> None:
+        """Until `wake` has been called since the last `wait`."""
+        await self._wake.wait()
+        self._wake = trio.Event()

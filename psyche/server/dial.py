@@ -1,0 +1,98 @@
+"""The client's way to a coordinator server: connect, prove both keys, agree on version and run."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from psyche import __version__
+from psyche.errors import BackendError, WireError
+from psyche.wire import backend as wire
+from psyche.wire.crypto import Identity
+from psyche.wire.framing import FrameStream
+from psyche.wire.handshake import client_handshake
+
+CONNECT_TIMEOUT_S: Final = 10.0
+REPLY_TIMEOUT_S: Final = 10.0
+PROGRAM: Final = f"psyche {__version__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAddress:
+    """A coordinator server as a client names it.
+
+    Args:
+        host, port: where it listens.
+        run_id: the run that is meant; empty: whichever it has.
+        key: the server's public key (32 bytes); None accepts any that proves its own.
+    """
+
+    host: str
+    port: int
+    run_id: str = ""
+    key: bytes | None = None
+
+
+def parse_server(text: str, run_id: str = "", key: bytes | None = None) -> ServerAddress:
+    """The address of "host:port".
+
+    Raises:
+        BackendError: it is not of that form.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise BackendError(f'server address {text!r}: must be "host:port", port 1 to 65535')
+    return ServerAddress(host=host.strip("[]"), port=int(port), run_id=run_id, key=key)
+
+
+async def dial(address: ServerAddress, identity: Identity) -> tuple[FrameStream, wire.Greeting]:
+    """A connection past hello, and what the server said; the caller closes it.
+
+    Raises:
+        HandshakeError, RequestRefused: the server is another one, has another run or speaks another
+            version: trying again does not help.
+        BackendError, WireError: it cannot be reached, or does not answer in time.
+    """
+    frames = await _connect(address)
+    try:
+        await client_handshake(frames, identity, wire.PURPOSE, address.key, CONNECT_TIMEOUT_S)
+        hello = wire.HelloRequest(wire.VERSION, address.run_id, PROGRAM)
+        greeting = (await ask(frames, wire.Request(0, hello))).body
+        if not isinstance(greeting, wire.Greeting):
+            raise WireError("the reply to hello is no greeting")
+    except BaseException:
+        await frames.aclose()  # forceful: does not wait, even when cancelled
+        raise
+    return frames, greeting
+
+
+async def _connect(address: ServerAddress) -> FrameStream:
+    where = f"server {address.host}:{address.port}"
+    try:
+        with trio.fail_after(CONNECT_TIMEOUT_S):
+            stream = await trio.open_tcp_stream(address.host, address.port)
+    except trio.TooSlowError as error:
+        raise BackendError(f"{where}: no connection within {CONNECT_TIMEOUT_S:g} s") from error
+    except OSError as error:
+        raise BackendError(f"{where}: cannot be reached ({error.strerror or error})") from error
+    return FrameStream(stream, wire.MAX_SERVER_FRAME_BYTES, max_send_bytes=wire.MAX_REQUEST_BYTES)
+
+
+async def ask(frames: FrameStream, request: wire.Request) -> wire.Reply:
+    """Send one request on a connection that has no other in flight, and wait for its reply.
+
+    Raises:
+        PsycheError: the reply's own error, if it is one; or the connection's.
+    """
+    await frames.send(wire.encode_message(request), REPLY_TIMEOUT_S)
+    with trio.move_on_after(REPLY_TIMEOUT_S):
+        while True:
+            message = wire.decode_server_message(await frames.receive(REPLY_TIMEOUT_S))
+            if isinstance(message, wire.Goodbye):
+                raise wire.error_from_code(message.code, message.message)
+            if isinstance(message, wire.Reply) and message.id == request.id:
+                break
+        if message.code and not message.on_record:
+            raise wire.error_from_code(message.code, message.message)
+        return message
+    raise BackendError(f"server: no reply within {REPLY_TIMEOUT_S:g} s")

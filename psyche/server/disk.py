@@ -1,0 +1,98 @@
+"""The journal's disk on a real folder: every write is synced, and one process at a time may hold the folder."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+from psyche.errors import BackendError
+
+_LOCK: Final = "lock"
+_TEMPORARY: Final = ".tmp"
+
+
+class FolderDisk:
+    """A `JournalDisk` in a folder, which is made if it is missing.
+
+    Raises:
+        BackendError: another process holds the folder, or it cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open_name = ""
+        self._open_fd = -1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise BackendError(f"state folder {folder}: {error.strerror}; choose another with --state-dir") from error
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock_fd)
+            raise BackendError(f"state folder {folder}: another server is using it; stop that one first") from error
+        for leftover in folder.glob(f"*{_TEMPORARY}"):
+            leftover.unlink()
+
+    def close(self) -> None:
+        """Let the folder go."""
+        self._close_open()
+        os.close(self._lock_fd)
+
+    def names(self) -> list[str]:
+        """The files there are."""
+        return sorted(path.name for path in self._folder.iterdir() if path.is_file() and path.name != _LOCK)
+
+    def read(self, name: str) -> bytes:
+        """A file's whole content."""
+        return (self._folder / name).read_bytes()
+
+    def append(self, name: str, data: bytes) -> None:
+        """Add to a file's end and sync it; the file stays open for the next one."""
+        if name != self._open_name:
+            self._open(name)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._open_fd, view) :]
+        os.fdatasync(self._open_fd)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a whole file beside the old one, sync it, and put it in the old one's place."""
+        temporary = self._folder / (name + _TEMPORARY)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._folder / name)
+        self._sync_folder()
+
+    def truncate(self, name: str, size_bytes: int) -> None:
+        """Cut a file and sync it."""
+        with (self._folder / name).open("r+b") as file:
+            file.truncate(size_bytes)
+            os.fsync(file.fileno())
+
+    def remove(self, name: str) -> None:
+        """Delete a file; one that is gone already is no error."""
+        if name == self._open_name:
+            self._close_open()
+        (self._folder / name).unlink(missing_ok=True)
+
+    def _open(self, name: str) -> None:
+        self._close_open()
+        self._open_fd = os.open(self._folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._open_name = name
+        self._sync_folder()
+
+    def _close_open(self) -> None:
+        if self._open_fd >= 0:
+            os.close(self._open_fd)
+        self._open_name, self._open_fd = "", -1
+
+    def _sync_folder(self) -> None:
+        fd = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,214 @@
+"""The server's connections: who is there, what each has been sent, and how each ends."""
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from psyche.core.roster import find_slot
+from psyche.errors import BackendError, WireError
+from psyche.server import limits
+from psyche.server.clock import RunClock
+from psyche.server.connection import Connection
+from psyche.server.handler import CoordinatorHandler, EventSink
+from psyche.server.push import StateVersion, make_push
+from psyche.server.replies import Answer
+from psyche.wire import backend as wire
+from psyche.wire.crypto import Identity
+from psyche.wire.framing import ConnectionLost, FrameStream
+from psyche.wire.handshake import server_handshake
+
+# Whoever may not be told from others by being subscribed must not act as a member: its loss would go unseen (H6).
+_VISITORS_MAY: Final = (
+    wire.HelloRequest,
+    wire.SubscribeRequest,
+    wire.PingRequest,
+    wire.StatusRequest,
+    wire.PauseRequest,
+    wire.ResumeRequest,
+)
+
+
+class Hub:
+    """All connections of a server.
+
+    Args:
+        handler: answers the requests.
+        identity: the server's key.
+        clock: the run's time.
+        sink: where events go.
+        note_work: to be called after each call of the handler.
+    """
+
+    def __init__(
+        self,
+        handler: CoordinatorHandler,
+        identity: Identity,
+        clock: RunClock,
+        sink: EventSink,
+        note_work: Callable[[], None],
+    ) -> None:
+        self.published: StateVersion = handler.version
+        self._handler = handler
+        self._identity = identity
+        self._clock = clock
+        self._sink = sink
+        self._note_work = note_work
+        self._open: dict[int, Connection] = {}  # in order of arrival
+        self._subscribed: dict[bytes, Connection] = {}
+        self._numbers = 0
+        self._pushes: dict[tuple[int, int], bytes] = {}  # frames for those who all have the same version
+        self._book_seen = 0
+
+    def publish(self, version: StateVersion) -> None:
+        """Everybody who subscribed gets this state next; its record is on disk."""
+        self.published = version
+        self._pushes.clear()
+        self._wake_subscribed()
+
+    def note_durable(self) -> None:
+        """More of the journal is on disk: answers that waited for it may leave."""
+        for connection in self._open.values():
+            connection.wake()
+
+    def note_book(self) -> None:
+        """The address book may have changed."""
+        if self._handler.book.revision != self._book_seen:
+            self._book_seen = self._handler.book.revision
+            self._wake_subscribed()
+
+    def _wake_subscribed(self) -> None:
+        for connection in self._subscribed.values():
+            connection.wake()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """One connection from its first byte to its end; never raises for what the other side does."""
+        self._numbers += 1
+        frames = FrameStream(stream, wire.MAX_REQUEST_BYTES, max_send_bytes=wire.MAX_SERVER_FRAME_BYTES)
+        with trio.move_on_after(math.inf) as scope:  # every wait in it is bounded; others may end it
+            connection = Connection(frames, self._numbers, scope)
+            try:
+                if self._make_room():
+                    self._open[connection.number] = connection
+                    await self._talk(connection)
+            finally:
+                self._forget(connection)
+                await frames.aclose()  # forceful: does not wait
+
+    def _make_room(self) -> bool:
+        """Let the oldest stranger go where there are too many connections; false where only members are there."""
+        if len(self._open) < limits.MAX_CONNECTIONS:
+            return True
+        for connection in self._open.values():
+            is_member = connection.is_subscribed and find_slot(self._handler.state, connection.key or b"") is not None
+            if not is_member:
+                connection.reason = "made room for a newer connection"
+                connection.scope.cancel()
+                del self._open[connection.number]
+                return True
+        self._sink.emit("connection_refused", reason="too many connections", limit=limits.MAX_CONNECTIONS)
+        return False
+
+    def _forget(self, connection: Connection) -> None:
+        self._open.pop(connection.number, None)
+        key = connection.key
+        if key is not None and self._subscribed.get(key) is connection:
+            del self._subscribed[key]
+            self._handler.disconnected(key, self._clock.now())
+            self._sink.emit("client_disconnected", key=key, reason=connection.reason or "server stops")
+
+    async def _talk(self, connection: Connection) -> None:
+        async with trio.open_nursery() as nursery:
+            greeted = trio.Event()
+            nursery.start_soon(self._guard, connection, self._receive_all, greeted)
+            await greeted.wait()
+            nursery.start_soon(self._guard, connection, self._send_all)
+
+    async def _guard(self, connection: Connection, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run one of a connection's tasks; what the other side does wrong ends the connection."""
+        try:
+            await task(connection, *args)
+        except ConnectionLost as error:
+            connection.reason = connection.reason or str(error)
+        except (WireError, BackendError) as error:  # malformed, oversized, slow, a stranger
+            connection.reason = connection.reason or str(error)
+            self._sink.emit("connection_closed", connection=connection.name, reason=connection.reason)
+        connection.scope.cancel()
+
+    async def _receive_all(self, connection: Connection, greeted: trio.Event) -> None:
+        frames = connection.frames
+        key = connection.key = await server_handshake(frames, self._identity, wire.PURPOSE, limits.HANDSHAKE_TIMEOUT_S)
+        hello = wire.decode_request(await frames.receive(limits.HANDSHAKE_TIMEOUT_S))
+        if not isinstance(hello.body, wire.HelloRequest):
+            raise WireError(f"the first request is {type(hello.body).__name__}, must be HelloRequest")
+        self._handle(connection, key, hello)
+        greeted.set()
+        while True:
+            request = wire.decode_request(await frames.receive(limits.IDLE_TIMEOUT_S))
+            try:
+                connection.admit()
+                self._handle(connection, key, request)
+            except wire.Overloaded as error:
+                self._sink.emit("connection_closed", connection=connection.name, reason=str(error))
+                connection.end(error)
+                await trio.sleep_forever()  # the sender says goodbye and ends this
+
+    def _handle(self, connection: Connection, key: bytes, request: wire.Request) -> None:
+        if not connection.is_subscribed and not isinstance(request.body, _VISITORS_MAY):
+            reply = wire.Reply(request.id, "BadRequest", "subscribe first: only then is a lost connection seen")
+            connection.add_answer(Answer(reply, 0))
+            return
+        if isinstance(request.body, wire.SubscribeRequest):
+            self._subscribe(connection, key)
+        answer = self._handler.handle(self._clock.now(), key, request)
+        connection.add_answer(answer)
+        self._note_work()
+        if isinstance(request.body, wire.HelloRequest) and answer.reply.code:
+            connection.end(BackendError(answer.reply.message))
+
+    def _subscribe(self, connection: Connection, key: bytes) -> None:
+        former = self._subscribed.get(key)
+        if former is not connection:
+            self._subscribed[key] = connection
+            self._handler.connected(key)
+            self._sink.emit("client_connected", key=key)
+            if former is not None:
+                former.reason = "replaced by a newer connection with the same key"
+                former.end(wire.Replaced("a newer connection with the same key has taken this one's place"))
+        connection.subscribe()
+
+    async def _send_all(self, connection: Connection) -> None:
+        while True:
+            frame = self._get_frame(connection)
+            if frame is not None:
+                await connection.frames.send(frame, limits.SEND_TIMEOUT_S)
+            elif connection.goodbye is not None:
+                await connection.frames.send(wire.encode_message(connection.goodbye), limits.GOODBYE_TIMEOUT_S)
+                return
+            else:
+                await connection.wait()
+
+    def _get_frame(self, connection: Connection) -> bytes | None:
+        """What to send next: answers first, then the newest state, then the address book."""
+        answer = connection.take_answer(self._handler.journal.durable_seq)
+        if answer is not None:
+            return wire.encode_message(answer.reply)
+        if connection.goodbye is not None or not connection.is_subscribed:
+            return None
+        if connection.sent is not self.published:
+            former, connection.sent = connection.sent, self.published
+            return self._get_push(former)
+        update = self._handler.book.get_update(connection.sent_book)
+        if update is None:
+            return None
+        connection.sent_book = update.revision
+        records = tuple(wire.get_address_message(record) for record in update.records)
+        return wire.encode_message(wire.BookChange(update.whole, records, update.removed))
+
+    def _get_push(self, former: StateVersion | None) -> bytes:
+        place = (-1 if former is None else former.nonce, self.published.nonce)
+        if place not in self._pushes:
+            push = make_push(former, self.published, self._clock.now())
+            self._pushes[place] = wire.encode_message(push)
+        return self._pushes[place]

@@ -1,0 +1,111 @@
+"""What a subscriber is sent of the state (K5), as plain computation: both the server's and the client's side.
+
+A full state costs up to 165 KB, a delta about 600 bytes for a witness. The server keeps for each
+subscriber which version it got last; one who is slow gets fewer and larger deltas, never a queue.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import zstandard
+
+from psyche.core.limits import STATE_BYTES
+from psyche.core.state import Coordinator, RunState
+from psyche.errors import WireError
+from psyche.wire.backend import STATE_HASH_BYTES, FullState, Run, StateDelta
+from psyche.wire.crypto import blake3_hash
+
+COALESCE_S: Final = 0.1  # K5: pushes are at least this far apart, but for a change of the run's phase
+MAX_DELTA_BYTES: Final = 32_768  # above this the compressed whole is the smaller one
+_COMPRESSION_LEVEL: Final = 1  # the state is mostly zeros: more effort gains nothing
+# A run costs about 9 bytes of its own, so equal bytes up to that many between two changes stay in.
+_CHANGED: Final = re.compile(rb"[^\0](?:\0{0,8}[^\0]++)*+", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class StateVersion:
+    """One state of the run in bytes, and what the journal needs to have on disk before anybody may see it."""
+
+    seq: int
+    now: int  # unix seconds of the event that made it
+    nonce: int
+    phase: tuple[RunState, int, int]  # run state, epoch, height: a change of these is pushed at once
+    raw: bytes
+    hash: bytes  # BLAKE3, 32 bytes
+
+
+def make_version(seq: int, now: int, state: Coordinator, raw: bytes) -> StateVersion:
+    """The version of `state`, whose bytes are `raw`, after the journal's record `seq`."""
+    phase = (state.run_state, state.progress.epoch, state.current.height)
+    return StateVersion(seq, now, state.nonce, phase, raw, blake3_hash(raw))
+
+
+def compute_runs(before: bytes, after: bytes) -> tuple[Run, ...]:
+    """The byte runs in which two states of equal length differ."""
+    size = len(before)
+    changed = (int.from_bytes(before, "little") ^ int.from_bytes(after, "little")).to_bytes(size, "little")
+    return tuple(Run(m.start(), after[m.start() : m.end()]) for m in _CHANGED.finditer(changed))
+
+
+def make_full(version: StateVersion, now: int) -> FullState:
+    """The whole state, compressed."""
+    compressed = zstandard.compress(version.raw, _COMPRESSION_LEVEL)
+    return FullState(version.nonce, now, version.hash[:STATE_HASH_BYTES], compressed)
+
+
+def make_push(sent: StateVersion | None, version: StateVersion, now: int) -> FullState | StateDelta:
+    """What brings a subscriber from the version it was `sent` (None: nothing yet) to `version`."""
+    if sent is None:
+        return make_full(version, now)
+    runs = compute_runs(sent.raw, version.raw)
+    if sum(len(run.data) for run in runs) > MAX_DELTA_BYTES:
+        return make_full(version, now)
+    return StateDelta(sent.nonce, version.nonce, now, version.hash[:STATE_HASH_BYTES], runs)
+
+
+def compute_delay_s(sent: StateVersion, version: StateVersion, since_push_s: float) -> float:
+    """How long `version` may wait for others to be pushed with it; 0 is now."""
+    if sent.phase != version.phase:
+        return 0.0
+    return max(0.0, COALESCE_S - since_push_s)
+
+
+def read_full(push: FullState) -> bytes:
+    """The state's bytes of a full push.
+
+    Raises:
+        WireError: it does not decompress to exactly a state, or the hash is another one.
+    """
+    if zstandard.frame_content_size(push.compressed) != STATE_BYTES:  # before anything is allocated
+        raise WireError(f"full state: does not announce {STATE_BYTES} bytes")
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(push.compressed, max_output_size=STATE_BYTES)
+    except zstandard.ZstdError as error:
+        raise WireError(f"full state: cannot be decompressed: {error}") from error
+    return _checked(raw, push.hash, "full state")
+
+
+def apply_delta(raw: bytes, nonce: int, push: StateDelta) -> bytes:
+    """The state's bytes after a delta to those of `nonce`.
+
+    Raises:
+        WireError: it starts at another nonce, a run leaves the state, or the hash is another one:
+            ask for the full state.
+    """
+    if push.from_nonce != nonce:
+        raise WireError(f"state delta: is from nonce {push.from_nonce}, this is {nonce}")
+    after = bytearray(raw)
+    for run in push.runs:
+        if run.offset + len(run.data) > len(after):
+            raise WireError(f"state delta: a run of {len(run.data)} bytes at {run.offset} leaves the state")
+        after[run.offset : run.offset + len(run.data)] = run.data
+    return _checked(bytes(after), push.hash, "state delta")
+
+
+def _checked(raw: bytes, expected: bytes, what: str) -> bytes:
+    if len(raw) != STATE_BYTES:
+        raise WireError(f"{what}: {len(raw)} bytes, must be {STATE_BYTES}")
+    if blake3_hash(raw)[:STATE_HASH_BYTES] != expected:
+        raise WireError(f"{what}: the bytes do not have the hash that came with them")
+    return raw

@@ -1,0 +1,100 @@
+"""The run that a server has: made new, or recovered from its folder and checked against the configuration given."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from psyche.core.genesis import create_run
+from psyche.core.layout import encode_config, encode_model, encode_state
+from psyche.core.state import Config, Coordinator, Metadata, Model, Progress
+from psyche.errors import ConfigError
+from psyche.server.journal import Journal, JournalDisk
+from psyche.server.recovery import create_journal, recover
+
+
+class RunFile(Protocol):
+    """A run as its owner wrote it (`config.load.LoadedRun`)."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        ...
+
+    @property
+    def config(self) -> Config:
+        """Settings of the coordinator."""
+        ...
+
+    @property
+    def model(self) -> Model:
+        """What is trained."""
+        ...
+
+    @property
+    def metadata(self) -> Metadata:
+        """What a person sees."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run begins."""
+        ...
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """A run with its journal. `is_new`: nothing was recovered; `notes`: what a person should know of the recovery."""
+
+    state: Coordinator
+    journal: Journal
+    now: int
+    op_ids: tuple[bytes, ...]
+    is_new: bool
+    records: int
+    notes: tuple[str, ...]
+
+
+def compute_run_uid(server_key: bytes, run_id: str, created_unix: int) -> bytes:
+    """What every signature names (2.3): a run made again under its old name replays nothing."""
+    return hashlib.sha256(server_key + run_id.encode() + created_unix.to_bytes(8, "little")).digest()
+
+
+def open_run(disk: JournalDisk, file: RunFile, server_key: bytes, program: str, now: Callable[[], int]) -> OpenRun:
+    """Recover the run that the disk holds, or make it new; blocks on the disk.
+
+    Raises:
+        ConfigError: the folder holds another run, or this one with other settings.
+        CoordinatorError: a new run whose configuration breaks a rule.
+        JournalError: the journal is broken or the disk failed.
+    """
+    found = recover(disk)
+    if found is not None:
+        _check_same(found.state, file)
+        return OpenRun(
+            found.state, found.journal, found.now, found.op_ids, is_new=False, records=found.records,
+            notes=tuple(found.notes),
+        )  # fmt: skip
+    created = now()
+    uid = compute_run_uid(server_key, file.run_id, created)
+    state = create_run(
+        file.config, file.model, file.run_id, uid, file.metadata, program, created, progress=file.progress
+    )
+    journal = create_journal(disk, created, encode_state(state))
+    return OpenRun(state, journal, created, (), is_new=True, records=0, notes=())
+
+
+def _check_same(state: Coordinator, file: RunFile) -> None:
+    advice = "start it with the configuration it was made with, or give the new run an empty state folder"
+    if state.run_id != file.run_id:
+        raise ConfigError(f"run_id: the state folder holds the run {state.run_id!r}, not {file.run_id!r}; {advice}")
+    if encode_config(state.config) != encode_config(file.config):
+        names = ", ".join(_get_differences(state.config, file.config))
+        raise ConfigError(f"[config] {names}: differs from the run in the state folder; {advice}")
+    if encode_model(state.model, zero_checkpoints=True) != encode_model(file.model, zero_checkpoints=True):
+        names = ", ".join(name for name in _get_differences(state.model, file.model) if "checkpoint" not in name)
+        raise ConfigError(f"[model.LLM] {names}: differs from the run in the state folder; {advice}")
+
+
+def _get_differences(one: Config | Model, other: Config | Model) -> list[str]:
+    return [name for name in type(one).__slots__ if getattr(one, name) != getattr(other, name)]

@@ -1,0 +1,266 @@
+"""The coordinator server on trio: the thin rim around `CoordinatorHandler`.
+
+Tasks: one accepts, two per connection (requests in; answers and pushes out), one ticks every 0.5 s,
+one writes the journal, one decides when a state is pushed. Nobody sees a state or an answer before
+its record is on disk (K1). What a client does wrong ends its own connection and is logged; what the
+disk or the state machine does wrong ends the server with a clear message.
+"""
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from psyche import __version__
+from psyche.core.layout import decode_state
+from psyche.core.state import Coordinator, DataLocationKind
+from psyche.data.provider import LocalFiles
+from psyche.errors import BackendError, ConfigError, PsycheError
+from psyche.server.clock import RunClock
+from psyche.server.data import RunData, open_run_data
+from psyche.server.disk import FolderDisk
+from psyche.server.handler import CoordinatorHandler, EventSink, NoEvents
+from psyche.server.hub import Hub
+from psyche.server.limits import TICK_S
+from psyche.server.push import StateVersion, compute_delay_s
+from psyche.server.run import OpenRun, RunFile, open_run
+from psyche.wire.crypto import Identity
+
+PROGRAM: Final = f"psyche {__version__}"
+ENTROPY_BYTES: Final = 32
+CLOSING_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How to serve a run.
+
+    Args:
+        run: the run's configuration (`config.load_run`).
+        identity: the server's key.
+        state_dir: where the journal lies; a run found there goes on.
+        host: the address to listen on.
+        port: 0 chooses a free one.
+        owners: keys that may pause and resume; empty: the server's own.
+        withdraw_on_disconnect: whether a connection that stays lost for 15 s ends a membership (H6).
+        data_files: what the data server serves, where `data_location` is Server (`config.load_data`).
+        sink: where events go (`telemetry.EventLog`).
+        on_state: called with every state that is pushed, before it is; to be read at once, not kept.
+        unix_time: the wall clock, read once at the start.
+    """
+
+    run: RunFile
+    identity: Identity
+    state_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    owners: frozenset[bytes] = frozenset()
+    withdraw_on_disconnect: bool = True
+    data_files: LocalFiles | None = None
+    sink: EventSink | None = None
+    on_state: Callable[[Coordinator], None] | None = None
+    unix_time: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True)
+class BoundServer:
+    """Where a server can be reached; `data_port` is None where it serves no data."""
+
+    host: str
+    port: int
+    key: bytes
+    run_uid: bytes
+    data_port: int | None
+
+
+class Started(Protocol):
+    """What `nursery.start` hands over, as far as it is needed here."""
+
+    def started(self, value: BoundServer, /) -> None:
+        """The server can be reached."""
+        ...
+
+
+async def run_server(settings: ServerSettings, *, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
+    """Serve the run until cancelled; `task_status.started` says where. On cancellation the journal is
+    brought to disk and clients are told.
+
+    Raises:
+        ConfigError: the state folder holds another run, or the address cannot be used.
+        CoordinatorError: a new run whose configuration breaks a rule.
+        BackendError: the state folder is in use, the journal is broken, or the disk failed.
+        DataError: the data server cannot be started.
+    """
+    disk = await trio.to_thread.run_sync(FolderDisk, settings.state_dir)
+    try:
+        now = int(settings.unix_time())
+        opened = await trio.to_thread.run_sync(
+            open_run, disk, settings.run, settings.identity.public, PROGRAM, lambda: now
+        )
+        await _Server(settings, opened).run(task_status)
+    finally:
+        disk.close()
+
+
+def _make_handler(settings: ServerSettings, opened: OpenRun) -> CoordinatorHandler:
+    return CoordinatorHandler(
+        opened.state,
+        opened.journal,
+        now=opened.now,
+        owners=settings.owners or frozenset({settings.identity.public}),
+        entropy=partial(os.urandom, ENTROPY_BYTES),
+        op_ids=opened.op_ids,
+        withdraw_on_disconnect=settings.withdraw_on_disconnect,
+        program=PROGRAM,
+        sink=settings.sink,
+    )
+
+
+class _Server:
+    def __init__(self, settings: ServerSettings, opened: OpenRun) -> None:
+        self._settings = settings
+        self._opened = opened
+        self._sink = settings.sink or NoEvents()
+        self._clock = RunClock(settings.unix_time(), opened.now)
+        self._handler = _make_handler(settings, opened)
+        self._hub = Hub(self._handler, settings.identity, self._clock, self._sink, self._note_work)
+        self._data: RunData | None = None
+        self._failure: PsycheError | None = None
+        self._work = trio.Event()  # the journal has something to write
+        self._news = trio.Event()  # the durable state has changed
+        self._durable = self._handler.version
+        self._pushed_at_s = trio.current_time()
+
+    async def run(self, task_status: Started) -> None:
+        listeners = await self._listen()
+        self._report_recovery()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._guard, nursery, self._serve, listeners, task_status)
+        finally:
+            with trio.move_on_after(CLOSING_TIMEOUT_S) as scope:
+                scope.shield = True
+                await self._close(listeners)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _guard(self, nursery: trio.Nursery, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run one of the server's tasks; the first that fails ends them all, and its error stands alone."""
+        try:
+            await task(nursery, *args)
+        except PsycheError as error:
+            self._failure = self._failure or error
+            nursery.cancel_scope.cancel()
+
+    async def _serve(self, nursery: trio.Nursery, listeners: list[trio.SocketListener], task_status: Started) -> None:
+        data_port = await self._start_data(nursery)
+        await self._publish(self._durable)
+        for task in (self._write_journal, self._push, self._tick):
+            nursery.start_soon(self._guard, nursery, task)
+        port: int = listeners[0].socket.getsockname()[1]
+        self._sink.emit("server_listening", host=self._settings.host, port=port, data_port=data_port)
+        task_status.started(self._get_address(port, data_port))
+        await trio.serve_listeners(self._hub.serve, listeners)
+
+    def _get_address(self, port: int, data_port: int | None) -> BoundServer:
+        key, uid = self._settings.identity.public, self._handler.state.run_uid
+        return BoundServer(self._settings.host, port, key, uid, data_port)
+
+    async def _listen(self) -> list[trio.SocketListener]:
+        host, port = self._settings.host, self._settings.port
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host)
+        except OSError as error:
+            raise ConfigError(f"server: cannot listen on {host}:{port}: {error.strerror or error}") from error
+        for extra in listeners[1:]:  # a name with several addresses and port 0 would have several ports
+            await extra.aclose()
+        return list(listeners[:1])
+
+    def _report_recovery(self) -> None:
+        for note in self._opened.notes:
+            self._sink.emit("journal_note", note=note)
+        if not self._opened.is_new:
+            self._handler.recover(self._clock.now())
+            self._note_work()
+
+    async def _start_data(self, nursery: trio.Nursery) -> int | None:
+        state, settings = self._handler.state, self._settings
+        if state.model.data_location.kind is not DataLocationKind.SERVER:
+            return None
+        self._data = await trio.to_thread.run_sync(
+            open_run_data, state, settings.data_files, settings.identity, settings.host
+        )
+        port: int = await nursery.start(self._data.serve)  # pyright: ignore[reportArgumentType]  # stubs lag behind
+        return port
+
+    async def _tick(self, _nursery: trio.Nursery) -> None:
+        while True:
+            self._handler.tick(self._clock.now())
+            self._note_work()
+            await trio.sleep(TICK_S)
+
+    def _note_work(self) -> None:
+        """The handler was called: its records are to be written, and there may be news of the book."""
+        if self._handler.journal.has_work:
+            self._work.set()
+        self._hub.note_book()
+
+    async def _write_journal(self, _nursery: trio.Nursery) -> None:
+        """Group commit: what comes while the disk is busy goes out together with the next sync (K1)."""
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        journal = self._handler.journal
+        while (batch := journal.take()) is not None:
+            version = self._handler.version
+            await trio.to_thread.run_sync(journal.write, batch)
+            journal.commit(batch)
+            self._durable = version
+            self._news.set()
+            self._hub.note_durable()
+
+    async def _push(self, _nursery: trio.Nursery) -> None:
+        """Push what is durable, at most every 100 ms unless the run's phase has changed (K5)."""
+        while True:
+            if self._durable is self._hub.published:
+                await self._wait_for_news()
+                continue
+            since_s = trio.current_time() - self._pushed_at_s
+            delay_s = compute_delay_s(self._hub.published, self._durable, since_s)
+            if delay_s > 0:
+                with trio.move_on_after(delay_s):
+                    await self._wait_for_news()
+                continue
+            await self._publish(self._durable)
+
+    async def _wait_for_news(self) -> None:
+        await self._news.wait()
+        self._news = trio.Event()
+
+    async def _publish(self, version: StateVersion) -> None:
+        self._pushed_at_s = trio.current_time()
+        if self._data is not None or self._settings.on_state is not None:
+            is_live = self._handler.version is version
+            state = self._handler.state if is_live else await trio.to_thread.run_sync(decode_state, version.raw)
+            if self._data is not None:
+                self._data.update(state)
+            if self._settings.on_state is not None:
+                self._settings.on_state(state)
+        self._hub.publish(version)
+
+    async def _close(self, listeners: list[trio.SocketListener]) -> None:
+        for listener in listeners:
+            await listener.aclose()
+        try:
+            await self._flush()
+        except BackendError as error:  # the disk failed: that is why the server stops, if anything said so before
+            self._sink.emit("journal_failed", error=str(error))
+        self._sink.emit("server_stopped", seq=self._handler.journal.durable_seq)

@@ -1,0 +1,36 @@
+"""A run in a few numbers, for people."""
+
+from psyche.core.roster import is_in_epoch
+from psyche.core.state import ClientState, Coordinator, SlotState
+from psyche.wire.backend import RunStatus
+
+
+def make_status(state: Coordinator, now: int, program: str, connections: int) -> RunStatus:
+    """What `psyche server status` shows of a run."""
+    in_epoch = is_in_epoch(state)
+    healthy = {client.signer for client in state.clients if in_epoch and client.state is ClientState.HEALTHY}
+    waiting = [
+        slot
+        for slot in state.registry.slots
+        if slot.state is SlotState.JOINED and slot.active >= state.registry.next_active and slot.signer not in healthy
+    ]
+    return RunStatus(
+        run_id=state.run_id,
+        run_uid=state.run_uid,
+        program=program,
+        now_unix=now,
+        nonce=state.nonce,
+        run_state=state.run_state,
+        state_start_unix=state.state_start_unix,
+        pending_pause=state.pending_pause,
+        epoch=state.progress.epoch,
+        height=state.current.height if in_epoch else 0,
+        step=state.progress.step,
+        total_steps=state.config.total_steps,
+        healthy=len(healthy),
+        members=len(state.clients) if in_epoch else 0,
+        waiting=len(waiting),
+        min_clients=state.config.min_clients,
+        init_min_clients=state.config.init_min_clients,
+        connections=connections,
+    )

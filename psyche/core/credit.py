@@ -3,8 +3,9 @@
 from psyche.core.bits import get_members
 from psyche.core.health import process_strike_clearing
 from psyche.core.limits import U64_MAX
+from psyche.core.membership import process_vacancies
 from psyche.core.roster import get_slot
-from psyche.core.state import ClientState, Coordinator, Slot, SlotState
+from psyche.core.state import ClientState, Coordinator
 
 
 def process_credits(state: Coordinator) -> None:
@@ -35,6 +36,4 @@ def process_settlement(state: Coordinator) -> None:
             continue
         slot.earned = min(slot.earned + share * client.credits, U64_MAX)
         process_strike_clearing(slot, client)
-    for number, slot in enumerate(registry.slots):
-        if slot.state is SlotState.LEAVING and not slot.earned:
-            registry.slots[number] = Slot()  # M4
+    process_vacancies(state)

@@ -11,7 +11,7 @@ from psyche.core.limits import (
     WARMUP_FAILURE_LIMIT,
     WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT,
 )
-from psyche.core.membership import process_departure
+from psyche.core.membership import process_departure, process_vacancies
 from psyche.core.readiness import (
     get_ready,
     get_ready_threshold,
@@ -109,6 +109,7 @@ def process_warmup_timeout(state: Coordinator, now: int, starters: int) -> None:
 
 def process_abandonment(state: Coordinator, now: int) -> None:
     """Back to WaitingForMembers; the epoch's number stays (T8)."""
+    process_vacancies(state)
     process_state_change(state, now, RunState.WAITING_FOR_MEMBERS)
 
 

@@ -3,6 +3,7 @@
 import copy
 
 from psyche.core.errors import ConfigRefused
+from psyche.core.layout import decode_model, encode_model
 from psyche.core.limits import (
     CLIENT_VERSION_BYTES,
     DESCRIPTION_BYTES,
@@ -36,11 +37,12 @@ def create_run(
         client_version=client_version,
         run_id=run_id,
         run_uid=run_uid,
-        model=copy.deepcopy(model),
+        model=model,
         config=copy.copy(config),
         progress=copy.copy(progress),
     )
-    resume(state, now)
+    resume(state, now)  # checks the configuration
+    state.model = decode_model(encode_model(model))  # as it stands on record: some settings are float32 there
     return state
 
 

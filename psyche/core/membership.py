@@ -208,3 +208,10 @@ def _check_evidence(state: Coordinator, epoch: int, height: int, member: int) ->
     if client.state is ClientState.EJECTED:
         raise InvalidEvidence(f"member {member} is ejected already (R7)")
     return client
+
+
+def process_vacancies(state: Coordinator) -> None:
+    """The epoch is over: who left for good frees its slot, unless earnings wait for a claim (M4)."""
+    for number, slot in enumerate(state.registry.slots):
+        if slot.state is SlotState.LEAVING and not slot.earned:
+            state.registry.slots[number] = Slot()

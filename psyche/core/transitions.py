@@ -28,6 +28,7 @@ from psyche.core.membership import (
     process_ejection,
     process_join,
     process_leave,
+    process_vacancies,
     process_withdrawal,
 )
 from psyche.core.messages import WitnessMessage
@@ -174,6 +175,7 @@ def pause(state: Coordinator, now: int) -> None:
     if state.run_state is RunState.WARMUP:
         for member in get_members(get_healthy(state)):
             state.clients[member].state = ClientState.WITHDRAWN
+        process_vacancies(state)
     state.epoch.cold_start = True
     process_state_change(state, now, RunState.PAUSED)
     state.nonce += 1

@@ -10,6 +10,7 @@ Everything is deterministic: keys, entropy, commitments and digests are hashes o
 
 import hashlib
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,9 @@ from psyche.core.assignment import compute_assignments
 from psyche.core.bits import compute_bits, get_members
 from psyche.core.bloom import compute_bloom
 from psyche.core.committee import get_witnesses
+from psyche.core.errors import CoordinatorError
 from psyche.core.genesis import create_run
+from psyche.core.layout import encode_state
 from psyche.core.messages import WitnessMessage
 from psyche.core.results import compute_results_root
 from psyche.core.seeds import Entropy
@@ -48,6 +51,19 @@ _MAX_TICKS = 64
 def build_hash(*parts: object) -> bytes:
     """32 bytes that depend on the parts' texts alone."""
     return hashlib.sha256("|".join(map(str, parts)).encode()).digest()
+
+
+@contextmanager
+def expect_refusal(state: Coordinator, error: type[CoordinatorError], rule: str = "") -> Iterator[None]:
+    """What happens within must be refused with exactly this error, naming `rule`, and change no byte (T2)."""
+    before, caught = encode_state(state), None
+    try:
+        yield
+    except CoordinatorError as refusal:
+        caught = refusal
+    assert type(caught) is error, f"{caught!r} instead of {error.__name__}"
+    assert rule in str(caught), f"{caught} does not name {rule}"
+    assert encode_state(state) == before, f"{error.__name__} changed the state"
 
 
 def build_keys(number: int) -> tuple[bytes, bytes]:

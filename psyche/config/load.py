@@ -1,0 +1,214 @@
+"""run.toml, state.toml and data.toml from disk: checked as a whole, every problem named at once."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from pydantic import ValidationError
+
+from psyche.config import convert
+from psyche.config.explain import explain, format_key, get_line
+from psyche.config.problems import ConfigProblems, Problem
+from psyche.config.rules import find_warnings
+from psyche.config.scanner import KeyPath, find_lines
+from psyche.config.schema import ConfigTable, DataFile, ModelTable, RunFile, Table
+from psyche.core.checks import find_config_problems
+from psyche.core.limits import RUN_ID_BYTES
+from psyche.core.state import Config, Metadata, Model, Progress
+
+RUN_FILE_NAMES: Final = ("state.toml", "run.toml", "config.toml")
+MAX_FILE_BYTES: Final = 1 << 20
+_T = TypeVar("_T", bound=Table)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRun:
+    """A run as its owner wrote it. Paths in it are relative to `folder`."""
+
+    run_id: str
+    config: Config
+    model: Model
+    metadata: Metadata
+    path: Path  # absolute
+    warnings: tuple[str, ...]
+    progress: Progress = field(default_factory=Progress)
+    pending_pause: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where the file lies."""
+        return self.path.parent
+
+    def resolve(self, relative: str) -> Path:
+        """A path of the file (a Local checkpoint or data location) as an absolute one."""
+        return (self.folder / Path(relative).expanduser()).resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedData:
+    """A data.toml. `folder` is absolute; `shuffle_seed` has 32 bytes, None: not shuffled."""
+
+    folder: Path
+    token_size_bytes: int
+    sequence_length: int
+    shuffle_seed: bytes | None
+    path: Path
+    lines: Mapping[KeyPath, int] = field(default_factory=dict[KeyPath, int], repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    file: Path
+    raw: dict[str, Any]
+    lines: Mapping[KeyPath, int]
+
+
+def find_run_file(path: Path) -> Path:
+    """The file that `--state` means: itself, or in a folder the first of state.toml, run.toml, config.toml.
+
+    Raises:
+        ConfigProblems: there is none.
+    """
+    if not path.is_dir():
+        return path
+    for name in RUN_FILE_NAMES:
+        if (path / name).is_file():
+            return path / name
+    names = ", ".join(RUN_FILE_NAMES)
+    raise ConfigProblems([Problem(path, None, "", "the folder has no run configuration", f"one of {names}")])
+
+
+def load_run(path: Path) -> LoadedRun:
+    """Load a run.toml or state.toml, or the one in a folder.
+
+    Raises:
+        ConfigProblems: everything that is wrong, each with file, line, key, rule and what would be right.
+    """
+    document = _read(find_run_file(path).absolute())
+    table, problems = _parse(document, RunFile)
+    problems += _find_broken_rules(document, table)
+    run_id = (table.run_id if table else None) or document.file.parent.resolve().name
+    if len(run_id.encode()) > RUN_ID_BYTES:
+        what = f"the folder's name {run_id!r} has more than {RUN_ID_BYTES} bytes and cannot be the run's"
+        problems.append(Problem(document.file, None, "run_id", what, f'run_id = "..." of at most {RUN_ID_BYTES} bytes'))
+    if problems or table is None:
+        raise ConfigProblems(problems)
+    config, model = convert.get_config(table.config), convert.get_model(table.model.llm)
+    return LoadedRun(
+        run_id=run_id,
+        config=config,
+        model=model,
+        metadata=convert.get_metadata(table.metadata),
+        path=document.file,
+        warnings=tuple(find_warnings(config, model)),
+        progress=convert.get_progress(table.progress),
+        pending_pause=table.pending_pause,
+    )
+
+
+def load_data(path: Path) -> LoadedData:
+    """Load a data.toml, or the one in a folder.
+
+    Raises:
+        ConfigProblems: everything that is wrong.
+    """
+    document = _read((path / "data.toml" if path.is_dir() else path).absolute())
+    table, problems = _parse(document, DataFile)
+    if table is None:
+        raise ConfigProblems(problems)
+    return LoadedData(
+        folder=(document.file.parent / Path(table.dir).expanduser()).resolve(),
+        token_size_bytes=convert.get_token_size_bytes(table.token_size),
+        sequence_length=table.seq_len,
+        shuffle_seed=table.shuffle_seed,
+        path=document.file,
+        lines=document.lines,
+    )
+
+
+def find_local_data(path: Path) -> LoadedData | None:
+    """What describes a Local data location: the data.toml it names or holds; None: a plain file or folder.
+
+    Raises:
+        ConfigProblems: there is one and it is wrong.
+    """
+    if path.suffix == ".toml" or (path / "data.toml").is_file():
+        return load_data(path)
+    return None
+
+
+def _read(file: Path) -> _Document:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigProblems([Problem(file, None, "", f"cannot be read: {error.strerror}")]) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigProblems([Problem(file, None, "", f"is larger than {MAX_FILE_BYTES} bytes")])
+    try:
+        text = content.decode("utf-8").replace("\r\n", "\n")
+        return _Document(file, tomllib.loads(text), find_lines(text))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigProblems([Problem(file, None, "", f"is not TOML: {error}")]) from error
+
+
+def _parse(document: _Document, kind: type[_T]) -> tuple[_T | None, list[Problem]]:
+    try:
+        return kind.model_validate(document.raw), []
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        return None, [explain(e, document.raw, kind, document.lines, document.file) for e in found]
+
+
+def _find_broken_rules(document: _Document, table: RunFile | None) -> list[Problem]:
+    """The rules of the core, on whichever of [config] and [model.LLM] can be read at all."""
+    if table is not None:
+        config, model = convert.get_config(table.config), convert.get_model(table.model.llm)
+    else:
+        config, model = _read_halves(document.raw)
+    problems: list[Problem] = []
+    for key, what, right in find_config_problems(config or Config(), model or Model()):
+        if (model if key.startswith("model") else config) is None:
+            continue  # the half that the rule speaks of cannot be read
+        path = _find_key_path(key, what, document.raw)
+        problems.append(Problem(document.file, get_line(path, document.lines), format_key(path), what, right))
+    return problems
+
+
+def _read_halves(raw: Mapping[str, Any]) -> tuple[Config | None, Model | None]:
+    config, model = raw.get("config"), raw.get("model")
+    config_table, model_table = _try_parse(config, ConfigTable), _try_parse(model, ModelTable)
+    return (
+        convert.get_config(config_table) if config_table else None,
+        convert.get_model(model_table.llm) if model_table else None,
+    )
+
+
+def _try_parse(raw: object, kind: type[_T]) -> _T | None:
+    try:
+        return kind.model_validate(raw)
+    except ValidationError:
+        return None
+
+
+def _find_key_path(key: str, what: str, raw: Mapping[str, Any]) -> KeyPath:
+    """Where a rule's key stands; a rule on a whole table begins with the name of the key in it that is meant."""
+    path: KeyPath = tuple(key.split("."))
+    node: object = raw
+    for part in path:
+        node = cast("dict[str, object]", node).get(part) if isinstance(node, dict) else None
+    return path + (_find_below(what.split(maxsplit=1)[0], node) or ())
+
+
+def _find_below(name: str, node: object) -> KeyPath | None:
+    if not isinstance(node, dict):
+        return None
+    table = cast("dict[str, object]", node)
+    if name in table:
+        return (name,)
+    for key, inner in table.items():
+        if (found := _find_below(name, inner)) is not None:
+            return (key, *found)
+    return None

@@ -1,0 +1,51 @@
+"""Change single values of a configuration file and leave the rest, comments included, as it is."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+
+from psyche.config.scanner import KeyPath, find_lines, find_value_spans
+from psyche.errors import ConfigError
+
+Value = str | int | float | bool
+
+
+def set_values(text: str, values: Mapping[KeyPath, Value]) -> str:
+    """The TOML document with these keys set: replaced where they stand, else added below their table's header.
+
+    Example: `set_values(text, {("config", "total_steps"): 61})`.
+
+    Raises:
+        ConfigError: `text` is no TOML, or a key's table has no header of its own.
+    """
+    for path, value in values.items():
+        try:
+            tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"is not TOML: {error}") from error
+        text = _set_value(text, path, value)
+    return text
+
+
+def _set_value(text: str, path: KeyPath, value: Value) -> str:
+    span = find_value_spans(text).get(path)
+    if span is not None:
+        return text[: span[0]] + format_value(value) + text[span[1] :]
+    lines = text.split("\n")
+    added = f"{path[-1]} = {format_value(value)}"
+    if len(path) == 1:
+        return "\n".join([added, *lines])
+    header = find_lines(text).get(path[:-1])
+    if header is None or not lines[header - 1].lstrip().startswith("["):
+        name = ".".join(map(str, path[:-1]))
+        raise ConfigError(f"{name}.{path[-1]}: cannot be set, there is no table [{name}]")
+    return "\n".join([*lines[:header], added, *lines[header:]])
+
+
+def format_value(value: Value) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

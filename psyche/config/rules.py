@@ -1,0 +1,106 @@
+"""What a configuration that obeys every rule may still be told: warnings, and what cannot run yet."""
+
+from typing import Final
+
+from psyche.core.limits import MAX_WITNESSES
+from psyche.core.state import (
+    Architecture,
+    CheckpointKind,
+    Config,
+    DataLocationKind,
+    Model,
+    OptimizerKind,
+    ScheduleKind,
+)
+
+STRANGERS_WITNESSES: Final = 16  # from here on a captured committee is unlikely even with many bad members
+
+_ARCHITECTURE_NAMES: Final = {
+    Architecture.HF_LLAMA: "HfLlama",
+    Architecture.HF_DEEPSEEK: "HfDeepseek",
+    Architecture.HF_AUTO: "HfAuto",
+    Architecture.TORCHTITAN: "Torchtitan",
+}
+_CHECKPOINT_NAMES: Final = {
+    CheckpointKind.EPHEMERAL: "Ephemeral",
+    CheckpointKind.DUMMY: "Dummy",
+    CheckpointKind.HUB: "Hub",
+    CheckpointKind.P2P: "P2P",
+    CheckpointKind.GCS: "Gcs",
+    CheckpointKind.P2P_GCS: "P2PGcs",
+    CheckpointKind.LOCAL: "Local",
+}
+_DATA_NAMES: Final = {
+    DataLocationKind.DUMMY: "Dummy",
+    DataLocationKind.SERVER: "Server",
+    DataLocationKind.LOCAL: "Local",
+    DataLocationKind.HTTP: "Http",
+    DataLocationKind.WEIGHTED_HTTP: "WeightedHttp",
+    DataLocationKind.PREPROCESSED: "Preprocessed",
+}
+_RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL)
+_RUNNABLE_DATA: Final = (DataLocationKind.DUMMY, DataLocationKind.SERVER, DataLocationKind.LOCAL)
+
+
+def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
+    """What loads but cannot run yet, each by its key; `server run` refuses it before anything starts."""
+    found: list[str] = []
+    if model.architecture != Architecture.HF_LLAMA:
+        name = _ARCHITECTURE_NAMES[model.architecture]
+        found.append(f"model.LLM.architecture {name!r} cannot run yet; what runs: 'HfLlama'")
+    if model.checkpoint.kind not in _RUNNABLE_CHECKPOINTS:
+        name = _CHECKPOINT_NAMES[model.checkpoint.kind]
+        found.append(f"model.LLM.checkpoint {name!r} cannot run yet; what runs: 'Local' (a folder), 'Dummy'")
+    if model.data_location.kind not in _RUNNABLE_DATA:
+        name = _DATA_NAMES[model.data_location.kind]
+        found.append(f"model.LLM.data_location {name!r} cannot run yet; what runs: 'Local', 'Server', 'Dummy'")
+    if model.optimizer.kind == OptimizerKind.ADAMW:
+        found.append("model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro'")
+    return found + (_find_unsupported_settings(config) if config else [])
+
+
+def _find_unsupported_settings(config: Config) -> list[str]:
+    """A setting that promises safety and does nothing would be worse than a refusal."""
+    found: list[str] = []
+    if config.reveal_gate:
+        found.append("config.reveal_gate cannot be true yet: bodies are served as soon as they are announced (R6)")
+    if config.canary_permille:
+        found.append("config.canary_permille cannot be above 0 yet: there are no canaries (V10)")
+    if config.min_stake:
+        found.append("config.min_stake cannot be above 0 yet: nobody could deposit a stake (M5)")
+    return found
+
+
+def find_warnings(config: Config, model: Model) -> list[str]:
+    """What is allowed but seldom meant."""
+    found = _find_witness_warnings(config)
+    if config.verification_percent:
+        found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
+    if config.entropy_delay:
+        found.append("config.entropy_delay is for the chain; a TCP server uses 0 (E5)")
+    if 0 < config.global_batch_size_start < config.init_min_clients:
+        found.append(
+            f"config.global_batch_size_start {config.global_batch_size_start} is below init_min_clients "
+            f"{config.init_min_clients}: some members would have nothing to train"
+        )
+    schedule = model.lr_schedule
+    has_end = schedule.kind in (ScheduleKind.LINEAR, ScheduleKind.COSINE)
+    if has_end and 0 < schedule.total_steps < config.total_steps:
+        found.append(
+            f"model.LLM.lr_schedule reaches final_lr at step {schedule.total_steps}, the run goes on to "
+            f"step {config.total_steps}"
+        )
+    return found
+
+
+def _find_witness_warnings(config: Config) -> list[str]:
+    nodes = config.witness_nodes
+    if nodes == 2:
+        return ["config.witness_nodes 2 tolerates no silence at all; use 0 (everybody), 1 or at least 3"]
+    if 0 < nodes < STRANGERS_WITNESSES:
+        text = (
+            f"config.witness_nodes {nodes} is enough only among friends; where strangers may join use at least "
+            f"{STRANGERS_WITNESSES}, better {MAX_WITNESSES}"
+        )
+        return [text]
+    return []

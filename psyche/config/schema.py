@@ -1,0 +1,482 @@
+"""What people type: the tables and keys of run.toml, state.toml and data.toml, as pydantic models.
+
+Enums are externally tagged, as in the original: a plain variant is a string (`"Ephemeral"`), one
+with content is a table with a single key (`[model.LLM.checkpoint.Hub]`). Nothing is converted
+silently: a number in quotes, a float for a count or an unknown key is an error. Each description
+says what would be right; errors quote it.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from psyche.core.limits import (
+    DESCRIPTION_BYTES,
+    LOCAL_PATH_BYTES,
+    NAME_BYTES,
+    RUN_ID_BYTES,
+    STRING_BYTES,
+    URL_BYTES,
+)
+from psyche.core.schedule import round_f32
+
+SEED_BYTES = 32
+MAX_PORT = 65_535
+
+
+class Table(BaseModel):
+    """A TOML table: strict types, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def _limit_bytes(size_bytes: int) -> AfterValidator:
+    def check(text: str) -> str:
+        if (length := len(text.encode())) > size_bytes:
+            raise PydanticCustomError(
+                "too_many_bytes", "has {length} bytes, at most {limit}", {"length": length, "limit": size_bytes}
+            )
+        if "\0" in text:
+            raise PydanticCustomError("zero_byte", "must not contain a zero byte")
+        return text
+
+    return AfterValidator(check)
+
+
+def _check_address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= MAX_PORT:
+        raise PydanticCustomError("address", 'must be "host:port" with a port from 1 to 65535')
+    return text
+
+
+def _round_to_f32(value: float) -> float:
+    """What the record stores, so that every client computes with the same number."""
+    try:
+        return round_f32(value)
+    except OverflowError:
+        raise PydanticCustomError("float32", "is too large for a float32") from None
+
+
+def _read_seed(value: object) -> object:
+    if isinstance(value, str) and len(value) == 2 * SEED_BYTES:
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            pass
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        if len(items) == SEED_BYTES and all(type(i) is int and 0 <= i <= 0xFF for i in items):
+            return bytes(cast("list[int]", items))
+    raise PydanticCustomError("seed", "must be 32 numbers from 0 to 255, or 64 hex digits in quotes")
+
+
+def get_tag(value: object) -> str | None:
+    """The variant that an externally tagged value names."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and len(keys := list(cast("dict[object, object]", value))) == 1:
+        return str(keys[0])
+    return None
+
+
+def _flag(name: str) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if value != name:
+            raise PydanticCustomError("unit_variant", "takes no table: write it as a plain string")
+        return value
+
+    return check
+
+
+U8 = Annotated[int, Field(ge=0, le=0xFF)]
+U16 = Annotated[int, Field(ge=0, le=0xFFFF)]
+U32 = Annotated[int, Field(ge=0, le=0xFFFF_FFFF)]
+Count32 = Annotated[int, Field(ge=1, le=0xFFFF_FFFF)]
+U64 = Annotated[int, Field(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
+F32 = Annotated[float, AfterValidator(_round_to_f32)]
+String = Annotated[str, _limit_bytes(STRING_BYTES)]
+Url = Annotated[str, _limit_bytes(URL_BYTES)]
+LocalPath = Annotated[str, _limit_bytes(LOCAL_PATH_BYTES)]
+Address = Annotated[str, _limit_bytes(STRING_BYTES), AfterValidator(_check_address)]
+Seed = Annotated[bytes, BeforeValidator(_read_seed)]
+EXTERNAL = Discriminator(get_tag)
+
+
+class ConfigTable(Table):
+    """`[config]`: what the coordinator itself uses."""
+
+    warmup_time: U64 = Field(description="seconds a member has to load the model")
+    cooldown_time: U64 = Field(description="seconds for checkpoints after an epoch, above 0")
+    max_round_train_time: U64 = Field(description="seconds after which a round's training ends, above 0")
+    round_witness_time: U64 = Field(description="seconds for witnesses after training, above 0")
+    min_clients: U16 = Field(description="members needed to go on with an epoch, above 0")
+    init_min_clients: U16 = Field(description="members needed to start an epoch, min_clients to 256")
+    verification_percent: U8 = Field(description="percent of members that verify, 0 to 100")
+    witness_nodes: U16 = Field(description="witnesses of a round, 0 (everybody, up to 32) to 32")
+    global_batch_size_start: U16 = Field(description="samples of a round at the start, above 0")
+    global_batch_size_end: U16 = Field(description="samples of a round after the ramp, at least the start")
+    global_batch_size_warmup_tokens: U64 = Field(description="tokens over which the batch grows; 0: no ramp")
+    total_steps: U32 = Field(description="step at which the run ends, above 0")
+    epoch_time: U64 = Field(default=0, description="seconds of an epoch; 0: no limit")
+    rounds_per_epoch: U32 = Field(default=0, description="rounds with data of an epoch; 0: no limit")
+    waiting_for_members_extra_time: U8 = Field(default=10, description="seconds to wait for more members, above 0")
+    straggler_percent: U16 = Field(default=150, description="percent of the pace of two thirds; 0: wait for all")
+    overlap: bool = Field(default=True, description="true or false")
+    entropy_delay: U8 = Field(default=0, description="slots; chain only, a TCP server takes 0")
+    evict_after: U8 = Field(default=2, description="rounds of silence after which a member is out")
+    late_limit: U8 = Field(default=3, description="rounds of lateness after which a member is out")
+    tie_breakers: U8 = Field(default=0, description="tie-breakers of a round")
+    reveal_gate: bool = Field(default=False, description="true or false")
+    tolerance_fp32_ppm: U32 = Field(default=1_000, description="honest noise of float32, parts per million")
+    tolerance_bf16_ppm: U32 = Field(default=20_000, description="honest noise of bfloat16, parts per million")
+    opened_chunks: U16 = Field(default=256, description="chunks that an audit opens")
+    canary_permille: U16 = Field(default=0, description="share of canaries, 0 to 1000")
+    min_stake: U64 = Field(default=0, description="stake needed to join; 0: none")
+
+
+class HubRepo(Table):
+    """A repository of weights, or the name of none (Dummy)."""
+
+    repo_id: String = Field(description='"owner/name", at most 64 bytes')
+    revision: String | None = Field(default=None, description="revision, at most 64 bytes")
+
+
+class DummyRepo(Table):
+    """No weights at all; the name is for people."""
+
+    repo_id: String = Field(default="", description="any name, at most 64 bytes")
+    revision: String | None = Field(default=None, description="revision, at most 64 bytes")
+
+
+class Bucket(Table):
+    """A bucket of weights."""
+
+    bucket: String = Field(description="name of the bucket, at most 64 bytes")
+    prefix: String | None = Field(default=None, description="folder in the bucket, at most 64 bytes")
+
+
+class LocalFolder(Table):
+    """A folder with weights."""
+
+    path: LocalPath = Field(min_length=1, description="folder, relative to this file, at most 128 bytes")
+
+
+class HubCheckpoint(Table):
+    """Weights from the Hub."""
+
+    content: HubRepo = Field(alias="Hub")
+
+
+class DummyCheckpoint(Table):
+    """No weights."""
+
+    content: DummyRepo = Field(alias="Dummy")
+
+
+class P2PCheckpoint(Table):
+    """Weights from the other members; before that from the Hub."""
+
+    content: HubRepo = Field(alias="P2P")
+
+
+class GcsCheckpoint(Table):
+    """Weights from a bucket."""
+
+    content: Bucket = Field(alias="Gcs")
+
+
+class P2PGcsCheckpoint(Table):
+    """Weights from the other members; before that from a bucket."""
+
+    content: Bucket = Field(alias="P2PGcs")
+
+
+class LocalCheckpoint(Table):
+    """Weights from a folder of this machine."""
+
+    content: LocalFolder = Field(alias="Local")
+
+
+Checkpoint = Annotated[
+    Annotated[str, BeforeValidator(_flag("Ephemeral")), Tag("Ephemeral")]
+    | Annotated[DummyCheckpoint, Tag("Dummy")]
+    | Annotated[HubCheckpoint, Tag("Hub")]
+    | Annotated[P2PCheckpoint, Tag("P2P")]
+    | Annotated[GcsCheckpoint, Tag("Gcs")]
+    | Annotated[P2PGcsCheckpoint, Tag("P2PGcs")]
+    | Annotated[LocalCheckpoint, Tag("Local")],
+    EXTERNAL,
+]
+
+
+class SeededShuffle(Table):
+    """Shuffled with a seed that all clients share."""
+
+    seed: Seed = Field(alias="Seeded", description="32 numbers from 0 to 255, or 64 hex digits in quotes")
+
+
+Shuffle = Annotated[
+    Annotated[str, BeforeValidator(_flag("DontShuffle")), Tag("DontShuffle")] | Annotated[SeededShuffle, Tag("Seeded")],
+    EXTERNAL,
+]
+TokenBytes = Literal["TwoBytes", "FourBytes"]
+
+
+class SingleUrl(Table):
+    """One file."""
+
+    url: Url = Field(alias="SingleUrl", min_length=1, description="URL, at most 192 bytes")
+
+
+class NumberedFilesContent(Table):
+    """Files whose names count up."""
+
+    url_template: String = Field(description="URL with one {} for the number, at most 64 bytes")
+    start_index: U32 = Field(description="first number")
+    n_left_pad_zeros: U8 = Field(description="digits of the number, padded with zeros")
+    num_files: U32 = Field(description="number of files, above 0")
+
+
+class NumberedFiles(Table):
+    """Files whose names count up."""
+
+    content: NumberedFilesContent = Field(alias="NumberedFiles")
+
+
+class GcpContent(Table):
+    """Files of a public bucket."""
+
+    bucket_name: String = Field(min_length=1, description="name of the bucket, at most 64 bytes")
+    filter_directory: Url = Field(default="", description="folder in the bucket, at most 192 bytes; empty: all")
+
+
+class Gcp(Table):
+    """Files of a public bucket."""
+
+    content: GcpContent = Field(alias="Gcp")
+
+
+HttpLocation = Annotated[
+    Annotated[SingleUrl, Tag("SingleUrl")]
+    | Annotated[NumberedFiles, Tag("NumberedFiles")]
+    | Annotated[Gcp, Tag("Gcp")],
+    EXTERNAL,
+]
+
+
+class HttpContent(Table):
+    """Data over HTTP."""
+
+    location: HttpLocation
+    token_size_in_bytes: TokenBytes = Field(description='"TwoBytes" or "FourBytes"')
+    shuffle: Shuffle = Field(description='"DontShuffle" or { Seeded = [32 numbers] }')
+
+
+class HttpData(Table):
+    """Data over HTTP."""
+
+    content: HttpContent = Field(alias="Http")
+
+
+class ServerData(Table):
+    """Data from the run's data server."""
+
+    address: Address = Field(alias="Server", description='"host:port", at most 64 bytes')
+
+
+class LocalData(Table):
+    """Data that lies on every client's machine."""
+
+    path: Url = Field(alias="Local", min_length=1, description="folder, file or data.toml, at most 192 bytes")
+
+
+class WeightedHttpData(Table):
+    """Several data sets, mixed."""
+
+    url: Url = Field(alias="WeightedHttp", min_length=1, description="URL of the weights, at most 192 bytes")
+
+
+class PreprocessedData(Table):
+    """Rows that were prepared beforehand."""
+
+    path: Url = Field(alias="Preprocessed", min_length=1, description="folder or repository, at most 192 bytes")
+
+
+DataLocation = Annotated[
+    Annotated[str, BeforeValidator(_flag("Dummy")), Tag("Dummy")]
+    | Annotated[ServerData, Tag("Server")]
+    | Annotated[LocalData, Tag("Local")]
+    | Annotated[HttpData, Tag("Http")]
+    | Annotated[WeightedHttpData, Tag("WeightedHttp")]
+    | Annotated[PreprocessedData, Tag("Preprocessed")],
+    EXTERNAL,
+]
+
+
+class ConstantContent(Table):
+    """Warm-up, then always the same."""
+
+    base_lr: float = Field(description="learning rate after the warm-up")
+    warmup_init_lr: float = Field(description="learning rate at step 0 of the warm-up")
+    warmup_steps: U32 = Field(description="steps of the warm-up; 0: none")
+
+
+class DecayContent(ConstantContent):
+    """Warm-up, then down to `final_lr` at `total_steps`."""
+
+    total_steps: U32 = Field(description="step at which final_lr is reached")
+    final_lr: float = Field(description="learning rate at the end")
+
+
+class WarmupStableDecayContent(ConstantContent):
+    """Warm-up, a long plateau, then cosine, then linear."""
+
+    stable_steps: U32 = Field(description="steps at base_lr")
+    cosine_decay_steps: U32 = Field(description="steps of the cosine; 0: none")
+    cosine_decay_final_lr: float = Field(description="learning rate after the cosine")
+    linear_decay_steps: U32 = Field(description="steps of the linear end; 0: none")
+    linear_decay_final_lr: float = Field(description="learning rate at the end")
+
+
+class ConstantSchedule(Table):
+    """Warm-up, then always the same."""
+
+    content: ConstantContent = Field(alias="Constant")
+
+
+class LinearSchedule(Table):
+    """Warm-up, then a straight line."""
+
+    content: DecayContent = Field(alias="Linear")
+
+
+class CosineSchedule(Table):
+    """Warm-up, then half a cosine."""
+
+    content: DecayContent = Field(alias="Cosine")
+
+
+class WarmupStableDecaySchedule(Table):
+    """Warm-up, a long plateau, then cosine, then linear."""
+
+    content: WarmupStableDecayContent = Field(alias="WarmupStableDecay")
+
+
+LrSchedule = Annotated[
+    Annotated[ConstantSchedule, Tag("Constant")]
+    | Annotated[LinearSchedule, Tag("Linear")]
+    | Annotated[CosineSchedule, Tag("Cosine")]
+    | Annotated[WarmupStableDecaySchedule, Tag("WarmupStableDecay")],
+    EXTERNAL,
+]
+
+
+class AdamWContent(Table):
+    """AdamW, for training in one process."""
+
+    betas: Annotated[list[F32], Field(min_length=2, max_length=2)] = Field(description="two numbers")
+    weight_decay: F32 = Field(description="weight decay, 0: none")
+    eps: F32 = Field(description="a small number above 0")
+    clip_grad_norm: F32 | None = Field(default=None, description="largest gradient norm, above 0")
+
+
+class DistroContent(Table):
+    """DisTrO."""
+
+    clip_grad_norm: F32 | None = Field(default=None, description="largest gradient norm, above 0")
+    weight_decay: F32 | None = Field(default=None, description="weight decay, 0: none")
+    compression_decay: F32 = Field(description="decay of the momentum, 0 to 1")
+    compression_topk: U16 = Field(description="coefficients sent of each chunk, above 0")
+    compression_chunk: U16 = Field(description="largest edge of a chunk, above 0")
+    quantize_1bit: bool = Field(description="true: signs only; false: full values")
+
+
+class AdamWOptimizer(Table):
+    """AdamW."""
+
+    content: AdamWContent = Field(alias="AdamW")
+
+
+class DistroOptimizer(Table):
+    """DisTrO."""
+
+    content: DistroContent = Field(alias="Distro")
+
+
+Optimizer = Annotated[
+    Annotated[str, BeforeValidator(_flag("Dummy")), Tag("Dummy")]
+    | Annotated[AdamWOptimizer, Tag("AdamW")]
+    | Annotated[DistroOptimizer, Tag("Distro")],
+    EXTERNAL,
+]
+
+
+class LlmTable(Table):
+    """`[model.LLM]`: what is trained, on what, and how."""
+
+    architecture: Literal["HfLlama", "HfDeepseek", "HfAuto", "Torchtitan"] = Field(description='"HfLlama"')
+    data_type: Literal["Pretraining", "Finetuning"] = Field(description='"Pretraining" or "Finetuning"')
+    max_seq_len: U32 = Field(description="tokens of a sequence, above 0")
+    cold_start_warmup_steps: U32 = Field(default=0, description="steps of learning-rate warm-up after a pause")
+    checkpoint: Checkpoint
+    data_location: DataLocation
+    lr_schedule: LrSchedule
+    optimizer: Optimizer
+
+
+class ModelTable(Table):
+    """`[model]`; LLM is the only kind there is."""
+
+    llm: LlmTable = Field(alias="LLM")
+
+
+class MetadataTable(Table):
+    """`[metadata]`: what people see of a run."""
+
+    name: Annotated[str, _limit_bytes(NAME_BYTES)] = ""
+    description: Annotated[str, _limit_bytes(DESCRIPTION_BYTES)] = ""
+    num_parameters: U64 = 0
+    vocab_size: U64 = 0
+
+
+class ProgressTable(Table):
+    """`[progress]`: where a run starts, in a state.toml."""
+
+    epoch: U16 = 0
+    step: Count32 = Field(default=1, description="the step to begin with, above 0")
+    epoch_start_data_index: U64 = 0
+
+
+RunStateName = Literal[
+    "Uninitialized", "WaitingForMembers", "Warmup", "RoundTrain", "RoundWitness", "Cooldown", "Finished", "Paused"
+]
+
+
+class RunFile(Table):
+    """A run.toml (tables config and model) or a state.toml (with run_id and more)."""
+
+    run_id: Annotated[str, Field(min_length=1), _limit_bytes(RUN_ID_BYTES)] | None = Field(
+        default=None, description="name of the run, at most 32 bytes"
+    )
+    run_state: RunStateName | None = None  # read for the sake of old files: a run starts by waiting for members
+    run_state_start_unix_timestamp: U64 = 0  # likewise
+    pending_pause: bool = False
+    config: ConfigTable
+    model: ModelTable
+    metadata: MetadataTable = Field(default_factory=MetadataTable)
+    progress: ProgressTable = Field(default_factory=ProgressTable)
+
+
+class DataFile(Table):
+    """A data.toml: what the data server serves."""
+
+    dir: str = Field(min_length=1, description="folder with .bin or .npy files, relative to this file")
+    token_size: TokenBytes = Field(description='"TwoBytes" or "FourBytes"')
+    seq_len: Count32 = Field(description="tokens of a sequence, above 0")
+    shuffle_seed: Seed | None = Field(default=None, description="32 numbers from 0 to 255; left out: not shuffled")
+
+
+RawTable = dict[str, Any]

@@ -1,0 +1,107 @@
+"""`psyche server validate-config`: what is wrong with a run's files, where, and what would be right."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from psyche.config.load import LoadedData, LoadedRun, load_data, load_run
+from psyche.config.problems import ConfigProblems, Problem
+from psyche.config.rules import find_unsupported
+from psyche.core.state import CheckpointKind, DataLocationKind
+
+_TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReport:
+    """What was found. `problems` make a run impossible; `unsupported` does so in this version only."""
+
+    problems: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+    unsupported: tuple[str, ...]
+    run: LoadedRun | None
+    data: LoadedData | None
+
+    @property
+    def exit_code(self) -> int:
+        """1 if anything is wrong; warnings and what cannot run yet are not wrong."""
+        return 1 if self.problems else 0
+
+
+def validate_config(state: Path, data_config: Path | None = None) -> ConfigReport:
+    """Check a run configuration, and the data server's if there is one, as a whole. Raises nothing.
+
+    Args:
+        state: a state.toml or run.toml, or the folder of one.
+        data_config: a data.toml, or the folder of one.
+    """
+    problems: list[Problem] = []
+    run: LoadedRun | None = None
+    data: LoadedData | None = None
+    try:
+        run = load_run(state)
+    except ConfigProblems as error:
+        problems += error.problems
+    try:
+        data = load_data(data_config) if data_config is not None else None
+    except ConfigProblems as error:
+        problems += error.problems
+    problems += find_data_problems(run, data)
+    warnings = [*run.warnings, *_find_file_warnings(run, data)] if run else []
+    unsupported = find_unsupported(run.model, run.config) if run else []
+    return ConfigReport(tuple(problems), tuple(warnings), tuple(unsupported), run, data)
+
+
+def print_report(report: ConfigReport, write: Callable[[str], None]) -> int:
+    """Write the report line by line; returns the exit code."""
+    for problem in report.problems:
+        write(f"error: {problem}")
+    for text in report.unsupported:
+        write(f"not yet: {text} (`server run` refuses it)")
+    for text in report.warnings:
+        write(f"warning: {text}")
+    if report.problems:
+        count = len(report.problems)
+        write(f"{count} problem{'s' if count > 1 else ''}; nothing can run with this")
+    elif report.run:
+        write(f"{report.run.path}: fine, run {report.run.run_id!r}")
+    return report.exit_code
+
+
+def find_data_problems(run: LoadedRun | None, data: LoadedData | None) -> list[Problem]:
+    """What a run and its data.toml get wrong together, and data that is not there."""
+    problems: list[Problem] = []
+    if data is not None:
+        if not data.folder.is_dir():
+            problems.append(
+                Problem(data.path, data.lines.get(("dir",)), "dir", f"there is no folder {data.folder}",
+                        "a folder with .bin or .npy files, as `psyche data tokenize` makes")
+            )  # fmt: skip
+        elif not any(p.suffix in _TOKEN_SUFFIXES for p in data.folder.iterdir()):
+            problems.append(
+                Problem(data.path, data.lines.get(("dir",)), "dir", f"{data.folder} holds no token file",
+                        "a folder with .bin or .npy files, as `psyche data tokenize` makes")
+            )  # fmt: skip
+    if run is None or data is None:
+        return problems
+    if data.sequence_length != run.model.max_seq_len:
+        what = f"is {data.sequence_length}, model.LLM.max_seq_len of {run.path.name} is {run.model.max_seq_len}"
+        right = f"seq_len = {run.model.max_seq_len}"
+        problems.append(Problem(data.path, data.lines.get(("seq_len",)), "seq_len", what, right))
+    return problems
+
+
+def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
+    found: list[str] = []
+    location, checkpoint = run.model.data_location, run.model.checkpoint
+    if location.kind is DataLocationKind.SERVER and data is None:
+        found.append("model.LLM.data_location is 'Server': `server run` needs --data-config as well")
+    if location.kind is not DataLocationKind.SERVER and data is not None:
+        found.append("--data-config is not used: model.LLM.data_location is not 'Server'")
+    if checkpoint.kind is CheckpointKind.LOCAL and not run.resolve(checkpoint.name).exists():
+        found.append(
+            f"model.LLM.checkpoint: there is no folder {run.resolve(checkpoint.name)} on this machine; "
+            "every client needs it, `psyche model init` makes one"
+        )
+    return found

@@ -1,0 +1,125 @@
+"""validate-config: exit 1 for what is wrong, warnings for what is seldom meant, names for what is not built."""
+
+from pathlib import Path
+
+import pytest
+
+from psyche.config.load import load_run
+from psyche.config.rewrite import set_values
+from psyche.config.rules import find_unsupported, find_warnings
+from psyche.config.validate import print_report, validate_config
+from psyche.core.state import Architecture, Checkpoint, CheckpointKind, DataLocation, DataLocationKind, OptimizerKind
+
+CONFIG = Path(__file__).parents[2] / "config"
+DEMO = (CONFIG / "demo" / "run.toml").read_text(encoding="utf-8")
+DEMO_DATA = (CONFIG / "demo" / "data.toml").read_text(encoding="utf-8")
+
+
+def make_demo(folder: Path) -> tuple[Path, Path]:
+    """A run that is ready: model and data are there."""
+    (folder / "model").mkdir()
+    (folder / "data" / "train").mkdir(parents=True)
+    (folder / "data" / "train" / "tokens.bin").write_bytes(bytes(512))
+    (folder / "run.toml").write_text(DEMO)
+    (folder / "data.toml").write_text(DEMO_DATA)
+    return folder, folder / "data.toml"
+
+
+def show(state: Path, data: Path | None = None) -> tuple[int, list[str]]:
+    lines: list[str] = []
+    code = print_report(validate_config(state, data), lines.append)
+    return code, lines
+
+
+def test_a_run_that_is_ready_is_fine(tmp_path: Path) -> None:
+    assert show(*make_demo(tmp_path)) == (0, [f"{tmp_path / 'run.toml'}: fine, run 'demo'"])
+
+
+def test_what_is_wrong_ends_with_exit_code_1(tmp_path: Path) -> None:
+    state, data = make_demo(tmp_path)
+    (state / "run.toml").write_text(set_values(DEMO, {("config", "min_clients"): 0}))
+    code, lines = show(state, data)
+    assert code == 1
+    assert lines[0].startswith(f"error: {state / 'run.toml'}:")
+    assert "config.min_clients: must not be zero -> above 0" in lines[0]
+    assert lines[-1] == "1 problem; nothing can run with this"
+
+
+def test_run_and_data_must_agree_and_data_must_be_there(tmp_path: Path) -> None:
+    state, data = make_demo(tmp_path)
+    data.write_text(set_values(DEMO_DATA, {("seq_len",): 64, ("dir",): "nowhere"}))
+    code, lines = show(state, data)
+    assert code == 1
+    assert f"data.toml:2: dir: there is no folder {tmp_path / 'nowhere'}" in lines[0]
+    assert "data.toml:4: seq_len: is 64, model.LLM.max_seq_len of run.toml is 128 -> seq_len = 128" in lines[1]
+    data.write_text(set_values(DEMO_DATA, {("dir",): "model"}))
+    assert "holds no token file" in show(state, data)[1][0]
+
+
+def test_problems_of_both_files_are_told_together(tmp_path: Path) -> None:
+    state, data = make_demo(tmp_path)
+    (state / "run.toml").write_text(set_values(DEMO, {("config", "min_clients"): "x"}))
+    data.write_text("seq_len = 0\n")
+    _, lines = show(state, data)
+    assert [line.split(": ")[2] for line in lines[:-1]] == [
+        "config.min_clients", "dir", "token_size", "seq_len",
+    ]  # fmt: skip
+
+
+def test_missing_pieces_around_the_files_are_warnings(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(DEMO)
+    code, lines = show(tmp_path)
+    assert code == 0
+    assert "needs --data-config" in lines[0]
+    assert "psyche model init" in lines[1]
+
+
+def test_what_cannot_run_yet_is_told_and_is_no_error() -> None:
+    code, lines = show(CONFIG / "sample")
+    assert code == 0
+    assert [line.split("'")[1] for line in lines if line.startswith("not yet")] == ["Hub", "Http"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [(0, None), (1, "only among friends"), (2, "tolerates no silence at all; use 0 (everybody), 1 or at least 3"),
+     (3, "use at least 16, better 32"), (15, "only among friends"), (16, None), (32, None)],
+)  # fmt: skip
+def test_the_number_of_witnesses_is_warned_about_as_section_9_says(nodes: int, words: str | None) -> None:
+    run = load_run(CONFIG / "demo")
+    run.config.witness_nodes = nodes
+    warnings = find_warnings(run.config, run.model)
+    assert (words is None) == (warnings == [])
+    assert all(words in warning for warning in warnings if words)
+
+
+def test_other_settings_that_are_seldom_meant_are_warned_about() -> None:
+    run = load_run(CONFIG / "sample")
+    run.config.verification_percent = 10
+    run.config.entropy_delay = 4
+    run.config.init_min_clients = 9
+    run.model.lr_schedule.total_steps = 100
+    words = ("witness_nodes", "verification_percent", "entropy_delay", "nothing to train", "reaches final_lr")
+    warnings = find_warnings(run.config, run.model)
+    assert len(warnings) == len(words)
+    assert all(word in warning for word, warning in zip(words, warnings, strict=True))
+
+
+def test_everything_that_is_not_built_is_refused_by_name() -> None:
+    run = load_run(CONFIG / "demo")
+    assert find_unsupported(run.model, run.config) == []
+    run.model.architecture = Architecture.HF_DEEPSEEK
+    run.model.checkpoint = Checkpoint(CheckpointKind.GCS, "b")
+    run.model.data_location = DataLocation(DataLocationKind.WEIGHTED_HTTP, "u")
+    run.model.optimizer.kind = OptimizerKind.ADAMW
+    run.config.reveal_gate, run.config.canary_permille, run.config.min_stake = True, 1, 1
+    names = ("HfDeepseek", "Gcs", "WeightedHttp", "AdamW", "reveal_gate", "canary_permille", "min_stake")
+    found = find_unsupported(run.model, run.config)
+    assert len(found) == len(names)
+    assert all(name in text for name, text in zip(names, found, strict=True))
+
+
+def test_all_shipped_configurations_but_the_sample_can_run() -> None:
+    for path in sorted(CONFIG.iterdir()):
+        run = load_run(path)
+        assert (find_unsupported(run.model, run.config) == []) == (path.name != "sample"), path.name

@@ -31,11 +31,13 @@ class FrameStream:
 
     Args:
         stream: any trio stream; owned from now on.
-        max_frame_bytes: the largest frame that is received or sent.
+        max_frame_bytes: the largest frame that is received.
+        max_send_bytes: the largest frame that is sent; the same where it is not given.
     """
 
-    def __init__(self, stream: trio.abc.Stream, max_frame_bytes: int) -> None:
+    def __init__(self, stream: trio.abc.Stream, max_frame_bytes: int, max_send_bytes: int | None = None) -> None:
         self.max_frame_bytes = max_frame_bytes
+        self.max_send_bytes = max_frame_bytes if max_send_bytes is None else max_send_bytes
         self.bytes_sent = 0
         self.bytes_received = 0
         self._stream = stream
@@ -67,12 +69,12 @@ class FrameStream:
         """Send one frame; a call that does not finish breaks the stream, so close it afterwards.
 
         Raises:
-            WireError: `data` is longer than `max_frame_bytes`; nothing was sent.
+            WireError: `data` is longer than `max_send_bytes`; nothing was sent.
             FrameTimeout: the other side did not take it within `timeout_s`.
             ConnectionLost: the stream is closed or broke.
         """
-        if len(data) > self.max_frame_bytes:
-            raise WireError(f"frame: {len(data)} bytes to send, at most {self.max_frame_bytes}")
+        if len(data) > self.max_send_bytes:
+            raise WireError(f"frame: {len(data)} bytes to send, at most {self.max_send_bytes}")
         with trio.move_on_after(timeout_s):
             async with self._send_lock:
                 await self._send_all(_LENGTH.pack(len(data)) + data)

@@ -1,0 +1,80 @@
+"""The built-in tokenizer: a token is a byte, and byte 0 separates documents.
+
+The vocabulary has exactly 256 entries: 257 would be a prime, and a prime dimension cannot be cut
+into chunks. `write_tokenizer` saves it beside a model in the form that plain transformers loads.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+VOCAB_SIZE: Final = 256
+SEPARATOR_ID: Final = 0
+SEPARATOR: Final = "<|end|>"  # how byte 0 is written in text
+_MODEL_MAX_LENGTH: Final = 1_000_000
+
+
+def get_byte_characters() -> list[str]:
+    """The printable character that stands for each byte in byte-level tokenizers (the table of GPT-2)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    table = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    return [table[byte] for byte in range(256)]
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, which `AutoTokenizer.from_pretrained(folder)` loads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "tokenizer.json", _get_tokenizer())
+    _write_json(folder / "tokenizer_config.json", _get_tokenizer_config())
+
+
+def _get_tokenizer() -> dict[str, Any]:
+    characters = get_byte_characters()
+    vocab = {SEPARATOR: SEPARATOR_ID} | {characters[byte]: byte for byte in range(1, VOCAB_SIZE)}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    separator = {
+        "id": SEPARATOR_ID,
+        "content": SEPARATOR,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [separator],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": SEPARATOR,  # a zero byte in a text has no entry of its own
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [],
+        },
+    }
+
+
+def _get_tokenizer_config() -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SEPARATOR,
+        "unk_token": SEPARATOR,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _MODEL_MAX_LENGTH,
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

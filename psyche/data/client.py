@@ -1,0 +1,159 @@
+"""The client's side of the data server: the rows of its own batch, whole and checked, or a reason."""
+
+from typing import Final
+
+import structlog
+import trio
+
+from psyche.errors import BackendError, DataError, WireError
+from psyche.wire.crypto import Identity
+from psyche.wire.data import (
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    MAX_ROWS_BYTES,
+    PURPOSE,
+    FetchRequest,
+    Refused,
+    Rows,
+    decode_reply,
+    encode_request,
+)
+from psyche.wire.framing import FrameStream
+from psyche.wire.handshake import HandshakeError, client_handshake
+
+TRIES: Final = 7
+BACK_OFF_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # before each try
+CONNECT_TIMEOUT_S: Final = 10.0
+REPLY_TIMEOUT_S: Final = 30.0
+MAX_ROWS: Final = 65_535
+_log = structlog.get_logger("psyche.data.client")
+
+
+class RemoteData:
+    """A `DataProvider` that asks a data server; reconnects by itself.
+
+    One fetch at a time. Each piece of a batch is tried 7 times, waiting 0.25 to 8 s in between, so
+    that a `get` whose server stays away gives up after 16 s of waiting besides the tries' own bounds
+    (10 s to connect, 30 s for a reply); the caller's cancel scope may end it earlier.
+
+    Args:
+        address: "host:port".
+        identity: the client's p2p key, to which the record assigns samples.
+        sequence_length: ids of a row; the server must agree.
+        vocab_size: every id must be below it; None: not checked.
+        expected_server: the server's public key; None accepts any.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        *,
+        sequence_length: int,
+        vocab_size: int | None = None,
+        expected_server: bytes | None = None,
+    ) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise DataError(f'data server address {address!r}: must be "host:port"')
+        self.sequence_length = sequence_length
+        self._address = address
+        self._host, self._port = host.strip("[]"), int(port)
+        self._identity = identity
+        self._vocab_size = vocab_size
+        self._expected_server = expected_server
+        self._frames: FrameStream | None = None
+        self._lock = trio.Lock()
+
+    async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
+        """The rows `start` to `end`, both included, as u32 little-endian ids.
+
+        Raises:
+            DataError: the server refuses, cannot be reached, or serves something else.
+        """
+        if not 0 <= start <= end or end - start >= MAX_ROWS:
+            raise DataError(f"samples {start} to {end}: must rise, start at 0 and be at most {MAX_ROWS}")
+        piece = max(1, MAX_ROWS_BYTES // (4 * self.sequence_length))
+        pieces: list[bytes] = []
+        async with self._lock:
+            for first in range(start, end + 1, piece):
+                request = FetchRequest(epoch, height, first, min(first + piece - 1, end))
+                pieces.append(await self._fetch(request))
+        return b"".join(pieces)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        frames, self._frames = self._frames, None
+        if frames is not None:
+            await frames.aclose()
+
+    async def _fetch(self, request: FetchRequest) -> bytes:
+        problem = ""
+        for delay_s in BACK_OFF_S:
+            await trio.sleep(delay_s)
+            try:
+                reply = await self._ask(request)
+            except HandshakeError as error:
+                raise DataError(f"data server {self._address}: {error}") from error
+            except (OSError, BackendError, WireError) as error:
+                problem = str(error) or type(error).__name__
+            else:
+                if isinstance(reply, Rows):
+                    return await trio.to_thread.run_sync(self._check_rows, reply)
+                if not reply.may_retry:
+                    raise DataError(f"data server {self._address} refuses: {reply.reason}")
+                problem = reply.reason
+            _log.info("data not there yet", server=self._address, problem=problem)
+        raise DataError(
+            f"data server {self._address}: samples {request.start} to {request.end} of round {request.height} did not "
+            f"come in {TRIES} tries; the last problem: {problem}"
+        )
+
+    async def _ask(self, request: FetchRequest) -> Rows | Refused:
+        """One try; a connection that did not answer as it should is not used again."""
+        is_clean = False
+        try:
+            frames = await self._get_connection()
+            await frames.send(encode_request(request), REPLY_TIMEOUT_S)
+            reply = decode_reply(await frames.receive(REPLY_TIMEOUT_S))
+            self._check_reply(request, reply)
+            is_clean = True
+        finally:
+            if not is_clean:
+                await self.aclose()  # forceful: does not wait, even when cancelled
+        return reply
+
+    async def _get_connection(self) -> FrameStream:
+        if self._frames is None:
+            with trio.move_on_after(CONNECT_TIMEOUT_S) as scope:
+                stream = await trio.open_tcp_stream(self._host, self._port)
+                self._frames = FrameStream(stream, MAX_REPLY_BYTES, max_send_bytes=MAX_REQUEST_BYTES)
+                await client_handshake(self._frames, self._identity, PURPOSE, self._expected_server, CONNECT_TIMEOUT_S)
+            if scope.cancelled_caught or self._frames is None:
+                raise BackendError(f"no connection within {CONNECT_TIMEOUT_S:g} s")
+        return self._frames
+
+    def _check_reply(self, request: FetchRequest, reply: Rows | Refused) -> None:
+        if isinstance(reply, Refused):
+            return
+        if (reply.start, reply.end) != (request.start, request.end):
+            raise WireError(f"data reply: samples {reply.start} to {reply.end} were not asked for")
+        if reply.sequence_length != self.sequence_length:
+            raise WireError(
+                f"data reply: rows of {reply.sequence_length} ids, the model's have {self.sequence_length}; "
+                "seq_len of data.toml must be the model's max_seq_len"
+            )
+
+    def _check_rows(self, reply: Rows) -> bytes:
+        """The ids as u32, each below the vocabulary."""
+        import numpy as np
+
+        ids = np.frombuffer(reply.ids, dtype=f"<u{reply.token_size_bytes}").astype("<u4")
+        if self._vocab_size is not None and int(ids.max()) >= self._vocab_size:
+            place = int(np.argmax(ids >= self._vocab_size))
+            raise DataError(
+                f"data server {self._address}: token {int(ids[place])} at position {place % self.sequence_length} of "
+                f"sample {reply.start + place // self.sequence_length} is not below the vocabulary's size "
+                f"{self._vocab_size}"
+            )
+        return ids.tobytes()

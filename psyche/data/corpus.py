@@ -1,0 +1,101 @@
+"""The demo's corpus: the source code of Python's own standard library, which every machine has.
+
+Packages installed beside it and its tests are left out; the former would make the corpus depend on
+the machine, the latter are not what one wants to sound like. Files come in the order of their paths.
+"""
+
+import json
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from psyche.data.tokenize import get_part_path, tokenize
+from psyche.errors import DataError
+
+HELD_OUT_BYTES: Final = 200_000
+VERSION: Final = 1  # of what is taken and how; another number builds the corpus anew
+LEFT_OUT: Final = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+_STAMP: Final = "corpus.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoCorpus:
+    """Where the corpus lies; ids are bytes, two bytes each on disk."""
+
+    train_folder: Path
+    held_out: Path
+    train_tokens: int
+    held_out_tokens: int
+    documents: int
+
+
+def find_library_sources() -> list[Path]:
+    """The standard library's .py files, sorted.
+
+    Raises:
+        DataError: this Python has none (it runs from an archive).
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    found = [path for path in root.rglob("*.py") if not LEFT_OUT.intersection(path.relative_to(root).parts)]
+    if not found:
+        raise DataError(f"{root}: holds no source of the standard library; use the data of your own")
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def build_demo_corpus(
+    out_dir: Path,
+    held_out_bytes: int = HELD_OUT_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> DemoCorpus:
+    """Write `train/corpus.bin` and `held-out/corpus.bin` below `out_dir`; a second call finds them there.
+
+    Args:
+        out_dir: made if it is missing.
+        held_out_bytes: the last bytes of the text, kept from training.
+        progress: called with (bytes done, bytes in all).
+
+    Raises:
+        DataError: there are no sources, or they are fewer than `held_out_bytes`.
+    """
+    wanted = {"version": VERSION, "python": sys.version, "held_out_bytes": held_out_bytes}
+    if (former := _find_former(out_dir, wanted)) is not None:
+        return former
+    stamp = out_dir / _STAMP
+    stamp.unlink(missing_ok=True)
+    train, held_out = out_dir / "train" / "corpus.bin", out_dir / "held-out" / "corpus.bin"
+    report = tokenize(
+        find_library_sources(), train, held_out=held_out, held_out_bytes=held_out_bytes, progress=progress
+    )
+    assert report.held_out is not None, "a file for it was given"
+    corpus = DemoCorpus(
+        train.parent, held_out, report.train.tokens, report.held_out.tokens,
+        report.train.documents + report.held_out.documents,
+    )  # fmt: skip
+    counts = {
+        "train_tokens": corpus.train_tokens,
+        "held_out_tokens": corpus.held_out_tokens,
+        "documents": corpus.documents,
+    }
+    part = get_part_path(stamp)
+    part.write_text(json.dumps(wanted | counts, indent=1) + "\n", encoding="utf-8")
+    part.replace(stamp)  # last: it says that everything else is whole
+    return corpus
+
+
+def _find_former(out_dir: Path, wanted: dict[str, Any]) -> DemoCorpus | None:
+    """What an earlier call built from the same sources, if it is whole."""
+    try:
+        stamp = cast("dict[str, Any]", json.loads((out_dir / _STAMP).read_bytes()))
+        if any(stamp[key] != value for key, value in wanted.items()):
+            return None
+        train, held_out = out_dir / "train", out_dir / "held-out" / "corpus.bin"
+        counts = stamp["train_tokens"], stamp["held_out_tokens"]
+        sizes = (train / "corpus.bin").stat().st_size, held_out.stat().st_size
+        if sizes != (2 * counts[0], 2 * counts[1]):
+            return None
+        return DemoCorpus(train, held_out, counts[0], counts[1], stamp["documents"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,128 @@
+"""Text files as one long text: which there are, where it is cut, and its pieces."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from psyche.errors import DataError
+
+PIECE_BYTES: Final = 1 << 20  # text in memory at once
+MAX_LINE_BYTES: Final = 1 << 16  # how far back from a piece's end the end of a line is looked for
+_CHARACTER_BYTES: Final = 4  # of UTF-8, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of one text file; `ends_document` where it reaches the file's end."""
+
+    path: Path
+    offset: int
+    size_bytes: int
+    ends_document: bool
+
+
+def find_texts(inputs: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Path]:
+    """The text files that `inputs` name: files as they stand, folders searched through, sorted by path.
+
+    Args:
+        inputs: files and folders.
+        suffixes: in folders, only files that end so (".py", ".txt"); empty: all. Hidden ones are left out.
+
+    Raises:
+        DataError: an input is missing, or there is no file at all.
+    """
+    found: list[Path] = []
+    for path in inputs:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder")
+        found += [path] if path.is_file() else sorted(_search(path, suffixes), key=lambda p: p.as_posix())
+    if not found:
+        names = ", ".join(map(str, inputs))
+        raise DataError(f"{names}: no text file" + (f" that ends with {' or '.join(suffixes)}" if suffixes else ""))
+    return found
+
+
+def _search(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not is_hidden and path.is_file() and (not suffixes or path.name.endswith(tuple(suffixes))):
+            yield path
+
+
+def split_texts(texts: Sequence[Path], held_out_bytes: int) -> tuple[list[Segment], list[Segment]]:
+    """The text before and after the cut `held_out_bytes` from its end; no character is split.
+
+    Raises:
+        DataError: a file cannot be read, or nothing is left before the cut.
+    """
+    sizes = [_get_size(path) for path in texts]
+    cut = sum(sizes) - held_out_bytes
+    if cut <= 0:
+        raise DataError(f"{held_out_bytes} bytes held out of {sum(sizes)} leave nothing to train on")
+    before: list[Segment] = []
+    after: list[Segment] = []
+    position = 0
+    for path, size in zip(texts, sizes, strict=True):
+        if 0 < (inside := cut - position) < size:
+            inside = _find_character(path, inside)
+            before.append(Segment(path, 0, inside, ends_document=False))
+            after.append(Segment(path, inside, size - inside, ends_document=True))
+        elif size:
+            (before if inside > 0 else after).append(Segment(path, 0, size, ends_document=True))
+        position += size
+    return before, after
+
+
+def read_pieces(segment: Segment) -> Iterator[bytes]:
+    """The segment in pieces of at most a MiB, cut at ends of lines where lines are not too long.
+
+    Raises:
+        DataError: the file cannot be read, or has become shorter.
+    """
+    left = segment.size_bytes
+    try:
+        with segment.path.open("rb") as stream:
+            stream.seek(segment.offset)
+            while left:
+                piece = stream.read(min(PIECE_BYTES, left))
+                if not piece:
+                    raise DataError(f"{segment.path}: became shorter while it was read")
+                if len(piece) < left:
+                    piece = piece[: _find_break(piece)]
+                    stream.seek(segment.offset + segment.size_bytes - left + len(piece))
+                left -= len(piece)
+                yield piece
+    except OSError as error:
+        raise DataError(f"{segment.path}: cannot be read: {error.strerror}") from error
+
+
+def _get_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _find_character(path: Path, offset: int) -> int:
+    """The start of the UTF-8 character that `offset` lies in."""
+    first = max(0, offset - _CHARACTER_BYTES + 1)
+    with path.open("rb") as stream:
+        stream.seek(first)
+        nearby = stream.read(offset - first + 1)
+    return first + _find_start(nearby, len(nearby) - 1)
+
+
+def _find_start(text: bytes, place: int) -> int:
+    start = place
+    while start > 0 and place - start < _CHARACTER_BYTES - 1 and text[start] & 0xC0 == 0x80:
+        start -= 1
+    return start
+
+
+def _find_break(piece: bytes) -> int:
+    """Where a piece that is not the last one ends: after a line, or before a character."""
+    line = piece.rfind(b"\n", max(0, len(piece) - MAX_LINE_BYTES))
+    if line >= 0:
+        return line + 1
+    return max(1, _find_start(piece, len(piece) - 1))

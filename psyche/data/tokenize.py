@@ -1,0 +1,254 @@
+"""`psyche data tokenize`: text files to files of token ids.
+
+Documents stand one after another, each followed by a separator. The last `held_out_bytes` of the
+text can go to a second file, for evaluation. Files appear whole or not at all, with a sidecar that
+says what is in them.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
+
+from psyche.data import bytes_tokenizer
+from psyche.data.texts import Segment, read_pieces, split_texts
+from psyche.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SIDECAR_FORMAT: Final = "psyche/tokens/1"
+MAX_TWO_BYTE_VOCAB: Final = 1 << 16
+_SEPARATORS: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "<|end|>")
+
+Progress = Callable[[int, int], None]
+
+
+class TextTokenizer(Protocol):
+    """What turns text into ids."""
+
+    name: str
+    vocab_size: int
+    separator_id: int
+
+    def encode(self, text: bytes) -> Sequence[int]:
+        """The ids of a piece of UTF-8 text, without a separator."""
+        ...
+
+
+class ByteTokenizer:
+    """Every byte is its own id; zero bytes are left out, for they mean the end of a document."""
+
+    name = "bytes"
+    vocab_size = bytes_tokenizer.VOCAB_SIZE
+    separator_id = bytes_tokenizer.SEPARATOR_ID
+
+    def encode(self, text: bytes) -> bytes:
+        """The bytes themselves."""
+        return text.replace(b"\0", b"")
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json`. Text is cut at ends of lines about every MiB; what is not UTF-8 is replaced.
+
+    Args:
+        path: the file, or the folder it lies in.
+        separator: the token between documents; None takes the tokenizer's end token.
+
+    Raises:
+        DataError: it cannot be loaded or names no end token.
+    """
+
+    def __init__(self, path: Path, separator: str | None = None) -> None:
+        file = path / "tokenizer.json" if path.is_dir() else path
+        self._tokenizer = _load_tokenizer(file)
+        self.name = str(file)
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.separator_id = self._find_separator(file, separator)
+
+    def encode(self, text: bytes) -> Sequence[int]:
+        """The ids, without special tokens at the ends."""
+        return self._tokenizer.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False).ids
+
+    def _find_separator(self, file: Path, separator: str | None) -> int:
+        wanted = [separator] if separator else [_read_end_token(file.parent), *_SEPARATORS]
+        for token in wanted:
+            number: int | None = self._tokenizer.token_to_id(token) if token else None
+            if number is not None:
+                return number
+        what = f"has no token {separator!r}" if separator else "names no end token"
+        raise DataError(f"{file}: {what}; say which of its tokens stands between documents")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedFile:
+    """What was written; the sidecar says the same."""
+
+    path: Path
+    tokens: int
+    documents: int
+    text_bytes: int
+    token_size_bytes: int
+    vocab_size: int
+    tokenizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeReport:
+    """The files written; `held_out` is None without a split."""
+
+    train: TokenizedFile
+    held_out: TokenizedFile | None
+
+
+def tokenize(
+    texts: Sequence[Path],
+    output: Path,
+    *,
+    tokenizer: TextTokenizer | None = None,
+    held_out: Path | None = None,
+    held_out_bytes: int = 0,
+    token_size_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> TokenizeReport:
+    """Write the ids of `texts`, in order, to `output` (`.bin`, little-endian, no header).
+
+    Args:
+        texts: files, as `texts.find_texts` gives them.
+        output: the file for training; its folder is made.
+        tokenizer: None takes bytes.
+        held_out: the file for the last `held_out_bytes` of the text, in a folder of its own.
+        held_out_bytes: 0: no split.
+        token_size_bytes: 2 or 4; None takes 2 where the vocabulary allows.
+        progress: called with (bytes done, bytes in all), about once a MiB.
+
+    Raises:
+        DataError: nothing to write, a file that cannot be read, or sizes that do not fit.
+    """
+    chosen: TextTokenizer = tokenizer or ByteTokenizer()
+    size_bytes = _choose_token_size(chosen, token_size_bytes)
+    _check_split(output, held_out, held_out_bytes)
+    before, after = split_texts(texts, held_out_bytes)
+    counter = _Counter(progress, sum(s.size_bytes for s in (*before, *after)))
+    train = _write(output, before, chosen, size_bytes, counter)
+    rest = _write(held_out, after, chosen, size_bytes, counter) if held_out is not None else None
+    return TokenizeReport(train, rest)
+
+
+class _Counter:
+    """Adds up the bytes done for a progress bar."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def add(self, size_bytes: int) -> None:
+        self._done += size_bytes
+        if self._progress:
+            self._progress(self._done, self._total)
+
+
+def _choose_token_size(tokenizer: TextTokenizer, wanted: int | None) -> int:
+    smallest = 2 if tokenizer.vocab_size <= MAX_TWO_BYTE_VOCAB else 4
+    if wanted is None:
+        return smallest
+    if wanted not in (2, 4) or wanted < smallest:
+        raise DataError(f"tokens of {wanted} bytes: a vocabulary of {tokenizer.vocab_size} needs {smallest} or 4")
+    return wanted
+
+
+def _check_split(output: Path, held_out: Path | None, held_out_bytes: int) -> None:
+    if (held_out is None) != (held_out_bytes == 0):
+        raise DataError("held-out data needs both a file and a number of bytes above 0")
+    if held_out is not None and held_out.resolve().parent == output.resolve().parent:
+        raise DataError(f"{held_out}: must lie in another folder than {output.name}, or training would read it")
+
+
+def _write(
+    output: Path, segments: Sequence[Segment], tokenizer: TextTokenizer, size_bytes: int, counter: _Counter
+) -> TokenizedFile:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part = get_part_path(output)
+    try:
+        with part.open("wb") as stream:
+            tokens = sum(_write_segment(stream, s, tokenizer, size_bytes, counter) for s in segments)
+            stream.flush()
+            os.fsync(stream.fileno())
+        written = TokenizedFile(
+            path=output,
+            tokens=tokens,
+            documents=sum(s.ends_document for s in segments),
+            text_bytes=sum(s.size_bytes for s in segments),
+            token_size_bytes=size_bytes,
+            vocab_size=tokenizer.vocab_size,
+            tokenizer=tokenizer.name,
+        )
+        sidecar = output.with_suffix(".json")
+        sidecar.unlink(missing_ok=True)  # never beside a file that it does not describe
+        part.replace(output)
+        _write_sidecar(sidecar, written)
+        return written
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_segment(
+    stream: BinaryIO, segment: Segment, tokenizer: TextTokenizer, size_bytes: int, counter: _Counter
+) -> int:
+    """Append the ids of one segment; returns how many."""
+    tokens = 0
+    for piece in read_pieces(segment):
+        tokens += _write_ids(stream, tokenizer.encode(piece), size_bytes)
+        counter.add(len(piece))
+    if segment.ends_document:
+        tokens += _write_ids(stream, [tokenizer.separator_id], size_bytes)
+    return tokens
+
+
+def _write_ids(stream: BinaryIO, ids: Sequence[int], size_bytes: int) -> int:
+    import numpy as np
+
+    raw = np.frombuffer(ids, dtype=np.uint8) if isinstance(ids, bytes) else np.asarray(ids, dtype=np.uint32)
+    stream.write(raw.astype(f"<u{size_bytes}").tobytes())
+    return len(raw)
+
+
+def get_part_path(path: Path) -> Path:
+    """Where a file is written before it takes its name; another process at the same work has another place."""
+    return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
+def _write_sidecar(path: Path, written: TokenizedFile) -> None:
+    content = {"format": SIDECAR_FORMAT} | asdict(written)
+    content["path"] = written.path.name
+    part = get_part_path(path)
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def _load_tokenizer(file: Path) -> "Tokenizer":
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise DataError("tokenizers is not installed; install the `train` extra") from error
+    if not file.is_file():
+        raise DataError(f"{file}: there is no such tokenizer")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises Exception itself
+        raise DataError(f"{file}: cannot be loaded: {error}") from error
+
+
+def _read_end_token(folder: Path) -> str:
+    """The end token that `tokenizer_config.json` names; empty where it names none."""
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return ""
+    token: Any = cast("dict[str, Any]", config).get("eos_token") if isinstance(config, dict) else None
+    if isinstance(token, dict):
+        token = cast("dict[str, Any]", token).get("content")
+    return token if isinstance(token, str) else ""

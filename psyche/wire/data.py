@@ -1,0 +1,95 @@
+"""What a client says to a data server, and what it hears: msgpack in frames, after a handshake for `PURPOSE`.
+
+A client asks for rows of its own batch, by (epoch, height) and sample indexes, and gets exactly
+those rows or a reason. One request at a time per connection.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from psyche.errors import WireError
+
+PURPOSE: Final = "data"
+MAX_REQUEST_BYTES: Final = 256
+MAX_ROWS_BYTES: Final = 4 << 20  # of token ids in one reply; a larger batch is fetched in pieces
+MAX_REPLY_BYTES: Final = MAX_ROWS_BYTES + 4_096
+MAX_REASON_CHARACTERS: Final = 400
+
+U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class FetchRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Give me the rows `start` to `end`, both included, for the round (epoch, height)."""
+
+    epoch: U16
+    height: U32
+    start: U63
+    end: U63
+
+
+class Rows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0):
+    """Rows of `sequence_length` ids of `token_size_bytes` (2 or 4), little-endian, one after another."""
+
+    start: U63
+    end: U63
+    sequence_length: U32
+    token_size_bytes: U16
+    ids: bytes
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
+    """Why there are no rows; `may_retry` where a later try can succeed."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)]
+    may_retry: bool
+
+
+FetchReply = Rows | Refused
+
+
+def encode_request(request: FetchRequest) -> bytes:
+    """The bytes of a request."""
+    return msgspec.msgpack.encode(request)
+
+
+def decode_request(raw: bytes) -> FetchRequest:
+    """Read a request.
+
+    Raises:
+        WireError: naming the field.
+    """
+    try:
+        return msgspec.msgpack.decode(raw, type=FetchRequest)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise WireError(f"data request: {error}") from error
+
+
+def encode_reply(reply: FetchReply) -> bytes:
+    """The bytes of a reply."""
+    return msgspec.msgpack.encode(reply)
+
+
+def decode_reply(raw: bytes) -> FetchReply:
+    """Read a reply and check that its rows are whole.
+
+    Raises:
+        WireError: naming the field.
+    """
+    try:
+        reply = msgspec.msgpack.decode(raw, type=FetchReply)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise WireError(f"data reply: {error}") from error
+    if isinstance(reply, Rows):
+        _check_rows(reply)
+    return reply
+
+
+def _check_rows(rows: Rows) -> None:
+    if rows.token_size_bytes not in (2, 4):
+        raise WireError(f"data reply: token_size_bytes {rows.token_size_bytes}, must be 2 or 4")
+    expected = (rows.end - rows.start + 1) * rows.sequence_length * rows.token_size_bytes
+    if rows.end < rows.start or len(rows.ids) != expected:
+        raise WireError(f"data reply: {len(rows.ids)} bytes of ids for samples {rows.start} to {rows.end}")

@@ -51,7 +51,7 @@ def silence_libp2p() -> None:
     """
     logger = logging.getLogger("libp2p")
     if not any(isinstance(h, _ToOurs) for h in logger.handlers):
-        logger.addHandler(_ToOurs())
+        logger.addHandler(_ToOurs(logging.WARNING))
         logging.getLogger().addFilter(_is_not_libp2p)
     logger.setLevel(logging.ERROR)
     logger.propagate = False

@@ -1,0 +1,169 @@
+"""The simulated links: latency, bandwidth, loss and cuts, in simulated time and repeatable."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+from network_kit import get_identity, introduce, meet
+from trio.testing import MockClock
+
+from psyche.errors import NetworkError
+from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
+
+MIB = 1 << 20
+
+
+@asynccontextmanager
+async def open_nodes(hub: MemoryHub, count: int, folder: Path) -> AsyncIterator[list[MemoryNode]]:
+    async with AsyncExitStack() as stack:
+        nodes = [
+            await stack.enter_async_context(hub.open_node(get_identity(n + 1), folder / str(n))) for n in range(count)
+        ]
+        await meet(*nodes)
+        yield nodes
+
+
+async def test_a_message_takes_the_latency_of_its_link(tmp_path: Path, autojump_clock: MockClock) -> None:
+    hub = MemoryHub(random.Random(1), LinkConditions(latency_s=0.25))
+    async with open_nodes(hub, 2, tmp_path) as (a, b):
+        await a.publish(b"first")  # opens the stream
+        await b.messages().receive()
+        start = trio.current_time()
+        await a.publish(b"second")
+        await b.messages().receive()
+        assert trio.current_time() - start == pytest.approx(0.25)
+
+
+async def test_a_payload_takes_its_size_over_the_bandwidth(tmp_path: Path, autojump_clock: MockClock) -> None:
+    hub = MemoryHub(random.Random(1))
+    async with open_nodes(hub, 2, tmp_path) as (a, b):
+        hub.set_uplink(a.key, b.key, LinkConditions(latency_s=0.1, bandwidth_bytes_s=MIB))
+        blob = await a.provide(bytes(10 * MIB), expires=None)
+        start = trio.current_time()
+        await b.fetch(blob, [a.key], size_bytes=10 * MIB, deadline=start + 60)
+        took = trio.current_time() - start
+        assert 10.0 < took < 12.5
+        assert b.statistics().per_peer_rate_bytes_s[a.key] == pytest.approx(MIB, rel=0.2)
+
+
+async def test_loss_costs_announcements_but_no_bytes_of_a_stream(tmp_path: Path, autojump_clock: MockClock) -> None:
+    hub = MemoryHub(random.Random(1))
+    async with open_nodes(hub, 2, tmp_path) as (a, b):
+        hub.set_link(a.key, b.key, LinkConditions(latency_s=0.01, loss=0.3))
+        for number in range(100):
+            await a.publish(number.to_bytes(2, "big"))
+            await trio.sleep(0.1)
+        assert 50 < b.statistics().gossip_received < 90
+        data = random.Random(5).randbytes(3 * MIB)
+        blob = await a.provide(data, expires=None)
+        assert await b.fetch(blob, [a.key], size_bytes=len(data), deadline=trio.current_time() + 60) == data
+
+
+async def test_a_cut_ends_connections_and_healing_brings_them_back(tmp_path: Path, autojump_clock: MockClock) -> None:
+    hub = MemoryHub(random.Random(1))
+    async with open_nodes(hub, 3, tmp_path) as (a, b, c):
+        hub.partition([a.key], [b.key, c.key])
+        assert a.connected() == frozenset()
+        assert b.connected() == {c.key}
+        await trio.sleep(600)
+        assert a.connected() == frozenset()
+        hub.heal()
+        with trio.fail_after(61):  # the redial's longest pause
+            await a.wait_for_peers(frozenset({b.key, c.key}))
+
+
+async def test_redialing_doubles_from_one_second_to_a_minute(tmp_path: Path, autojump_clock: MockClock) -> None:
+    hub = MemoryHub(random.Random(1))
+    async with hub.open_node(get_identity(1), tmp_path / "a") as a, hub.open_node(get_identity(2), tmp_path / "b") as b:
+        dials: list[float] = []
+        inner = a._transport.dial
+
+        async def dial(key: bytes, address: str) -> None:
+            dials.append(trio.current_time())
+            await inner(key, address)
+
+        a._transport.dial = dial
+        hub.cut([a.key], [b.key])
+        introduce([a, b])
+        await trio.sleep(600)
+        pauses = [later - earlier for earlier, later in pairwise(dials)]
+        for index, pause in enumerate(pauses):
+            longest = min(2.0**index, 60)
+            assert longest / 2 <= pause <= longest + 0.01
+        assert len(set(pauses[7:])) > 1, "jitter"
+
+
+async def test_a_new_address_is_dialed_at_once(tmp_path: Path, autojump_clock: MockClock) -> None:
+    hub = MemoryHub(random.Random(1))
+    async with hub.open_node(get_identity(1), tmp_path / "a") as a:
+        async with hub.open_node(get_identity(2), tmp_path / "b") as b:
+            await meet(a, b)
+        await trio.sleep(300)
+        async with hub.open_node(get_identity(2), tmp_path / "b") as b:
+            introduce([a, b])
+            with trio.fail_after(1):
+                await a.wait_for_peers(frozenset({b.key}))
+
+
+async def test_the_same_seed_gives_the_same_losses(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async def run(seed: int) -> int:
+        hub = MemoryHub(random.Random(seed), LinkConditions(latency_s=0.01, loss=0.5))
+        async with open_nodes(hub, 2, tmp_path / str(random.getrandbits(60))) as (a, b):
+            for number in range(60):
+                await a.publish(bytes([number]))
+                await trio.sleep(0.1)
+            return sum(1 << message[0] for _, message in [b.messages().receive_nowait() for _ in range(_waiting(b))])
+
+    first = await run(3)
+    assert await run(3) == first
+    assert await run(4) != first
+
+
+def _waiting(node: MemoryNode) -> int:
+    return node.messages().statistics().current_buffer_used
+
+
+async def test_the_oldest_message_makes_room(tmp_path: Path, autojump_clock: MockClock) -> None:
+    from psyche.network.limits import NetworkLimits
+
+    hub = MemoryHub(random.Random(1))
+    limits = NetworkLimits(inbox_messages=3)
+    async with hub.open_node(get_identity(1), tmp_path / "a") as a, hub.open_node(
+        get_identity(2), tmp_path / "b", limits=limits
+    ) as b:  # fmt: skip
+        await meet(a, b)
+        for number in range(5):
+            await a.publish(bytes([number]))
+        await trio.sleep(1)
+        assert [b.messages().receive_nowait()[1][0] for _ in range(3)] == [2, 3, 4]
+
+
+async def test_a_partitioned_source_is_waited_for_until_the_deadline(tmp_path: Path, autojump_clock: MockClock) -> None:
+    hub = MemoryHub(random.Random(1))
+    async with open_nodes(hub, 2, tmp_path) as (a, b):
+        blob = await a.provide(b"late", expires=None)
+        hub.cut([a.key], [b.key])
+        start = trio.current_time()
+        with pytest.raises(NetworkError, match="not connected"):
+            await b.fetch(blob, [a.key], size_bytes=4, deadline=start + 30)
+        assert trio.current_time() == start + 30
+        async with trio.open_nursery() as nursery:
+
+            async def heal() -> None:
+                await trio.sleep(20)
+                hub.heal()
+
+            nursery.start_soon(heal)
+            assert await b.fetch(blob, [a.key], size_bytes=4, deadline=trio.current_time() + 120) == b"late"
+
+
+async def test_twelve_nodes_find_each_other(tmp_path: Path, autojump_clock: MockClock) -> None:
+    hub = MemoryHub(random.Random(1), LinkConditions(latency_s=0.05))
+    async with open_nodes(hub, 12, tmp_path) as nodes:
+        await nodes[0].publish(b"to all")
+        await trio.sleep(1)
+        assert all(_waiting(n) == 1 for n in nodes[1:])

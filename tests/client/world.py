@@ -104,7 +104,7 @@ class Node:
     def wake(self) -> None:
         self.execute(self.engine.on_tick(self.world.now))
 
-    def do(self, action: act.Action) -> None:
+    def do(self, action: act.Action) -> None:  # noqa: PLR0912  # one line per action
         match action:
             case act.Log():
                 self.logs.append((self.world.now, action.kind, action.fields))

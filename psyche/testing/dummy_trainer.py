@@ -1,0 +1,149 @@
+"""A trainer without a model: its weights are a hash, its work is waiting. For tests and overhead benchmarks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from psyche.core.manifest import TensorEntry, encode_manifest
+from psyche.core.plan import TransformPlan, compute_plan, encode_plan, get_payload_bytes
+from psyche.core.state import ZERO32
+from psyche.modeling.snapshot import (
+    MANIFEST_NAME,
+    MODEL_NAME,
+    TENSORS_NAME,
+    SnapshotInfo,
+    get_tensor_path,
+    read_snapshot_info,
+    write_durably,
+    write_folder,
+    write_info,
+    write_model_files,
+)
+from psyche.wire.crypto import blake3_hash, blob_id_of
+from psyche.wire.trainer import (
+    ApplyReply,
+    ApplyRequest,
+    LoadReply,
+    LoadRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    TrainReply,
+    TrainRequest,
+)
+
+
+@dataclass(slots=True)
+class DummyTrainer:
+    """Implements `wire.ports.Trainer` with a hash for weights, kept and shared as a tensor of eight fp32 values.
+
+    `train_s` and `apply_s` are waited on trio's clock. Payloads have the plan's full length and depend
+    on weights and batch, so that equal histories, and only those, give equal digests.
+    """
+
+    train_s: float = 0.0
+    apply_s: float = 0.0
+    parameters: int = 65_536
+    weights: bytes = ZERO32
+    trained: int = 0
+    _cancel: trio.Event | None = None
+
+    @property
+    def plan(self) -> TransformPlan:
+        """The plan of the pretended model."""
+        return compute_plan({"weight": (self.parameters // 256, 256)}, chunk=64, topk=8, one_bit=True)
+
+    async def start(self) -> None:
+        """Nothing to start."""
+        await trio.lowlevel.checkpoint()
+
+    async def restart(self) -> None:
+        """Lose the weights, as a crashed trainer does."""
+        self.weights = ZERO32
+        await trio.lowlevel.checkpoint()
+
+    async def load(self, request: LoadRequest) -> LoadReply:
+        """Take a snapshot's weights, or those that the folder's name stands for."""
+        await trio.lowlevel.checkpoint()
+        chain = prev = ZERO32
+        if request.is_snapshot:
+            info = read_snapshot_info(Path(request.path))
+            self.weights = get_tensor_path(info.path, 0).read_bytes()
+            chain, prev = info.chain, info.prev_commitment
+        else:
+            self.weights = blake3_hash(b"configured")
+        return LoadReply(
+            plan=encode_plan(self.plan),
+            weight_root=self._get_part(),
+            parameters=self.parameters,
+            vocab_size=256,
+            numeric_class=0,
+            device="dummy",
+            chain=chain,
+            train_count=self.trained,
+            prev_commitment=prev,
+        )
+
+    def _get_entry(self) -> TensorEntry:
+        return TensorEntry("weight", (8,), blob_id_of(self.weights))
+
+    def _get_part(self) -> bytes:
+        return blake3_hash(encode_manifest([self._get_entry()]))
+
+    async def train(self, request: TrainRequest) -> TrainReply:
+        """Wait, then give a payload."""
+        self._cancel = trio.Event()
+        with trio.move_on_after(self.train_s):
+            await self._cancel.wait()
+        cancelled = self._cancel.is_set()
+        self.trained += not cancelled
+        size = get_payload_bytes(self.plan)
+        seed = blake3_hash(self.weights, request.tokens)
+        return TrainReply(
+            payload=b"" if cancelled else (seed * (size // len(seed) + 1))[:size],
+            loss=1.0,
+            grad_norm=1.0,
+            tokens=request.samples * request.sequence_length,
+            seconds=self.train_s,
+            compute_seconds=self.train_s,
+            micro_batch_size=1,
+            train_count=self.trained,
+            cancelled=cancelled,
+        )
+
+    async def apply(self, request: ApplyRequest) -> ApplyReply:
+        """Fold the payloads into the hash."""
+        await trio.sleep(self.apply_s)
+        if request.run_update:
+            self.weights = blake3_hash(b"update", self.weights, *request.payloads)
+        return ApplyReply(weight_part=self._get_part(), is_full=True, seconds=self.apply_s)
+
+    async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
+        """Write what `load` reads."""
+        await trio.to_thread.run_sync(self._write, request)
+        return SnapshotReply(path=request.path, size_bytes=32, weight_root=self._get_part(), seconds=0.0)
+
+    def _write(self, request: SnapshotRequest) -> None:
+        path = Path(request.path)
+        info = SnapshotInfo(
+            path=path, epoch=request.epoch, step=request.step, data_index=request.data_index, chain=request.chain,
+            digest=request.digest, weight_root=self._get_part(), plan=encode_plan(self.plan),
+            prev_commitment=request.prev_commitment, train_count=self.trained, has_momentum=False,
+            entries=(self._get_entry(),),
+        )  # fmt: skip
+        with write_folder(path) as folder:
+            (folder / TENSORS_NAME).mkdir()
+            write_durably(get_tensor_path(folder, 0), self.weights)
+            write_durably(folder / MANIFEST_NAME, info.manifest)
+            write_model_files(folder / MODEL_NAME, {"config.json": b"{}"})
+            write_info(folder, info, None)
+
+    async def cancel(self) -> None:
+        """End the running train."""
+        if self._cancel is not None:
+            self._cancel.set()
+        await trio.lowlevel.checkpoint()
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+        await self.cancel()

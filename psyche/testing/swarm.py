@@ -1,0 +1,144 @@
+"""Several whole clients in one process: real engine, shell and network, with a coordinator beside them.
+
+    async with open_swarm(3, tmp_path, config=build_config(...)) as swarm:
+        codes = await swarm.run()
+
+Over the in-memory network everything runs on trio's clock, so a `MockClock` with autojump plays
+hours in seconds; `over="libp2p"` uses real sockets on loopback.
+"""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from psyche.client.engine import RoundEngine
+from psyche.client.settings import ClientSettings
+from psyche.client.shell import Parts, Shell
+from psyche.client.trainer_tasks import RestartableTrainer
+from psyche.core.genesis import create_run
+from psyche.core.state import Checkpoint, CheckpointKind, Config, Metadata, Model
+from psyche.data.dummy import DummyData
+from psyche.data.provider import LocalProvider
+from psyche.network.memory import MemoryHub
+from psyche.telemetry.events import EventLog, Subscription
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
+from psyche.testing.dummy_trainer import DummyTrainer
+from psyche.testing.local_coordinator import LocalBackend, LocalCoordinator
+from psyche.wire.crypto import Identity
+from psyche.wire.ports import Network
+
+EVENTS_KEPT = 100_000
+
+
+@dataclass
+class Member:
+    """One client of a swarm."""
+
+    identity: Identity
+    shell: Shell
+    engine: RoundEngine
+    network: Network
+    trainer: RestartableTrainer
+    events: Subscription
+
+    @property
+    def digest(self) -> bytes | None:
+        """The digest of the weights it holds at an epoch's edge."""
+        return self.engine.membership.weights_digest
+
+
+@dataclass
+class Swarm:
+    """Clients around one coordinator."""
+
+    coordinator: LocalCoordinator
+    members: list[Member]
+    hub: MemoryHub | None
+    codes: dict[int, int] = field(default_factory=dict)
+
+    async def run(self) -> list[int]:
+        """Run every client to its end; their exit codes. Bound it with a cancel scope."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.coordinator.run)
+            async with trio.open_nursery() as clients:
+                for index in range(len(self.members)):
+                    clients.start_soon(self._run_one, index)
+            nursery.cancel_scope.cancel()
+        return [self.codes[index] for index in range(len(self.members))]
+
+    async def _run_one(self, index: int) -> None:
+        self.codes[index] = await self.members[index].shell.run()
+
+
+@asynccontextmanager
+async def open_swarm(
+    clients: int,
+    folder: Path,
+    *,
+    config: Config | None = None,
+    model: Model | None = None,
+    over: str = "memory",
+    make_trainer: Callable[[int], RestartableTrainer] | None = None,
+    seed: int = 0,
+) -> AsyncIterator[Swarm]:
+    """A swarm whose nodes are up. Its model folder is `folder / "model"`, which is made if missing.
+
+    Args:
+        over: "memory" or "libp2p".
+        make_trainer: by client number; dummy trainers where None.
+    """
+    (folder / "model").mkdir(parents=True, exist_ok=True)
+    model = model or build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
+    config = config or build_config(init_min_clients=clients, min_clients=1)
+    # one second of slack: trio's clock starts at any fraction
+    state = create_run(config, model, "swarm", build_hash("swarm", seed), Metadata(), "test", START_UNIX - 1)
+    start_unix = START_UNIX - int(trio.current_time())
+    coordinator = LocalCoordinator(state, start_unix)
+    hub = MemoryHub(random.Random(seed)) if over == "memory" else None  # noqa: S311
+    async with AsyncExitStack() as stack:
+        members: list[Member] = []
+        for index in range(clients):
+            identity = Identity(build_hash("client", seed, index))
+            network = await stack.enter_async_context(_open_network(hub, identity, folder / f"client-{index}"))
+            trainer = make_trainer(index) if make_trainer is not None else DummyTrainer()
+            members.append(_build_member(identity, network, trainer, coordinator, folder, index))
+        yield Swarm(coordinator, members, hub)
+
+
+def _open_network(hub: MemoryHub | None, identity: Identity, folder: Path):  # noqa: ANN202
+    if hub is not None:
+        return hub.open_node(identity, folder / "network")
+    from psyche.network.node import open_node  # heavy: libp2p
+
+    return open_node(identity, "127.0.0.1", 0, folder / "network")
+
+
+def _build_member(
+    identity: Identity, network: Network, trainer: RestartableTrainer, coordinator: LocalCoordinator, folder: Path,
+    index: int,
+) -> Member:  # fmt: skip
+    settings = ClientSettings(
+        run_id="swarm",
+        server_host="",
+        server_port=0,
+        data_dir=folder / f"client-{index}",
+        local_root=folder,
+        node_name=f"client-{index}",
+    )
+    log = EventLog(None, node=settings.node_name)
+    engine = RoundEngine(identity)
+    parts = Parts(
+        engine=engine,
+        backend=LocalBackend(coordinator, identity.public),
+        network=network,
+        trainer=trainer,
+        data=LocalProvider(DummyData(coordinator.state.model.max_seq_len, 256)),
+        log=log,
+        unix_now=lambda: float(coordinator.now),
+        check_payload=lambda _body: None,
+    )
+    return Member(identity, Shell(parts, settings), engine, network, trainer, log.subscribe(EVENTS_KEPT))

@@ -162,7 +162,8 @@ async def _run(settings: ClientSettings, log: Log, open_backend: OpenBackend) ->
 
 
 async def _stop_trainer(trainer: TrainerProcess) -> None:
-    with trio.move_on_after(2, shield=True):
+    with trio.move_on_after(2) as scope:
+        scope.shield = True
         await trainer.stop()
 
 
@@ -196,7 +197,8 @@ async def _participate(
             nursery.start_soon(_obey, signals, shell, settings, nursery.cancel_scope)
             code = await shell.run()
             nursery.cancel_scope.cancel()
-    with trio.move_on_after(1, shield=True):
+    with trio.move_on_after(1) as scope:
+        scope.shield = True
         await data.aclose()
     return code
 

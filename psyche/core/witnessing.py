@@ -21,7 +21,7 @@ from psyche.core.state import ZERO32, Client, ClientState, Coordinator, RunState
 from psyche.core.tally import process_agreement
 from psyche.core.timeline import get_attested_round
 
-_ALL_FLAGS: Final = WitnessFlag.COMPLETE | WitnessFlag.FULL_DIGEST | WitnessFlag.NO_DIGEST
+_ALL_FLAGS: Final = int(WitnessFlag.COMPLETE | WitnessFlag.FULL_DIGEST | WitnessFlag.NO_DIGEST)
 
 
 def process_witness(state: Coordinator, now: int, sender: bytes, message: WitnessMessage) -> None:
@@ -113,7 +113,7 @@ def _check_fields(message: WitnessMessage) -> None:
             message.state_digest != ZERO32 or WitnessFlag.NO_DIGEST in message.flags,
             "state_digest: must not be zero unless flag 4 (no digest) is set",
         ),
-        (not message.flags & ~_ALL_FLAGS, "flags: unknown ones are set"),
+        (not int(message.flags) & ~_ALL_FLAGS, "flags: unknown ones are set"),
         (0 <= message.at_s <= U32_MAX, "at_s: must fit 32 bits"),
         (len(message.metadata) <= METADATA_BYTES, f"metadata: at most {METADATA_BYTES} bytes"),
     )

@@ -80,7 +80,7 @@ def build_config(**overrides: Any) -> Config:
         "round_witness_time": 4,
         "rounds_per_epoch": 2,
         "total_steps": 1_000,
-        "init_min_clients": 1,
+        "init_min_clients": overrides.get("min_clients", 1),
         "min_clients": 1,
         "global_batch_size_start": 12,
         "global_batch_size_end": 12,

@@ -1,0 +1,258 @@
+"""W4 and W5: each check violated once, in their order, and what acceptance does. S3 and T7 with them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psyche.core import transitions
+from psyche.core.bloom import compute_bloom
+from psyche.core.committee import get_witnesses
+from psyche.core.errors import (
+    CoordinatorError,
+    DuplicateWitness,
+    Halted,
+    InvalidBloom,
+    InvalidRunState,
+    InvalidWitness,
+    UnknownMember,
+    WitnessesFull,
+    WrongRound,
+)
+from psyche.core.messages import WitnessMessage
+from psyche.core.seeds import compute_mix
+from psyche.core.state import ZERO32, ClientState, RoundFlag, RunState, WitnessFlag, WitnessRecord
+from psyche.testing.builders import Run, build_hash, build_run, expect_refusal
+
+ONES = b"\xff" * 320
+
+
+@pytest.fixture
+def run() -> Run:
+    """Round 1 of 4 members with overlap: R(0) is attested, everybody is a witness."""
+    run = build_run(4, rounds_per_epoch=9).warm_up()
+    run.run_round()
+    return run
+
+
+def pad_bloom(bits: int) -> bytes:
+    return ((1 << bits) - 1).to_bytes(320, "little")
+
+
+Edit = Callable[[WitnessMessage], WitnessMessage]
+
+
+def change(**fields: Any) -> Edit:
+    return lambda message: replace(message, **fields)
+
+
+REFUSED: list[tuple[str, Edit, type[CoordinatorError]]] = [
+    ("another epoch", change(epoch=1), WrongRound),
+    ("a past height", change(height=0), WrongRound),
+    ("a coming height", change(height=2), WrongRound),
+    ("no such member", change(member=4), UnknownMember),
+    ("a negative member", change(member=-1), UnknownMember),
+    ("another's number", change(member=1), UnknownMember),
+    ("held outside the attested round", change(held=0b10000), InvalidWitness),
+    ("held negative", change(held=-1), InvalidWitness),
+    ("heard outside the round", change(heard=0b10000), InvalidWitness),
+    ("missing outside the epoch", change(missing=0b10000), InvalidWitness),
+    ("all ones as bloom", change(broadcast_bloom=ONES), InvalidBloom),
+    ("more bits than the items can set", change(broadcast_bloom=pad_bloom(29)), InvalidBloom),
+    ("a short bloom", change(broadcast_bloom=b""), InvalidBloom),
+    ("a root for nothing", change(held=0, broadcast_bloom=bytes(320)), InvalidWitness),
+    ("something without a root", change(results_root=ZERO32), InvalidWitness),
+    ("a short root", change(results_root=b"r"), InvalidWitness),
+    ("no digest, not said", change(state_digest=ZERO32), InvalidWitness),
+    ("a short digest", change(state_digest=b"d"), InvalidWitness),
+    ("unknown flags", change(flags=WitnessFlag(8)), InvalidWitness),
+    ("a time that does not fit", change(at_s=1 << 32), InvalidWitness),
+    ("a negative time", change(at_s=-1), InvalidWitness),
+    ("too much metadata", change(metadata=bytes(257)), InvalidWitness),
+]
+
+
+@pytest.mark.parametrize(("edit", "error"), [pytest.param(e, x, id=name) for name, e, x in REFUSED])
+def test_w4_each_check_refuses_and_changes_no_byte(run: Run, edit: Edit, error: type[CoordinatorError]) -> None:
+    message = edit(run.build_witness(0))
+    with expect_refusal(run.state, error):
+        transitions.witness(run.state, run.now, run.state.clients[0].p2p, message)
+
+
+def test_w4_an_honest_message_is_accepted_by_either_key(run: Run) -> None:
+    transitions.witness(run.state, run.now, run.state.clients[0].p2p, run.build_witness(0))
+    transitions.witness(run.state, run.now, run.state.clients[1].signer, run.build_witness(1))
+    assert [record.member for record in run.state.current.witnesses] == [0, 1]
+
+
+def test_w4_the_bounds_themselves_are_accepted(run: Run) -> None:
+    run.send(run.build_witness(0, broadcast_bloom=pad_bloom(28), at_s=(1 << 32) - 1, metadata=bytes(256)))
+    run.send(run.build_witness(1, missing=0b1111, flags=WitnessFlag.NO_DIGEST, state_digest=ZERO32))
+    assert len(run.state.current.witnesses) == 2
+
+
+def test_w4_a_bloom_never_has_more_than_1400_bits() -> None:
+    run = build_run(201, rounds_per_epoch=9, global_batch_size_start=201, global_batch_size_end=201).warm_up()
+    run.run_round()
+    member = get_witnesses(run.state.current)[0]
+    with expect_refusal(run.state, InvalidBloom, "1400"):
+        run.send(run.build_witness(member, broadcast_bloom=pad_bloom(1_401)))
+    run.send(run.build_witness(member, broadcast_bloom=pad_bloom(1_400)))
+
+
+def test_w4_in_a_halted_run_and_in_the_wrong_state(run: Run) -> None:
+    message = run.build_witness(0)
+    run.state.run_state = RunState.PAUSED
+    with expect_refusal(run.state, Halted):
+        run.send(message)
+    run.state.run_state = RunState.COOLDOWN
+    with expect_refusal(run.state, InvalidRunState):
+        run.send(message)
+
+
+@pytest.mark.parametrize("state", [ClientState.DROPPED, ClientState.WITHDRAWN, ClientState.EJECTED])
+def test_w4_only_a_healthy_member_is_heard(run: Run, state: ClientState) -> None:
+    run.state.clients[0].state = state
+    with expect_refusal(run.state, InvalidWitness, state.name):
+        run.send(run.build_witness(0))
+
+
+def test_w4_only_the_elected_are_heard() -> None:
+    run = build_run(5, witness_nodes=3).warm_up()
+    elected = get_witnesses(run.state.current)
+    stranger = next(m for m in range(5) if m not in elected)
+    with expect_refusal(run.state, InvalidWitness, "elected"):
+        run.send(run.build_witness(stranger))
+    run.send(run.build_witness(elected[0]))
+
+
+def test_w4_a_second_record_is_a_duplicate(run: Run) -> None:
+    run.send(run.build_witness(0))
+    with expect_refusal(run.state, DuplicateWitness, "K3"):
+        run.send(run.build_witness(0))
+
+
+def test_w4_no_more_records_than_witnesses(run: Run) -> None:
+    # cannot come about by messages: the elected are as many as there are records
+    run.state.current.witnesses = [WitnessRecord(member=9) for _ in range(4)]
+    with expect_refusal(run.state, WitnessesFull):
+        run.send(run.build_witness(0))
+
+
+def test_w4_the_first_broken_rule_in_order_is_named(run: Run) -> None:
+    wrong_everywhere = run.build_witness(1, held=1 << 9, broadcast_bloom=ONES, state_digest=ZERO32)
+    run.state.clients[1].state = ClientState.DROPPED
+    with expect_refusal(run.state, InvalidWitness, "DROPPED"):
+        run.send(wrong_everywhere)
+    run.state.clients[1].state = ClientState.HEALTHY
+    with expect_refusal(run.state, InvalidWitness, "held"):
+        run.send(wrong_everywhere)
+    with expect_refusal(run.state, InvalidBloom):
+        run.send(replace(wrong_everywhere, held=0b1111))
+    with expect_refusal(run.state, WrongRound):
+        run.send(replace(wrong_everywhere, height=7))
+
+
+@pytest.mark.parametrize("where", ["height 0 with overlap", "last drain round"])
+def test_w4_where_nothing_is_attested_nothing_can_be_held(where: str) -> None:
+    run = build_run(3, rounds_per_epoch=1).warm_up()
+    if where == "last drain round":
+        run.run_round()
+        run.run_round()
+        assert run.state.current.height == 2
+    with expect_refusal(run.state, InvalidWitness, "held"):
+        run.send(run.build_witness(0, held=0b1, results_root=build_hash("root")))
+    run.send(run.build_witness(0))
+    assert run.state.current.witnesses[0].heard == 0b111
+
+
+def test_t7_a_message_of_the_round_before_has_no_effect(run: Run) -> None:
+    late = run.build_witness(0)
+    run.run_round()
+    with expect_refusal(run.state, WrongRound, "T7"):
+        run.send(late)
+
+
+# --- W5
+
+
+def test_w5_acceptance_appends_the_record_and_mixes(run: Run) -> None:
+    message = run.build_witness(2, at_s=7, missing=0b1)
+    run.send(message)
+    record = run.state.current.witnesses[0]
+    assert (record.member, record.at_s, record.missing, record.held) == (2, 7, 1, 0b1111)
+    assert (record.results_root, record.state_digest) == (message.results_root, message.state_digest)
+    assert record.broadcast_bloom == message.broadcast_bloom
+    assert run.state.current.mix == compute_mix(ZERO32, 2, message.results_root, message.state_digest)
+    assert run.state.current.complete_len == 1
+
+
+def test_w5_the_mix_is_frozen_in_round_witness(run: Run) -> None:
+    run.wait(run.state.config.max_round_train_time)
+    assert run.state.run_state is RunState.ROUND_WITNESS
+    run.send(run.build_witness(0, flags=WitnessFlag.FULL_DIGEST))
+    assert run.state.current.mix == ZERO32
+    assert run.state.current.complete_len == 0
+
+
+def test_w5_root_and_digest_are_stored_when_q_agree(run: Run) -> None:
+    round_ = run.state.current
+    for member, flags in enumerate((RoundFlag(0), RoundFlag(0), RoundFlag.ROOT | RoundFlag.DIGEST | RoundFlag.FULL)):
+        run.send(run.build_witness(member))
+        assert round_.flags == flags
+    assert round_.agreed_held == 0b1111
+    assert round_.agreed_root == round_.witnesses[0].results_root
+    assert round_.agreed_digest == run.compute_digest()
+
+
+def test_w5_a_root_counts_only_with_the_same_bits(run: Run) -> None:
+    message = run.build_witness(0)
+    run.send(message)
+    run.send(run.build_witness(1))
+    run.send(replace(run.build_witness(2), held=0b0111, broadcast_bloom=bytes(320)))
+    assert not run.state.current.flags & RoundFlag.ROOT
+
+
+def test_w5_what_is_agreed_stays_as_it_is(run: Run) -> None:
+    for member in range(3):
+        run.send(run.build_witness(member))
+    round_ = run.state.current
+    before = (round_.agreed_root, round_.agreed_held, round_.agreed_digest)
+    run.send(run.build_witness(3, held=0b1, results_root=build_hash("x"), broadcast_bloom=bytes(320)))
+    assert (round_.agreed_root, round_.agreed_held, round_.agreed_digest) == before
+
+
+def test_s3_a_zero_root_never_wins(run: Run) -> None:
+    for member in range(4):
+        run.send(run.build_witness(member, held=0))
+    assert not run.state.current.flags & RoundFlag.ROOT
+    assert run.state.current.agreed_root == ZERO32
+
+
+def test_s3_full_and_partial_digests_are_counted_apart(run: Run) -> None:
+    run.send(run.build_witness(0))
+    run.send(run.build_witness(1))
+    run.send(run.build_witness(2, flags=WitnessFlag.COMPLETE))
+    assert not run.state.current.flags & RoundFlag.DIGEST
+    run.send(run.build_witness(3))
+    assert run.state.current.flags & RoundFlag.DIGEST
+
+
+def test_s4_records_without_digest_count_for_none_but_their_bits_count(run: Run) -> None:
+    for member in range(3):
+        run.send(run.build_witness(member, flags=WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST))
+    assert run.state.current.flags == RoundFlag.ROOT
+    assert run.state.current.agreed_digest == ZERO32
+
+
+def test_h4_a_record_clears_the_silences_before_it(run: Run) -> None:
+    run.state.clients[0].witness_missed = 1
+    run.send(run.build_witness(0))
+    assert run.state.clients[0].witness_missed == 0
+
+
+def test_w3_blooms_are_keyed_by_the_round_that_reports(run: Run) -> None:
+    message = run.build_witness(0)
+    commitments = run.compute_commitments(run.state.rounds[0])
+    assert message.broadcast_bloom == compute_bloom(run.state.current.seed, 0, commitments.values())

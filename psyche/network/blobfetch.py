@@ -30,13 +30,14 @@ from psyche.network.limits import ASK_CHUNKS, SMALL_BLOBS_IN_FLIGHT, WINDOW_BYTE
 from psyche.network.ranges import Range, RangeScheduler
 from psyche.network.rates import SourceStatistics
 from psyche.network.sinks import Sink, SinkError
-from psyche.network.streams import BLOB, ByteStream, Lease, Signal, read_exactly
+from psyche.network.streams import BLOB, ByteStream, Lease, Readable, Signal, read_exactly
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
 
 _log: Final = logging.getLogger("psyche.network")
 FIRST_RETRY_S: Final = 0.25
 LONGEST_RETRY_S: Final = 4.0
 TAKE_OVER_AFTER_S: Final = 2.0
+WINDOW_TARGET_S: Final = 4.0  # no source is asked for more than it delivers in about this time
 MAX_SOURCES: Final = 1_024
 
 
@@ -107,6 +108,23 @@ class _Lie(NetworkError):
 
 class _Stall(NetworkError):
     """The source did not deliver in time."""
+
+    def __init__(self, message: str, waited_s: float) -> None:
+        super().__init__(message)
+        self.waited_s = waited_s
+
+
+class _Patient:
+    """A stream whose reads do not wait for ever."""
+
+    def __init__(self, stream: ByteStream, idle_s: float) -> None:
+        self._stream = stream
+        self._idle_s = idle_s
+
+    async def read_some(self, max_bytes: int) -> bytes:
+        with trio.move_on_after(self._idle_s):
+            return await self._stream.read_some(max_bytes)
+        raise _Stall(f"sends nothing for {self._idle_s:.1f} s", self._idle_s)
 
 
 @dataclass(slots=True)
@@ -233,11 +251,11 @@ class FetchJob:
         if not self._peers.is_connected(source):
             self._failures[source] = "not connected"
             return
-        asked: deque[_Asked] = deque()
         first = self._take(source)
         if first is None:
             return
-        asked.append(first)
+        asked = deque([first])
+        self._failures[source] = "was being asked"
         try:
             async with self._peers.lease(source, BLOB) as lease:
                 await self._exchange(source, lease.stream, asked)
@@ -247,7 +265,7 @@ class FetchJob:
             self._book.ban(source, str(error))
         except _Stall as error:
             self._failures[source] = str(error)
-            self._book.get_statistics(source).add_stall()
+            self._book.get_statistics(source).add_stall(error.waited_s)
         except SinkError as error:
             self._fatal = error
         except NetworkError as error:
@@ -274,7 +292,8 @@ class FetchJob:
 
     def _take_more(self, source: bytes, asked: deque[_Asked]) -> list[_Asked]:
         more: list[_Asked] = []
-        room = WINDOW_BYTES - sum(a.size_bytes for a in asked)
+        room = self._book.get_statistics(source).compute_window(WINDOW_TARGET_S, WINDOW_BYTES, 2 * BLOB_CHUNK_BYTES)
+        room -= sum(a.size_bytes for a in asked)
         large = sum(a.size_bytes > BLOB_CHUNK_BYTES for a in asked)
         while len(asked) + len(more) < SMALL_BLOBS_IN_FLIGHT and room >= BLOB_CHUNK_BYTES and large < 2:
             request = self._take(source, room // BLOB_CHUNK_BYTES, take_over=False)
@@ -308,20 +327,22 @@ class FetchJob:
 
     async def _receive(self, source: bytes, stream: ByteStream, request: _Asked) -> None:
         statistics = self._book.get_statistics(source)
+        idle_s = statistics.compute_limit_s(0, self._limits.min_progress_s)
         limit_s = statistics.compute_limit_s(request.size_bytes, self._limits.min_progress_s)
+        patient = _Patient(stream, idle_s)
         started = trio.current_time()
         with trio.move_on_after(limit_s):
-            status = await read_reply_head(stream, request.size_bytes)
+            status = await read_reply_head(patient, request.size_bytes)
             statistics.add_wait(trio.current_time() - started)
             if status != Status.OK:
                 self._process_refusal(source, request.item, status)
                 return
             began = trio.current_time()
-            await self._receive_body(source, stream, request.item)
+            await self._receive_body(source, patient, request.item)
             statistics.add_transfer(request.size_bytes, trio.current_time() - began)
             self._scheduler.finish(request.item)
             return
-        raise _Stall(f"nothing complete within {limit_s:.1f} s")
+        raise _Stall(f"nothing complete within {limit_s:.1f} s", limit_s)
 
     def _process_refusal(self, source: bytes, item: Range, status: Status) -> None:
         """The source lacks the blob: ask it again later, others now."""
@@ -331,7 +352,7 @@ class FetchJob:
         self._failures[source] = f"does not have it ({status.name.lower()})"
         self._scheduler.drop(item)
 
-    async def _receive_body(self, source: bytes, stream: ByteStream, item: Range) -> None:
+    async def _receive_body(self, source: bytes, stream: Readable, item: Range) -> None:
         target = self._targets[item.target]
         if not item.count:
             body = await read_exactly(stream, compute_manifest_bytes(target.size_bytes))

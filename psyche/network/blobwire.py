@@ -13,7 +13,7 @@ from typing import Final
 
 from psyche.errors import WireError
 from psyche.network.limits import RANGE_CHUNKS
-from psyche.network.streams import ByteStream, read_exactly
+from psyche.network.streams import Readable, read_exactly
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, MAX_BLOB_BYTES
 
 _REQUEST: Final = struct.Struct("<c32sII")
@@ -97,7 +97,7 @@ def encode_reply_head(status: Status, size_bytes: int = 0) -> bytes:
     return _REPLY.pack(status, size_bytes)
 
 
-async def read_reply_head(stream: ByteStream, expected_bytes: int) -> Status:
+async def read_reply_head(stream: Readable, expected_bytes: int) -> Status:
     """Read a reply's head; the body, if the status is OK, is exactly `expected_bytes` long.
 
     Raises:

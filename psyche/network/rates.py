@@ -100,8 +100,9 @@ class SourceStatistics:
         rate = size_bytes / max(seconds, 1e-6)
         self._rate = rate if self._rate is None else self._rate + _NEW_WEIGHT * (rate - self._rate)
 
-    def add_stall(self) -> None:
-        """A reply did not come in time: expect half of the rate from now on."""
+    def add_stall(self, waited_s: float) -> None:
+        """A reply did not come within `waited_s`: expect longer waits and half of the rate from now on."""
+        self._waits.append(waited_s)
         self._rate = max((self._rate or self._assumed) / 2, self._assumed / 16)
 
     def compute_limit_s(self, size_bytes: int, at_least_s: float) -> float:
@@ -110,6 +111,8 @@ class SourceStatistics:
 
     def compute_chunks(self, chunk_bytes: int, target_s: float, max_chunks: int) -> int:
         """How many chunks to ask for at once so that they take about `target_s`."""
-        if self._rate is None:
-            return min(2, max_chunks)
-        return max(1, min(max_chunks, int(self._rate * target_s / chunk_bytes)))
+        return max(1, min(max_chunks, int((self._rate or self._assumed) * target_s / chunk_bytes)))
+
+    def compute_window(self, target_s: float, at_most_bytes: int, at_least_bytes: int) -> int:
+        """How many bytes to have on their way at once."""
+        return max(at_least_bytes, min(at_most_bytes, int((self._rate or self._assumed) * target_s)))

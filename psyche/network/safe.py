@@ -247,6 +247,7 @@ def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits) -> Any:
     )
     swarm: Any = host.get_network()
     swarm.retry_config = RetryConfig(max_retries=0)
+    swarm.auto_connector.maybe_connect = _do_nothing_async  # it dials whoever it has heard of
     swarm.set_resource_manager(None)  # our own limits hold per peer; its slots leak with streams that break
     swarm._handle_inbound_connection = Gate(swarm, limits).handle  # noqa: SLF001 - there is no setting for it
     for protocol in REMOVED_PROTOCOLS:
@@ -258,6 +259,10 @@ def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits) -> Any:
 
 def _do_nothing(*_args: object, **_kwargs: object) -> None:
     """In place of identify, whose answers nobody needs."""
+
+
+async def _do_nothing_async(*_args: object, **_kwargs: object) -> None:
+    """In place of dialing: whom to dial is our redial loop's business."""
 
 
 def build_pubsub(host: Any, topics: frozenset[str]) -> tuple[SafePubsub, gossipsub.GossipSub]:

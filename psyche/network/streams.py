@@ -27,8 +27,8 @@ class StreamError(NetworkError):
     """The stream ended, was reset, or its connection is gone."""
 
 
-class ByteStream(Protocol):
-    """One ordered, reliable, bidirectional stream; one reader and one writer at a time."""
+class Readable(Protocol):
+    """Something that bytes come from, in order."""
 
     async def read_some(self, max_bytes: int) -> bytes:
         """Between 1 and `max_bytes` bytes.
@@ -37,6 +37,10 @@ class ByteStream(Protocol):
             StreamError: the stream is at its end or broken.
         """
         ...
+
+
+class ByteStream(Readable, Protocol):
+    """One ordered, reliable, bidirectional stream; one reader and one writer at a time."""
 
     async def write(self, data: bytes) -> None:
         """Send all of `data`.
@@ -55,7 +59,7 @@ class ByteStream(Protocol):
         ...
 
 
-async def read_exactly(stream: ByteStream, size_bytes: int) -> bytes:
+async def read_exactly(stream: Readable, size_bytes: int) -> bytes:
     """Exactly `size_bytes` bytes; the caller has judged the size.
 
     Raises:
@@ -70,7 +74,7 @@ async def read_exactly(stream: ByteStream, size_bytes: int) -> bytes:
     return bytes(out)
 
 
-async def read_frame(stream: ByteStream, max_bytes: int, what: str) -> bytes:
+async def read_frame(stream: Readable, max_bytes: int, what: str) -> bytes:
     """A frame: u32 length, then that many bytes.
 
     Raises:

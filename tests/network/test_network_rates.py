@@ -42,16 +42,17 @@ def test_the_deadline_of_a_request_follows_the_source() -> None:
 
 def test_ranges_shrink_for_a_slow_source_and_after_a_stall() -> None:
     source = SourceStatistics(assumed_rate_bytes_s=1_000)
-    assert source.compute_chunks(1 << 20, 2.0, 8) == 2, "unknown: careful"
+    assert source.compute_chunks(1 << 20, 2.0, 8) == 1, "unknown: careful"
     source.add_transfer(4 << 20, 1.0)
     assert source.compute_chunks(1 << 20, 2.0, 8) == 8
-    source.add_stall()
-    source.add_stall()
+    source.add_stall(1.0)
+    source.add_stall(1.0)
     assert source.compute_chunks(1 << 20, 2.0, 8) == 2
     for _ in range(50):
-        source.add_stall()
+        source.add_stall(1.0)
     assert source.compute_chunks(1 << 20, 2.0, 8) == 1
-    assert source.compute_limit_s(1, 0.0) > 0
+    assert source.compute_limit_s(0, 0.0) == 3.0, "waits of a stalling source are expected to be long"
+    assert source.compute_window(4.0, 1 << 24, 2 << 20) == 2 << 20
 
 
 def test_a_small_reply_says_nothing_of_the_rate() -> None:

@@ -9,6 +9,7 @@ from psyche.errors import DataError
 
 PIECE_BYTES: Final = 1 << 20  # text in memory at once
 MAX_LINE_BYTES: Final = 1 << 16  # how far back from a piece's end the end of a line is looked for
+_FIRST_CONTINUED: Final = 0x80  # below it a byte is a whole character
 _CHARACTER_BYTES: Final = 4  # of UTF-8, at most
 
 
@@ -125,4 +126,6 @@ def _find_break(piece: bytes) -> int:
     line = piece.rfind(b"\n", max(0, len(piece) - MAX_LINE_BYTES))
     if line >= 0:
         return line + 1
+    if piece[-1] < _FIRST_CONTINUED:
+        return len(piece)
     return max(1, _find_start(piece, len(piece) - 1))

@@ -13,8 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 
 from psyche.data import bytes_tokenizer
-from psyche.data.texts import Segment, read_pieces, split_texts
+from psyche.data.texts import Segment, find_texts, read_pieces, split_texts
 from psyche.errors import DataError
+
+__all__ = [
+    "ByteTokenizer",
+    "HuggingFaceTokenizer",
+    "TextTokenizer",
+    "TokenizeReport",
+    "TokenizedFile",
+    "find_texts",
+    "get_part_path",
+    "tokenize",
+]
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -79,7 +90,7 @@ class HuggingFaceTokenizer:
             if number is not None:
                 return number
         what = f"has no token {separator!r}" if separator else "names no end token"
-        raise DataError(f"{file}: {what}; say which of its tokens stands between documents")
+        raise DataError(f"{file}: {what}; name one of its tokens with --separator")
 
 
 @dataclass(frozen=True, slots=True)

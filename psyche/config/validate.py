@@ -34,7 +34,8 @@ def validate_config(state: Path, data_config: Path | None = None) -> ConfigRepor
 
     Args:
         state: a state.toml or run.toml, or the folder of one.
-        data_config: a data.toml, or the folder of one.
+        data_config: a data.toml, or the folder of one; None takes the one beside the run's file,
+            where the run has its data from the server.
     """
     problems: list[Problem] = []
     run: LoadedRun | None = None
@@ -44,13 +45,20 @@ def validate_config(state: Path, data_config: Path | None = None) -> ConfigRepor
     except ConfigProblems as error:
         problems += error.problems
     try:
-        data = load_data(data_config) if data_config is not None else None
+        data = load_data(data_config) if data_config is not None else _load_data_beside(run)
     except ConfigProblems as error:
         problems += error.problems
-    problems += find_data_problems(run, data)
+    problems += _find_disagreements(run, data)
     warnings = [*run.warnings, *_find_file_warnings(run, data)] if run else []
     unsupported = find_unsupported(run.model, run.config) if run else []
     return ConfigReport(tuple(problems), tuple(warnings), tuple(unsupported), run, data)
+
+
+def _load_data_beside(run: LoadedRun | None) -> LoadedData | None:
+    if run is None or run.model.data_location.kind is not DataLocationKind.SERVER:
+        return None
+    beside = run.folder / "data.toml"
+    return load_data(beside) if beside.is_file() else None
 
 
 def print_report(report: ConfigReport, write: Callable[[str], None]) -> int:
@@ -69,39 +77,31 @@ def print_report(report: ConfigReport, write: Callable[[str], None]) -> int:
     return report.exit_code
 
 
-def find_data_problems(run: LoadedRun | None, data: LoadedData | None) -> list[Problem]:
-    """What a run and its data.toml get wrong together, and data that is not there."""
-    problems: list[Problem] = []
-    if data is not None:
-        if not data.folder.is_dir():
-            problems.append(
-                Problem(data.path, data.lines.get(("dir",)), "dir", f"there is no folder {data.folder}",
-                        "a folder with .bin or .npy files, as `psyche data tokenize` makes")
-            )  # fmt: skip
-        elif not any(p.suffix in _TOKEN_SUFFIXES for p in data.folder.iterdir()):
-            problems.append(
-                Problem(data.path, data.lines.get(("dir",)), "dir", f"{data.folder} holds no token file",
-                        "a folder with .bin or .npy files, as `psyche data tokenize` makes")
-            )  # fmt: skip
-    if run is None or data is None:
-        return problems
-    if data.sequence_length != run.model.max_seq_len:
-        what = f"is {data.sequence_length}, model.LLM.max_seq_len of {run.path.name} is {run.model.max_seq_len}"
-        right = f"seq_len = {run.model.max_seq_len}"
-        problems.append(Problem(data.path, data.lines.get(("seq_len",)), "seq_len", what, right))
-    return problems
+def _find_disagreements(run: LoadedRun | None, data: LoadedData | None) -> list[Problem]:
+    if run is None or data is None or data.sequence_length == run.model.max_seq_len:
+        return []
+    what = f"is {data.sequence_length}, model.LLM.max_seq_len of {run.path.name} is {run.model.max_seq_len}"
+    line = data.lines.get(("seq_len",))
+    return [Problem(data.path, line, "seq_len", what, f"seq_len = {run.model.max_seq_len}")]
 
 
 def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
+    """What must still be put in place before the run can start."""
     found: list[str] = []
     location, checkpoint = run.model.data_location, run.model.checkpoint
     if location.kind is DataLocationKind.SERVER and data is None:
         found.append("model.LLM.data_location is 'Server': `server run` needs --data-config as well")
     if location.kind is not DataLocationKind.SERVER and data is not None:
         found.append("--data-config is not used: model.LLM.data_location is not 'Server'")
+    if data is not None and not _has_tokens(data.folder):
+        found.append(f"{data.path}: no token file in {data.folder} yet; `psyche data tokenize` makes one")
     if checkpoint.kind is CheckpointKind.LOCAL and not run.resolve(checkpoint.name).exists():
         found.append(
-            f"model.LLM.checkpoint: there is no folder {run.resolve(checkpoint.name)} on this machine; "
-            "every client needs it, `psyche model init` makes one"
+            f"model.LLM.checkpoint: no folder {run.resolve(checkpoint.name)} on this machine yet; every client needs "
+            "it, `psyche model init` makes one"
         )
     return found
+
+
+def _has_tokens(folder: Path) -> bool:
+    return folder.is_dir() and any(path.suffix in _TOKEN_SUFFIXES for path in folder.iterdir())

@@ -45,15 +45,13 @@ def test_what_is_wrong_ends_with_exit_code_1(tmp_path: Path) -> None:
     assert lines[-1] == "1 problem; nothing can run with this"
 
 
-def test_run_and_data_must_agree_and_data_must_be_there(tmp_path: Path) -> None:
+def test_run_and_data_must_agree(tmp_path: Path) -> None:
     state, data = make_demo(tmp_path)
-    data.write_text(set_values(DEMO_DATA, {("seq_len",): 64, ("dir",): "nowhere"}))
-    code, lines = show(state, data)
-    assert code == 1
-    assert f"data.toml:2: dir: there is no folder {tmp_path / 'nowhere'}" in lines[0]
-    assert "data.toml:4: seq_len: is 64, model.LLM.max_seq_len of run.toml is 128 -> seq_len = 128" in lines[1]
-    data.write_text(set_values(DEMO_DATA, {("dir",): "model"}))
-    assert "holds no token file" in show(state, data)[1][0]
+    data.write_text(set_values(DEMO_DATA, {("seq_len",): 64}))
+    for given in (data, None):  # the one beside the run's file is taken by itself
+        code, lines = show(state, given)
+        assert code == 1
+        assert "data.toml:4: seq_len: is 64, model.LLM.max_seq_len of run.toml is 128 -> seq_len = 128" in lines[0]
 
 
 def test_problems_of_both_files_are_told_together(tmp_path: Path) -> None:
@@ -72,6 +70,12 @@ def test_missing_pieces_around_the_files_are_warnings(tmp_path: Path) -> None:
     assert code == 0
     assert "needs --data-config" in lines[0]
     assert "psyche model init" in lines[1]
+    (tmp_path / "data.toml").write_text(DEMO_DATA)
+    code, lines = show(tmp_path)
+    assert code == 0
+    assert "psyche data tokenize" in lines[0]
+    (tmp_path / "run.toml").write_text(DEMO.replace("Server = ", "Local = "))
+    assert "--data-config is not used" in show(tmp_path, tmp_path)[1][0]
 
 
 def test_what_cannot_run_yet_is_told_and_is_no_error() -> None:

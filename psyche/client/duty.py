@@ -76,6 +76,7 @@ class Duty:
         if record is not None and x.member is not None and self._is_in(record):
             self._ask_data(record)
         x.end_wait("finished", "round over")
+        x.end_wait("witness", "round over")
         self._accuse(x.state)
 
     def act(self, now: float) -> None:

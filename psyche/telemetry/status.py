@@ -193,6 +193,8 @@ def _on_exported(view: NodeView, event: Event) -> None:
 
 
 def _on_left(view: NodeView, event: Event) -> None:
+    if view.finished and event.get("code", 0) == 0:
+        return
     view.phase = "left"
     view.note = str(event.get("reason", ""))
     view.waits.clear()
@@ -210,6 +212,7 @@ HANDLERS: Final[dict[str, Callable[[NodeView, Event], None]]] = {
     "client_started": _on_started,
     "state_changed": _on_state,
     "round_started": _on_position,
+    "member": _on_position,
     "trained": _on_trained,
     "applied": _on_applied,
     "digest": _on_digest,

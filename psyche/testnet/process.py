@@ -49,6 +49,10 @@ class Child:
         """The exit status once `wait` has returned; negative: the signal that ended it."""
         return self._popen.returncode
 
+    def is_running(self) -> bool:
+        """Whether it has not been seen to end."""
+        return not self._reaped
+
     async def wait(self) -> int:
         """Wait for the end, take what is left of its group along, and return the exit status.
 
@@ -142,7 +146,7 @@ async def stop_all(children: Sequence[Child], timeout_s: float) -> list[str]:
     stubborn: list[str] = []
 
     async def stop_one(child: Child) -> None:
-        if child.returncode is None and not await child.stop(timeout_s):
+        if child.is_running() and not await child.stop(timeout_s):
             stubborn.append(child.name)
 
     async with trio.open_nursery() as nursery:

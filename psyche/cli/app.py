@@ -1,0 +1,59 @@
+"""The command line as a whole."""
+
+from typing import Annotated
+
+import typer
+
+from psyche import __version__
+from psyche.cli import client, data, doctor, model, server, testnet
+from psyche.cli.common import Debug, format_examples, make_group
+from psyche.standalone import command as train
+
+app = make_group(
+    "Train one language model together over the open internet.\n\n"
+    "Several clients, each with a copy of the model, train on different data; they exchange tiny compressed "
+    "updates and hold bit-identical weights after every round. A coordinator server keeps the record of who did what.",
+    "psyche doctor                                         # is this machine ready?",
+    "psyche local-testnet start --num-clients 3 --config-path config/demo   # a whole run on this machine",
+    "psyche server run --state config/demo --server-port 39400              # a coordinator for others",
+    "psyche client train --run-id demo --server-addr HOST:39400             # take part",
+)
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"psyche {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    version: Annotated[  # noqa: ARG001 - the callback answers
+        bool,
+        typer.Option(
+            "--version", "-V", help="Print the version.", callback=lambda v: _print_version(wanted=v), is_eager=True
+        ),
+    ] = False,
+) -> None:
+    Debug.on = Debug.on or debug
+
+
+app.command(
+    "doctor",
+    epilog=format_examples(
+        "psyche doctor                      # everything, with what to do where something is wrong",
+        "psyche doctor --bind-p2p-port 4001 # also whether that port is free",
+        "psyche doctor --json               # for programs; exit code 1 where something fails",
+    ),
+)(doctor.doctor)
+app.command(
+    "train",
+    epilog=format_examples(*train.EXAMPLES),
+)(train.train)
+app.add_typer(data.group, name="data")
+app.add_typer(model.group, name="model")
+app.add_typer(server.group, name="server")
+app.add_typer(client.group, name="client")
+app.add_typer(testnet.group, name="local-testnet")

@@ -1,0 +1,261 @@
+"""The checks of `psyche doctor`. Each looks at one thing, bounded in time, and says what to do about it."""
+
+import ctypes
+import functools
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+IMPORT_TIMEOUT_S: Final = 120  # a cold torch on a slow disk
+WARN_DISK_BYTES: Final = 20 << 30
+FAIL_DISK_BYTES: Final = 2 << 30
+WARN_MEMORY_BYTES: Final = 4 << 30  # three demo clients with their trainers take 3 GB
+WARN_FILES: Final = 1_024
+INSTALL: Final = "in the checkout, `bash scripts/test --checks` installs everything"
+OLDEST_YEAR: Final = 2025  # a clock before this one was never set
+STA_UNSYNC: Final = 0x40
+TIMEX_BYTES: Final = 208
+BASE: Final = ("blake3", "cryptography", "msgspec", "pydantic", "structlog", "trio", "typer", "zstandard")
+
+TORCH_PROBE: Final = """
+import json, torch
+cuda = torch.cuda.is_available()
+print(json.dumps({
+    "version": torch.__version__, "threads": torch.get_num_threads(),
+    "device": torch.cuda.get_device_name(0) if cuda else "cpu",
+    "memory": torch.cuda.get_device_properties(0).total_memory if cuda else 0,
+    "count": torch.cuda.device_count() if cuda else 0, "sum": float(torch.ones(8).sum()),
+}))
+"""
+LIBP2P_PROBE: Final = """
+import json
+from importlib import metadata
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+pair = create_new_key_pair()
+assert pair.public_key.verify(b"m", pair.private_key.sign(b"m"))
+print(json.dumps({"version": metadata.version("libp2p")}))
+"""
+
+
+class Verdict(StrEnum):
+    """What a check found."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report; `advice` is what to do, empty where nothing needs doing."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def to_dict(check: Check) -> dict[str, str]:
+    """The check as JSON has it."""
+    return {"name": check.name, "verdict": str(check.verdict), "found": check.found, "advice": check.advice}
+
+
+def format_check(check: Check) -> str:
+    """`ok    python    3.11.7`, and below it what to do."""
+    line = f"{check.verdict:<5} {check.name:<9} {check.found}"
+    return f"{line}\n{'':<16}-> {check.advice}" if check.advice else line
+
+
+def get_checks(data_dir: Path, port: int) -> list[Callable[[], Check]]:
+    """All checks, in the order a person would ask."""
+    return [
+        check_python,
+        check_packages,
+        check_machine,
+        check_torch,
+        check_libp2p,
+        functools.partial(check_clock, time.time),
+        functools.partial(check_disk, data_dir),
+        check_files,
+        functools.partial(check_port, port),
+        check_addresses,
+    ]
+
+
+def check_python() -> Check:
+    """3.11 to 3.13."""
+    found = f"{platform.python_version()} ({sys.executable})"
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return Check("python", Verdict.OK, found)
+    return Check("python", Verdict.FAIL, found, "use Python 3.11, 3.12 or 3.13")
+
+
+def check_packages() -> Check:
+    """What every command needs, without loading it."""
+    missing = [name for name in BASE if not _is_installed(name)]
+    if missing:
+        return Check("packages", Verdict.FAIL, f"missing: {', '.join(missing)}", INSTALL)
+    return Check("packages", Verdict.OK, ", ".join(f"{name} {metadata.version(name)}" for name in BASE))
+
+
+def check_machine() -> Check:
+    """System, cores and memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0))
+    found = f"{platform.system()} {platform.machine()}, {cores} cores, {_gigabytes(memory)} of memory"
+    if platform.system() != "Linux":
+        return Check("machine", Verdict.FAIL, found, "Psyche runs on Linux; a container will do")
+    if memory < WARN_MEMORY_BYTES:
+        return Check("machine", Verdict.WARN, found, "a client needs about 1 GB besides the model: run one at a time")
+    return Check("machine", Verdict.OK, found)
+
+
+def check_torch() -> Check:
+    """torch is loaded in a process of its own: a broken driver must not end the doctor."""
+    facts, problem = _probe(TORCH_PROBE)
+    if facts is None:
+        return Check("torch", Verdict.FAIL, problem, INSTALL)
+    device = facts["device"]
+    if facts["count"]:
+        return Check(
+            "torch", Verdict.OK, f"{facts['version']}, {facts['count']} x {device}, {_gigabytes(facts['memory'])}"
+        )
+    if Path("/dev/nvidia0").exists():
+        advice = "a GPU is there but torch cannot use it: compare `nvidia-smi` with torch's CUDA version"
+        return Check("torch", Verdict.WARN, f"{facts['version']} on the CPU", advice)
+    return Check("torch", Verdict.OK, f"{facts['version']} on the CPU, {facts['threads']} threads")
+
+
+def check_libp2p() -> Check:
+    """libp2p loads and its keys work."""
+    facts, problem = _probe(LIBP2P_PROBE)
+    if facts is None:
+        return Check("libp2p", Verdict.FAIL, problem, INSTALL)
+    return Check("libp2p", Verdict.OK, f"{facts['version']}, Ed25519 keys sign and verify")
+
+
+def check_clock(now: Callable[[], float]) -> Check:
+    """Deadlines are unix seconds that the coordinator gives: a clock minutes off reports late."""
+    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now()))
+    if time.gmtime(now()).tm_year < OLDEST_YEAR:
+        return Check("clock", Verdict.FAIL, found, "set it: sudo timedatectl set-ntp true")
+    synchronised = _is_clock_synchronised()
+    if synchronised is None:
+        return Check("clock", Verdict.OK, f"{found}; the kernel does not say whether it is synchronised")
+    if not synchronised:
+        advice = "not synchronised: sudo timedatectl set-ntp true (in a container, on the host)"
+        return Check("clock", Verdict.WARN, found, advice)
+    return Check("clock", Verdict.OK, f"{found}, synchronised")
+
+
+def check_disk(folder: Path) -> Check:
+    """Room for snapshots, the replay store and checkpoints."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    found = f"{_gigabytes(free)} free at {folder}"
+    if not os.access(folder, os.W_OK):
+        return Check("disk", Verdict.FAIL, f"{folder} is not writable", "choose another place with --data-dir")
+    if free < FAIL_DISK_BYTES:
+        return Check("disk", Verdict.FAIL, found, f"at least {_gigabytes(FAIL_DISK_BYTES)} are needed")
+    if free < WARN_DISK_BYTES:
+        return Check("disk", Verdict.WARN, found, "enough for small models; a checkpoint takes 16 bytes a parameter")
+    return Check("disk", Verdict.OK, found)
+
+
+def check_files() -> Check:
+    """Open files: each peer takes a few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < WARN_FILES:
+        return Check("files", Verdict.WARN, f"{soft} open files allowed", f"ulimit -n {min(hard, 65_536)}")
+    return Check("files", Verdict.OK, f"{soft} open files allowed")
+
+
+def check_port(port: int) -> Check:
+    """A TCP port can be listened on."""
+    name = f"port {port}" if port else "a free port"
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind(("0.0.0.0", port))  # noqa: S104 - what a client does
+            listener.listen()
+            chosen = listener.getsockname()[1]
+    except OSError as error:
+        advice = "choose another with --bind-p2p-port" if port else "this machine lets no program listen"
+        return Check("ports", Verdict.FAIL, f"{name}: {error.strerror}", advice)
+    return Check("ports", Verdict.OK, f"can listen on {name}" + ("" if port else f" ({chosen})"))
+
+
+def check_addresses() -> Check:
+    """An address that others can reach."""
+    addresses = get_outward_addresses()
+    if not addresses:
+        advice = "clients on this machine reach each other; others cannot reach this one"
+        return Check("network", Verdict.WARN, "no address but loopback", advice)
+    return Check(
+        "network", Verdict.OK, f"this machine is {', '.join(addresses)}; others must be able to reach it there"
+    )
+
+
+def get_outward_addresses() -> list[str]:
+    """The IPv4 address that the default route uses, without sending anything."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address: connecting a datagram socket sends nothing
+        except OSError:
+            return []
+        address = str(probe.getsockname()[0])
+    return [] if address.startswith("127.") else [address]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _probe(program: str) -> tuple[dict[str, Any] | None, str]:
+    """Run a small program; the JSON it prints last, or what went wrong."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, f"did not load within {IMPORT_TIMEOUT_S} s"
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 and lines:
+        return json.loads(lines[-1]), ""
+    problem = done.stderr.strip().splitlines()
+    return None, problem[-1] if problem else f"ended with exit code {done.returncode}"
+
+
+def _is_clock_synchronised() -> bool | None:
+    """What the kernel's clock discipline says; None where it says nothing."""
+    timex = (ctypes.c_char * TIMEX_BYTES)()  # modes 0: only read
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "adjtimex") or libc.adjtimex(timex) < 0:
+        return None
+    # struct timex: modes u32, pad, offset, freq, maxerror, esterror (long each), then status i32
+    offset = ctypes.sizeof(ctypes.c_long) * 5
+    status = ctypes.c_int.from_buffer(timex, offset).value
+    return not status & STA_UNSYNC
+
+
+def _gigabytes(size_bytes: float) -> str:
+    return f"{size_bytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,172 @@
+"""`psyche client`: take part in a run."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from psyche.cli import options as opt
+from psyche.cli.common import format_examples, make_group, parse_hex
+
+if TYPE_CHECKING:
+    from psyche.client.settings import ClientSettings
+    from psyche.telemetry.console import Console
+    from psyche.telemetry.events import EventLog
+    from psyche.wire.crypto import Identity
+
+group = make_group(
+    "Take part in a run.",
+    "psyche client train --run-id demo --server-addr 192.0.2.7:39400",
+    "psyche client show-identity --data-dir ~/psyche/demo",
+)
+
+
+@group.callback()
+def _root() -> None:
+    pass
+
+
+@group.command(
+    "train",
+    epilog=format_examples(
+        "psyche client train --run-id demo --server-addr 192.0.2.7:39400",
+        "psyche client train --run-id demo --server-addr HOST:39400 --checkpoint-dir checkpoints --device cuda",
+        "RUN_ID=demo SERVER_ADDR=HOST:39400 psyche client train --logs json   # options from the environment",
+    ),
+)
+def train(
+    *,
+    run_id: opt.RunId,
+    server_addr: opt.ServerAddr,
+    server_key: opt.ServerKey = None,
+    identity_secret_key_path: opt.IdentityPath = None,
+    data_dir: opt.DataDir = None,
+    bind_p2p_port: opt.BindPort = 0,
+    bind_p2p_interface: opt.BindInterface = None,
+    bootstrap: opt.Bootstrap = None,
+    local_root: opt.LocalRoot = Path(),
+    device: opt.Device = "auto",
+    threads: opt.Threads = 0,
+    micro_batch_size: opt.MicroBatchSize = 1,
+    checkpoint_dir: opt.CheckpointDir = None,
+    keep_steps: opt.KeepSteps = 3,
+    logs: opt.LogsOption = opt.Logs.console,
+    log: opt.LogLevel = "info",
+    write_log: opt.WriteLog = None,
+    events_dir: opt.EventsDir = None,
+    keep_event_files: opt.KeepEventFiles = 5,
+    write_gradients_dir: opt.DistroDir = None,
+    node_name: opt.NodeName = "client",
+) -> None:
+    """Train in a run until it is finished.
+
+    Waits for members, loads the weights (from the run's source, or from peers), trains its share of every round, and
+    exits with 0 when the run is finished. Ctrl-C withdraws and ends within five seconds; a second Ctrl-C ends at once.
+    Started again, it goes on where it was.
+    """
+    from psyche.cli.interfaces import get_bind_ip
+    from psyche.client.settings import ClientSettings
+    from psyche.server.dial import parse_server
+    from psyche.telemetry.console import Console
+    from psyche.telemetry.events import EventLog
+    from psyche.telemetry.logging import configure_logging
+
+    console = Console()
+    configure_logging(logs.value, log, console=console, write_log=write_log)
+    data_dir = get_data_dir(data_dir, run_id)
+    events_path = (events_dir / node_name if events_dir is not None else data_dir) / "events.jsonl"
+    address = parse_server(server_addr, run_id, parse_hex("--server-key", server_key) if server_key else None)
+    settings = ClientSettings(
+        run_id=run_id,
+        server_host=address.host,
+        server_port=address.port,
+        server_key=address.key,
+        data_dir=data_dir,
+        identity_path=identity_secret_key_path,
+        bind_ip=get_bind_ip(bind_p2p_interface),
+        bind_port=bind_p2p_port,
+        bootstrap=tuple(bootstrap or ()),
+        local_root=local_root.absolute(),
+        device=device,
+        threads=threads,
+        micro_batch_size=micro_batch_size,
+        checkpoint_dir=checkpoint_dir,
+        keep_steps=keep_steps,
+        events_path=events_path,
+        node_name=node_name,
+        distro_dir=write_gradients_dir,
+    )
+    events = EventLog(events_path, node=node_name, keep=keep_event_files)
+    raise typer.Exit(run(settings, events, console, logs))
+
+
+def run(settings: "ClientSettings", events: "EventLog", console: "Console", logs: opt.Logs) -> int:
+    """Run the client with its live view; the exit code."""
+    from psyche.cli.common import run_async
+    from psyche.client.app import run_client
+    from psyche.server.backend import ServerAddress, TcpBackend, open_backend
+    from psyche.telemetry.live import open_live_view
+
+    def open_tcp_backend(
+        client: "ClientSettings", identity: "Identity"
+    ) -> "contextlib.AbstractAsyncContextManager[TcpBackend]":
+        address = ServerAddress(
+            host=client.server_host, port=client.server_port, run_id=client.run_id, key=client.server_key
+        )
+        return open_backend(address, identity, sink=events)
+
+    async def main() -> int:
+        async with open_live_view(events, console, logs.value):
+            return await run_client(settings, events, open_tcp_backend)
+
+    with contextlib.closing(events):
+        return int(run_async(main))
+
+
+@group.command(
+    "show-identity",
+    epilog=format_examples(
+        "psyche client show-identity --run-id demo                 # the key that this run's client uses here",
+        "psyche client show-identity -i my.key --create            # make one",
+    ),
+)
+def show_identity(
+    *,
+    identity_secret_key_path: opt.IdentityPath = None,
+    data_dir: opt.DataDir = None,
+    run_id: Annotated[str, typer.Option(envvar="RUN_ID", help="The run whose data folder is meant.")] = "",
+    create: Annotated[bool, typer.Option("--create", help="Make the key where there is none.")] = False,
+) -> None:
+    """Print the public key by which others know this client."""
+    import secrets
+
+    from psyche.errors import ConfigError
+    from psyche.wire.crypto import Identity
+
+    raw = os.environ.get("RAW_IDENTITY_SECRET_KEY")
+    if raw and identity_secret_key_path is None:
+        typer.echo(Identity(parse_hex("RAW_IDENTITY_SECRET_KEY", raw)).public.hex())
+        return
+    if identity_secret_key_path is None and data_dir is None and not run_id:
+        raise ConfigError("name a key: --identity-secret-key-path FILE, --data-dir FOLDER or --run-id RUN")
+    path = identity_secret_key_path or get_data_dir(data_dir, run_id) / "identity.key"
+    if create and not path.exists():
+        Identity(secrets.token_bytes(32)).save(path)
+    typer.echo(Identity.load(path).public.hex())
+
+
+def get_data_dir(data_dir: Path | None, run_id: str) -> Path:
+    """The folder asked for, or psyche-data/RUN_ID here.
+
+    Raises:
+        ConfigError: a run id that is no folder's name.
+    """
+    from psyche.errors import ConfigError
+
+    if data_dir is not None:
+        return data_dir.expanduser()
+    if not run_id or "/" in run_id or run_id in (".", ".."):
+        raise ConfigError(f"--run-id {run_id!r}: no name for a folder; choose one with --data-dir")
+    return Path("psyche-data") / run_id

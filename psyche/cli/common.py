@@ -1,0 +1,108 @@
+"""What the commands share: one way to fail, one way to stop, one way to write examples."""
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from psyche.errors import ConfigError, PsycheError
+
+EXIT_ERROR: Final = 1
+EXIT_INTERRUPTED: Final = 130  # stopped by Ctrl-C, as shells count it
+MAX_ERRORS: Final = 20
+KEY_BYTES: Final = 32
+
+
+class Debug:
+    """Whether errors are shown with where they come from (`psyche --debug`, PSYCHE_DEBUG=1)."""
+
+    on = bool(os.environ.get("PSYCHE_DEBUG"))
+
+
+class PsycheGroup(TyperGroup):
+    """Commands whose errors are one clear message, and which Ctrl-C ends with 130."""
+
+    def invoke(self, ctx: Any) -> Any:  # click.Context, which some versions of typer bring along under another name
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except PsycheError as error:
+            show_errors(error)
+        except BaseExceptionGroup as group:
+            show_errors(group)
+        raise typer.Exit(EXIT_ERROR)
+
+
+def show_errors(error: BaseException) -> None:
+    """Print our own errors as messages; anything else is a defect of ours and goes on.
+
+    Raises:
+        BaseException: `error` itself, where not everything in it is a `PsycheError`.
+        typer.Exit: 130 where it was Ctrl-C in several tasks.
+    """
+    leaves = list(get_leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if not all(isinstance(leaf, PsycheError) for leaf in leaves):
+        raise error
+    if Debug.on:
+        traceback.print_exception(error)
+    messages = list(dict.fromkeys(str(leaf) for leaf in leaves))
+    for message in messages[:MAX_ERRORS]:
+        sys.stderr.write(f"error: {message}\n")
+
+
+def get_leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors that a group of groups holds."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from get_leaves(inner)
+    else:
+        yield error
+
+
+def make_group(text: str, *examples: str) -> typer.Typer:
+    """A group of commands with its explanation and examples."""
+    return typer.Typer(
+        cls=PsycheGroup,
+        help=text,
+        epilog=format_examples(*examples),
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+
+
+def format_examples(*examples: str) -> str:
+    """Examples for the end of a help page, kept as they stand; `# ...` after a command explains it."""
+    return "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
+
+
+def run_async(function: Any, *args: Any) -> Any:
+    """Run an async function on trio; trio is loaded only now."""
+    import trio
+
+    return trio.run(function, *args)
+
+
+def parse_hex(name: str, text: str) -> bytes:
+    """32 bytes from 64 hex digits.
+
+    Raises:
+        ConfigError: naming `name`.
+    """
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"{name}: must be 64 hex digits")
+    return key

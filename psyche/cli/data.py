@@ -1,0 +1,76 @@
+"""`psyche data`: text becomes files of token ids."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from psyche.cli.common import format_examples, make_group
+
+if TYPE_CHECKING:
+    from psyche.data.tokenize import TokenizedFile
+
+group = make_group(
+    "Prepare training data.",
+    "psyche data tokenize book.txt --output data/train.bin",
+)
+
+
+@group.callback()
+def _root() -> None:
+    pass
+
+
+@group.command(
+    "tokenize",
+    epilog=format_examples(
+        "psyche data tokenize book.txt -o data/train.bin          # bytes: every byte is its own id",
+        "psyche data tokenize src/ --suffix .py -o data/train.bin --held-out eval/held-out.bin --held-out-bytes 200000",
+        "psyche data tokenize src/ --tokenizer model/tokenizer.json -o data/train.bin",
+    ),
+)
+def tokenize(
+    inputs: Annotated[
+        list[Path], typer.Argument(metavar="FILE_OR_FOLDER...", help="Text; folders are searched through.")
+    ],
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file of token ids to write (.bin).")],
+    suffix: Annotated[
+        list[str] | None, typer.Option(help="In folders, only files that end so; may be repeated.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json, or its folder; without it bytes are the tokens.")
+    ] = None,
+    separator: Annotated[str | None, typer.Option(help="The token between documents; default: the end token.")] = None,
+    held_out: Annotated[Path | None, typer.Option(help="A second file, in another folder, for evaluation.")] = None,
+    held_out_bytes: Annotated[int, typer.Option(min=0, help="How much of the text's end goes to --held-out.")] = 0,
+    token_size: Annotated[
+        int | None, typer.Option(help="Bytes of an id, 2 or 4; default: 2 where it suffices.")
+    ] = None,
+) -> None:
+    """Write the token ids of text files, one document after another.
+
+    The result is whole or not there. A JSON file beside it says what is in it.
+    """
+    from psyche.cli.progress import ProgressBar
+    from psyche.data.texts import find_texts
+    from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer
+    from psyche.data.tokenize import tokenize as run
+
+    texts = find_texts(inputs, tuple(suffix or ()))
+    chosen = ByteTokenizer() if tokenizer is None else HuggingFaceTokenizer(tokenizer, separator)
+    with ProgressBar(f"tokenizing {len(texts)} files") as bar:
+        report = run(
+            texts, output, tokenizer=chosen, held_out=held_out, held_out_bytes=held_out_bytes,
+            token_size_bytes=token_size, progress=bar.set,
+        )  # fmt: skip
+    _print(report.train)
+    if report.held_out is not None:
+        _print(report.held_out)
+
+
+def _print(file: "TokenizedFile") -> None:
+    typer.echo(
+        f"{file.path}: {file.tokens} tokens of {file.token_size_bytes} bytes from {file.documents} documents, "
+        f"vocabulary {file.vocab_size}"
+    )

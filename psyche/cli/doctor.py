@@ -1,0 +1,35 @@
+"""`psyche doctor`: is this machine ready to take part?"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psyche.cli import checks
+
+
+def doctor(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check, in a list.")] = False,
+    data_dir: Annotated[
+        Path, typer.Option(help="Where snapshots and checkpoints will lie: its disk is looked at.")
+    ] = Path(),
+    bind_p2p_port: Annotated[
+        int, typer.Option(envvar="BIND_P2P_PORT", min=0, max=65535, help="The port you mean to use; 0: any free one.")
+    ] = 0,
+) -> None:
+    """Check Python, torch and device, libp2p, clock, disk and ports.
+
+    Each line is ok, warn or fail, with what to do. Exit code 1 where something fails.
+    """
+    found: list[checks.Check] = []
+    for make in checks.get_checks(data_dir, bind_p2p_port):
+        check = make()
+        found.append(check)
+        if not as_json:
+            typer.echo(checks.format_check(check))
+    if as_json:
+        typer.echo(json.dumps([checks.to_dict(check) for check in found], indent=2))
+    if any(check.verdict is checks.Verdict.FAIL for check in found):
+        raise typer.Exit(1)

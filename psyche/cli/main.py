@@ -1,0 +1,15 @@
+"""The entry point of `psyche`: answers `--version` at once, and loads the commands only where one is wanted."""
+
+import sys
+
+from psyche import __version__
+
+
+def main() -> None:
+    """Run the command line in `sys.argv` and exit."""
+    if sys.argv[1:] in (["--version"], ["-V"]):
+        sys.stdout.write(f"psyche {__version__}\n")
+        return
+    from psyche.cli.app import app
+
+    app(prog_name="psyche")

@@ -1,0 +1,100 @@
+"""`psyche model`: first weights."""
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psyche.cli.common import format_examples, make_group
+
+group = make_group(
+    "Make the model that a run starts from.",
+    "psyche model init --config config/demo/model.toml --output config/demo/model",
+)
+
+
+@group.callback()
+def _root() -> None:
+    pass
+
+
+@group.command(
+    "init",
+    epilog=format_examples(
+        "psyche model init --config model.toml --output model            # byte tokenizer beside it",
+        "psyche model init --config model.toml --output model --seed 7   # other weights",
+        "psyche model init --config model.toml --output model --tokenizer my/tokenizer.json",
+    ),
+)
+def init(
+    *,
+    config: Annotated[Path, typer.Option(help="Fields of a Llama model: TOML, JSON, or a model folder to imitate.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make; must not exist or be empty.")],
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A folder or file whose tokenizer goes along; default: the byte tokenizer.")
+    ] = None,
+) -> None:
+    """Write random first weights as a Hugging Face folder (fp32 safetensors).
+
+    They are made once, by one person, and everybody loads these files.
+    """
+    from psyche.modeling.model import init_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        extra = get_tokenizer_files(tokenizer, Path(folder))
+        parameters = init_model(config, output, seed, extra_files=extra)
+    typer.echo(f"{output}: {parameters} parameters, seed {seed}")
+
+
+def get_tokenizer_files(tokenizer: Path | None, scratch: Path) -> list[Path]:
+    """The tokenizer's files: those of a folder, one file, or the byte tokenizer written into `scratch`.
+
+    Raises:
+        ConfigError: there is none at that path.
+    """
+    from psyche.data.bytes_tokenizer import write_tokenizer
+    from psyche.errors import ConfigError
+
+    if tokenizer is None:
+        write_tokenizer(scratch)
+        return sorted(scratch.iterdir())
+    if tokenizer.is_file():
+        return [tokenizer]
+    files = sorted(tokenizer.glob("tokenizer*.json")) + sorted(tokenizer.glob("special_tokens_map.json"))
+    if not files:
+        raise ConfigError(f"--tokenizer {tokenizer}: no tokenizer.json there")
+    return files
+
+
+@group.command(
+    "sample",
+    epilog=format_examples(
+        "psyche model sample runs/demo-20260101-120000/model --prompt 'def main('",
+        "psyche model sample trained --bytes 400 --temperature 0.5 --seed 3",
+    ),
+)
+def sample(
+    folder: Annotated[Path, typer.Argument(help="A model's folder, as clients export it.")],
+    *,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "def ",
+    length: Annotated[
+        int, typer.Option("--bytes", min=1, help="How many tokens to add (bytes, with the byte tokenizer).")
+    ] = 200,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest each time.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Of the drawing.")] = 0,
+    held_out: Annotated[Path | None, typer.Option(help="A token file to measure the loss on.")] = None,
+    json_file: Annotated[Path | None, typer.Option(help="Also write the result to this file.")] = None,
+) -> None:
+    """Let a trained model write text, read with plain transformers."""
+    from psyche.standalone.sample import sample_model
+
+    found = sample_model(folder, prompt=prompt, tokens=length, temperature=temperature, seed=seed, held_out=held_out)
+    typer.echo(found.text)
+    if found.held_out_loss is not None:
+        typer.echo(f"held-out loss {found.held_out_loss:.4f} nats per token", err=True)
+    if json_file is not None:
+        json_file.write_text(json.dumps(dataclasses.asdict(found)) + "\n", encoding="utf-8")

@@ -1,0 +1,89 @@
+"""Options that commands share. Their names are those of the original documentation; each can come from the environment
+under its name in capitals (`--run-id` is RUN_ID), but for --device."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Logs(StrEnum):
+    """Where log lines go."""
+
+    console = "console"
+    json = "json"
+    none = "none"
+
+
+RunId = Annotated[str, typer.Option(envvar="RUN_ID", help="The run to take part in.")]
+ServerAddr = Annotated[str, typer.Option(envvar="SERVER_ADDR", help="The coordinator server, host:port.")]
+ServerKey = Annotated[
+    str | None,
+    typer.Option(envvar="SERVER_KEY", help="The server's public key, 64 hex digits: refuse any other server."),
+]
+IdentityPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--identity-secret-key-path",
+        "-i",
+        envvar="IDENTITY_SECRET_KEY_PATH",
+        help="File with the secret key, 64 hex digits. Default: made in the data folder on first use. "
+        "RAW_IDENTITY_SECRET_KEY may hold the digits instead.",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="DATA_DIR",
+        help="Key, snapshots and replay store of this client, one folder each. Default: psyche-data/RUN_ID.",
+    ),
+]
+BindPort = Annotated[
+    int,
+    typer.Option(envvar="BIND_P2P_PORT", min=0, max=65535, help="Port for other clients; 0: any free one."),
+]
+BindInterface = Annotated[
+    str | None,
+    typer.Option(envvar="BIND_P2P_INTERFACE", help="Interface (eth0, eth*) or IPv4 address. Default: all."),
+]
+Bootstrap = Annotated[
+    list[str] | None,
+    typer.Option(envvar="BOOTSTRAP", help="Multiaddr of a client to connect to at once; may be repeated."),
+]
+LocalRoot = Annotated[
+    Path,
+    typer.Option(envvar="LOCAL_ROOT", help="Where relative Local paths of the run (model, data) begin."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Threads = Annotated[int, typer.Option(envvar="THREADS", min=0, help="Threads of the trainer; 0: all cores.")]
+MicroBatchSize = Annotated[
+    int,
+    typer.Option(envvar="MICRO_BATCH_SIZE", min=1, help="Samples at a time; fewer need less memory."),
+]
+CheckpointDir = Annotated[
+    Path | None,
+    typer.Option(envvar="CHECKPOINT_DIR", help="Write the model here at each epoch's end, for from_pretrained."),
+]
+KeepSteps = Annotated[int, typer.Option(envvar="KEEP_STEPS", min=1, help="How many checkpoints are kept.")]
+LogsOption = Annotated[Logs, typer.Option(envvar="LOGS", help="Lines for people, lines of JSON, or none.")]
+LogLevel = Annotated[str, typer.Option("--log", envvar="LOG", help="Level, also by part: warn,psyche.client=debug.")]
+WriteLog = Annotated[Path | None, typer.Option(envvar="WRITE_LOG", help="Also write log lines (JSON) to this file.")]
+EventsDir = Annotated[
+    Path | None,
+    typer.Option(envvar="EVENTS_DIR", help="The event log goes to NODE/events.jsonl here. Default: the data folder."),
+]
+KeepEventFiles = Annotated[
+    int,
+    typer.Option(envvar="KEEP_EVENT_FILES", min=0, help="Older event files kept, 64 MB each."),
+]
+DistroDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--write-gradients-dir",
+        "--write-distro-data",
+        envvar="WRITE_GRADIENTS_DIR",
+        help="Keep a copy of every own update in this folder.",
+    ),
+]
+NodeName = Annotated[str, typer.Option(envvar="NODE_NAME", help="What this client is called in logs.")]

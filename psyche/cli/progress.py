@@ -1,0 +1,54 @@
+"""A progress bar for commands that run to an end."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from psyche.telemetry.console import Console
+from psyche.telemetry.text import format_bytes, format_seconds
+
+WIDTH: Final = 30
+EVERY_S: Final = 0.1
+PLAIN_EVERY_S: Final = 5.0
+
+
+class ProgressBar:
+    """`tokenizing [#####     ] 52 % 14.1 MB of 27.0 MB, 2 s left`; without a terminal a line every five seconds."""
+
+    def __init__(
+        self, title: str, console: Console | None = None, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._title = title
+        self._console = console or Console()
+        self._now = now
+        self._started = now()
+        self._shown_at = self._started
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._console.clear_status()
+
+    def set(self, done: int, total: int) -> None:
+        """Show that `done` of `total` bytes are done; may be called as often as you like."""
+        now = self._now()
+        if now - self._shown_at < (EVERY_S if self._console.live else PLAIN_EVERY_S):
+            return
+        self._shown_at = now
+        text = format_progress(self._title, done, total, now - self._started)
+        if self._console.live:
+            self._console.set_status(text)
+        else:
+            self._console.print(text)
+
+
+def format_progress(title: str, done: int, total: int, elapsed_s: float) -> str:
+    """One line with bar, percentage, amounts and the time left at this pace."""
+    share = min(1.0, done / total) if total else 1.0
+    bar = "#" * int(share * WIDTH)
+    left = f", {format_seconds(elapsed_s * (1 - share) / share)} left" if share > 0 else ""
+    return f"{title} [{bar:<{WIDTH}}] {share:4.0%} {format_bytes(done)} of {format_bytes(total)}{left}"

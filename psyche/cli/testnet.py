@@ -1,0 +1,112 @@
+"""`psyche local-testnet`: a whole run on one machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psyche.cli.common import format_examples, make_group
+
+group = make_group(
+    "A server and several clients on this machine, started, watched and stopped together.",
+    "psyche local-testnet start --num-clients 3 --config-path config/demo",
+)
+
+NumClients = Annotated[int, typer.Option(help="How many clients; each is two processes.")]
+ConfigPath = Annotated[Path, typer.Option(help="A run.toml, or the folder with it, data.toml and model.json.")]
+RunDir = Annotated[Path | None, typer.Option(help="Everything of this run goes here. Default: runs/NAME-DATE-TIME.")]
+CacheDir = Annotated[Path, typer.Option(help="First weights and tokens that runs share.")]
+KillNumber = Annotated[int, typer.Option(min=0, help="How many clients are killed (SIGKILL) at a time.")]
+KillInterval = Annotated[float, typer.Option(help="Seconds between kills; killed clients come back at once.")]
+AllowedToKill = Annotated[str, typer.Option(help="Numbers of the clients that may be killed, as in 1,3. Default: all.")]
+Minutes = Annotated[
+    float | None, typer.Option(help="Stop after this long: the run is paused, which ends its epoch cleanly.")
+]
+Sample = Annotated[bool, typer.Option(help="At the end, show text from the trained model.")]
+
+
+@group.callback()
+def _root() -> None:
+    pass
+
+
+@group.command(
+    "start",
+    epilog=format_examples(
+        "psyche local-testnet start --num-clients 3 --config-path config/demo",
+        "psyche local-testnet start --num-clients 3 --config-path config/demo-kill --random-kill-num 1 \\\\",
+        "    --random-kill-interval 20",
+        "psyche local-testnet start --num-clients 8 --config-path my-run --minutes 10 --write-distro-data",
+    ),
+)
+def start(
+    *,
+    num_clients: NumClients,
+    config_path: ConfigPath,
+    run_dir: RunDir = None,
+    cache_dir: CacheDir = Path("runs") / "cache",
+    server_port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
+    random_kill_num: KillNumber = 0,
+    random_kill_interval: KillInterval = 120.0,
+    allowed_to_kill: AllowedToKill = "",
+    minutes: Minutes = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep journals and snapshots, not only the results.")] = False,
+    write_distro_data: Annotated[bool, typer.Option("--write-distro-data", help="Keep every update.")] = False,
+    write_log: Annotated[bool, typer.Option("--write-log", help="Also write log lines as JSON.")] = False,
+    log: Annotated[str, typer.Option(help="Level of the processes' logs, as in warn,psyche=debug.")] = "info",
+    events_dir: Annotated[
+        Path | None, typer.Option(help="Event logs go here. Default: events in the run's folder.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N, for all clients.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Of each trainer; 0: the cores shared out.")] = 0,
+    micro_batch_size: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the first weights and of who is killed.")] = 0,
+    sample: Sample = True,
+) -> None:
+    """Run a server and clients until the run is finished, and compare what they hold.
+
+    Makes first weights and tokens where they are missing, chooses free ports, shows all clients in one view, and
+    leaves nothing running, whatever ends it. Exit code 1 where the final digests differ or a client failed, 130 after
+    Ctrl-C; a second Ctrl-C kills at once.
+    """
+    from psyche.cli.common import run_async
+    from psyche.telemetry.console import Console
+    from psyche.testnet.settings import TestnetSettings
+    from psyche.testnet.supervisor import run_testnet
+
+    settings = TestnetSettings(
+        num_clients=num_clients,
+        config_path=config_path,
+        run_dir=run_dir,
+        cache_dir=cache_dir,
+        server_port=server_port,
+        random_kill_num=random_kill_num,
+        random_kill_interval_s=random_kill_interval,
+        allowed_to_kill=parse_numbers(allowed_to_kill),
+        minutes=minutes,
+        keep=keep,
+        write_distro_data=write_distro_data,
+        write_log=write_log,
+        log=log,
+        events_dir=events_dir,
+        device=device,
+        threads=threads,
+        micro_batch_size=micro_batch_size,
+        seed=seed,
+        sample=sample,
+    )
+    raise typer.Exit(run_async(run_testnet, settings, Console()))
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """`1,3` as numbers.
+
+    Raises:
+        ConfigError: something else.
+    """
+    from psyche.errors import ConfigError
+
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--allowed-to-kill {text!r}: must be numbers of clients, as in 1,3") from None

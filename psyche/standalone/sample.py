@@ -1,0 +1,95 @@
+"""Text and held-out loss from an exported model, read with plain transformers: nothing of ours is needed to use it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from psyche.errors import ConfigError
+
+HELD_OUT_ROWS: Final = 256
+ROWS_AT_ONCE: Final = 16
+TOP_K: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a model writes after `prompt`; `held_out_loss` in nats per token, None where nothing was held out."""
+
+    prompt: str
+    text: str
+    held_out_loss: float | None
+
+
+def sample_model(
+    folder: Path, *, prompt: str = "def ", tokens: int = 200, temperature: float = 0.8, seed: int = 0,
+    held_out: Path | None = None,
+) -> Sample:  # fmt: skip
+    """Load an exported folder and let it write.
+
+    Args:
+        folder: a Hugging Face folder with its tokenizer.
+        prompt: what the text begins with.
+        tokens: how many tokens to add.
+        temperature: 0 takes the likeliest token each time.
+        seed: of the drawing.
+        held_out: a file of 2-byte token ids to measure the loss on.
+
+    Raises:
+        ConfigError: the folder or the file cannot be read.
+    """
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder}: no config.json; name a model's folder")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: transformers cannot load it: {error}") from error
+    model.eval()
+    loss = None if held_out is None else compute_held_out_loss(model, held_out)
+    torch.manual_seed(seed)
+    start = tokenizer(prompt, return_tensors="pt").input_ids
+    ids = write_tokens(model, start, tokens, temperature)
+    return Sample(prompt, tokenizer.decode(ids[0], skip_special_tokens=True), loss)
+
+
+@torch.no_grad()
+def write_tokens(model: Any, start: torch.Tensor, tokens: int, temperature: float) -> torch.Tensor:
+    """`start` [1, n] continued by `tokens` ids; looks back as far as the model was trained to."""
+    ids = start
+    for _ in range(tokens):
+        logits = model(ids[:, -model.config.max_position_embeddings :]).logits[0, -1]
+        if temperature <= 0:
+            chosen = logits.argmax().reshape(1)
+        else:
+            best = torch.topk(logits / temperature, min(TOP_K, logits.numel()))
+            chosen = best.indices[torch.multinomial(best.values.softmax(-1), 1)]
+        ids = torch.cat([ids, chosen[None]], dim=1)
+    return ids
+
+
+@torch.no_grad()
+def compute_held_out_loss(model: Any, path: Path) -> float:
+    """Mean loss in nats per token over rows spread evenly over the file.
+
+    Raises:
+        ConfigError: the file holds less than one row, or ids that the model does not know.
+    """
+    length = int(model.config.max_position_embeddings)
+    ids = np.fromfile(path, dtype="<u2").astype(np.int64)
+    rows = len(ids) // length
+    if rows == 0:
+        raise ConfigError(f"{path}: fewer than {length} tokens")
+    if ids.max() >= model.config.vocab_size:
+        raise ConfigError(f"{path}: token {ids.max()} is outside the model's vocabulary of {model.config.vocab_size}")
+    chosen = np.unique(np.linspace(0, rows - 1, min(rows, HELD_OUT_ROWS)).astype(int))
+    samples = torch.from_numpy(ids[: rows * length].reshape(rows, length)[chosen])
+    total, count = 0.0, 0
+    for part in torch.split(samples, ROWS_AT_ONCE):
+        logits = model(part).logits[:, :-1].flatten(0, 1)
+        total += float(torch.nn.functional.cross_entropy(logits, part[:, 1:].flatten(), reduction="sum"))
+        count += part[:, 1:].numel()
+    return total / count

@@ -1,0 +1,49 @@
+"""The command lines of a testnet's processes: what a person would type on several machines."""
+
+import os
+import sys
+
+from psyche.testnet.prepare import Prepared
+from psyche.testnet.settings import TestnetSettings, get_node_name
+
+HOST = "127.0.0.1"
+
+
+def get_server_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:
+    """`psyche server run` for this run."""
+    layout = prepared.layout
+    argv = [sys.executable, "-m", "psyche", "server", "run", "--state", str(prepared.run.path)]
+    argv += ["--server-port", str(prepared.server_port), "--bind-ip", HOST, "--state-dir", str(layout.server)]
+    argv += ["--events-dir", str(layout.events), "--log", settings.log]
+    if prepared.data_config is not None:
+        argv += ["--data-config", str(prepared.data_config)]
+    if settings.write_log:
+        argv += ["--write-log", str(layout.logs / "server.jsonl")]
+    return argv
+
+
+def get_client_argv(prepared: Prepared, settings: TestnetSettings, number: int) -> list[str]:
+    """`psyche client train` for client `number`."""
+    layout, name = prepared.layout, get_node_name(number)
+    argv = [sys.executable, "-m", "psyche", "client", "train", "--run-id", prepared.run.run_id]
+    argv += ["--server-addr", f"{HOST}:{prepared.server_port}", "--bind-p2p-interface", HOST, "--node-name", name]
+    argv += ["--data-dir", str(layout.client(number)), "--checkpoint-dir", str(layout.checkpoints(number))]
+    argv += ["--local-root", str(layout.config), "--events-dir", str(layout.events), "--log", settings.log]
+    argv += ["--device", settings.device, "--threads", str(get_threads(settings))]
+    argv += ["--micro-batch-size", str(settings.micro_batch_size)]
+    if settings.write_distro_data:
+        argv += ["--write-gradients-dir", str(layout.client(number) / "distro")]
+    if settings.write_log:
+        argv += ["--write-log", str(layout.logs / f"{name}.jsonl")]
+    return argv
+
+
+def get_threads(settings: TestnetSettings) -> int:
+    """The cores of this machine shared out, at least one each."""
+    return settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.num_clients)
+
+
+def get_owner_argv(prepared: Prepared, command: str) -> list[str]:
+    """`psyche server pause` or `resume`, with the server's own key."""
+    argv = [sys.executable, "-m", "psyche", "server", command, "--server-addr", f"{HOST}:{prepared.server_port}"]
+    return [*argv, "--state-dir", str(prepared.layout.server)]

@@ -1,0 +1,109 @@
+"""What follows a run: its report, picture, a sample of text, and where everything lies."""
+
+import json
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from psyche.telemetry.console import Console
+from psyche.testnet.plot import write_plot
+from psyche.testnet.prepare import Prepared
+from psyche.testnet.process import Child
+from psyche.testnet.report import RunReport, build_report, format_report, write_summary
+from psyche.testnet.settings import TestnetSettings, get_node_name
+
+if TYPE_CHECKING:
+    from psyche.testnet.supervisor import Testnet
+
+SAMPLE_S: Final = 180.0  # loading transformers and 200 tokens on a loaded machine; usually 15 s
+SAMPLE_BYTES: Final = 200
+KEPT: Final = frozenset({"checkpoints", "distro", "events.jsonl", "trainer.log", "identity.key"})  # without --keep
+
+
+async def finish(testnet: "Testnet", seconds: float, console: Console) -> int:
+    """Judge the run, draw it, show text from its model; 0 where all is well, else 1."""
+    prepared, settings = testnet.prepared, testnet.settings
+    layout = prepared.layout
+    report = await trio.to_thread.run_sync(
+        partial(build_report, layout, prepared.run.run_id, testnet.exits, testnet.kills, seconds, testnet.stopped)
+    )
+    exported = next((Path(client.exported) for client in report.clients if client.exported), None)
+    if exported is not None and exported.is_dir():
+        link_model(layout.model, exported)
+        if settings.sample:
+            await add_sample(report, prepared, exported, console)
+    title = f"{prepared.run.run_id}: {settings.num_clients} clients, {prepared.run.config.total_steps - 1} steps"
+    is_drawn = await trio.to_thread.run_sync(write_plot, report.clients, title, layout.plot)
+    await trio.to_thread.run_sync(write_summary, report, layout.summary)
+    console.print("\n" + format_report(report))
+    if report.sample:
+        console.print(f"\n{SAMPLE_BYTES} bytes from the trained model:\n{report.sample}")
+    if not settings.keep and not report.problems:
+        await trio.to_thread.run_sync(clean, prepared, settings)
+    console.print("\n" + describe_files(prepared, is_drawn=is_drawn, has_model=exported is not None))
+    return 1 if report.problems else 0
+
+
+def link_model(link: Path, exported: Path) -> None:
+    """`model` in the run's folder leads to the newest export."""
+    link.unlink(missing_ok=True)
+    link.symlink_to(exported)
+
+
+async def add_sample(report: RunReport, prepared: Prepared, exported: Path, console: Console) -> None:
+    """Let a process of its own (it loads torch) read the export with plain transformers."""
+    console.print("reading the exported model with plain transformers (about 15 s)")
+    output = prepared.layout.root / "sample.json"
+    argv = [sys.executable, "-m", "psyche", "model", "sample", str(exported), "--bytes", str(SAMPLE_BYTES)]
+    if prepared.held_out is not None:
+        argv += ["--held-out", str(prepared.held_out)]
+    child = Child("sample", [*argv, "--json-file", str(output)], output=prepared.layout.logs / "sample.log")
+    try:
+        with trio.move_on_after(SAMPLE_S):
+            await child.wait()
+    finally:
+        await child.end()
+    if child.returncode == 0:
+        found = json.loads(output.read_text(encoding="utf-8"))
+        report.sample, report.held_out_loss = str(found["text"]), found["held_out_loss"]
+    else:
+        report.problems.append(f"the exported model could not be read: {' '.join(child.get_last_lines(1))}")
+
+
+def clean(prepared: Prepared, settings: TestnetSettings) -> None:
+    """Remove what only a running run needs: journal, snapshots, replay store."""
+    layout = prepared.layout
+    shutil.rmtree(layout.server, ignore_errors=True)
+    for number in range(1, settings.num_clients + 1):
+        for path in layout.client(number).glob("*"):
+            if path.name not in KEPT:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(layout.checkpoints(number) / "resume", ignore_errors=True)
+
+
+def describe_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -> str:
+    """Where everything lies, and what to try next."""
+    layout = prepared.layout
+    root = _get_short(layout.root)
+    lines = [f"model    {root}/model"] if has_model else []
+    lines += [f"plot     {root}/{layout.plot.name}"] if is_drawn else []
+    lines += [
+        f"logs     {root}/logs",
+        f"events   {_get_short(layout.events)}",
+        f"summary  {root}/{layout.summary.name}",
+    ]
+    lines += ["", "to try next:"]
+    if has_model:
+        lines.append(f"  psyche model sample {root}/model --prompt 'def main('")
+    events = _get_short(layout.events_of(get_node_name(1)))
+    lines.append(f"  grep -h wait_started {events} | tail -3     # what a client waited for, until when")
+    lines.append("  bash scripts/demo --kill                     # clients are killed every 20 s and come back")
+    return "\n".join(lines)
+
+
+def _get_short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,224 @@
+"""Makes a run's folder: configuration with free ports, weights, tokens.
+
+What is slow to make is made once and shared between runs.
+"""
+
+import fcntl
+import functools
+import hashlib
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from psyche.config.load import LoadedRun, find_run_file, load_data, load_run
+from psyche.config.rules import find_unsupported
+from psyche.core.state import CheckpointKind, DataLocationKind
+from psyche.data.corpus import build_demo_corpus
+from psyche.errors import ConfigError, PsycheError
+from psyche.testnet.ports import choose_port
+from psyche.testnet.process import Child
+from psyche.testnet.settings import Layout, TestnetSettings
+
+MODEL_CONFIGS: Final = ("model.json", "model.toml")
+DATA_FILE: Final = "data.toml"
+TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
+MODEL_TIMEOUT_S: Final = 600.0  # a large model on a slow disk; the demo's takes 8 s, most of it imports
+CORPUS_NAME: Final = "standard-library"
+LOCK_POLL_S: Final = 0.2
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that can start."""
+
+    layout: Layout
+    run: LoadedRun
+    server_port: int
+    data_config: Path | None
+    held_out: Path | None
+
+
+def make_layout(settings: TestnetSettings, name: str) -> Layout:
+    """The run's folder, made anew; two runs never share one.
+
+    Raises:
+        PsycheError: the folder asked for holds something.
+    """
+    root = settings.run_dir
+    if root is None:
+        root = _make_dated_folder(Path("runs"), name)
+    root.mkdir(parents=True, exist_ok=True)
+    if any(root.iterdir()):
+        raise ConfigError(f"--run-dir {root}: not empty; choose another, each run has a folder of its own")
+    root = root.absolute()
+    events = settings.events_dir.absolute() if settings.events_dir is not None else root / "events"
+    return Layout(root, events)
+
+
+def _make_dated_folder(parent: Path, name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = parent / f"{name}-{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise PsycheError(f"{parent}: a hundred runs in one second")
+
+
+async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
+    """Check everything, then make everything that a run needs.
+
+    Raises:
+        ConfigError: the configuration cannot be used, each problem by file, line and key.
+        PsycheError: weights or data could not be made.
+    """
+    settings.check()
+    source = find_run_file(settings.config_path)
+    run = load_run(source)
+    if problems := find_unsupported(run.model, run.config):
+        raise ConfigError("\n".join(f"{run.path}: {problem}" for problem in problems))
+    if run.config.init_min_clients > settings.num_clients:
+        raise ConfigError(
+            f"{run.path}: init_min_clients is {run.config.init_min_clients}, with --num-clients {settings.num_clients} "
+            "the run would wait for ever"
+        )
+    for warning in run.warnings:
+        say(f"note: {warning}")
+    layout = make_layout(settings, run.run_id)
+    with removing_on_failure(layout):
+        layout.config.mkdir()
+        _write_run_file(run, layout)
+        copy = load_run(layout.config / source.name)
+        await _prepare_model(run, copy, settings, layout, say)
+        held_out = await _prepare_data(run, copy, settings, layout, say)
+        port = choose_port(wanted=settings.server_port)
+    is_served = run.model.data_location.kind is DataLocationKind.SERVER
+    return Prepared(layout, copy, port, layout.config / DATA_FILE if is_served else None, held_out)
+
+
+def _write_run_file(run: LoadedRun, layout: Layout) -> None:
+    """The configuration as it is, but for the data server's port, which is chosen free."""
+    text = run.path.read_text(encoding="utf-8")
+    location = run.model.data_location
+    if location.kind is DataLocationKind.SERVER:
+        host = location.address.rpartition(":")[0]
+        text = text.replace(f'"{location.address}"', f'"{host}:{choose_port()}"')
+    if not any(line.strip().startswith("run_id") for line in text.splitlines()):
+        text = f'run_id = "{run.run_id}"\n{text}'  # it was the name of the folder it came from
+    (layout.config / run.path.name).write_text(text, encoding="utf-8")
+
+
+async def _prepare_model(run: LoadedRun, copy: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say) -> None:
+    if run.model.checkpoint.kind is not CheckpointKind.LOCAL:
+        return
+    name = run.model.checkpoint.name
+    weights = run.resolve(name)
+    if not weights.exists():
+        weights = await _make_model(run, settings, layout, say)
+    _link(copy.resolve(name), weights, layout)
+
+
+async def _make_model(run: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say) -> Path:
+    config = next((run.folder / name for name in MODEL_CONFIGS if (run.folder / name).is_file()), None)
+    if config is None:
+        wanted = run.resolve(run.model.checkpoint.name)
+        raise ConfigError(f"{run.path}: no weights at {wanted}; make them with `psyche model init`")
+    key = hashlib.sha256(config.read_bytes() + str(settings.seed).encode()).hexdigest()[:12]
+    target = settings.cache_dir.absolute() / f"model-{run.run_id}-{key}"
+    async with hold_lock(settings.cache_dir / ".lock"):
+        if not target.exists():
+            say(f"making first weights from {config} (about 10 s, once)")
+            await _run_model_init(config, target, settings.seed, layout.logs / "model-init.log")
+    return target
+
+
+async def _run_model_init(config: Path, target: Path, seed: int, output: Path) -> None:
+    argv = [sys.executable, "-m", "psyche", "model", "init", "--config", str(config), "--output", str(target)]
+    child = Child("model init", [*argv, "--seed", str(seed)], output=output)
+    try:
+        with trio.fail_after(MODEL_TIMEOUT_S):
+            code = await child.wait()
+    except trio.TooSlowError:
+        raise PsycheError(f"making first weights took more than {MODEL_TIMEOUT_S:.0f} s; see {output}") from None
+    finally:
+        await child.end()
+    if code != 0:
+        reason = " ".join(child.get_last_lines(1)) or "no reason given"
+        raise PsycheError(f"making first weights failed: {reason} (see {output})")
+
+
+async def _prepare_data(
+    run: LoadedRun, copy: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say
+) -> Path | None:
+    """Link or make the data; the held-out file where there is one."""
+    location = run.model.data_location
+    if location.kind is DataLocationKind.DUMMY:
+        return None
+    if location.kind is DataLocationKind.SERVER:
+        wanted = load_data(run.folder / DATA_FILE).folder
+        shutil.copyfile(run.folder / DATA_FILE, layout.config / DATA_FILE)
+        link = load_data(layout.config / DATA_FILE).folder
+    else:
+        wanted, link = run.resolve(location.address), copy.resolve(location.address)
+    if has_tokens(wanted):
+        _link(link, wanted, layout)
+        return None
+    say("writing tokens of Python's standard library (about 30 MB, a few seconds, once)")
+    async with hold_lock(settings.cache_dir / ".lock"):
+        # Files appear whole or not at all, so an abandoned thread leaves nothing half-made.
+        build = functools.partial(build_demo_corpus, settings.cache_dir.absolute() / CORPUS_NAME)
+        corpus = await trio.to_thread.run_sync(build, abandon_on_cancel=True)  # pyright: ignore[reportCallIssue]  # old stubs
+    _link(link, corpus.train_folder, layout)
+    return corpus.held_out
+
+
+def has_tokens(path: Path) -> bool:
+    """Whether `path` is a token file, or a folder with one."""
+    if path.is_file():
+        return True
+    return path.is_dir() and any(file.suffix in TOKEN_SUFFIXES for file in path.iterdir())
+
+
+def _link(link: Path, target: Path, layout: Layout) -> None:
+    """Make what the configuration names exist beside its copy; an absolute path leads to its target by itself."""
+    if link == target:
+        return
+    if not link.is_relative_to(layout.root):
+        raise ConfigError(f"{target}: lies outside the configuration's folder; name it by its absolute path")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target.resolve())
+
+
+@asynccontextmanager
+async def hold_lock(path: Path) -> AsyncIterator[None]:
+    """One run at a time makes what runs share; a killed one's lock is gone with it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await trio.sleep(LOCK_POLL_S)
+        yield
+
+
+@contextmanager
+def removing_on_failure(layout: Layout) -> Iterator[None]:
+    """A run that never started leaves no folder."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(layout.root, ignore_errors=True)
+        raise

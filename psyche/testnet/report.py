@@ -1,0 +1,212 @@
+"""What a run came to, from its event logs and from the weights on disk."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from psyche.telemetry.events import Event, read_events
+from psyche.telemetry.status import NodeView
+from psyche.telemetry.text import format_bytes, format_seconds, format_table
+from psyche.testnet.settings import Layout, get_node_name
+
+WEIGHTS: Final = "*.safetensors"
+BF16_BYTES: Final = 2
+LAST_LOSSES: Final = 10  # one round's loss on eight samples is noise
+HEX_SHOWN: Final = 16
+MAX_POINTS: Final = 100_000  # of one client's loss; older ones are left out
+
+
+@dataclass(slots=True)
+class ClientReport:
+    """One client's part. `digest` is its own final state digest, `weights_sha256` that of its exported files."""
+
+    name: str
+    rounds_trained: int = 0
+    rounds_applied: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    step: int = 0
+    digest: str = ""
+    weights_sha256: str = ""
+    exported: str = ""
+    finished: bool = False
+    exit_code: int | None = None
+    starts: int = 0
+    kills: int = 0
+    heals: int = 0
+    epochs_failed: int = 0
+    steps_lost: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    allreduce_bytes: int = 0
+    parameters: int = 0
+    seconds_to_join: float | None = None
+    compute_share: float | None = None
+    losses: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RunReport:
+    """The whole run. `problems` says why it did not end well; empty where it did."""
+
+    run_id: str
+    seconds: float
+    clients: list[ClientReport]
+    kills: int
+    stopped: str = ""
+    held_out_loss: float | None = None
+    sample: str = ""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether all clients ended with the same digest."""
+        digests = {client.digest for client in self.clients}
+        return len(digests) == 1 and "" not in digests
+
+
+def compute_allreduce_bytes(parameters: int, members: int, rounds: int) -> int:
+    """What each member of a ring would have sent in `rounds` rounds of a bf16 gradient all-reduce."""
+    if members < 2:
+        return 0
+    return round(2 * (members - 1) / members * BF16_BYTES * parameters * rounds)
+
+
+def build_client_report(name: str, events: Iterable[Event], members: int) -> ClientReport:
+    """Fold one client's events."""
+    report, view = ClientReport(name), NodeView(name)
+    started = first_training = last_training = None
+    final = ""
+    for event in events:
+        view.update(event)
+        kind, t = event["kind"], float(event["t"])
+        if kind == "client_started" and started is None:
+            started = t
+        elif kind == "warmup_ready" and report.seconds_to_join is None and started is not None:
+            report.seconds_to_join = round(t - started, 2)
+        elif kind == "round_started":
+            first_training = t if first_training is None else first_training
+            last_training = t
+        elif kind == "trained":
+            _add_loss(report, event)
+        elif kind == "model_loaded" and isinstance(event.get("parameters"), int):
+            report.parameters = event["parameters"]
+        elif kind == "finished" and event.get("held", True):
+            final = str(event.get("digest", ""))
+    _copy_view(report, view)
+    report.digest = final or view.digest
+    report.allreduce_bytes = compute_allreduce_bytes(report.parameters, members, view.rounds_trained)
+    span = (last_training or 0.0) - (first_training or 0.0)
+    report.compute_share = round(view.compute_seconds / span, 3) if span > 0 else None
+    return report
+
+
+def _add_loss(report: ClientReport, event: Event) -> None:
+    loss, step = event.get("loss"), event.get("step", 0)
+    if isinstance(loss, int | float) and isinstance(step, int):
+        report.losses.append((step, float(loss)))
+        del report.losses[:-MAX_POINTS]
+
+
+def _copy_view(report: ClientReport, view: NodeView) -> None:
+    for name in (
+        "rounds_trained", "rounds_applied", "tokens", "step", "exported", "finished", "starts", "heals",
+        "epochs_failed", "steps_lost", "bytes_sent", "bytes_received",
+    ):  # fmt: skip
+        setattr(report, name, getattr(view, name))
+    last = [loss for _, loss in report.losses[-LAST_LOSSES:]]
+    report.loss = round(sum(last) / len(last), 4) if last else None
+
+
+def hash_weights(folder: Path) -> str:
+    """SHA-256 over the names and bytes of the weight files in a folder; empty where there are none."""
+    files = sorted(folder.glob(WEIGHTS))
+    if not files:
+        return ""
+    whole = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            whole.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
+    return whole.hexdigest()
+
+
+def build_report(
+    layout: Layout, run_id: str, exits: dict[int, int | None], kills: dict[int, int], seconds: float, stopped: str
+) -> RunReport:
+    """Read all event logs and weights of a run, and judge it; blocks on the disk."""
+    clients: list[ClientReport] = []
+    for number in sorted(exits):
+        name = get_node_name(number)
+        client = build_client_report(name, read_events(layout.events_of(name)), len(exits))
+        client.exit_code, client.kills = exits[number], kills.get(number, 0)
+        if client.exported:
+            client.weights_sha256 = hash_weights(Path(client.exported))
+        clients.append(client)
+    report = RunReport(run_id, round(seconds, 1), clients, sum(kills.values()), stopped)
+    report.problems = find_problems(report)
+    return report
+
+
+def find_problems(report: RunReport) -> list[str]:
+    """Why a run cannot be called good."""
+    problems: list[str] = []
+    for client in report.clients:
+        if client.exit_code != 0:
+            problems.append(f"{client.name} ended with exit code {client.exit_code}")
+        elif not client.finished and not report.stopped:
+            problems.append(f"{client.name} did not finish")
+    if not report.equal:
+        problems.append("the final digests differ")
+    weights = {(client.step, client.weights_sha256) for client in report.clients if client.weights_sha256}
+    if len({step for step, _ in weights}) == 1 and len(weights) > 1:
+        problems.append("the exported weights differ")
+    return problems
+
+
+def write_summary(report: RunReport, path: Path) -> None:
+    """All of it as JSON; whole or not there."""
+    content: dict[str, Any] = asdict(report) | {"equal": report.equal}
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def format_report(report: RunReport) -> str:
+    """The final table and what it means."""
+    head = ("client", "rounds", "loss", "digest", "weights", "sent", "received", "bf16 all-reduce", "kills", "heals")
+    rows = [_get_row(client) for client in report.clients]
+    lines = [format_table(head, rows), ""]
+    failed, lost = _get_worst(report.clients)
+    lines.append(
+        f"epochs given up: {failed}, steps lost: {lost}, kills: {report.kills}, took {format_seconds(report.seconds)}"
+    )
+    if report.held_out_loss is not None:
+        lines.append(f"loss on text nobody trained on: {report.held_out_loss:.3f} nats per byte")
+    if report.problems:
+        lines += [f"PROBLEM: {problem}" for problem in report.problems]
+    elif report.clients:
+        lines.append(f"all {len(report.clients)} clients hold bit-identical weights")
+    return "\n".join(lines)
+
+
+def _get_worst(clients: Sequence[ClientReport]) -> tuple[int, int]:
+    """Every client sees the run's failed epochs, but one that was away misses some: the most is the truth."""
+    return max((c.epochs_failed for c in clients), default=0), max((c.steps_lost for c in clients), default=0)
+
+
+def _get_row(client: ClientReport) -> list[str]:
+    return [
+        client.name,
+        str(client.rounds_applied),
+        "-" if client.loss is None else f"{client.loss:.3f}",
+        client.digest[:HEX_SHOWN] or "-",
+        client.weights_sha256[:HEX_SHOWN] or "-",
+        format_bytes(client.bytes_sent),
+        format_bytes(client.bytes_received),
+        format_bytes(client.allreduce_bytes),
+        str(client.kills),
+        str(client.heals),
+    ]

@@ -1,0 +1,105 @@
+"""What a person sets for a local testnet, and where everything of one run lies."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from psyche.errors import ConfigError
+
+MAX_CLIENTS = 64  # each is two processes of several hundred megabytes
+
+
+@dataclass(slots=True, kw_only=True)
+class TestnetSettings:
+    """Settings of `psyche local-testnet start`.
+
+    `run_dir` None makes `runs/NAME-DATE-TIME`. `cache_dir` holds weights and tokens that runs share.
+    `minutes` None runs to the end.
+    """
+
+    __test__ = False  # not a test class, whatever its name says
+
+    num_clients: int
+    config_path: Path
+    run_dir: Path | None = None
+    cache_dir: Path = field(default_factory=lambda: Path("runs") / "cache")
+    server_port: int = 0
+    random_kill_num: int = 0
+    random_kill_interval_s: float = 120.0
+    allowed_to_kill: tuple[int, ...] = ()
+    minutes: float | None = None
+    keep: bool = False
+    write_distro_data: bool = False
+    write_log: bool = False
+    log: str = "info"
+    events_dir: Path | None = None
+    device: str = "auto"
+    threads: int = 0  # per client; 0: the cores shared out
+    micro_batch_size: int = 8
+    seed: int = 0  # of first weights and of who is killed
+    sample: bool = True
+
+    def check(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            ConfigError: naming the flag.
+        """
+        if not 1 <= self.num_clients <= MAX_CLIENTS:
+            raise ConfigError(f"--num-clients {self.num_clients}: must be 1 to {MAX_CLIENTS}")
+        if self.minutes is not None and self.minutes <= 0:
+            raise ConfigError(f"--minutes {self.minutes}: must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The folder of one run."""
+
+    root: Path
+    events: Path
+
+    @property
+    def config(self) -> Path:
+        """The configuration as it runs: ports filled in, model and data linked."""
+        return self.root / "config"
+
+    @property
+    def server(self) -> Path:
+        """The server's journal and key."""
+        return self.root / "server"
+
+    @property
+    def logs(self) -> Path:
+        """What each process printed."""
+        return self.root / "logs"
+
+    @property
+    def plot(self) -> Path:
+        """The picture of the loss."""
+        return self.root / "loss.png"
+
+    @property
+    def summary(self) -> Path:
+        """Everything the final table says, as JSON."""
+        return self.root / "summary.json"
+
+    @property
+    def model(self) -> Path:
+        """The trained model, linked here at the end."""
+        return self.root / "model"
+
+    def client(self, number: int) -> Path:
+        """A client's data folder."""
+        return self.root / get_node_name(number)
+
+    def checkpoints(self, number: int) -> Path:
+        """A client's checkpoints."""
+        return self.client(number) / "checkpoints"
+
+    def events_of(self, node: str) -> Path:
+        """A node's event log."""
+        return self.events / node / "events.jsonl"
+
+
+def get_node_name(number: int) -> str:
+    """Clients are numbered from 1."""
+    return f"client-{number}"

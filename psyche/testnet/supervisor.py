@@ -1,0 +1,289 @@
+"""One process that starts a server and its clients, watches them, kills some, and leaves nothing behind."""
+
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from psyche.errors import PsycheError
+from psyche.telemetry.console import Console
+from psyche.telemetry.events import EventLog
+from psyche.testnet import ending
+from psyche.testnet.commands import HOST, get_client_argv, get_owner_argv, get_server_argv
+from psyche.testnet.kills import KillPlan, choose_victims, is_time_to_kill, make_kill_plan
+from psyche.testnet.prepare import Prepared, prepare
+from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit, stop_all
+from psyche.testnet.settings import TestnetSettings, get_node_name
+from psyche.testnet.view import LiveView
+
+SERVER_START_S: Final = 60.0  # imports on a loaded machine; usually 2 s
+POLL_S: Final = 0.1
+REFRESH_S: Final = 0.3
+STOP_CLIENTS_S: Final = 6.0  # F26 gives a client five seconds
+STOP_SERVER_S: Final = 6.0
+PAUSE_S: Final = 30.0  # for the server to take the command
+DRAIN_S: Final = 180.0  # for the epoch to come to its end after a pause
+LAST_LINES: Final = 8
+EXIT_INTERRUPTED: Final = 130
+
+
+class Testnet:
+    """A running server and clients. Tests drive it directly: kill and restart what they like."""
+
+    __test__ = False
+
+    def __init__(self, prepared: Prepared, settings: TestnetSettings, console: Console) -> None:
+        self.prepared = prepared
+        self.settings = settings
+        self.events = EventLog(prepared.layout.events_of("testnet"), node="testnet")
+        self.view = LiveView(prepared.layout, settings.num_clients, prepared.run.config.total_steps, console)
+        self.server: Child | None = None
+        self.clients: dict[int, Child] = {}
+        self.exits: dict[int, int | None] = dict.fromkeys(range(1, settings.num_clients + 1))
+        self.kills: dict[int, int] = {}
+        self.stopped = ""
+        self._to_restart: set[int] = set()
+        self._at_rest = trio.Event()  # no client is in an epoch any more
+        self._restarting: trio.Event | None = None  # while the server is killed and started again
+
+    def start_server(self) -> Child:
+        """Start the server's process; call it in trio's main thread."""
+        output = self.prepared.layout.logs / "server.log"
+        self.server = Child("server", get_server_argv(self.prepared, self.settings), output=output)
+        self.events.emit("process_started", name="server", pid=self.server.pid)
+        return self.server
+
+    async def wait_for_server(self) -> None:
+        """Until the server's port answers.
+
+        Raises:
+            PsycheError: it ended, or does not answer within `SERVER_START_S`.
+        """
+        assert self.server is not None, "start_server comes first"
+        with trio.move_on_after(SERVER_START_S):
+            while self.server.is_running():
+                with contextlib.suppress(OSError):
+                    stream = await trio.open_tcp_stream(HOST, self.prepared.server_port)
+                    await stream.aclose()
+                    return
+                await trio.sleep(POLL_S)
+        raise PsycheError(describe_failure(self.server, f"the server did not answer within {SERVER_START_S:.0f} s"))
+
+    def start_client(self, number: int) -> Child:
+        """Start client `number`'s process; call it in trio's main thread."""
+        name = get_node_name(number)
+        output = self.prepared.layout.logs / f"{name}.log"
+        child = Child(name, get_client_argv(self.prepared, self.settings, number), output=output)
+        self.clients[number] = child
+        self.events.emit("process_started", name=name, pid=child.pid)
+        return child
+
+    def kill_client(self, number: int, *, restart: bool = True) -> None:
+        """SIGKILL a client and all it started; `restart`: it comes back at once."""
+        child = self.clients[number]
+        if not child.is_running():
+            return
+        if restart:
+            self._to_restart.add(number)
+        self.kills[number] = self.kills.get(number, 0) + 1
+        self.events.emit("killed", name=child.name, pid=child.pid, restart=restart)
+        self.view.say(f"{child.name} is killed (SIGKILL)" + (" and started again" if restart else ""))
+        child.kill()
+
+    async def restart_server(self) -> None:
+        """SIGKILL the server and start it again on its journal."""
+        assert self.server is not None, "start_server comes first"
+        restarting = self._restarting = trio.Event()
+        self.events.emit("killed", name="server", pid=self.server.pid, restart=True)
+        self.view.say("the server is killed (SIGKILL) and started again")
+        await self.server.end()
+        self.start_server()
+        self._restarting = None
+        restarting.set()
+        await self.wait_for_server()
+
+    async def run_client(self, number: int) -> None:
+        """Keep client `number` running until it leaves by itself; killed ones come back."""
+        while True:
+            child = self.start_client(number)
+            code = await child.wait()
+            self.events.emit("process_ended", name=child.name, pid=child.pid, code=code)
+            if number not in self._to_restart:
+                break
+            self._to_restart.discard(number)
+        self.exits[number] = code
+        if code != 0:
+            self.view.say(describe_failure(child, f"{child.name} ended: {describe_exit(code)}"))
+
+    async def watch_server(self) -> None:
+        """Raise where the server ends without having been asked to.
+
+        Raises:
+            PsycheError: with its last words.
+        """
+        while True:
+            assert self.server is not None, "start_server comes first"
+            server = self.server
+            code = await server.wait()
+            if self._restarting is not None:
+                await self._restarting.wait()
+            if self.server is server:
+                raise PsycheError(describe_failure(server, f"the server ended: {describe_exit(code)}"))
+
+    async def run_clients(self) -> None:
+        """All clients, until each has left."""
+        async with trio.open_nursery() as nursery:
+            for number in self.exits:
+                nursery.start_soon(self.run_client, number)
+
+    async def kill_regularly(self, plan: KillPlan) -> None:
+        """Random kills until the run nears its end."""
+        config, random = self.prepared.run.config, Random(self.settings.seed)  # noqa: S311 - no secret
+        while True:
+            self.view.note = f"{plan.number} of {len(plan.allowed)} clients killed every {plan.interval_s:g} s"
+            await trio.sleep(plan.interval_s)
+            if not is_time_to_kill(self.view.step, config.total_steps, config.rounds_per_epoch):
+                self.view.note = "no more kills: the last epochs are for all"
+                self.events.emit("kills_ended", step=self.view.step)
+                return
+            for victim in choose_victims(plan, random):
+                self.kill_client(victim)
+
+    async def refresh(self) -> None:
+        """Keep the view fresh."""
+        while True:
+            self.view.refresh()
+            if self._is_at_rest():
+                self._at_rest.set()
+            await trio.sleep(REFRESH_S)
+
+    async def pause(self, reason: str) -> None:
+        """Pause the run and wait until its epoch has ended cleanly, bounded by `DRAIN_S`."""
+        self.stopped = reason
+        self.view.say(f"{reason}: pausing the run, which ends its epoch (at most {DRAIN_S:.0f} s)")
+        command = Child("pause", get_owner_argv(self.prepared, "pause"), output=self.prepared.layout.logs / "pause.log")
+        try:
+            with trio.move_on_after(PAUSE_S):
+                await command.wait()
+        finally:
+            await command.end()
+        with trio.move_on_after(DRAIN_S):
+            await self._at_rest.wait()
+
+    def _is_at_rest(self) -> bool:
+        return all(view.phase in ("paused", "finished", "left") for view in self.view.clients.values())
+
+    async def stop(self) -> None:
+        """End everything: clients first, so that they can withdraw, then the server."""
+        clients = [child for child in self.clients.values() if child.is_running()]
+        stubborn = await stop_all(clients, STOP_CLIENTS_S)
+        for number, child in self.clients.items():
+            self.exits[number] = child.returncode
+        if self.server is not None and self.server.is_running():
+            stubborn += await stop_all([self.server], STOP_SERVER_S)
+        for name in stubborn:
+            self.view.say(f"{name} did not leave in time and was killed")
+        self.view.refresh()
+
+    def kill_everything(self) -> None:
+        """SIGKILL all; nothing is waited for."""
+        for child in [*self.clients.values(), *([self.server] if self.server else [])]:
+            child.kill()
+
+
+def describe_failure(child: Child, what: str) -> str:
+    """What happened, the last lines the process printed, and where the rest is."""
+    lines = "".join(f"\n    {line}" for line in child.get_last_lines(LAST_LINES))
+    return f"{what}; its last lines, all of them in {child.output}:{lines}"
+
+
+@asynccontextmanager
+async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: Console) -> AsyncIterator[Testnet]:
+    """A testnet whose server answers and whose clients are not started yet; leaving ends all of it."""
+    testnet = Testnet(prepared, settings, console)
+    try:
+        testnet.start_server()
+        await testnet.wait_for_server()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(testnet.watch_server)
+            nursery.start_soon(testnet.refresh)
+            yield testnet
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.move_on_after(STOP_CLIENTS_S + STOP_SERVER_S + KILL_WAIT_S) as scope:
+            scope.shield = True
+            await testnet.stop()
+        testnet.events.close()
+        console.clear_status()
+
+
+async def run_testnet(settings: TestnetSettings, console: Console) -> int:
+    """Everything from the configuration to the final table; the exit code.
+
+    Raises:
+        PsycheError: the configuration cannot be used, or the server failed.
+    """
+    plan = make_kill_plan(
+        settings.random_kill_num, settings.random_kill_interval_s, settings.allowed_to_kill, settings.num_clients
+    )
+    code = EXIT_INTERRUPTED
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_watch_signals, nursery.cancel_scope, console)
+        code = await _run(settings, plan, console)
+        nursery.cancel_scope.cancel()
+    return code
+
+
+async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Console) -> int:
+    started = time.monotonic()
+    prepared = await prepare(settings, console.print)
+    try:
+        async with open_testnet(prepared, settings, console) as testnet:
+            console.print(f"server on {HOST}:{prepared.server_port}, files in {prepared.layout.root}")
+            await _train(testnet, plan)
+    except BaseException:
+        console.print(f"logs and events of this run: {prepared.layout.root}")
+        raise
+    return await ending.finish(testnet, time.monotonic() - started, console)
+
+
+async def _train(testnet: Testnet, plan: KillPlan | None) -> None:
+    minutes = testnet.settings.minutes
+    async with trio.open_nursery() as nursery:
+        if plan is not None:
+            nursery.start_soon(testnet.kill_regularly, plan)
+        limit = float("inf") if minutes is None else 60 * minutes
+        done = trio.Event()
+
+        async def run_clients() -> None:
+            await testnet.run_clients()
+            done.set()
+
+        nursery.start_soon(run_clients)
+        with trio.move_on_after(limit) as scope:
+            await done.wait()
+        if scope.cancelled_caught:
+            await testnet.pause(f"{minutes:g} minutes are over")
+        nursery.cancel_scope.cancel()
+
+
+async def _watch_signals(
+    scope: trio.CancelScope, console: Console, task_status: Any = trio.TASK_STATUS_IGNORED
+) -> None:
+    """The first signal ends everything in order; the second ends this process, and the kernel all others."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        task_status.started()
+        asked = False
+        async for _ in signals:
+            if asked:
+                console.clear_status()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGTERM)
+            asked = True
+            console.print("stopping everything (at most 12 s; once more to kill at once)")
+            scope.cancel()

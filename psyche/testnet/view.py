@@ -1,0 +1,130 @@
+"""The combined live view: a table of all clients on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from psyche.telemetry.console import Console
+from psyche.telemetry.events import Event, EventTail
+from psyche.telemetry.status import NodeView, format_waiting
+from psyche.telemetry.text import format_bytes, format_clock, format_count, format_seconds, format_table
+from psyche.testnet.settings import Layout, get_node_name
+
+PLAIN_EVERY_S: Final = 10.0
+HEAD: Final = ("client", "epoch", "round", "phase", "loss", "members", "tok/s", "up", "down", "")
+HEX_SHOWN: Final = 12
+# Events that deserve a line of their own when they happen.
+TOLD: Final = {
+    "epoch_failed": "epoch given up: {reason}, {steps_lost} steps lost",
+    "diverged": "has other weights than the others, heals",
+    "behind": "is behind, catches up",
+    "healed": "holds the agreed weights again",
+    "trainer_lost": "lost its trainer: {reason}",
+    "dropped": "was dropped from the epoch",
+    "rollback": "the run went back to step {step}",
+    "recovered": "recovered its journal: {records} records",
+    "error": "error: {message}",
+}
+
+
+class _Fields(dict[str, object]):
+    """Fields of an event that may be missing."""
+
+    def __missing__(self, key: str) -> str:
+        return f"no {key}"
+
+
+class LiveView:
+    """Follows the event logs of all nodes; `refresh` reads what is new and draws."""
+
+    def __init__(
+        self, layout: Layout, num_clients: int, total_steps: int, console: Console,
+        *, now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.clients = {number: NodeView(get_node_name(number)) for number in range(1, num_clients + 1)}
+        self.note = ""
+        self._tails = {name: EventTail(layout.events_of(name)) for name in self._get_names()}
+        self._tails["server"] = EventTail(layout.events_of("server"))
+        self._views = {view.node: view for view in self.clients.values()}
+        self._total_steps = total_steps
+        self._console = console
+        self._now = now
+        self._started = now()
+        self._shown_at = self._started
+        self._epoch_shown = -1
+
+    def _get_names(self) -> Iterable[str]:
+        return (view.node for view in self.clients.values())
+
+    @property
+    def step(self) -> int:
+        """The furthest step any client has seen."""
+        return max((view.step for view in self.clients.values()), default=0)
+
+    def say(self, text: str) -> None:
+        """Print a line with the time of day."""
+        self._console.print(f"{format_clock(self._now())}  {text}")
+
+    def refresh(self) -> None:
+        """Read what is new, tell what is notable, and draw."""
+        for name, tail in self._tails.items():
+            for event in tail.read():
+                self._take(name, event)
+        self._tell_epoch()
+        if self._console.live:
+            self._console.set_status(self.draw())
+        elif self._now() - self._shown_at >= PLAIN_EVERY_S:
+            self._shown_at = self._now()
+            self._console.print(self.draw_line())
+
+    def _take(self, name: str, event: Event) -> None:
+        view = self._views.get(name)
+        if view is not None:
+            view.update(event)
+        text = TOLD.get(event["kind"])
+        if text is not None:
+            self.say(f"{name} {text.format_map(_Fields(event))}")
+
+    def _tell_epoch(self) -> None:
+        newest = max(self.clients.values(), key=lambda view: (view.epoch, view.height))
+        if newest.phase == "training" and newest.epoch != self._epoch_shown:
+            self._epoch_shown = newest.epoch
+            self.say(f"epoch {newest.epoch} trains from step {newest.step}, {newest.members} members")
+
+    def draw(self) -> str:
+        """The table, with a head line above it."""
+        now = self._now()
+        rows = [self._get_row(view, now) for view in self.clients.values()]
+        table = format_table(HEAD, rows)
+        return f"{self._get_head(now)}\n{table}"
+
+    def _get_head(self, now: float) -> str:
+        parts = [f"step {self.step} of {self._total_steps}", format_seconds(now - self._started)]
+        return "  ".join([*parts, self.note]) if self.note else "  ".join(parts)
+
+    def _get_row(self, view: NodeView, now: float) -> list[str]:
+        loss = "" if view.loss is None else f"{view.loss:.3f}"
+        wait = "" if view.waiting is None else format_waiting(view.waiting, now)
+        return [
+            view.node.removeprefix("client-"),
+            str(view.epoch),
+            str(view.height),
+            view.phase,
+            loss,
+            str(view.members or ""),
+            format_count(view.tokens_per_s),
+            format_bytes(view.bytes_sent),
+            format_bytes(view.bytes_received),
+            f"  {view.note or wait}",
+        ]
+
+    def draw_line(self) -> str:
+        """Everything on one line."""
+        views = list(self.clients.values())
+        newest = max(views, key=lambda view: (view.epoch, view.height))
+        losses = " ".join("-" if view.loss is None else f"{view.loss:.2f}" for view in views)
+        sent, received = sum(view.bytes_sent for view in views), sum(view.bytes_received for view in views)
+        speed = format_count(sum(view.tokens_per_s for view in views))
+        where = f"epoch {newest.epoch} round {newest.height} step {self.step} of {self._total_steps}, {newest.phase}"
+        parts = [where, f"loss {losses}", f"{speed} tok/s", f"up {format_bytes(sent)} down {format_bytes(received)}"]
+        return f"{format_clock(self._now())}  " + " | ".join(parts) + (f" | {self.note}" if self.note else "")

@@ -20,8 +20,8 @@ from psyche.core.messages import WitnessMessage
 from psyche.core.state import Checkpoint, Coordinator
 from psyche.errors import BackendError, PsycheError, WireError
 from psyche.server.dial import ServerAddress, dial
-from psyche.server.handler import EventSink, NoEvents
 from psyche.server.push import apply_delta, read_full
+from psyche.server.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity, check_address_record
 from psyche.wire.framing import FrameStream

@@ -9,7 +9,7 @@ smaller `now` counts as the last one seen.
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from psyche.core.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.layout import decode_state, decode_witness, encode_state
@@ -23,6 +23,7 @@ from psyche.server.journal import KEPT_OP_IDS, Journal
 from psyche.server.presence import Presence, get_departure, has_join
 from psyche.server.push import StateVersion, make_version
 from psyche.server.replies import Answer, ReplyCache
+from psyche.server.sink import EventSink, NoEvents
 from psyche.server.status import make_status
 from psyche.wire import backend as wire
 from psyche.wire import repeats
@@ -30,21 +31,6 @@ from psyche.wire.crypto import check_address_record
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more would be a state machine that runs in circles
 _UNCACHED: Final = (wire.HelloRequest, wire.StatusRequest, wire.PingRequest, wire.SubscribeRequest)
-
-
-class EventSink(Protocol):
-    """Where a server's events go (`telemetry.EventLog`)."""
-
-    def emit(self, kind: str, **fields: object) -> None:
-        """Record that `kind` happened."""
-        ...
-
-
-class NoEvents:
-    """Forgets every event."""
-
-    def emit(self, kind: str, **fields: object) -> None:
-        """Do nothing."""
 
 
 class CoordinatorHandler:

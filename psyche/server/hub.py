@@ -11,9 +11,10 @@ from psyche.errors import BackendError, WireError
 from psyche.server import limits
 from psyche.server.clock import RunClock
 from psyche.server.connection import Connection
-from psyche.server.handler import CoordinatorHandler, EventSink
+from psyche.server.handler import CoordinatorHandler
 from psyche.server.push import StateVersion, make_push
 from psyche.server.replies import Answer
+from psyche.server.sink import EventSink
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
 from psyche.wire.framing import ConnectionLost, FrameStream

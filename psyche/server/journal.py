@@ -97,11 +97,20 @@ class Scan:
 
 
 @dataclass(slots=True)
+class Write:
+    """Bytes for one file: added to its end, or in its place."""
+
+    name: str
+    data: bytearray
+    replaces: bool
+
+
+@dataclass(slots=True)
 class Batch:
     """Work for the disk, in order; after it every record up to `seq` is durable."""
 
     seq: int
-    writes: list[tuple[str, bytes, bool]] = field(default_factory=list)  # name, data, whether it replaces the file
+    writes: list[Write] = field(default_factory=list)
     removals: list[str] = field(default_factory=list)
 
 
@@ -245,8 +254,9 @@ class Journal:
             JournalError: the disk failed; nothing after the last committed record may be told to anybody.
         """
         try:
-            for name, data, replaces in batch.writes:
-                (self._disk.replace if replaces else self._disk.append)(name, data)
+            for write in batch.writes:
+                put = self._disk.replace if write.replaces else self._disk.append
+                put(write.name, bytes(write.data))
             for name in batch.removals:
                 self._disk.remove(name)
         except OSError as error:
@@ -271,10 +281,10 @@ class Journal:
             self._names.append(name)
         batch = self._batch = self._batch or Batch(self.last_seq)
         batch.seq = self.last_seq
-        if batch.writes and not replaces and batch.writes[-1][0] == name:
-            batch.writes[-1] = (name, batch.writes[-1][1] + data, False)  # one write and one sync for the group
+        if batch.writes and not replaces and batch.writes[-1].name == name:
+            batch.writes[-1].data += data  # one write and one sync for the group
         else:
-            batch.writes.append((name, data, replaces))
+            batch.writes.append(Write(name, bytearray(data), replaces))
 
     def _drop_old(self) -> None:
         snapshots = get_numbers(self._names, "snapshot-")

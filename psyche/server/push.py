@@ -77,9 +77,9 @@ def read_full(push: FullState) -> bytes:
     Raises:
         WireError: it does not decompress to exactly a state, or the hash is another one.
     """
-    if zstandard.frame_content_size(push.compressed) != STATE_BYTES:  # before anything is allocated
-        raise WireError(f"full state: does not announce {STATE_BYTES} bytes")
     try:
+        if zstandard.frame_content_size(push.compressed) != STATE_BYTES:  # before anything is allocated
+            raise WireError(f"full state: does not announce {STATE_BYTES} bytes")
         raw = zstandard.ZstdDecompressor().decompress(push.compressed, max_output_size=STATE_BYTES)
     except zstandard.ZstdError as error:
         raise WireError(f"full state: cannot be decompressed: {error}") from error

@@ -24,11 +24,12 @@ from psyche.errors import BackendError, ConfigError, PsycheError
 from psyche.server.clock import RunClock
 from psyche.server.data import RunData, open_run_data
 from psyche.server.disk import FolderDisk
-from psyche.server.handler import CoordinatorHandler, EventSink, NoEvents
+from psyche.server.handler import CoordinatorHandler
 from psyche.server.hub import Hub
 from psyche.server.limits import TICK_S
 from psyche.server.push import StateVersion, compute_delay_s
 from psyche.server.run import OpenRun, RunFile, open_run
+from psyche.server.sink import EventSink, NoEvents
 from psyche.wire.crypto import Identity
 
 PROGRAM: Final = f"psyche {__version__}"

@@ -1,0 +1,516 @@
+"""The message handling without I/O: replies, repeats, owners, lost connections, defects."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from server_kit import CLIENTS, OWNER, Members, RunFile, Sink, build_handler, build_record, build_state
+
+from psyche.core.header import NumericClass, ResultHeader, encode_header
+from psyche.core.layout import encode_state
+from psyche.core.limits import MAX_CLIENTS
+from psyche.core.messages import Ready, ReadyFlag, Result
+from psyche.core.state import CheckpointKind, ClientState, RunState, SlotState, WitnessFlag
+from psyche.errors import BackendError, WireError
+from psyche.server import events
+from psyche.server.handler import MAX_TICKS
+from psyche.server.replies import MAX_CACHED_CLIENTS, REPLIES_PER_CLIENT, Answer, ReplyCache
+from psyche.testing.builders import START_UNIX, build_config, build_hash
+from psyche.wire import backend as wire
+from psyche.wire.crypto import Identity, compute_commitment
+from psyche.wire.gossip import encode_gossip, sign_gossip
+
+OP = bytes(range(16))
+
+
+def build_members(stage: str = "joined", sink: Sink | None = None, **config: Any) -> Members:
+    """Three members: joined, in warmup, training, or in cooldown."""
+    values = {"init_min_clients": 3, "min_clients": 2, "total_steps": 50} | config
+    members = Members(build_handler(build_state(RunFile(config=build_config(**values))), sink=sink))
+    members.join_all()
+    if stage == "warmup":
+        members.wait(2)
+    elif stage in ("training", "cooldown"):
+        members.warm_up()
+        while stage == "cooldown" and members.run_state is not RunState.COOLDOWN:
+            members.run_round()
+    return members
+
+
+def sign_result(identity: Identity, members: Members, member: int, step: int, run_uid: bytes | None = None) -> bytes:
+    state = members.handler.state
+    run_uid = run_uid or state.run_uid
+    zero = bytes(32)
+    header = encode_header(
+        ResultHeader(
+            run_uid=run_uid, epoch=state.progress.epoch, member=member, height=state.current.height, step=step,
+            lr_bits=0, batch_start=0, batch_end=1, plan_hash=zero, config_hash=zero, base_digest=zero, data_hash=zero,
+            prev_commitment=zero, body_hash=zero, body_len=1, train_count=1, numeric_class=NumericClass.FP32,
+            trainer_key=identity.public,
+        )
+    )  # fmt: skip
+    body = Result(compute_commitment(header), header)
+    message = sign_gossip(identity, run_uid, state.progress.epoch, state.current.height, member, body)
+    return encode_gossip(message)
+
+
+def sign_ready(members: Members, digest: bytes) -> bytes:
+    run_uid = members.handler.state.run_uid
+    return encode_gossip(sign_gossip(get_identity(members, 1), run_uid, 0, 0, 1, Ready(digest, ReadyFlag(0))))
+
+
+def get_identity(members: Members, member: int) -> Identity:
+    return next(i for i in CLIENTS if i.public == members.key(member))
+
+
+def build_evidence(members: Members, member: int = 1) -> wire.EquivocationRequest:
+    identity = get_identity(members, member)
+    return wire.EquivocationRequest(*(sign_result(identity, members, member, step) for step in (1, 2)))
+
+
+# every kind of request that changes the run, sent twice
+
+
+@dataclass
+class Repeat:
+    """A request in the situation in which it is accepted; `code` is how a repeat is answered."""
+
+    stage: str
+    make: Callable[[Members], wire.RequestBody]
+    code: str
+
+
+def accuse(members: Members) -> wire.RequestBody:
+    """A silent witness of a round that closed by time-out."""
+    members.wait(1)
+    for member in (0, 1):
+        members.ask(
+            members.key(member), members.get_witness(member, flags=WitnessFlag(0), state_digest=build_hash(member))
+        )
+    members.wait(20)
+    members.wait(4)
+    return wire.HealthCheckRequest(0, members.handler.state.current.height, 2)
+
+
+REPEATS = {
+    "join": Repeat("joined", lambda m: wire.JoinRequest(wire.get_address_message(build_record(get_any(m)))), ""),
+    "withdraw a join": Repeat("joined", lambda _: wire.WithdrawRequest(0, 0), "InvalidWithdraw"),
+    "withdraw": Repeat("training", lambda _: wire.WithdrawRequest(0, 0), "InvalidWithdraw"),
+    "leave": Repeat("joined", lambda _: wire.LeaveRequest(), "UnknownMember"),
+    "warmup witness": Repeat("warmup", lambda m: m.get_warmup(0), "DuplicateWitness"),
+    "witness": Repeat("training", lambda m: m.get_witness(0), "DuplicateWitness"),
+    "checkpoint": Repeat(
+        "cooldown",
+        lambda m: wire.CheckpointRequest(0, m.handler.state.certified.digest, CheckpointKind.LOCAL, "/models/0"),
+        "InvalidCheckpoint",
+    ),
+    "health check": Repeat("training", accuse, "InvalidHealthCheck"),
+    "equivocation": Repeat("training", build_evidence, "InvalidEvidence"),
+}
+
+
+def get_any(members: Members) -> Identity:
+    return members.identities[0]
+
+
+def get_first_key(members: Members) -> bytes:
+    return members.handler.state.clients[0].p2p if members.handler.state.clients else members.identities[0].public
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_a_request_repeated_under_a_new_id_changes_nothing_and_counts_as_on_record(name: str) -> None:
+    case = REPEATS[name]
+    members = build_members(case.stage)
+    body = case.make(members)
+    key = get_first_key(members)
+    first = members.ask(key, body)
+    assert first.code == "", first.message
+    before = encode_state(members.handler.state)
+    seq = members.handler.journal.last_seq
+    again = members.ask(key, body)
+    assert again.code == case.code
+    assert again.on_record or case.code in ("", "UnknownMember")
+    assert encode_state(members.handler.state) == before
+    assert members.handler.journal.last_seq == seq, "a repeat leaves no record"
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_a_request_resent_under_its_id_gets_the_same_answer_from_memory(name: str) -> None:
+    case = REPEATS[name]
+    members = build_members(case.stage)
+    request = wire.Request(5, case.make(members))
+    key = get_first_key(members)
+    first = members.handler.handle(members.now, key, request)
+    before = encode_state(members.handler.state)
+    again = members.handler.handle(members.now, key, request)
+    assert again is first
+    assert again.reply.code == ""
+    assert encode_state(members.handler.state) == before
+
+
+def test_a_repeat_with_other_content_is_no_success() -> None:
+    members = build_members("training")
+    key = members.key(0)
+    assert members.ask(key, members.get_witness(0)).code == ""
+    other = members.ask(key, members.get_witness(0, at_s=3))
+    assert (other.code, other.on_record) == ("DuplicateWitness", False)
+
+
+def test_a_repeat_of_a_witness_that_closed_the_round_is_on_record_in_the_next_one() -> None:
+    members = build_members("training", rounds_per_epoch=8)
+    members.ask(members.key(0), members.get_witness(0))
+    closing = members.get_witness(1)
+    assert members.ask(members.key(1), closing).code == ""
+    assert members.handler.state.current.height == 1
+    again = members.ask(members.key(1), closing)
+    assert (again.code, again.on_record) == ("WrongRound", True)
+
+
+def test_a_late_witness_changes_no_byte() -> None:
+    members = build_members("training", rounds_per_epoch=8)
+    late = members.get_witness(0)
+    members.run_round()
+    stale = wire.WitnessRequest(late.message[:20] + bytes([late.message[20] ^ 1]) + late.message[21:])
+    before = encode_state(members.handler.state)
+    reply = members.ask(members.key(0), stale)
+    assert (reply.code, reply.on_record) == ("WrongRound", False)
+    assert encode_state(members.handler.state) == before
+
+
+def test_the_state_settles_after_every_message() -> None:
+    members = build_members("training")
+    for member in range(2):  # q of three
+        assert members.ask(members.key(member), members.get_witness(member)).code == ""
+    assert members.handler.state.current.height == 1, "no clock tick was needed to close the round (T3)"
+
+
+def test_an_answer_names_the_record_that_must_be_on_disk_before_it_leaves() -> None:
+    members = build_members("training")
+    handler = members.handler
+    answer = handler.handle(members.now, members.key(0), wire.Request(1, members.get_witness(0)))
+    assert answer.seq > handler.journal.durable_seq
+    handler.journal.flush()
+    assert answer.seq <= handler.journal.durable_seq
+    assert handler.handle(members.now, members.key(0), wire.Request(2, wire.StatusRequest())).seq <= answer.seq
+
+
+def test_a_request_refused_leaves_no_record_and_no_change() -> None:
+    members = build_members("training")
+    handler = members.handler
+    before, seq = encode_state(handler.state), handler.journal.last_seq
+    for body, code in (
+        (wire.WithdrawRequest(0, 1), "UnknownMember"),
+        (wire.WithdrawRequest(9, 0), "WrongRound"),
+        (wire.WarmupWitnessRequest(0, 0, build_hash("other")), "InvalidRunState"),
+        (wire.HealthCheckRequest(0, 7, 1), "WrongRound"),
+        (wire.CheckpointRequest(0, build_hash("x"), CheckpointKind.P2P, "peer"), "InvalidRunState"),
+        (wire.EquivocationRequest(b"", b""), "InvalidEvidence"),
+    ):
+        reply = members.ask(members.key(0), body)
+        assert (reply.code, reply.on_record) == (code, False)
+        assert reply.message
+    assert encode_state(handler.state) == before
+    assert handler.journal.last_seq == seq
+
+
+def test_a_witness_that_cannot_be_read_ends_the_connection() -> None:
+    members = build_members("training")
+    with pytest.raises(WireError):
+        members.ask(members.key(0), wire.WitnessRequest(bytes(40)))
+
+
+def test_hello_refuses_another_run_and_another_version() -> None:
+    members = build_members()
+    assert members.ask(b"k" * 32, wire.HelloRequest(wire.VERSION, "", "test")).body == wire.Greeting(
+        wire.VERSION, "test-run", members.handler.state.run_uid, "test", START_UNIX
+    )
+    assert members.ask(b"k" * 32, wire.HelloRequest(wire.VERSION, "other", "test")).code == "WrongRun"
+    assert members.ask(b"k" * 32, wire.HelloRequest(wire.VERSION + 1, "test-run", "test")).code == "WrongVersion"
+
+
+# owners
+
+
+def test_an_owner_pauses_and_resumes_and_a_command_sent_twice_takes_effect_once() -> None:
+    members = build_members()
+    assert members.ask(OWNER.public, wire.PauseRequest(OP)).code == ""
+    assert members.run_state is RunState.PAUSED
+    assert members.ask(OWNER.public, wire.ResumeRequest(OP[::-1])).code == ""
+    assert members.run_state is RunState.WAITING_FOR_MEMBERS
+    assert members.ask(OWNER.public, wire.PauseRequest(OP)).code == "", "the same wish again"
+    assert members.run_state is RunState.WAITING_FOR_MEMBERS
+    assert members.ask(OWNER.public, wire.PauseRequest(bytes(16))).code == "", "a new wish"
+    assert members.run_state is RunState.PAUSED
+
+
+def test_a_pause_while_training_drains_first() -> None:
+    members = build_members("training", rounds_per_epoch=50)
+    members.ask(OWNER.public, wire.PauseRequest(OP))
+    assert members.run_state is RunState.ROUND_TRAIN
+    for _ in range(12):
+        if members.run_state is RunState.PAUSED:
+            break
+        members.step()
+    assert members.run_state is RunState.PAUSED
+    assert members.handler.state.certified.step == members.handler.state.progress.step, "nothing was lost"
+
+
+def test_nobody_but_an_owner_pauses_or_resumes() -> None:
+    members = build_members()
+    for body in (wire.PauseRequest(OP), wire.ResumeRequest(OP)):
+        assert members.ask(members.identities[0].public, body).code == "NotOwner"
+    assert members.run_state is RunState.WAITING_FOR_MEMBERS
+
+
+def test_a_second_pause_says_that_the_run_is_paused_already() -> None:
+    members = build_members()
+    members.ask(OWNER.public, wire.PauseRequest(OP))
+    again = members.ask(OWNER.public, wire.PauseRequest(bytes(16)))
+    assert (again.code, "PAUSED already" in again.message) == ("Halted", True)
+
+
+def test_anyone_may_ask_how_the_run_is() -> None:
+    members = build_members("training")
+    status = members.ask(b"s" * 32, wire.StatusRequest()).body
+    assert isinstance(status, wire.RunStatus)
+    assert (status.run_state, status.healthy, status.members, status.waiting) == (RunState.ROUND_TRAIN, 3, 3, 0)
+    assert (status.connections, status.min_clients, status.init_min_clients) == (3, 2, 3)
+    waiting = build_members()
+    status = waiting.ask(b"s" * 32, wire.StatusRequest()).body
+    assert isinstance(status, wire.RunStatus)
+    assert (status.healthy, status.members, status.waiting) == (0, 0, 3)
+
+
+# lost connections (H6)
+
+
+def get_states(members: Members) -> list[ClientState]:
+    return [client.state for client in members.handler.state.clients]
+
+
+def test_who_reconnects_within_fifteen_seconds_stays_a_member() -> None:
+    members = build_members("training", max_round_train_time=60)
+    key = members.key(1)
+    members.handler.disconnected(key, members.now)
+    members.wait(14)
+    members.handler.connected(key)
+    members.wait(30)
+    assert get_states(members) == [ClientState.HEALTHY] * 3
+
+
+def test_who_stays_away_for_fifteen_seconds_is_withdrawn() -> None:
+    sink = Sink()
+    members = build_members("training", sink, max_round_train_time=60)
+    members.handler.disconnected(members.key(1), members.now)
+    members.wait(14)
+    assert get_states(members) == [ClientState.HEALTHY] * 3
+    members.wait(1)
+    assert get_states(members) == [ClientState.HEALTHY, ClientState.WITHDRAWN, ClientState.HEALTHY]
+    assert sink.get("client_withdrawn")[0]["after_s"] == 15
+
+
+def test_a_lost_connection_takes_a_join_back() -> None:
+    members = build_members(waiting_for_members_extra_time=60)
+    key = members.identities[1].public
+    members.handler.disconnected(key, members.now)
+    members.wait(15)
+    slot = next(s for s in members.handler.state.registry.slots if s.p2p == key)
+    assert slot.active < members.handler.state.registry.next_active
+    members.wait(60)
+    assert members.run_state is RunState.WAITING_FOR_MEMBERS, "formation does not take the dead"
+
+
+def test_a_join_for_the_next_epoch_is_taken_back_when_that_epoch_waits_for_members() -> None:
+    members = build_members("training", rounds_per_epoch=1, max_round_train_time=200, cooldown_time=1)
+    late = CLIENTS[5]
+    members.handler.connected(late.public)
+    members.ask(late.public, wire.JoinRequest(wire.get_address_message(build_record(late))))
+    members.handler.disconnected(late.public, members.now)
+    members.wait(15)
+    slot = members.handler.state.registry.slots[-1]
+    assert slot.active == members.handler.state.registry.next_active, "nothing to withdraw from yet"
+    while members.run_state is not RunState.WAITING_FOR_MEMBERS:
+        members.step()
+    members.wait(1)
+    assert slot.signer == late.public
+    assert members.handler.state.registry.slots[-1].active < members.handler.state.registry.next_active
+
+
+def test_where_the_owner_says_so_a_lost_connection_has_no_effect() -> None:
+    state = build_state(RunFile(config=build_config(init_min_clients=3, max_round_train_time=100)))
+    members = Members(build_handler(state, withdraw_on_disconnect=False))
+    members.join_all()
+    members.warm_up()
+    members.handler.disconnected(members.key(1), members.now)
+    members.wait(50)
+    assert get_states(members) == [ClientState.HEALTHY] * 3
+
+
+def test_a_stranger_that_disconnects_is_not_remembered() -> None:
+    members = build_members()
+    for number in range(3_000):
+        key = build_hash("stranger", number)
+        members.handler.connected(key)
+        members.handler.disconnected(key, members.now)
+    before = encode_state(members.handler.state)
+    members.wait(1)
+    assert encode_state(members.handler.state) == before
+    assert members.handler.get_status().connections == 3
+
+
+def test_two_results_for_one_round_eject_their_signer() -> None:
+    members = build_members("training", rounds_per_epoch=8)
+    assert members.ask(members.key(0), build_evidence(members, 1)).code == ""
+    assert get_states(members)[1] is ClientState.EJECTED
+    banned = next(s for s in members.handler.state.registry.slots if s.p2p == members.key(1))
+    assert banned.state is SlotState.BANNED
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda m: (sign_result(get_identity(m, 1), m, 1, 1),) * 2,
+        lambda m: (sign_result(get_identity(m, 1), m, 1, 1), sign_result(get_identity(m, 0), m, 1, 2)),
+        lambda m: (sign_result(get_identity(m, 1), m, 1, 1), sign_result(get_identity(m, 2), m, 2, 2)),
+        lambda m: (sign_result(get_identity(m, 1), m, 1, 1), b"no gossip"),
+        lambda m: (sign_result(OWNER, m, 99, 1), sign_result(OWNER, m, 99, 2)),
+        lambda m: tuple(
+            encode_gossip(
+                sign_gossip(get_identity(m, 1), m.handler.state.run_uid, 0, 0, 1, Ready(bytes([n] * 32), flag))
+            )
+            for n, flag in ((1, ReadyFlag(0)), (2, ReadyFlag(0)))
+        ),
+        lambda m: tuple(sign_result(get_identity(m, 1), m, 1, n, run_uid=build_hash("other run")) for n in (1, 2)),
+    ],
+    ids=["the same twice", "forged", "of two members", "no gossip", "no member", "no results", "other runs"],
+)
+def test_what_is_no_evidence_ejects_nobody(forge: Callable[[Members], tuple[bytes, bytes]]) -> None:
+    members = build_members("training", rounds_per_epoch=8)
+    reply = members.ask(members.key(0), wire.EquivocationRequest(*forge(members)))
+    assert (reply.code, reply.on_record) == ("InvalidEvidence", False)
+    assert get_states(members) == [ClientState.HEALTHY] * 3
+
+
+# joining and the address book
+
+
+def test_a_join_brings_the_address_and_a_reconnect_can_bring_another() -> None:
+    members = build_members()
+    book = members.handler.book
+    assert {record.p2p for record in book.records()} == {i.public for i in members.identities}
+    moved = build_record(members.identities[0], port=9_999)
+    members.ask(members.identities[0].public, wire.AnnounceRequest(wire.get_address_message(moved)))
+    assert moved in book.records()
+
+
+def test_an_address_record_that_is_not_the_senders_is_refused() -> None:
+    members = build_members()
+    other = wire.get_address_message(build_record(members.identities[1], port=6))
+    forged = wire.AddressMessage(members.identities[0].public, other.addresses, other.expires_unix, other.signature)
+    for message in (other, forged):
+        assert members.ask(members.identities[0].public, wire.AnnounceRequest(message)).code == "BadRequest"
+    assert all(record.addresses == ("/ip4/127.0.0.1/tcp/4001",) for record in members.handler.book.records())
+
+
+def test_strangers_have_no_place_in_the_address_book() -> None:
+    members = build_members()
+    stranger = CLIENTS[6]
+    reply = members.ask(stranger.public, wire.AnnounceRequest(wire.get_address_message(build_record(stranger))))
+    assert reply.code == ""
+    assert stranger.public not in {record.p2p for record in members.handler.book.records()}
+
+
+def test_addresses_are_not_in_the_state_nor_in_the_journal() -> None:
+    members = build_members()
+    assert b"/ip4/" not in encode_state(members.handler.state)
+
+
+def test_an_address_goes_when_its_slot_is_given_up() -> None:
+    members = build_members()
+    members.ask(members.identities[0].public, wire.LeaveRequest())
+    members.wait(1)
+    assert members.identities[0].public not in {record.p2p for record in members.handler.book.records()}
+
+
+def test_a_full_registry_takes_an_idle_slot_back_for_a_newcomer() -> None:
+    members = build_members()
+    state = members.handler.state
+    template = state.registry.slots[0]
+    for number in range(MAX_CLIENTS - len(state.registry.slots)):
+        slot = type(template)(
+            signer=build_hash("s", number), p2p=build_hash("p", number), state=SlotState.JOINED, last_epoch=0, active=0
+        )
+        state.registry.slots.append(slot)
+    late = CLIENTS[5]
+    request = wire.JoinRequest(wire.get_address_message(build_record(late)))
+    refused = members.ask(late.public, request)
+    assert refused.code == "ClientsFull", "no slot has been idle for a whole epoch"
+    state.progress.epoch = 2
+    assert members.ask(late.public, request).code == ""
+    assert any(slot.signer == late.public for slot in state.registry.slots)
+
+
+# defects of ours
+
+
+def test_a_defect_while_a_message_is_handled_leaves_the_last_recorded_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Sink()
+    members = build_members("training", sink)
+    before = encode_state(members.handler.state)
+
+    def fail(self: events.Witness, state: Any, now: int) -> None:
+        state.current.started_unix = 1
+        state.nonce += 1
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(events.Witness, "process", fail)
+    reply = members.ask(members.key(0), members.get_witness(0))
+    assert reply.code == "BackendError"
+    assert "internal error" in reply.message
+    assert encode_state(members.handler.state) == before
+    assert "a defect" in sink.get("server_defect")[0]["error"]
+    monkeypatch.undo()
+    assert members.ask(members.key(0), members.get_witness(0)).code == "", "others are served as before"
+
+
+def test_a_state_machine_that_never_rests_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = build_members()
+
+    def spin(self: events.Tick, state: Any, now: int) -> None:
+        state.nonce += 1
+
+    monkeypatch.setattr(events.Tick, "process", spin)
+    with pytest.raises(BackendError, match=f"within {MAX_TICKS} ticks"):
+        members.wait(1)
+
+
+def test_time_never_runs_backwards_inside() -> None:
+    members = build_members()
+    members.wait(1)
+    assert members.run_state is RunState.WAITING_FOR_MEMBERS
+    members.handler.tick(members.now - 500)
+    assert members.handler.now == members.now
+
+
+# K4
+
+
+def test_the_last_64_replies_of_a_client_are_kept() -> None:
+    cache = ReplyCache()
+    for number in range(100):
+        cache.put(b"a", Answer(wire.Reply(number), number))
+    assert cache.get(b"a", 99 - REPLIES_PER_CLIENT) is None
+    for number in range(100 - REPLIES_PER_CLIENT, 100):
+        kept = cache.get(b"a", number)
+        assert kept is not None
+        assert kept.seq == number
+    assert cache.get(b"b", 99) is None, "ids are each client's own"
+
+
+def test_replies_to_the_clients_longest_silent_go_first() -> None:
+    cache = ReplyCache()
+    for number in range(MAX_CACHED_CLIENTS + 1):
+        cache.put(number.to_bytes(4, "little"), Answer(wire.Reply(1), 0))
+    assert cache.get((0).to_bytes(4, "little"), 1) is None
+    assert cache.get((1).to_bytes(4, "little"), 1) is not None

@@ -1,0 +1,151 @@
+"""Pushes (K5): what a subscriber rebuilds is the state, byte for byte, or it asks for the whole."""
+
+import hashlib
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from server_kit import Members, build_handler
+
+from psyche.core.layout import decode_state, encode_state
+from psyche.core.limits import STATE_BYTES
+from psyche.core.state import RunState
+from psyche.errors import WireError
+from psyche.server.push import (
+    COALESCE_S,
+    StateVersion,
+    apply_delta,
+    compute_delay_s,
+    compute_runs,
+    make_push,
+    read_full,
+)
+from psyche.wire import backend as wire
+from psyche.wire.crypto import blake3_hash
+
+PHASE = (RunState.ROUND_TRAIN, 0, 3)
+
+
+def build_version(raw: bytes, nonce: int, phase: tuple[RunState, int, int] = PHASE) -> StateVersion:
+    return StateVersion(nonce, 100, nonce, phase, raw, blake3_hash(raw))
+
+
+def change(raw: bytes, changes: list[tuple[int, bytes]]) -> bytes:
+    after = bytearray(raw)
+    for offset, data in changes:
+        after[offset : offset + len(data)] = data[: STATE_BYTES - offset]
+    return bytes(after)
+
+
+changes = st.lists(st.tuples(st.integers(0, STATE_BYTES - 1), st.binary(min_size=1, max_size=600)), max_size=12)
+
+
+@given(changes, changes)
+def test_a_delta_rebuilds_the_bytes_whatever_changed(
+    first: list[tuple[int, bytes]], second: list[tuple[int, bytes]]
+) -> None:
+    before = change(bytes(STATE_BYTES), first)
+    after = change(before, second)
+    push = make_push(build_version(before, 5), build_version(after, 9), now=1)
+    assert isinstance(push, wire.StateDelta)
+    assert apply_delta(before, 5, push) == after
+    assert wire.decode_server_message(wire.encode_message(push)) == push
+
+
+def test_runs_leave_out_what_is_equal_but_for_small_gaps() -> None:
+    before = bytes(1_000)
+    after = change(before, [(0, b"ab"), (10, b"c"), (30, b"d")])[:1_000]
+    assert compute_runs(before, after) == (wire.Run(0, after[:11]), wire.Run(30, b"d"))
+    assert compute_runs(before, before) == ()
+
+
+def test_a_first_push_is_the_whole_state_compressed() -> None:
+    version = build_handler().version
+    push = make_push(None, version, now=77)
+    assert isinstance(push, wire.FullState)
+    assert (push.nonce, push.now_unix) == (version.nonce, 77)
+    assert read_full(push) == version.raw
+    assert len(push.compressed) < 4_096, "a state with few members is mostly zeros"
+
+
+def test_a_change_of_almost_everything_is_pushed_as_the_whole_state() -> None:
+    noise = b"".join(hashlib.sha256(bytes([n % 256, n // 256])).digest() for n in range(STATE_BYTES // 32 + 1))
+    after = build_version(noise[:STATE_BYTES], 2)
+    push = make_push(build_version(bytes(STATE_BYTES), 1), after, now=1)
+    assert isinstance(push, wire.FullState)
+    assert read_full(push) == after.raw
+    assert len(wire.encode_message(push)) <= wire.MAX_SERVER_FRAME_BYTES
+
+
+def test_a_whole_run_can_be_followed_by_deltas_alone() -> None:
+    handler = build_handler()
+    members = Members(handler)
+    sent, raw, sizes = handler.version, handler.version.raw, []
+    for _ in members.finish():
+        push = make_push(sent, handler.version, now=1)
+        if isinstance(push, wire.StateDelta):
+            raw = apply_delta(raw, sent.nonce, push)
+            sizes.append(len(wire.encode_message(push)))
+        else:
+            raw = read_full(push)
+        sent = handler.version
+        assert raw == encode_state(handler.state)
+        assert decode_state(raw).nonce == handler.state.nonce
+
+
+def test_a_witness_costs_less_than_a_kilobyte_of_push() -> None:
+    handler = build_handler()
+    members = Members(handler)
+    members.join_all()
+    members.warm_up()
+    before = handler.version
+    members.ask(members.key(0), members.get_witness(0))
+    push = make_push(before, handler.version, now=1)
+    assert isinstance(push, wire.StateDelta)
+    assert len(wire.encode_message(push)) < 1_000
+
+
+def test_a_delta_from_another_nonce_is_refused() -> None:
+    raw = bytes(STATE_BYTES)
+    push = make_push(build_version(raw, 5), build_version(change(raw, [(0, b"x")]), 6), now=1)
+    assert isinstance(push, wire.StateDelta)
+    with pytest.raises(WireError, match="from nonce 5, this is 4"):
+        apply_delta(raw, 4, push)
+
+
+def test_a_delta_to_bytes_that_differ_is_refused_by_the_hash() -> None:
+    raw = bytes(STATE_BYTES)
+    push = make_push(build_version(raw, 5), build_version(change(raw, [(0, b"x")]), 6), now=1)
+    assert isinstance(push, wire.StateDelta)
+    with pytest.raises(WireError, match="hash"):
+        apply_delta(change(raw, [(9, b"y")]), 5, push)
+
+
+def test_a_delta_that_leaves_the_state_is_refused() -> None:
+    push = wire.StateDelta(5, 6, 1, bytes(16), (wire.Run(STATE_BYTES - 1, b"ab"),))
+    with pytest.raises(WireError, match="leaves the state"):
+        apply_delta(bytes(STATE_BYTES), 5, push)
+
+
+def test_a_full_state_that_would_decompress_to_gigabytes_is_refused_before_it_does() -> None:
+    bomb = zstandard.compress(bytes(64 << 20))
+    assert len(bomb) < 10_000
+    with pytest.raises(WireError, match="does not announce"):
+        read_full(wire.FullState(1, 1, bytes(16), bomb))
+    with pytest.raises(WireError, match="cannot be decompressed"):
+        read_full(wire.FullState(1, 1, bytes(16), b"no zstd at all"))
+
+
+def test_a_full_state_with_another_hash_is_refused() -> None:
+    with pytest.raises(WireError, match="hash"):
+        read_full(wire.FullState(1, 1, bytes(16), zstandard.compress(bytes(STATE_BYTES))))
+
+
+def test_pushes_wait_for_each_other_unless_the_phase_has_changed() -> None:
+    sent = build_version(bytes(STATE_BYTES), 1)
+    later = build_version(bytes(STATE_BYTES), 2)
+    assert compute_delay_s(sent, later, since_push_s=0.03) == pytest.approx(COALESCE_S - 0.03)
+    assert compute_delay_s(sent, later, since_push_s=5) == 0
+    for phase in ((RunState.ROUND_WITNESS, 0, 3), (RunState.ROUND_TRAIN, 0, 4), (RunState.ROUND_TRAIN, 1, 3)):
+        assert compute_delay_s(sent, build_version(bytes(STATE_BYTES), 2, phase), since_push_s=0) == 0

@@ -1,0 +1,310 @@
+"""Recovery (K2, F5): a server killed after any record goes on as if nothing had happened, or says why it cannot."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from server_kit import CLIENTS, OWNER, Members, MemoryDisk, RunFile, Sink, build_handler, build_state
+
+from psyche.core.errors import Halted
+from psyche.core.layout import decode_state, encode_state
+from psyche.core.state import ClientState, RunState
+from psyche.errors import ConfigError
+from psyche.server import journal as j
+from psyche.server.events import Pause, Tick, decode_event
+from psyche.server.handler import CoordinatorHandler
+from psyche.server.recovery import create_journal, recover
+from psyche.server.run import compute_run_uid, open_run
+from psyche.testing.builders import START_UNIX, build_config, build_hash
+from psyche.wire import backend as wire
+
+OP = bytes(range(16))
+
+
+@dataclass
+class Recording:
+    """A whole run: for each record, the disk right after it was synced and the state's bytes."""
+
+    disk: MemoryDisk = field(default_factory=MemoryDisk)
+    images: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    states: dict[int, bytes] = field(default_factory=dict)
+    records: dict[int, j.Record] = field(default_factory=dict)
+
+
+def record_run(**config: int) -> Recording:
+    """Three members, two epochs, with a pause in between."""
+    recording = Recording()
+    file = RunFile(config=build_config(init_min_clients=3, min_clients=2, total_steps=5, **config))
+    handler = build_handler(build_state(file), recording.disk)
+    append = handler.journal.append
+
+    def append_and_sync(now: int, event: object, state_hash: bytes) -> int:
+        seq = append(now, event, state_hash)
+        handler.journal.flush()
+        recording.images[seq] = dict(recording.disk.files)
+        recording.states[seq] = encode_state(handler.state)
+        return seq
+
+    handler.journal.append = append_and_sync
+    members = Members(handler)
+    for steps, _ in enumerate(members.finish()):
+        if steps == 2:
+            members.ask(OWNER.public, wire.PauseRequest(OP))
+        if members.run_state is RunState.PAUSED:
+            members.ask(OWNER.public, wire.ResumeRequest(OP[::-1]))
+    for image in recording.images.values():
+        for first in j.get_numbers(list(image), "journal-"):
+            found = j.scan_segment(image[j.get_segment_name(first)], first).records
+            recording.records |= {record.seq: record for record in found}
+    return recording
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return record_run()
+
+
+def test_a_server_killed_after_any_record_has_the_same_bytes_when_it_is_back(recording: Recording) -> None:
+    assert len(recording.states) > 40
+    last = max(recording.states)
+    for seq, image in recording.images.items():
+        found = recover(MemoryDisk(image))
+        assert found is not None
+        assert encode_state(found.state) == recording.states[seq], f"after record {seq}"
+        assert found.journal.last_seq == seq
+        for later in range(seq + 1, last + 1):
+            record = recording.records[later]
+            decode_event(record.kind, record.body).process(found.state, record.now)
+        assert encode_state(found.state) == recording.states[last], f"continued from record {seq}"
+
+
+def test_a_server_killed_while_it_writes_any_byte_of_the_last_record_has_the_state_before(
+    recording: Recording,
+) -> None:
+    for seq in (min(recording.images) + 1, max(recording.images)):
+        image, before = recording.images[seq], recording.images[seq - 1]
+        name = next(n for n in image if image[n] != before.get(n) and n.startswith("journal-"))
+        start = len(before.get(name, b""))
+        for size in range(start + 1, len(image[name])):
+            disk = MemoryDisk(image | {name: image[name][:size]})
+            found = recover(disk)
+            assert found is not None
+            assert encode_state(found.state) == recording.states[seq - 1], f"record {seq} cut at byte {size}"
+            assert len(disk.files[name]) == start, "the torn tail is cut from the file"
+            assert "torn tail" in found.notes[0]
+
+
+def test_the_journal_goes_on_after_a_cut_tail(recording: Recording) -> None:
+    seq = max(recording.images)
+    image = recording.images[seq]
+    name = j.get_segment_name(j.get_numbers(list(image), "journal-")[-1])
+    disk = MemoryDisk(image | {name: image[name][:-3]})
+    found = recover(disk)
+    assert found is not None
+    found.journal.append(found.now, Tick(bytes(32)), build_hash("state"))
+    found.journal.flush()
+    first = j.get_numbers(disk.names(), "journal-")[-1]
+    assert j.scan_segment(disk.files[name], first).records[-1].seq == seq
+
+
+def test_an_empty_folder_holds_no_run() -> None:
+    assert recover(MemoryDisk()) is None
+
+
+def test_a_broken_newest_snapshot_costs_nothing_because_the_one_before_is_kept(recording: Recording) -> None:
+    seq = max(recording.images)
+    image = recording.images[seq]
+    snapshots = j.get_numbers(list(image), "snapshot-")
+    assert len(snapshots) == 2
+    newest = j.get_snapshot_name(snapshots[-1])
+    disk = MemoryDisk(image | {newest: image[newest][:-1] + b"?"})
+    found = recover(disk)
+    assert found is not None
+    assert encode_state(found.state) == recording.states[seq]
+    assert newest in found.notes[0]
+    assert newest not in disk.files
+
+
+def test_without_a_good_snapshot_there_is_a_clear_error(recording: Recording) -> None:
+    image = dict(recording.images[max(recording.images)])
+    for name in image:
+        if name.startswith("snapshot-"):
+            image[name] = image[name][:1_000]
+    with pytest.raises(j.JournalError, match="no good snapshot"):
+        recover(MemoryDisk(image))
+
+
+def test_a_broken_record_in_the_middle_is_a_clear_error_and_never_a_wrong_state(recording: Recording) -> None:
+    image = recording.images[max(recording.images)]
+    first = j.get_numbers(list(image), "journal-")[-1]
+    name = j.get_segment_name(first)
+    middle = len(image[name]) // 2
+    for place in range(middle, middle + 120):
+        damaged = bytearray(image[name])
+        damaged[place] ^= 0x10
+        with pytest.raises(j.JournalError, match=rf"{name}, byte \d+: record \d+ is broken"):
+            recover(MemoryDisk(image | {name: bytes(damaged)}))
+
+
+def test_a_missing_segment_is_a_clear_error(recording: Recording) -> None:
+    seq = max(recording.images)
+    image = dict(recording.images[seq])
+    older, newer = j.get_numbers(list(image), "snapshot-")
+    broken = image[j.get_snapshot_name(newer)][:-1] + b"?"
+    image[j.get_snapshot_name(newer)] = broken
+    del image[j.get_segment_name(older + 1)]
+    with pytest.raises(j.JournalError, match=rf"records {older + 1} to {newer} are missing"):
+        recover(MemoryDisk(image))
+
+
+def test_a_segment_that_is_torn_before_the_newest_one_is_a_clear_error(recording: Recording) -> None:
+    image = dict(recording.images[max(recording.images)])
+    older, newer = j.get_numbers(list(image), "snapshot-")
+    image[j.get_snapshot_name(newer)] = b""
+    name = j.get_segment_name(older + 1)
+    image[name] = image[name][:-1]
+    with pytest.raises(j.JournalError, match=f"{name}.*is broken"):
+        recover(MemoryDisk(image))
+
+
+def test_a_record_that_gives_another_state_is_a_clear_error() -> None:
+    disk = MemoryDisk()
+    state = build_state()
+    journal = create_journal(disk, START_UNIX, encode_state(state))
+    journal.append(START_UNIX, Pause(OP), build_hash("not the state after a pause"))
+    journal.flush()
+    with pytest.raises(j.JournalError, match="gives another state"):
+        recover(disk)
+
+
+def test_a_record_that_the_state_machine_refuses_is_a_clear_error() -> None:
+    disk = MemoryDisk()
+    state = build_state()
+    Pause(OP).process(state, START_UNIX)
+    journal = create_journal(disk, START_UNIX, encode_state(state))
+    with pytest.raises(Halted):
+        Pause(OP).process(state, START_UNIX)
+    journal.append(START_UNIX, Pause(OP), build_hash("state"))
+    journal.flush()
+    with pytest.raises(j.JournalError, match="cannot be made again"):
+        recover(disk)
+
+
+def restart(disk: MemoryDisk, now: int, sink: Sink | None = None) -> tuple[CoordinatorHandler, Members]:
+    found = recover(disk)
+    assert found is not None
+    handler = build_handler(found.state, journal=found.journal, now=found.now, op_ids=found.op_ids, sink=sink)
+    handler.recover(now)
+    handler.journal.flush()
+    members = Members(handler)
+    return handler, members
+
+
+def build_training(disk: MemoryDisk, **config: int) -> Members:
+    file = RunFile(config=build_config(init_min_clients=3, min_clients=2, max_round_train_time=20, **config))
+    members = Members(build_handler(build_state(file), disk))
+    members.join_all()
+    members.warm_up()
+    members.wait(7)
+    return members
+
+
+def test_a_restart_is_not_a_time_out() -> None:
+    disk = MemoryDisk()
+    before = build_training(disk)
+    state = before.handler.state
+    started = state.current.started_unix
+    handler, members = restart(disk, before.now + 3_600)
+    assert handler.state.run_state is RunState.ROUND_TRAIN
+    gap_s = before.now + 3_600 - before.handler.version.now
+    assert handler.state.current.started_unix == started + gap_s
+    assert handler.state.state_start_unix == state.state_start_unix + gap_s
+    members.now = before.now + 3_600
+    members.wait(14)
+    assert handler.state.run_state is RunState.ROUND_TRAIN, "at least 15 s remain for reconnecting"
+
+
+def test_after_a_restart_whoever_does_not_come_back_is_withdrawn_after_fifteen_seconds() -> None:
+    disk = MemoryDisk()
+    before = build_training(disk)
+    handler, members = restart(disk, before.now + 100)
+    members.now = before.now + 100
+    handler.connected(members.key(0))
+    handler.connected(members.key(2))
+    members.wait(14)
+    assert [c.state for c in handler.state.clients] == [ClientState.HEALTHY] * 3
+    members.wait(1)
+    assert [c.state for c in handler.state.clients] == [
+        ClientState.HEALTHY,
+        ClientState.WITHDRAWN,
+        ClientState.HEALTHY,
+    ]
+
+
+def test_a_clock_that_went_back_over_a_restart_stands_still_until_it_is_past() -> None:
+    disk = MemoryDisk()
+    before = build_training(disk)
+    last = before.handler.version.now
+    handler, _ = restart(disk, last - 500)
+    assert handler.now == last
+    assert handler.state.run_state is RunState.ROUND_TRAIN
+
+
+def test_the_recovery_itself_is_journaled() -> None:
+    disk = MemoryDisk()
+    before = build_training(disk)
+    handler, _ = restart(disk, before.now + 60)
+    again = recover(MemoryDisk(disk.files))
+    assert again is not None
+    assert encode_state(again.state) == encode_state(handler.state)
+
+
+def test_an_owners_command_sent_again_over_a_restart_takes_effect_once() -> None:
+    disk = MemoryDisk()
+    members = build_training(disk)
+    assert members.ask(OWNER.public, wire.PauseRequest(OP)).code == ""
+    handler, after = restart(disk, members.now)
+    assert after.ask(OWNER.public, wire.PauseRequest(OP)).code == ""
+    assert handler.state.pending_pause
+
+
+def test_op_ids_outlive_the_segment_they_were_written_to() -> None:
+    disk = MemoryDisk()
+    handler = build_handler(disk=disk)
+    members = Members(handler)
+    members.ask(OWNER.public, wire.PauseRequest(OP))
+    members.ask(OWNER.public, wire.ResumeRequest(OP[::-1]))
+    members.join_all()
+    members.warm_up()
+    found = recover(disk)
+    assert found is not None
+    assert found.op_ids == (OP, OP[::-1])
+    assert found.records < handler.journal.last_seq, "the snapshot at Warmup carries them"
+
+
+def test_a_run_is_opened_again_only_with_the_configuration_it_was_made_with() -> None:
+    disk = MemoryDisk()
+    made = open_run(disk, RunFile(), OWNER.public, "test", lambda: START_UNIX)
+    assert made.is_new
+    assert made.state.run_uid == compute_run_uid(OWNER.public, "test-run", START_UNIX)
+    again = open_run(disk, RunFile(), OWNER.public, "test", lambda: START_UNIX + 50)
+    assert not again.is_new
+    assert again.state.run_uid == made.state.run_uid
+    with pytest.raises(ConfigError, match="max_round_train_time"):
+        open_run(disk, RunFile(config=build_config(max_round_train_time=99)), OWNER.public, "test", lambda: 0)
+    with pytest.raises(ConfigError, match="'test-run', not 'other'"):
+        open_run(disk, RunFile(run_id="other"), OWNER.public, "test", lambda: 0)
+    file = RunFile()
+    file.model.max_seq_len = 32
+    with pytest.raises(ConfigError, match="max_seq_len"):
+        open_run(disk, file, OWNER.public, "test", lambda: 0)
+
+
+def test_a_run_made_again_under_its_name_has_another_uid() -> None:
+    one, other = (compute_run_uid(OWNER.public, "run", now) for now in (1, 2))
+    assert one != other
+    assert compute_run_uid(CLIENTS[0].public, "run", 1) != one
+
+
+def test_a_recorded_state_decodes(recording: Recording) -> None:
+    for raw in recording.states.values():
+        assert encode_state(decode_state(raw)) == raw

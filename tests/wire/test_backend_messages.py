@@ -1,0 +1,256 @@
+"""The client <-> server messages: what decodes may be used, what is out of range names its field."""
+
+import contextlib
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche.core import errors as core_errors
+from psyche.core.errors import CoordinatorError
+from psyche.core.limits import STATE_BYTES
+from psyche.core.messages import WitnessMessage
+from psyche.core.state import Checkpoint, CheckpointKind, SlotState, WitnessFlag
+from psyche.errors import BackendError, WireError
+from psyche.testing.builders import build_hash, build_keys, build_run
+from psyche.wire import backend as wire
+from psyche.wire import repeats
+from psyche.wire.crypto import Identity, sign_address_record
+
+KEY = bytes(range(32))
+RECORD = wire.get_address_message(sign_address_record(Identity(KEY), ["/ip4/10.0.0.1/tcp/4001"], 2_000_000_000))
+
+keys = st.binary(min_size=32, max_size=32)
+epochs = st.integers(0, 65_535)
+heights = st.integers(0, 2**32 - 1)
+members = st.integers(0, 255)
+op_ids = st.binary(min_size=16, max_size=16)
+bodies = st.one_of(
+    st.builds(wire.HelloRequest, st.integers(0, 1 << 40), st.text(max_size=32), st.text(max_size=96)),
+    st.just(wire.SubscribeRequest()),
+    st.just(wire.PingRequest()),
+    st.just(wire.JoinRequest(RECORD)),
+    st.just(wire.AnnounceRequest(RECORD)),
+    st.just(wire.LeaveRequest()),
+    st.builds(wire.WithdrawRequest, epochs, members),
+    st.builds(wire.WarmupWitnessRequest, epochs, members, keys),
+    st.builds(wire.WitnessRequest, st.binary(max_size=1_024)),
+    st.builds(wire.HealthCheckRequest, epochs, heights, members),
+    st.builds(wire.EquivocationRequest, st.binary(max_size=700), st.binary(max_size=700)),
+    st.builds(
+        wire.CheckpointRequest,
+        epochs,
+        keys,
+        st.sampled_from(CheckpointKind),
+        st.text(max_size=128),
+        st.none() | st.text(max_size=64),
+    ),
+    st.builds(wire.PauseRequest, op_ids),
+    st.builds(wire.ResumeRequest, op_ids),
+    st.just(wire.StatusRequest()),
+)
+
+
+@given(st.integers(0, 2**63 - 1), bodies)
+def test_every_request_reads_back_as_it_was_written_and_fits_a_frame(number: int, body: wire.RequestBody) -> None:
+    request = wire.Request(number, body)
+    raw = wire.encode_message(request)
+    assert wire.decode_request(raw) == request
+    assert len(raw) <= wire.MAX_REQUEST_BYTES
+
+
+def test_the_strategies_cover_every_kind_of_request() -> None:
+    covered = {type(example) for example in _find_examples(bodies)}
+    assert covered == set(get_args(wire.RequestBody))
+
+
+def _find_examples(strategy: st.SearchStrategy[Any]) -> list[Any]:
+    found: list[Any] = []
+
+    @given(st.lists(strategy, min_size=30, max_size=60))
+    def collect(some: list[Any]) -> None:
+        found.extend(some)
+
+    collect()
+    return found
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Reply(3, "DuplicateWitness", "there already", on_record=True, nonce=9),
+        wire.Reply(4, body=wire.Greeting(1, "run", KEY, "psyche", 5)),
+        wire.Reply(5, body=wire.RunStatus("run", KEY, "p", 1, 2, 3, 4, False, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)),
+        wire.FullState(1, 2, bytes(16), b"zstd"),
+        wire.StateDelta(1, 2, 3, bytes(16), (wire.Run(0, b"a"), wire.Run(STATE_BYTES - 1, b"b"))),
+        wire.BookChange(True, (RECORD,), (KEY,)),
+        wire.Goodbye("Replaced", "by another"),
+    ],
+)
+def test_every_server_message_reads_back_as_it_was_written(message: wire.ServerMessage) -> None:
+    assert wire.decode_server_message(wire.encode_message(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (["withdraw", 65_536, 0], "[1][1]"),
+        (["withdraw", 0, 256], "[1][2]"),
+        (["withdraw", -1, 0], "[1][1]"),
+        (["warmup_witness", 0, 0, bytes(31)], "[1][3]"),
+        (["witness", bytes(1_025)], "[1][1]"),
+        (["health_check", 0, 1 << 32, 0], "[1][2]"),
+        (["checkpoint", 0, KEY, 7, "x"], "[1][3]"),
+        (["checkpoint", 0, KEY, 2, "x" * 129], "[1][4]"),
+        (["pause", bytes(15)], "[1][1]"),
+        (["join", [KEY, ["/a"] * 9, 0, bytes(64)]], "[1][1][1]"),
+        (["join", [KEY, ["a" * 129], 0, bytes(64)]], "[1][1][1][0]"),
+        (["join", [KEY, [], 1 << 63, bytes(64)]], "[1][1][2]"),
+        (["nothing"], "[1][0]"),
+    ],
+)
+def test_a_field_out_of_range_is_refused_by_its_place(body: list[Any], place: str) -> None:
+    with pytest.raises(WireError) as refused:
+        wire.decode_request(msgspec.msgpack.encode([1, body]))
+    assert place in str(refused.value)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_a_wire_error(raw: bytes) -> None:
+    for decode in (wire.decode_request, wire.decode_server_message):
+        with contextlib.suppress(WireError):
+            decode(raw)
+
+
+def test_deeply_nested_bytes_are_refused() -> None:
+    for decode in (wire.decode_request, wire.decode_server_message):
+        with pytest.raises(WireError):
+            decode(b"\x91" * 8_000)
+
+
+def test_a_newer_clients_extra_fields_are_ignored() -> None:
+    raw = msgspec.msgpack.encode([7, ["withdraw", 1, 2, "new", {"more": 3}], "and more"])
+    assert wire.decode_request(raw) == wire.Request(7, wire.WithdrawRequest(1, 2))
+
+
+def test_every_error_of_the_coordinator_crosses_the_wire() -> None:
+    kinds = [k for k in vars(core_errors).values() if isinstance(k, type) and issubclass(k, CoordinatorError)]
+    assert len(kinds) > 20
+    for kind in kinds:
+        error = wire.error_from_code(wire.code_of(kind("why")), "why")
+        assert type(error) is kind
+        assert str(error) == "why"
+
+
+def test_the_servers_own_refusals_cross_the_wire_and_unknown_ones_are_backend_errors() -> None:
+    assert isinstance(wire.error_from_code("NotOwner", "no"), wire.NotOwner)
+    strange = wire.error_from_code("FromTheFuture", "hm")
+    assert type(strange) is BackendError
+    assert str(strange) == "FromTheFuture: hm"
+    assert type(wire.error_from_code("Exception", "no class of ours")) is BackendError
+
+
+def test_a_long_reason_is_cut_so_that_the_reply_can_be_read() -> None:
+    reply = wire.Reply(1, "Halted", wire.shorten("x" * 5_000))
+    assert wire.decode_server_message(wire.encode_message(reply)) == reply
+
+
+def test_a_repeat_of_a_join_is_on_record_only_under_the_same_keys() -> None:
+    run = build_run(members=1)
+    signer, p2p = build_keys(0)
+    assert repeats.is_joined(run.state, signer, p2p)
+    assert not repeats.is_joined(run.state, signer, build_keys(1)[1])
+    run.state.registry.slots[0].state = SlotState.LEAVING
+    assert not repeats.is_joined(run.state, signer, p2p)
+
+
+def test_a_repeat_of_a_warmup_witness_is_on_record_only_with_the_digest_it_showed() -> None:
+    run = build_run(members=3)
+    run.form()
+    key = run.state.clients[0].p2p
+    assert not repeats.is_warm(run.state, key, 0, 0, run.get_start_digest())
+    run.show(0)
+    run.show(1, digest=build_hash("other"))
+    assert repeats.is_warm(run.state, key, 0, 0, run.get_start_digest())
+    assert not repeats.is_warm(run.state, key, 0, 0, build_hash("other")), "another member's candidate"
+    assert not repeats.is_warm(run.state, key, 1, 0, run.get_start_digest()), "another epoch"
+    assert not repeats.is_warm(run.state, build_keys(7)[1], 0, 0, run.get_start_digest()), "another key"
+
+
+def test_a_repeat_of_a_warmup_witness_in_a_later_epoch_is_measured_by_the_certified_digest() -> None:
+    run = build_run(members=2)
+    run.warm_up().finish_epoch()
+    run.rejoin()
+    run.form()
+    run.show(0)
+    key = run.state.clients[0].p2p
+    assert repeats.is_warm(run.state, key, 1, 0, run.state.certified.digest)
+    assert not repeats.is_warm(run.state, key, 1, 0, build_hash("weights"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"held": 1},
+        {"heard": 1},
+        {"missing": 1},
+        {"at_s": 2},
+        {"flags": WitnessFlag.FULL_DIGEST},
+        {"results_root": build_hash("other")},
+        {"state_digest": build_hash("other")},
+        {"broadcast_bloom": b"\1" + bytes(319)},
+        {"member": 1},
+        {"height": 1},
+        {"epoch": 1},
+    ],
+)
+def test_a_repeat_of_a_witness_is_on_record_only_if_every_field_is_equal(other: dict[str, Any]) -> None:
+    run = build_run(members=3)
+    run.warm_up()
+    message = run.build_witness(0)
+    key = run.state.clients[0].p2p
+    assert not repeats.is_witnessed(run.state, key, message)
+    run.send(message)
+    assert repeats.is_witnessed(run.state, key, message)
+    assert repeats.is_witnessed(run.state, key, _replace(message, {"metadata": b"not stored"}))
+    assert not repeats.is_witnessed(run.state, key, _replace(message, other))
+
+
+def _replace(message: WitnessMessage, changes: dict[str, Any]) -> WitnessMessage:
+    values = {name: getattr(message, name) for name in WitnessMessage.__slots__}
+    return WitnessMessage(**(values | changes))
+
+
+def test_a_repeat_of_a_witness_is_found_in_the_round_it_was_for() -> None:
+    run = build_run(members=3, rounds_per_epoch=8)
+    run.warm_up()
+    message, key = run.build_witness(0), run.state.clients[0].p2p
+    run.run_round()
+    assert run.state.current.height == 1
+    assert repeats.is_witnessed(run.state, key, message)
+
+
+def test_a_withdrawal_is_on_record_when_there_is_nothing_left_to_leave() -> None:
+    run = build_run(members=3)
+    key = build_keys(0)[0]
+    assert not repeats.is_withdrawn(run.state, key, 0, 0), "the join stands"
+    run.state.registry.slots[0].active = 0
+    assert repeats.is_withdrawn(run.state, key, 0, 0)
+    run.form()
+    key = run.state.clients[0].p2p
+    assert not repeats.is_withdrawn(run.state, key, 0, 0)
+    run.state.progress.epoch = 1
+    assert repeats.is_withdrawn(run.state, key, 0, 0), "the epoch is over"
+
+
+def test_a_checkpoint_is_on_record_only_with_its_digest_and_source() -> None:
+    run = build_run(members=2)
+    run.warm_up().finish_epoch()
+    source = Checkpoint(CheckpointKind.LOCAL, "/models/1")
+    assert not repeats.is_source(run.state, run.state.certified.digest, source)
+    run.state.checkpoint.digest = run.state.certified.digest
+    run.state.model.extra_checkpoints[1] = source
+    assert repeats.is_source(run.state, run.state.certified.digest, source)
+    assert not repeats.is_source(run.state, build_hash("other"), source)

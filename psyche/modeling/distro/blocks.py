@@ -14,7 +14,7 @@ import torch
 from psyche.core.plan import PlanGroup, PlanTensor, TransformPlan
 from psyche.errors import TrainerError
 
-CPU_BLOCK: Final = 1 << 17  # elements; one float64 buffer of these is 1 MiB
+CPU_BLOCK: Final = 1 << 18  # elements; one float64 buffer of these is 2 MiB
 CUDA_BLOCK: Final = 1 << 22  # large enough that launches do not count
 
 

@@ -15,8 +15,9 @@ from psyche.client.engine import RoundEngine
 from psyche.client.settings import ClientSettings
 from psyche.client.shell import Log, Parts, Shell
 from psyche.client.trainer_tasks import RestartableTrainer
+from psyche.config.load import find_local_data
 from psyche.core.plan import TransformPlan, decode_plan
-from psyche.core.state import Coordinator
+from psyche.core.state import Coordinator, DataLocationKind
 from psyche.data.provider import DataProvider, open_provider
 from psyche.errors import ConfigError, WireError
 from psyche.modeling.snapshot import clean_leftovers
@@ -73,8 +74,13 @@ class LazyData:
     def _open(self) -> DataProvider:
         model = self._get_state().model
         self.sequence_length = model.max_seq_len
+        location = model.data_location
+        files = None
+        if location.kind is DataLocationKind.LOCAL:
+            files = find_local_data(self._settings.local_root / location.address)
         return open_provider(
-            model.data_location,
+            location,
+            files=files,
             folder=self._settings.local_root,
             sequence_length=model.max_seq_len,
             vocab_size=self.vocab_size,

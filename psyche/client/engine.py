@@ -117,8 +117,9 @@ class RoundEngine:
     def on_state(self, state: Coordinator, now: float) -> list[Action]:
         """A newer state of the coordinator."""
         x = self._x
-        x.state = state
+        before, x.state = x.state, state
         self._note_state(state, now)
+        self._note_loss(before, state)
         self.membership.follow_registry()
         key = (state.progress.epoch, state.epoch.start_timestamp)
         if state.run_state in ACTIVE_STATES and key != self._epoch_key:
@@ -197,6 +198,18 @@ class RoundEngine:
             step=state.progress.step, members=len(state.clients),
         )  # fmt: skip
 
+    def _note_loss(self, before: Coordinator, state: Coordinator) -> None:
+        """P3, P5: work that was given up, and Warmups that came to nothing."""
+        if before.run_uid != state.run_uid:
+            return
+        lost = before.progress.step - state.progress.step
+        if lost > 0:
+            self._x.log("rollback", step=state.progress.step, data_index=state.progress.epoch_start_data_index)
+        failed = before.run_state is RunState.WARMUP and state.run_state is RunState.WAITING_FOR_MEMBERS
+        if lost > 0 or failed:
+            reason = "Warmup abandoned" if failed else before.epoch.stop_reason.name.lower()
+            self._x.log("epoch_failed", epoch=before.progress.epoch, reason=reason, steps_lost=max(0, lost))
+
     def _enter_epoch(self) -> None:
         x = self._x
         x.book.clear()
@@ -221,7 +234,10 @@ class RoundEngine:
             x.member = index
         if new:
             x.log("round_started", epoch=x.epoch, height=x.height, step=x.state.current.step, drain=new[-1].drain)
-        if self.chain.count_behind():
+        too_long = self.chain.count_behind()
+        if self.chain.behind_rounds:
+            x.log("behind", rounds=self.chain.behind_rounds, next_height=self.chain.next_height)
+        if too_long:
             self._heal("decided payloads could not be fetched")
         self.duty.enter_round()
         self.announcements.retry_soon(now)

@@ -1,0 +1,330 @@
+"""H1 to H5: who is gone, late or good, and what follows. A1 and B18 with them."""
+
+import pytest
+
+from psyche.core import transitions
+from psyche.core.committee import get_witnesses
+from psyche.core.errors import (
+    Halted,
+    InvalidHealthCheck,
+    InvalidRunState,
+    NoActiveRound,
+    UnknownMember,
+    WrongRound,
+)
+from psyche.core.health import compute_judgement, process_strike, process_strike_clearing
+from psyche.core.state import Client, ClientState, RunState, Slot, StopReason
+from psyche.core.timeline import get_attested_round
+from psyche.testing.builders import Run, build_keys, build_run, expect_refusal
+
+HEALTHY, DROPPED = ClientState.HEALTHY, ClientState.DROPPED
+
+
+def build_training(members: int = 4, rounds: int = 1, **config: object) -> Run:
+    run = build_run(members, **{"rounds_per_epoch": 30, **config}).warm_up()
+    for _ in range(rounds):
+        run.run_round()
+    return run
+
+
+def judge(run: Run, held: list[int], heard: list[int] | None = None) -> tuple[int, int, int]:
+    """The judgement of the running round, given each witness's bits: absent, late, good."""
+    for member, bits in enumerate(held):
+        extra = {} if heard is None else {"heard": heard[member]}
+        run.send(run.build_witness(member, held=bits, **extra))
+    judgement = compute_judgement(run.state, get_attested_round(run.state))
+    return judgement.absent, judgement.late, judgement.good
+
+
+# --- H1
+
+
+def test_h1_absent_is_who_q_witnesses_did_not_hear() -> None:
+    assert judge(build_training(), [0b1111] * 4, [0b0111] * 3 + [0b1111]) == (0b1000, 0, 0b0111)
+
+
+def test_h1_late_is_who_was_heard_and_did_not_deliver_to_q() -> None:
+    assert judge(build_training(), [0b0111] * 3 + [0b1111]) == (0, 0b1000, 0b0111)
+
+
+def test_h1_between_q_and_q_there_is_no_judgement() -> None:
+    assert judge(build_training(), [0b0111] * 2 + [0b1111] * 2) == (0, 0, 0b0111)
+
+
+def test_h1_absence_comes_before_everything() -> None:
+    assert judge(build_training(), [0b1111] * 4, [0b0111] * 4) == (0b1000, 0, 0b0111)
+
+
+def test_h1_fewer_than_q_liars_cannot_accuse() -> None:
+    assert judge(build_training(), [0, 0, 0b1111, 0b1111], [0, 0, 0b1111, 0b1111]) == (0, 0, 0)
+
+
+def test_h1_where_nothing_was_due_nobody_is_late_or_good() -> None:
+    assert judge(build_training(rounds=0), [0] * 4) == (0, 0, 0)
+
+
+def test_h1_who_has_departed_is_not_judged() -> None:
+    run = build_training()
+    run.state.clients[3].state = ClientState.WITHDRAWN
+    assert judge(run, [0b0111] * 3, [0b0111] * 3) == (0, 0, 0b0111)
+
+
+# --- H2, A1
+
+
+def test_h2_a_crash_is_out_after_two_rounds() -> None:
+    run = build_training()
+    run.silent = {3}
+    run.run_round()
+    client = run.state.clients[3]
+    assert (client.missed, client.state, client.good_streak) == (1, HEALTHY, 0)
+    round_ = run.run_round()
+    assert (client.missed, client.state, client.exited_height) == (2, DROPPED, round_.height)
+    assert run.state.current.members == 0b0111
+
+
+def test_h2_one_round_heard_again_forgives_absence() -> None:
+    run = build_training()
+    run.run_round(silent={3}, held=0b1111)
+    assert run.state.clients[3].missed == 1
+    run.run_round()
+    assert run.state.clients[3].missed == 0
+
+
+def test_h2_a_gray_failure_is_out_after_three_rounds_without_credit() -> None:
+    run = build_training(rounds=0)
+    run.run_round()
+    client = run.state.clients[3]
+    for late in (1, 2):
+        run.run_round(held=0b0111)
+        assert (client.late, client.missed, client.state) == (late, 0, HEALTHY)
+    run.run_round(held=0b0111)
+    assert (client.late, client.state, client.credits) == (3, DROPPED, 0)
+
+
+def test_h2_a_good_round_forgives_lateness() -> None:
+    run = build_training()
+    run.run_round(held=0b0111)
+    assert run.state.clients[3].late == 1
+    run.run_round()
+    assert run.state.clients[3].late == 0
+
+
+def test_h2_lateness_sets_missed_to_zero() -> None:
+    run = build_training()
+    run.state.clients[3].missed = 1
+    run.run_round(held=0b0111)
+    assert (run.state.clients[3].missed, run.state.clients[3].late) == (0, 1)
+
+
+def test_h2_the_limits_are_settings() -> None:
+    run = build_training(evict_after=1, late_limit=1)
+    run.run_round(silent={3}, held=0b1111)
+    assert run.state.clients[3].state is DROPPED
+    run.run_round(held=0b0011)
+    assert run.state.clients[2].state is DROPPED
+
+
+def test_a1_the_good_streak_counts_rounds_heard_and_starts_anew_after_absence() -> None:
+    run = build_training()
+    client = run.state.clients[3]
+    assert client.good_streak == 9
+    run.run_round(silent={3}, held=0b1111)
+    assert client.good_streak == 0
+    run.run_round(held=0b0111)
+    assert client.good_streak == 1, "lateness does not end the streak, silence does"
+    client.good_streak = 255
+    run.run_round()
+    assert client.good_streak == 255
+
+
+# --- H3
+
+
+def test_h3_if_more_than_half_would_go_none_goes_and_the_epoch_stops() -> None:
+    run = build_training(5, rounds=1, witness_nodes=2)
+    witnesses = get_witnesses(run.state.current)
+    for client in run.state.clients:
+        client.missed = 1
+    heard = sum(1 << m for m in witnesses)
+    run.run_round(heard=heard)
+    assert run.state.run_state is RunState.COOLDOWN
+    assert run.state.epoch.stop_reason is StopReason.MASS_DROP
+    assert all(client.state is HEALTHY for client in run.state.clients)
+
+
+def test_h3_exactly_half_may_go() -> None:
+    run = build_training(4, rounds=1)
+    for member in (2, 3):
+        run.state.clients[member].missed = 1
+    for member in range(3):
+        run.send(run.build_witness(member, heard=0b0011))
+    run.settle()
+    assert [client.state for client in run.state.clients] == [HEALTHY, HEALTHY, DROPPED, DROPPED]
+    assert run.state.run_state is RunState.ROUND_TRAIN
+
+
+def test_h3_the_withdrawn_do_not_count() -> None:
+    run = build_training(4, rounds=1)
+    for member in (2, 3):
+        run.state.clients[member].missed = 1
+    for member in range(3):
+        run.send(run.build_witness(member, heard=0b0011))
+    for member in (1, 0):
+        transitions.withdraw(run.state, run.now, run.state.clients[member].p2p, 0, member)
+    run.settle()
+    assert run.state.epoch.stop_reason is StopReason.MASS_DROP, "two of the two that are left"
+
+
+# --- H4
+
+
+def build_silent_witness(members: int = 4) -> Run:
+    """A round closed by time-out in which member 3 was heard, but put nothing on record."""
+    run = build_training(members)
+    for member in range(3):  # their roots differ, so that only time closes the round
+        run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
+    run.wait(run.state.config.max_round_train_time)
+    run.wait(run.state.config.round_witness_time)
+    assert run.state.current.height == 2
+    return run
+
+
+def accuse(run: Run, member: int, *, height: int | None = None, epoch: int = 0, sender: bytes | None = None) -> None:
+    state = run.state
+    transitions.health_check(
+        state,
+        run.now,
+        sender or state.clients[0].p2p,
+        epoch,
+        state.current.height if height is None else height,
+        member,
+    )
+
+
+def test_h4_a_silent_witness_is_counted_once_a_round_and_dropped_the_second_time() -> None:
+    run = build_silent_witness()
+    accuse(run, 3)
+    client = run.state.clients[3]
+    assert (client.witness_missed, client.witness_checked_height, client.state) == (1, 2, HEALTHY)
+    with expect_refusal(run.state, InvalidHealthCheck, "already"):
+        accuse(run, 3)
+    for member in range(3):
+        run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
+    run.wait(run.state.config.max_round_train_time)
+    run.wait(run.state.config.round_witness_time)
+    accuse(run, 3)
+    assert (client.witness_missed, client.state) == (2, DROPPED)
+    assert run.state.registry.slots[3].strikes == 1, "H5: silence as a witness is an offence"
+    with expect_refusal(run.state, InvalidHealthCheck, "Healthy"):
+        accuse(run, 3)
+    run.run_round()
+    assert run.state.current.members == 0b0111
+
+
+def test_h4_anyone_with_a_slot_may_accuse_nobody_else() -> None:
+    run = build_silent_witness()
+    with expect_refusal(run.state, UnknownMember):
+        accuse(run, 3, sender=build_keys(77)[0])
+    run.join(77)
+    accuse(run, 3, sender=build_keys(77)[0])
+
+
+def test_b18_an_accusation_that_the_record_does_not_bear_out_has_no_effect() -> None:
+    run = build_silent_witness()
+    with expect_refusal(run.state, InvalidHealthCheck, "record"):
+        accuse(run, 0)
+    with expect_refusal(run.state, WrongRound, "T7"):
+        accuse(run, 3, height=1)
+    with expect_refusal(run.state, WrongRound, "T7"):
+        accuse(run, 3, epoch=1)
+    with expect_refusal(run.state, UnknownMember):
+        accuse(run, 9)
+    run.run_round()
+    with expect_refusal(run.state, InvalidHealthCheck, "time-out"):
+        accuse(run, 3)
+
+
+def test_h4_who_was_not_heard_has_crashed_and_is_h2s_business() -> None:
+    run = build_training()
+    for member in range(3):
+        run.send(run.build_witness(member, held=0b1111 & ~(1 << member), heard=0b1111 if not member else 0b0111))
+    run.wait(run.state.config.max_round_train_time)
+    run.wait(run.state.config.round_witness_time)
+    with expect_refusal(run.state, InvalidHealthCheck, "too few"):
+        accuse(run, 3)
+
+
+def test_h4_only_elected_witnesses_can_be_silent() -> None:
+    run = build_training(5, witness_nodes=3)
+    elected = get_witnesses(run.state.current)
+    for member in elected[:2]:
+        run.send(run.build_witness(member, held=0b11111 & ~(1 << member)))
+    run.wait(run.state.config.max_round_train_time)
+    run.wait(run.state.config.round_witness_time)
+    stranger = next(m for m in range(5) if m not in elected)
+    with expect_refusal(run.state, InvalidHealthCheck, "elected"):
+        accuse(run, stranger)
+    accuse(run, elected[2])
+
+
+def test_h4_before_the_second_round_and_outside_rounds_there_is_nothing_to_check() -> None:
+    run = build_training(rounds=0)
+    with expect_refusal(run.state, NoActiveRound):
+        accuse(run, 3)
+    run.state.run_state = RunState.COOLDOWN
+    with expect_refusal(run.state, InvalidRunState):
+        accuse(run, 3)
+    run.state.run_state = RunState.PAUSED
+    with expect_refusal(run.state, Halted):
+        accuse(run, 3)
+
+
+# --- H5
+
+
+def test_h5_dropped_for_absence_may_join_again_at_once() -> None:
+    run = build_training()
+    run.silent = {3}
+    run.run_round()
+    run.run_round()
+    slot = run.state.registry.slots[3]
+    assert (slot.strikes, slot.until) == (0, 0)
+    run.join(3)
+    assert slot.active == run.state.registry.next_active
+
+
+def test_h5_dropped_for_lateness_waits_an_epoch() -> None:
+    run = build_training(late_limit=1)
+    run.run_round(held=0b0111)
+    slot = run.state.registry.slots[3]
+    assert (slot.strikes, slot.until) == (1, run.state.registry.next_active + 1)
+    run.join(3)
+    assert slot.active == slot.until
+
+
+@pytest.mark.parametrize(("strikes", "wait"), [(1, 1), (2, 2), (3, 4), (4, 4), (255, 4)])
+def test_h5_strikes_wait_one_two_then_four_epochs(strikes: int, wait: int) -> None:
+    slot = Slot(strikes=strikes - 1)
+    process_strike(slot, 10)
+    assert (slot.strikes, slot.until) == (strikes, 10 + wait)
+    process_strike(slot, 65_535)
+    assert slot.until == 65_535
+    assert slot.strikes <= 255
+
+
+@pytest.mark.parametrize(
+    ("client", "cleared"),
+    [
+        (Client(credits=3), True),
+        (Client(credits=0), False),
+        (Client(credits=3, late=1), False),
+        (Client(credits=3, missed=1), False),
+        (Client(credits=3, joined_height=4), False),
+        (Client(credits=3, state=DROPPED), False),
+    ],
+)
+def test_h5_a_whole_good_epoch_clears_the_strikes(client: Client, cleared: bool) -> None:
+    slot = Slot(strikes=2, until=9)
+    process_strike_clearing(slot, client)
+    assert (slot.strikes, slot.until) == ((0, 0) if cleared else (2, 9))

@@ -320,7 +320,7 @@ def decide_by_asking(
             known.setdefault(member, set()).add(commitment)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(case=cases(), data=st.data())
 def test_c1_to_c4_all_clients_that_can_decide_compute_the_same_set(case: Case, data: st.DataObject) -> None:
     members = (1 << case.trainers) - 1

@@ -462,3 +462,12 @@ def test_p5_before_anything_is_certified_there_is_nothing_to_go_back_to() -> Non
         run.form()
     assert run.state.epoch.warmup_failures == 0
     assert build_keys(0)[0] == run.state.clients[0].signer
+
+
+def test_t8_a_ready_member_that_goes_is_no_longer_counted_with_certified_weights_either() -> None:
+    run = build_failing(3)
+    run.form()
+    run.show(0, 1)
+    withdraw(run, 1)
+    assert run.state.epoch.ready_len == 1
+    assert run.settle() == 0

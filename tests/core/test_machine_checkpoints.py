@@ -1,0 +1,319 @@
+"""S10: checkpoints; K2: recovery; genesis."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from psyche.core import transitions
+from psyche.core.errors import (
+    ConfigRefused,
+    DigestMismatch,
+    Halted,
+    InvalidCheckpoint,
+    InvalidRunState,
+    UnknownMember,
+    WrongRound,
+)
+from psyche.core.genesis import create_run
+from psyche.core.layout import decode_state, encode_state
+from psyche.core.state import (
+    ZERO32,
+    Checkpoint,
+    CheckpointKind,
+    ClientState,
+    Coordinator,
+    Metadata,
+    Progress,
+    RunState,
+)
+from psyche.testing.builders import (
+    START_UNIX,
+    Run,
+    build_config,
+    build_hash,
+    build_keys,
+    build_model,
+    build_run,
+    expect_refusal,
+)
+
+HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
+GCS = Checkpoint(CheckpointKind.GCS, "bucket", "prefix")
+LOCAL = Checkpoint(CheckpointKind.LOCAL, "weights")
+
+
+def build_cooldown(members: int = 3) -> Run:
+    run = build_run(members, rounds_per_epoch=1, min_clients=min(members, 2)).warm_up()
+    list(run.run_rounds())
+    assert run.state.run_state is RunState.COOLDOWN
+    return run
+
+
+def name_source(run: Run, source: Checkpoint, number: int = 0, **named: Any) -> None:
+    certified = run.state.certified
+    values = {"epoch": certified.epoch, "digest": certified.digest, **named}
+    transitions.checkpoint(run.state, run.now, build_keys(number)[1], values["epoch"], values["digest"], source)
+
+
+# --- S10
+
+
+def test_s10_the_first_becomes_the_source_and_three_more_are_kept() -> None:
+    run = build_cooldown()
+    name_source(run, HUB, 1)
+    assert run.state.model.checkpoint == HUB
+    assert run.state.model.checkpoint is not HUB
+    mark = run.state.checkpoint
+    assert (mark.digest, mark.step, mark.uploader) == (run.state.certified.digest, 2, 1)
+    others = [GCS, LOCAL, Checkpoint(CheckpointKind.HUB, "org/copy")]
+    for number, source in enumerate(others):
+        name_source(run, source, number)
+    assert run.state.model.checkpoint == HUB
+    assert run.state.model.extra_checkpoints == others
+    with expect_refusal(run.state, InvalidCheckpoint, "S10"):
+        name_source(run, Checkpoint(CheckpointKind.HUB, "org/fifth"))
+
+
+def test_s10_a_source_is_named_once() -> None:
+    run = build_cooldown()
+    name_source(run, HUB)
+    with expect_refusal(run.state, InvalidCheckpoint, "K3"):
+        name_source(run, HUB, 1)
+    name_source(run, GCS)
+    with expect_refusal(run.state, InvalidCheckpoint, "K3"):
+        name_source(run, GCS)
+
+
+def test_s10_a_later_certified_replaces_all_sources() -> None:
+    run = build_cooldown()
+    name_source(run, HUB)
+    name_source(run, GCS)
+    run.wait(5)
+    run.rejoin()
+    run.warm_up()
+    list(run.run_rounds())
+    name_source(run, LOCAL)
+    assert run.state.model.checkpoint == LOCAL
+    assert [c.kind for c in run.state.model.extra_checkpoints] == [CheckpointKind.EPHEMERAL] * 3
+
+
+BAD_SOURCES = [
+    Checkpoint(CheckpointKind.P2P, "org/model"),
+    Checkpoint(CheckpointKind.P2P_GCS, "bucket"),
+    Checkpoint(CheckpointKind.DUMMY, "x"),
+    Checkpoint(),
+    Checkpoint(CheckpointKind.HUB, ""),
+    Checkpoint(CheckpointKind.HUB, "x" * 65),
+    Checkpoint(CheckpointKind.HUB, "x", "y" * 65),
+    Checkpoint(CheckpointKind.LOCAL, "x" * 129),
+    Checkpoint(CheckpointKind.GCS, "x\0"),
+    Checkpoint(CheckpointKind.GCS, "x", "\0"),
+]
+
+
+@pytest.mark.parametrize(
+    "source", BAD_SOURCES, ids=lambda s: f"{s.kind.name} {s.name[:9]!a} {(s.revision or '')[:3]!a}"
+)
+def test_s10_only_lasting_sources_that_fit_may_stand_on_record(source: Checkpoint) -> None:
+    run = build_cooldown()
+    with expect_refusal(run.state, InvalidCheckpoint):
+        name_source(run, source)
+
+
+def test_s10_the_longest_texts_fit() -> None:
+    run = build_cooldown()
+    name_source(run, Checkpoint(CheckpointKind.LOCAL, "x" * 128))
+    name_source(run, Checkpoint(CheckpointKind.HUB, "é" * 32, "y" * 64))
+    assert decode_state(encode_state(run.state)) == run.state
+
+
+def test_s10_any_member_may_name_it_but_no_stranger_and_no_ejected_one() -> None:
+    run = build_cooldown()
+    run.join(9)
+    with expect_refusal(run.state, UnknownMember, "S10"):
+        name_source(run, HUB, 9)
+    transitions.report_equivocation(run.state, run.now, 0, 0, 1)
+    with expect_refusal(run.state, UnknownMember, "S10"):
+        name_source(run, HUB, 1)
+    run.state.clients[2].state = ClientState.WITHDRAWN
+    name_source(run, HUB, 2)
+
+
+def test_b20_any_honest_members_checkpoint_with_the_certified_digest_is_accepted_late_too() -> None:
+    run = build_cooldown()
+    run.wait(5)
+    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
+    name_source(run, HUB, 2)
+    run.rejoin()
+    run.warm_up()
+    name_source(run, GCS, 0)
+    transitions.pause(run.state, run.now)
+    run.finish_epoch()
+    assert run.state.run_state is RunState.PAUSED
+    name_source(run, LOCAL, 1)
+    assert run.state.model.checkpoint == LOCAL
+
+
+def test_b17_another_digest_or_epoch_is_refused() -> None:
+    run = build_cooldown()
+    with expect_refusal(run.state, DigestMismatch, "S10"):
+        name_source(run, HUB, digest=build_hash("poison"))
+    with expect_refusal(run.state, WrongRound, "T7"):
+        name_source(run, HUB, epoch=1)
+
+
+def test_s10_not_before_cooldown_and_not_before_the_run() -> None:
+    run = build_run(2, rounds_per_epoch=1).warm_up()
+    with expect_refusal(run.state, InvalidRunState, "S10"):
+        name_source(run, HUB)
+    run.state.run_state = RunState.UNINITIALIZED
+    with expect_refusal(run.state, Halted):
+        name_source(run, HUB)
+
+
+# --- K2
+
+
+def recover(run: Run, gap_s: int) -> None:
+    """The home was away for so long, and is back."""
+    run.now += gap_s
+    transitions.process_recovery(run.state, run.now, gap_s)
+
+
+def test_k2_a_restart_is_no_time_out() -> None:
+    run = build_run(3, max_round_train_time=60).warm_up()
+    run.wait(10)
+    before = run.state.current.started_unix
+    recover(run, 5_000)
+    assert run.state.current.started_unix == before + 5_000
+    assert run.settle() == 0
+    assert run.state.state_start_unix == run.now - 10
+    assert run.wait(49) == 0
+    assert run.wait(1) == 1
+
+
+def test_k2_at_least_fifteen_seconds_remain_for_reconnecting() -> None:
+    run = build_run(3, max_round_train_time=60, epoch_time=1_000).warm_up()
+    run.wait(58)
+    start = run.state.epoch.start_timestamp
+    recover(run, 100)
+    assert run.state.epoch.start_timestamp == start + 113
+    assert run.wait(14) == 0
+    assert run.wait(1) == 1
+
+
+def test_k2_short_phases_start_in_the_future_so_that_the_time_remains() -> None:
+    run = build_run(3)
+    recover(run, 1)
+    assert run.wait(14) == 0
+    assert run.wait(1) == 1
+
+
+def test_k2_the_clocks_of_a_warmup_move_where_they_are_set() -> None:
+    run = build_run(4, warmup_time=600)
+    run.form()
+    recover(run, 50)
+    assert run.state.epoch.ready_quorum_unix == 0
+    run.show(0, 1, 2)
+    since = run.state.epoch.ready_quorum_unix
+    recover(run, 70)
+    assert run.state.epoch.ready_quorum_unix == since + 70
+
+
+@pytest.mark.parametrize("halted", [RunState.PAUSED, RunState.FINISHED, RunState.UNINITIALIZED])
+def test_k2_a_halted_run_has_no_clock_to_move(halted: RunState) -> None:
+    run = build_run(1)
+    run.state.run_state = halted
+    before = encode_state(run.state)
+    recover(run, 100)
+    assert encode_state(run.state) == before
+
+
+def test_k2_nothing_moves_when_nothing_was_missed_or_the_clock_went_back() -> None:
+    run = build_run(1, warmup_time=600)
+    run.form()
+    before = encode_state(run.state)
+    recover(run, 0)
+    assert encode_state(run.state) == before
+    run.now += 20
+    recover(run, -10)
+    assert encode_state(run.state) == before
+
+
+def test_k2_in_waiting_the_epochs_clocks_stay_those_of_the_last_epoch() -> None:
+    run = build_run(1, rounds_per_epoch=1, waiting_for_members_extra_time=60).warm_up().finish_epoch()
+    start = run.state.epoch.start_timestamp
+    recover(run, 30)
+    assert run.state.epoch.start_timestamp == start
+
+
+# --- how a run comes to be
+
+
+def create(**changes: Any) -> Coordinator:
+    values: dict[str, Any] = {
+        "config": build_config(),
+        "model": build_model(),
+        "run_id": "run",
+        "run_uid": build_hash("run"),
+        "metadata": Metadata(name="A run"),
+        "client_version": "1",
+        "now": START_UNIX,
+        **changes,
+    }
+    return create_run(**values)
+
+
+def test_a_new_run_waits_for_members() -> None:
+    state = create()
+    assert state.run_state is RunState.WAITING_FOR_MEMBERS
+    assert (state.state_start_unix, state.nonce, state.registry.next_active) == (START_UNIX, 1, 1)
+    assert (state.progress.epoch, state.progress.step) == (0, 1)
+    assert decode_state(encode_state(state)) == state
+
+
+def test_a_run_may_begin_at_a_later_step() -> None:
+    state = create(progress=Progress(epoch=3, step=50, epoch_start_data_index=600))
+    assert state.progress == Progress(3, 50, 600)
+    assert create(progress=Progress(step=1_000)).run_state is RunState.FINISHED
+
+
+def test_a_new_run_does_not_share_its_settings() -> None:
+    config, model = build_config(), build_model()
+    state = create(config=config, model=model)
+    config.min_clients = 9
+    model.checkpoint.name = "other"
+    assert state.config.min_clients == 1
+    assert state.model.checkpoint.name == "test"
+
+
+def test_settings_stand_as_they_are_on_record() -> None:
+    model = build_model()
+    model.optimizer.compression_decay = 0.999
+    assert create(model=model).model.optimizer.compression_decay != 0.999
+
+
+BAD_RUNS: list[tuple[str, Callable[[], Coordinator]]] = [
+    ("run_id", lambda: create(run_id="")),
+    ("run_id", lambda: create(run_id="x" * 33)),
+    ("run_id", lambda: create(run_id="a\0")),
+    ("run_uid", lambda: create(run_uid=b"x")),
+    ("run_uid", lambda: create(run_uid=ZERO32)),
+    ("metadata.name", lambda: create(metadata=Metadata(name="x" * 65))),
+    ("metadata.description", lambda: create(metadata=Metadata(description="x" * 281))),
+    ("metadata.vocab_size", lambda: create(metadata=Metadata(vocab_size=1 << 64))),
+    ("metadata.num_parameters", lambda: create(metadata=Metadata(num_parameters=-1))),
+    ("client_version", lambda: create(client_version="x" * 97)),
+    ("progress.step", lambda: create(progress=Progress(step=0))),
+    ("progress.epoch", lambda: create(progress=Progress(epoch=65_536))),
+    ("progress.epoch_start_data_index", lambda: create(progress=Progress(epoch_start_data_index=-1))),
+    ("config.total_steps", lambda: create(config=build_config(total_steps=0))),
+    ("model.LLM.max_seq_len", lambda: create(model=build_model(max_seq_len=0))),
+]
+
+
+@pytest.mark.parametrize(("key", "make"), BAD_RUNS)
+def test_a_run_that_cannot_run_is_refused_by_key(key: str, make: Callable[[], Coordinator]) -> None:
+    with pytest.raises(ConfigRefused, match=key):
+        make()

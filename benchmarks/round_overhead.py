@@ -1,0 +1,108 @@
+"""What a round costs beyond training: dummy trainers of a fixed pace, the rest is real.
+
+    python benchmarks/round_overhead.py [--json FILE] [--quick] [--run-dir FOLDER]
+
+All clients live in this process on two transports: simulated links in memory, and libp2p over
+loopback. `overhead` is the time from one round's start to the next less the trainers' fixed time;
+`CPU` is this process's, divided by rounds and clients. With `--run-dir` the event logs of a real run
+(`bash scripts/demo` says where they are) are read too: the share of a round spent in forward and
+backward, and the seconds from a client's start to its place in the run.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import trio
+from _table import finish, print_table
+
+from psyche.telemetry.events import Event, read_events
+from psyche.testing.builders import build_config
+from psyche.testing.dummy_trainer import DummyTrainer
+from psyche.testing.swarm import Swarm, open_swarm
+
+TRAIN_S = 0.2
+SKIPPED = 3  # the first rounds fill the pipeline
+
+
+def get_round_times(events: list[Event]) -> list[float]:
+    """Seconds from round to round within each epoch, drains left out."""
+    starts: dict[int, list[float]] = {}
+    for event in events:
+        if event["kind"] == "round_started" and not event["drain"]:
+            starts.setdefault(event["epoch"], []).append(event["t"])
+    pairs = (zip(times[SKIPPED:], times[SKIPPED + 1 :], strict=False) for times in starts.values())
+    return [b - a for epoch in pairs for a, b in epoch]
+
+
+async def measure(clients: int, over: str, rounds: int) -> dict[str, float]:
+    """One swarm: median overhead in ms and CPU in ms per round and client."""
+    config = build_config(
+        init_min_clients=clients, min_clients=clients, total_steps=rounds + 1, rounds_per_epoch=rounds,
+        global_batch_size_start=2 * clients, global_batch_size_end=2 * clients, max_round_train_time=60,
+        warmup_time=120, cooldown_time=1, waiting_for_members_extra_time=2,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_swarm(
+            clients, Path(folder), config=config, over=over, make_trainer=lambda _: DummyTrainer(train_s=TRAIN_S)
+        ) as swarm:
+            cpu = time.process_time()
+            await swarm.run()
+            cpu = time.process_time() - cpu
+            times = [t for member in swarm.members for t in get_round_times(list(member.events.drain()))]
+            check(swarm)
+    return {
+        "round_ms": statistics.median(times) * 1e3,
+        "overhead_ms": (statistics.median(times) - TRAIN_S) * 1e3,
+        "cpu_ms": cpu / rounds / clients * 1e3,
+    }
+
+
+def check(swarm: Swarm) -> None:
+    """A benchmark of a run that went wrong measures nothing."""
+    assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}, "digests differ"
+
+
+def read_run(folder: Path) -> dict[str, float]:
+    """Share of rounds spent in forward and backward, and seconds from start to joined, of a real run's clients."""
+    computing, rounds, joined = 0.0, 0.0, []
+    for path in sorted(folder.rglob("events.jsonl")):
+        events = list(read_events(path))
+        times = get_round_times(events)
+        computing += sum(e["compute_seconds"] for e in events if e["kind"] == "trained") / max(1, len(times))
+        rounds += sum(times) / max(1, len(times))
+        starts = [e["t"] for e in events if e["kind"] == "client_started"]
+        joins = [e["t"] for e in events if e["kind"] == "joined"]
+        joined += [min((j for j in joins if j >= s), default=s) - s for s in starts[:1] if joins]
+    return {"compute_share": computing / rounds if rounds else 0.0, "start_to_joined_s": statistics.median(joined)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: shows that it runs, measures badly")
+    parser.add_argument("--run-dir", type=Path, metavar="FOLDER", help="a real run's folder, with its event logs")
+    args = parser.parse_args()
+    rounds = 8 if args.quick else 40
+    result: dict[str, object] = {}
+    rows = []
+    for over in ("memory", "libp2p"):
+        for clients in (3, 8) if args.quick else (3, 8, 16):
+            seen = trio.run(measure, clients, over, rounds)
+            result[f"{over}_{clients}"] = seen
+            rows.append((over, clients, seen["round_ms"], seen["overhead_ms"], seen["cpu_ms"]))
+    title = f"Rounds of {TRAIN_S * 1e3:.0f} ms of training, {rounds} of them; all clients in one process"
+    print_table(title, ("network", "clients", "round ms", "overhead ms", "CPU ms / round / client"), rows)
+    if args.run_dir is not None:
+        seen = read_run(args.run_dir)
+        result["run"] = seen
+        rows = [("forward and backward, share of a round", seen["compute_share"])]
+        rows.append(("start to joined, s", seen["start_to_joined_s"]))
+        print_table(f"A real run: {args.run_dir}", ("what", "value"), rows)
+    finish(args, result)
+
+
+if __name__ == "__main__":
+    main()

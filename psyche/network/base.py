@@ -19,14 +19,25 @@ from psyche.network.blobwire import check_blob_size
 from psyche.network.limits import MAX_BLOBS_AT_ONCE, SYNC_REQUEST_BYTES, NetworkLimits
 from psyche.network.peers import Peer, PeerTable, Transport
 from psyche.network.sinks import MemorySink, PartFile, check_room
-from psyche.network.streams import BLOB, GOSSIP, HELLO, SYNC, ByteStream, Lease, StreamError, read_frame, write_frame
+from psyche.network.streams import (
+    BLOB,
+    GOSSIP,
+    HELLO,
+    SYNC,
+    ByteStream,
+    Lease,
+    StreamError,
+    read_frame,
+    run_until,
+    write_frame,
+)
 from psyche.network.sync import REPLY_FRAME_BYTES, decode_reply, decode_request, encode_reply, encode_request
 from psyche.wire.crypto import Identity, blob_id_of, sign_address_record
 from psyche.wire.ports import AddressRecord, Network, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
 
 _log: Final = logging.getLogger("psyche.network")
 RECORD_VALID_S: Final = 24 * 3_600
-ASK_RETRY_S: Final = 1.0
+RETRY_S: Final = 1.0
 
 
 class BaseNode:
@@ -228,14 +239,14 @@ class BaseNode:
 
     async def _run_outbox(self, key: bytes, outbox: Outbox) -> None:
         try:
-            while self.peers.is_connected(key):
+            while (peer := self.peers.get(key)) is not None and peer.admitted.is_set():
                 try:
                     async with self.peers.lease(key, GOSSIP) as lease:
-                        await outbox.run(lease.stream)
+                        await run_until(peer.gone, outbox.run, lease.stream)
                 except NetworkError as error:
                     _log.debug("announcements to %s: %s", key.hex()[:16], error)
-                with trio.move_on_after(ASK_RETRY_S):
-                    await self.peers.changed.wait()
+                with trio.move_on_after(RETRY_S):
+                    await peer.gone.wait()
         finally:
             del self._outboxes[key]
 

@@ -17,7 +17,7 @@ from psyche.core.state import ZERO32
 from psyche.errors import NetworkError, PsycheError, WireError
 from psyche.network import hello
 from psyche.network.limits import NetworkLimits
-from psyche.network.streams import HELLO, ByteStream, Lease, Signal, StreamPool
+from psyche.network.streams import HELLO, ByteStream, Lease, Signal, StreamPool, run_until
 from psyche.wire.crypto import check_address_record
 from psyche.wire.ports import AddressRecord
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("psyche.network")
 MAX_DIALS: Final = 8
 MAX_REFUSALS: Final = 256
+FAREWELL_S: Final = 1.0
 
 
 class Transport(Protocol):
@@ -66,6 +67,7 @@ class Peer:
     gone: trio.Event = field(default_factory=trio.Event)
     pools: dict[str, StreamPool] = field(default_factory=dict)
     inbound: dict[str, int] = field(default_factory=dict)
+    reason: str = ""  # why it was not admitted
 
 
 @dataclass(slots=True)
@@ -256,11 +258,9 @@ class PeerTable:
 
     async def _watch_hello(self, peer: Peer) -> None:
         with trio.move_on_after(self._limits.hello_s):
-            async with trio.open_nursery() as nursery:
-                for event in (peer.admitted, peer.gone):
-                    nursery.start_soon(_wait_and_cancel, event, nursery.cancel_scope)
+            await run_until(peer.gone, peer.admitted.wait)
         if not peer.admitted.is_set() and self._peers.get(peer.key) is peer:
-            self._drop(peer.key, self.refusals.get(peer.key, f"no hello within {self._limits.hello_s:g} s"))
+            self._drop(peer.key, peer.reason or self._get_silence())
 
     async def _offer_hello(self, peer: Peer) -> None:
         if self.run_uid == ZERO32 or peer.key not in self.allowed:
@@ -291,20 +291,22 @@ class PeerTable:
         self, peer: Peer, open_stream: Callable[[], Awaitable[ByteStream]],
         exchange: Callable[[ByteStream], Awaitable[hello.Hello]],
     ) -> None:  # fmt: skip
-        reason = f"no hello within {self._limits.hello_s:g} s"
         with trio.move_on_after(self._limits.hello_s):
             try:
-                stream = await open_stream()
-                theirs = await exchange(stream)
+                theirs = await exchange(await open_stream())
             except PsycheError as error:
-                reason = str(error)
+                peer.reason = str(error)
+                if isinstance(error, hello.Refused):  # the reason is on its way: let it arrive
+                    with trio.move_on_after(FAREWELL_S):
+                        await peer.gone.wait()
             else:
                 self._admit(peer, theirs)
                 return
-        with trio.move_on_after(FAREWELL_S):  # the reason is on its way: let it arrive before the connection goes
-            await peer.gone.wait()
         if self._peers.get(peer.key) is peer:
-            self._drop(peer.key, reason)
+            self._drop(peer.key, peer.reason or self._get_silence())
+
+    def _get_silence(self) -> str:
+        return f"no hello within {self._limits.hello_s:g} s"
 
     def _admit(self, peer: Peer, theirs: hello.Hello) -> None:
         if self._peers.get(peer.key) is not peer or peer.key not in self.allowed:
@@ -361,11 +363,3 @@ class PeerTable:
             _log.debug("peer %s at %s: %s", key.hex()[:16], address, error or "no answer")
             return False
         return True
-
-
-FAREWELL_S: Final = 1.0
-
-
-async def _wait_and_cancel(event: trio.Event, scope: trio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import trio
 
-from psyche.errors import NetworkError, WireError
+from psyche.errors import NetworkError, PsycheError, WireError
 
 HELLO: Final = "/psyche/hello/1"
 GOSSIP: Final = "/psyche/gossip/1"
@@ -110,6 +110,26 @@ class Signal:
     async def wait(self) -> None:
         """Until the next `notify`; the caller bounds it."""
         await self._event.wait()
+
+
+async def run_until(event: trio.Event, function: Callable[..., Awaitable[object]], *args: object) -> None:
+    """Run `function` until it ends or `event` is set, whichever comes first; its errors are raised as they are."""
+    failure: PsycheError | None = None
+
+    async def run() -> None:
+        nonlocal failure
+        try:
+            await function(*args)
+        except PsycheError as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await event.wait()
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 class Lease:

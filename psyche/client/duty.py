@@ -60,6 +60,7 @@ class Duty:
     own: OwnRound = field(default_factory=OwnRound)
     prev_commitment: bytes = ZERO32
     in_flight_height: int | None = None  # of a training that is still running in the trainer
+    _waiting: Waiting | None = None  # as of the last `act`
     _told: tuple[SentResult, ...] = ()  # fates that the running training was told of
 
     def begin(self) -> None:
@@ -72,6 +73,7 @@ class Duty:
         if self.own.train_running and self.own.height != x.height:
             x.do(CancelTrain(x.epoch, self.own.height))
         self.own = OwnRound(height=x.height)
+        self._waiting = None
         record = x.current
         if record is not None and x.member is not None and self._is_in(record):
             self._ask_data(record)
@@ -91,8 +93,10 @@ class Duty:
         self._settle_work(record)
         self._take_snapshot(record)
         waiting = compute_waiting(x.state, record, attested)
-        self._send_finished(record, attested, waiting, now)
-        self._send_witness(record, attested, compute_waiting(x.state, record, attested), now)
+        if self._send_finished(record, attested, waiting, now):
+            waiting = compute_waiting(x.state, record, attested)
+        self._send_witness(record, attested, waiting, now)
+        self._waiting = waiting
 
     def _is_in(self, record: RoundRecord) -> bool:
         return self.context.member is not None and bool(record.members >> self.context.member & 1)
@@ -272,14 +276,14 @@ class Duty:
         if event.epoch == self.context.epoch and event.height == self.own.height:
             self.own.snapshot_done = True
 
-    def _send_finished(self, record: RoundRecord, attested: RoundRecord | None, waiting: Waiting, now: float) -> None:
+    def _send_finished(self, record: RoundRecord, attested: RoundRecord | None, waiting: Waiting, now: float) -> bool:
         x = self.context
         if self.own.finished_sent:
-            return
+            return False
         assert x.member is not None, "checked by act"
         if not x.state.config.overlap and x.member in record.results:
             self.own.finished_sent = True  # A2: its Result stands for it
-            return
+            return False
         patient = waiting.fetch_patience_s is None or now - record.started_at < waiting.fetch_patience_s
         due_in = waiting.fetched_all or not patient
         leaving = x.state.run_state is RunState.ROUND_WITNESS
@@ -287,7 +291,7 @@ class Duty:
             x.wait(
                 "finished", f"own work and payloads of round {record.height}", self._round_end(record), "finish without"
             )
-            return
+            return False
         self.own.finished_sent = True
         x.end_wait("finished", "sent")
         report = compute_report(attested if x.state.config.overlap else None)
@@ -295,6 +299,7 @@ class Duty:
         record.finished[x.member] = body
         record.finished_at.setdefault(x.member, now)
         record.finished_raw[x.member] = self._publish(record, body)
+        return True
 
     def _send_witness(self, record: RoundRecord, attested: RoundRecord | None, waiting: Waiting, now: float) -> None:
         x = self.context
@@ -379,9 +384,10 @@ class Duty:
             if member not in reported and x.is_healthy(member) and heard > last.witnesses_expected - last.quorum:
                 x.do(SendHealthCheck(x.epoch, x.height, member))
 
-    def get_deadlines(self, waiting: Waiting, record: RoundRecord) -> list[float]:
+    def get_deadlines(self, record: RoundRecord) -> list[float]:
         """When `act` may have something new to do although nothing happened."""
-        patience = (waiting.patience_s, waiting.fetch_patience_s)
+        waiting = self._waiting
+        patience = (waiting.patience_s, waiting.fetch_patience_s) if waiting is not None else ()
         times = [record.started_at + p for p in patience if p is not None]
         if self.own.witness_since is not None:
             times.append(self.own.witness_since + self.context.state.config.round_witness_time / 2)

@@ -27,7 +27,7 @@ from psyche.client.actions import (
     TrainFailed,
 )
 from psyche.client.announcements import Announcements
-from psyche.client.attest import compute_report, compute_waiting
+from psyche.client.attest import compute_report
 from psyche.client.chain import Chain
 from psyche.client.context import ACTIVE_STATES, Context, Wait
 from psyche.client.duty import Duty
@@ -105,8 +105,7 @@ class RoundEngine:
         times += [t for t in (membership.load_at, membership.join_at, membership.fetch_at) if t > now]
         record = x.current
         if record is not None and x.member is not None:
-            attested = x.book.get(get_attested_height(x.state.config, x.state.epoch, record.height))
-            times += self.duty.get_deadlines(compute_waiting(x.state, record, attested), record)
+            times += self.duty.get_deadlines(record)
         if x.state.run_state is RunState.FINISHED and not membership.done:
             times.append(now + 1.0)
         ahead = [t for t in times if t is not None and t > now]
@@ -246,7 +245,7 @@ class RoundEngine:
         oldest = x.height - 4
         if oldest >= 0:
             x.do(Expire(x.epoch, oldest))
-        self._ask_peers()
+        self._ask_peers({get_attested_height(x.state.config, x.state.epoch, x.height)} - {x.height})
 
     def _go_on(self, now: float) -> list[Action]:
         if self._exited:
@@ -315,14 +314,13 @@ class RoundEngine:
         """Gossip is a hint: what is still missing is asked for (p2p.md)."""
         if now - self._synced_at >= SYNC_EVERY_S:
             self._synced_at = now
-            self._ask_peers()
+            x = self._x
+            self._ask_peers({x.height, get_attested_height(x.state.config, x.state.epoch, x.height)})
 
-    def _ask_peers(self) -> None:
+    def _ask_peers(self, heights: set[int | None]) -> None:
         x = self._x
-        record = x.current
-        if record is None or x.member is None:
+        if x.member is None:
             return
-        heights = {record.height, get_attested_height(x.state.config, x.state.epoch, record.height)}
         for height in sorted(h for h in heights if h is not None):
             asked = x.book.get(height)
             if asked is None:

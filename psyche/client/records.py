@@ -103,8 +103,13 @@ class RoundRecord:
 
     def get_held_times(self) -> dict[int, float]:
         """When each single payload was held."""
-        singles = ((m, self.get_single(m)) for m in self.results)
-        return {m: s.held_at for m, s in singles if s is not None and s.status is PayloadStatus.HELD}
+        times: dict[int, float] = {}
+        for member, known in self.results.items():
+            if len(known) == 1:
+                (result,) = known.values()
+                if result.status is PayloadStatus.HELD:
+                    times[member] = result.held_at
+        return times
 
 
 def make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:

@@ -1,6 +1,7 @@
 """The server's connections: who is there, what each has been sent, and how each ends."""
 
 import math
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -135,6 +136,9 @@ class Hub:
         except (WireError, BackendError) as error:  # malformed, oversized, slow, a stranger
             connection.reason = connection.reason or str(error)
             self._sink.emit("connection_closed", connection=connection.name, reason=connection.reason)
+        except Exception as error:  # noqa: BLE001  # a defect of ours while serving one must not end the others
+            connection.reason = connection.reason or f"internal error: {error!r}"
+            self._sink.emit("server_defect", connection=connection.name, error=traceback.format_exc())
         connection.scope.cancel()
 
     async def _receive_all(self, connection: Connection, greeted: trio.Event) -> None:

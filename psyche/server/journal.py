@@ -213,6 +213,7 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._names = disk.names()
         self._batch: Batch | None = None
+        self._has_failed = False
 
     @property
     def has_work(self) -> bool:
@@ -253,6 +254,8 @@ class Journal:
         Raises:
             JournalError: the disk failed; nothing after the last committed record may be told to anybody.
         """
+        if self._has_failed:  # a later batch after a lost one would leave a gap
+            raise JournalError("journal: the disk failed before; nothing more is written")
         try:
             for write in batch.writes:
                 put = self._disk.replace if write.replaces else self._disk.append
@@ -260,6 +263,7 @@ class Journal:
             for name in batch.removals:
                 self._disk.remove(name)
         except OSError as error:
+            self._has_failed = True
             raise JournalError(
                 f"journal: the disk failed ({error}); the server stops rather than promise what is not on disk. "
                 "Check the disk (space, health), then start the server again: it continues from its journal"

@@ -6,6 +6,7 @@ its record is on disk (K1). What a client does wrong ends its own connection and
 disk or the state machine does wrong ends the server with a clear message.
 """
 
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -222,8 +223,10 @@ class _Server:
         journal = self._handler.journal
         while (batch := journal.take()) is not None:
             version = self._handler.version
-            await trio.to_thread.run_sync(journal.write, batch)
-            journal.commit(batch)
+            with trio.move_on_after(math.inf) as scope:
+                scope.shield = True  # a batch that is taken must be written, or later ones would leave a gap
+                await trio.to_thread.run_sync(journal.write, batch)
+                journal.commit(batch)
             self._durable = version
             self._news.set()
             self._hub.note_durable()

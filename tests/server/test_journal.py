@@ -176,3 +176,17 @@ def test_a_failing_disk_says_so_and_nothing_becomes_durable() -> None:
     with pytest.raises(j.JournalError, match=r"Input/output error.*start the server again"):
         journal.flush()
     assert journal.durable_seq == 0
+
+
+def test_after_a_lost_batch_no_later_one_is_written_that_would_leave_a_gap() -> None:
+    disk = MemoryDisk()
+    journal = build_journal(disk, 2)
+    journal.append(200, Tick(bytes(32)), HASH)
+    disk.broken = True
+    with pytest.raises(j.JournalError):
+        journal.flush()
+    disk.broken = False
+    journal.append(201, Tick(bytes(32)), HASH)
+    with pytest.raises(j.JournalError, match="failed before"):
+        journal.flush()
+    assert [record.seq for record in read(disk).records] == [1, 2]

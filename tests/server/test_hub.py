@@ -1,0 +1,348 @@
+"""Connections: slow, oversized, malformed, flooding and doubled ones end, and nobody else notices."""
+
+import contextlib
+import struct
+
+import msgspec
+import pytest
+import trio
+from hub_kit import SERVER, Client, Rig, open_rig
+from server_kit import CLIENTS, OWNER, build_record
+from trio.testing import MockClock
+
+from psyche.core.layout import encode_state
+from psyche.core.state import ClientState
+from psyche.errors import PsycheError
+from psyche.server import hub as hub_module
+from psyche.server import limits
+from psyche.wire import backend as wire
+from psyche.wire.crypto import Identity
+from psyche.wire.framing import ConnectionLost, FrameStream
+from psyche.wire.handshake import HandshakeError, client_handshake
+
+STRANGER = Identity(bytes([77]) * 32)
+
+
+async def open_members(rig: Rig) -> list[Client]:
+    """Three subscribed clients that have joined."""
+    clients = [await (await rig.connect(identity)).subscribe() for identity in CLIENTS[:3]]
+    for client in clients:
+        assert (await client.join()).code == ""
+    return clients
+
+
+async def assert_well(rig: Rig, clients: list[Client]) -> None:
+    """Nobody has noticed anything: all are connected, healthy, and see the newest state."""
+    rig.members.now = rig.clock.now()
+    for client in clients:
+        assert (await client.ask(wire.PingRequest())).code == ""
+        while client.nonce < rig.hub.published.nonce:
+            await client.receive()
+        assert client.raw == encode_state(rig.handler.state)
+    assert [c.state for c in rig.handler.state.clients] == [ClientState.HEALTHY] * len(rig.handler.state.clients)
+
+
+def get_reasons(rig: Rig) -> str:
+    return " | ".join(event["reason"] for event in rig.sink.get("connection_closed"))
+
+
+async def test_a_subscriber_gets_the_whole_state_and_then_every_change_as_delta(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        await rig.start_training(clients)
+        await assert_well(rig, clients)
+        kinds = [type(message) for message in clients[0].pushes]
+        assert kinds.count(wire.FullState) == 1
+        assert kinds.count(wire.StateDelta) > 2
+
+
+async def test_everybody_gets_the_address_book_and_its_changes(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        moved = wire.get_address_message(build_record(CLIENTS[1], port=5_555))
+        assert (await clients[1].ask(wire.AnnounceRequest(moved))).code == ""
+        assert (await clients[1].ask(wire.LeaveRequest())).code == ""
+        rig.tick()
+        await trio.sleep(1)
+        with trio.move_on_after(1):
+            while True:
+                await clients[0].receive()
+        assert set(clients[0].book) == {CLIENTS[0].public, CLIENTS[2].public}
+        assert any(isinstance(m, wire.BookChange) and moved in m.records for m in clients[0].pushes)
+
+
+async def test_a_subscription_repeated_after_a_mismatch_gets_the_whole_state_again(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        client = (await open_members(rig))[0]
+        client.raw, client.nonce = b"", -1
+        await client.subscribe()
+        assert client.raw == encode_state(rig.handler.state)
+        assert len(rig.handler.state.registry.slots) == 3, "and it stays the same client"
+        assert rig.sink.get("client_disconnected") == []
+
+
+async def test_nothing_leaves_before_its_record_is_on_disk(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        await rig.start_training(clients)
+        await assert_well(rig, clients)
+        published = rig.hub.published
+        rig.hub._note_work = lambda: None  # the disk is busy
+        await clients[0].send(rig.members.get_witness(_member_of(rig, clients[0])))
+        with trio.move_on_after(5) as scope:
+            while True:
+                assert not isinstance(await clients[0].receive(), wire.Reply | wire.StateDelta)
+        assert scope.cancelled_caught
+        assert rig.handler.version is not published, "the state has changed"
+        rig.flush()
+        assert isinstance(await clients[0].receive(), wire.Reply)
+
+
+def _member_of(rig: Rig, client: Client) -> int:
+    return next(m for m in range(3) if rig.members.key(m) == client.identity.public)
+
+
+async def test_a_silent_connection_is_closed_before_and_after_the_handshake(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        mute = rig.open()
+        quiet = await rig.connect(STRANGER)
+        for _ in range(8):
+            await trio.sleep(5)
+            await assert_well(rig, clients)
+        assert get_reasons(rig).count("within 10 s") == 1
+        assert get_reasons(rig).count("within 30 s") == 1
+        assert await quiet.read_to_the_end() is None
+        with pytest.raises(trio.BrokenResourceError):
+            await mute.send_all(b"x")
+
+
+async def test_a_client_that_reads_nothing_is_closed_and_the_others_go_on(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        lazy = await rig.connect(STRANGER)
+        for _ in range(300):  # asks for the whole state again and again, reads nothing of it
+            await lazy.send(wire.SubscribeRequest())
+            await trio.sleep(0.3)
+            await assert_well(rig, clients)
+            if rig.sink.get("connection_closed"):
+                break
+        assert "not taken within 10 s" in get_reasons(rig)
+        await assert_well(rig, clients)
+
+
+async def test_answers_that_are_not_read_are_bounded(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        lazy = await rig.connect(STRANGER)
+        rig.handler.journal.durable_seq = -1  # no answer can leave
+        with contextlib.suppress(ConnectionLost):
+            for _ in range(limits.MAX_REPLIES + 2):
+                await lazy.send(wire.StatusRequest())
+                await trio.sleep(0.1)
+        assert "are not read" in get_reasons(rig)
+        rig.handler.journal.durable_seq = rig.handler.journal.last_seq
+        rig.hub.note_durable()
+        await assert_well(rig, clients)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (struct.pack("<I", wire.MAX_REQUEST_BYTES + 1), "8193 bytes announced, at most 8192"),
+        (struct.pack("<I", 0xFFFF_FFFF), "4294967295 bytes announced"),
+        (struct.pack("<I", 5) + b"hello", "request: "),
+        (struct.pack("<I", 0), "request: "),
+        (struct.pack("<I", 9) + b"\xc1" * 9, "request: "),
+    ],
+    ids=["oversized", "huge", "no message", "empty", "no msgpack"],
+)
+async def test_oversized_and_malformed_frames_end_their_own_connection(
+    raw: bytes, reason: str, autojump_clock: MockClock
+) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        bad = await (await rig.connect(STRANGER)).subscribe()
+        await bad.stream.send_all(raw)
+        await bad.read_to_the_end()
+        assert reason in get_reasons(rig)
+        await assert_well(rig, clients)
+
+
+async def test_a_members_malformed_witness_ends_its_connection_but_not_its_membership(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        await rig.start_training(clients)
+        await clients[2].send(wire.WitnessRequest(bytes(700)))
+        await clients[2].read_to_the_end()
+        assert "WitnessMessage" in get_reasons(rig)
+        again = await (await rig.connect(CLIENTS[2])).subscribe()
+        await assert_well(rig, [*clients[:2], again])
+
+
+async def test_a_flood_of_requests_ends_its_own_connection_with_a_reason(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        flood = await rig.connect(STRANGER)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def send() -> None:
+                try:
+                    for _ in range(1_000):
+                        await flood.send(wire.PingRequest())
+                except PsycheError:
+                    return
+
+            goodbye = await flood.read_to_the_end()
+        assert goodbye is not None
+        assert goodbye.code == "Overloaded"
+        assert "requests a second" in get_reasons(rig)
+        await assert_well(rig, clients)
+
+
+async def test_the_first_request_must_be_hello(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        frames = FrameStream(rig.open(), 1 << 20)
+        await client_handshake(frames, STRANGER, wire.PURPOSE, SERVER.public, 60)
+        await frames.send(wire.encode_message(wire.Request(1, wire.StatusRequest())), 60)
+        await Client(STRANGER, frames._stream, frames).read_to_the_end()
+        assert "must be HelloRequest" in get_reasons(rig)
+
+
+async def test_a_client_for_another_run_is_told_so_and_closed(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        frames = FrameStream(rig.open(), 1 << 20)
+        await client_handshake(frames, STRANGER, wire.PURPOSE, SERVER.public, 60)
+        client = Client(STRANGER, frames._stream, frames)
+        assert (await client.ask(wire.HelloRequest(wire.VERSION, "other", "test"))).code == "WrongRun"
+        goodbye = await client.read_to_the_end()
+        assert goodbye is not None
+        assert "'test-run', not 'other'" in goodbye.message
+
+
+async def test_bytes_that_are_no_handshake_end_their_own_connection(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        for raw in (b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 20) + bytes(20), b"\xff" * 4):
+            stream = rig.open()
+            await stream.send_all(raw)
+            await trio.sleep(0.1)
+        stranger = FrameStream(rig.open(), 1 << 20)
+        with pytest.raises(HandshakeError):
+            await client_handshake(stranger, STRANGER, "data", SERVER.public, 60)
+        await trio.sleep(0.1)
+        assert len(rig.sink.get("connection_closed")) == 4
+        await assert_well(rig, clients)
+
+
+async def test_a_visitor_cannot_act_as_a_member(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        visitor = await rig.connect(CLIENTS[0])
+        reply = await visitor.join()
+        assert (reply.code, "subscribe first" in reply.message) == ("BadRequest", True)
+        assert (await visitor.ask(wire.StatusRequest())).code == ""
+
+
+async def test_an_owners_command_does_not_push_aside_the_client_with_the_same_key(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        rig.handler.owners = frozenset({CLIENTS[0].public})
+        clients = await open_members(rig)
+        command = await rig.connect(CLIENTS[0])
+        assert (await command.ask(wire.PauseRequest(bytes(16)))).code == ""
+        assert (await command.ask(wire.ResumeRequest(bytes([1]) * 16))).code == ""
+        await command.frames.aclose()
+        await trio.sleep(1)
+        assert rig.sink.get("client_disconnected") == []
+        assert (await clients[0].ask(wire.PingRequest())).code == ""
+
+
+async def test_a_second_connection_with_the_same_key_takes_the_first_ones_place(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        await rig.start_training(clients)
+        second = await (await rig.connect(CLIENTS[1])).subscribe()
+        goodbye = await clients[1].read_to_the_end()
+        assert goodbye is not None
+        assert goodbye.code == "Replaced"
+        rig.members.now = rig.clock.now()
+        for _ in range(10):
+            await trio.sleep(4)
+            rig.tick()
+            await assert_well(rig, [clients[0], second, clients[2]])
+        assert rig.sink.get("client_disconnected") == [], "the key was there all the time"
+
+
+async def test_a_second_connection_ends_a_first_that_is_dead_but_has_not_been_noticed(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        await rig.start_training(clients)
+        second = await (await rig.connect(CLIENTS[1])).subscribe()  # the first never reads again
+        for _ in range(10):
+            await trio.sleep(4)
+            rig.tick()
+            await assert_well(rig, [clients[0], second, clients[2]])
+        assert rig.handler.get_status().connections == 3
+
+
+async def test_a_lost_connection_is_withdrawn_only_after_the_grace(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        await rig.start_training(clients)
+        await clients[1].frames.aclose()
+        await trio.sleep(14)
+        rig.tick()
+        await assert_well(rig, [clients[0], clients[2]])
+        await trio.sleep(2)
+        rig.tick()
+        states = {c.p2p: c.state for c in rig.handler.state.clients}
+        assert states[CLIENTS[1].public] is ClientState.WITHDRAWN
+        assert rig.sink.get("client_disconnected")[0]["key"] == CLIENTS[1].public
+
+
+async def test_strangers_make_room_for_newcomers_and_members_stay(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module.limits, "MAX_CONNECTIONS", 5)
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        crowd = [await rig.connect(STRANGER) for _ in range(6)]
+        await trio.sleep(0.1)
+        assert len(rig.hub._open) <= 5
+        assert (await crowd[-1].ask(wire.PingRequest())).code == ""
+        with pytest.raises(PsycheError):
+            await crowd[0].ask(wire.PingRequest())
+        await assert_well(rig, clients)
+
+
+async def test_where_only_members_are_there_a_newcomer_is_refused(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module.limits, "MAX_CONNECTIONS", 3)
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        with pytest.raises(PsycheError):
+            await rig.connect(STRANGER)
+        assert rig.sink.get("connection_refused")[0]["limit"] == 3
+        await assert_well(rig, clients)
+
+
+def test_the_limit_on_connections_leaves_room_for_all_members_and_as_many_again() -> None:
+    assert limits.MAX_CONNECTIONS >= 2 * 256
+    assert OWNER.public != STRANGER.public
+
+
+def test_tokens_come_back_with_time() -> None:
+    bucket = limits.TokenBucket(2.0, 4.0, 100.0)
+    assert [bucket.take(100.0) for _ in range(5)] == [True] * 4 + [False]
+    assert bucket.take(100.5)
+    assert not bucket.take(100.6)
+    assert [bucket.take(1_000.0) for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_requests_are_small_on_the_wire() -> None:
+    assert len(msgspec.msgpack.encode(wire.Request(1, wire.WitnessRequest(bytes(760))))) < 800

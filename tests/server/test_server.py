@@ -1,0 +1,486 @@
+"""The server and the client's side of it over real sockets: whole runs, restarts, resends, owners, the disk."""
+
+import contextlib
+import os
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from server_kit import CLIENTS, OWNER, RunFile, Sink, build_record
+from trio.testing import MockClock
+
+from psyche.core import errors
+from psyche.core.layout import encode_state
+from psyche.core.state import (
+    Checkpoint,
+    CheckpointKind,
+    ClientState,
+    Coordinator,
+    DataLocation,
+    DataLocationKind,
+    RunState,
+)
+from psyche.errors import BackendError, ConfigError
+from psyche.server import journal as j
+from psyche.server.backend import TcpBackend, open_backend
+from psyche.server.dial import ServerAddress, ask, parse_server
+from psyche.server.disk import FolderDisk
+from psyche.server.owner import get_run_status, pause_run, resume_run
+from psyche.server.recovery import recover
+from psyche.server.server import BoundServer, ServerSettings, run_server
+from psyche.testing.builders import START_UNIX, Run, build_config, build_model
+from psyche.wire import backend as wire
+from psyche.wire.crypto import Identity, sign_address_record
+from psyche.wire.framing import FrameStream
+from psyche.wire.handshake import HandshakeError, client_handshake
+
+RATE = 10  # seconds of the run per second of the test
+SERVER = Identity(bytes([99]) * 32)
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    """pytest-trio runs a test on a clock among its fixtures: time flies, sockets and threads stay real."""
+    return MockClock(rate=RATE)
+
+
+class Server:
+    """A server that a test can stop, kill and start again on the same port."""
+
+    def __init__(self, nursery: trio.Nursery, folder: Path, file: RunFile, **options: Any) -> None:
+        self.sink = Sink()
+        self.folder = folder
+        self._nursery, self._file = nursery, file
+        wall = {"unix_time": lambda: START_UNIX + trio.current_time()}
+        self._options = {"owners": frozenset({OWNER.public})} | wall | options
+        self._scope: trio.CancelScope | None = None
+        self._ended = trio.Event()
+        self.port = 0
+
+    async def start(self) -> BoundServer:
+        settings = ServerSettings(
+            run=self._file, identity=SERVER, state_dir=self.folder, port=self.port, sink=self.sink, **self._options
+        )
+        self._ended = trio.Event()
+        bound = await self._nursery.start(self._run, settings)
+        self.port = bound.port
+        return bound
+
+    async def _run(self, settings: ServerSettings, *, task_status: Any) -> None:
+        with trio.CancelScope() as self._scope:
+            await run_server(settings, task_status=task_status)
+        self._ended.set()
+
+    async def stop(self) -> None:
+        assert self._scope is not None
+        self._scope.cancel()
+        await self._ended.wait()
+
+    @property
+    def address(self) -> ServerAddress:
+        return ServerAddress(host="127.0.0.1", port=self.port, run_id="test-run", key=SERVER.public)
+
+
+@asynccontextmanager
+async def open_server(tmp_path: Path, file: RunFile | None = None, **options: Any) -> AsyncIterator[Server]:
+    async with trio.open_nursery() as nursery:
+        server = Server(nursery, tmp_path / "state", file or build_file(), **options)
+        await server.start()
+        yield server
+        nursery.cancel_scope.cancel()
+
+
+def build_file(**config: Any) -> RunFile:
+    values = {"init_min_clients": 3, "min_clients": 2, "total_steps": 5, "max_round_train_time": 120} | config
+    return RunFile(config=build_config(**values))
+
+
+class Script:
+    """An honest client without a trainer: joins, shows weights, witnesses, until the run is finished."""
+
+    def __init__(self, backend: TcpBackend, identity: Identity) -> None:
+        self.backend, self.identity = backend, identity
+        self.state: Coordinator | None = None
+        self.seen: list[tuple[RunState, int, int]] = []
+        self.nonces: list[int] = []
+        self._done: set[tuple[str, int, int]] = set()
+
+    def get_member(self, state: Coordinator) -> int | None:
+        found = (m for m, c in enumerate(state.clients) if c.p2p == self.identity.public)
+        return next((m for m in found if state.clients[m].state is ClientState.HEALTHY), None)
+
+    async def follow(self, until: Callable[[Coordinator], bool]) -> Coordinator:
+        """Do what each state asks for, until one is as wanted."""
+        async for state in self.backend.states():
+            self.state = state
+            self.nonces.append(state.nonce)
+            self.seen.append((state.run_state, state.progress.epoch, state.current.height))
+            if until(state):
+                return state
+            await self.act(state)
+        raise AssertionError("states end only by an error")
+
+    async def act(self, state: Coordinator) -> None:
+        member, epoch = self.get_member(state), state.progress.epoch
+        run = Run(state)
+        if state.run_state is RunState.WAITING_FOR_MEMBERS and self._first("join", state.registry.next_active):
+            await self.backend.join(build_record(self.identity, expires_unix=4_000_000_000))
+        elif member is None:
+            return
+        elif state.run_state is RunState.WARMUP and self._first("warm", epoch, state.registry.next_active):
+            await self.backend.warmup_witness(epoch, member, run.get_start_digest())
+        elif state.in_round and self._first("witness", epoch, state.current.height):
+            await self.send_witness(run, member)
+
+    def _first(self, what: str, *when: int) -> bool:
+        key = (what, *when)
+        is_first = key not in self._done
+        self._done.add(key)
+        return is_first
+
+    async def send_witness(self, run: Run, member: int) -> None:
+        with contextlib.suppress(errors.WrongRound, errors.InvalidRunState):  # q others were faster
+            await self.backend.witness(run.build_witness(member))
+
+
+def is_finished(state: Coordinator) -> bool:
+    return state.run_state is RunState.FINISHED
+
+
+def is_training(state: Coordinator) -> bool:
+    return state.run_state is RunState.ROUND_TRAIN
+
+
+@asynccontextmanager
+async def open_scripts(server: Server, count: int = 3, sink: Sink | None = None) -> AsyncIterator[list[Script]]:
+    async with trio.open_nursery() as nursery:
+        scripts = [Script(TcpBackend(server.address, identity, sink=sink), identity) for identity in CLIENTS[:count]]
+        for script in scripts:
+            nursery.start_soon(run_until_given_up, script.backend)
+        yield scripts
+        nursery.cancel_scope.cancel()
+
+
+async def run_until_given_up(backend: TcpBackend) -> None:
+    with contextlib.suppress(BackendError):  # those that wait for the backend get it too
+        await backend.run()
+
+
+async def follow_all(scripts: list[Script], until: Callable[[Coordinator], bool]) -> None:
+    with trio.fail_after(120 * RATE):
+        async with trio.open_nursery() as nursery:
+            for script in scripts:
+                nursery.start_soon(script.follow, until)
+
+
+async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock: MockClock) -> None:
+    async with open_server(tmp_path) as server, open_scripts(server) as scripts:
+        await follow_all(scripts, is_finished)
+        finals = [encode_state(script.state) for script in scripts if script.state is not None]
+        assert len(set(finals)) == 1, "all have seen the same state"
+        state = scripts[0].state
+        assert state is not None
+        assert (state.progress.epoch, state.progress.step) == (2, 5)
+        assert {epoch for _, epoch, _ in scripts[0].seen} == {0, 1, 2}
+        for script in scripts:
+            assert script.nonces == sorted(set(script.nonces)), "newest only, nonce rising"
+            assert {record.p2p for record in script.backend.address_book()} == {i.public for i in CLIENTS[:3]}
+        await server.stop()
+        disk = FolderDisk(server.folder)
+        found = recover(disk)
+        disk.close()
+        assert found is not None
+        assert encode_state(found.state) == finals[0], "the journal has it all"
+
+
+async def test_a_server_that_goes_away_in_mid_round_and_comes_back_costs_no_epoch(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    sink = Sink()
+    async with open_server(tmp_path) as server, open_scripts(server, sink=sink) as scripts:
+        await follow_all(scripts, is_training)
+        before = scripts[0].state
+        assert before is not None
+        await server.stop()
+        await trio.sleep(30)
+        await server.start()
+        recovered = server.sink.get("server_recovered")[0]
+        assert recovered["gap_s"] >= 29
+        await follow_all(scripts, is_finished)
+        state = scripts[0].state
+        assert state is not None
+        assert (state.progress.epoch, state.progress.step) == (2, 5)
+        assert len(sink.get("server_connected")) == 6
+        assert not sink.get("server_given_up")
+
+
+async def test_a_request_in_flight_when_the_server_goes_away_is_answered_when_it_is_back(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with open_server(tmp_path) as server, open_scripts(server) as scripts:
+        await follow_all(scripts, is_training)
+        await server.stop()
+        script = scripts[0]
+        assert script.state is not None
+        member = script.get_member(script.state)
+        assert member is not None
+        answered = trio.Event()
+
+        async def send() -> None:
+            await script.send_witness(Run(script.state), member)
+            answered.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.sleep(10)
+            assert not answered.is_set()
+            assert not script.backend.is_connected
+            await server.start()
+            with trio.fail_after(60 * RATE):
+                await answered.wait()
+        state = await script.follow(lambda s: any(r.member == member for r in s.current.witnesses))
+        assert [r.member for r in state.current.witnesses] == [member]
+
+
+async def test_a_lost_answer_is_asked_for_again_and_the_request_takes_effect_once(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with open_server(tmp_path) as server, open_scripts(server) as scripts:
+        script = scripts[0]
+        await follow_all(scripts, lambda s: s.run_state is RunState.WARMUP)
+        assert script.state is not None
+        member = script.get_member(script.state)
+        assert member is not None
+        digest = Run(script.state).get_start_digest()
+        await script.backend.warmup_witness(0, member, digest)
+        await script.backend.warmup_witness(0, member, digest)  # K3: on record, exactly as sent
+        with pytest.raises(errors.DuplicateWitness):
+            await script.backend.warmup_witness(0, member, bytes([9]) * 32)
+
+
+async def test_errors_of_the_coordinator_arrive_as_themselves(tmp_path: Path, clock: MockClock) -> None:
+    async with open_server(tmp_path) as server, open_backend(server.address, CLIENTS[0]) as backend:
+        await backend.join(build_record(CLIENTS[0], expires_unix=4_000_000_000))
+        with pytest.raises(errors.WrongRound, match="T7"):
+            await backend.withdraw(5, 0)
+        with pytest.raises(errors.InvalidRunState):
+            await backend.warmup_witness(0, 0, bytes([1]) * 32)
+        with pytest.raises(errors.InvalidRunState):
+            await backend.health_check(0, 0, 1)
+        with pytest.raises(errors.InvalidEvidence):
+            await backend.report_equivocation(b"a", b"b")
+        with pytest.raises(errors.UnknownMember):
+            await backend.checkpoint(0, bytes(32), Checkpoint(CheckpointKind.LOCAL, "/models"))
+        await backend.withdraw(0, 0)
+        await backend.leave()
+        await backend.tick()
+
+
+async def test_owners_pause_and_resume_from_outside_and_anyone_may_ask(tmp_path: Path, clock: MockClock) -> None:
+    async with open_server(tmp_path) as server:
+        status = await get_run_status(server.address, CLIENTS[4])
+        assert (status.run_state, status.run_id) == (RunState.WAITING_FOR_MEMBERS, "test-run")
+        with pytest.raises(wire.NotOwner):
+            await pause_run(server.address, CLIENTS[4])
+        assert (await pause_run(server.address, OWNER)).run_state == RunState.PAUSED
+        with pytest.raises(errors.Halted):
+            await pause_run(server.address, OWNER)
+        assert (await resume_run(server.address, OWNER)).run_state == RunState.WAITING_FOR_MEMBERS
+        with pytest.raises(errors.CannotResume):
+            await resume_run(server.address, OWNER)
+
+
+async def test_a_run_paused_while_training_can_be_resumed_to_its_end(tmp_path: Path, clock: MockClock) -> None:
+    async with open_server(tmp_path, build_file(rounds_per_epoch=30)) as server, open_scripts(server) as scripts:
+        await follow_all(scripts, is_training)
+        assert (await pause_run(server.address, OWNER)).pending_pause
+        await follow_all(scripts, lambda s: s.run_state is RunState.PAUSED)
+        await resume_run(server.address, OWNER)
+        await follow_all(scripts, is_finished)
+
+
+async def test_a_command_to_a_server_that_is_away_gives_up_with_a_reason(clock: MockClock) -> None:
+    address = ServerAddress(host="127.0.0.1", port=1)
+    with pytest.raises(BackendError, match=r"gave up after 3 s: .*cannot be reached"):
+        await get_run_status(address, OWNER, timeout_s=3)
+
+
+async def test_a_client_gives_up_on_another_server_another_run_and_another_version(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with open_server(tmp_path) as server:
+        other_key = ServerAddress(host="127.0.0.1", port=server.port, key=OWNER.public)
+        with pytest.raises(HandshakeError, match="another server"):
+            await TcpBackend(other_key, CLIENTS[0]).run()
+        other_run = ServerAddress(host="127.0.0.1", port=server.port, run_id="other")
+        with pytest.raises(wire.WrongRun):
+            await TcpBackend(other_run, CLIENTS[0]).run()
+        stream = await trio.open_tcp_stream("127.0.0.1", server.port)
+        frames = FrameStream(stream, 1 << 20)
+        await client_handshake(frames, CLIENTS[0], wire.PURPOSE, SERVER.public, 60)
+        with pytest.raises(wire.WrongVersion, match="update one"):
+            await ask(frames, wire.Request(0, wire.HelloRequest(wire.VERSION + 1, "test-run", "newer")))
+        await frames.aclose()
+
+
+async def test_a_client_of_a_run_made_anew_under_its_old_name_gives_up(tmp_path: Path, clock: MockClock) -> None:
+    async with open_server(tmp_path) as server, open_scripts(server, 1) as scripts:
+        await scripts[0].follow(lambda _: True)
+        await server.stop()
+        server.folder = tmp_path / "elsewhere"
+        server._options["unix_time"] = lambda: 2_000_000_000
+        await server.start()
+        with pytest.raises(BackendError, match="made anew"):
+            await scripts[0].follow(lambda _: False)
+
+
+async def test_a_connection_taken_over_by_another_process_ends_the_first_client(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with open_server(tmp_path) as server, open_scripts(server, 1) as scripts:
+        await scripts[0].follow(lambda _: True)
+        async with open_backend(server.address, CLIENTS[0]):
+            with pytest.raises(BackendError, match="same key"):
+                await scripts[0].follow(lambda _: False)
+
+
+async def test_the_block_of_a_backend_that_gives_up_ends_with_the_reason(tmp_path: Path, clock: MockClock) -> None:
+    async with open_server(tmp_path) as server:
+        with pytest.raises(wire.WrongRun, match="not 'other'"):
+            async with open_backend(ServerAddress(host="127.0.0.1", port=server.port, run_id="other"), OWNER):
+                await trio.sleep_forever()
+
+
+async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock: MockClock) -> None:
+    sink = Sink()
+    async with open_server(tmp_path) as server, open_scripts(server, sink=sink) as scripts:
+        await follow_all(scripts, lambda s: len(s.registry.slots) == 3)
+        backend = scripts[0].backend
+        damaged = bytearray(backend._raw)
+        damaged[100_000] ^= 1
+        backend._raw, nonce = bytes(damaged), backend._nonce
+        await scripts[1].backend.withdraw(0, 0)
+        with trio.fail_after(20 * RATE):
+            while backend._nonce <= nonce:
+                await trio.sleep(0.1)
+        assert len(sink.get("state_mismatch")) == 1
+        await follow_all(scripts, lambda s: s.nonce > nonce)
+        assert len({encode_state(s.state) for s in scripts if s.state is not None}) == 1
+
+
+async def test_a_server_restored_from_an_older_copy_is_not_followed(tmp_path: Path, clock: MockClock) -> None:
+    backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0])
+    backend._take_state(5, b"five", 0)
+    with pytest.raises(wire.WrongRun, match="went back from nonce 5 to 4"):
+        backend._take_state(4, b"four", 0)
+    with pytest.raises(wire.WrongRun):
+        backend._take_state(5, b"another five", 0)
+
+
+async def test_the_state_hook_sees_every_phase_before_the_clients_do(tmp_path: Path, clock: MockClock) -> None:
+    seen: list[tuple[RunState, int]] = []
+    hook = {"on_state": lambda state: seen.append((state.run_state, state.current.height))}
+    async with open_server(tmp_path, **hook) as server, open_scripts(server) as scripts:
+        await follow_all(scripts, is_finished)
+    assert RunState.WAITING_FOR_MEMBERS is seen[0][0]
+    assert {run_state for run_state, _ in seen} >= {RunState.WARMUP, RunState.ROUND_TRAIN, RunState.FINISHED}
+
+
+async def test_a_failing_disk_stops_the_server_and_its_journal_is_still_good(
+    tmp_path: Path, clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fdatasync
+    failing = False
+
+    def sync(fd: int) -> None:
+        if failing and stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(5, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    scripts: list[Script] = []
+
+    async def run() -> None:
+        nonlocal failing
+        async with open_server(tmp_path) as server, open_scripts(server) as scripts[:]:
+            await follow_all(scripts, is_training)
+            failing = True
+            await follow_all(scripts, is_finished)
+
+    with pytest.raises(BaseExceptionGroup) as group:
+        await run()
+    assert group.group_contains(j.JournalError, match=r"Input/output error.*start the server again")
+    failing = False
+    disk = FolderDisk(tmp_path / "state")
+    found = recover(disk)
+    disk.close()
+    assert found is not None
+    assert len(scripts) == 3
+    assert found.state.nonce >= max(max(s.nonces) for s in scripts), "nobody was shown what is not on disk"
+
+
+async def test_two_servers_cannot_share_a_state_folder(tmp_path: Path, clock: MockClock) -> None:
+    async with open_server(tmp_path) as server:
+        settings = ServerSettings(run=build_file(), identity=SERVER, state_dir=server.folder)
+        with pytest.raises(BackendError, match="another server is using it"):
+            await run_server(settings)
+
+
+async def test_an_address_that_is_taken_is_a_clear_error(tmp_path: Path, clock: MockClock) -> None:
+    async with open_server(tmp_path) as server:
+        settings = ServerSettings(run=build_file(), identity=SERVER, state_dir=tmp_path / "b", port=server.port)
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{server.port}"):
+            await run_server(settings)
+
+
+async def test_a_stopping_server_says_goodbye_by_closing_and_writes_what_it_has(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with open_server(tmp_path) as server, open_scripts(server, 1) as scripts:
+        await scripts[0].follow(lambda s: len(s.registry.slots) == 1)
+        nonce = scripts[0].nonces[-1]
+        await server.stop()
+        assert server.sink.get("server_stopped")[0]["seq"] >= 1
+        disk = FolderDisk(server.folder)
+        found = recover(disk)
+        disk.close()
+        assert found is not None
+        assert found.state.nonce >= nonce
+
+
+async def test_the_backend_tells_the_runs_clock(tmp_path: Path, clock: MockClock) -> None:
+    wall = {"unix_time": lambda: 1_800_000_000.0}
+    async with open_server(tmp_path, **wall) as server, open_scripts(server, 1) as scripts:
+        await scripts[0].follow(lambda _: True)
+        assert 1_799_999_990 <= scripts[0].backend.now() < 1_800_000_100
+
+
+async def test_records_whose_signature_is_wrong_never_reach_the_address_book(clock: MockClock) -> None:
+    backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0])
+    good = sign_address_record(CLIENTS[1], ["/ip4/10.0.0.1/tcp/1"], 4_000_000_000)
+    backend._take_book(wire.BookChange(True, (wire.get_address_message(good),)))
+    forged = wire.AddressMessage(CLIENTS[2].public, good.addresses, good.expires_unix, good.signature)
+    with pytest.raises(Exception, match="signature"):
+        backend._take_book(wire.BookChange(False, (forged,)))
+    assert list(backend.address_book()) == [good]
+    backend._take_book(wire.BookChange(False, (), (CLIENTS[1].public,)))
+    assert list(backend.address_book()) == []
+
+
+def test_a_server_address_is_read_from_text() -> None:
+    address = parse_server("[::1]:39405", run_id="run")
+    assert (address.host, address.port, address.run_id) == ("::1", 39_405, "run")
+    for text in ("", "host", "host:", "host:0", "host:65536", ":5", "host:x"):
+        with pytest.raises(BackendError, match="host:port"):
+            parse_server(text)
+
+
+async def test_a_run_with_a_data_server_needs_to_be_told_its_data(tmp_path: Path, clock: MockClock) -> None:
+    model = build_model(data_location=DataLocation(DataLocationKind.SERVER, "127.0.0.1:45111"))
+    settings = ServerSettings(run=RunFile(model=model), identity=SERVER, state_dir=tmp_path)
+    with pytest.raises(ConfigError, match="--data-config"):
+        await run_server(settings)

@@ -1,0 +1,438 @@
+"""Write the conformance traces: `python tests/conformance/generate.py`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from conformance_traces import TRACES, Recorder, Trace
+
+from psyche.core.errors import CoordinatorError
+from psyche.core.layout import encode_state
+from psyche.core.messages import WitnessMessage
+from psyche.core.seeds import EXPIRED
+from psyche.core.state import ZERO32, Checkpoint, CheckpointKind, WitnessFlag
+from psyche.testing import builders
+from psyche.testing.builders import Run, build_hash, build_keys, build_run
+
+NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
+HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
+
+Scenario = Callable[["Stage"], None]
+SCENARIOS: dict[str, tuple[str, Scenario]] = {}
+
+
+def scenario(what: str) -> Callable[[Scenario], Scenario]:
+    """Register a function as the trace of its name."""
+
+    def register(function: Scenario) -> Scenario:
+        SCENARIOS[function.__name__.replace("_", "-")] = (what, function)
+        return function
+
+    return register
+
+
+class Stage:
+    """What a scenario plays on: `begin` starts the recording."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.started: tuple[Run, bytes] | None = None
+
+    def begin(self, run: Run) -> Run:
+        self.started = run, encode_state(run.state)
+        self.recorder.trace = Trace("", "", self.started[1])
+        return run
+
+    def build(self, members: int = 3, **config: object) -> Run:
+        """A new run, recorded from its first join on."""
+        run = self.begin(build_run(0, **config))
+        run.join(*range(members))
+        return run
+
+    def refused(self, call: Callable[[], object]) -> None:
+        """An event that the machine must refuse."""
+        try:
+            call()
+        except CoordinatorError:
+            return
+        raise AssertionError("the scenario expects a refusal")
+
+
+def record(name: str) -> Trace:
+    """Play one scenario and record it."""
+    what, function = SCENARIOS[name]
+    recorder = Recorder()
+    stage = Stage(recorder)
+    with mock.patch.object(builders, "transitions", recorder):
+        function(stage)
+    assert stage.started is not None
+    assert recorder.trace is not None
+    run, start = stage.started
+    return Trace(name, what, start, recorder.trace.events, encode_state(run.state))
+
+
+def iter_traces() -> Iterator[Trace]:
+    """All traces, freshly recorded."""
+    return (record(name) for name in SCENARIOS)
+
+
+def split_votes(run: Run, **lie: object) -> None:
+    """Every witness holds only itself, then time passes."""
+    for member in run.get_speaking_witnesses():
+        run.send(run.build_witness(member, held=1 << member, **lie))
+    run.settle()
+
+
+def time_out(run: Run) -> None:
+    run.wait(run.state.config.max_round_train_time)
+    run.wait(run.state.config.round_witness_time)
+
+
+@scenario("three members, overlap, two epochs of two rounds with data")
+def happy_overlap(stage: Stage) -> None:
+    run = stage.build(3, rounds_per_epoch=2).warm_up().finish_epoch()
+    run.rejoin()
+    run.warm_up().finish_epoch()
+
+
+@scenario("three members, no overlap, two epochs of two rounds with data")
+def happy_in_turn(stage: Stage) -> None:
+    run = stage.build(3, rounds_per_epoch=2, overlap=False).warm_up().finish_epoch()
+    run.rejoin()
+    run.warm_up().finish_epoch()
+
+
+@scenario("one member alone, one round with data, to the end of the run")
+def alone(stage: Stage) -> None:
+    stage.build(1, rounds_per_epoch=1, total_steps=2).warm_up().finish_epoch()
+
+
+@scenario("five members of which three are witnesses, an epoch that ends by its time, a growing batch")
+def epoch_time_and_ramp(stage: Stage) -> None:
+    run = stage.build(
+        5, witness_nodes=3, rounds_per_epoch=0, epoch_time=40, global_batch_size_end=40,
+        global_batch_size_warmup_tokens=900,
+    ).warm_up()  # fmt: skip
+    for _ in range(4):
+        run.run_round()
+    run.now += 60
+    run.finish_epoch()
+
+
+@scenario("H2: a member falls silent, is dropped after two rounds, and joins the next epoch")
+def crash(stage: Stage) -> None:
+    run = stage.build(4, rounds_per_epoch=4).warm_up()
+    run.run_round()
+    run.silent = {3}
+    run.finish_epoch()
+    run.silent = set()
+    run.rejoin()
+    run.warm_up()
+
+
+@scenario("H2, H5, M3: a member never delivers, is dropped with a strike, and must wait an epoch")
+def gray_failure(stage: Stage) -> None:
+    run = stage.build(4, rounds_per_epoch=5).warm_up()
+    for held in (0, 0b0111, 0b0111, 0b0111, 0b0111):
+        run.run_round(held=held)
+    run.finish_epoch()
+    run.rejoin()
+    run.warm_up().finish_epoch()
+    run.rejoin()
+    run.form()
+
+
+@scenario("H3: three of four vanish at once; nobody is dropped, the epoch ends and its work is given up")
+def mass_drop(stage: Stage) -> None:
+    run = stage.build(5, rounds_per_epoch=9, witness_nodes=1).warm_up()
+    for _ in range(3):
+        if run.state.in_round:
+            witness = run.get_speaking_witnesses()[0]
+            run.run_round(heard=1 << witness)
+    run.wait(5)
+
+
+@scenario("H4: a witness is heard but puts nothing on record, twice, and is dropped with a strike")
+def silent_witness(stage: Stage) -> None:
+    run = stage.build(4, rounds_per_epoch=9).warm_up()
+    run.run_round()
+
+    def accuse(member: int) -> None:
+        state = run.state
+        named = (state.progress.epoch, state.current.height, member)
+        builders.transitions.health_check(state, run.now, build_keys(0)[1], *named)
+
+    for _ in range(2):
+        for member in range(3):
+            run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
+        time_out(run)
+        stage.refused(lambda: accuse(0))
+        accuse(3)
+        stage.refused(lambda: accuse(3))
+    run.run_round()
+
+
+@scenario("C2: witnesses disagree; the slots with q bits are credited, lies are outvoted")
+def slot_decision(stage: Stage) -> None:
+    run = stage.build(4, rounds_per_epoch=3).warm_up()
+    run.run_round()
+    for member, held in enumerate((0b0011, 0b0111, 0b1101, 0b1110)):
+        run.send(run.build_witness(member, held=held, at_s=member))
+    run.settle()
+    run.send(run.build_witness(0, held=0, results_root=ZERO32, state_digest=build_hash("lie")))
+    run.finish_epoch()
+
+
+@scenario("P7: two void rounds with agreed digest drain; two without any agreement give the epoch up")
+def void_rounds(stage: Stage) -> None:
+    run = stage.build(4, rounds_per_epoch=9).warm_up()
+    run.run_round()
+    split_votes(run)
+    split_votes(run)
+    run.finish_epoch()
+    run.rejoin()
+    run.warm_up()
+    run.run_round()
+    split_votes(run)
+    split_votes(run, flags=NO_DIGEST)
+    run.wait(5)
+
+
+@scenario("S5, P3: two rounds without digest end the epoch, progress goes back to what is certified")
+def digest_split(stage: Stage) -> None:
+    run = stage.build(3, rounds_per_epoch=2).warm_up().finish_epoch()
+    run.rejoin()
+    run.warm_up()
+    run.run_round()
+    run.run_round(state_digest=build_hash("poison"), flags=NO_DIGEST)
+    run.run_round(flags=NO_DIGEST)
+    run.wait(5)
+
+
+@scenario("P2: the last drain round is repeated until its full digest is agreed")
+def repeated_drain(stage: Stage) -> None:
+    run = stage.build(3, rounds_per_epoch=1).warm_up()
+    run.run_round()
+    run.run_round()
+    run.run_round(flags=WitnessFlag.COMPLETE)
+    run.finish_epoch()
+
+
+@scenario("P4: pauses in WaitingForMembers, in Warmup and in training, and resumes; cold starts")
+def pauses(stage: Stage) -> None:
+    run = stage.build(2, rounds_per_epoch=2)
+    for phase in range(3):
+        if phase:
+            run.form()
+        if phase == 2:
+            run.warm_up()
+            run.run_round()
+        builders.transitions.pause(run.state, run.now)
+        if run.state.in_round:
+            run.finish_epoch()
+        stage.refused(lambda: builders.transitions.pause(run.state, run.now))
+        run.now += 50
+        builders.transitions.resume(run.state, run.now)
+        stage.refused(lambda: builders.transitions.resume(run.state, run.now))
+        run.join(0, 1)
+    run.warm_up()
+
+
+@scenario("S8, T8: five digests compete, no winner, Warmup is given up; then a winner, and a loser who is dropped")
+def start_candidates(stage: Stage) -> None:
+    run = stage.build(6, min_clients=3)
+    run.form()
+    for member in range(4):
+        run.show(member, digest=build_hash(member))
+    stage.refused(lambda: run.show(4, digest=build_hash(4)))
+    run.show(4, digest=build_hash(3))
+    run.wait(30)
+    run.join(*range(6))
+    run.form()
+    run.show(0, 1, 2, 3)
+    run.show(4, digest=build_hash(4))
+    run.wait(15)
+    run.run_round()
+
+
+@scenario("P5: nobody can show the certified weights in two Warmups; back to the checkpoint")
+def rollback_to_checkpoint(stage: Stage) -> None:
+    run = stage.build(2, rounds_per_epoch=1, min_clients=2).warm_up().finish_epoch()
+    for _ in range(2):
+        run.join(0, 1)
+        run.form()
+        stage.refused(lambda: run.show(0, digest=build_hash("lost")))
+        run.wait(30)
+    run.join(0, 1)
+    run.warm_up().finish_epoch()
+
+
+@scenario("R7, M6, M7: an equivocator is ejected, its credits and stake are lost, the others are paid")
+def equivocation(stage: Stage) -> None:
+    run = stage.build(0, rounds_per_epoch=3, min_stake=10)
+    for number in range(4):
+        builders.transitions.join(run.state, run.now, *build_keys(number), 10 + number)
+    stage.refused(lambda: builders.transitions.join(run.state, run.now, *build_keys(9), 9))
+    builders.transitions.process_rates(run.state, 1_000, 7)
+    run.warm_up()
+    run.run_round()
+    run.run_round()
+    builders.transitions.report_equivocation(run.state, run.now, 0, 1, 3)
+    stage.refused(lambda: builders.transitions.report_equivocation(run.state, run.now, 0, 1, 3))
+    run.run_round(silent={3}, held=0b1111)
+    run.finish_epoch()
+    stage.refused(lambda: builders.transitions.join(run.state, run.now, *build_keys(3), 99))
+
+
+@scenario("S10: checkpoints of the certified weights: the first is the source, three more are kept, others refused")
+def checkpoints(stage: Stage) -> None:
+    run = stage.build(3, rounds_per_epoch=1).warm_up()
+    list(run.run_rounds())
+    mark = run.state.certified
+
+    def name(source: Checkpoint, digest: bytes = mark.digest, number: int = 0) -> None:
+        builders.transitions.checkpoint(run.state, run.now, build_keys(number)[1], 0, digest, source)
+
+    stage.refused(lambda: name(HUB, build_hash("other")))
+    stage.refused(lambda: name(Checkpoint(CheckpointKind.P2P, "org/model")))
+    name(HUB, number=2)
+    stage.refused(lambda: name(HUB))
+    run.wait(5)
+    name(Checkpoint(CheckpointKind.GCS, "bucket", "step-2"))
+    name(Checkpoint(CheckpointKind.LOCAL, "weights/step-2"))
+    name(Checkpoint(CheckpointKind.HUB, "org/copy"))
+    stage.refused(lambda: name(Checkpoint(CheckpointKind.HUB, "org/fifth")))
+
+
+@scenario("M4, M9: withdrawals in every phase, leaving for good, slots freed, taken again and reclaimed")
+def departures(stage: Stage) -> None:
+    run = stage.build(5, rounds_per_epoch=2)
+
+    def withdraw(number: int, member: int) -> None:
+        state = run.state
+        builders.transitions.withdraw(state, run.now, build_keys(number)[1], state.progress.epoch, member)
+
+    withdraw(4, 0)
+    stage.refused(lambda: withdraw(4, 0))
+    run.form()
+    withdraw(3, 3)
+    run.warm_up()
+    run.run_round()
+    withdraw(2, 2)
+    stage.refused(lambda: withdraw(2, 2))
+    builders.transitions.leave(run.state, run.now, build_keys(1)[0])
+    run.finish_epoch()
+    run.join(7)
+    for _ in range(2):
+        run.join(0)
+        run.warm_up().finish_epoch()
+    while builders.transitions.reclaim_slot(run.state, run.now):
+        pass
+    run.join(8)
+
+
+@scenario("K2: the home restarts in every phase; its gaps are no time-outs")
+def recovery(stage: Stage) -> None:
+    run = stage.build(4, rounds_per_epoch=1, max_round_train_time=60)
+
+    def recover(gap_s: int) -> None:
+        run.now += gap_s
+        builders.transitions.process_recovery(run.state, run.now, gap_s)
+
+    recover(100)
+    run.wait(15)
+    run.show(0, 1, 2)
+    recover(1_000)
+    run.wait(15)
+    run.wait(30)
+    recover(10)
+    run.wait(60)
+    recover(7)
+    run.wait(20)
+    run.finish_epoch()
+    recover(3)
+
+
+@scenario("E1, E2: a delay of four slots; entropy that is not there yet, and some that expired")
+def entropy(stage: Stage) -> None:
+    run = stage.build(2, rounds_per_epoch=1, entropy_delay=4)
+    run.form()
+    run.show(0, 1)
+    run.tick()
+    run.tick(None)
+    run.now += 5
+    run.tick()
+    run.witness_all()
+    run.tick(None)
+    run.now += 600
+    run.tick(EXPIRED)
+    run.tick(EXPIRED)
+    run.tick(None)
+    run.finish_epoch()
+
+
+@scenario("verifiers train nothing and are good when heard")
+def verifiers(stage: Stage) -> None:
+    stage.build(8, rounds_per_epoch=2, verification_percent=30).warm_up().finish_epoch()
+
+
+@scenario("W4, T2: each rule broken once; nothing changes but what the honest messages between do")
+def refusals(stage: Stage) -> None:
+    run = stage.build(4, rounds_per_epoch=2, witness_nodes=3).warm_up()
+    run.run_round()
+    witness, other, last = run.get_speaking_witnesses()
+    stranger = next(m for m in range(4) if m not in (witness, other, last))
+    good = run.build_witness(witness)
+    bad: list[WitnessMessage] = [
+        replace(good, epoch=1),
+        replace(good, height=0),
+        replace(good, member=other),
+        replace(good, held=1 << 9),
+        replace(good, heard=1 << 9),
+        replace(good, missing=1 << 9),
+        replace(good, broadcast_bloom=b"\xff" * 320),
+        replace(good, results_root=ZERO32),
+        replace(good, held=0, broadcast_bloom=bytes(320)),
+        replace(good, state_digest=ZERO32),
+    ]
+    key = run.state.clients[witness].p2p
+
+    def send(message: WitnessMessage) -> None:
+        builders.transitions.witness(run.state, run.now, key, message)
+
+    for message in bad:
+        stage.refused(lambda m=message: send(m))
+    stage.refused(lambda: run.send(run.build_witness(stranger)))
+    send(good)
+    stage.refused(lambda: send(good))
+    for call in (lambda: run.show(0), lambda: run.join(0), lambda: builders.transitions.resume(run.state, run.now)):
+        with suppress(CoordinatorError):
+            call()
+    run.finish_epoch()
+    stage.refused(lambda: run.send(good))
+
+
+@scenario("256 members, 32 witnesses: the round that attests 256 results")
+def full_house(stage: Stage) -> None:
+    run = build_run(256, rounds_per_epoch=1, global_batch_size_start=300, global_batch_size_end=300).warm_up()
+    run.run_round()
+    stage.begin(run)
+    run.run_round(silent={5, 77, 255})
+
+
+def main() -> None:
+    TRACES.mkdir(exist_ok=True)
+    for stale in {path.stem for path in TRACES.glob("*.json")} - SCENARIOS.keys():
+        (TRACES / f"{stale}.json").unlink()
+    for trace in iter_traces():
+        trace.write()
+        print(f"{trace.name}: {len(trace.events)} events")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

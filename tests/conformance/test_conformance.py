@@ -1,0 +1,38 @@
+"""The traces replay to the same bytes, event by event, and are those that the generator writes."""
+
+from typing import Any
+
+import generate
+import pytest
+from conformance_traces import EVENTS, TRACES, read_trace, replay, unpack
+
+from psyche.core.layout import encode_state
+
+
+def read_event(event: dict[str, Any]) -> dict[str, Any]:
+    return event | ({"message": unpack(event["message"])} if "message" in event else {})
+
+
+NAMES = sorted(path.stem for path in TRACES.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_replays_to_the_same_bytes(name: str) -> None:
+    trace = read_trace(TRACES / f"{name}.json")
+    assert encode_state(replay(trace)) == trace.end
+
+
+@pytest.mark.parametrize("name", sorted(generate.SCENARIOS))
+def test_a_trace_is_what_the_generator_writes(name: str) -> None:
+    # what zstd makes of the bytes may differ between its versions, the bytes may not
+    kept, fresh = read_trace(TRACES / f"{name}.json"), generate.record(name)
+    assert (kept.what, kept.start, kept.end) == (fresh.what, fresh.start, fresh.end)
+    assert [read_event(event) for event in kept.events] == [read_event(event) for event in fresh.events]
+
+
+def test_about_twenty_traces_hold_every_kind_of_event_and_stay_small() -> None:
+    assert sorted(generate.SCENARIOS) == NAMES
+    traces = [read_trace(TRACES / f"{name}.json") for name in NAMES]
+    assert len(traces) >= 20
+    assert {event["event"] for trace in traces for event in trace.events} == set(EVENTS)
+    assert sum((TRACES / f"{name}.json").stat().st_size for name in NAMES) < 1_500_000

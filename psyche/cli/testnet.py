@@ -20,7 +20,7 @@ KillNumber = Annotated[int, typer.Option(min=0, help="How many clients are kille
 KillInterval = Annotated[float, typer.Option(help="Seconds between kills; killed clients come back at once.")]
 AllowedToKill = Annotated[str, typer.Option(help="Numbers of the clients that may be killed, as in 1,3. Default: all.")]
 Minutes = Annotated[
-    float | None, typer.Option(help="Stop after this long: the run is paused, which ends its epoch cleanly.")
+    float | None, typer.Option(help="Train for this long, then pause the run, which ends its epoch cleanly.")
 ]
 Sample = Annotated[bool, typer.Option(help="At the end, show text from the trained model.")]
 

@@ -109,6 +109,11 @@ def _on_started(view: NodeView, _event: Event) -> None:
     view.start()
 
 
+def _on_connecting(view: NodeView, _event: Event) -> None:
+    if view.phase == "starting":
+        view.phase = "connecting"
+
+
 def _on_position(view: NodeView, event: Event) -> None:
     view.epoch = _get_int(event, "epoch", view.epoch)
     view.height = _get_int(event, "height", view.height)
@@ -205,11 +210,13 @@ def _on_finished(view: NodeView, event: Event) -> None:
     view.phase = "finished"
     view.step = _get_int(event, "step", view.step)
     view.waits.clear()
-    _take_digest(view, event)
+    if event.get("held", True):  # else the digest is the record's, and this node holds other weights
+        _take_digest(view, event)
 
 
 HANDLERS: Final[dict[str, Callable[[NodeView, Event], None]]] = {
     "client_started": _on_started,
+    "trainer_started": _on_connecting,
     "state_changed": _on_state,
     "round_started": _on_position,
     "member": _on_position,

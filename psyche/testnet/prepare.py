@@ -174,10 +174,12 @@ async def _prepare_data(
     if has_tokens(wanted):
         _link(link, wanted, layout)
         return None
-    say("writing tokens of Python's standard library (about 30 MB, a few seconds, once)")
+    cache = settings.cache_dir.absolute() / CORPUS_NAME
+    if not cache.exists():
+        say("writing tokens of Python's standard library (about 30 MB, a few seconds, once)")
     async with hold_lock(settings.cache_dir / ".lock"):
         # Files appear whole or not at all, so an abandoned thread leaves nothing half-made.
-        build = functools.partial(build_demo_corpus, settings.cache_dir.absolute() / CORPUS_NAME)
+        build = functools.partial(build_demo_corpus, cache)
         corpus = await trio.to_thread.run_sync(build, abandon_on_cancel=True)  # pyright: ignore[reportCallIssue]  # old stubs
     _link(link, corpus.train_folder, layout)
     return corpus.held_out

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -50,8 +51,12 @@ class Child:
         return self._popen.returncode
 
     def is_running(self) -> bool:
-        """Whether it has not been seen to end."""
-        return not self._reaped
+        """Whether it has not ended yet."""
+        if self._reaped:
+            return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
 
     async def wait(self) -> int:
         """Wait for the end, take what is left of its group along, and return the exit status.
@@ -146,7 +151,7 @@ async def stop_all(children: Sequence[Child], timeout_s: float) -> list[str]:
     stubborn: list[str] = []
 
     async def stop_one(child: Child) -> None:
-        if child.is_running() and not await child.stop(timeout_s):
+        if child.returncode is None and not await child.stop(timeout_s):
             stubborn.append(child.name)
 
     async with trio.open_nursery() as nursery:

@@ -158,7 +158,9 @@ def find_problems(report: RunReport) -> list[str]:
             problems.append(f"{client.name} ended with exit code {client.exit_code}")
         elif not client.finished and not report.stopped:
             problems.append(f"{client.name} did not finish")
-    if not report.equal:
+    if not any(client.digest for client in report.clients):
+        problems.append("no client has trained a round")
+    elif not report.equal:
         problems.append("the final digests differ")
     weights = {(client.step, client.weights_sha256) for client in report.clients if client.weights_sha256}
     if len({step for step, _ in weights}) == 1 and len(weights) > 1:

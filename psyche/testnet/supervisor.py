@@ -180,11 +180,10 @@ class Testnet:
 
     async def stop(self) -> None:
         """End everything: clients first, so that they can withdraw, then the server."""
-        clients = [child for child in self.clients.values() if child.is_running()]
-        stubborn = await stop_all(clients, STOP_CLIENTS_S)
+        stubborn = await stop_all(list(self.clients.values()), STOP_CLIENTS_S)
         for number, child in self.clients.items():
             self.exits[number] = child.returncode
-        if self.server is not None and self.server.is_running():
+        if self.server is not None:
             stubborn += await stop_all([self.server], STOP_SERVER_S)
         for name in stubborn:
             self.view.say(f"{name} did not leave in time and was killed")
@@ -253,23 +252,22 @@ async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Consol
 
 
 async def _train(testnet: Testnet, plan: KillPlan | None) -> None:
+    """Run all clients to their end, or for the minutes asked for, counted from the first round."""
     minutes = testnet.settings.minutes
     async with trio.open_nursery() as nursery:
         if plan is not None:
             nursery.start_soon(testnet.kill_regularly, plan)
-        limit = float("inf") if minutes is None else 60 * minutes
-        done = trio.Event()
-
-        async def run_clients() -> None:
-            await testnet.run_clients()
-            done.set()
-
-        nursery.start_soon(run_clients)
-        with trio.move_on_after(limit) as scope:
-            await done.wait()
-        if scope.cancelled_caught:
-            await testnet.pause(f"{minutes:g} minutes are over")
+        if minutes is not None:
+            nursery.start_soon(_end_after, testnet, minutes, nursery.cancel_scope)
+        await testnet.run_clients()
         nursery.cancel_scope.cancel()
+
+
+async def _end_after(testnet: Testnet, minutes: float, scope: trio.CancelScope) -> None:
+    await testnet.view.training.wait()
+    await trio.sleep(60 * minutes)
+    await testnet.pause(f"{minutes:g} minutes are over")
+    scope.cancel()
 
 
 async def _watch_signals(

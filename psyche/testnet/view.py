@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import trio
+
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Event, EventTail
 from psyche.telemetry.status import NodeView, format_waiting
@@ -12,7 +14,6 @@ from psyche.testnet.settings import Layout, get_node_name
 
 PLAIN_EVERY_S: Final = 10.0
 HEAD: Final = ("client", "epoch", "round", "phase", "loss", "members", "tok/s", "up", "down", "")
-HEX_SHOWN: Final = 12
 # Events that deserve a line of their own when they happen.
 TOLD: Final = {
     "epoch_failed": "epoch given up: {reason}, {steps_lost} steps lost",
@@ -43,6 +44,7 @@ class LiveView:
     ) -> None:  # fmt: skip
         self.clients = {number: NodeView(get_node_name(number)) for number in range(1, num_clients + 1)}
         self.note = ""
+        self.training = trio.Event()  # the first round has begun
         self._tails = {name: EventTail(layout.events_of(name)) for name in self._get_names()}
         self._tails["server"] = EventTail(layout.events_of("server"))
         self._views = {view.node: view for view in self.clients.values()}
@@ -89,6 +91,7 @@ class LiveView:
         newest = max(self.clients.values(), key=lambda view: (view.epoch, view.height))
         if newest.phase == "training" and newest.epoch != self._epoch_shown:
             self._epoch_shown = newest.epoch
+            self.training.set()
             self.say(f"epoch {newest.epoch} trains from step {newest.step}, {newest.members} members")
 
     def draw(self) -> str:

@@ -1,0 +1,103 @@
+"""Every command explains itself; the entry point answers fast."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from psyche import __version__
+from psyche.cli.app import app
+
+HEAVY = ("torch", "transformers", "libp2p", "trio", "pydantic", "numpy", "structlog", "matplotlib", "cryptography")
+
+
+def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from walk(inner, (*path, name))
+
+
+COMMANDS = list(walk(typer.main.get_command(app)))
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS], ids=lambda path: " ".join(path) or "psyche")
+def test_every_command_teaches_with_examples(path: tuple[str, ...]) -> None:
+    result = run(*path, "--help")
+    assert result.exit_code == 0
+    examples = result.output.partition("Examples:")[2]
+    assert "psyche " in examples
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), COMMANDS, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_every_option_says_what_it_is_for(path: tuple[str, ...], command: Any) -> None:
+    unexplained = [option.name for option in command.params if option.name != "help" and not option.help]
+    assert unexplained == [], path
+
+
+def test_the_commands_are_those_of_the_documentation() -> None:
+    leaves = {" ".join(path) for path, command in COMMANDS if not hasattr(command, "commands")}
+    assert leaves == {
+        "doctor",
+        "train",
+        "data tokenize",
+        "model init",
+        "model sample",
+        "server run",
+        "server validate-config",
+        "server pause",
+        "server resume",
+        "server status",
+        "client train",
+        "client show-identity",
+        "local-testnet start",
+    }
+
+
+def test_options_of_a_client_come_from_the_environment_but_the_device_does_not() -> None:
+    (command,) = [command for path, command in COMMANDS if path == ("client", "train")]
+    variables = {name: option.envvar for option in command.params if option.name != "help" for name in option.opts}
+    assert variables["--run-id"] == "RUN_ID"
+    assert variables["--identity-secret-key-path"] == "IDENTITY_SECRET_KEY_PATH"
+    assert variables["--bind-p2p-port"] == "BIND_P2P_PORT"
+    assert variables["--checkpoint-dir"] == "CHECKPOINT_DIR"
+    assert variables["--device"] is None
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom psyche.cli.app import app\ntry:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("HEAVY []")
+
+
+def test_the_version_is_printed_without_loading_the_commands() -> None:
+    program = (
+        "import sys\nfrom psyche.cli.main import main\nsys.argv = ['psyche', '--version']\nmain()\n"
+        "print('typer' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == [f"psyche {__version__}", "False"]
+    assert run("--version").output == f"psyche {__version__}\n"
+
+
+@pytest.mark.parametrize("path", [path for path, command in COMMANDS if hasattr(command, "commands")], ids=" ".join)
+def test_a_group_without_a_command_shows_its_help(path: tuple[str, ...]) -> None:
+    assert "Commands:" in run(*path).output
+
+
+def test_an_unknown_option_is_named() -> None:
+    result = run("client", "train", "--colour", "red")
+    assert result.exit_code == 2
+    assert "--colour" in result.output

@@ -1,0 +1,191 @@
+"""The final table says what the event logs and the weights on disk say."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from psyche.telemetry.console import Console
+from psyche.telemetry.events import EventLog
+from psyche.testnet.plot import compute_mean_loss, write_plot
+from psyche.testnet.report import (
+    ClientReport,
+    RunReport,
+    build_client_report,
+    build_report,
+    compute_allreduce_bytes,
+    find_problems,
+    format_report,
+    hash_weights,
+    write_summary,
+)
+from psyche.testnet.settings import Layout
+from psyche.testnet.view import LiveView
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path, tmp_path / "events")
+
+
+def make_clock(step: float = 1.0) -> Iterator[float]:
+    t = 1_000.0
+    while True:
+        t += step
+        yield t
+
+
+def write_client(layout: Layout, number: int, digest: str = "aa", *, weights: bytes = b"w") -> EventLog:
+    clock = make_clock()
+    log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: next(clock))
+    log.emit("client_started", pid=1)
+    log.emit("warmup_ready", epoch=0)
+    log.emit("model_loaded", parameters=1_000, digest="00")
+    for step in (1, 2):
+        log.emit("round_started", epoch=0, height=step - 1, step=step)
+        log.emit("trained", step=step, loss=4.0 - step, tokens=100, seconds=0.5, compute_seconds=0.5)
+        log.emit("applied", epoch=0, height=step - 1, count=3)
+    log.emit("network", bytes_sent=500, bytes_received=700)
+    folder = layout.checkpoints(number) / "run-step3"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(weights)
+    log.emit("exported", path=folder)
+    log.emit("finished", digest=digest, step=3)
+    return log
+
+
+def test_a_client_report_is_folded_from_its_events(layout: Layout) -> None:
+    write_client(layout, 1)
+    report = build_report(layout, "demo", {1: 0}, {1: 2}, 12.34, "")
+    (client,) = report.clients
+    assert (client.rounds_trained, client.rounds_applied, client.tokens, client.step) == (2, 2, 200, 3)
+    assert (client.loss, client.digest, client.kills, client.seconds_to_join) == (2.5, "aa", 2, 1.0)
+    assert (client.bytes_sent, client.bytes_received) == (500, 700)
+    assert client.compute_share == pytest.approx(1.0 / 3.0, abs=1e-3)
+    assert report.problems == []
+
+
+def test_equal_digests_and_weights_are_bit_identical(layout: Layout) -> None:
+    for number in (1, 2, 3):
+        write_client(layout, number)
+    report = build_report(layout, "demo", {1: 0, 2: 0, 3: 0}, {}, 60.0, "")
+    assert report.equal
+    text = format_report(report)
+    assert "all 3 clients hold bit-identical weights" in text
+    assert "5.3 kB" in text  # 2 * 2/3 * 2 bytes * 1000 parameters * 2 rounds
+
+
+@pytest.mark.parametrize(
+    ("digest", "weights", "exits", "problem"),
+    [
+        ("bb", b"w", {1: 0, 2: 0}, "the final digests differ"),
+        ("aa", b"v", {1: 0, 2: 0}, "the exported weights differ"),
+        ("aa", b"w", {1: 0, 2: 1}, "client-2 ended with exit code 1"),
+    ],
+)
+def test_what_differs_is_a_problem(
+    layout: Layout, digest: str, weights: bytes, exits: dict[int, int | None], problem: str
+) -> None:
+    write_client(layout, 1)
+    write_client(layout, 2, digest, weights=weights)
+    report = build_report(layout, "demo", exits, {}, 60.0, "")
+    assert report.problems == [problem]
+    assert f"PROBLEM: {problem}" in format_report(report)
+
+
+def test_a_client_that_does_not_hold_the_certified_weights_shows_its_own_digest() -> None:
+    events = [
+        {"t": 1.0, "node": "c", "kind": "digest", "epoch": 0, "height": 3, "digest": "own", "agreed": False},
+        {"t": 2.0, "node": "c", "kind": "finished", "digest": "certified", "held": False, "step": 9},
+    ]
+    assert build_client_report("c", events, 3).digest == "own"
+
+
+def test_a_client_that_never_finished_is_a_problem_unless_the_run_was_stopped() -> None:
+    client = ClientReport("client-1", digest="aa", exit_code=0)
+    assert find_problems(RunReport("demo", 1.0, [client], 0)) == ["client-1 did not finish"]
+    assert find_problems(RunReport("demo", 1.0, [client], 0, stopped="1 minute is over")) == []
+    assert find_problems(RunReport("demo", 1.0, [ClientReport("c", exit_code=0, finished=True)], 0)) == [
+        "no client has trained a round"
+    ]
+
+
+def test_a_ring_all_reduce_sends_twice_the_gradient_less_one_share() -> None:
+    assert compute_allreduce_bytes(919_000, 3, 1) == round(4 / 3 * 2 * 919_000)
+    assert compute_allreduce_bytes(919_000, 1, 100) == 0
+
+
+def test_the_hash_of_weights_names_files_and_bytes(tmp_path: Path) -> None:
+    assert hash_weights(tmp_path) == ""
+    (tmp_path / "a.safetensors").write_bytes(b"1")
+    one = hash_weights(tmp_path)
+    (tmp_path / "a.safetensors").rename(tmp_path / "b.safetensors")
+    assert len({"", one, hash_weights(tmp_path)}) == 3
+
+
+def test_the_summary_is_whole_json(tmp_path: Path) -> None:
+    report = RunReport("demo", 1.0, [ClientReport("client-1", digest="aa", losses=[(1, 2.0)])], 0)
+    write_summary(report, tmp_path / "summary.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert found["equal"] is True
+    assert found["clients"][0]["losses"] == [[1, 2.0]]
+
+
+def test_the_mean_loss_is_over_clients_and_smooth() -> None:
+    clients = [ClientReport("a", losses=[(1, 4.0), (2, 2.0)]), ClientReport("b", losses=[(1, 2.0)])]
+    assert compute_mean_loss(clients) == [(1, 3.0), (2, 2.5)]
+
+
+def test_a_plot_is_drawn_only_of_something(tmp_path: Path) -> None:
+    assert not write_plot([ClientReport("a")], "t", tmp_path / "loss.png")
+    assert write_plot([ClientReport("a", losses=[(1, 4.0), (2, 2.0)])], "t", tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
+
+
+def test_the_live_view_is_a_table_of_all_clients(layout: Layout) -> None:
+    stream = io.StringIO()
+    view = LiveView(layout, 2, 241, Console(stream, live=True), now=lambda: 1_020.0)
+    write_client(layout, 1)
+    log = EventLog(layout.events_of("client-2"), node="client-2", now=lambda: 1_019.0)
+    log.emit("state_changed", run_state="round_train", epoch=0, height=1, step=2, members=2)
+    log.emit("wait_started", what="1 payload", until=1_025.0, then="go on without it")
+    view.refresh()
+    head, columns, first, second = view.draw().splitlines()
+    assert head.startswith("step 3 of 241")
+    assert columns.split()[:5] == ["client", "epoch", "round", "phase", "loss"]
+    assert first.split()[:5] == ["1", "0", "1", "finished", "2.000"]
+    assert "waiting for 1 payload" in second
+    assert "then go on without it" in second
+
+
+def test_notable_events_are_told_with_their_reason(layout: Layout) -> None:
+    stream = io.StringIO()
+    view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: 1_020.0)
+    log = EventLog(layout.events_of("client-1"), node="client-1")
+    log.emit("epoch_failed", reason="no digest", steps_lost=8)
+    log.emit("error", trainer="hung")
+    log.emit("state_changed", run_state="round_train", epoch=1, height=0, step=9, members=3)
+    view.refresh()
+    text = stream.getvalue()
+    assert "client-1 epoch given up: no digest, 8 steps lost" in text
+    assert "client-1 error: no message" in text
+    assert "epoch 1 trains from step 9, 3 members" in text
+    assert view.training.is_set()
+
+
+def test_without_a_terminal_a_line_comes_every_ten_seconds(layout: Layout) -> None:
+    stream = io.StringIO()
+    clock = [0.0]
+    view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: clock[0])
+    write_client(layout, 1)
+    view.refresh()
+    assert stream.getvalue() == ""
+    clock[0] = 10.0
+    view.refresh()
+    view.refresh()
+    assert stream.getvalue().count("\n") == 1
+    assert "step 3 of 241, finished | loss 2.00" in stream.getvalue()

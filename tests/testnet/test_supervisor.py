@@ -1,0 +1,275 @@
+"""The testnet keeps its processes in order: starts, restarts, compares, and leaves nothing behind."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from psyche.errors import ConfigError, PsycheError
+from psyche.telemetry.console import Console
+from psyche.telemetry.events import read_events
+from psyche.testnet import supervisor
+from psyche.testnet.commands import get_client_argv, get_owner_argv, get_server_argv
+from psyche.testnet.prepare import Prepared, prepare
+from psyche.testnet.settings import TestnetSettings
+
+CONFIG = Path(__file__).resolve().parents[2] / "config"
+
+# Stand-ins that behave like the real programs as far as a supervisor sees them.
+SERVER = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("listening", flush=True)
+try:
+    while True:
+        listener.accept()[0].close()
+except KeyboardInterrupt:
+    pass
+"""
+CLIENT = """
+import os, pathlib, sys, time
+from psyche.telemetry.events import EventLog
+events, digest, seconds = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+log = EventLog(events, node=events.parent.name)
+log.emit("client_started", pid=os.getpid())
+log.emit("state_changed", run_state="round_train", epoch=0, height=0, step=1, members=3)
+log.emit("trained", step=1, loss=2.5, tokens=10, seconds=0.1, compute_seconds=0.1)
+print("training", flush=True)
+try:
+    time.sleep(seconds)
+except KeyboardInterrupt:
+    log.emit("left", reason="stopped by SIGINT", code=0)
+    sys.exit(0)
+if digest == "crash":
+    print("the reason of the crash", flush=True)
+    sys.exit(3)
+log.emit("finished", digest=digest, step=11)
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TestnetSettings:
+    return TestnetSettings(
+        num_clients=3,
+        config_path=CONFIG / "dummy",
+        run_dir=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        sample=False,
+    )
+
+
+def use_stand_ins(monkeypatch: pytest.MonkeyPatch, digests: dict[int, str] | None = None, seconds: float = 0.0) -> None:
+    def make_server(prepared: Prepared, _settings: TestnetSettings) -> list[str]:
+        return [sys.executable, "-c", SERVER, str(prepared.server_port)]
+
+    def make_client(prepared: Prepared, _settings: TestnetSettings, number: int) -> list[str]:
+        events = str(prepared.layout.events_of(f"client-{number}"))
+        return [sys.executable, "-c", CLIENT, events, (digests or {}).get(number, "aa"), str(seconds)]
+
+    monkeypatch.setattr(supervisor, "get_server_argv", make_server)
+    monkeypatch.setattr(supervisor, "get_client_argv", make_client)
+
+
+def get_pids(run_dir: Path) -> list[int]:
+    return [event["pid"] for event in read_events(run_dir / "events" / "testnet" / "events.jsonl") if "pid" in event]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def make_console() -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(stream, live=False), stream
+
+
+async def test_a_run_whose_clients_agree_ends_with_0_and_leaves_nothing(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_stand_ins(monkeypatch)
+    console, stream = make_console()
+    with trio.fail_after(60):
+        assert await supervisor.run_testnet(settings, console) == 0
+    assert "all 3 clients hold bit-identical weights" in stream.getvalue()
+    assert not any(map(is_alive, get_pids(tmp_path / "run")))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["equal"] is True
+    assert (tmp_path / "run" / "loss.png").exists()
+
+
+async def test_a_run_whose_digests_differ_ends_with_1(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stand_ins(monkeypatch, {2: "bb"})
+    console, stream = make_console()
+    with trio.fail_after(60):
+        assert await supervisor.run_testnet(settings, console) == 1
+    assert "PROBLEM: the final digests differ" in stream.getvalue()
+
+
+async def test_a_client_that_fails_is_shown_with_its_last_words(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stand_ins(monkeypatch, {2: "crash"})
+    console, stream = make_console()
+    with trio.fail_after(60):
+        assert await supervisor.run_testnet(settings, console) == 1
+    assert "the reason of the crash" in stream.getvalue()
+    assert "PROBLEM: client-2 ended with exit code 3" in stream.getvalue()
+
+
+async def test_killed_clients_come_back(settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_stand_ins(monkeypatch, seconds=600)
+    console, _ = make_console()
+    prepared = await prepare(settings, console.print)
+    with trio.fail_after(60):
+        async with supervisor.open_testnet(prepared, settings, console) as testnet, trio.open_nursery() as nursery:
+            nursery.start_soon(testnet.run_clients)
+            while testnet.view.clients[2].starts < 1:
+                await trio.sleep(0.02)
+            first = testnet.clients[2].pid
+            testnet.kill_client(2)
+            while testnet.view.clients[2].starts < 2:
+                await trio.sleep(0.02)
+            assert testnet.clients[2].pid != first
+            assert not is_alive(first)
+            assert testnet.kills == {2: 1}
+            nursery.cancel_scope.cancel()
+    assert not any(map(is_alive, get_pids(prepared.layout.root)))
+    assert all(code == 0 for code in testnet.exits.values())
+
+
+async def test_the_server_can_be_killed_and_restarted_but_not_die_by_itself(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stand_ins(monkeypatch, seconds=600)
+    console, _ = make_console()
+    prepared = await prepare(settings, console.print)
+
+    async def run() -> None:
+        async with supervisor.open_testnet(prepared, settings, console) as testnet:
+            await testnet.restart_server()
+            assert testnet.server is not None
+            testnet.server.kill()
+            await trio.sleep_forever()
+
+    with trio.fail_after(60), pytest.raises(ExceptionGroup) as raised:
+        await run()
+    assert raised.group_contains(PsycheError, match="the server ended: killed by SIGKILL")
+
+
+async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stand_ins(monkeypatch)
+    broken = [sys.executable, "-c", "import sys; sys.exit('no room on the disk')"]
+    monkeypatch.setattr(supervisor, "get_server_argv", lambda *_: broken)
+    console, _ = make_console()
+    with trio.fail_after(60), pytest.raises(ExceptionGroup) as raised:
+        await supervisor.run_testnet(settings, console)
+    assert raised.group_contains(PsycheError, match="no room on the disk")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+async def test_whatever_ends_the_supervisor_nothing_stays(number: signal.Signals, tmp_path: Path) -> None:
+    program = f"""
+import sys, trio, pathlib
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_supervisor as t
+from _pytest.monkeypatch import MonkeyPatch
+from psyche.testnet.settings import TestnetSettings
+t.use_stand_ins(MonkeyPatch(), seconds=600)
+run_dir = pathlib.Path({str(tmp_path / "run")!r})
+settings = TestnetSettings(num_clients=3, config_path=t.CONFIG / "dummy", run_dir=run_dir)
+sys.exit(trio.run(t.supervisor.run_testnet, settings, t.Console(live=False)))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as process:
+        with trio.fail_after(60):
+            while sum(1 for path in (tmp_path / "run" / "logs").glob("client-*.log") if path.stat().st_size) < 3:
+                await trio.sleep(0.02)
+        os.kill(process.pid, number)
+        code = await trio.to_thread.run_sync(process.wait)
+    assert code == (-signal.SIGKILL if number is signal.SIGKILL else 130)
+    pids = get_pids(tmp_path / "run")
+    assert len(pids) >= 4
+    with trio.fail_after(30):
+        while any(map(is_alive, pids)):
+            await trio.sleep(0.02)
+
+
+async def test_a_run_stops_after_its_minutes_by_pausing(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stand_ins(monkeypatch, seconds=600)
+    settings.minutes = 1e-4
+    monkeypatch.setattr(supervisor, "get_owner_argv", lambda *_: [sys.executable, "-c", "pass"])
+    monkeypatch.setattr(supervisor, "DRAIN_S", 0.1)
+    console, stream = make_console()
+    with trio.fail_after(60):
+        assert await supervisor.run_testnet(settings, console) == 1  # the stand-ins have no digest to show
+    assert "0.0001 minutes are over: pausing the run" in stream.getvalue()
+
+
+async def test_a_configuration_that_would_wait_for_ever_is_refused_before_anything_is_made(
+    settings: TestnetSettings, tmp_path: Path
+) -> None:
+    settings.num_clients = 1
+    with pytest.raises(ConfigError, match="init_min_clients is 2"):
+        await prepare(settings, print)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_run_folder_that_holds_something_is_refused(settings: TestnetSettings, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "x").write_text("")
+    with pytest.raises(ConfigError, match="not empty"):
+        await prepare(settings, print)
+
+
+async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    shutil.copytree(CONFIG / "demo", config)
+    (config / "model").mkdir()
+    (config / "data" / "train").mkdir(parents=True)
+    (config / "data" / "train" / "x.bin").write_bytes(bytes(512))
+    settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
+    prepared = await prepare(settings, print)
+    copy = prepared.layout.config
+    assert (copy / "model").resolve() == config / "model"
+    assert (copy / "data" / "train").resolve() == config / "data" / "train"
+    address = prepared.run.model.data_location.address
+    assert address.startswith("127.0.0.1:")
+    assert address != "127.0.0.1:20001"
+    assert prepared.data_config == copy / "data.toml"
+    assert (config / "run.toml").read_text() == (CONFIG / "demo" / "run.toml").read_text()
+    server = get_server_argv(prepared, settings)
+    assert server[server.index("--server-port") + 1] == str(prepared.server_port)
+    client = get_client_argv(prepared, settings, 2)
+    assert client[client.index("--node-name") + 1] == "client-2"
+    assert get_owner_argv(prepared, "pause")[3:5] == ["server", "pause"]
+
+
+async def test_a_preparation_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    shutil.copytree(CONFIG / "demo", config)
+    (config / "model.json").unlink()
+    settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
+    with pytest.raises(ConfigError, match="psyche model init"):
+        await prepare(settings, print)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("field", "value", "flag"), [("num_clients", 0, "--num-clients"), ("minutes", 0, "--minutes")])
+async def test_settings_that_cannot_be_are_named(settings: TestnetSettings, field: str, value: int, flag: str) -> None:
+    setattr(settings, field, value)
+    with pytest.raises(ConfigError, match=flag):
+        await prepare(settings, print)

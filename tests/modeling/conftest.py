@@ -23,6 +23,14 @@ TINY = {
 SEQUENCE_LENGTH = 16
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Threads that wait for one another cost a tiny model more than they give, above all on a busy machine."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("config") / "tiny.json"

@@ -1,0 +1,103 @@
+"""`psyche train` on the command line."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
+from psyche.telemetry.text import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from psyche.standalone.train import TrainResult
+
+EXAMPLES: Final = (
+    "psyche train --model config/demo/model.toml --data corpus/train --eval-data corpus/held-out",
+    "psyche train --model my-model --data tokens.bin --optimizer adamw --lr 3e-3 --steps 400 --out trained",
+    "psyche train --model my-model --data tokens.bin --peers 3 --overlap --plot loss.png   # as a run does it",
+)
+
+
+def train(
+    *,
+    model: Annotated[Path, typer.Option(help="Model folder, or a config file (TOML or JSON) to make one from.")],
+    data: Annotated[list[Path], typer.Option(help="Token file (.bin, .npy) or folder; may be repeated.")],
+    eval_data: Annotated[list[Path] | None, typer.Option(help="Held-out tokens; default: the end of --data.")] = None,
+    eval_tokens: Annotated[int, typer.Option(help="Tokens held out at the end of --data.")] = 200_000,
+    eval_every: Annotated[int, typer.Option(help="Evaluate every so many steps; 0: at the end alone.")] = 100,
+    token_size: Annotated[int, typer.Option(help="Bytes of one token in the files: 2 or 4.")] = 2,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of one sample.")] = 128,
+    total_batch: Annotated[int, typer.Option(help="Samples per step, of all peers together.")] = 24,
+    micro_batch: Annotated[int | None, typer.Option(help="Samples at a time; fewer need less memory.")] = None,
+    steps: Annotated[int, typer.Option(help="How many steps.")] = 240,
+    optimizer: Annotated[OptimizerName, typer.Option(help="What moves the weights.")] = OptimizerName.DISTRO,
+    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    schedule: Annotated[ScheduleName, typer.Option(help="After warm-up; wsd stays, then falls.")] = ScheduleName.COSINE,
+    final_lr: Annotated[float | None, typer.Option(help="Learning rate at the end; default: a tenth.")] = None,
+    warmup_steps: Annotated[int, typer.Option(help="Steps in which the rate rises from 0.")] = 10,
+    decay_steps: Annotated[int | None, typer.Option(help="wsd: steps in which it falls; default: a fifth.")] = None,
+    clip: Annotated[float, typer.Option(help="Clip gradients to this global norm; 0: never.")] = 1.0,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay per step, times the rate.")] = 0.0,
+    chunk: Annotated[int, typer.Option(help="DisTrO: edge of a chunk of the transform.")] = 16,
+    topk: Annotated[int, typer.Option(help="DisTrO: coefficients sent per chunk.")] = 16,
+    decay: Annotated[float, typer.Option(help="DisTrO: decay of the momentum per step.")] = 0.95,
+    values: Annotated[bool, typer.Option("--values", help="DisTrO: send full values, not signs.")] = False,
+    peers: Annotated[int, typer.Option(help="DisTrO: peers simulated in this process.")] = 1,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="DisTrO: apply two steps late, with look-ahead, as a run does.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the order of the data, and of a new model.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the trained model here (a Hugging Face folder).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the losses to this picture.")] = None,
+) -> None:
+    """Train a model in this process: AdamW, or DisTrO with one or several simulated peers."""
+    rates = ScheduleSettings(
+        name=schedule, lr=lr, final_lr=final_lr, warmup_steps=warmup_steps, decay_steps=decay_steps
+    )  # fmt: skip
+    settings = TrainSettings(
+        model=model, data=tuple(data), eval_data=tuple(eval_data or ()), out=out, token_size_bytes=token_size,
+        sequence_length=sequence_length, total_batch=total_batch, micro_batch=micro_batch, steps=steps,
+        optimizer=optimizer, schedule=rates, clip=clip or None, weight_decay=weight_decay, chunk=chunk, topk=topk,
+        decay=decay, values=values, peers=peers, overlap=overlap, seed=seed, device=device, threads=threads or None,
+        eval_tokens=eval_tokens, eval_every=eval_every,
+    )  # fmt: skip
+    settings.check()  # before the seconds that torch takes to load
+    _run(settings, plot)
+
+
+def _run(settings: TrainSettings, plot: Path | None) -> None:
+    from psyche.standalone.plot import Curve, write_loss_plot
+    from psyche.standalone.progress import ProgressLine
+    from psyche.standalone.train import train as run_training
+
+    line = ProgressLine()
+    try:
+        result = run_training(settings, line)
+    finally:
+        line.close()
+    typer.echo(format_result(settings, result))
+    if plot is not None:
+        write_loss_plot(plot, [Curve(settings.optimizer.value, result.losses, result.held_out)])
+        typer.echo(f"losses drawn in {plot}")
+
+
+def format_result(settings: TrainSettings, result: "TrainResult") -> str:
+    """What a person wants to know at the end."""
+    rate = format_count(result.tokens / result.seconds)
+    took = f"{format_count(result.tokens)} tokens in {format_seconds(result.seconds)} ({rate} tokens/s)"
+    lines = [
+        f"{format_count(result.parameters)} parameters, {took}",
+        f"loss of the last batch {result.losses[settings.steps]:.3f} nats per token",
+    ]
+    if result.held_out:
+        lines.append(f"held-out loss {result.final_held_out:.3f} nats per token")
+    if settings.optimizer is OptimizerName.DISTRO:
+        dense = 2 * result.parameters
+        lines.append(
+            f"a peer sends {format_bytes(result.sent_bytes)} per step, a bf16 gradient has {format_bytes(dense)}"
+        )  # fmt: skip
+    if settings.out is not None:
+        lines.append(f"model in {settings.out}")
+    return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""Rows for training and rows held out."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche.data.local import LocalData
+from psyche.data.permutation import Permutation
+from psyche.errors import ConfigError
+
+
+class Corpus:
+    """Rows shuffled anew in every pass; held out are the rows of other files, or the last of these.
+
+    Args:
+        paths: token files or folders of them.
+        eval_paths: what is held out; empty takes it from the end of `paths`.
+        token_size_bytes: 2 or 4.
+        sequence_length: ids of a row.
+        vocab_size: every id must be below it.
+        seed: of the order.
+        eval_tokens: how many tokens at the end are held out where there are no `eval_paths`.
+
+    Raises:
+        DataError: files that cannot be used.
+        ConfigError: nothing is left to train on.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        eval_paths: Sequence[Path],
+        token_size_bytes: int,
+        sequence_length: int,
+        vocab_size: int,
+        *,
+        seed: int,
+        eval_tokens: int,
+    ) -> None:
+        self._data = LocalData(paths, token_size_bytes, sequence_length, None, vocab_size)
+        if eval_paths:
+            self._held_out = LocalData(eval_paths, token_size_bytes, sequence_length, None, vocab_size)
+            self.held_out_rows, self._first_held_out = self._held_out.num_sequences, 0
+            self.train_rows = self._data.num_sequences
+        else:
+            self._held_out = self._data
+            self.held_out_rows = -(-eval_tokens // sequence_length)
+            self.train_rows = self._first_held_out = self._data.num_sequences - self.held_out_rows
+        if self.train_rows < 1:
+            raise ConfigError(
+                f"--eval-tokens: {eval_tokens} of {self._data.num_sequences * sequence_length} tokens held out leave "
+                "nothing to train on"
+            )
+        self._seed = hashlib.sha256(f"psyche train {seed}".encode()).digest()
+        self._pass = -1
+        self._order = Permutation(self.train_rows, self._seed, 0)
+
+    def take(self, start: int, count: int) -> NDArray[np.uint32]:
+        """Rows `start` to `start + count - 1` of the training order, uint32 [count, sequence_length]."""
+        return np.concatenate([self._data.samples(*[self._place(index)] * 2) for index in range(start, start + count)])
+
+    def held_out(self, count: int) -> NDArray[np.uint32]:
+        """At most `count` held-out rows, evenly spread, the same every time; uint32 [rows, sequence_length]."""
+        chosen = np.linspace(0, self.held_out_rows - 1, min(count, self.held_out_rows)).astype(int)
+        places = [self._first_held_out + int(place) for place in chosen]
+        return np.concatenate([self._held_out.samples(place, place) for place in places])
+
+    def _place(self, index: int) -> int:
+        number, within = divmod(index, self.train_rows)
+        if number != self._pass:
+            self._pass, self._order = number, Permutation(self.train_rows, self._seed, number)
+        return int(self._order.permute(np.array([within]))[0])

@@ -1,0 +1,121 @@
+"""Settings of a stand-alone training, checked before anything heavy is imported."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from psyche.core.state import LrSchedule, ScheduleKind
+from psyche.errors import ConfigError
+
+
+class OptimizerName(StrEnum):
+    """Optimizers of `psyche train`."""
+
+    ADAMW = "adamw"
+    DISTRO = "distro"
+
+
+class ScheduleName(StrEnum):
+    """Learning-rate schedules; `wsd` is warm-up, stable, linear decay."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+    WSD = "wsd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSettings:
+    """A schedule in the words of the command line; rates per step, spans in steps.
+
+    `final_lr` None is a tenth of `lr`; `decay_steps` (only wsd) None is a fifth of the steps.
+    """
+
+    name: ScheduleName = ScheduleName.COSINE
+    lr: float = 1e-3
+    final_lr: float | None = None
+    warmup_steps: int = 10
+    decay_steps: int | None = None
+
+    def make(self, steps: int) -> LrSchedule:
+        """The schedule for a training of `steps` steps, numbered from 1."""
+        final = self.lr / 10 if self.final_lr is None else self.final_lr
+        schedule = LrSchedule(base_lr=self.lr, warmup_steps=self.warmup_steps, total_steps=steps, final_lr=final)
+        schedule.kind = ScheduleKind[{"wsd": "WARMUP_STABLE_DECAY"}.get(self.name, self.name.upper())]
+        decay = steps // 5 if self.decay_steps is None else self.decay_steps
+        schedule.stable_steps = max(0, steps - self.warmup_steps - decay)
+        schedule.cosine_decay_final_lr = self.lr
+        schedule.linear_decay_steps = decay
+        schedule.linear_decay_final_lr = final
+        return schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """Everything that a stand-alone training is made of.
+
+    `model` is a Hugging Face folder or a config file. `micro_batch` None is a peer's whole share.
+    Held out are `eval_data`, or else the last `eval_tokens` of `data` (0: nothing is evaluated);
+    `eval_sequences` rows of them are used every `eval_every` steps (0: at the end alone). DisTrO's settings
+    (`chunk`, `topk`, `decay`, `values`, `peers`, `overlap`) are unused with AdamW, and so is
+    AdamW's `betas` with DisTrO.
+    """
+
+    model: Path
+    data: tuple[Path, ...]
+    eval_data: tuple[Path, ...] = ()
+    out: Path | None = None
+    plot: Path | None = None
+    token_size_bytes: int = 2
+    sequence_length: int = 128
+    total_batch: int = 24
+    micro_batch: int | None = None
+    steps: int = 240
+    optimizer: OptimizerName = OptimizerName.DISTRO
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    clip: float | None = 1.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    chunk: int = 16
+    topk: int = 16
+    decay: float = 0.95
+    values: bool = False
+    peers: int = 1
+    overlap: bool = False
+    seed: int = 0
+    device: str = "auto"
+    threads: int | None = None
+    eval_tokens: int = 200_000
+    eval_sequences: int = 256
+    eval_every: int = 100
+
+    def check(self) -> None:
+        """Refuse what cannot be trained.
+
+        Raises:
+            ConfigError: naming the option and the rule.
+        """
+        for name in ("sequence_length", "total_batch", "steps", "peers", "chunk", "topk", "eval_sequences"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')}: {getattr(self, name)}, must be at least 1")
+        for name in ("eval_tokens", "eval_every", "weight_decay", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')}: {getattr(self, name)}, must not be negative")
+        if self.token_size_bytes not in {2, 4}:
+            raise ConfigError(f"--token-size: {self.token_size_bytes}, must be 2 or 4 bytes")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ConfigError(f"--micro-batch: {self.micro_batch}, must be at least 1")
+        if self.peers > self.total_batch:
+            raise ConfigError(f"--peers: {self.peers} peers cannot share {self.total_batch} samples (--total-batch)")
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        schedule = self.schedule
+        if not schedule.lr > 0 or (schedule.final_lr is not None and not 0 <= schedule.final_lr <= schedule.lr):
+            raise ConfigError(f"--lr {schedule.lr}, --final-lr {schedule.final_lr}: must be above 0, final at most lr")
+        if schedule.warmup_steps < 0 or (schedule.decay_steps or 0) < 0:
+            raise ConfigError("--warmup-steps, --decay-steps: must not be negative")
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"--decay: {self.decay}, must be at least 0 and below 1")
+        if self.optimizer is OptimizerName.ADAMW and (self.overlap or self.peers > 1):
+            raise ConfigError("--peers, --overlap: AdamW has one peer that does not wait; use --optimizer distro")

@@ -1,0 +1,139 @@
+"""One training step: AdamW, or DisTrO among peers that are simulated in this process."""
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from psyche.core.plan import compute_plan
+from psyche.errors import TrainerError
+from psyche.modeling.batch import Gradients, compute_gradients
+from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.model import get_shapes
+from psyche.standalone.settings import OptimizerName, TrainSettings
+from psyche.wire.trainer import SentResult
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step says: the mean loss before it (nats per token), the largest norm, bytes sent by one peer."""
+
+    loss: float
+    grad_norm: float
+    sent_bytes: int
+
+
+class Stepper(Protocol):
+    """An optimizer with its model."""
+
+    def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:
+        """Train on int64 [samples, sequence_length]; `number` counts from 1.
+
+        Raises:
+            TrainerError: gradients that are not finite.
+        """
+        ...
+
+    def finish(self, lr: float) -> None:
+        """Apply what is still on its way."""
+        ...
+
+
+def _check_finite(gradients: Gradients, number: int) -> None:
+    if not gradients.finite:
+        raise TrainerError(f"step {number}: non-finite gradient (loss {gradients.loss}); lower --lr")
+
+
+class AdamWStepper:
+    """torch's AdamW on the whole batch; every gradient crosses the wire in fp32, so to say."""
+
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
+    ) -> None:
+        self._model, self._parameters, self._settings, self._device = model, parameters, settings, device
+        self._optimizer = torch.optim.AdamW(
+            list(parameters.values()), betas=settings.betas, weight_decay=settings.weight_decay
+        )  # fmt: skip
+
+    def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:  # noqa: ARG002
+        """See `Stepper.step`."""
+        gradients = compute_gradients(
+            self._model, self._parameters, tokens, micro_batch_size=self._settings.micro_batch or len(tokens),
+            device=self._device, clip=self._settings.clip,
+        )  # fmt: skip
+        _check_finite(gradients, number)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients.tensors[name]
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepReport(gradients.loss, gradients.norm, 4 * sum(p.numel() for p in self._parameters.values()))
+
+    def finish(self, lr: float) -> None:
+        """Nothing is on its way."""
+
+
+class DistroStepper:
+    """DisTrO among N peers with one copy of the weights and N of the momentum.
+
+    With overlap a set is applied two steps after it was trained, and gradients are taken at the
+    look-ahead point; without, at the start of the next step: the timelines of a real run.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
+    ) -> None:
+        self._model, self._parameters, self._settings, self._device = model, parameters, settings, device
+        one_bit = not settings.values
+        plan = compute_plan(get_shapes(parameters), settings.chunk, settings.topk, one_bit=one_bit)
+        self._peers = [
+            Distro(parameters, plan, settings.decay, settings.topk, one_bit) for _ in range(settings.peers)
+        ]  # fmt: skip
+        self._delay = 2 if settings.overlap else 1
+        self._on_their_way: deque[list[bytes]] = deque()
+
+    def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:
+        """See `Stepper.step`."""
+        if len(self._on_their_way) == self._delay:
+            self._apply(lr)
+        look_ahead_lr = previous_lr if self._settings.overlap and number > 1 else 0.0
+        decided = tuple(SentResult(height=h, applied=True) for h in [number - self._delay] if h > 0)
+        loss, norm = 0.0, 0.0
+        payloads: list[bytes] = []
+        for peer, share in zip(self._peers, torch.tensor_split(tokens, len(self._peers)), strict=True):
+            gradients = self._compute(peer, share, look_ahead_lr)
+            _check_finite(gradients, number)
+            loss += gradients.loss * len(share) / len(tokens)
+            norm = max(norm, gradients.norm)
+            in_flight = self._settings.overlap
+            payloads.append(peer.compress(gradients.tensors, lr, decided, in_flight=in_flight, height=number))
+        self._on_their_way.append(payloads)
+        return StepReport(loss, norm, len(payloads[0]))
+
+    def _compute(self, peer: Distro, tokens: torch.Tensor, look_ahead_lr: float) -> Gradients:
+        with peer.lookahead(look_ahead_lr) if look_ahead_lr > 0 else nullcontext():
+            return compute_gradients(
+                self._model, self._parameters, tokens, micro_batch_size=self._settings.micro_batch or len(tokens),
+                device=self._device, clip=self._settings.clip,
+            )  # fmt: skip
+
+    def _apply(self, lr: float) -> None:
+        self._peers[0].apply(self._on_their_way.popleft(), lr, self._settings.weight_decay)
+
+    def finish(self, lr: float) -> None:
+        """Drain: apply the sets of the last steps."""
+        while self._on_their_way:
+            self._apply(lr)
+
+
+def make_stepper(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
+) -> Stepper:
+    """The stepper that the settings ask for."""
+    kind = AdamWStepper if settings.optimizer is OptimizerName.ADAMW else DistroStepper
+    return kind(model, parameters, settings, device)

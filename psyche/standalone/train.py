@@ -1,0 +1,169 @@
+"""`psyche train` as a function: one process, no network, the same optimizer and data code as a run's."""
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.models.llama import LlamaForCausalLM
+
+from psyche.core.schedule import compute_learning_rate
+from psyche.data.bytes_tokenizer import VOCAB_SIZE, write_tokenizer
+from psyche.modeling.batch import evaluate
+from psyche.modeling.checkpoint import export_model
+from psyche.modeling.device import select_device
+from psyche.modeling.model import (
+    WEIGHTS_PATTERN,
+    count_parameters,
+    get_parameters,
+    init_model,
+    load_model,
+    read_model_config,
+)
+from psyche.modeling.snapshot import read_model_files
+from psyche.standalone.corpus import Corpus
+from psyche.standalone.settings import TrainSettings
+from psyche.standalone.steppers import StepReport, make_stepper
+
+EVAL_MICRO_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After one step: the loss is the batch's, before the step; `held_out` where it was evaluated, else None."""
+
+    step: int
+    steps: int
+    lr: float
+    report: StepReport
+    held_out: float | None
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a training came to. Losses in nats per token by step (0: untrained); `sent_bytes` of one peer per step."""
+
+    losses: dict[int, float]
+    held_out: dict[int, float]
+    tokens: int
+    seconds: float
+    parameters: int
+    sent_bytes: int
+
+    @property
+    def final_held_out(self) -> float:
+        """The last held-out loss; not a number where nothing was held out."""
+        return self.held_out[max(self.held_out)] if self.held_out else math.nan
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def train(settings: TrainSettings, on_progress: OnProgress = lambda _: None) -> TrainResult:
+    """Train from beginning to end, and export the model where `settings.out` is given.
+
+    `on_progress` is called after every step; an exception from it ends the training, nothing is exported.
+
+    Raises:
+        ConfigError: settings or a model config that cannot be used.
+        DataError: data that cannot be used.
+        TrainerError: a model folder that cannot be loaded, gradients that are not finite, a full disk.
+    """
+    settings.check()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    device = select_device(settings.device)
+    model, files = _get_model(settings)
+    nn.Module.to(model, device)
+    model.train()
+    parameters = get_parameters(model)
+    result = _Run(settings, model, parameters, device).execute(on_progress)
+    if settings.out is not None:
+        export_model(settings.out, parameters, files, "float32")
+    return result
+
+
+def _get_model(settings: TrainSettings) -> tuple[LlamaForCausalLM, dict[str, bytes]]:
+    """The model and the files that an export needs; made from the seed where there are no weights yet."""
+    if settings.model.is_dir() and any(settings.model.glob(WEIGHTS_PATTERN)):
+        return load_model(settings.model), read_model_files(settings.model)
+    with tempfile.TemporaryDirectory() as temporary:
+        tokenizer = Path(temporary) / "tokenizer"
+        if read_model_config(settings.model).vocab_size == VOCAB_SIZE:
+            write_tokenizer(tokenizer)
+        folder = Path(temporary) / "model"
+        init_model(settings.model, folder, settings.seed, extra_files=sorted(tokenizer.glob("*")))
+        return load_model(folder), read_model_files(folder)
+
+
+class _Run:
+    """One training: the batches, the schedule, the stepper and what is measured."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        model: LlamaForCausalLM,
+        parameters: Mapping[str, nn.Parameter],
+        device: torch.device,
+    ) -> None:
+        self._settings, self._model, self._device = settings, model, device
+        self._corpus = Corpus(
+            settings.data, settings.eval_data, settings.token_size_bytes, settings.sequence_length,
+            model.config.vocab_size, seed=settings.seed, eval_tokens=settings.eval_tokens,
+        )  # fmt: skip
+        self._parameters = count_parameters(parameters)
+        self._schedule = settings.schedule.make(settings.steps)
+        self._stepper = make_stepper(model, parameters, settings, device)
+        self._held_out = self._read_held_out()
+        self._tokens = 0
+        self._started = 0.0
+
+    def _read_held_out(self) -> torch.Tensor | None:
+        if not self._corpus.held_out_rows:
+            return None
+        return torch.from_numpy(self._corpus.held_out(self._settings.eval_sequences).astype(np.int64))
+
+    def execute(self, on_progress: OnProgress) -> TrainResult:
+        """All steps."""
+        steps = self._settings.steps
+        losses: dict[int, float] = {}
+        held_out: dict[int, float] = {}
+        self._started = time.monotonic()
+        self._measure(0, held_out)
+        report = StepReport(0.0, 0.0, 0)
+        for step in range(1, steps + 1):
+            lr = self._get_lr(step)
+            report = self._step(step, lr)
+            losses[step] = report.loss
+            if step == steps:
+                self._stepper.finish(lr)
+            measured = self._measure(step, held_out)
+            seconds = time.monotonic() - self._started
+            on_progress(Progress(step, steps, lr, report, measured, self._tokens, seconds))
+        seconds = time.monotonic() - self._started
+        return TrainResult(losses, held_out, self._tokens, seconds, self._parameters, report.sent_bytes)
+
+    def _get_lr(self, step: int) -> float:
+        return compute_learning_rate(self._schedule, step)
+
+    def _step(self, step: int, lr: float) -> StepReport:
+        batch = self._settings.total_batch
+        rows = self._corpus.take((step - 1) * batch, batch)
+        self._tokens += rows.size
+        return self._stepper.step(torch.from_numpy(rows.astype(np.int64)), step, lr, self._get_lr(step - 1))
+
+    def _measure(self, step: int, held_out: dict[int, float]) -> float | None:
+        """The held-out loss where it is due: at the ends, and every `eval_every` steps."""
+        every = self._settings.eval_every
+        is_due = step in {0, self._settings.steps} or (every > 0 and step % every == 0)
+        if self._held_out is None or not is_due:
+            return None
+        held_out[step] = evaluate(self._model, self._held_out, micro_batch_size=EVAL_MICRO_BATCH, device=self._device)
+        return held_out[step]

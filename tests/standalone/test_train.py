@@ -1,0 +1,227 @@
+"""`psyche train`: small trainings of a tiny model on made-up data."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from psyche.core.schedule import compute_learning_rate
+from psyche.errors import ConfigError, TrainerError
+from psyche.modeling.model import get_parameters, load_model
+from psyche.standalone.corpus import Corpus
+from psyche.standalone.plot import Curve, compute_average, write_loss_plot
+from psyche.standalone.progress import ProgressLine, format_line
+from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
+from psyche.standalone.steppers import StepReport
+from psyche.standalone.train import Progress, train
+from psyche.telemetry.console import Console
+
+LENGTH = 16
+CONFIG = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "model.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 rows that count upwards, which is quickly learnt."""
+    path = tmp_path_factory.mktemp("data") / "tokens.bin"
+    ((np.arange(64 * LENGTH) * 3) % 64).astype("<u2").tofile(path)
+    return path
+
+
+def make_settings(model: Path, data: Path, **changes: Any) -> TrainSettings:
+    values: dict[str, Any] = {
+        "model": model, "data": (data,), "sequence_length": LENGTH, "total_batch": 6, "steps": 5, "chunk": 8,
+        "topk": 8, "schedule": ScheduleSettings(lr=1e-2, warmup_steps=2), "eval_tokens": 4 * LENGTH,
+        "eval_every": 2, "device": "cpu", "threads": 1,
+    }  # fmt: skip
+    return TrainSettings(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": OptimizerName.ADAMW},
+        {"peers": 1},
+        {"peers": 3},
+        {"peers": 3, "overlap": True, "micro_batch": 1},
+        {"peers": 2, "values": True},
+    ],
+    ids=["adamw", "one peer", "three peers", "overlap", "values"],
+)
+def test_every_way_of_training_learns(model: Path, data: Path, changes: dict[str, Any]) -> None:
+    result = train(make_settings(model, data, steps=12, **changes))
+    assert result.losses[12] < result.losses[1] - 0.1
+    assert result.final_held_out < result.held_out[0] - 0.1
+    assert sorted(result.held_out) == [0, *range(2, 13, 2)]
+    assert result.tokens == 12 * 6 * LENGTH
+
+
+def test_a_training_repeats_itself_bit_for_bit(model: Path, data: Path) -> None:
+    settings = make_settings(model, data, peers=2, overlap=True)
+    first, second, other = train(settings), train(settings), train(make_settings(model, data, peers=2, seed=1))
+    assert (first.losses, first.held_out) == (second.losses, second.held_out)
+    assert first.losses != other.losses
+
+
+def test_overlap_applies_two_steps_late_and_drains_at_the_end(
+    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from psyche.modeling.distro.optimizer import Distro
+
+    events: list[str] = []
+    compress, apply = Distro.compress, Distro.apply
+
+    def note_compress(self: Distro, *args: Any, **kwargs: Any) -> bytes:
+        decided = ",".join(str(sent.height) for sent in args[2])
+        events.append(f"train {kwargs['height']} after {decided or 'none'}")
+        return compress(self, *args, **kwargs)
+
+    def note_apply(self: Distro, *args: Any) -> None:
+        events.append("apply")
+        apply(self, *args)
+
+    monkeypatch.setattr(Distro, "compress", note_compress)
+    monkeypatch.setattr(Distro, "apply", note_apply)
+    train(make_settings(model, data, steps=4, overlap=True))
+    assert events == [
+        "train 1 after none", "train 2 after none", "apply", "train 3 after 1", "apply", "train 4 after 2", "apply",
+        "apply",
+    ]  # fmt: skip
+    events.clear()
+    train(make_settings(model, data, steps=2))
+    assert events == ["train 1 after none", "apply", "train 2 after 1", "apply"]
+
+
+def test_the_result_is_exported_whole_and_loads(model: Path, data: Path, tmp_path: Path) -> None:
+    train(make_settings(model, data, out=tmp_path / "out"))
+    first = get_parameters(load_model(tmp_path / "out"))
+    train(make_settings(tmp_path / "out", data, out=tmp_path / "more"))
+    second = get_parameters(load_model(tmp_path / "more"))
+    assert not torch.equal(first["lm_head.weight"], second["lm_head.weight"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["more", "out"]
+
+
+def test_a_byte_model_is_exported_with_its_tokenizer(data: Path, tmp_path: Path) -> None:
+    config = tmp_path / "model.json"
+    config.write_text(json.dumps({**CONFIG, "vocab_size": 256}))
+    train(make_settings(config, data, steps=1, out=tmp_path / "out"))
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_gradients_that_are_not_finite_end_the_training(model: Path, data: Path) -> None:
+    rates = ScheduleSettings(lr=1e30, warmup_steps=0)
+    with pytest.raises(TrainerError, match=r"non-finite gradient.*lower --lr"):
+        train(make_settings(model, data, schedule=rates, peers=2))
+
+
+def test_held_out_rows_are_never_trained_on(data: Path) -> None:
+    corpus = Corpus([data], [], 2, LENGTH, 64, seed=3, eval_tokens=5 * LENGTH)
+    whole = np.fromfile(data, "<u2").reshape(-1, LENGTH)
+    assert (corpus.train_rows, corpus.held_out_rows) == (59, 5)
+    np.testing.assert_array_equal(corpus.held_out(100), whole[59:])
+    np.testing.assert_array_equal(corpus.held_out(2), whole[[59, 63]])
+    for start in (0, 59):  # two passes, each in its own order, each with every row once
+        rows = corpus.take(start, 59)
+        np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(whole[:59], axis=0))
+    assert corpus.take(0, 59).tolist() != corpus.take(59, 59).tolist()
+
+
+def test_held_out_files_stand_apart(data: Path) -> None:
+    corpus = Corpus([data], [data], 2, LENGTH, 64, seed=3, eval_tokens=5 * LENGTH)
+    assert (corpus.train_rows, corpus.held_out_rows) == (64, 64)
+    assert len(corpus.held_out(8)) == 8
+    with pytest.raises(ConfigError, match="nothing to train on"):
+        Corpus([data], [], 2, LENGTH, 64, seed=0, eval_tokens=10_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"steps": 0}, "--steps: 0"),
+        ({"peers": 7}, "7 peers cannot share 6"),
+        ({"token_size_bytes": 3}, "--token-size: 3"),
+        ({"micro_batch": 0}, "--micro-batch: 0"),
+        ({"eval_tokens": -1}, "--eval-tokens: -1"),
+        ({"decay": 1.0}, "--decay: 1.0"),
+        ({"schedule": ScheduleSettings(lr=0.0)}, "--lr 0.0"),
+        ({"schedule": ScheduleSettings(lr=1e-3, final_lr=1.0)}, "--final-lr 1.0"),
+        ({"schedule": ScheduleSettings(warmup_steps=-1)}, "--warmup-steps"),
+        ({"optimizer": OptimizerName.ADAMW, "overlap": True}, "AdamW has one peer"),
+    ],
+)
+def test_impossible_settings_name_their_option(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_settings(Path("m"), Path("d"), **changes).check()
+    assert text in str(caught.value)
+
+
+def test_the_schedules_are_those_of_a_run() -> None:
+    wsd = ScheduleSettings(name=ScheduleName.WSD, lr=1e-3, final_lr=1e-4, warmup_steps=10, decay_steps=48).make(240)
+    rates = [compute_learning_rate(wsd, step) for step in (5, 10, 191, 192, 216, 240)]
+    assert rates == pytest.approx([5e-4, 1e-3, 1e-3, 1e-3, 5.5e-4, 1e-4])
+    for name, middle in {"constant": 1.0, "linear": 0.55, "cosine": 0.55}.items():
+        schedule = ScheduleSettings(name=ScheduleName(name), lr=1.0, warmup_steps=0).make(100)
+        assert compute_learning_rate(schedule, 50) == pytest.approx(middle)
+
+
+def make_progress(step: int, held_out: float | None = None) -> Progress:
+    return Progress(step, 4, 1e-3, StepReport(2.5, 1.0, 10), held_out, 1000 * step, float(step))
+
+
+def test_progress_is_one_line_on_a_terminal_and_few_lines_elsewhere() -> None:
+    clock = iter(range(100))
+    for live, breaks in ((True, 1), (False, 2)):
+        stream = io.StringIO()
+        line = ProgressLine(Console(stream, live=live), now=lambda: float(next(clock)))
+        for step in range(1, 5):
+            line(make_progress(step, 2.25 if step == 2 else None))
+        line.close()
+        assert stream.getvalue().count("\n") == breaks
+        assert "held out 2.250" in stream.getvalue().splitlines()[-1]
+    assert format_line(make_progress(2), None) == (
+        "[############............] step 2/4, loss 2.500, lr 1.00e-03, 1.0k tokens/s, 2 s left"
+    )
+
+
+def test_a_picture_is_drawn_and_a_bad_name_is_refused(tmp_path: Path) -> None:
+    curve = Curve("distro", {1: 3.0, 2: 2.0}, {0: 4.0, 2: 2.5})
+    assert compute_average(curve.losses, 2) == {1: 3.0, 2: 2.5}
+    write_loss_plot(tmp_path / "a" / "loss.png", [curve])
+    assert (tmp_path / "a" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="--plot"):
+        write_loss_plot(tmp_path / "loss.abacus", [curve])
+
+
+def test_the_command_trains_and_says_what_came_out(model: Path, data: Path, tmp_path: Path) -> None:
+    import typer
+
+    from psyche.standalone.command import train as command
+
+    app = typer.Typer()
+    app.command()(command)
+    options = {
+        "--model": model, "--data": data, "--steps": 2, "--total-batch": 4, "--sequence-length": LENGTH, "--peers": 2,
+        "--chunk": 8, "--topk": 4, "--eval-tokens": 64, "--threads": 1, "--plot": tmp_path / "loss.png",
+    }  # fmt: skip
+    ran = CliRunner().invoke(app, [str(word) for pair in options.items() for word in pair])
+    assert ran.exit_code == 0, ran.output
+    for text in ("held-out loss", "a peer sends", "losses drawn"):
+        assert text in ran.output
+    assert (tmp_path / "loss.png").is_file()
+    failed = CliRunner().invoke(app, ["--model", str(model), "--data", str(data), "--steps", "0"])
+    assert isinstance(failed.exception, ConfigError)

@@ -104,15 +104,16 @@ class _Buffer(bytearray):
         super().extend(data)
 
 
-def build_muxer(limits: NetworkLimits) -> type[Yamux]:
-    """A yamux that closes connections which overrun its limits."""
+def bound_connections(swarm: Any, limits: NetworkLimits) -> None:
+    """Give every connection bounded buffers; libp2p takes no other yamux class than its own."""
+    upgrade = swarm.upgrader.upgrade_connection
 
-    class BoundedYamux(Yamux):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.stream_buffers = _Buffers(limits.buffered_per_connection_bytes, limits.streams_per_connection)
+    async def upgrade_bounded(connection: Any, peer_id: Any) -> Any:
+        muxed = await upgrade(connection, peer_id)
+        muxed.stream_buffers = _Buffers(limits.buffered_per_connection_bytes, limits.streams_per_connection)
+        return muxed
 
-    return BoundedYamux
+    swarm.upgrader.upgrade_connection = upgrade_bounded
 
 
 async def reset_stream(stream: Any) -> None:
@@ -221,7 +222,7 @@ def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits) -> Any:
         key_pair=pair,
         # The default list ends with plaintext: whoever offers only that is believed to be anybody.
         sec_opt={TProtocol(NOISE): Noise(pair, noise_privkey=create_x25519().private_key)},
-        muxer_opt={TProtocol(YAMUX): build_muxer(limits)},
+        muxer_opt={TProtocol(YAMUX): Yamux},
         listen_addrs=[listen],
         disable_identify_address_discovery=True,
         connection_config=ConnectionConfig(
@@ -253,6 +254,7 @@ def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits) -> Any:
     for protocol in REMOVED_PROTOCOLS:
         host.remove_stream_handler(TProtocol(protocol))
     host._schedule_identify = _do_nothing  # noqa: SLF001
+    bound_connections(swarm, limits)
     harden(host)
     return host
 

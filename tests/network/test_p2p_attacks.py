@@ -1,0 +1,333 @@
+"""What a hostile or broken peer does to our libp2p node: nothing.
+
+One victim in a process of its own takes all attacks one after another. After each, a fresh peer must
+still be let in, pinged, answered and gossiped with.
+"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from network_kit import PLAN, RUN, get_identity
+
+from psyche.errors import NetworkError
+from psyche.network.node import P2PNode, get_peer_id, open_node
+from psyche.wire.crypto import sign_address_record
+from psyche.wire.ports import AddressRecord, SyncRequest
+
+pytestmark = pytest.mark.e2e
+VICTIM, PROBE, MEMBER, STRANGER = 100, 101, 102, 103
+MIB = 1 << 20
+MESH = "/meshsub/1.1.0"
+
+
+@dataclass(frozen=True)
+class Victim:
+    process: subprocess.Popen[str]
+    record: AddressRecord
+    blob: bytes
+
+    @property
+    def port(self) -> int:
+        return int(self.record.addresses[0].rsplit("/", 1)[1])
+
+
+@pytest.fixture(scope="module")
+def victim() -> Iterator[Victim]:
+    command = [sys.executable, str(Path(__file__).with_name("p2p_child.py")), str(VICTIM), str(PROBE), str(MEMBER)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            ready = json.loads(process.stdout.readline())
+            record = sign_address_record(get_identity(VICTIM), [ready["address"]], 1 << 40)
+            yield Victim(process, record, bytes.fromhex(ready["blob"]))
+        finally:
+            process.kill()
+
+
+@asynccontextmanager
+async def open_peer(number: int, victim: Victim, folder: Path) -> AsyncIterator[P2PNode]:
+    async with open_node(get_identity(number), "127.0.0.1", 0, folder) as node:
+        node.set_plan(RUN, PLAN)
+        node.set_allowed(frozenset({victim.record.p2p}))
+        node.set_addresses([victim.record])
+        with trio.fail_after(20):
+            await node.wait_for_peers(frozenset({victim.record.p2p}))
+        yield node
+
+
+async def assert_alive(victim: Victim, folder: Path) -> int:
+    """A fresh peer is let in, pinged, answered and heard; returns the most memory it ever held, in bytes."""
+    assert victim.process.poll() is None, "the victim's process ended"
+    async with open_peer(PROBE, victim, folder / "probe") as probe:
+        with trio.fail_after(20):
+            assert await ping(probe, victim) >= 0
+            text = os.urandom(8)
+            await probe.publish(text)
+            async for origin, message in probe.messages():  # the mesh repeats what it carried in the last seconds
+                assert origin == victim.record.p2p
+                if message == b"echo " + text:
+                    break
+            reply = await probe.ask(victim.record.p2p, SyncRequest("table", height=15, key=bytes(32)), timeout_s=10)
+            assert reply.found
+    return int.from_bytes(reply.items[0], "little")
+
+
+async def ping(node: P2PNode, victim: Victim) -> float:
+    from libp2p.host.ping import PingService
+
+    times = await PingService(node._transport._host).ping(get_peer_id(victim.record.p2p))  # type: ignore[attr-defined]
+    return times[0]
+
+
+async def open_raw(node: P2PNode, victim: Victim, protocol: str) -> Any:
+    host: Any = node._transport._host  # type: ignore[attr-defined]
+    return await host.new_stream(get_peer_id(victim.record.p2p), [protocol])
+
+
+def get_connection(node: P2PNode, victim: Victim) -> Any:
+    swarm: Any = node._transport._swarm  # type: ignore[attr-defined]
+    return swarm.get_connections(get_peer_id(victim.record.p2p))[0]
+
+
+async def send_rpc(node: P2PNode, victim: Victim, *payloads: bytes) -> None:
+    from libp2p.utils import encode_varint_prefixed
+
+    for payload in payloads:
+        stream = await open_raw(node, victim, MESH)
+        await stream.write(encode_varint_prefixed(payload))
+        await trio.sleep(0.1)
+
+
+def get_topic() -> str:
+    return f"psyche/{RUN.hex()}"
+
+
+async def test_an_untouched_victim_is_alive(victim: Victim, tmp_path: Path) -> None:
+    assert await assert_alive(victim, tmp_path) > 0
+
+
+async def test_attack_01_rubbish_on_the_port(victim: Victim, tmp_path: Path) -> None:
+    for _ in range(20):
+        stream = await trio.open_tcp_stream("127.0.0.1", victim.port)
+        await stream.send_all(os.urandom(200))
+        await stream.aclose()
+    await assert_alive(victim, tmp_path)
+
+
+async def test_attack_02_two_hundred_half_open_connections(victim: Victim, tmp_path: Path) -> None:
+    """They may hold this address's waiting places until the handshake's time-out, and nobody else's."""
+    streams = [await trio.open_tcp_stream("127.0.0.1", victim.port) for _ in range(200)]
+    await assert_alive(victim, tmp_path)
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_attack_03_a_question_that_trips_a_bug_of_the_handler(victim: Victim, tmp_path: Path) -> None:
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        for _ in range(5):
+            assert not (await member.ask(victim.record.p2p, SyncRequest("replay", height=13), timeout_s=10)).found
+    await assert_alive(victim, tmp_path)
+
+
+async def test_attack_04_a_gossip_frame_of_rubbish(victim: Victim, tmp_path: Path) -> None:
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        await send_rpc(member, victim, os.urandom(300), b"\xff" * 50)
+    await assert_alive(victim, tmp_path)
+
+
+async def test_attack_05_a_gossip_message_with_a_broken_key(victim: Victim, tmp_path: Path) -> None:
+    from libp2p.pubsub.pb import rpc_pb2
+
+    message = rpc_pb2.Message(
+        data=b"z" * 100, topicIDs=[get_topic()], from_id=b"\x12\x20" + os.urandom(32), seqno=bytes(8),
+        signature=b"s" * 64, key=b"\xff" * 40,
+    )  # fmt: skip
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        await send_rpc(member, victim, rpc_pb2.RPC(publish=[message]).SerializeToString())
+    await assert_alive(victim, tmp_path)
+
+
+async def test_attack_06_gossip_messages_with_broken_senders(victim: Victim, tmp_path: Path) -> None:
+    from libp2p.pubsub.pb import rpc_pb2
+
+    rpcs = [
+        rpc_pb2.RPC(
+            publish=[
+                rpc_pb2.Message(
+                    data=b"z" * 100, topicIDs=[get_topic()], from_id=sender, seqno=b"", signature=b"s", key=b"k"
+                )
+            ]
+        ).SerializeToString()
+        for sender in (b"", b"\xff" * 5, os.urandom(600))
+    ]
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        await send_rpc(member, victim, *rpcs)
+    await assert_alive(victim, tmp_path)
+
+
+async def test_attack_07_a_gossip_frame_of_a_gigabyte(victim: Victim, tmp_path: Path) -> None:
+    before = await assert_alive(victim, tmp_path)
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        stream = await open_raw(member, victim, MESH)
+        await stream.write(b"\x80\x80\x80\x80\x04" + b"x" * 1_000)
+        await trio.sleep(0.2)
+        from libp2p.network.stream.exceptions import StreamEOF, StreamReset
+
+        direct = await open_raw(member, victim, "/psyche/gossip/1")
+        await direct.write(b"\xff\xff\xff\x7f" + b"x" * 1_000)
+        with trio.fail_after(5), pytest.raises((StreamEOF, StreamReset)):
+            await direct.read(1)
+    assert await assert_alive(victim, tmp_path) < before + 20 * MIB
+
+
+async def test_attack_08_gossip_control_messages_of_rubbish(victim: Victim, tmp_path: Path) -> None:
+    from libp2p.pubsub.pb import rpc_pb2
+
+    rpc: Any = rpc_pb2.RPC()
+    prune = rpc.control.prune.add(topicID=get_topic(), backoff=2**40)
+    prune.peers.add(peerID=b"\xff\xff", signedPeerRecord=b"junk")
+    rpc.control.graft.add(topicID="x" * 10)
+    rpc.control.ihave.add(topicID=get_topic(), messageIDs=[b"\xff" * 10, b""])
+    rpc.control.iwant.add(messageIDs=[b"\xff" * 10, b"abc"])
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        await send_rpc(member, victim, rpc.SerializeToString())
+    await assert_alive(victim, tmp_path)
+
+
+async def test_attack_09_a_question_whose_answer_never_ends(victim: Victim, tmp_path: Path) -> None:
+    """An asynchronous callback of the application that hangs holds its own question alone."""
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member, trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            with pytest.raises(NetworkError):
+                await member.ask(victim.record.p2p, SyncRequest("replay", height=14), timeout_s=2)
+
+        for _ in range(12):
+            nursery.start_soon(ask)
+        await trio.sleep(0.3)
+        await assert_alive(victim, tmp_path)
+
+
+async def test_attack_10_a_message_that_trips_a_bug_of_the_validator(victim: Victim, tmp_path: Path) -> None:
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        with trio.fail_after(10):
+            while get_topic() not in member._pubsub.peer_topics:
+                await trio.sleep(0.05)
+        await member._broadcast(b"validator bug")
+        await member.publish(b"validator bug")
+        await trio.sleep(0.3)
+    await assert_alive(victim, tmp_path)
+
+
+@pytest.mark.parametrize("protocol", ["/ipfs/id/push/1.0.0", "/ipfs/id/1.0.0", "/ipfs/ping/1.0.0"])
+async def test_attacks_11_to_13_rubbish_to_the_protocols_of_libp2p(
+    victim: Victim, tmp_path: Path, protocol: str
+) -> None:
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        for size in range(20):
+            try:
+                stream = await open_raw(member, victim, protocol)
+                await stream.write(os.urandom(40 + 37 * size))
+                await stream.close()
+            except Exception:  # noqa: BLE001 - refused is fine
+                continue
+    await assert_alive(victim, tmp_path)
+
+
+async def test_attack_14_rubbish_in_place_of_a_protocol_name(victim: Victim, tmp_path: Path) -> None:
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        connection = get_connection(member, victim)
+        for size in range(20):
+            stream = await connection.new_stream()
+            await stream.write(os.urandom(30 + 50 * size))
+            await (stream.reset() if size % 2 else stream.close())
+    await assert_alive(victim, tmp_path)
+
+
+async def test_attack_15_rubbish_in_place_of_yamux_frames(victim: Victim, tmp_path: Path) -> None:
+    frames = [(0, 1, 77, 20), (1, 1, 79, 2**32 - 1), (0, 0, 999, 10), (2, 1, 0, 5), (0, 1, 81, 10), (7, 0, 0, 4)]
+    before = await assert_alive(victim, tmp_path)
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        secured = get_connection(member, victim).muxed_conn.secured_conn
+        for kind, flags, stream, length in frames:
+            body = os.urandom(length) if kind == 0 else b""
+            await secured.write(struct.pack("!BBHII", 0, kind, flags, stream, length) + body)
+        await secured.write(struct.pack("!BBHII", 0, 0, 0, 1, 2**31))
+        await secured.write(os.urandom(500))
+        await trio.sleep(0.3)
+    assert await assert_alive(victim, tmp_path) < before + 20 * MIB
+
+
+async def test_attack_16_bytes_past_the_window_of_a_stream_that_nobody_reads(victim: Victim, tmp_path: Path) -> None:
+    before = await assert_alive(victim, tmp_path)
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        connection = get_connection(member, victim)
+        stream = await open_raw(member, victim, "/psyche/sync/1")
+        from psyche.network.sync import encode_request
+
+        raw = encode_request(SyncRequest("replay", height=14))  # the handler sleeps: nothing more is read
+        await stream.write(len(raw).to_bytes(4, "little") + raw)
+        header = struct.pack("!BBHII", 0, 0, 0, stream.muxed_stream.stream_id, 65_536)
+        with trio.fail_after(10):
+            while not connection.is_closed:
+                try:
+                    await connection.muxed_conn.secured_conn.write(header + b"x" * 65_536)
+                except Exception:  # noqa: BLE001 - closed: what we want
+                    break
+    assert await assert_alive(victim, tmp_path) < before + 40 * MIB
+
+
+async def test_attack_17_a_reader_that_asks_for_everything_and_reads_nothing(victim: Victim, tmp_path: Path) -> None:
+    from psyche.network.blobwire import BlobRequest, encode_request
+
+    before = await assert_alive(victim, tmp_path)
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        for _ in range(8):
+            stream = await open_raw(member, victim, "/psyche/blob/1")
+            await stream.write(encode_request(BlobRequest(victim.blob, 0, 16)) * 50)
+        await trio.sleep(0.5)
+        async with open_peer(PROBE, victim, tmp_path / "p") as probe:  # others are served meanwhile
+            size = 16 * MIB
+            data = await probe.fetch(
+                victim.blob, [victim.record.p2p], size_bytes=size, deadline=trio.current_time() + 20
+            )
+            assert len(data) == size
+    assert await assert_alive(victim, tmp_path) < before + 80 * MIB
+
+
+@pytest.mark.parametrize("protocol", ["/psyche/sync/1", "/psyche/blob/1", "raw"])
+async def test_attack_18_more_streams_than_anyone_needs(victim: Victim, tmp_path: Path, protocol: str) -> None:
+    before = await assert_alive(victim, tmp_path)
+    opened = 0
+    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
+        connection = get_connection(member, victim)
+        with trio.move_on_after(3):
+            try:
+                for _ in range(2_000):
+                    await (connection.new_stream() if protocol == "raw" else open_raw(member, victim, protocol))
+                    opened += 1
+            except Exception:  # noqa: BLE001 - refused: what we want
+                pass
+        assert opened < 2_000
+    assert await assert_alive(victim, tmp_path) < before + 20 * MIB
+
+
+async def test_a_stranger_gets_no_further_than_hello(victim: Victim, tmp_path: Path) -> None:
+    async with open_node(get_identity(STRANGER), "127.0.0.1", 0, tmp_path) as node:
+        node.set_plan(RUN, PLAN)
+        node.set_allowed(frozenset({victim.record.p2p}))
+        node.set_addresses([victim.record])
+        with trio.fail_after(15):
+            while "not on the allow-list" not in node.refusals().get(victim.record.p2p, ""):
+                await trio.sleep(0.05)
+    await assert_alive(victim, tmp_path)

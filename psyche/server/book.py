@@ -56,10 +56,8 @@ class AddressBook:
         """All records, in order of their last change."""
         return tuple(record for _, record in sorted(self._records.values(), key=lambda item: item[0]))
 
-    def get_update(self, since: int) -> BookUpdate | None:
-        """What one who knows revision `since` lacks (-1: knows nothing); None where that is nothing."""
-        if since == self.revision:
-            return None
+    def get_update(self, since: int) -> BookUpdate:
+        """What one who knows revision `since` lacks (-1: knows nothing)."""
         if since < self._forgotten or since < 0:
             return BookUpdate(self.revision, True, self.records(), ())
         records = tuple(record for revision, record in self._records.values() if revision > since)

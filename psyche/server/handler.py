@@ -13,7 +13,7 @@ from typing import Final
 
 from psyche.core.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.layout import decode_state, decode_witness, encode_state
-from psyche.core.roster import find_slot
+from psyche.core.roster import find_slot, get_healthy
 from psyche.core.state import Coordinator, RunState, SlotState
 from psyche.errors import BackendError, PsycheError, WireError
 from psyche.server import events
@@ -136,7 +136,7 @@ class CoordinatorHandler:
             CoordinatorError: the state machine refuses; nothing changed.
             BackendError: a defect of ours; the state is back at the last record.
         """
-        nonce, was = self.state.nonce, self.state.run_state
+        nonce, was = self.state.nonce, (self.state.run_state, self.state.progress.step)
         try:
             event.process(self.state, self.now)
             if self.state.nonce == nonce:
@@ -154,20 +154,31 @@ class CoordinatorHandler:
         self._after(event, was)
         return True
 
-    def _after(self, event: events.Event, was: RunState) -> None:
+    def _after(self, event: events.Event, was: tuple[RunState, int]) -> None:
+        """What follows a recorded change: op ids, events, snapshots."""
         if isinstance(event, events.Pause | events.Resume):
             self._op_ids.append(event.op_id)
-        state = self.state
-        if state.run_state is not was:
+        state, progress = self.state, self.state.progress
+        run_state, step = was
+        if progress.step < step:  # P3, P5: the only ways back
             self._sink.emit(
-                "run_state",
-                run_state=state.run_state,
-                was=was,
-                epoch=state.progress.epoch,
-                height=state.current.height,
-                step=state.progress.step,
+                "rollback",
+                step=progress.step,
+                was=step,
+                epoch=progress.epoch,
+                data_index=progress.epoch_start_data_index,
             )
-        starts_epoch = state.run_state is RunState.WARMUP and was is not RunState.WARMUP
+        if state.run_state is not run_state:
+            self._sink.emit(
+                "state_changed",
+                run_state=state.run_state,
+                was=run_state,
+                epoch=progress.epoch,
+                height=state.current.height,
+                step=progress.step,
+                members=get_healthy(state).bit_count(),
+            )
+        starts_epoch = state.run_state is RunState.WARMUP and run_state is not RunState.WARMUP
         if starts_epoch or self.journal.wants_snapshot:
             self.journal.snapshot(self.now, self.version.raw, tuple(self._op_ids))
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from psyche.core.roster import find_slot
+from psyche.core.state import SlotState
 from psyche.errors import BackendError, WireError
 from psyche.server import limits
 from psyche.server.clock import RunClock
@@ -61,13 +61,14 @@ class Hub:
         self._subscribed: dict[bytes, Connection] = {}
         self._numbers = 0
         self._pushes: dict[tuple[int, int], bytes] = {}  # frames for those who all have the same version
-        self._book_seen = 0
+        self._book_changes: dict[tuple[int, int], bytes] = {}
+        self._book_told = 0
 
     def publish(self, version: StateVersion) -> None:
         """Everybody who subscribed gets this state next; its record is on disk."""
         self.published = version
         self._pushes.clear()
-        self._wake_subscribed()
+        self._tell_book()
 
     def note_durable(self) -> None:
         """More of the journal is on disk: answers that waited for it may leave."""
@@ -75,12 +76,13 @@ class Hub:
             connection.wake()
 
     def note_book(self) -> None:
-        """The address book may have changed."""
-        if self._handler.book.revision != self._book_seen:
-            self._book_seen = self._handler.book.revision
-            self._wake_subscribed()
+        """The address book may have changed; called with the clock's ticks, so that changes go out together."""
+        if self._handler.book.revision != self._book_told:
+            self._tell_book()
 
-    def _wake_subscribed(self) -> None:
+    def _tell_book(self) -> None:
+        self._book_told = self._handler.book.revision
+        self._book_changes.clear()
         for connection in self._subscribed.values():
             connection.wake()
 
@@ -102,9 +104,9 @@ class Hub:
         """Let the oldest stranger go where there are too many connections; false where only members are there."""
         if len(self._open) < limits.MAX_CONNECTIONS:
             return True
+        slots = {slot.p2p for slot in self._handler.state.registry.slots if slot.state is not SlotState.FREE}
         for connection in self._open.values():
-            is_member = connection.is_subscribed and find_slot(self._handler.state, connection.key or b"") is not None
-            if not is_member:
+            if not (connection.is_subscribed and connection.key in slots):
                 connection.reason = "made room for a newer connection"
                 connection.scope.cancel()
                 del self._open[connection.number]
@@ -204,12 +206,18 @@ class Hub:
         if connection.sent is not self.published:
             former, connection.sent = connection.sent, self.published
             return self._get_push(former)
-        update = self._handler.book.get_update(connection.sent_book)
-        if update is None:
+        if connection.sent_book == self._handler.book.revision:
             return None
-        connection.sent_book = update.revision
-        records = tuple(wire.get_address_message(record) for record in update.records)
-        return wire.encode_message(wire.BookChange(update.whole, records, update.removed))
+        former_book, connection.sent_book = connection.sent_book, self._handler.book.revision
+        return self._get_book_change(former_book)
+
+    def _get_book_change(self, former: int) -> bytes:
+        place = (former, self._handler.book.revision)
+        if place not in self._book_changes:
+            update = self._handler.book.get_update(former)
+            records = tuple(wire.get_address_message(record) for record in update.records)
+            self._book_changes[place] = wire.encode_message(wire.BookChange(update.whole, records, update.removed))
+        return self._book_changes[place]
 
     def _get_push(self, former: StateVersion | None) -> bytes:
         place = (-1 if former is None else former.nonce, self.published.nonce)

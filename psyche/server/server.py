@@ -204,13 +204,13 @@ class _Server:
         while True:
             self._handler.tick(self._clock.now())
             self._note_work()
+            self._hub.note_book()
             await trio.sleep(TICK_S)
 
     def _note_work(self) -> None:
-        """The handler was called: its records are to be written, and there may be news of the book."""
+        """The handler was called: what it recorded is to be written."""
         if self._handler.journal.has_work:
             self._work.set()
-        self._hub.note_book()
 
     async def _write_journal(self, _nursery: trio.Nursery) -> None:
         """Group commit: what comes while the disk is busy goes out together with the next sync (K1)."""

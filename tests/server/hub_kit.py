@@ -146,13 +146,13 @@ class Rig:
     def flush(self) -> None:
         self.handler.journal.flush()
         self.hub.note_durable()
-        self.hub.note_book()
         if self.handler.version is not self.hub.published:
             self.hub.publish(self.handler.version)
 
     def tick(self) -> None:
         self.handler.tick(self.clock.now())
         self.flush()
+        self.hub.note_book()
 
     async def start_training(self, clients: list[Client]) -> None:
         """All have joined: from here to the first round."""

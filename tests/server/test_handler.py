@@ -451,6 +451,22 @@ def test_a_full_registry_takes_an_idle_slot_back_for_a_newcomer() -> None:
     assert any(slot.signer == late.public for slot in state.registry.slots)
 
 
+def test_every_change_of_phase_and_every_rollback_is_an_event() -> None:
+    sink = Sink()
+    members = build_members("training", sink, rounds_per_epoch=50, max_round_train_time=5, round_witness_time=2)
+    for _ in range(3):
+        members.run_round()
+    assert [event["run_state"] for event in sink.get("state_changed")][:2] == [RunState.WARMUP, RunState.ROUND_TRAIN]
+    before = members.handler.state.progress.step
+    for _ in range(40):  # all fall silent: the epoch ends without agreement, its work is given up (P3)
+        members.wait(6)
+        if members.run_state is RunState.WAITING_FOR_MEMBERS:
+            break
+    rollback = sink.get("rollback")[0]
+    assert rollback["step"] == members.handler.state.certified.step == members.handler.state.progress.step
+    assert rollback["was"] >= before
+
+
 # defects of ours
 
 

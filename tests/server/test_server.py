@@ -246,9 +246,7 @@ async def test_a_request_in_flight_when_the_server_goes_away_is_answered_when_it
         assert [r.member for r in state.current.witnesses] == [member]
 
 
-async def test_a_lost_answer_is_asked_for_again_and_the_request_takes_effect_once(
-    tmp_path: Path, clock: MockClock
-) -> None:
+async def test_a_repeat_is_a_success_only_if_it_is_what_stands_on_record(tmp_path: Path, clock: MockClock) -> None:
     async with open_server(tmp_path) as server, open_scripts(server) as scripts:
         script = scripts[0]
         await follow_all(scripts, lambda s: s.run_state is RunState.WARMUP)

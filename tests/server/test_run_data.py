@@ -1,0 +1,112 @@
+"""The data server inside the coordinator: each member gets the samples of its round, nobody anything else."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from server_kit import CLIENTS, Members, RunFile, build_handler, build_state
+
+from psyche.config.load import LoadedData
+from psyche.core.assignment import compute_assignments
+from psyche.core.state import Coordinator, DataLocation, DataLocationKind, RunState
+from psyche.data.client import RemoteData
+from psyche.errors import ConfigError, DataError
+from psyche.server.data import open_run_data
+from psyche.server.server import ServerSettings, run_server
+from psyche.testing.builders import build_config, build_model
+from psyche.wire.crypto import Identity
+from psyche.wire.data import PURPOSE
+from psyche.wire.framing import FrameStream
+from psyche.wire.handshake import client_handshake
+
+SERVER = Identity(bytes([99]) * 32)
+TOKENS = np.arange(16 * 200, dtype="<u2") % 250
+
+
+def write_data(folder: Path, sequence_length: int = 16) -> LoadedData:
+    folder.mkdir(exist_ok=True)
+    TOKENS.tofile(folder / "data.bin")
+    return LoadedData(folder, 2, sequence_length, None, folder / "data.toml")
+
+
+def build_run_file(address: str) -> RunFile:
+    model = build_model(data_location=DataLocation(DataLocationKind.SERVER, address))
+    return RunFile(config=build_config(init_min_clients=3, min_clients=2, rounds_per_epoch=20), model=model)
+
+
+def build_training(address: str = "127.0.0.1:45001") -> Coordinator:
+    members = Members(build_handler(build_state(build_run_file(address))))
+    members.join_all()
+    members.warm_up()
+    return members.handler.state
+
+
+async def test_members_get_the_samples_that_the_record_assigns_to_them(tmp_path: Path) -> None:
+    state = build_training()
+    data = open_run_data(state, write_data(tmp_path), SERVER, "127.0.0.1")
+    data._port = 0
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(data.serve)
+        data.update(state)
+        ranges = compute_assignments(state.current, state.config)
+        assert len(ranges) == 3
+        for identity in CLIENTS[:3]:
+            member = next(m for m, c in enumerate(state.clients) if c.p2p == identity.public)
+            first, last = ranges[member]
+            provider = RemoteData(f"127.0.0.1:{port}", identity, sequence_length=16, expected_server=SERVER.public)
+            raw = await provider.get(first, last, epoch=0, height=0)
+            assert np.array_equal(np.frombuffer(raw, "<u4"), TOKENS[first * 16 : (last + 1) * 16])
+            with pytest.raises(DataError, match=r"not those assigned|are assigned"):
+                await provider.get(last + 1, last + 1, epoch=0, height=0)
+            await provider.aclose()
+        nursery.cancel_scope.cancel()
+
+
+def test_each_new_round_is_served_once_and_other_phases_change_nothing(tmp_path: Path) -> None:
+    state = build_training()
+    data = open_run_data(state, write_data(tmp_path), SERVER, "127.0.0.1")
+    calls: list[tuple[int, int]] = []
+    data.server.set_assignments = lambda epoch, height, *_: calls.append((epoch, height))
+    data.update(state)
+    data.update(state)
+    state.run_state = RunState.ROUND_WITNESS
+    data.update(state)
+    state.current.height = 1
+    data.update(state)
+    state.run_state = RunState.COOLDOWN
+    state.current.height = 2
+    data.update(state)
+    assert calls == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("address", ["host", "host:", "host:0", "host:70000", ""])
+def test_a_data_location_without_a_usable_port_is_a_clear_error(address: str, tmp_path: Path) -> None:
+    state = build_training()
+    state.model.data_location.address = address
+    with pytest.raises(ConfigError, match="port 1 to 65535"):
+        open_run_data(state, write_data(tmp_path), SERVER, "127.0.0.1")
+
+
+def test_data_of_another_sequence_length_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seq_len: 32, but the run's max_seq_len is 16"):
+        open_run_data(build_training(), write_data(tmp_path, 32), SERVER, "127.0.0.1")
+
+
+async def test_a_server_of_a_run_with_served_data_listens_on_the_port_of_its_data_location(tmp_path: Path) -> None:
+    probe = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = probe[0].socket.getsockname()[1]
+    await probe[0].aclose()
+    settings = ServerSettings(
+        run=build_run_file(f"127.0.0.1:{port}"),
+        identity=SERVER,
+        state_dir=tmp_path / "state",
+        data_files=write_data(tmp_path / "data"),
+    )
+    async with trio.open_nursery() as nursery:
+        bound = await nursery.start(run_server, settings)
+        assert bound.data_port == port
+        frames = FrameStream(await trio.open_tcp_stream("127.0.0.1", port), 1 << 20)
+        assert await client_handshake(frames, CLIENTS[0], PURPOSE, SERVER.public, 30) == SERVER.public
+        await frames.aclose()
+        nursery.cancel_scope.cancel()

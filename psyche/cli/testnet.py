@@ -22,6 +22,9 @@ AllowedToKill = Annotated[str, typer.Option(help="Numbers of the clients that ma
 Minutes = Annotated[
     float | None, typer.Option(help="Train for this long, then pause the run, which ends its epoch cleanly.")
 ]
+WaitForAll = Annotated[
+    bool, typer.Option("--wait-for-all", help="Start the first epoch with all clients: sets init_min_clients.")
+]
 Sample = Annotated[bool, typer.Option(help="At the end, show text from the trained model.")]
 
 
@@ -62,6 +65,7 @@ def start(
     micro_batch_size: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the first weights and of who is killed.")] = 0,
     sample: Sample = True,
+    wait_for_all: WaitForAll = False,
 ) -> None:
     """Run a server and clients until the run is finished, and compare what they hold.
 
@@ -94,6 +98,7 @@ def start(
         micro_batch_size=micro_batch_size,
         seed=seed,
         sample=sample,
+        wait_for_all=wait_for_all,
     )
     raise typer.Exit(run_async(run_testnet, settings, Console()))
 

@@ -98,11 +98,16 @@ def describe_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -> st
     ]
     lines += ["", "to try next:"]
     if has_model:
-        lines.append(f"  psyche model sample {root}/model --prompt 'def main('")
+        lines.append(f"  {get_program()} model sample {root}/model --prompt 'def main('")
     events = _get_short(layout.events_of(get_node_name(1)))
-    lines.append(f"  grep -h wait_started {events} | tail -3     # what a client waited for, until when")
-    lines.append("  bash scripts/demo --kill                     # clients are killed every 20 s and come back")
+    lines.append(f"  grep wait_started {events} | tail -n 3   # what a client waited for, until when")
+    lines.append(f"  {get_program()} local-testnet start --help")
     return "\n".join(lines)
+
+
+def get_program() -> str:
+    """How to call psyche from this folder."""
+    return "psyche" if shutil.which("psyche") else str(_get_short(Path(sys.executable).with_name("psyche")))
 
 
 def _get_short(path: Path) -> Path:

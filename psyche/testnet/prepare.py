@@ -6,6 +6,7 @@ What is slow to make is made once and shared between runs.
 import fcntl
 import functools
 import hashlib
+import re
 import shutil
 import sys
 import time
@@ -88,17 +89,17 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
     run = load_run(source)
     if problems := find_unsupported(run.model, run.config):
         raise ConfigError("\n".join(f"{run.path}: {problem}" for problem in problems))
-    if run.config.init_min_clients > settings.num_clients:
+    if run.config.init_min_clients > settings.num_clients and not settings.wait_for_all:
         raise ConfigError(
             f"{run.path}: init_min_clients is {run.config.init_min_clients}, with --num-clients {settings.num_clients} "
-            "the run would wait for ever"
+            "the run would wait for ever; --wait-for-all sets it to the number of clients"
         )
     for warning in run.warnings:
         say(f"note: {warning}")
     layout = make_layout(settings, run.run_id)
     with removing_on_failure(layout):
         layout.config.mkdir()
-        _write_run_file(run, layout)
+        _write_run_file(run, settings, layout)
         copy = load_run(layout.config / source.name)
         await _prepare_model(run, copy, settings, layout, say)
         held_out = await _prepare_data(run, copy, settings, layout, say)
@@ -107,16 +108,23 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
     return Prepared(layout, copy, port, layout.config / DATA_FILE if is_served else None, held_out)
 
 
-def _write_run_file(run: LoadedRun, layout: Layout) -> None:
-    """The configuration as it is, but for the data server's port, which is chosen free."""
+def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -> None:
+    """The configuration as it is, but for the data server's port, chosen free, and what `wait_for_all` sets."""
     text = run.path.read_text(encoding="utf-8")
     location = run.model.data_location
     if location.kind is DataLocationKind.SERVER:
         host = location.address.rpartition(":")[0]
         text = text.replace(f'"{location.address}"', f'"{host}:{choose_port()}"')
+    if settings.wait_for_all:
+        text = _set_number(text, "init_min_clients", settings.num_clients)
+        text = _set_number(text, "min_clients", min(run.config.min_clients, settings.num_clients))
     if not any(line.strip().startswith("run_id") for line in text.splitlines()):
         text = f'run_id = "{run.run_id}"\n{text}'  # it was the name of the folder it came from
     (layout.config / run.path.name).write_text(text, encoding="utf-8")
+
+
+def _set_number(text: str, key: str, value: int) -> str:
+    return re.sub(rf"^(\s*{key}\s*=\s*)\d+", rf"\g<1>{value}", text, flags=re.MULTILINE)
 
 
 async def _prepare_model(run: LoadedRun, copy: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say) -> None:
@@ -135,7 +143,7 @@ async def _make_model(run: LoadedRun, settings: TestnetSettings, layout: Layout,
         wanted = run.resolve(run.model.checkpoint.name)
         raise ConfigError(f"{run.path}: no weights at {wanted}; make them with `psyche model init`")
     key = hashlib.sha256(config.read_bytes() + str(settings.seed).encode()).hexdigest()[:12]
-    target = settings.cache_dir.absolute() / f"model-{run.run_id}-{key}"
+    target = settings.cache_dir.absolute() / f"model-{key}"
     async with hold_lock(settings.cache_dir / ".lock"):
         if not target.exists():
             say(f"making first weights from {config} (about 10 s, once)")

@@ -37,6 +37,7 @@ class TestnetSettings:
     micro_batch_size: int = 8
     seed: int = 0  # of first weights and of who is killed
     sample: bool = True
+    wait_for_all: bool = False  # set the run's init_min_clients to num_clients
 
     def check(self) -> None:
         """Refuse what cannot run.

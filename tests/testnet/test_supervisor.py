@@ -258,6 +258,12 @@ async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: 
     assert get_owner_argv(prepared, "pause")[3:5] == ["server", "pause"]
 
 
+async def test_a_run_can_wait_for_any_number_of_clients(settings: TestnetSettings) -> None:
+    settings.num_clients, settings.wait_for_all = 1, True
+    prepared = await prepare(settings, print)
+    assert (prepared.run.config.init_min_clients, prepared.run.config.min_clients) == (1, 1)
+
+
 async def test_a_preparation_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     config = tmp_path / "config"
     shutil.copytree(CONFIG / "demo", config)

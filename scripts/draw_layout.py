@@ -1,0 +1,371 @@
+"""Draws the tables of docs/protocol.md that follow from the code, between their markers.
+
+    python scripts/draw_layout.py           write them
+    python scripts/draw_layout.py --check   only say whether the page is stale
+
+A block stands between `<!-- BEGIN name -->` and `<!-- END name -->`.
+"""
+
+import math
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum, IntEnum, IntFlag
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, get_args, get_origin
+
+from psyche.core import enums, messages, state
+from psyche.core.committee import compute_quorum
+from psyche.core.header import NumericClass, ResultHeader, encode_header
+from psyche.core.layout_fields import Field
+from psyche.core.layout_records import Record, Run, Tagged
+from psyche.core.layout_tables import ACCOUNT, PARTS, WITNESS_HEAD
+from psyche.core.limits import HEADER_BYTES, MAX_CLIENTS, METADATA_BYTES
+from psyche.core.messages import Finished, GossipBody, Leave, Ready, ReadyFlag, Result
+from psyche.core.state import ZERO32, Config, Epoch
+from psyche.core.timeline import (
+    get_applied_height,
+    get_attested_height,
+    get_drain_rounds,
+    is_data_height,
+    is_full_digest_height,
+    is_last_drain,
+)
+from psyche.wire.crypto import Identity
+from psyche.wire.gossip import SIGNATURE_BYTES, encode_gossip, sign_gossip, signed_bytes
+
+PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "protocol.md"
+NUMBERS: Final = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "f": "f32", "d": "f64"}
+TEXTS: Final[dict[Any, str]] = {bytes: "bytes", str: "text", int: "bitmap", list: "list of u16", tuple: "two f32"}
+DISCRIMINATOR_BYTES: Final = 8
+EXAMPLE_ROUNDS: Final = 3  # with data, in the timelines
+WITNESSES: Final = (4, 8, 16, 32)  # sizes of committee in the table of risks
+BAD_SHARES: Final = (0.10, 0.20, 0.33)
+
+# Stored and always zero today: marked in the tables. tests/docs holds the list against the code.
+NOT_USED_YET: Final[dict[str, frozenset[str]]] = {
+    "Config": frozenset(
+        {"tie_breakers", "reveal_gate", "tolerance_fp32_ppm", "tolerance_bf16_ppm", "opened_chunks", "canary_permille"}
+    ),
+    "Round": frozenset({"audits", "tie_breaker_tasks", "voided"}),
+    "Client": frozenset(
+        {"share", "joined_height", "witness_credits", "audits_passed", "audits_failed", "false_challenges"}
+        | {"numeric_class"}
+    ),
+    "Coordinator": frozenset({"challenges"}),
+    "Slot": frozenset({"anchor"}),
+    "ResultHeader": frozenset({"flags", "momentum_before", "momentum_after", "lookahead_root", "work_root"}),
+}
+MARK: Final = " †"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table of bytes."""
+
+    offset: int
+    size: int
+    name: str
+    kind: str
+
+
+def draw_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A Markdown table."""
+    return ["| " + " | ".join(map(str, line)) + " |" for line in (head, ["---"] * len(head), *rows)]
+
+
+def draw_rows(rows: Iterable[Row]) -> list[str]:
+    lines = [(f"{row.offset:,}", f"{row.size:,}", row.name, row.kind) for row in rows]
+    return draw_table(("offset", "bytes", "field", "type"), lines)
+
+
+# --- records of the state -------------------------------------------------------------------------------
+
+
+def get_types(label: str) -> dict[str, Any]:
+    """The annotation of every attribute of the dataclass called `label`."""
+    cls = getattr(state, label, None) or getattr(messages, label)
+    types = {field.name: field.type for field in fields(cls)}
+    if label == "Coordinator":
+        types |= {f"epoch.{field.name}": field.type for field in fields(Epoch)}
+    return types
+
+
+def get_plain(annotation: Any) -> Any:
+    """A class: without `| None`, and without what a list holds."""
+    inner = [part for part in get_args(annotation) if part is not type(None)]
+    return inner[0] if type(None) in get_args(annotation) else get_origin(annotation) or annotation
+
+
+def describe(field: Field, run: Run, annotation: Any) -> str:
+    """What a field's bytes are, in words."""
+    if field.is_pad:
+        return "zero"
+    if field.constant is not None:
+        return "constant"
+    if field.codec is not None:
+        number, label = field.size // field.codec.size, getattr(field.codec, "label", "")
+        return label if number == 1 else f"{number} of {label}"
+    plain = get_plain(annotation)
+    if plain is float and field.code not in NUMBERS:
+        return f"f{8 * field.size}"
+    return describe_number(field, run, plain) if field.code in NUMBERS else TEXTS[plain]
+
+
+def describe_number(field: Field, run: Run, plain: Any) -> str:
+    number = NUMBERS[field.code]
+    if plain is list:
+        return f"{number}, how many"
+    if not field.is_later and any(later.name == field.name and later.is_later for later in run.fields):
+        return f"{number}, 1 if set"
+    if plain is bool:
+        return f"{number}, 0 or 1"
+    return f"{number} {plain.__name__}" if isinstance(plain, type) and issubclass(plain, Enum) else number
+
+
+def list_rows(run: Run, label: str, base: int = 0) -> Iterator[Row]:
+    """The fields of a run; `label` names the dataclass whose attributes they are."""
+    types, unused = get_types(label), NOT_USED_YET.get(label, frozenset())
+    offset = base
+    for field in run.fields:
+        name = "" if field.is_pad else field.name.removeprefix("epoch.")
+        yield Row(offset, field.size, name + MARK * (field.name in unused), describe(field, run, types.get(field.name)))
+        offset += field.size
+
+
+def get_variants(tagged: Tagged[Any]) -> Mapping[int, Run]:
+    return vars(tagged)["_runs"]
+
+
+def find_records(fields_: Iterable[Field]) -> Iterator[Record[Any] | Tagged[Any]]:
+    """Every record inside, in order of appearance."""
+    for field in fields_:
+        match field.codec:
+            case Record() as record:
+                yield record
+                yield from find_records(record.fields)
+            case Tagged() as tagged:
+                yield tagged
+                yield from find_records(inner for run in get_variants(tagged).values() for inner in run.fields)
+            case _:
+                pass
+
+
+def draw_account() -> list[str]:
+    """The state from byte 0 to its last."""
+    parts = [name for name, _, part in PARTS for _ in part]
+    rows = list(list_rows(ACCOUNT, "Coordinator"))
+    lines = [(part, f"{r.offset:,}", f"{r.size:,}", r.name, r.kind) for part, r in zip(parts, rows, strict=True)]
+    assert rows[-1].offset + rows[-1].size == ACCOUNT.size, "the rows cover the account"
+    return [*draw_table(("part", "offset", "bytes", "field", "type"), lines), "", f"In all {ACCOUNT.size:,} bytes."]
+
+
+def draw_records() -> list[str]:
+    """Every record inside the state; offsets count from the record's start."""
+    records = {record.label: record for record in find_records(ACCOUNT.fields)}
+    lines: list[str] = []
+    for label, record in records.items():
+        lines += ["", f"**{label}**, {record.size:,} bytes", ""]
+        lines += draw_rows(list_rows(record, label)) if isinstance(record, Record) else draw_tagged(record)
+    return lines[1:]
+
+
+def draw_tagged(tagged: Tagged[Any]) -> list[str]:
+    """A record whose first u32 says which fields follow; kinds with the same fields stand together."""
+    kinds = vars(tagged)["_kinds"]
+    variants = [
+        (f"{n} {kinds[n].name}", tuple(list_rows(run, tagged.label, 4))) for n, run in get_variants(tagged).items()
+    ]
+    lines: list[tuple[str, ...]] = []
+    for rows, group in groupby(variants, key=lambda variant: variant[1]):
+        names = ", ".join(name for name, _ in group)
+        found = [(f"{r.offset:,}", f"{r.size:,}", r.name, r.kind) for r in rows] or [("", "", "", "nothing")]
+        lines += [((names if place == 0 else ""), *line) for place, line in enumerate(found)]
+    return draw_table(("kind: u32 at 0", "offset", "bytes", "field", "type"), lines)
+
+
+def draw_enumerations() -> list[str]:
+    """The numbers behind the names."""
+    kinds = [kind for kind in vars(enums).values() if isinstance(kind, type) and issubclass(kind, IntEnum | IntFlag)]
+    kinds = [*(kind for kind in kinds if kind not in (IntEnum, IntFlag)), NumericClass, ReadyFlag]
+    return draw_table(("name", "values"), ((k.__name__, ", ".join(f"{int(m)} {m.name}" for m in k)) for k in kinds))
+
+
+# --- messages -------------------------------------------------------------------------------------------
+
+
+def find_header_rows() -> list[Row]:
+    """Where each attribute of a result header lies: seen by setting it to ones."""
+    zero = ResultHeader(
+        run_uid=ZERO32, epoch=0, member=0, height=0, step=0, lr_bits=0, batch_start=0, batch_end=0, plan_hash=ZERO32,
+        config_hash=ZERO32, base_digest=ZERO32, data_hash=ZERO32, prev_commitment=ZERO32, body_hash=ZERO32, body_len=0,
+        train_count=0, numeric_class=NumericClass.FP32, trainer_key=ZERO32,
+    )  # fmt: skip
+    base = encode_header(zero)
+    unused = NOT_USED_YET["ResultHeader"]
+    rows = [Row(0, 4, "magic", "PSYR"), Row(4, 2, "version", "u16")]
+    for field in fields(ResultHeader):
+        changed = encode_ones(zero, field.name, is_bytes=field.type is bytes)
+        places = [i for i, (old, new) in enumerate(zip(base, changed, strict=True)) if old != new]
+        size = len(places)
+        kind = "bytes" if field.type is bytes else {1: "u8", 2: "u16", 4: "u32", 8: "u64"}[size]
+        kind += f" {NumericClass.__name__}" if field.type is NumericClass else ""
+        rows.append(Row(places[0], size, field.name + MARK * (field.name in unused), kind))
+    return fill_gaps(sorted(rows, key=lambda row: row.offset), HEADER_BYTES)
+
+
+def encode_ones(zero: ResultHeader, name: str, *, is_bytes: bool) -> bytes:
+    """The header with one attribute all ones, however many bits it has."""
+    for size in (32,) if is_bytes else (8, 4, 2, 1):
+        ones: Any = b"\xff" * size if is_bytes else (1 << 8 * size) - 1
+        try:
+            return encode_header(replace(zero, **{name: ones}))
+        except struct.error:
+            continue
+    raise AssertionError(f"{name} takes no value")
+
+
+def fill_gaps(rows: list[Row], end: int) -> list[Row]:
+    """The rows with what lies between them, which is zero."""
+    filled: list[Row] = []
+    at = 0
+    for row in [*rows, Row(end, 0, "", "")]:
+        if row.offset > at:
+            filled.append(Row(at, row.offset - at, "", "zero"))
+        filled.append(row)
+        at = row.offset + row.size
+    return filled[:-1]
+
+
+def draw_header() -> list[str]:
+    return draw_rows(find_header_rows())
+
+
+def draw_witness() -> list[str]:
+    """The witness message, without the discriminator of a chain instruction."""
+    rows = list(list_rows(WITNESS_HEAD, "WitnessMessage"))
+    end = WITNESS_HEAD.size
+    rows += [Row(end, 4, "length of the metadata", "u32"), Row(end + 4, METADATA_BYTES, "metadata, at most", "bytes")]
+    total = f"{end + 4:,} to {end + 4 + METADATA_BYTES:,} bytes"
+    return [*draw_rows(rows), "", f"In all {total}."]
+
+
+def draw_gossip() -> list[str]:
+    """The sizes of signed messages, as the encoder makes them."""
+    identity = Identity(bytes(32))
+    bodies: tuple[tuple[GossipBody, str], ...] = (
+        (Ready(ZERO32, ReadyFlag(0)), "D(h) 32, ReadyFlag u8"),
+        (Result(ZERO32, bytes(HEADER_BYTES)), "commitment 32"),
+        (Finished(0, ZERO32, 0), "held bitmap 32, results root 32, seen bitmap 32"),
+        (Leave(), "nothing"),
+    )
+    lines: list[tuple[object, ...]] = []
+    for body, content in bodies:
+        signed = signed_bytes(ZERO32, 0, 0, 0, body)
+        total = len(encode_gossip(sign_gossip(identity, ZERO32, 0, 0, 0, body)))
+        tag = signed[: signed.index(b"/1") + 2].decode("ascii")
+        rest = total - len(signed) - SIGNATURE_BYTES
+        lines.append((type(body).__name__, f"`{tag}`", content, len(signed), SIGNATURE_BYTES, rest or "", total))
+    return draw_table(("message", "tag", "body", "signed bytes", "signature", "header behind", "in all"), lines)
+
+
+# --- timelines and committees ---------------------------------------------------------------------------
+
+
+def draw_timeline(*, overlap: bool) -> list[str]:
+    """An epoch of three rounds with data, round by round."""
+    config = Config(overlap=overlap)
+    epoch = Epoch(drain_from_height=EXAMPLE_ROUNDS)
+    lines: list[tuple[object, ...]] = []
+    for height in range(EXAMPLE_ROUNDS + get_drain_rounds(config)):
+        applied, attested = get_applied_height(config, epoch, height), get_attested_height(config, epoch, height)
+        is_last = is_last_drain(config, epoch, height)
+        lines.append(
+            (
+                f"{height}" if is_data_height(epoch, height) else f"{height}, {'last ' if is_last else ''}drain",
+                "nothing" if applied is None else f"R({applied})",
+                f"R({height})" if is_data_height(epoch, height) else "nothing",
+                "who was heard" if attested is None else f"R({attested})",
+                f"D({height})" + (", all weights" if is_full_digest_height(config, epoch, height) else ""),
+            )
+        )
+    return draw_table(("round", "applied at its start", "trained", "reported and decided", "digest"), lines)
+
+
+def compute_tail(bad: int, drawn: int, at_least: int) -> float:
+    """The chance that `drawn` of 256 members hold so many of the `bad` ones."""
+    good = MAX_CLIENTS - bad
+    ways = sum(math.comb(bad, i) * math.comb(good, drawn - i) for i in range(at_least, drawn + 1))
+    return ways / math.comb(MAX_CLIENTS, drawn)
+
+
+def draw_chance(chance: float) -> str:
+    return f"{chance:.2f}" if chance >= 0.01 else f"{chance:.0e}".replace("e-0", "e-")
+
+
+def draw_committees() -> list[str]:
+    """The chance per round that liars have a quorum, and that they can block one; 256 members."""
+    lines: list[tuple[object, ...]] = []
+    for n in WITNESSES:
+        q = compute_quorum(n)
+        chances: list[str] = []
+        for share in BAD_SHARES:
+            bad = round(MAX_CLIENTS * share)
+            chances.append(" / ".join(draw_chance(compute_tail(bad, n, least)) for least in (q, n - q + 1)))
+        lines.append((n, q, *chances))
+    return draw_table(("n", "q", *(f"{share:.0%} bad" for share in BAD_SHARES)), lines)
+
+
+def draw_quorums() -> list[str]:
+    """q(n) of all n, in one line."""
+    pairs = ", ".join(f"{n}→{compute_quorum(n)}" for n in range(1, 33))
+    return [f"`{pairs}`"]
+
+
+BLOCKS: Final[dict[str, Callable[[], list[str]]]] = {
+    "quorums": draw_quorums,
+    "timeline with overlap": lambda: draw_timeline(overlap=True),
+    "timeline without overlap": lambda: draw_timeline(overlap=False),
+    "committees": draw_committees,
+    "gossip": draw_gossip,
+    "header": draw_header,
+    "witness": draw_witness,
+    "account": draw_account,
+    "records": draw_records,
+    "enumerations": draw_enumerations,
+}
+
+
+def draw_page(text: str) -> str:
+    """The page with every block drawn anew.
+
+    Raises:
+        ValueError: a block's markers are not there exactly once.
+    """
+    for name, draw in BLOCKS.items():
+        pattern = re.compile(rf"(<!-- BEGIN {re.escape(name)} -->\n).*?(\n<!-- END {re.escape(name)} -->)", re.DOTALL)
+        block = "\n" + "\n".join(draw()) + "\n"
+        text, found = pattern.subn(lambda match, block=block: match[1] + block + match[2], text)
+        if found != 1:
+            raise ValueError(f"{PAGE.name}: the markers of {name!r} are there {found} times, must be once")
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    text = PAGE.read_text(encoding="utf-8")
+    drawn = draw_page(text)
+    if arguments == ["--check"]:
+        print("up to date" if drawn == text else "stale: run `python scripts/draw_layout.py`")
+        return int(drawn != text)
+    if arguments:
+        print(__doc__)
+        return 2
+    PAGE.write_text(drawn, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

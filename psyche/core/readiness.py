@@ -15,7 +15,7 @@ from psyche.core.errors import (
     WrongRound,
 )
 from psyche.core.limits import HASH_BYTES, MAX_START_CANDIDATES
-from psyche.core.roster import get_healthy, get_member
+from psyche.core.roster import get_healthy, get_member, is_in_epoch
 from psyche.core.state import (
     ZERO32,
     Client,
@@ -65,13 +65,13 @@ def _check_ready(state: Coordinator, now: int, sender: bytes, epoch: int, member
         raise Halted("nobody warms up while the run is halted")
     if epoch != state.progress.epoch:
         raise WrongRound(f"ready for epoch {epoch}, but epoch {state.progress.epoch} is on (T7)")
-    if state.run_state is not RunState.WARMUP:
+    client = get_member(state, now, sender, member) if is_in_epoch(state) else None
+    if client is not None and client.flags & ClientFlag.READY:
+        raise DuplicateWitness(f"member {member} is ready already (K3)")  # a retry may land after the start
+    if client is None or state.run_state is not RunState.WARMUP:
         raise InvalidRunState(f"ready messages belong to WARMUP, not to {state.run_state.name}")
-    client = get_member(state, now, sender, member)
     if client.state is not ClientState.HEALTHY:
         raise InvalidWitness(f"member {member} is {client.state.name}, not Healthy")
-    if client.flags & ClientFlag.READY:
-        raise DuplicateWitness(f"member {member} is ready already (K3)")
     return client
 
 

@@ -75,6 +75,11 @@ def is_run_done(state: Coordinator) -> bool:
     return state.progress.step >= state.config.total_steps
 
 
+def is_given_up(state: Coordinator) -> bool:
+    """In Cooldown: whether the epoch certified nothing, so that its work is lost (P3)."""
+    return state.certified.step <= state.epoch.start_step
+
+
 def process_cooldown_start(state: Coordinator, now: int) -> None:
     """Cooldown begins; a full agreed digest of the last drain round becomes `certified` (P3)."""
     round_ = state.current
@@ -98,7 +103,8 @@ def process_epoch_end(state: Coordinator, now: int) -> None:
     progress.step, progress.epoch_start_data_index = state.certified.step, state.certified.data_index
     was_last = progress.epoch == U16_MAX  # there is no further number to sign under
     progress.epoch = min(progress.epoch + 1, U16_MAX)
-    state.epoch.cold_start = state.pending_pause
+    # a cold start is over when an epoch has come to something
+    state.epoch.cold_start = state.pending_pause or (state.epoch.cold_start and is_given_up(state))
     if state.pending_pause:
         state.pending_pause = False
         process_state_change(state, now, RunState.PAUSED)

@@ -1,11 +1,12 @@
 """The state machine: everything that changes the state of a run enters here.
 
-    UNINITIALIZED --resume--> PAUSED --resume--> WAITING_FOR_MEMBERS --> WARMUP --> ROUND_TRAIN
-                                 ^                     ^    ^              |          |    ^
-                                 |                     |    +--abandoned---+          v    |
-                                 +------ COOLDOWN -----+---> FINISHED            ROUND_WITNESS
-                                            ^                                         |
-                                            +-----------------------------------------+
+    UNINITIALIZED --resume--> WAITING_FOR_MEMBERS --formed--> WARMUP --ready--> ROUND_TRAIN <---+
+           PAUSED --resume------^      ^     ^                   |                   |          |
+              ^                        |     +-----given up------+               complete       | next
+              |                        |                                             v          |
+              +--pause--- COOLDOWN ----+ <--------the epoch is over----------- ROUND_WITNESS ---+
+                             |
+                             +--all steps done--> FINISHED
 
 Each function changes the state and raises `nonce` by one, or raises one `CoordinatorError` and
 leaves every byte as it was (T2). No message ticks by itself (T3): callers tick after a message
@@ -22,7 +23,7 @@ from psyche.core.checks import check_config
 from psyche.core.errors import CannotResume, ConfigRefused, Halted
 from psyche.core.formation import process_joins_closed
 from psyche.core.health import process_health_check
-from psyche.core.limits import RECONNECT_S, U64_MAX
+from psyche.core.limits import HASH_BYTES, RECONNECT_S, U64_MAX
 from psyche.core.membership import (
     find_reclaimable,
     process_ejection,
@@ -68,6 +69,7 @@ def tick(state: Coordinator, now: int, slot: int, entropy: Entropy) -> bool:
     Raises:
         Halted: nothing moves until the owner resumes.
     """
+    assert not isinstance(entropy, bytes) or len(entropy) == HASH_BYTES, "entropy is a hash"
     handler = PHASES.get(state.run_state)
     if handler is None:
         raise Halted(f"the run is {state.run_state.name}")

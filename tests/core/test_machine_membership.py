@@ -10,6 +10,7 @@ from psyche.core.errors import (
     ClientsFull,
     ConfigRefused,
     CoordinatorError,
+    DuplicateWitness,
     Halted,
     InvalidEvidence,
     InvalidJoin,
@@ -338,6 +339,31 @@ def test_m4_neither_banned_nor_waiting_slots_are_reclaimed() -> None:
         run.join(0)
     assert not transitions.reclaim_slot(run.state, run.now)
     assert [slot.state for slot in run.state.registry.slots] == [JOINED, BANNED, JOINED]
+
+
+# --- M9: a process that starts again
+
+
+def test_m9_restarted_in_warmup_it_goes_on_as_that_member() -> None:
+    run = build_run(2)
+    run.form()
+    run.show(0)
+    with expect_refusal(run.state, DuplicateWitness, "K3"):
+        run.show(0)
+    run.show(1)
+    assert run.settle() == 2
+
+
+def test_m9_restarted_in_a_round_it_withdraws_and_joins_the_next_epoch() -> None:
+    run = build_training(4, rounds=1, rounds_per_epoch=2)
+    withdraw(run, 3)
+    run.join(3)
+    run.run_round(silent={3})
+    run.finish_epoch()
+    assert run.state.certified.step == 3, "nobody else loses anything"
+    run.join(0, 1, 2, 3)
+    run.warm_up()
+    assert run.state.current.members == 0b1111
 
 
 # --- R7, M6: equivocation

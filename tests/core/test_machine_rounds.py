@@ -85,6 +85,29 @@ def test_verifiers_train_nothing_owe_nothing_and_are_good_when_heard() -> None:
     assert sum(client.credits for client in run.state.clients) == 6
 
 
+# --- T3, F3
+
+
+def test_t3_no_message_ticks() -> None:
+    run = build_training(3)
+    for member in range(3):
+        run.send(run.build_witness(member))
+        assert run.state.run_state is RunState.ROUND_TRAIN
+    assert run.settle() == 2
+    assert run.state.current.height == 1
+
+
+def test_f3_a_round_whose_witnesses_are_all_gone_closes_by_time_out_and_the_next_elects_again() -> None:
+    run = build_training(8, rounds=1, witness_nodes=3)
+    dead = get_witnesses(run.state.current)
+    closed = run.run_round(silent=dead)
+    assert closed.witnesses == []
+    assert closed.flags == RoundFlag.CLOSED | RoundFlag.BY_TIMEOUT | RoundFlag.VOID
+    assert run.state.run_state is RunState.ROUND_TRAIN
+    assert run.state.current.members == 0xFF, "without records nobody is judged"
+    assert get_witnesses(run.state.current) != dead
+
+
 # --- T4
 
 

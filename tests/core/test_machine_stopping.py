@@ -370,6 +370,18 @@ def test_p4_a_following_epoch_without_pause_ends_the_cold_start() -> None:
     assert not run.state.epoch.cold_start
 
 
+def test_p4_an_epoch_that_is_given_up_does_not_end_the_cold_start() -> None:
+    run = build_run(3)
+    transitions.pause(run.state, run.now)
+    transitions.resume(run.state, run.now)
+    run.join(0, 1, 2)
+    run.warm_up()
+    run.run_round(flags=NO_DIGEST)
+    run.run_round(flags=NO_DIGEST)
+    assert_given_up(run, StopReason.NO_DIGEST)
+    assert run.state.epoch.cold_start
+
+
 def test_p4_only_a_paused_or_new_run_can_be_resumed() -> None:
     run = build_run(1)
     with expect_refusal(run.state, CannotResume):

@@ -377,6 +377,11 @@ def test_s8_a_ready_message_is_checked_like_every_other() -> None:
         send(sender=state.clients[1].p2p, member=1)
     run.show(2)
     run.settle()
+    with expect_refusal(state, DuplicateWitness, "K3"):
+        send()
+    with expect_refusal(state, InvalidRunState):
+        send(sender=state.clients[1].p2p, member=1)
+    state.run_state = RunState.WAITING_FOR_MEMBERS
     with expect_refusal(state, InvalidRunState):
         send()
     state.run_state = RunState.PAUSED

@@ -69,6 +69,6 @@ def check_source(source: Checkpoint) -> None:
         raise InvalidCheckpoint(f"a {source.kind.name} source may not stand on record: only Hub, Gcs and Local (S10)")
     revision = source.revision or ""
     if not source.name or len(source.name.encode()) > limit or len(revision.encode()) > STRING_BYTES:
-        raise InvalidCheckpoint(f"its name has 1 to {limit} bytes, its revision at most {STRING_BYTES} (3.4)")
+        raise InvalidCheckpoint(f"its name has 1 to {limit} bytes, its revision at most {STRING_BYTES} (layout)")
     if "\0" in source.name + revision:
-        raise InvalidCheckpoint("its texts must not contain a zero byte (3.4)")
+        raise InvalidCheckpoint("its texts must not contain a zero byte (layout)")

@@ -1,4 +1,4 @@
-"""The rules that a run's configuration must obey before it can run (2.2 and 2.3 of the original, as changed).
+"""The rules that a run's configuration must obey before it can run.
 
 Warnings about what is allowed but seldom meant are the business of `psyche.config`.
 """

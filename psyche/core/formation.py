@@ -1,4 +1,4 @@
-"""From joined slots to an epoch's first round, or back (1.5.1 of the original, T8, M3, P5)."""
+"""From joined slots to an epoch's first round, or back (T8, M3, P5)."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def get_joined(state: Coordinator, now: int) -> list[int]:
 
 
 def process_formation(state: Coordinator, now: int, slots: list[int]) -> None:
-    """The slots become the members of an epoch, in slot order; Warmup begins (3.2, 3.4, M3)."""
+    """The slots become the members of an epoch, in slot order; Warmup begins (M3)."""
     registry, old = state.registry, state.epoch
     state.epoch = Epoch(
         start_step=state.progress.step,

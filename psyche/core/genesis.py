@@ -24,7 +24,8 @@ def create_run(
 ) -> Coordinator:  # fmt: skip
     """A new run, waiting for members since `now` (unix seconds). The arguments are copied.
 
-    `run_uid` is the 32 bytes of section 2.3; `progress` lets a run begin at a later step.
+    `run_uid` is 32 bytes that no other run has, not even one of the same name; every signature
+    names it. `progress` lets a run begin at a later step.
 
     Raises:
         ConfigRefused: the configuration or a text breaks a rule; the message names key and rule.
@@ -55,14 +56,14 @@ def _check_names(run_id: str, run_uid: bytes, metadata: Metadata, client_version
     )
     for key, text, limit in texts:
         if len(text.encode()) > limit or "\0" in text:
-            raise ConfigRefused(f"{key}: at most {limit} bytes, without zero bytes (3.4)")
+            raise ConfigRefused(f"{key}: at most {limit} bytes, without zero bytes (layout)")
     if not run_id:
         raise ConfigRefused("run_id: must not be empty")
     for key, number in (("num_parameters", metadata.num_parameters), ("vocab_size", metadata.vocab_size)):
         if not 0 <= number <= U64_MAX:
             raise ConfigRefused(f"metadata.{key}: {number} is not between 0 and {U64_MAX}")
     if len(run_uid) != HASH_BYTES or run_uid == ZERO32:
-        raise ConfigRefused(f"run_uid: {HASH_BYTES} bytes, not all zero (2.3)")
+        raise ConfigRefused(f"run_uid: {HASH_BYTES} bytes, not all zero")
 
 
 def _check_progress(progress: Progress) -> None:

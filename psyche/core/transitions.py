@@ -184,7 +184,7 @@ def pause(state: Coordinator, now: int) -> None:
 
 
 def resume(state: Coordinator, now: int) -> None:
-    """Go on; everybody joins again. The first resume starts a run (P4, 4.3 of the original).
+    """Go on; everybody joins again. The first resume starts a run (P4).
 
     Raises:
         CannotResume: the run is neither paused nor new.
@@ -204,7 +204,7 @@ def process_recovery(state: Coordinator, now: int, gap_s: int, reconnect_s: int 
 
 
 def process_rates(state: Coordinator, earning: int | None = None, slashing: int | None = None) -> None:
-    """Set what the coming epochs pay and slash; None leaves a rate as it is (4.1 of the original, M7).
+    """Set what the coming epochs pay and slash; None leaves a rate as it is (M7).
 
     Raises:
         ConfigRefused: a rate does not fit 64 bits.

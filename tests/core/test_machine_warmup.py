@@ -100,7 +100,7 @@ def test_formation_starts_the_epoch_from_a_clean_sheet() -> None:
     run.state.epoch.cold_start = True
     run.form()
     epoch = run.state.epoch
-    assert (epoch.warmup_failures, epoch.cold_start) == (1, True), "these two survive (3.4)"
+    assert (epoch.warmup_failures, epoch.cold_start) == (1, True), "these two survive"
     assert epoch.first_round
     assert (epoch.credit_total, epoch.drain_from_height, epoch.ready_len) == (0, 0, 0)
     assert epoch.start_timestamp == run.now

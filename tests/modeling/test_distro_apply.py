@@ -19,6 +19,7 @@ from psyche.modeling.distro.codec import ChunkSets, encode_payload
 from psyche.modeling.distro.optimizer import Distro
 
 CASES = ["one", "three", "thirtytwo", "hostile", "ragged", "odd", "long", "oneD", "cancel", "crowd", "empty", "point"]
+ALWAYS_DENSE, ALWAYS_SPARSE = 1 << 30, 0
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here"))]
 
 
@@ -44,30 +45,37 @@ def _invert(plan: TransformPlan, votes: list[list[ChunkSets]], device: str) -> t
     return applier, applier.invert_block(plan.groups[0], block, [payload[0] for payload in votes])
 
 
+def _get_means(applier: Applier, chunks: int, height: int, width: int) -> torch.Tensor:
+    """The means of the last dense inverse, [chunks, h * w]."""
+    means = applier._means[: chunks * height * width].view(height, chunks, width)
+    return means.permute(1, 0, 2).reshape(chunks, -1)
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("sparse_votes", [0, 30])
+@pytest.mark.parametrize("sparse_share", [ALWAYS_DENSE, ALWAYS_SPARSE])
 @pytest.mark.parametrize("name", CASES)
 def test_the_inverse_is_exactly_that_of_the_vectors(
-    name: str, sparse_votes: int, device: str, monkeypatch: pytest.MonkeyPatch
+    name: str, sparse_share: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply_module, "SPARSE_VOTES", sparse_votes)
+    monkeypatch.setattr(apply_module, "SPARSE_SHARE", sparse_share)
     plan, votes, wanted, case = _load_case(name)
     applier, inverse = _invert(plan, votes, device)
-    found = inverse.cpu().view(case["chunks"], -1).to(torch.int64)
+    found = inverse.cpu().reshape(case["chunks"], -1).to(torch.int64)
     assert torch.equal(found, wanted["inverse"])
     assert torch.equal(found.sign().to(torch.int8), wanted["sign"])
     assert (int(found.abs().max()), int((found == 0).sum())) == (case["largest"], case["zeros"])
-    if sparse_votes == 0:
-        fixed = applier._means[: found.numel()].view(found.shape).cpu()
+    if sparse_share == ALWAYS_DENSE:
+        fixed = _get_means(applier, case["chunks"], case["h"], case["w"]).reshape(found.shape).cpu()
         assert torch.equal(fixed.to(torch.int16), wanted["fixed"])
 
 
-def test_the_vectors_reach_the_bound_and_both_ways_of_inverting() -> None:
+def test_the_vectors_reach_the_bound_and_every_way_of_inverting() -> None:
     settings = load_vectors("exact_apply")[1]
     assert settings["hostile"]["largest"] == settings["hostile"]["bound"]
-    sparse = [c for c in CASES if settings[c]["voters"] * settings[c]["k"] * 2 <= min(settings[c]["h"], 60)]
-    assert {"one", "three"} <= set(sparse)
-    assert "thirtytwo" not in sparse
+    votes = {name: settings[name]["voters"] * settings[name]["k"] for name in CASES}
+    sparse = {name for name in CASES if votes[name] * 32 <= settings[name]["h"] * settings[name]["w"]}
+    assert {"one", "three", "ragged", "long"} <= sparse
+    assert {"thirtytwo", "crowd", "hostile"} <= set(CASES) - sparse
 
 
 def test_means_are_rounded_half_away_from_zero() -> None:
@@ -120,7 +128,8 @@ def test_votes_that_cancel_move_nothing_and_one_vote_moves_a_whole_chunk() -> No
     assert bool((weights["w"] != before).all())
 
 
-def test_the_small_golden_aggregate_holds() -> None:
+def test_the_small_golden_aggregate_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_module, "SPARSE_SHARE", ALWAYS_DENSE)
     plan = TransformPlan((PlanTensor("w", (4,), (1, 4)),), 2, one_bit=True)
 
     def vote(entries: dict[int, int]) -> list[ChunkSets]:
@@ -132,17 +141,18 @@ def test_the_small_golden_aggregate_holds() -> None:
     ):
         applier, inverse = _invert(plan, [vote({0: 1, 2: -1}), vote(second)], "cpu")
         assert applier._means[:4].tolist() == [1024 * m for m in mean]
-        assert inverse.view(-1).sign().tolist() == signs
+        assert inverse.reshape(-1).sign().tolist() == signs
 
 
 @pytest.mark.parametrize("case", [f"c{number}" for number in range(6)])
-def test_the_mean_is_over_those_who_sent_a_coefficient(case: str) -> None:
+def test_the_mean_is_over_those_who_sent_a_coefficient(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_module, "SPARSE_SHARE", ALWAYS_DENSE)
     tensors, settings = load_vectors("distro/compress")
     setting = settings[case]
     *grid, height, width = (
         [1, *setting["xshape"]] if len(setting["xshape"]) > 2 else [1, setting["xshape"][0], 1, setting["xshape"][1]]
     )
-    chunks, area = int(np.prod(grid)), height * width
+    chunks = int(np.prod(grid))
     dims = (chunks * width,) if height == 1 else (chunks * height, width)
     plan = TransformPlan((PlanTensor("w", dims, (height, width)),), setting["k_used"], one_bit=False)
     votes = []
@@ -152,7 +162,7 @@ def test_the_mean_is_over_those_who_sent_a_coefficient(case: str) -> None:
         votes.append([ChunkSets(indices, values)])
     applier, _ = _invert(plan, votes, "cpu")
     wanted = tensors[f"{case}.dense_all"].reshape(-1).double()
-    assert torch.allclose(applier._means[: chunks * area], wanted, rtol=1e-6, atol=1e-7)
+    assert torch.allclose(_get_means(applier, chunks, height, width).reshape(-1), wanted, rtol=1e-6, atol=1e-7)
 
 
 def test_weight_decay_runs_without_payloads_and_is_an_operation_of_its_own() -> None:
@@ -200,10 +210,10 @@ def test_ten_rounds_end_in_the_same_bytes_over_threads_orders_and_blocks(
     plan = make_plan({"a": (256, 192), "b": (100,), "c": (2, 43, 128), "d": (58, 64)}, chunk=64, k=8)
     rounds = [[encode_payload(plan, make_sets(plan, 10 * h + r)) for r in range(1 + h % 5)] for h in range(10)]
 
-    def run(thread_count: int, order: int, block: int, sparse_votes: int, where: str) -> list[bytes]:
+    def run(thread_count: int, order: int, block: int, sparse_share: int, where: str) -> list[bytes]:
         torch.set_num_threads(thread_count)
         monkeypatch.setattr(blocks_module, "CPU_BLOCK", block)
-        monkeypatch.setattr(apply_module, "SPARSE_VOTES", sparse_votes)
+        monkeypatch.setattr(apply_module, "SPARSE_SHARE", sparse_share)
         weights = {name: weight.to(where) for name, weight in make_tensors(plan, 5, 0.02).items()}
         distro = Distro(weights, plan, 0.9, plan.k, one_bit=True)
         states = []
@@ -214,8 +224,8 @@ def test_ten_rounds_end_in_the_same_bytes_over_threads_orders_and_blocks(
             states.append(b"".join(weight.cpu().numpy().tobytes() for weight in weights.values()))
         return states
 
-    wanted = run(1, 0, 1 << 17, 30, "cpu")
+    wanted = run(1, 0, 1 << 18, 32, "cpu")
     assert len(set(wanted)) == 10
-    assert run(2, 1, 1 << 17, 30, device) == wanted
-    assert run(2, 2, 1 << 13, 0, device) == wanted
-    assert run(1, 3, 1, 30, device) == wanted
+    assert run(2, 1, 1 << 18, 32, device) == wanted
+    assert run(2, 2, 1 << 13, ALWAYS_DENSE, device) == wanted
+    assert run(1, 3, 1, ALWAYS_SPARSE, device) == wanted

@@ -18,9 +18,8 @@ from psyche.core.plan import PlanGroup, TransformPlan
 from psyche.modeling.distro.basis import VOTE_BITS, check_exact, compute_dct, get_integer_basis
 from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks
 from psyche.modeling.distro.codec import ChunkSets
-from psyche.modeling.distro.transform import multiply_both
 
-SPARSE_VOTES: Final = 30  # up to so many votes in a chunk only the distinct rows are inverted
+SPARSE_SHARE: Final = 32  # up to area/32 votes in a chunk each adds its own line, instead of a dense first pass
 
 
 def get_decay_factor(lr: float, weight_decay: float) -> float:
@@ -80,8 +79,9 @@ class Applier:
         elements = get_block_elements(self._device)
         self._blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
         largest = max(elements, *(group.area for group in plan.groups))
-        self._codes = torch.empty(largest, dtype=torch.int32, device=self._device)
-        self._sums = torch.empty(0 if plan.one_bit else largest, dtype=torch.float64, device=self._device)
+        # One place more than there are: votes that do not exist go there.
+        self._codes, self._owners = (torch.empty(largest + 1, dtype=torch.int32, device=self._device) for _ in range(2))
+        self._sums = torch.empty(0 if plan.one_bit else largest + 1, dtype=torch.float64, device=self._device)
         self._means, self._scratch, self._inverse = (
             torch.empty(largest, dtype=torch.float64, device=self._device) for _ in range(3)
         )
@@ -103,26 +103,29 @@ class Applier:
                 self._update(block, inverse, lr)
 
     def invert_block(self, group: PlanGroup, block: Block, votes: Sequence[ChunkSets]) -> torch.Tensor:
-        """The inverse of the averaged votes of a block, float64 [chunks, h, w], valid until the next call."""
+        """The inverse of the averaged votes of a block, float64 [chunks, h, w], valid until the next call.
+
+        Inside, row u of all chunks stands together, [h, chunks, w]: the vertical pass is one large product.
+        """
+        height, width = group.edges
         indices = self._load([sets.indices for sets in votes], block)
-        values = self._load([sets.values for sets in votes], block)
+        values = self._load([sets.values for sets in votes], block).view(-1)
         present = indices < group.area
-        # Missing entries go to a real place with a vote of nothing.
-        places = indices.clamp(max=group.area - 1).to(torch.int64)
-        entries = len(votes) * group.k
-        if entries <= SPARSE_VOTES and 2 * entries <= group.edges[0]:
-            return self._invert_rows(group, block.chunks, places, values, present)
-        places += torch.arange(block.chunks, device=self._device)[None, :, None] * group.area
-        count = block.chunks * group.area
-        self._average(group, places, values, present, count)
-        shape = (block.chunks, *group.edges)
-        return multiply_both(
-            self._means[:count].view(shape),
-            self._basis(group, 0).T,
-            self._basis(group, 1),
-            self._inverse[:count].view(shape),
-            self._scratch[:count].view(shape),
-        )
+        count, line = block.chunks * group.area, block.chunks * width
+        chunk = torch.arange(block.chunks, device=self._device)[None, :, None]
+        places = indices + (indices // width) * (line - width) + chunk * width
+        places = torch.where(present, places, count).view(-1)
+        self._count_votes(places, values, present.view(-1), len(votes), count)
+        lines, inverse = self._scratch[:count].view(-1, width), self._inverse[:count].view(-1, width)
+        lines = inverse if height == 1 else lines
+        if len(votes) * group.k * SPARSE_SHARE <= group.area:
+            self._add_lines(group, places, len(votes), lines)
+        else:
+            means = self._average(slice(count), len(votes), self._means[:count])
+            torch.mm(means.view(-1, width), self._basis(group, 1), out=lines)
+        if height > 1:
+            torch.mm(self._basis(group, 0).T, lines.view(height, line), out=inverse.view(height, line))
+        return inverse.view(height, block.chunks, width).permute(1, 0, 2)
 
     def _basis(self, group: PlanGroup, axis: int) -> torch.Tensor:
         return _get_inverse_basis(group.edges[axis], group.one_bit, self._device)
@@ -131,54 +134,47 @@ class Applier:
         """One block of all payloads, [payloads, chunks, k]."""
         return torch.from_numpy(np.stack([array[block.rows] for array in arrays])).to(self._device)
 
-    def _average(
-        self, group: PlanGroup, places: torch.Tensor, values: torch.Tensor, present: torch.Tensor, count: int
+    def _count_votes(
+        self, places: torch.Tensor, values: torch.Tensor, present: torch.Tensor, voters: int, count: int
     ) -> None:
-        """Fill the first `count` means: per place the mean over those who voted there, zero elsewhere."""
-        flat, means, codes = places.view(-1), self._means[:count], self._codes[:count].zero_()
-        if group.one_bit:
-            voters = places.shape[0]
-            # One sum holds the number of votes and their balance: code = count * (2 voters + 1) + sum.
-            votes = present.to(torch.int32).mul_(2 * voters + 1).add_(values)
-            codes.scatter_add_(0, flat, votes.view(-1))
-            torch.index_select(_get_averages(voters, self._device), 0, codes, out=means)
+        """Sum up what every place got; `places` int64 [entries], `count` standing for none."""
+        codes = self._codes[: count + 1].zero_()
+        if self._plan.one_bit:
+            # One sum holds the number of votes and their balance: code = number * (2 voters + 1) + sum.
+            codes.scatter_add_(0, places, present.to(torch.int32).mul_(2 * voters + 1).add_(values))
             return
-        sums = self._sums[:count].zero_()
-        sums.scatter_add_(0, flat, values.to(torch.float64).view(-1))
-        codes.scatter_add_(0, flat, present.to(torch.int32).view(-1))
-        torch.div(sums, codes.clamp_(min=1), out=means)
+        codes.scatter_add_(0, places, present.to(torch.int32))
+        self._sums[: count + 1].zero_().scatter_add_(0, places, values.to(torch.float64))
 
-    def _invert_rows(
-        self, group: PlanGroup, chunks: int, places: torch.Tensor, values: torch.Tensor, present: torch.Tensor
-    ) -> torch.Tensor:
-        """The inverse by way of the distinct rows (vertical frequencies) that have votes; same integers."""
-        height, width = group.edges
-        chunk = torch.arange(chunks, device=self._device)[None, :, None]
-        rows = chunk * height + places // width
-        used = torch.zeros(chunks * height, dtype=torch.int32, device=self._device)
-        used.scatter_add_(0, rows.view(-1), present.to(torch.int32).view(-1))
-        is_used = (used > 0).view(chunks, height)
-        sizes = is_used.sum(dim=1)
-        most = max(1, int(sizes.max()))
-        # Row u of a chunk gets the slot of its rank among the chunk's used rows.
-        slots = (is_used.cumsum(dim=1) - 1).clamp_(min=0) + torch.arange(chunks, device=self._device)[:, None] * most
-        compact = slots.view(-1)[rows.view(-1)].view(rows.shape) * width + places % width
-        count = chunks * most * width
-        self._average(group, compact, values, present, count)
-        lines = torch.mm(
-            self._means[:count].view(-1, width), self._basis(group, 1), out=self._scratch[:count].view(-1, width)
-        )
-        columns = torch.zeros((chunks * most, height), dtype=torch.float64, device=self._device)
-        line, frequency = slots[is_used], is_used.nonzero()[:, 1]
-        columns[line] = self._basis(group, 0)[frequency]
-        inverse = self._inverse[: chunks * group.area].view(chunks, height, width)
-        return torch.bmm(
-            columns.view(chunks, most, height).transpose(1, 2), lines.view(chunks, most, width), out=inverse
-        )
+    def _average(self, places: torch.Tensor | slice, voters: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Means at `places` over those who voted there, float64; zero where nobody did."""
+        codes = self._codes[places]
+        if self._plan.one_bit:
+            averages = _get_averages(voters, self._device)
+            return (
+                torch.index_select(averages, 0, codes)
+                if out is None
+                else torch.index_select(averages, 0, codes, out=out)
+            )
+        return torch.div(self._sums[places], codes.clamp(min=1), out=out)
+
+    def _add_lines(self, group: PlanGroup, places: torch.Tensor, voters: int, lines: torch.Tensor) -> None:
+        """The first pass vote by vote: the mean times row v of the basis, added to the line of its u.
+
+        `lines` float64 [h * chunks, w]; the same integers as of the product with all means.
+        """
+        # Of several votes for one place only one, whichever, brings the mean; those for no place bring none.
+        numbers = torch.arange(places.numel(), dtype=torch.int32, device=self._device)
+        owners = self._owners[: lines.numel() + 1].scatter_(0, places, numbers)
+        places = places[(owners[places] == numbers) & (places < lines.numel())]
+        width = group.edges[1]
+        brought = self._basis(group, 1)[places % width].mul_(self._average(places, voters)[:, None])
+        lines.zero_().index_add_(0, places // width, brought)
 
     def _update(self, block: Block, inverse: torch.Tensor, lr: float) -> None:
         """w = f32(w - lr * s), the step rounded by itself; a step of zero is +0 and changes no bit."""
-        steps = self._steps[: inverse.numel()].view(inverse.shape)
+        chunks, height, width = inverse.shape
+        steps = self._steps[: inverse.numel()].view(height, chunks, width).permute(1, 0, 2)
         steps.copy_(inverse).sign_().mul_(lr)
         for weight, step in iterate_chunks(block, self._strips, steps):
             weight.sub_(step)

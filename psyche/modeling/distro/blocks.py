@@ -122,7 +122,6 @@ def iterate_chunks(
     block: Block, strips: Sequence[torch.Tensor], chunks: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of views, equal in shape: a rectangle of a tensor, and the same chunks in `chunks` [chunks, h, w]."""
-    _, height, width = chunks.shape
     for segment in block.segments:
-        part = chunks[segment.at : segment.at + segment.chunks].view(*segment.shape, height, width)
+        part = chunks[segment.at : segment.at + segment.chunks].unflatten(0, segment.shape)
         yield strips[segment.tensor][segment.strips, :, segment.columns], part.permute(0, 2, 1, 3)

@@ -16,6 +16,8 @@ from psyche.modeling.distro.codec import ChunkSets, encode_payload
 
 _INFINITY_BITS: Final = 0x7F800000  # magnitudes from here on are infinite or no numbers
 _DENSE_SHARE: Final = 32  # a k above area/32 is found faster by partition than by top-k
+_PARTS_PER_ENTRY: Final = 8  # with so many parts per entry the bound lets few candidates too many pass
+_LEAST_PART: Final = 4  # smaller parts save less than they cost
 
 
 @lru_cache(maxsize=256)
@@ -87,51 +89,69 @@ def select(coefficients: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.T
     magnitudes = coefficients.abs().view(torch.int32)
     if magnitudes.numel() and int(magnitudes.max()) >= _INFINITY_BITS:
         magnitudes.masked_fill_(magnitudes >= _INFINITY_BITS, 0)
-    least = _get_least(magnitudes, topk).clamp_(min=1)[:, None]
-    mask = magnitudes >= least
-    places, sizes = _get_places(mask)
-    if sizes.numel() and int(sizes.max()) > topk:
-        _cut_ties(mask, magnitudes, least, sizes, topk)
-        places, sizes = _get_places(mask)
+    places = _get_places(magnitudes >= _get_bound(magnitudes, topk).clamp_(min=1))
+    places, chunks, entries = _keep_largest(magnitudes, places, topk)
     indices = torch.full((count, topk), area, dtype=torch.int32, device=coefficients.device)
     values = torch.zeros((count, topk), dtype=torch.float32, device=coefficients.device)
-    chunks = places // area
-    entries = torch.arange(places.numel(), device=places.device) - (sizes.cumsum(0) - sizes)[chunks]
     slots = chunks * topk + entries
     indices.view(-1)[slots] = (places - chunks * area).to(torch.int32)
     values.view(-1)[slots] = coefficients.reshape(-1)[places]
     return indices, values
 
 
-def _get_least(magnitudes: torch.Tensor, topk: int) -> torch.Tensor:
-    """The topk-th largest of each row, int32 [chunks]."""
-    area = magnitudes.shape[1]
+def _get_bound(magnitudes: torch.Tensor, topk: int) -> torch.Tensor:
+    """At most the topk-th largest of each row and close to it, int32 [chunks, 1]."""
+    count, area = magnitudes.shape
     if topk >= area:
-        return magnitudes.amin(dim=1)
+        return magnitudes.amin(dim=1, keepdim=True)
+    share = area // (topk * _PARTS_PER_ENTRY)
+    size = min(1 << max(0, share.bit_length() - 1), area & -area)  # a power of two that divides the area
+    if size >= _LEAST_PART:
+        # The topk-th largest of the largest of each part: topk coefficients are at least that large.
+        magnitudes = magnitudes.view(count, size, area // size).amax(dim=1)
+    return _get_ranked(magnitudes, topk)
+
+
+def _get_ranked(magnitudes: torch.Tensor, topk: int) -> torch.Tensor:
+    """The topk-th largest of each row, int32 [chunks, 1]."""
+    area = magnitudes.shape[1]
     if magnitudes.device.type == "cpu" and topk * _DENSE_SHARE > area:
         parted = np.partition(magnitudes.numpy(), area - topk, axis=1)
-        return torch.from_numpy(parted[:, area - topk].copy())
-    return magnitudes.topk(topk, dim=1).values[:, -1].clone()
+        return torch.from_numpy(parted[:, area - topk, None].copy())
+    return magnitudes.topk(topk, dim=1).values[:, -1:].clone()
 
 
-def _get_places(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flat places of what is chosen, rising, int64 [entries], and how many per row, int64 [chunks]."""
+def _get_places(mask: torch.Tensor) -> torch.Tensor:
+    """Flat places of what is chosen, rising, int64 [entries]."""
     if mask.device.type == "cpu":  # NumPy finds them twice as fast
-        places = torch.from_numpy(np.flatnonzero(mask.numpy()))
-    else:
-        places = mask.view(-1).nonzero().view(-1)
-    return places, torch.bincount(places // mask.shape[1], minlength=mask.shape[0])
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return mask.view(-1).nonzero().view(-1)
 
 
-def _cut_ties(
-    mask: torch.Tensor, magnitudes: torch.Tensor, least: torch.Tensor, sizes: torch.Tensor, topk: int
-) -> None:
-    """In rows with too many entries keep, of those equal to the least, the ones with the lowest index."""
-    rows = (sizes > topk).nonzero().view(-1)
-    above = magnitudes[rows] > least[rows]
-    ties = magnitudes[rows] == least[rows]
+def _keep_largest(
+    magnitudes: torch.Tensor, places: torch.Tensor, topk: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the candidates at `places` the topk largest of each row, ties to the lowest.
+
+    Returns:
+        Their places, their chunks and their numbers within the chunk, int64 [entries] each.
+    """
+    count, area = magnitudes.shape
+    chunks = places // area
+    sizes = torch.bincount(chunks, minlength=count)
+    entries = torch.arange(places.numel(), device=places.device) - (sizes.cumsum(0) - sizes)[chunks]
+    most = int(sizes.max()) if count else 0
+    if most <= topk:
+        return places, chunks, entries
+    slots = chunks * most + entries
+    candidates = torch.zeros((count, most), dtype=torch.int32, device=places.device)
+    candidates.view(-1)[slots] = magnitudes.view(-1)[places]
+    last = _get_ranked(candidates, topk)
+    above, ties = candidates > last, candidates == last
     room = topk - above.sum(dim=1, keepdim=True)
-    mask[rows] = above | (ties & (ties.cumsum(dim=1) <= room))
+    keep = above | (ties & (ties.cumsum(dim=1) <= room))
+    kept = keep.view(-1)[slots]
+    return places[kept], chunks[kept], (keep.cumsum(dim=1) - 1).view(-1)[slots][kept]
 
 
 def pack(plan: TransformPlan, chosen: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bytes:

@@ -104,18 +104,27 @@ class TcpBackend:
             BackendError: it gives up for good; every waiting call raises the same.
         """
         task_status.started()
+        try:
+            await self._keep_connected()
+        except _FATAL as error:
+            self._sink.emit("server_given_up", reason=str(error))
+            self._fail(error)
+            raise
+        finally:
+            self._fail(BackendError("the client's connection to the server was stopped"))
+
+    async def _keep_connected(self) -> None:
         failures = 0
         while True:
-            connects = self.connects
+            started_s = trio.current_time()
             try:
                 await self._connect_once()
-            except _FATAL as error:
-                self._give_up(error)
+            except _FATAL:
                 raise
             except (BackendError, WireError) as error:
-                if self.connects > connects:
-                    failures = 0
                 self._sink.emit("server_lost", reason=str(error), tries=failures)
+            if trio.current_time() - started_s > BACK_OFF_S[-1]:  # a server that hangs up at once is not hammered
+                failures = 0
             delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
             failures += 1
             await trio.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311 (so that clients do not all come at once)
@@ -200,7 +209,7 @@ class TcpBackend:
         reply = pending.reply
         if reply is None:
             self._check_alive()
-            raise BackendError("the connection to the server was given up")
+        assert reply is not None, "answered, or given up"
         if reply.code and not reply.on_record:
             raise wire.error_from_code(reply.code, reply.message)
         return reply
@@ -214,9 +223,9 @@ class TcpBackend:
         if self._failure is not None:
             raise BackendError(f"server {self.address.host}:{self.address.port}: {self._failure}") from self._failure
 
-    def _give_up(self, error: PsycheError) -> None:
-        self._failure = error
-        self._sink.emit("server_given_up", reason=str(error))
+    def _fail(self, error: PsycheError) -> None:
+        """From now on every call raises; the first reason stands."""
+        self._failure = self._failure or error
         for pending in self._pending.values():
             pending.answered.set()
         self._note_change()

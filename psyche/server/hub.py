@@ -151,7 +151,7 @@ class Hub:
             raise WireError(f"the first request is {type(hello.body).__name__}, must be HelloRequest")
         self._handle(connection, key, hello)
         greeted.set()
-        while True:
+        while connection.goodbye is None:
             request = wire.decode_request(await frames.receive(limits.IDLE_TIMEOUT_S))
             try:
                 connection.admit()
@@ -159,7 +159,7 @@ class Hub:
             except wire.Overloaded as error:
                 self._sink.emit("connection_closed", connection=connection.name, reason=str(error))
                 connection.end(error)
-                await trio.sleep_forever()  # the sender says goodbye and ends this
+        await trio.sleep_forever()  # the sender says goodbye and ends this
 
     def _handle(self, connection: Connection, key: bytes, request: wire.Request) -> None:
         if not connection.is_subscribed and not isinstance(request.body, _VISITORS_MAY):

@@ -41,6 +41,11 @@ class RunFile(Protocol):
         """Where the run begins."""
         ...
 
+    @property
+    def pending_pause(self) -> bool:
+        """Whether it pauses when its first epoch ends."""
+        ...
+
 
 @dataclass(slots=True)
 class OpenRun:
@@ -80,6 +85,7 @@ def open_run(disk: JournalDisk, file: RunFile, server_key: bytes, program: str, 
     state = create_run(
         file.config, file.model, file.run_id, uid, file.metadata, program, created, progress=file.progress
     )
+    state.pending_pause = file.pending_pause
     journal = create_journal(disk, created, encode_state(state))
     return OpenRun(state, journal, created, (), is_new=True, records=0, notes=())
 

@@ -71,6 +71,7 @@ class RunFile:
     run_id: str = "test-run"
     metadata: Metadata = field(default_factory=lambda: Metadata(name="test"))
     progress: Progress = field(default_factory=Progress)
+    pending_pause: bool = False
 
 
 def build_entropy() -> Callable[[], bytes]:

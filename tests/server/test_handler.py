@@ -202,7 +202,7 @@ def test_a_request_refused_leaves_no_record_and_no_change() -> None:
     for body, code in (
         (wire.WithdrawRequest(0, 1), "UnknownMember"),
         (wire.WithdrawRequest(9, 0), "WrongRound"),
-        (wire.WarmupWitnessRequest(0, 0, build_hash("other")), "InvalidRunState"),
+        (wire.WarmupWitnessRequest(3, 0, build_hash("weights")), "WrongRound"),
         (wire.HealthCheckRequest(0, 7, 1), "WrongRound"),
         (wire.CheckpointRequest(0, build_hash("x"), CheckpointKind.P2P, "peer"), "InvalidRunState"),
         (wire.EquivocationRequest(b"", b""), "InvalidEvidence"),

@@ -38,7 +38,7 @@ from psyche.wire.crypto import Identity, sign_address_record
 from psyche.wire.framing import FrameStream
 from psyche.wire.handshake import HandshakeError, client_handshake
 
-RATE = 10  # seconds of the run per second of the test
+RATE = 5  # seconds of the run per second of the test
 SERVER = Identity(bytes([99]) * 32)
 
 
@@ -95,7 +95,8 @@ async def open_server(tmp_path: Path, file: RunFile | None = None, **options: An
 
 
 def build_file(**config: Any) -> RunFile:
-    values = {"init_min_clients": 3, "min_clients": 2, "total_steps": 5, "max_round_train_time": 120} | config
+    values = {"init_min_clients": 3, "min_clients": 2, "total_steps": 5, "max_round_train_time": 120}
+    values |= {"waiting_for_members_extra_time": 1, "cooldown_time": 1} | config
     return RunFile(config=build_config(**values))
 
 
@@ -206,10 +207,10 @@ async def test_a_server_that_goes_away_in_mid_round_and_comes_back_costs_no_epoc
         before = scripts[0].state
         assert before is not None
         await server.stop()
-        await trio.sleep(30)
+        await trio.sleep(16)
         await server.start()
         recovered = server.sink.get("server_recovered")[0]
-        assert recovered["gap_s"] >= 29
+        assert recovered["gap_s"] >= 15
         await follow_all(scripts, is_finished)
         state = scripts[0].state
         assert state is not None
@@ -455,6 +456,46 @@ async def test_the_backend_tells_the_runs_clock(tmp_path: Path, clock: MockClock
     async with open_server(tmp_path, **wall) as server, open_scripts(server, 1) as scripts:
         await scripts[0].follow(lambda _: True)
         assert 1_799_999_990 <= scripts[0].backend.now() < 1_800_000_100
+
+
+async def test_whoever_waits_for_a_backend_that_is_stopped_hears_of_it(clock: MockClock) -> None:
+    backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0])
+    reasons: list[str] = []
+
+    async def wait(call: Callable[[], Any]) -> None:
+        with pytest.raises(BackendError) as stopped:
+            await call()
+        reasons.append(str(stopped.value))
+
+    async def take_state() -> None:
+        async for _ in backend.states():
+            raise AssertionError("there is no server")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, lambda: backend.withdraw(0, 0))
+        nursery.start_soon(wait, take_state)
+        with trio.move_on_after(5):
+            await backend.run()
+    assert len(reasons) == 2
+    assert all("was stopped" in reason for reason in reasons)
+
+
+async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: MockClock) -> None:
+    sink, accepted = Sink(), 0
+
+    async def hang_up(stream: trio.SocketStream) -> None:
+        nonlocal accepted
+        accepted += 1
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, hang_up, 0)
+        port = listeners[0].socket.getsockname()[1]
+        backend = TcpBackend(ServerAddress(host="127.0.0.1", port=port), CLIENTS[0], sink=sink)
+        with trio.move_on_after(10):
+            await backend.run()
+        nursery.cancel_scope.cancel()
+    assert 3 <= accepted <= 12
+    assert [event["tries"] for event in sink.get("server_lost")] == list(range(accepted))
 
 
 async def test_records_whose_signature_is_wrong_never_reach_the_address_book(clock: MockClock) -> None:

@@ -1,5 +1,6 @@
 """When a round is done for this client, and what it reports of it (A1 to A3, W1 to W6)."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from psyche.client.records import PayloadStatus, RoundRecord, compute_pace, compute_patience
@@ -49,9 +50,9 @@ def compute_waiting(state: Coordinator, record: RoundRecord, attested: RoundReco
     held_at: dict[int, float] = {}
     announced: set[int] = set()
     if attested is not None:
-        due = [m for m in awaited if m in attested.assignments]
+        announced = get_announced(attested)
+        due = [m for m in awaited if m in announced]
         held_at = attested.get_held_times()
-        announced = {m for m, known in attested.results.items() if known}
     lacking = [m for m in awaited if m not in finished_at]
     unfetched = [m for m in due if m not in held_at]
     straggler = state.config.straggler_percent
@@ -59,16 +60,28 @@ def compute_waiting(state: Coordinator, record: RoundRecord, attested: RoundReco
     finish_pace = compute_pace(awaited, finished_at, record.started_at)
     return Waiting(
         all_in=not lacking and not unfetched,
-        fetched_all=all(_is_settled(attested, m) for m in announced) if attested is not None else True,
+        fetched_all=attested is None or all(_is_settled(attested, m) for m in announced),
         patience_s=compute_patience((fetch_pace, finish_pace), straggler),
         fetch_patience_s=compute_patience((fetch_pace,), straggler),
         missing=tuple(sorted({*lacking, *unfetched})),
     )
 
 
+def get_announced(attested: RoundRecord) -> set[int]:
+    """Members whose Result of the attested round is known, or seen by more than a third of the members (R5).
+
+    Who announced nothing owes this client nothing more: commitments are out before the next round begins.
+    """
+    known = {m for m, results in attested.results.items() if results}
+    enough = attested.members.bit_count() // 3 + 1
+    seen = Counter(m for finished in attested.finished.values() for m in get_members(finished.seen))
+    return known | {m for m, count in seen.items() if count >= enough and m in attested.assignments}
+
+
 def _is_settled(attested: RoundRecord, member: int) -> bool:
     open_ = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
-    return all(r.status not in open_ for r in attested.results[member].values())
+    results = attested.results.get(member)
+    return results is not None and all(r.status not in open_ for r in results.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,3 +213,26 @@ def test_stop_withdraws_and_exits_at_once() -> None:
     assert any(isinstance(a, act.Withdraw) for a in actions)
     assert any(isinstance(a, act.Exit) and a.code == 0 for a in actions)
     assert any(isinstance(a, act.Publish) for a in actions)
+
+
+def test_a_round_in_which_nobody_trained_holds_up_the_next_one_for_nobody() -> None:
+    world = make_world(3, total_steps=13, rounds_per_epoch=12)
+    lost = {"round": 4}
+    show = world.show
+
+    def show_late(node: Node) -> None:
+        """Nobody sees RoundTrain of one round before its time is over."""
+        state = world.state
+        if state.run_state is RunState.ROUND_TRAIN and state.current.height == lost["round"]:
+            return
+        show(node)
+
+    world.show = show_late  # type: ignore[method-assign]
+    world.run_until(lambda: world.state.current.height == 7)
+    rounds = {
+        a[2]: b[0] - a[0] for a, b in zip(world.timeline, world.timeline[1:], strict=False) if a[3] == "ROUND_TRAIN"
+    }
+    assert rounds[4] > 8.0, "the round that was not seen"
+    assert rounds[5] < 5.0
+    world.run_to_end()
+    assert_all_equal(world)

@@ -346,8 +346,8 @@ def draw_page(text: str) -> str:
         ValueError: a block's markers are not there exactly once.
     """
     for name, draw in BLOCKS.items():
-        pattern = re.compile(rf"(<!-- BEGIN {re.escape(name)} -->\n).*?(\n<!-- END {re.escape(name)} -->)", re.DOTALL)
-        block = "\n" + "\n".join(draw()) + "\n"
+        pattern = re.compile(rf"(<!-- BEGIN {name} -->\n).*?(<!-- END {name} -->)", re.DOTALL)
+        block = "\n" + "\n".join(draw()) + "\n\n"
         text, found = pattern.subn(lambda match, block=block: match[1] + block + match[2], text)
         if found != 1:
             raise ValueError(f"{PAGE.name}: the markers of {name!r} are there {found} times, must be once")

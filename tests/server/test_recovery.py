@@ -299,6 +299,14 @@ def test_a_run_is_opened_again_only_with_the_configuration_it_was_made_with() ->
         open_run(disk, file, OWNER.public, "test", lambda: 0)
 
 
+def test_a_run_may_be_told_to_pause_when_its_first_epoch_ends() -> None:
+    opened = open_run(MemoryDisk(), RunFile(pending_pause=True), OWNER.public, "test", lambda: START_UNIX)
+    members = Members(build_handler(opened.state, journal=opened.journal))
+    while members.run_state is not RunState.PAUSED:
+        members.step()
+    assert members.handler.state.progress.epoch == 1
+
+
 def test_a_run_made_again_under_its_name_has_another_uid() -> None:
     one, other = (compute_run_uid(OWNER.public, "run", now) for now in (1, 2))
     assert one != other

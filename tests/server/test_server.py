@@ -355,8 +355,8 @@ async def test_the_block_of_a_backend_that_gives_up_ends_with_the_reason(tmp_pat
 
 
 async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock: MockClock) -> None:
-    sink = Sink()
-    async with open_server(tmp_path) as server, open_scripts(server, sink=sink) as scripts:
+    sink, file = Sink(), build_file(waiting_for_members_extra_time=36_000)
+    async with open_server(tmp_path, file) as server, open_scripts(server, sink=sink) as scripts:
         await follow_all(scripts, lambda s: len(s.registry.slots) == 3)
         backend = scripts[0].backend
         damaged = bytearray(backend._raw)

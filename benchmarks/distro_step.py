@@ -132,6 +132,7 @@ def measure_model(
             "our compress": lambda: ours.compress(gradients, LR, (), True, 0),
             "their apply": lambda: theirs.apply(sent),
             "our apply": lambda: ours.apply(bodies, LR, 0.0),
+            "our decoding": lambda: [decode_payload(plan, body) for body in bodies],
         },
         repeats,
     )
@@ -151,10 +152,23 @@ def main() -> None:
         took = measure_model(shapes, chunk, topk, peers, 4 if args.quick else 9)
         ratios = [took[f"their {what}"] / took[f"our {what}"] for what in ("compress", "apply")]
         theirs, ours = (sum(took[f"{who} {what}"] for what in ("compress", "apply")) for who in ("their", "our"))
-        rows.append((name, chunk, topk, peers, theirs * 1e3, ours * 1e3, *ratios, theirs / ours))
+        rows.append(
+            (name, chunk, topk, peers, theirs * 1e3, ours * 1e3, took["our decoding"] * 1e3, *ratios, theirs / ours)
+        )
         result[f"ratio_{name}_{chunk}_{topk}_{peers}"] = theirs / ours
         result[f"ours_ms_{name}_{chunk}_{topk}_{peers}"] = ours * 1e3
-    columns = ["model", "chunk", "k", "peers", "formulas ms", "ours ms", "compress x", "apply x", "step x"]
+    columns = [
+        "model",
+        "chunk",
+        "k",
+        "peers",
+        "formulas ms",
+        "ours ms",
+        "of it decoding",
+        "compress x",
+        "apply x",
+        "step x",
+    ]
     print_table("One optimizer step; x = how many times faster than the formulas", columns, rows)
     finish(args, result)
 

@@ -9,7 +9,7 @@ async with open_node(identity, "0.0.0.0", 0, folder) as node:
 import functools
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,8 @@ from psyche.wire.crypto import Identity
 
 _log: Final = logging.getLogger("psyche.network")
 WRITE_BYTES: Final = 1 << 20  # smaller writes cost more CPU, larger ones gain nothing
-CLOSE_S: Final = 2.0
+GOODBYE_S: Final = 0.8
+CLOSE_S: Final = 3.0
 TRIM_S: Final = 60.0
 DIALABLE: Final = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 
@@ -176,12 +177,27 @@ class _LibP2PTransport:
         await self.close_peer(get_peer_id(key))
 
     async def close_peer(self, peer_id: ID) -> None:
-        """Close all connections to a peer; never raises, never waits long."""
+        """Close all connections to a peer; never raises, never waits long.
+
+        A connection whose writer is stuck cannot say goodbye: its socket is closed under it.
+        """
+        connections = list(self._swarm.get_connections(peer_id))
+        if not await self._try_close(self._swarm.close_peer, peer_id):
+            await self._try_close(self._abort, connections)
+            await self._try_close(self._swarm.close_peer, peer_id)
+
+    async def _try_close(self, close: Callable[[Any], Awaitable[None]], what: object) -> bool:
         try:
-            with trio.move_on_after(CLOSE_S):
-                await self._swarm.close_peer(peer_id)
+            with trio.move_on_after(GOODBYE_S):
+                await close(what)
+                return True
         except Exception as error:  # noqa: BLE001 - it is gone either way
             _log.debug("close of a peer: %s", type(error).__name__)
+        return False
+
+    async def _abort(self, connections: list[Any]) -> None:
+        for connection in connections:
+            await connection.muxed_conn.secured_conn.close()
 
     async def close_all(self) -> None:
         """Stop listening, then close everybody at once: one after another would take seconds."""

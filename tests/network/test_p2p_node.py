@@ -1,0 +1,285 @@
+"""What only the libp2p node has: ports, addresses, the mesh, Noise, dead peers, inbound slots."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from network_kit import PLAN, RUN, get_identity, introduce, meet
+from test_p2p_attacks import VICTIM, Victim, victim  # noqa: F401 - the fixture
+
+from psyche.errors import NetworkError
+from psyche.network.limits import NetworkLimits
+from psyche.network.node import P2PNode, get_key, get_peer_id, open_node, parse_address
+from psyche.network.ports import build_address, get_machine_addresses, get_reachable_addresses, lock_port
+from psyche.network.streams import BLOB
+
+MESH_ONLY = NetworkLimits(direct_peers=0)
+
+
+async def open_p2p(stack: AsyncExitStack, number: int, folder: Path, **kwargs: Any) -> P2PNode:
+    node = open_node(get_identity(number), "127.0.0.1", kwargs.pop("port", 0), folder / str(number), **kwargs)
+    return await stack.enter_async_context(node)
+
+
+async def wait_for_mesh(nodes: list[P2PNode], neighbours: int) -> None:
+    with trio.fail_after(20):
+        for node in nodes:
+            topic = f"psyche/{RUN.hex()}"
+            while len(node._pubsub.router.mesh.get(topic, ())) < neighbours:
+                await trio.sleep(0.05)
+
+
+def test_a_port_is_held_against_a_second_node_and_free_again_afterwards() -> None:
+    with (
+        lock_port("127.0.0.1", 0) as port,
+        pytest.raises(NetworkError, match="another process of psyche"),
+        lock_port("127.0.0.1", port),
+    ):
+        pass
+    with lock_port("127.0.0.1", port) as again:
+        assert again == port
+
+
+def test_a_port_that_another_program_listens_on_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(NetworkError, match=f"127.0.0.1 port {port}"), lock_port("127.0.0.1", port):
+            pass
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(NetworkError, match=r"listen on 192\.0\.2\.1"), lock_port("192.0.2.1", 0):
+        pass
+    with pytest.raises(NetworkError, match="not an IP address"):
+        build_address("localhost", 1)
+
+
+def test_a_node_on_all_addresses_names_those_that_others_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psyche.network.ports.get_machine_addresses", lambda: ["127.0.0.1", "10.1.2.3", "::1"])
+    assert get_reachable_addresses("0.0.0.0", 7) == ("/ip4/10.1.2.3/tcp/7",)
+    assert get_reachable_addresses("::", 7) == ("/ip6/::1/tcp/7",)
+    monkeypatch.setattr("psyche.network.ports.get_machine_addresses", lambda: ["127.0.0.1"])
+    assert get_reachable_addresses("0.0.0.0", 7) == ("/ip4/127.0.0.1/tcp/7",)
+    monkeypatch.setattr("psyche.network.ports.get_machine_addresses", lambda: [f"10.0.0.{n}" for n in range(1, 20)])
+    assert len(get_reachable_addresses("0.0.0.0", 7)) == 8
+
+
+def test_this_machine_has_a_loopback_address() -> None:
+    assert "127.0.0.1" in get_machine_addresses()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "rubbish",
+        "/ip4/1.2.3.4",
+        "/ip4/1.2.3.4/udp/5",
+        "/ip4/1.2.3.4/tcp/5/ws",
+        "/ip4/1.2.3.4/tcp/5/p2p-circuit",
+        "/unix/etc/passwd",
+    ],
+)
+def test_an_address_that_is_not_plain_tcp_is_not_dialed(address: str) -> None:
+    with pytest.raises(NetworkError, match="address"):
+        parse_address(address)
+
+
+def test_a_key_and_a_peer_id_are_the_same_32_bytes() -> None:
+    key = get_identity(5).public
+    assert get_key(get_peer_id(key)) == key
+    with pytest.raises(NetworkError, match="not an Ed25519 key"):
+        get_peer_id(b"short")
+
+
+async def test_the_host_offers_noise_and_yamux_and_only_what_it_needs(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        node = await open_p2p(stack, 1, tmp_path)
+        host: Any = node._transport._host  # type: ignore[attr-defined]
+        upgrader = host.get_network().upgrader
+        assert [str(p) for p in upgrader.security_multistream.transports] == ["/noise"]
+        assert [str(p) for p in upgrader.muxer_multistream.transports] == ["/yamux/1.0.0"]
+        spoken = {str(p) for p in host.get_mux().handlers}
+        assert {p for p in spoken if "psyche" in p} == {
+            "/psyche/hello/1", "/psyche/gossip/1", "/psyche/sync/1", "/psyche/blob/1",
+        }  # fmt: skip
+        assert not any("/ipfs/id" in p for p in spoken)
+
+
+async def test_an_impostor_that_offers_only_plaintext_is_not_believed(tmp_path: Path) -> None:
+    from libp2p import new_host
+    from libp2p.crypto.ed25519 import create_new_key_pair
+    from libp2p.crypto.keys import KeyPair
+    from libp2p.custom_types import TProtocol
+    from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
+    from multiaddr import Multiaddr
+
+    pair = create_new_key_pair(get_identity(2).seed)
+
+    class Stolen:
+        def get_public_key(self) -> Any:
+            return pair.public_key
+
+    forged = KeyPair(Stolen(), pair.public_key)  # type: ignore[arg-type]
+    with lock_port("127.0.0.1", 0) as port:
+        address = Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")
+        impostor: Any = new_host(
+            key_pair=create_new_key_pair(b"\5" * 32),
+            sec_opt={TProtocol(PLAINTEXT_PROTOCOL_ID): InsecureTransport(forged)},
+            listen_addrs=[address],
+        )
+        async with AsyncExitStack() as stack:
+            node = await open_p2p(stack, 1, tmp_path)
+            async with impostor.run(listen_addrs=[address]):
+                with trio.fail_after(15), pytest.raises(NetworkError):
+                    await node._transport.dial(get_identity(2).public, str(address))
+                await impostor.close()
+            assert node.peers.get(get_identity(2).public) is None
+
+
+async def test_a_mesh_carries_messages_to_who_is_not_connected_directly(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        a, b, c = [await open_p2p(stack, n, tmp_path, limits=MESH_ONLY) for n in (1, 2, 3)]
+        introduce([a, b, c])
+        a.set_addresses([b.address_record()])
+        c.set_addresses([b.address_record()])
+        b.set_addresses([])
+        with trio.fail_after(20):
+            await b.wait_for_peers(frozenset({a.key, c.key}))
+        assert c.key not in a.connected()
+        await wait_for_mesh([a, c], 1)
+        await wait_for_mesh([b], 2)
+        await a.publish(b"over b")
+        with trio.fail_after(10):
+            assert await c.messages().receive() == (a.key, b"over b")
+            assert await b.messages().receive() == (a.key, b"over b")
+
+
+async def test_a_message_that_comes_both_ways_is_delivered_once(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        nodes = [await open_p2p(stack, n, tmp_path) for n in (1, 2, 3)]
+        await meet(*nodes)
+        await wait_for_mesh(nodes, 2)
+        for node in nodes:  # one allowed peer is not there: the mesh carries everything too
+            node.set_allowed(node.peers.allowed | {get_identity(77).public})
+        for number in range(20):
+            await nodes[0].publish(b"twice %d" % number)
+        got: list[bytes] = []
+        with trio.fail_after(10):
+            while len(got) < 20:
+                got.append((await nodes[1].messages().receive())[1])
+        await trio.sleep(0.5)
+        assert sorted(got) == sorted(b"twice %d" % n for n in range(20))
+        assert nodes[1].statistics().gossip_received == 20
+
+
+async def test_a_restarted_node_is_heard_over_the_mesh(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        a = await open_p2p(stack, 1, tmp_path, limits=MESH_ONLY)
+        for number in range(2):
+            async with AsyncExitStack() as inner:
+                b = await open_p2p(inner, 2, tmp_path, limits=MESH_ONLY)
+                await meet(a, b)
+                await wait_for_mesh([a, b], 1)
+                for index in range(5):
+                    await b.publish(b"life %d message %d" % (number, index))
+                    with trio.fail_after(10):
+                        assert await a.messages().receive() == (b.key, b"life %d message %d" % (number, index))
+
+
+async def test_a_node_lets_in_more_visitors_than_it_has_slots(tmp_path: Path) -> None:
+    """The swarm's own handler gives a slot back only when the node ends."""
+    limits = NetworkLimits(connections=2)
+    async with AsyncExitStack() as stack:
+        node = await open_p2p(stack, 1, tmp_path, limits=limits)
+        host: Any = node._transport._host  # type: ignore[attr-defined]
+        for _ in range(6):
+            visitor = await trio.open_tcp_stream("127.0.0.1", int(str(host.get_addrs()[0]).split("/")[4]))
+            await visitor.aclose()
+        for number in range(4):
+            async with AsyncExitStack() as inner:
+                peer = await open_p2p(inner, 2, tmp_path)
+                introduce([node, peer])
+                node.set_addresses([])  # it is always the visitor who dials
+                with trio.fail_after(10):
+                    await node.wait_for_peers(frozenset({peer.key}))
+            with trio.fail_after(10):
+                while node.connected():
+                    await node.peers.changed.wait()
+            assert node.connected() == frozenset(), number
+
+
+async def test_a_peer_that_stops_without_a_word_is_noticed(victim: Victim, tmp_path: Path) -> None:  # noqa: F811
+    """SIGSTOP stands for a power cut: no FIN comes, only silence."""
+    limits = NetworkLimits(health_check_s=1.0, ping_s=1.0)
+    async with open_node(get_identity(101), "127.0.0.1", 0, tmp_path, limits=limits) as node:
+        node.set_plan(RUN, PLAN)
+        node.set_allowed(frozenset({victim.record.p2p}))
+        node.set_addresses([victim.record])
+        with trio.fail_after(20):
+            await node.wait_for_peers(frozenset({victim.record.p2p}))
+        victim.process.send_signal(signal.SIGSTOP)
+        try:
+            with trio.fail_after(20):
+                while node.connected():
+                    await node.peers.changed.wait()
+        finally:
+            victim.process.send_signal(signal.SIGCONT)
+        with trio.fail_after(20):
+            await node.wait_for_peers(frozenset({victim.record.p2p}))
+
+
+async def test_a_node_closes_in_time_with_a_peer_that_takes_nothing(victim: Victim, tmp_path: Path) -> None:  # noqa: F811
+    async with open_node(get_identity(101), "127.0.0.1", 0, tmp_path) as node:
+        node.set_plan(RUN, PLAN)
+        node.set_allowed(frozenset({victim.record.p2p}))
+        node.set_addresses([victim.record])
+        with trio.fail_after(20):
+            await node.wait_for_peers(frozenset({victim.record.p2p}))
+        try:
+            stream = await node._transport.open_stream(victim.record.p2p, BLOB)
+            victim.process.send_signal(signal.SIGSTOP)
+            node.start(stream.write, bytes(32 << 20))
+            await trio.sleep(0.5)  # by now the write waits, shielded, for a window that does not come
+            start = time.monotonic()
+        except BaseException:
+            victim.process.send_signal(signal.SIGCONT)
+            raise
+    took = time.monotonic() - start
+    victim.process.send_signal(signal.SIGCONT)
+    assert took < 5, "F26: a node is gone within five seconds"
+
+
+def test_the_memory_twin_starts_without_libp2p() -> None:
+    code = "import sys, psyche.network.memory; sys.exit(any(m.split('.')[0] == 'libp2p' for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nothing_of_libp2p_is_said_on_stderr(tmp_path: Path) -> None:
+    code = f"""
+import trio
+from pathlib import Path
+from network_kit import get_identity, meet
+from psyche.network.node import get_peer_id, open_node
+async def main():
+    folder = Path({str(tmp_path)!r})
+    async with open_node(get_identity(1), "127.0.0.1", 0, folder / "a") as a:
+        async with open_node(get_identity(2), "127.0.0.1", 0, folder / "b") as b:
+            await meet(a, b)
+            s = await b._transport._host.new_stream(get_peer_id(a.key), ["/meshsub/1.1.0"])
+            await s.write(b"\\xff" * 50)
+            await trio.sleep(0.2)
+        await trio.sleep(0.2)
+trio.run(main)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parent, timeout=60
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")

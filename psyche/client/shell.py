@@ -1,5 +1,6 @@
 """The trio shell around the round engine: executes its actions, feeds it what happens."""
 
+import json
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -196,6 +197,13 @@ class Shell:
         if isinstance(until, float):  # the engine's clock is monotonic, people's is not
             fields["until"] = self._parts.unix_now() + until - trio.current_time()
         self.log(action.kind, **fields)
+        if action.kind == "evidence":
+            self._start(self._write_evidence, fields)
+
+    async def _write_evidence(self, fields: dict[str, object]) -> None:
+        """An own replay that contradicts agreed digests: kept for whoever wants to judge (section 9, last table)."""
+        path = trio.Path(self._settings.data_dir) / f"evidence-epoch-{self.state.progress.epoch:05d}.json"
+        await path.write_text(json.dumps(fields, default=_to_hex, indent=1) + "\n")
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -372,3 +380,7 @@ class Shell:
             "network", bytes_sent=s.bytes_sent, bytes_received=s.bytes_received, peers=s.peers,
             gossip_sent=s.gossip_sent, gossip_received=s.gossip_received, gossip_refused=s.gossip_refused,
         )  # fmt: skip
+
+
+def _to_hex(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -169,6 +169,8 @@ class TrainerTasks:
             digest, reply = await self._try_source(source, action, reasons)
             if reply is not None:
                 self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
+                if not source.is_snapshot:
+                    await self._keep_source(action.epoch, digest)
                 return
         try:
             source = await self._fetch(action.certified, reasons)
@@ -181,6 +183,13 @@ class TrainerTasks:
                 self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
                 return
         self._x.feed(LoadFailed(action.epoch, "; ".join(reasons) or "no source"))
+
+    async def _keep_source(self, epoch: int, digest: bytes) -> None:
+        """Weights of the configured source are kept as a snapshot too: who lacks that source gets them here (S9)."""
+        if await self._loader.find_local(digest) is None:
+            progress = self._x.state.progress
+            index = progress.epoch_start_data_index
+            await self._write_snapshot(Snapshot(epoch, -1, progress.step, index, ZERO32, digest, ZERO32))
 
     async def _find_sources(self, action: Load) -> list[Source]:
         own = await self._loader.find_local(action.certified) if action.certified is not None else None

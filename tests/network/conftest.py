@@ -1,16 +1,20 @@
 """The same tests over both transports: libp2p on loopback, and simulated links."""
 
+import json
 import random
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from network_kit import OpenGroup, OpenNode, get_identity, meet
+from network_kit import MEMBER, PROBE, VICTIM, OpenGroup, OpenNode, Victim, get_identity, meet
 
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory import MemoryHub
+from psyche.wire.crypto import sign_address_record
 
 
 @pytest.fixture(params=["memory", "libp2p"])
@@ -45,3 +49,21 @@ def open_group(open_any: OpenNode) -> OpenGroup:
             yield nodes
 
     return opening
+
+
+@pytest.fixture(scope="session")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """One libp2p node in a process of its own for all tests that attack or stop it."""
+    command = [sys.executable, str(Path(__file__).with_name("p2p_child.py")), str(VICTIM), str(PROBE), str(MEMBER)]
+    errors = tmp_path_factory.mktemp("victim") / "stderr"
+    with (
+        errors.open("wb") as stderr,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            ready = json.loads(process.stdout.readline())
+            record = sign_address_record(get_identity(VICTIM), [ready["address"]], 1 << 40)
+            yield Victim(process, record, bytes.fromhex(ready["blob"]), errors)
+        finally:
+            process.kill()

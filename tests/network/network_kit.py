@@ -1,16 +1,22 @@
 """Helpers of the network tests: fixed keys, introductions."""
 
+import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from psyche.network.base import BaseNode
 from psyche.wire.crypto import Identity
+from psyche.wire.ports import AddressRecord
 
 RUN = b"\x07" * 32
 PLAN = b"\x09" * 32
+
+VICTIM, PROBE, MEMBER = 100, 101, 102
 
 OpenNode = Callable[..., AbstractAsyncContextManager[BaseNode]]
 OpenGroup = Callable[..., AbstractAsyncContextManager[list[Any]]]
@@ -38,3 +44,17 @@ async def meet(*nodes: BaseNode) -> None:
     with trio.fail_after(20):
         for node in nodes:
             await node.wait_for_peers(keys - {node.key})
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A node in a process of its own (`p2p_child.py`) that knows PROBE and MEMBER."""
+
+    process: subprocess.Popen[str]
+    record: AddressRecord
+    blob: bytes
+    stderr: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.record.addresses[0].rsplit("/", 1)[1])

@@ -4,6 +4,7 @@ python p2p_child.py NUMBER ALLOWED... : prints its address, echoes gossip, answe
 """
 
 import json
+import logging
 import os
 import resource
 import sys
@@ -59,6 +60,13 @@ def break_validator(node: P2PNode) -> None:
     node._inbox.is_acceptable = validate  # type: ignore[method-assign]
 
 
+def mute_our_own_log() -> None:
+    """Whatever still comes to stderr is said by libp2p."""
+    ours = logging.getLogger("psyche")
+    ours.addHandler(logging.NullHandler())
+    ours.propagate = False
+
+
 async def main(number: int, allowed: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with open_node(get_identity(number), "127.0.0.1", 0, Path(folder), limits=LIMITS) as node:
@@ -75,4 +83,5 @@ async def main(number: int, allowed: list[int]) -> None:
 
 
 if __name__ == "__main__":
+    mute_our_own_log()
     trio.run(main, int(sys.argv[1]), [int(a) for a in sys.argv[2:]])

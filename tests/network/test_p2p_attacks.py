@@ -4,54 +4,25 @@ One victim in a process of its own takes all attacks one after another. After ea
 still be let in, pinged, answered and gossiped with.
 """
 
-import json
 import os
 import struct
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from network_kit import PLAN, RUN, get_identity
+from network_kit import MEMBER, PLAN, PROBE, RUN, Victim, get_identity
 
 from psyche.errors import NetworkError
 from psyche.network.node import P2PNode, get_peer_id, open_node
-from psyche.wire.crypto import sign_address_record
-from psyche.wire.ports import AddressRecord, SyncRequest
+from psyche.wire.ports import SyncRequest
 
 pytestmark = pytest.mark.e2e
-VICTIM, PROBE, MEMBER, STRANGER = 100, 101, 102, 103
+STRANGER = 103
 MIB = 1 << 20
 MESH = "/meshsub/1.1.0"
-
-
-@dataclass(frozen=True)
-class Victim:
-    process: subprocess.Popen[str]
-    record: AddressRecord
-    blob: bytes
-
-    @property
-    def port(self) -> int:
-        return int(self.record.addresses[0].rsplit("/", 1)[1])
-
-
-@pytest.fixture(scope="module")
-def victim() -> Iterator[Victim]:
-    command = [sys.executable, str(Path(__file__).with_name("p2p_child.py")), str(VICTIM), str(PROBE), str(MEMBER)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            ready = json.loads(process.stdout.readline())
-            record = sign_address_record(get_identity(VICTIM), [ready["address"]], 1 << 40)
-            yield Victim(process, record, bytes.fromhex(ready["blob"]))
-        finally:
-            process.kill()
 
 
 @asynccontextmanager
@@ -331,3 +302,8 @@ async def test_a_stranger_gets_no_further_than_hello(victim: Victim, tmp_path: P
             while "not on the allow-list" not in node.refusals().get(victim.record.p2p, ""):
                 await trio.sleep(0.05)
     await assert_alive(victim, tmp_path)
+
+
+async def test_after_all_of_this_nothing_was_said_on_stderr(victim: Victim, tmp_path: Path) -> None:
+    await assert_alive(victim, tmp_path)
+    assert victim.stderr.read_text(encoding="utf-8") == ""

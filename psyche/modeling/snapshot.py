@@ -133,6 +133,20 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def _replace(temporary: Path, path: Path, replaced: Path) -> None:
+    """Put `temporary` in the place of `path`; what was there waits as `replaced` until that is done."""
+    if path.exists():
+        path.rename(replaced)
+    try:
+        temporary.rename(path)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(path)
+        raise
+    _sync_folder(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
 @contextmanager
 def write_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that becomes `path` whole on leaving, and vanishes on an error.
@@ -147,12 +161,7 @@ def write_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for folder, _, _ in os.walk(temporary):
             _sync_folder(Path(folder))
-        replaced = path.parent / f".{path.name}{_REPLACED}{tag}"
-        if path.exists():
-            path.rename(replaced)
-        temporary.rename(path)
-        _sync_folder(path.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _replace(temporary, path, path.parent / f".{path.name}{_REPLACED}{tag}")
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

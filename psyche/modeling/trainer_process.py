@@ -158,7 +158,11 @@ class TrainerProcess:
         return await self._call("load", request)
 
     async def train(self, request: TrainRequest) -> TrainReply:
-        """See `TrainerEngine.train`."""
+        """See `TrainerEngine.train`.
+
+        A caller that wants to know what became of the batch calls `cancel` and waits on; if the task that
+        waits is cancelled instead, the batch ends too, but perhaps only after its payload was made.
+        """
         return await self._call("train", request)
 
     async def apply(self, request: ApplyRequest) -> ApplyReply:
@@ -289,11 +293,11 @@ class TrainerProcess:
         """Start the process from this very thread: the kernel ties its life to the thread that made it."""
         ours, theirs = socket.socketpair()
         command = [
-            sys.executable, "-m", "psyche.modeling.trainer_child",
+            sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer_child",
             "--fd", str(theirs.fileno()), "--parent", str(os.getpid()), "--threads", str(self._threads),
         ]  # fmt: skip
-        # torch reads these before `set_num_threads` could be called
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
+        # torch reads the first two before `set_num_threads` could be called; nothing is fetched from the Hub
+        settings = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads)) | {"HF_HUB_OFFLINE": "1"}
         with theirs, self._open_log() as log:
             process = subprocess.Popen(
                 command,
@@ -301,7 +305,7 @@ class TrainerProcess:
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **threads, **self._environment},
+                env={**os.environ, **settings, **self._environment},
                 process_group=0,  # a terminal's Ctrl-C goes to the parent, which decides
             )
         ours.setblocking(False)

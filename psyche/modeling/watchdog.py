@@ -13,11 +13,13 @@ KNOWN: Final = 3  # calls after which the median says something
 class WatchdogLimits:
     """Seconds of silence; a trainer gives a sign of life at every micro-batch and every tensor.
 
-    `start_s` bounds the start of the process (imports), `unknown_s` a call before steps are known,
-    `floor_s` keeps a machine that swaps or is suspended from looking like a hang.
+    `start_s` bounds the start of the process (imports), `load_s` a load (a Hugging Face folder gives no
+    signs of life), `unknown_s` any other call before its times are known. `floor_s` keeps a machine
+    that swaps or is overloaded from looking like a hang.
     """
 
     start_s: float = 180.0
+    load_s: float = 600.0
     unknown_s: float = 120.0
     floor_s: float = 10.0
 
@@ -39,6 +41,8 @@ class Watchdog:
         A train step: twice the median of the last 32, at least the floor. Other operations vary with
         what they are given, so four times the longest seen, at least `unknown_s`.
         """
+        if operation == "load":
+            return self.limits.load_s
         seen = self._seconds[operation]
         if operation != "train":
             return max(self.limits.unknown_s, 4 * max(seen, default=0.0))

@@ -17,7 +17,7 @@ from psyche.errors import TrainerError
 from psyche.modeling.batch import Cancelled, compute_gradients, decode_tokens, evaluate
 from psyche.modeling.engine import TrainerEngine
 from psyche.modeling.failure import FailureKind, TrainerFailure
-from psyche.modeling.model import get_parameters, load_model
+from psyche.modeling.model import get_parameters, init_model, load_model
 from psyche.modeling.snapshot import get_tensor_path, read_snapshot_info
 from psyche.modeling.trainer import Trainer
 from psyche.wire.trainer import ApplyRequest, LoadRequest, SentResult, SnapshotRequest, TrainRequest
@@ -405,6 +405,25 @@ def test_an_export_loads_with_plain_transformers(engine: TrainerEngine, tmp_path
     for name, parameter in get_parameters(model).items():
         assert torch.equal(parameter, engine._get_loaded().parameters[name].to(parameter.dtype))
     assert (tmp_path / "e" / "tokenizer_config.json").read_text() == "{}"
+
+
+def test_a_tied_model_trains_resumes_and_exports(tiny_config: Path, load_request: LoadRequest, tmp_path: Path) -> None:
+    import json
+
+    from transformers import AutoModelForCausalLM
+
+    config = tmp_path / "tied.json"
+    config.write_text(json.dumps({**json.loads(tiny_config.read_text()), "tie_word_embeddings": True}))
+    init_model(config, tmp_path / "tied", 1)
+    engine = TrainerEngine()
+    engine.load(msgspec.structs.replace(load_request, path=str(tmp_path / "tied")))
+    root = run_rounds(engine, range(3), [])[-1]
+    engine.snapshot(snapshot_request(tmp_path / "s"))
+    request = msgspec.structs.replace(load_request, path=str(tmp_path / "s"), is_snapshot=True)
+    assert TrainerEngine().load(request).weight_root == root
+    engine.snapshot(snapshot_request(tmp_path / "e", kind="export"))
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "e")
+    assert torch.equal(exported.lm_head.weight, engine._get_loaded().parameters["model.embed_tokens.weight"])
 
 
 def test_an_impossible_snapshot_leaves_nothing(engine: TrainerEngine, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,8 @@ def test_the_command_trains_and_says_what_came_out(model: Path, data: Path, tmp_
     assert (tmp_path / "loss.png").is_file()
     failed = CliRunner().invoke(app, ["--model", str(model), "--data", str(data), "--steps", "0"])
     assert isinstance(failed.exception, ConfigError)
+
+
+def test_the_command_loads_no_torch_before_it_is_called() -> None:
+    code = "import sys, psyche.standalone.command; sys.exit(bool({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

@@ -20,15 +20,14 @@ def compute_at_least(bitmaps: Iterable[int], threshold: int, universe: int) -> i
             planes[k], carry = plane ^ carry, plane & carry
         if carry:
             planes.append(carry)
-    above, equal = 0, universe
+    above, level = 0, universe  # from the highest bit down: counts above the threshold, counts not below it
     for k in reversed(range(max(len(planes), threshold.bit_length()))):
         plane = planes[k] if k < len(planes) else 0
         if threshold >> k & 1:
-            equal &= plane
+            level &= plane
         else:
-            above |= equal & plane
-            equal &= ~plane
-    return above | equal
+            above |= level & plane
+    return above | level
 
 
 def process_agreement(round_: Round, record: WitnessRecord) -> None:

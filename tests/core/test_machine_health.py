@@ -47,6 +47,10 @@ def test_h1_late_is_who_was_heard_and_did_not_deliver_to_q() -> None:
     assert judge(build_training(), [0b0111] * 3 + [0b1111]) == (0, 0b1000, 0b0111)
 
 
+def test_h1_nobody_is_excused_where_everybody_trains() -> None:
+    assert judge(build_training(), [0b1110] * 3 + [0b1111]) == (0, 0b0001, 0b1110)
+
+
 def test_h1_between_q_and_q_there_is_no_judgement() -> None:
     assert judge(build_training(), [0b0111] * 2 + [0b1111] * 2) == (0, 0, 0b0111)
 

@@ -60,7 +60,7 @@ class BlobServer:
         found = self._per_peer.get(key)
         if found is None:
             idle = [k for k, limiter in self._per_peer.items() if not limiter.borrowed_tokens]
-            for old in idle[: len(self._per_peer) - MAX_PEER_LIMITERS]:
+            for old in idle[: max(0, len(self._per_peer) - MAX_PEER_LIMITERS)]:
                 del self._per_peer[old]
             found = self._per_peer[key] = trio.CapacityLimiter(self._limits.ranges_per_peer)
         return found

@@ -280,6 +280,7 @@ class P2PNode(BaseNode):
             return
         try:
             await self._pubsub.publish(self._topic, message)
+            self._statistics.bytes_sent += len(message)
         except Exception as error:  # noqa: BLE001 - gossip is a hint: sync brings what the mesh does not
             _log.debug("mesh: %s", type(error).__name__)
 

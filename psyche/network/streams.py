@@ -65,13 +65,13 @@ async def read_exactly(stream: Readable, size_bytes: int) -> bytes:
     Raises:
         StreamError: the stream ended before.
     """
-    first = await stream.read_some(min(size_bytes, READ_BYTES)) if size_bytes else b""
-    if len(first) == size_bytes:
-        return first
-    out = bytearray(first)
-    while len(out) < size_bytes:
-        out += await stream.read_some(min(size_bytes - len(out), READ_BYTES))
-    return bytes(out)
+    parts: list[bytes] = []
+    missing = size_bytes
+    while missing > 0:
+        part = await stream.read_some(min(missing, READ_BYTES))
+        parts.append(part)
+        missing -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def read_frame(stream: Readable, max_bytes: int, what: str) -> bytes:

@@ -230,7 +230,7 @@ class AskTable:
 
 @dataclass(frozen=True, slots=True)
 class SetPeers:
-    """Who may talk to this node (p2p.md: joined and leaving slots)."""
+    """Who may talk to this node (joined and leaving slots)."""
 
     keys: frozenset[bytes]
 

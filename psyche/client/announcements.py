@@ -7,7 +7,7 @@ from psyche.client.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.core.bits import get_members
 from psyche.core.header import ResultHeader
 from psyche.core.messages import Finished, Gossip, Leave, Ready, Result
-from psyche.core.schedule import compute_learning_rate, get_cold_start, get_lr_bits
+from psyche.core.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
 from psyche.core.state import Coordinator, RoundFlag
 from psyche.core.timeline import get_round
 from psyche.errors import WireError
@@ -19,8 +19,8 @@ MAX_RETRY_S = 4.0
 
 
 def compute_step_lr(state: Coordinator, step: int) -> float:
-    """The learning rate of a step, rounded to float32 (S1)."""
-    return compute_learning_rate(state.model.lr_schedule, step, get_cold_start(state.epoch, state.model))
+    """The learning rate of a step, rounded to float32 as in headers and digests (S1)."""
+    return round_f32(compute_learning_rate(state.model.lr_schedule, step, get_cold_start(state.epoch, state.model)))
 
 
 class Announcements:
@@ -68,7 +68,7 @@ class Announcements:
         record.heard |= 1 << member
         match message.body:
             case Ready():
-                record.ready[member] = message.body
+                self._take_ready(member, message.body, record, digests)
             case Finished():
                 record.finished.setdefault(member, message.body)
                 record.finished_raw.setdefault(member, encode_gossip(message))
@@ -78,6 +78,15 @@ class Announcements:
             case Result():
                 self._take_result(message, record, digests, diverged=diverged, now=now)
 
+    def _take_ready(self, member: int, ready: Ready, record: RoundRecord, digests: dict[int, bytes]) -> None:
+        """S6: divergence shows within seconds; the record confirms it."""
+        if member in record.ready:
+            return
+        record.ready[member] = ready
+        own = digests.get(record.height)
+        if own is not None and not ready.flags and ready.digest != own:
+            self._x.log("ready_differs", member=member, height=record.height, digest=ready.digest, own=own)
+
     def _take_result(
         self, message: Gossip, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool, now: float
     ) -> None:
@@ -86,6 +95,7 @@ class Announcements:
         known = record.results.get(message.member, {})
         if commitment in known or commitment in record.deferred:
             return
+        self._note_signed(message, record)
         if len(known) >= MAX_COMMITMENTS:
             return
         expected = self._expect(record, digests, diverged=diverged)
@@ -98,6 +108,18 @@ class Announcements:
                 record.deferred[commitment] = message
         else:
             self.add(message, header, record, now=now)
+
+    def _note_signed(self, message: Gossip, record: RoundRecord) -> None:
+        """Two signatures over different commitments are evidence, whatever the headers say (R7)."""
+        assert isinstance(message.body, Result), "dispatched by kind"
+        signed = record.signed.setdefault(message.member, {})
+        if len(signed) >= MAX_COMMITMENTS or message.body.commitment in signed:
+            return
+        signed[message.body.commitment] = encode_gossip(message)
+        if len(signed) == MAX_COMMITMENTS:
+            first, second = signed.values()
+            self._x.log("equivocation", member=message.member, height=record.height)
+            self._x.do(SendEquivocation(first, second))
 
     def _expect(self, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool) -> Expected:
         x = self._x
@@ -129,10 +151,6 @@ class Announcements:
         known[result.commitment] = result
         if not self._x.state.config.overlap:
             record.finished_at.setdefault(message.member, now)  # A2: without overlap its Result stands for it
-        if len(known) == MAX_COMMITMENTS:
-            first, second = (k.raw for k in known.values())
-            self._x.log("equivocation", member=message.member, height=record.height)
-            self._x.do(SendEquivocation(first, second))  # R7
         self._fetch(result, record, message.member, now)
         return result
 
@@ -141,6 +159,7 @@ class Announcements:
         assert isinstance(message.body, Result), "only results are added"
         result = KnownResult(encode_gossip(message), header, message.body.commitment, PayloadStatus.HELD, held_at=now)
         record.results.setdefault(message.member, {})[result.commitment] = result
+        record.signed.setdefault(message.member, {})[result.commitment] = result.raw
         record.heard |= 1 << message.member
         if not self._x.state.config.overlap:
             record.finished_at.setdefault(message.member, now)

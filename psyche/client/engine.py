@@ -19,6 +19,7 @@ from psyche.client.actions import (
     PayloadArrived,
     PayloadFailed,
     Publish,
+    SetPlan,
     SnapshotFetched,
     SnapshotWritten,
     TableArrived,
@@ -119,6 +120,8 @@ class RoundEngine:
         before, x.state = x.state, state
         self._note_state(state, now)
         self._note_loss(before, state)
+        if before.run_uid != state.run_uid:
+            x.do(SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded: peers allow that
         self.membership.follow_registry()
         key = (state.progress.epoch, state.epoch.start_timestamp)
         if state.run_state in ACTIVE_STATES and key != self._epoch_key:
@@ -311,7 +314,7 @@ class RoundEngine:
     # --- asking peers -----------------------------------------------------------------------------
 
     def _sync(self, now: float) -> None:
-        """Gossip is a hint: what is still missing is asked for (p2p.md)."""
+        """Gossip is a hint: what is still missing is asked for."""
         if now - self._synced_at >= SYNC_EVERY_S:
             self._synced_at = now
             x = self._x

@@ -1,7 +1,7 @@
 """Where weights come from: own snapshots, the configured source, peers (S8, S9, P4)."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from psyche.client.serving import Manifest, Serving, read_manifest
-from psyche.core.manifest import decode_manifest
+from psyche.core.manifest import TensorEntry, decode_manifest
 from psyche.core.state import ZERO32, CheckpointKind, Coordinator, Model
 from psyche.errors import NetworkError, PsycheError, TrainerError
 from psyche.modeling.snapshot import (
@@ -81,22 +81,23 @@ class Loader:
         Raises:
             NetworkError: no peer has it, or the transfer failed.
         """
-        offer = await self._find_manifest(digest)
+        offer = await self._find_manifest(state, digest)
+        return await self._fetch_offer(state, offer, digest, deadline, progress)
+
+    async def _fetch_offer(
+        self, state: Coordinator, offer: Manifest, digest: bytes, deadline: float, progress: Callable[[int, int], None]
+    ) -> Source:
         entries = decode_manifest(offer.manifest)
-        folder = self._snapshots / f".parts-{digest.hex()[:16]}"
+        folder = self._snapshots / f".parts-{blake3_hash(offer.manifest).hex()[:16]}"
         folder.mkdir(parents=True, exist_ok=True)
-        sizes = [get_tensor_bytes(entry) for entry in entries]
-        done = 0
-        paths: list[Path] = []
-        for index, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
-            path = folder / f"{index:05d}.bin"
-            if not path.is_file() or path.stat().st_size != size:
-                await self._network.fetch_file(
-                    entry.blob_id, self._get_sources(), path, size_bytes=size, deadline=deadline
-                )
-            done += size
-            progress(done, sum(sizes))
-            paths.append(path)
+        blobs = {entry.blob_id: get_tensor_bytes(entry) for entry in entries}
+        total = sum(blobs.values())
+        found = await self._network.fetch_many(
+            list(blobs.items()), self._get_sources(), folder, deadline=deadline, progress=lambda n: progress(n, total)
+        )
+        for blob_id in blobs:
+            await self._network.withdraw(blob_id)  # the files move into the snapshot, from where they are offered
+        paths = await trio.to_thread.run_sync(_spread, entries, found)
         files = await self._get_model_files(state, offer, deadline)
         info = await trio.to_thread.run_sync(lambda: self._assemble(offer, digest, paths, files))
         await trio.to_thread.run_sync(_remove_folder, folder)
@@ -115,27 +116,50 @@ class Loader:
             digest=digest,
         )
 
+    async def find_leading(self, state: Coordinator, digest: bytes, deadline: float) -> Source | None:
+        """Full-value mode: the copy of the first member that has one, so that all go on from the same (S2).
+
+        The digest covers the applied sets only, so it is one member's word which weights these are.
+        """
+        own = await self.find_local(digest)
+        own_root = (await trio.to_thread.run_sync(read_snapshot_info, own.path)).weight_root if own else None
+        for member in state.clients:
+            if member.p2p == self._network.key:
+                if own is not None:
+                    return own
+                continue
+            try:
+                offer = await self._ask_manifest(state, digest, member.p2p)
+            except NetworkError:
+                continue
+            if own is not None and blake3_hash(offer.manifest) == own_root:
+                return own
+            return await self._fetch_offer(state, offer, digest, deadline, lambda _done, _total: None)
+        return own
+
     def _get_sources(self) -> list[bytes]:
         return sorted(self._network.connected())
 
-    async def _find_manifest(self, digest: bytes) -> Manifest:
+    async def _find_manifest(self, state: Coordinator, digest: bytes) -> Manifest:
         reasons: list[str] = []
         for peer in self._get_sources():
             try:
-                reply = await self._network.ask(peer, SyncRequest("manifest", key=digest), timeout_s=MANIFEST_TIMEOUT_S)
+                return await self._ask_manifest(state, digest, peer)
             except NetworkError as error:
                 reasons.append(str(error))
-                continue
-            offer = read_manifest(reply.items[0]) if reply.found and reply.items else None
-            if offer is None:
-                reasons.append(f"peer {peer.hex()[:8]} does not have it")
-            elif compute_state_digest(offer.chain, blake3_hash(offer.manifest)) != digest:
-                reasons.append(f"peer {peer.hex()[:8]} showed a manifest that does not give the digest")
-            else:
-                return offer
         raise NetworkError(
             f"no peer has the weights {digest.hex()[:16]}: {'; '.join(reasons) or 'no peer is connected'}"
         )
+
+    async def _ask_manifest(self, state: Coordinator, digest: bytes, peer: bytes) -> Manifest:
+        name = f"peer {peer.hex()[:8]}"
+        reply = await self._network.ask(peer, SyncRequest("manifest", key=digest), timeout_s=MANIFEST_TIMEOUT_S)
+        offer = read_manifest(reply.items[0]) if reply.found and reply.items else None
+        if offer is None:
+            raise NetworkError(f"{name} does not have it")
+        if compute_weights_digest(state.model, offer.chain, blake3_hash(offer.manifest)) != digest:
+            raise NetworkError(f"{name} showed a manifest that does not give the digest")
+        return offer
 
     async def _get_model_files(self, state: Coordinator, offer: Manifest, deadline: float) -> dict[str, bytes]:
         """The model's own folder wins; else what the peer offers."""
@@ -170,6 +194,21 @@ class Loader:
         """What is known of an own snapshot."""
         source = await self.find_local(digest)
         return await trio.to_thread.run_sync(read_snapshot_info, source.path) if source else None
+
+
+def compute_weights_digest(model: Model, chain: bytes, weight_root: bytes) -> bytes:
+    """The full digest of loaded weights; in full-value mode the weight part is zero (S2)."""
+    return compute_state_digest(chain, weight_root if model.optimizer.quantize_1bit else ZERO32)
+
+
+def _spread(entries: Sequence[TensorEntry], found: Mapping[bytes, Path]) -> list[Path]:
+    """One file per tensor: equal tensors are one blob, but each has its own place in the snapshot."""
+    paths: list[Path] = []
+    for index, entry in enumerate(entries):
+        path = found[entry.blob_id].with_name(f"tensor-{index:05d}")
+        shutil.copyfile(found[entry.blob_id], path)
+        paths.append(path)
+    return paths
 
 
 def get_snapshot_name(epoch: int, step: int, digest: bytes) -> str:

@@ -40,6 +40,7 @@ class Membership:
     export: bool = False
     weights_digest: bytes | None = None  # full digest of what is in the trainer, at an epoch's edge
     passed_warmup: int | None = None  # the epoch whose Warmup this process saw as a member (M9)
+    synchronised: tuple[int, bytes] | None = None  # epoch and digest of the last load
     loading: bool = False
     load_at: float = 0.0
     warm_digest: bytes | None = None  # what the last warmup_witness said
@@ -137,6 +138,8 @@ class Membership:
         certified = x.state.certified.digest
         wanted = None if certified == ZERO32 else certified
         fits = self.weights_digest is not None and wanted in (None, self.weights_digest)
+        if wanted is not None and not x.state.model.optimizer.quantize_1bit:
+            fits = self.synchronised == (x.epoch, wanted)  # S2: full values drift, every Warmup goes back to one copy
         if fits and not x.state.epoch.cold_start:
             if not self.chain.loaded:
                 self._start_chain()
@@ -174,6 +177,7 @@ class Membership:
             parameters=event.parameters,
         )
         self.weights_digest = event.digest
+        self.synchronised = (event.epoch, event.digest)
         self.duty.prev_commitment = event.prev_commitment
         self.chain.own_fates.clear()
         self.chain.own_sent.clear()

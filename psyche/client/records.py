@@ -52,6 +52,7 @@ class RoundRecord:
     witnesses: tuple[int, ...]
     results: dict[int, dict[bytes, KnownResult]] = field(default_factory=dict)
     deferred: dict[bytes, Gossip] = field(default_factory=dict)  # by commitment (R3)
+    signed: dict[int, dict[bytes, bytes]] = field(default_factory=dict)  # member -> commitment -> gossip, two at most
     finished: dict[int, Finished] = field(default_factory=dict)
     finished_at: dict[int, float] = field(default_factory=dict)
     finished_raw: dict[int, bytes] = field(default_factory=dict)
@@ -60,9 +61,11 @@ class RoundRecord:
     left: int = 0  # members that said Leave
 
     def get_single(self, member: int) -> KnownResult | None:
-        """The member's result if exactly one commitment of it is known (W1)."""
+        """The member's result if exactly one commitment of it is known, believed or not (W1)."""
         known = self.results.get(member, {})
-        return next(iter(known.values())) if len(known) == 1 else None
+        if len(known) != 1 or len(self.signed.get(member, {})) > 1:
+            return None
+        return next(iter(known.values()))
 
     def find(self, commitment: bytes) -> KnownResult | None:
         """The result with this commitment, whoever sent it."""
@@ -104,11 +107,10 @@ class RoundRecord:
     def get_held_times(self) -> dict[int, float]:
         """When each single payload was held."""
         times: dict[int, float] = {}
-        for member, known in self.results.items():
-            if len(known) == 1:
-                (result,) = known.values()
-                if result.status is PayloadStatus.HELD:
-                    times[member] = result.held_at
+        for member in self.results:
+            result = self.get_single(member)
+            if result is not None and result.status is PayloadStatus.HELD:
+                times[member] = result.held_at
         return times
 
 

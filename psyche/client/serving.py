@@ -1,4 +1,4 @@
-"""What this client gives to others: announcements, witness tables, manifests and tensors (p2p.md, sync and sharing)."""
+"""What this client gives to others: announcements, witness tables, manifests and tensors."""
 
 from pathlib import Path
 from typing import Final

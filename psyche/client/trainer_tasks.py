@@ -26,7 +26,7 @@ from psyche.client.actions import (
     TrainerLost,
     TrainFailed,
 )
-from psyche.client.loading import Loader, Source, get_snapshot_name
+from psyche.client.loading import Loader, Source, compute_weights_digest, get_snapshot_name
 from psyche.client.replay import ReplayStore
 from psyche.client.settings import ClientSettings
 from psyche.core.state import ZERO32, Coordinator
@@ -192,9 +192,16 @@ class TrainerTasks:
             await self._write_snapshot(Snapshot(epoch, -1, progress.step, index, ZERO32, digest, ZERO32))
 
     async def _find_sources(self, action: Load) -> list[Source]:
-        own = await self._loader.find_local(action.certified) if action.certified is not None else None
+        own = await self._find_own(action.certified) if action.certified is not None else None
         configured = self._loader.find_configured(self._x.state, action.certified, action.source_digest)
         return [s for s in (own, configured) if s is not None]
+
+    async def _find_own(self, certified: bytes) -> Source | None:
+        state = self._x.state
+        if state.model.optimizer.quantize_1bit:
+            return await self._loader.find_local(certified)
+        deadline = trio.current_time() + max(5, state.config.warmup_time)
+        return await self._loader.find_leading(state, certified, deadline)
 
     async def _fetch(self, certified: bytes | None, reasons: list[str]) -> Source | None:
         if certified is None:
@@ -215,7 +222,7 @@ class TrainerTasks:
         except TrainerError as error:
             reasons.append(f"{source.name}: {error}")
             return ZERO32, None
-        digest = compute_state_digest(reply.chain, reply.weight_root)
+        digest = compute_weights_digest(self._x.state.model, reply.chain, reply.weight_root)
         if action.certified is not None and digest != action.certified:
             reasons.append(
                 f"{source.name}: gives {digest.hex()[:16]}, the record asks for {action.certified.hex()[:16]}"
@@ -321,7 +328,7 @@ class TrainerTasks:
         if source is None:
             raise NetworkError("the certified weights cannot be had")
         reply = await self._request_load(source, keep_momentum=True)
-        if compute_state_digest(reply.chain, reply.weight_root) != action.certified:
+        if compute_weights_digest(self._x.state.model, reply.chain, reply.weight_root) != action.certified:
             raise TrainerError(f"{source.name} does not give the certified weights")
         chain, digests, full = action.certified, dict[int, bytes](), dict[int, bool]()
         for height in range(action.height + 1):

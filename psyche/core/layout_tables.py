@@ -1,6 +1,6 @@
 """The tables of the account, field by field (`docs/protocol.md`, section State).
 
-The order is the paper's. Where it leaves the inner order open, this is ours:
+The inner order:
 
 - a pad stands before a number that would not lie at a multiple of its size, and at a part's end;
 - model: kind u32 (0 = LLM), pad 4, max_seq_len, cold_start_warmup_steps, architecture u32,

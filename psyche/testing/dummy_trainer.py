@@ -44,6 +44,8 @@ class DummyTrainer:
     train_s: float = 0.0
     apply_s: float = 0.0
     parameters: int = 65_536
+    one_bit: bool = True
+    drift: bytes = b""  # full-value mode: what makes this trainer's arithmetic differ from others'
     weights: bytes = ZERO32
     trained: int = 0
     _cancel: trio.Event | None = None
@@ -51,7 +53,7 @@ class DummyTrainer:
     @property
     def plan(self) -> TransformPlan:
         """The plan of the pretended model."""
-        return compute_plan({"weight": (self.parameters // 256, 256)}, chunk=64, topk=8, one_bit=True)
+        return compute_plan({"weight": (self.parameters // 256, 256)}, chunk=64, topk=8, one_bit=self.one_bit)
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -115,8 +117,9 @@ class DummyTrainer:
         """Fold the payloads into the hash."""
         await trio.sleep(self.apply_s)
         if request.run_update:
-            self.weights = blake3_hash(b"update", self.weights, *request.payloads)
-        return ApplyReply(weight_part=self._get_part(), is_full=True, seconds=self.apply_s)
+            self.weights = blake3_hash(b"update", self.weights, self.drift, *request.payloads)
+        part = self._get_part() if self.one_bit else ZERO32
+        return ApplyReply(weight_part=part, is_full=True, seconds=self.apply_s)
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         """Write what `load` reads."""

@@ -8,7 +8,7 @@ hours in seconds; `over="libp2p"` uses real sockets on loopback.
 """
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,7 @@ class Member:
     engine: RoundEngine
     network: Network
     trainer: RestartableTrainer
+    settings: ClientSettings
     events: Subscription
 
     @property
@@ -60,17 +61,18 @@ class Swarm:
     hub: MemoryHub | None
     codes: dict[int, int] = field(default_factory=dict)
 
-    async def run(self) -> list[int]:
-        """Run every client to its end; their exit codes. Bound it with a cancel scope."""
+    async def run(self, *, delays: Mapping[int, float] | None = None) -> list[int]:
+        """Run every client to its end, some from later on (seconds); their exit codes. Bound it with a cancel scope."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.coordinator.run)
             async with trio.open_nursery() as clients:
                 for index in range(len(self.members)):
-                    clients.start_soon(self._run_one, index)
+                    clients.start_soon(self._run_one, index, (delays or {}).get(index, 0.0))
             nursery.cancel_scope.cancel()
         return [self.codes[index] for index in range(len(self.members))]
 
-    async def _run_one(self, index: int) -> None:
+    async def _run_one(self, index: int, delay_s: float) -> None:
+        await trio.sleep(delay_s)
         self.codes[index] = await self.members[index].shell.run()
 
 
@@ -141,4 +143,4 @@ def _build_member(
         unix_now=lambda: float(coordinator.now),
         check_payload=lambda _body: None,
     )
-    return Member(identity, Shell(parts, settings), engine, network, trainer, log.subscribe(EVENTS_KEPT))
+    return Member(identity, Shell(parts, settings), engine, network, trainer, settings, log.subscribe(EVENTS_KEPT))

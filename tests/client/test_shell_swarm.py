@@ -6,17 +6,23 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from psyche.core.state import RunState
-from psyche.testing.builders import build_config
+from psyche.core.state import Checkpoint, CheckpointKind, RunState
+from psyche.testing.builders import build_config, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
 
 LIMIT_S = 3_000
 
 
+@pytest.fixture
+def clock() -> MockClock:
+    """Jumps only after a real moment of rest: the disk is used through threads, which the clock cannot see."""
+    return MockClock(autojump_threshold=0.02)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_three_clients_finish_a_run_and_hold_the_same_weights(
-    autojump_clock: MockClock, tmp_path: Path, overlap: bool
+    clock: MockClock, tmp_path: Path, overlap: bool
 ) -> None:
     config = build_config(init_min_clients=3, min_clients=2, total_steps=9, rounds_per_epoch=4, overlap=overlap)
     with trio.fail_after(LIMIT_S):
@@ -26,3 +32,31 @@ async def test_three_clients_finish_a_run_and_hold_the_same_weights(
     assert swarm.coordinator.state.run_state is RunState.FINISHED
     certified = swarm.coordinator.state.certified.digest
     assert {m.digest for m in swarm.members} == {certified}
+
+
+async def test_a_newcomer_without_the_model_gets_the_weights_from_its_peers(clock: MockClock, tmp_path: Path) -> None:
+    config = build_config(init_min_clients=2, min_clients=2, total_steps=13, rounds_per_epoch=4, cooldown_time=3)
+    with trio.fail_after(LIMIT_S):
+        async with open_swarm(3, tmp_path, config=config, make_trainer=lambda _: DummyTrainer(train_s=0.5)) as swarm:
+            late = swarm.members[2]
+            late.settings.local_root = tmp_path / "nowhere"
+            codes = await swarm.run(delays={2: 12.0})
+    assert codes == [0, 0, 0]
+    certified = swarm.coordinator.state.certified.digest
+    assert {m.digest for m in swarm.members} == {certified}
+    sources = [e["source"] for e in late.events.drain() if e["kind"] == "model_loaded"]
+    assert sources[0] == "peers"
+
+
+async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(clock: MockClock, tmp_path: Path) -> None:
+    config = build_config(init_min_clients=3, min_clients=2, total_steps=9, rounds_per_epoch=4)
+    model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
+    model.optimizer.quantize_1bit = False
+    trainers = [DummyTrainer(train_s=0.5, one_bit=False, drift=bytes([number])) for number in range(3)]
+    with trio.fail_after(LIMIT_S):
+        async with open_swarm(3, tmp_path, config=config, model=model, make_trainer=trainers.__getitem__) as swarm:
+            codes = await swarm.run()
+    assert codes == [0, 0, 0]
+    loads = [[e for e in m.events.drain() if e["kind"] == "model_loaded"] for m in swarm.members]
+    assert all(len(seen) == 2 for seen in loads), "once at the start, once for the second epoch"
+    assert sorted(str(seen[-1]["source"]) for seen in loads) == ["own snapshot", "peers", "peers"]

@@ -67,7 +67,7 @@ from psyche.core.state import (
 )
 from psyche.errors import WireError
 
-# Offsets of the parts, counted by hand from the sizes of the paper.
+# Offsets of the parts, counted by hand from the sizes of the account.
 METADATA, RUN, MODEL, CONFIG, PROGRESS, EPOCH = 16, 472, 560, 1_520, 1_648, 1_792
 ROUNDS, CLIENTS, CHALLENGES, REGISTRY, NONCE = 2_048, 77_056, 109_824, 111_872, 161_088
 TOTAL = 165_192

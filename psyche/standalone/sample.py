@@ -13,6 +13,7 @@ from psyche.errors import ConfigError
 HELD_OUT_ROWS: Final = 256
 ROWS_AT_ONCE: Final = 16
 TOP_K: Final = 40
+SMALL_PARAMETERS: Final = 20_000_000  # below, threads wait for each other longer than they compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ def sample_model(
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: transformers cannot load it: {error}") from error
     model.eval()
+    if model.num_parameters() < SMALL_PARAMETERS:
+        torch.set_num_threads(1)
     loss = None if held_out is None else compute_held_out_loss(model, held_out)
     torch.manual_seed(seed)
     start = tokenizer(prompt, return_tensors="pt").input_ids

@@ -35,7 +35,7 @@ class Rate:
         oldest = self._get_bucket(now) - BUCKETS + 1
         amount = sum(total for number, total in self._buckets if number >= oldest)
         elapsed = min(self._window_s, now - self._start)
-        return amount / elapsed if elapsed > 0 else 0.0
+        return amount / max(elapsed, self._window_s / BUCKETS)  # the first moments would show wild figures
 
     def _get_bucket(self, now: float) -> int:
         return int((now - self._start) * BUCKETS / self._window_s)

@@ -27,7 +27,7 @@ def test_the_status_shows_position_phase_loss_and_traffic() -> None:
         {"kind": "network", "bytes_sent": 45_088, "bytes_received": 90_176},
     )
     line = format_status(view, 3.0)
-    assert line.startswith("epoch 2 round 7 step 31 | training | loss 2.500 | 3 members | 4.0k tok/s")
+    assert line.startswith("epoch 2 round 7 step 31 | training | loss 2.500 | 3 members | 2.7k tok/s")
     assert "up 45.1 kB down 90.2 kB" in line
 
 

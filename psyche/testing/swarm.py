@@ -9,7 +9,7 @@ hours in seconds; `over="libp2p"` uses real sockets on loopback.
 
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,7 +111,7 @@ async def open_swarm(
         yield Swarm(coordinator, members, hub)
 
 
-def _open_network(hub: MemoryHub | None, identity: Identity, folder: Path):  # noqa: ANN202
+def _open_network(hub: MemoryHub | None, identity: Identity, folder: Path) -> AbstractAsyncContextManager[Network]:
     if hub is not None:
         return hub.open_node(identity, folder / "network")
     from psyche.network.node import open_node  # heavy: libp2p

@@ -190,6 +190,7 @@ class Snapshot:
     chain: bytes
     digest: bytes
     prev_commitment: bytes
+    decided: tuple[SentResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -268,6 +268,7 @@ class Duty:
                 chain=self.chain.chains[record.height],
                 digest=self.chain.digests[record.height],
                 prev_commitment=self.prev_commitment,
+                decided=tuple(self.chain.own_fates),
             )
         )
 

@@ -360,6 +360,7 @@ class TrainerTasks:
                 chain=action.chain,
                 digest=action.digest,
                 prev_commitment=action.prev_commitment,
+                decided=action.decided,
             )
         )
         self._x.log("snapshot_written", path=str(path), bytes=reply.size_bytes, digest=action.digest)

@@ -301,6 +301,7 @@ class TrainerEngine:
             has_momentum=True,
             entries=(),
         )
-        pending = [(sent.height, sent.applied) for sent in loaded.pending.values()]
+        known = {**loaded.pending, **{sent.height: sent for sent in request.decided}}
+        pending = [(sent.height, sent.applied) for sent in known.values()]
         momentum = loaded.distro.momentum_state()
         return write_snapshot(info, loaded.parameters, momentum, {PENDING_FIELD: pending}, loaded.model_files, beat)

@@ -119,6 +119,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     kind "resume": fp32 tensors as one file each, manifest, momentum, sent values, chain, digest.
     kind "export": a Hugging Face folder in bf16 or fp32, tokenizer beside it.
+    `decided` is what the record says of own results and no train has heard yet: a resume snapshot keeps it.
     """
 
     kind: str
@@ -130,6 +131,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
     prev_commitment: bytes = bytes(32)
     dtype: str = "float32"
+    decided: tuple[SentResult, ...] = ()
 
 
 class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -236,3 +236,18 @@ def test_a_round_in_which_nobody_trained_holds_up_the_next_one_for_nobody() -> N
     assert rounds[5] < 5.0
     world.run_to_end()
     assert_all_equal(world)
+
+
+def test_the_snapshot_of_the_last_drain_carries_the_fate_of_every_own_result() -> None:
+    world = make_world(3)
+    snapshots: list[act.Snapshot] = []
+    node = world.nodes[0]
+    take = node.snapshot
+
+    def note(action: act.Snapshot) -> None:
+        snapshots.append(action)
+        take(action)
+
+    node.snapshot = note  # type: ignore[method-assign]
+    world.run_to_end()
+    assert [(s.height, s.applied) for s in snapshots[0].decided[-2:]] == [(1, True), (2, True)]

@@ -359,6 +359,19 @@ def test_a_snapshot_carries_decisions_that_no_train_has_taken_up(
     assert resumed.train(train_request(3)).payload == engine.train(train_request(3)).payload
 
 
+def test_a_snapshot_carries_what_the_last_drain_decided(
+    engine: TrainerEngine, load_request: LoadRequest, tmp_path: Path
+) -> None:
+    """P6: the drain's decisions reach the trainer with the snapshot, for no train comes between them."""
+    run_rounds(engine, range(3), [])
+    fates = (SentResult(height=1, applied=False), SentResult(height=2, applied=True))
+    engine.snapshot(msgspec.structs.replace(snapshot_request(tmp_path / "s"), decided=fates))
+    resumed = TrainerEngine()
+    resumed.load(msgspec.structs.replace(load_request, path=str(tmp_path / "s"), is_snapshot=True))
+    told = engine.train(train_request(0, decided=fates)).payload
+    assert resumed.train(train_request(0)).payload == told
+
+
 def test_momentum_is_left_behind_where_asked_or_where_the_plan_changed(
     engine: TrainerEngine, load_request: LoadRequest, run_model: Model, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """The server's life between start and signal."""
 
 import dataclasses
+import os
 import signal
 import time
 from functools import partial
@@ -35,7 +36,7 @@ async def serve_until_signal(settings: ServerSettings, console: Console | None) 
 def describe(settings: ServerSettings, bound: BoundServer) -> str:
     """What the owner tells those who want to take part."""
     return (
-        f"run {settings.run.run_id!r} is served on {bound.host}:{bound.port}, server key {bound.key.hex()}\n"
+        f"run {settings.run.run_id!r} is served on {bound.host}:{bound.port} by process {os.getpid()}, server key {bound.key.hex()}\n"
         f"to take part: psyche client train --run-id {settings.run.run_id} --server-addr HOST:{bound.port} "
         f"--server-key {bound.key.hex()}"
     )

@@ -6,7 +6,6 @@ What is slow to make is made once and shared between runs.
 import fcntl
 import functools
 import hashlib
-import re
 import shutil
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Final
 import trio
 
 from psyche.config.load import LoadedRun, find_run_file, load_data, load_run
+from psyche.config.rewrite import set_values
 from psyche.config.rules import find_unsupported
 from psyche.core.state import CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
@@ -110,21 +110,18 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
 
 def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -> None:
     """The configuration as it is, but for the data server's port, chosen free, and what `wait_for_all` sets."""
-    text = run.path.read_text(encoding="utf-8")
+    values: dict[tuple[str | int, ...], str | int | float | bool] = {
+        ("run_id",): run.run_id
+    }  # it may be the folder's name
     location = run.model.data_location
     if location.kind is DataLocationKind.SERVER:
         host = location.address.rpartition(":")[0]
-        text = text.replace(f'"{location.address}"', f'"{host}:{choose_port()}"')
+        values["model", "LLM", "data_location", "Server"] = f"{host}:{choose_port()}"
     if settings.wait_for_all:
-        text = _set_number(text, "init_min_clients", settings.num_clients)
-        text = _set_number(text, "min_clients", min(run.config.min_clients, settings.num_clients))
-    if not any(line.strip().startswith("run_id") for line in text.splitlines()):
-        text = f'run_id = "{run.run_id}"\n{text}'  # it was the name of the folder it came from
+        values["config", "init_min_clients"] = settings.num_clients
+        values["config", "min_clients"] = min(run.config.min_clients, settings.num_clients)
+    text = set_values(run.path.read_text(encoding="utf-8"), values)
     (layout.config / run.path.name).write_text(text, encoding="utf-8")
-
-
-def _set_number(text: str, key: str, value: int) -> str:
-    return re.sub(rf"^(\s*{key}\s*=\s*)\d+", rf"\g<1>{value}", text, flags=re.MULTILINE)
 
 
 async def _prepare_model(run: LoadedRun, copy: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say) -> None:

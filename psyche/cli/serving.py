@@ -35,10 +35,10 @@ async def serve_until_signal(settings: ServerSettings, console: Console | None) 
 
 def describe(settings: ServerSettings, bound: BoundServer) -> str:
     """What the owner tells those who want to take part."""
+    run_id, key = settings.run.run_id, bound.key.hex()
     return (
-        f"run {settings.run.run_id!r} is served on {bound.host}:{bound.port} by process {os.getpid()}, server key {bound.key.hex()}\n"
-        f"to take part: psyche client train --run-id {settings.run.run_id} --server-addr HOST:{bound.port} "
-        f"--server-key {bound.key.hex()}"
+        f"run {run_id!r} is served on {bound.host}:{bound.port} by process {os.getpid()}, server key {key}\n"
+        f"to take part: psyche client train --run-id {run_id} --server-addr HOST:{bound.port} --server-key {key}"
     )
 
 

@@ -148,7 +148,7 @@ async def run(size: int, rounds: int, folder: Path, sources: list[Source]) -> di
 
 def main() -> None:
     args = parse_args(__doc__ or "")
-    size, rounds = (32 * MIB, 2) if args.quick else (256 * MIB, 5)
+    size, rounds = (32 * MIB, 2) if args.quick else (128 * MIB, 5)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         path = folder / "blob"

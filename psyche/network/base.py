@@ -27,6 +27,7 @@ from psyche.network.streams import (
     ByteStream,
     Lease,
     StreamError,
+    open_plain_nursery,
     read_frame,
     run_until,
     write_frame,
@@ -88,7 +89,7 @@ class BaseNode:
         """Run the node's tasks; on the way out all of them end."""
         await self._run_io(self.store.clear_folder)
         try:
-            async with trio.open_nursery() as nursery:
+            async with open_plain_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self.peers.keep_connected)
                 try:

@@ -23,7 +23,7 @@ class NetworkLimits:
     redial_first_s: float = 1.0
     redial_longest_s: float = 60.0
     stream_open_s: float = 10.0
-    write_s: float = 10.0  # a peer that takes nothing for so long is gone
+    write_s: float = 20.0  # a peer that takes nothing for so long is gone
     serve_sync_s: float = 30.0
     idle_stream_s: float = 600.0
     min_progress_s: float = 5.0  # deadlines of requests: max(this, 3 x median + size / rate)
@@ -52,4 +52,4 @@ class NetworkLimits:
     buffered_per_connection_bytes: int = 64 << 20  # received and not yet read; yamux itself does not keep its window
     streams_per_connection: int = 256
     health_check_s: float = 15.0
-    ping_s: float = 10.0
+    ping_s: float = 15.0

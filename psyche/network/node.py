@@ -29,7 +29,7 @@ from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.ports import build_address, get_reachable_addresses, lock_port
 from psyche.network.safe import build_host, build_pubsub, reset_stream, silence_libp2p
-from psyche.network.streams import PROTOCOLS, Signal, StreamError
+from psyche.network.streams import PROTOCOLS, Signal, StreamError, open_plain_nursery
 from psyche.wire.crypto import Identity
 
 _log: Final = logging.getLogger("psyche.network")
@@ -380,7 +380,7 @@ async def open_node(
         transport = _LibP2PTransport(host, get_reachable_addresses(listen, number), limits)
         node = P2PNode(identity, transport, data_dir, limits=limits, pubsub=pubsub)
         stack = _Stack(host, address, pubsub, router, transport, trio.Event())
-        async with trio.open_nursery() as nursery:
+        async with open_plain_nursery() as nursery:
             await nursery.start(stack.run)
             async with node.running():
                 node.start(node.follow_topic)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 _log: Final = logging.getLogger("psyche.network")
-MAX_DIALS: Final = 8
+MAX_DIALS: Final = 2  # with their hello: more at once, and on a busy machine none is done in time
+YIELD_S: Final = 0.1  # per wanted peer: how long the other end has to dial first
 MAX_REFUSALS: Final = 256
 FAREWELL_S: Final = 1.0
 
@@ -202,8 +203,8 @@ class PeerTable:
     def _dial_now(self, keys: frozenset[bytes]) -> None:
         now = trio.current_time()
         for key in keys & set(self._records):
-            # Both ends learn of each other at the same moment: one of them goes first.
-            wait_s = 0.0 if self._key < key else self._limits.redial_first_s / 4
+            # Both ends learn of each other at the same moment: one goes first, the other when that had time to work.
+            wait_s = 0.0 if self._key < key else min(YIELD_S * len(self._records), 2 * self._limits.redial_first_s)
             redial = self._redials.setdefault(key, _Redial(0.0, self._limits.redial_first_s))
             redial.next_at, redial.delay_s = now + wait_s, self._limits.redial_first_s
         self._wake.notify()
@@ -341,9 +342,14 @@ class PeerTable:
     async def _dial(self, key: bytes, redial: _Redial) -> None:
         try:
             async with self._dials:
-                for address in self._records[key].addresses if key in self._records else ():
+                record = self._records.get(key)
+                for address in record.addresses if record is not None else ():
                     if await self._try_address(key, address):
                         break
+                peer = self._peers.get(key)
+                if peer is not None:
+                    with trio.move_on_after(2 * self._limits.hello_s):
+                        await run_until(peer.gone, peer.admitted.wait)
         finally:
             redial.is_dialing = False
             redial.next_at = trio.current_time() + redial.delay_s * (0.5 + 0.5 * self._rng.random())

@@ -35,7 +35,7 @@ from psyche.network.limits import NetworkLimits
 
 log: Final = logging.getLogger("psyche.network.libp2p")
 RESET_S: Final = 1.0
-NEGOTIATE_S: Final = 5.0
+UPGRADE_S: Final = 5.0  # of a connection: until then it holds a waiting place of its address
 MAX_RPC_BYTES: Final = 64 << 10  # a gossip RPC: messages of 4 KB and control
 REMOVED_PROTOCOLS: Final = ("/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0")  # hello says who we are; nothing else needs them
 
@@ -230,10 +230,10 @@ def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits) -> Any:
             high_watermark=limits.connections,
             low_watermark=0,
             min_connections=0,
-            inbound_upgrade_timeout=NEGOTIATE_S,
-            outbound_upgrade_timeout=NEGOTIATE_S,
-            inbound_stream_protocol_negotiation_timeout=NEGOTIATE_S,
-            outbound_stream_protocol_negotiation_timeout=NEGOTIATE_S,
+            inbound_upgrade_timeout=UPGRADE_S,
+            outbound_upgrade_timeout=UPGRADE_S,
+            inbound_stream_protocol_negotiation_timeout=limits.stream_open_s,
+            outbound_stream_protocol_negotiation_timeout=limits.stream_open_s,
             enable_health_monitoring=True,
             health_initial_delay=limits.health_check_s / 3,
             health_warmup_window=min(5.0, limits.health_check_s / 3),

@@ -112,6 +112,19 @@ class Signal:
         await self._event.wait()
 
 
+@asynccontextmanager
+async def open_plain_nursery() -> AsyncIterator[trio.Nursery]:
+    """A nursery whose tasks raise nothing: errors of its block come out as they are, not in a group."""
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            yield nursery
+        except Exception as error:  # noqa: BLE001 - raised again below
+            failure = error
+    if failure is not None:
+        raise failure
+
+
 async def run_until(event: trio.Event, function: Callable[..., Awaitable[object]], *args: object) -> None:
     """Run `function` until it ends or `event` is set, whichever comes first; its errors are raised as they are."""
     failure: PsycheError | None = None

@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from psyche.errors import NetworkError
 from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
+from psyche.network.peers import MAX_DIALS
 
 MIB = 1 << 20
 
@@ -167,3 +168,31 @@ async def test_twelve_nodes_find_each_other(tmp_path: Path, autojump_clock: Mock
         await nodes[0].publish(b"to all")
         await trio.sleep(1)
         assert all(_waiting(n) == 1 for n in nodes[1:])
+
+
+async def test_a_crowd_is_met_a_few_at_a_time(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """All handshakes at once on a busy machine end none in time, and begin again, for ever."""
+    hub = MemoryHub(random.Random(1), LinkConditions(latency_s=0.1))
+    async with AsyncExitStack() as stack:
+        nodes = [
+            await stack.enter_async_context(hub.open_node(get_identity(n + 1), tmp_path / str(n))) for n in range(9)
+        ]
+        most: dict[bytes, int] = {}
+        for node in nodes:
+            watch_dials(node, most)
+        await meet(*nodes)
+        assert max(most.values()) <= MAX_DIALS
+
+
+def watch_dials(node: MemoryNode, most: dict[bytes, int]) -> None:
+    inner, now = node._transport.dial, [0]
+
+    async def dial(key: bytes, address: str) -> None:
+        now[0] += 1
+        most[node.key] = max(most.get(node.key, 0), now[0])
+        try:
+            await inner(key, address)
+        finally:
+            now[0] -= 1
+
+    node._transport.dial = dial

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from network_kit import OpenGroup
+from network_kit import OpenGroup, OpenNode
 
 from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
@@ -75,3 +75,17 @@ async def test_asking_a_peer_that_is_not_there_fails(open_group: OpenGroup) -> N
     async with open_group(1) as (a,):
         with pytest.raises(NetworkError, match="not connected"):
             await a.ask(b"\x01" * 32, SyncRequest("table", key=b"\0" * 32), timeout_s=1)
+
+
+async def test_an_error_inside_a_node_comes_out_as_it_is(open_any: OpenNode) -> None:
+    with pytest.raises(ValueError, match="our own"):
+        async with open_any(1):
+            raise ValueError("our own")
+
+
+async def test_a_cancelled_node_is_gone_and_its_key_can_come_back(open_any: OpenNode) -> None:
+    for _ in range(2):
+        with trio.move_on_after(0.2) as scope:
+            async with open_any(1):
+                await trio.sleep_forever()
+        assert scope.cancelled_caught

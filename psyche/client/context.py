@@ -75,6 +75,7 @@ class Context:
         known = self.waits.get(key)
         if known is not None and known.what == what:
             return
+        self.end_wait(key, "waits for something else now")  # every wait that was named is ended by its name
         self.waits[key] = wait
         self.log("wait_started", what=what, until=until, then=then)
 

@@ -123,9 +123,7 @@ class RoundEngine:
         if before.run_uid != state.run_uid:
             x.do(SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded: peers allow that
         self.membership.follow_registry()
-        key = (state.progress.epoch, state.epoch.start_timestamp)
-        if state.run_state in ACTIVE_STATES and key != self._epoch_key:
-            self._epoch_key = key
+        if state.run_state in ACTIVE_STATES and self._is_new_epoch(state):
             self._enter_epoch()
         elif state.run_state not in ACTIVE_STATES and self._epoch_key is not None:
             self._epoch_key = None
@@ -211,6 +209,18 @@ class RoundEngine:
         if lost > 0 or failed:
             reason = "Warmup abandoned" if failed else before.epoch.stop_reason.name.lower()
             self._x.log("epoch_failed", epoch=before.progress.epoch, reason=reason, steps_lost=max(0, lost))
+
+    def _is_new_epoch(self, state: Coordinator) -> bool:
+        """Whether this epoch, or this forming of it, is seen for the first time.
+
+        A Warmup that came to nothing is followed by another one of the same epoch. Once the first round has begun
+        that cannot be, and a start that moves is the server's recovery (K2).
+        """
+        known = self._epoch_key
+        self._epoch_key = (state.progress.epoch, state.epoch.start_timestamp)
+        if known is None or known[0] != state.progress.epoch:
+            return True
+        return state.run_state is RunState.WARMUP and known != self._epoch_key
 
     def _enter_epoch(self) -> None:
         x = self._x

@@ -73,8 +73,7 @@ class Membership:
         """A new epoch's Warmup (or later) was first seen."""
         self.warm_digest = None
         self.load_at = 0.0
-        self.loading = False
-        self.withdrawn_epoch = None
+        self.withdrawn_epoch = None  # a load that still runs is waited for: two would follow one another into a round
 
     def act(self, now: float) -> None:
         """Do what the present run state asks of this client as a member."""

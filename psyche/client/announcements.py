@@ -6,7 +6,7 @@ from psyche.client.context import Context
 from psyche.client.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.core.bits import get_members
 from psyche.core.header import ResultHeader
-from psyche.core.messages import Finished, Gossip, Leave, Ready, Result
+from psyche.core.messages import Finished, Gossip, Leave, Ready, ReadyFlag, Result
 from psyche.core.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
 from psyche.core.state import Coordinator, RoundFlag
 from psyche.core.timeline import get_round
@@ -80,8 +80,9 @@ class Announcements:
 
     def _take_ready(self, member: int, ready: Ready, record: RoundRecord, digests: dict[int, bytes]) -> None:
         """S6: divergence shows within seconds; the record confirms it."""
-        if member in record.ready:
-            return
+        known = record.ready.get(member)
+        if known is not None and not (known.flags & ReadyFlag.BEHIND and not ready.flags & ReadyFlag.BEHIND):
+            return  # only who said that it was behind has something to add
         record.ready[member] = ready
         own = digests.get(record.height)
         if own is not None and not ready.flags and ready.digest != own:

@@ -30,6 +30,8 @@ from psyche.wire.crypto import blob_id_of, compute_commitment
 from psyche.wire.gossip import encode_gossip, sign_gossip
 from psyche.wire.trainer import SentResult
 
+PRESENCE_S = 1.0  # less than the slack that every member is granted (A3)
+
 
 @dataclass(slots=True)
 class OwnRound:
@@ -37,10 +39,11 @@ class OwnRound:
 
     height: int = -1
     data_asked: bool = False
+    presence_sent: bool = False  # some Ready, be it without D(h)
     train_started: bool = False
     train_running: bool = False
     work_done: bool = False
-    ready_sent: bool = False
+    ready_sent: bool = False  # with D(h)
     finished_sent: bool = False
     witness_sent: bool = False
     snapshot_asked: bool = False
@@ -88,7 +91,7 @@ class Duty:
         if record is None or x.member is None or not self._is_in(record) or not x.is_healthy(x.member):
             return
         attested = x.book.get(get_attested_height(x.state.config, x.state.epoch, record.height))
-        self._send_ready(record)
+        self._send_ready(record, now)
         self._start_training(record)
         self._settle_work(record)
         self._take_snapshot(record)
@@ -118,20 +121,21 @@ class Duty:
             self.own.data_asked = True
             self.context.do(FetchData(record.epoch, record.height, *batch))
 
-    def _send_ready(self, record: RoundRecord) -> None:
-        x = self.context
+    def _send_ready(self, record: RoundRecord, now: float) -> None:
+        """Show D(h) (S6); who does not have it soon says so: silence ends others' waiting, lateness does not (A1)."""
         digest = self.chain.digests.get(record.height)
-        if self.own.ready_sent or (digest is None and not self.chain.behind_rounds):
-            return
-        self.own.ready_sent = True
-        flags = ReadyFlag(0)
-        if self.chain.diverged:
-            flags |= ReadyFlag.DIVERGED
-        if digest is None:
-            flags |= ReadyFlag.BEHIND
-        assert x.member is not None, "checked by act"
-        body = Ready(digest or ZERO32, flags)
-        record.ready[x.member] = body
+        if digest is not None:
+            if not self.own.ready_sent:
+                self.own.ready_sent = self.own.presence_sent = True
+                self._publish_ready(record, Ready(digest, ReadyFlag.DIVERGED if self.chain.diverged else ReadyFlag(0)))
+        elif not self.own.presence_sent and (self.chain.behind_rounds or now >= record.started_at + PRESENCE_S):
+            self.own.presence_sent = True
+            flags = ReadyFlag.BEHIND | (ReadyFlag.DIVERGED if self.chain.diverged else ReadyFlag(0))
+            self._publish_ready(record, Ready(ZERO32, flags))
+
+    def _publish_ready(self, record: RoundRecord, body: Ready) -> None:
+        assert self.context.member is not None, "checked by act"
+        record.ready[self.context.member] = body
         self._publish(record, body)
 
     def _start_training(self, record: RoundRecord) -> None:
@@ -389,7 +393,7 @@ class Duty:
         """When `act` may have something new to do although nothing happened."""
         waiting = self._waiting
         patience = (waiting.patience_s, waiting.fetch_patience_s) if waiting is not None else ()
-        times = [record.started_at + p for p in patience if p is not None]
+        times = [record.started_at + p for p in (*patience, PRESENCE_S) if p is not None]
         if self.own.witness_since is not None:
             times.append(self.own.witness_since + self.context.state.config.round_witness_time / 2)
         return times

@@ -27,7 +27,7 @@ def process_settlement(state: Coordinator) -> None:
     """
     registry, epoch = state.registry, state.epoch
     pool = min(registry.current_earning_rate + registry.carry, U64_MAX)
-    share = pool // epoch.credit_total if epoch.credit_total else 0
+    share = pool // max(1, epoch.credit_total)
     registry.carry = pool - share * epoch.credit_total
     for client in state.clients:
         slot = get_slot(state, client)

@@ -79,7 +79,7 @@ async def main(number: int, allowed: list[int]) -> None:
                 nursery.start_soon(end_with_input)
                 nursery.start_soon(echo, node)
                 ready = {"address": node.address_record().addresses[0], "blob": blob.hex()}
-                print(json.dumps(ready), flush=True)  # noqa: T201
+                print(json.dumps(ready), flush=True)
 
 
 if __name__ == "__main__":

@@ -431,7 +431,7 @@ def main() -> None:
         (TRACES / f"{stale}.json").unlink()
     for trace in iter_traces():
         trace.write()
-        print(f"{trace.name}: {len(trace.events)} events")  # noqa: T201
+        print(f"{trace.name}: {len(trace.events)} events")
 
 
 if __name__ == "__main__":

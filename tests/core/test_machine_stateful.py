@@ -453,6 +453,6 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
 
 CoordinatorMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=SLOW
 )
 TestCoordinator = CoordinatorMachine.TestCase

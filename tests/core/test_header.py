@@ -1,0 +1,78 @@
+"""The header of a result, and what is signed: R1 to R3."""
+
+import struct
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche.core.header import (
+    NumericClass,
+    ResultHeader,
+    decode_header,
+    encode_header,
+    result_signed_bytes,
+    signed_prefix,
+)
+from psyche.core.state import ZERO32
+from psyche.errors import WireError
+from psyche.testing.builders import build_hash
+
+U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
+HASH = st.binary(min_size=32, max_size=32)
+WIDTHS = {"epoch": U16, "member": U16, "flags": U16, "batch_start": U64, "batch_end": U64, "body_len": U64,
+          "numeric_class": st.sampled_from(NumericClass)}  # fmt: skip
+HEADERS = st.builds(
+    ResultHeader,
+    **{f.name: WIDTHS.get(f.name, HASH if f.type in (bytes, "bytes") else U32) for f in fields(ResultHeader)},
+)
+HEADER = ResultHeader(
+    run_uid=build_hash("run"), epoch=1, member=2, height=3, step=4, lr_bits=5, batch_start=6, batch_end=7,
+    plan_hash=build_hash("plan"), config_hash=build_hash("config"), base_digest=build_hash("D"),
+    data_hash=build_hash("data"), prev_commitment=ZERO32, body_hash=build_hash("body"), body_len=8, train_count=9,
+    numeric_class=NumericClass.BF16, trainer_key=build_hash("key"),
+)  # fmt: skip
+
+
+@given(header=HEADERS)
+def test_r1_a_header_has_448_bytes_and_reads_back(header: ResultHeader) -> None:
+    raw = encode_header(header)
+    assert len(raw) == 448
+    assert decode_header(raw) == header
+
+
+def test_r1_every_field_stands_in_the_bytes() -> None:
+    raw = encode_header(HEADER)
+    for field in fields(ResultHeader):
+        value = getattr(HEADER, field.name)
+        other = bytes(31) + b"\1" if isinstance(value, bytes) else NumericClass.FP32 if value == 1 else value + 1
+        assert encode_header(replace(HEADER, **{field.name: other})) != raw, field.name
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "rule"),
+    [
+        (0, b"X", "magic"),
+        (4, b"\2", "version"),
+        (404, b"\2", "numeric_class"),
+        (405, b"\1", "not zero"),
+        (447, b"\1", "not zero"),
+    ],
+)
+def test_r3_a_header_that_is_not_canonical_is_refused(offset: int, value: bytes, rule: str) -> None:
+    raw = encode_header(HEADER)
+    with pytest.raises(WireError, match=rule):
+        decode_header(raw[:offset] + value + raw[offset + 1 :])
+
+
+def test_r3_a_header_of_another_length_is_refused() -> None:
+    with pytest.raises(WireError, match="448"):
+        decode_header(encode_header(HEADER)[:-1])
+
+
+def test_r2_exactly_87_bytes_are_signed() -> None:
+    signed = result_signed_bytes(HEADER.run_uid, 1, 3, 2, build_hash("commitment"))
+    assert signed == b"psyche/result/1" + HEADER.run_uid + struct.pack("<HIH", 1, 3, 2) + build_hash("commitment")
+    assert len(signed) == 87
+    assert signed_prefix(b"psyche/ready/1", HEADER.run_uid, 1, 3, 2) == b"psyche/ready/1" + signed[15:55]

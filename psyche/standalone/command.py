@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from psyche.standalone.train import TrainResult
 
 EXAMPLES: Final = (
-    "psyche train --model config/demo/model.toml --data corpus/train --eval-data corpus/held-out",
+    "psyche train --model config/demo/model.json --data corpus/train --eval-data corpus/held-out",
     "psyche train --model my-model --data tokens.bin --optimizer adamw --lr 3e-3 --steps 400 --out trained",
     "psyche train --model my-model --data tokens.bin --peers 3 --overlap --plot loss.png   # as a run does it",
 )

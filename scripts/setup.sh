@@ -138,9 +138,13 @@ set_up() {
     guarded flock -w 1800 9 || fail "The other set-up did not end within 30 minutes." "Look for it with: fuser -v $ROOT/.setup.lock"
   fi
   if [ ! -e "$STAMP" ] || [ -e "$UNFINISHED" ] || [ "$(cat "$STAMP")" != "$stamp" ]; then
-    check_disk
-    say "Setting up .venv with $("$PYTHON" -V), once: up to $DOWNLOAD to download, $INSTALLED on disk."
-    say "That takes half a minute on a fast network, about 5 minutes at 100 Mbit/s. Ctrl-C is safe."
+    [ -e "$STAMP" ] || check_disk
+    if [ -e "$STAMP" ]; then
+      say "Bringing .venv up to date: seconds, unless versions have changed."
+    else
+      say "Setting up .venv with $("$PYTHON" -V), once: up to $DOWNLOAD to download, $INSTALLED on disk."
+      say "That takes half a minute on a fast network, about 5 minutes at 100 Mbit/s. Ctrl-C is safe."
+    fi
     local started=$SECONDS
     make_venv
     install_packages

@@ -19,8 +19,9 @@ from psyche.testnet.settings import TestnetSettings, get_node_name
 if TYPE_CHECKING:
     from psyche.testnet.supervisor import Testnet
 
-SAMPLE_S: Final = 180.0  # loading transformers and 200 tokens on a loaded machine; usually 15 s
+SAMPLE_S: Final = 300.0  # loading transformers and 200 tokens on a loaded machine; usually 15 s
 SAMPLE_BYTES: Final = 200
+SAMPLE_TEMPERATURE: Final = 0.7  # a model this small strays at 1
 KEPT: Final = frozenset({"checkpoints", "distro", "events.jsonl", "trainer.log", "identity.key"})  # without --keep
 
 
@@ -59,6 +60,7 @@ async def add_sample(report: RunReport, prepared: Prepared, exported: Path, cons
     console.print("reading the exported model with plain transformers (about 15 s)")
     output = prepared.layout.root / "sample.json"
     argv = [sys.executable, "-m", "psyche", "model", "sample", str(exported), "--bytes", str(SAMPLE_BYTES)]
+    argv += ["--temperature", str(SAMPLE_TEMPERATURE)]
     if prepared.held_out is not None:
         argv += ["--held-out", str(prepared.held_out)]
     child = Child("sample", [*argv, "--json-file", str(output)], output=prepared.layout.logs / "sample.log")

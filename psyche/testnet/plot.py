@@ -21,7 +21,8 @@ def compute_mean_loss(clients: Sequence[ClientReport]) -> list[tuple[int, float]
     means = [(step, sum(losses) / len(losses)) for step, losses in sorted(sums.items())]
     smooth: list[tuple[int, float]] = []
     for index, (step, _) in enumerate(means):
-        window = [loss for _, loss in means[max(0, index - SMOOTH + 1) : index + 1]]
+        half = min(SMOOTH // 2, index, len(means) - 1 - index)  # even on both sides, so that the mean does not lag
+        window = [loss for _, loss in means[index - half : index + half + 1]]
         smooth.append((step, sum(window) / len(window)))
     return smooth
 

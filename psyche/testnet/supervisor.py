@@ -1,16 +1,22 @@
 """One process that starts a server and its clients, watches them, kills some, and leaves nothing behind."""
 
 import contextlib
+import os
+import shutil
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import trio
 
 from psyche.errors import PsycheError
+from psyche.modeling.trainer_process import HOST_VARIABLE
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.testnet import ending
@@ -22,6 +28,7 @@ from psyche.testnet.settings import TestnetSettings, get_node_name
 from psyche.testnet.view import LiveView
 
 SERVER_START_S: Final = 60.0  # imports on a loaded machine; usually 2 s
+TRAINERS_START_S: Final = 120.0  # imports on a loaded machine; usually 10 s
 POLL_S: Final = 0.1
 REFRESH_S: Final = 0.3
 STOP_CLIENTS_S: Final = 6.0  # F26 gives a client five seconds
@@ -43,10 +50,13 @@ class Testnet:
         self.events = EventLog(prepared.layout.events_of("testnet"), node="testnet")
         self.view = LiveView(prepared.layout, settings.num_clients, prepared.run.config.total_steps, console)
         self.server: Child | None = None
+        self.trainers: Child | None = None  # forks the clients' trainers, so that they start in a moment
         self.clients: dict[int, Child] = {}
         self.exits: dict[int, int | None] = dict.fromkeys(range(1, settings.num_clients + 1))
         self.kills: dict[int, int] = {}
         self.stopped = ""
+        self._scratch = Path(tempfile.mkdtemp(prefix="psyche-"))  # a socket's path must be short
+        self._trainer_socket = self._scratch / "trainers"
         self._to_restart: set[int] = set()
         self._at_rest = trio.Event()  # no client is in an epoch any more
         self._restarting: trio.Event | None = None  # while the server is killed and started again
@@ -57,6 +67,19 @@ class Testnet:
         self.server = Child("server", get_server_argv(self.prepared, self.settings), output=output)
         self.events.emit("process_started", name="server", pid=self.server.pid)
         return self.server
+
+    def start_trainers(self) -> None:
+        """Start the host that imports torch once for all clients; those who cannot reach it start their own trainer."""
+        argv = [sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer_host"]
+        argv += ["--socket", str(self._trainer_socket), "--parent", str(os.getpid())]
+        self.trainers = Child("trainers", argv, output=self.prepared.layout.logs / "trainers.log")
+
+    async def wait_for_trainers(self) -> None:
+        """Until the host answers; a host that ends, or takes too long, costs time and nothing else."""
+        assert self.trainers is not None, "start_trainers comes first"
+        with trio.move_on_after(TRAINERS_START_S):
+            while self.trainers.is_running() and not await trio.Path(self._trainer_socket).exists():
+                await trio.sleep(POLL_S)
 
     async def wait_for_server(self) -> None:
         """Until the server's port answers.
@@ -78,7 +101,9 @@ class Testnet:
         """Start client `number`'s process; call it in trio's main thread."""
         name = get_node_name(number)
         output = self.prepared.layout.logs / f"{name}.log"
-        child = Child(name, get_client_argv(self.prepared, self.settings, number), output=output)
+        environment = {HOST_VARIABLE: str(self._trainer_socket)}
+        argv = get_client_argv(self.prepared, self.settings, number)
+        child = Child(name, argv, output=output, env=environment)
         self.clients[number] = child
         self.events.emit("process_started", name=name, pid=child.pid)
         return child
@@ -185,14 +210,18 @@ class Testnet:
             self.exits[number] = child.returncode
         if self.server is not None:
             stubborn += await stop_all([self.server], STOP_SERVER_S)
+        if self.trainers is not None:
+            await self.trainers.end()
+        shutil.rmtree(self._scratch, ignore_errors=True)
         for name in stubborn:
             self.view.say(f"{name} did not leave in time and was killed")
         self.view.refresh()
 
     def kill_everything(self) -> None:
         """SIGKILL all; nothing is waited for."""
-        for child in [*self.clients.values(), *([self.server] if self.server else [])]:
-            child.kill()
+        for child in (*self.clients.values(), self.server, self.trainers):
+            if child is not None:
+                child.kill()
 
 
 def describe_failure(child: Child, what: str) -> str:
@@ -206,8 +235,10 @@ async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: C
     """A testnet whose server answers and whose clients are not started yet; leaving ends all of it."""
     testnet = Testnet(prepared, settings, console)
     try:
+        testnet.start_trainers()
         testnet.start_server()
         await testnet.wait_for_server()
+        await testnet.wait_for_trainers()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(testnet.watch_server)
             nursery.start_soon(testnet.refresh)

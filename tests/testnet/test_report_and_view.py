@@ -135,8 +135,8 @@ def test_the_summary_is_whole_json(tmp_path: Path) -> None:
 
 
 def test_the_mean_loss_is_over_clients_and_smooth() -> None:
-    clients = [ClientReport("a", losses=[(1, 4.0), (2, 2.0)]), ClientReport("b", losses=[(1, 2.0)])]
-    assert compute_mean_loss(clients) == [(1, 3.0), (2, 2.5)]
+    clients = [ClientReport("a", losses=[(1, 4.0), (2, 2.0), (3, 4.0)]), ClientReport("b", losses=[(1, 2.0)])]
+    assert compute_mean_loss(clients) == [(1, 3.0), (2, 3.0), (3, 4.0)]
 
 
 def test_a_plot_is_drawn_only_of_something(tmp_path: Path) -> None:

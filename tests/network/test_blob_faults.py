@@ -18,7 +18,7 @@ from psyche.network.streams import ByteStream, read_exactly
 from psyche.wire.crypto import blob_id_of
 
 MIB = 1 << 20
-DATA = random.Random(14).randbytes(24 * MIB + 5)
+DATA = random.Random(14).randbytes(12 * MIB + 5)
 QUICK = NetworkLimits(min_progress_s=0.6)
 
 
@@ -180,7 +180,7 @@ async def test_a_source_that_dies_costs_at_most_one_range(open_group: OpenGroup,
         )
         assert (tmp_path / "copy").read_bytes() == DATA
         assert died
-        manifests = 2 * (8 + 32 * 25)
+        manifests = 2 * (8 + 32 * 13)
         assert c.statistics().bytes_received <= len(DATA) + ASK_CHUNKS * MIB + manifests + 4_096
         assert c.banned() == {}
 
@@ -222,7 +222,7 @@ async def test_many_small_tensors_and_a_large_one_come_from_several_sources(
     open_group: OpenGroup, tmp_path: Path
 ) -> None:
     chance = random.Random(4)
-    tensors = [chance.randbytes(chance.choice([0, 1, 64, 4_096, 50_000])) for _ in range(150)] + [DATA[: 5 * MIB]]
+    tensors = [chance.randbytes(chance.choice([0, 1, 64, 4_096, 50_000])) for _ in range(100)] + [DATA[: 5 * MIB]]
     async with open_group(3) as (a, b, c):
         folder = tmp_path / "snapshot"
         folder.mkdir()

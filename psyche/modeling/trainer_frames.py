@@ -35,6 +35,20 @@ OPERATIONS: Final[dict[str, tuple[type[Request], type[ReplyBody]]]] = {
 }
 
 
+class Spawn(msgspec.Struct, frozen=True):
+    """To a trainer host: fork one trainer; with it come two descriptors, its socket and its log."""
+
+    threads: int
+    environment: dict[str, str]
+
+
+class Spawned(msgspec.Struct, frozen=True):
+    """From a trainer host: the trainer's process id at once; again with its exit status when it has ended."""
+
+    pid: int
+    status: int | None = None
+
+
 class Call(msgspec.Struct, frozen=True, tag="call"):
     """Run `operation` with `body`, the msgpack of its request."""
 

@@ -18,6 +18,8 @@ import trio
 
 from psyche.errors import TrainerError, WireError
 from psyche.modeling.failure import FailureKind, TrainerFailure
+from psyche.modeling.hosted_process import Process, spawn_hosted
+from psyche.modeling.trainer_fault import VARIABLE as FAULT_VARIABLE
 from psyche.modeling.trainer_frames import (
     MAX_FRAME_BYTES,
     OPERATIONS,
@@ -43,6 +45,7 @@ from psyche.wire.trainer import (
     TrainRequest,
 )
 
+HOST_VARIABLE: Final = "PSYCHE_TRAINER_HOST"  # the socket of a trainer host on this machine
 SEND_TIMEOUT_S: Final = 30.0  # the child's inbox thread reads at once; more means that it hangs
 CANCEL_TIMEOUT_S: Final = 2.0
 REAP_TIMEOUT_S: Final = 5.0  # after SIGKILL; longer only where the kernel itself is stuck
@@ -52,7 +55,7 @@ LOG_TAIL_BYTES: Final = 2_000
 class _Child:
     """One child process and the stream to it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: FrameStream) -> None:
+    def __init__(self, process: Process, stream: FrameStream) -> None:
         self.process = process
         self.stream = stream
 
@@ -67,11 +70,15 @@ class _Child:
         return self.process.returncode
 
 
-async def _wait(process: subprocess.Popen[bytes]) -> None:
+async def _wait(process: Process) -> None:
     """Wait for the exit without blocking; bounded by the caller."""
     if process.poll() is not None:
         return
-    descriptor = os.pidfd_open(process.pid)
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:  # a host has reaped it
+        process.wait()
+        return
     try:
         await trio.lowlevel.wait_readable(descriptor)
     finally:
@@ -299,7 +306,7 @@ class TrainerProcess:
         # torch reads the first two before `set_num_threads` could be called; nothing is fetched from the Hub
         settings = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads)) | {"HF_HUB_OFFLINE": "1"}
         with theirs, self._open_log() as log:
-            process = subprocess.Popen(
+            process = self._spawn_hosted(theirs, log, settings) or subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -311,6 +318,18 @@ class TrainerProcess:
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         return _Child(process, FrameStream(stream, MAX_FRAME_BYTES))
+
+    def _spawn_hosted(self, theirs: socket.socket, log: IO[bytes], settings: Mapping[str, str]) -> Process | None:
+        """A trainer forked by the host that the environment names; None where there is none, or no longer."""
+        host = os.environ.get(HOST_VARIABLE)
+        if not host:
+            return None
+        faults = {FAULT_VARIABLE: os.environ.get(FAULT_VARIABLE, "")}
+        environment = {**settings, **faults, **self._environment}
+        try:
+            return spawn_hosted(host, theirs.fileno(), log.fileno(), self._threads, environment)
+        except OSError:
+            return None
 
     def _open_log(self) -> IO[bytes]:
         if self._log_path is None:

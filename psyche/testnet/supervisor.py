@@ -78,7 +78,9 @@ class Testnet:
         """Until the host answers; a host that ends, or takes too long, costs time and nothing else."""
         assert self.trainers is not None, "start_trainers comes first"
         with trio.move_on_after(TRAINERS_START_S):
-            while self.trainers.is_running() and not await trio.Path(self._trainer_socket).exists():
+            while self.trainers.is_running():
+                if await trio.Path(self._trainer_socket).exists():
+                    return
                 await trio.sleep(POLL_S)
 
     async def wait_for_server(self) -> None:

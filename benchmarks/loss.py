@@ -39,7 +39,8 @@ def make_runs(args: argparse.Namespace) -> dict[str, TrainSettings]:
     rates = ScheduleSettings(name=ScheduleName.WSD, warmup_steps=10, decay_steps=steps // 5)
     distro = TrainSettings(
         model=args.model, data=(corpus.train_folder,), eval_data=(corpus.held_out,), steps=steps, peers=PEERS,
-        total_batch=8 * PEERS, schedule=rates, seed=args.seed, threads=1, eval_sequences=32 if args.quick else 256, eval_every=max(1, steps // 4),
+        total_batch=8 * PEERS, schedule=rates, seed=args.seed, threads=1,
+        eval_sequences=32 if args.quick else 256, eval_every=max(1, steps // 4),
     )  # fmt: skip
     adamw = replace(
         distro, optimizer=OptimizerName.ADAMW, peers=1, weight_decay=0.1, schedule=replace(rates, lr=3e-3)

@@ -9,7 +9,7 @@ from psyche.errors import NetworkError, WireError
 from psyche.network.limits import SYNC_ITEMS, SYNC_REPLY_BYTES
 from psyche.wire.ports import SyncReply, SyncRequest
 
-KINDS: Final = ("announcements", "table", "manifest", "replay")
+KINDS: Final = ("announcements", "table", "manifest")
 _BITMAP_BYTES: Final = MAX_CLIENTS // 8
 REPLY_FRAME_BYTES: Final = SYNC_REPLY_BYTES + 8 * SYNC_ITEMS + 64  # msgpack's lengths
 

@@ -95,7 +95,6 @@ class SyncRequest:
     kind "announcements": signed messages of (epoch, height) from members not in `have`.
     kind "table": the signed table of a witness with results root `key` (W7).
     kind "manifest": the weight manifest whose full digest or weight root is `key` (S9).
-    kind "replay": the decided set of (epoch, height), as held in the replay store (S7).
     """
 
     kind: str

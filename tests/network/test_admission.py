@@ -173,8 +173,8 @@ async def test_a_question_of_rubbish_ends_its_stream_and_the_next_is_answered(op
             await stream.write(raw)
             with trio.fail_after(5), pytest.raises(StreamError):
                 await read_exactly(stream, 1)
-        assert (await a.ask(b.key, SyncRequest("replay", height=13), timeout_s=10)).found is False
-        assert (await a.ask(b.key, SyncRequest("replay", height=12), timeout_s=10)).found is True
+        assert (await a.ask(b.key, SyncRequest("announcements", height=13), timeout_s=10)).found is False
+        assert (await a.ask(b.key, SyncRequest("announcements", height=12), timeout_s=10)).found is True
 
 
 async def test_an_answer_that_does_not_come_is_an_error_in_time(open_group: OpenGroup) -> None:

@@ -106,7 +106,7 @@ async def test_attack_02_two_hundred_half_open_connections(victim: Victim, tmp_p
 async def test_attack_03_a_question_that_trips_a_bug_of_the_handler(victim: Victim, tmp_path: Path) -> None:
     async with open_peer(MEMBER, victim, tmp_path / "m") as member:
         for _ in range(5):
-            assert not (await member.ask(victim.record.p2p, SyncRequest("replay", height=13), timeout_s=10)).found
+            assert not (await member.ask(victim.record.p2p, SyncRequest("announcements", height=13), timeout_s=10)).found
     await assert_alive(victim, tmp_path)
 
 
@@ -181,7 +181,7 @@ async def test_attack_09_a_question_whose_answer_never_ends(victim: Victim, tmp_
 
         async def ask() -> None:
             with pytest.raises(NetworkError):
-                await member.ask(victim.record.p2p, SyncRequest("replay", height=14), timeout_s=2)
+                await member.ask(victim.record.p2p, SyncRequest("announcements", height=14), timeout_s=2)
 
         for _ in range(12):
             nursery.start_soon(ask)
@@ -246,7 +246,7 @@ async def test_attack_16_bytes_past_the_window_of_a_stream_that_nobody_reads(vic
         stream = await open_raw(member, victim, "/psyche/sync/1")
         from psyche.network.sync import encode_request
 
-        raw = encode_request(SyncRequest("replay", height=14))  # the handler sleeps: nothing more is read
+        raw = encode_request(SyncRequest("announcements", height=14))  # the handler sleeps: nothing more is read
         await stream.write(len(raw).to_bytes(4, "little") + raw)
         header = struct.pack("!BBHII", 0, 0, 0, stream.muxed_stream.stream_id, 65_536)
         with trio.fail_after(10):

@@ -144,6 +144,23 @@ class Announcements:
             for message in deferred.values():
                 self._take_result(message, record, digests, diverged=diverged, now=now)
 
+    def take_listed(self, message: Gossip, record: RoundRecord, *, now: float) -> None:
+        """A result that the record or a witness's list vouches for: believed whatever it was trained on (C1, C3)."""
+        assert isinstance(message.body, Result), "only results are listed"
+        commitment = message.body.commitment
+        self._note_signed(message, record)
+        if commitment in record.results.get(message.member, {}):
+            return
+        expected = self._expect(record, {}, diverged=True)
+        verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
+        if verdict is Verdict.REFUSE or header is None:
+            self._refuse("result", reason, member=message.member, height=record.height)
+        elif not self._x.facts.is_known:
+            record.deferred[commitment] = message
+        else:
+            record.deferred.pop(commitment, None)
+            self.add(message, header, record, now=now)
+
     def add(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> KnownResult:
         """Take in a result that is believed: by R3, or because the record decided it (C1)."""
         assert isinstance(message.body, Result), "only results are added"

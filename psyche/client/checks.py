@@ -6,6 +6,7 @@ from enum import Enum
 from psyche.client.records import RoundRecord
 from psyche.core.header import ResultHeader, decode_header
 from psyche.core.messages import Gossip, Result
+from psyche.core.state import ZERO32
 from psyche.errors import WireError
 
 
@@ -22,7 +23,7 @@ class Expected:
     """What every honest header of this run carries."""
 
     run_uid: bytes
-    plan_hash: bytes
+    plan_hash: bytes  # zero: not known, for no model is loaded
     config_hash: bytes
     lr_bits: int
     max_body_bytes: int
@@ -38,6 +39,8 @@ def judge_result(
         header = decode_header(message.body.header)
     except WireError as error:
         return Verdict.REFUSE, None, str(error)
+    if expected.plan_hash == ZERO32:
+        return Verdict.DEFER, header, "no model is loaded yet"
     problem = _find_problem(header, message, record, trainer_key, expected)
     if problem:
         return Verdict.REFUSE, header, problem

@@ -27,6 +27,11 @@ class RunFacts:
     numeric_class: int = 0
     parameters: int = 0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a model was loaded: until then no header can be judged."""
+        return self.plan_hash != ZERO32
+
 
 @dataclass(slots=True)
 class Context:

@@ -62,7 +62,8 @@ class Duty:
     announcements: Announcements
     own: OwnRound = field(default_factory=OwnRound)
     prev_commitment: bytes = ZERO32
-    in_flight_height: int | None = None  # of a training that is still running in the trainer
+    in_flight: tuple[int, int] | None = None  # epoch and height of a training that still runs in the trainer
+    _cancelling: bool = False  # it was told to end
     _waiting: Waiting | None = None  # as of the last `act`
     _told: tuple[SentResult, ...] = ()  # fates that the running training was told of
 
@@ -73,8 +74,7 @@ class Duty:
     def enter_round(self) -> None:
         """A round was first seen; training of an older one ends now (A4)."""
         x = self.context
-        if self.own.train_running and self.own.height != x.height:
-            x.do(CancelTrain(x.epoch, self.own.height))
+        self.cancel_training()
         self.own = OwnRound(height=x.height)
         self._waiting = None
         record = x.current
@@ -83,6 +83,20 @@ class Duty:
         x.end_wait("finished", "round over")
         x.end_wait("witness", "round over")
         self._accuse(x.state)
+
+    def cancel_training(self) -> None:
+        """End a training that still runs: its round is over (A4), or the weights are wrong (S4)."""
+        if self.in_flight is not None and not self._cancelling:
+            self._cancelling = True
+            self.context.do(CancelTrain(*self.in_flight))
+
+    def finish_epoch(self) -> None:
+        """Cooldown: no round needs a training any more, but weights may just have become the certified ones (P6)."""
+        x = self.context
+        self.cancel_training()
+        record = x.book.get(x.height)
+        if record is not None and self._is_in(record):
+            self._take_snapshot(record)
 
     def act(self, now: float) -> None:
         """Do everything that has become possible in the running round."""
@@ -142,12 +156,12 @@ class Duty:
         x = self.context
         assert x.member is not None, "checked by act"
         batch = record.assignments.get(x.member)
-        if batch is None or self.own.train_started or self.in_flight_height is not None:
+        if batch is None or self.own.train_started or self.in_flight is not None:
             return
         if self.chain.diverged or self.chain.healing or record.height not in self.chain.digests:
             return
         self.own.train_started = self.own.train_running = True
-        self.in_flight_height = record.height
+        self.in_flight, self._cancelling = (record.epoch, record.height), False
         overlap = x.state.config.overlap
         self._told, self.chain.own_fates = tuple(self.chain.own_fates), []
         x.do(
@@ -176,7 +190,7 @@ class Duty:
     def on_trained(self, event: Trained, now: float) -> None:
         """The batch is done: header, signature, announcement; or a reason why there is none."""
         x = self.context
-        self.in_flight_height = None
+        self.in_flight = None
         reply = event.reply
         if reply.cancelled or reply.refused:
             self._retell()
@@ -246,7 +260,7 @@ class Duty:
 
     def on_train_failed(self, event: TrainFailed) -> None:
         """Nothing to announce this round; the others go on."""
-        self.in_flight_height = None
+        self.in_flight = None
         if not event.trainer_lost:
             self._retell()
         if event.epoch == self.context.epoch and event.height == self.own.height:

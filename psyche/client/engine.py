@@ -34,6 +34,7 @@ from psyche.client.context import ACTIVE_STATES, Context, Wait
 from psyche.client.duty import Duty
 from psyche.client.membership import Membership
 from psyche.client.records import RoundRecord
+from psyche.core.limits import STORED_ROUNDS, U32_MAX
 from psyche.core.messages import Leave
 from psyche.core.state import ZERO32, Coordinator, RunState
 from psyche.core.timeline import get_attested_height
@@ -84,19 +85,16 @@ class RoundEngine:
         return (*results, *(raw for m, raw in record.finished_raw.items() if not have >> m & 1))
 
     def get_table(self, root: bytes) -> tuple[bytes, ...] | None:
-        """The signed results behind a results root that this client could have reported (W7)."""
+        """The signed results behind a results root: one that this client reported or can show (W7)."""
+        on_record = {w.held for r in self._x.state.rounds for w in r.witnesses if w.results_root == root}
         for record in self._x.book.all():
-            for held in self._candidate_holdings(record):
+            if root in record.tables:
+                return record.tables[root]
+            for held in on_record:
                 report = compute_report(record, held)
                 if report.held and report.root == root:
                     return tuple(record.results[m][c].raw for m, c in report.commitments.items())
         return None
-
-    def _candidate_holdings(self, record: RoundRecord) -> list[int]:
-        """Bitmaps under which this client can show a list: its own, and those on record."""
-        state = self._x.state
-        on_record = [w.held for r in state.rounds if r.members for w in r.witnesses]
-        return list(dict.fromkeys([record.compute_held(), *on_record]))
 
     def get_deadline(self, now: float) -> float | None:
         """When `on_tick` next has something to do, at the latest."""
@@ -179,6 +177,7 @@ class RoundEngine:
             message = sign_gossip(x.identity, x.state.run_uid, x.epoch, x.height, x.member, Leave())
             x.do(Publish(encode_gossip(message)))
         self.membership.withdraw(reason)
+        self.membership.take_join_back(reason)
         x.do(Exit(0, reason))
         self._exited = True
         return x.drain()
@@ -224,16 +223,19 @@ class RoundEngine:
 
     def _enter_epoch(self) -> None:
         x = self._x
+        self.membership.leave_epoch()  # its end may not have been seen
         x.book.clear()
         self._round_key = None
         self.announcements.clear()
-        self.chain.loaded = False
+        self.chain.clear()
+        if x.epoch:
+            x.do(Expire(x.epoch - 1, U32_MAX))
         self.duty.begin()
         self.membership.enter_epoch()
 
     def _follow_rounds(self, now: float) -> None:
         x = self._x
-        new = x.book.follow(x.state, now)
+        new = x.book.follow(x.state, now, self.chain.needed_height)
         self.chain.follow(now)
         key = (x.epoch, x.height)
         if key == self._round_key or not x.state.in_round:
@@ -241,21 +243,25 @@ class RoundEngine:
             return
         self._round_key = key
         self._synced_at = now
-        index = x.find_self()
-        if index is not None and x.is_healthy(index) and self.membership.passed_warmup == x.epoch:
-            x.member = index
+        self.membership.find_member()
         if new:
             x.log("round_started", epoch=x.epoch, height=x.height, step=x.state.current.step, drain=new[-1].drain)
         too_long = self.chain.count_behind()
         if self.chain.behind_rounds:
             x.log("behind", rounds=self.chain.behind_rounds, next_height=self.chain.next_height)
-        if too_long:
-            self._heal("decided payloads could not be fetched")
+        gap = self.chain.find_gap() if x.member is not None else ""
+        if gap:
+            self._give_up(f"the sets of this epoch cannot be known any more: {gap}")
+        elif too_long:
+            what = "decided payloads could not be fetched" if self.chain.loaded else "the weights did not come in time"
+            self._give_up(what)
         self.duty.enter_round()
         self.announcements.retry_soon(now)
         self.announcements.replay_early(self.chain.digests, diverged=self.chain.diverged, now=now)
         self.announcements.review_deferred(self.chain.digests, diverged=self.chain.diverged, now=now)
-        oldest = x.height - 4
+        needed = self.chain.needed_height
+        oldest = x.height - STORED_ROUNDS
+        oldest = oldest if needed is None else min(oldest, needed - 1)  # C6: what is not applied yet is kept
         if oldest >= 0:
             x.do(Expire(x.epoch, oldest))
         self._ask_peers({get_attested_height(x.state.config, x.state.epoch, x.height)} - {x.height})
@@ -265,12 +271,23 @@ class RoundEngine:
             return self._x.drain()
         self._check_divergence()
         self.membership.act(now)
-        if self._x.state.in_round:
+        if self._x.state.in_round or self._x.state.run_state is RunState.COOLDOWN:
+            self._go_on_in_epoch(now)
+        return self._x.drain()
+
+    def _go_on_in_epoch(self, now: float) -> None:
+        x = self._x
+        if x.member is not None:
             self.announcements.retry(now)
-            self.chain.advance(now)
+        if self.chain.is_open:
+            self.chain.decide(now)  # what was missing may have come
+        if self.chain.advance(now):
+            self.membership.on_weights_changed()
+        if x.state.in_round:
             self.duty.act(now)
             self._sync(now)
-        return self._x.drain()
+        else:
+            self.duty.finish_epoch()
 
     def _on_applied(self, event: Applied, now: float) -> None:
         entry = self.chain.on_applied(event)
@@ -287,27 +304,33 @@ class RoundEngine:
     def _check_divergence(self) -> None:
         chain = self.chain
         if chain.diverged and chain.loaded and not chain.healing and chain.applying is None and self._x.state.in_round:
-            if chain.contradictions > MAX_REPLAY_CONTRADICTIONS:
+            if chain.contradictions >= MAX_REPLAY_CONTRADICTIONS:
                 # the replay itself contradicts the record: it is not adopted (section 9, last table)
                 self._x.log("evidence", digests=dict(chain.digests), reason="replay contradicts agreed digests")
-                self.membership.withdraw("own replay contradicts the agreed digests twice")
-                chain.loaded = False
+                self._give_up("own replay contradicts the agreed digests twice")
             elif chain.mismatch:
                 self._heal("own digest differs from the agreed one")
 
     def _heal(self, reason: str) -> None:
         x, chain = self._x, self.chain
         certified = x.state.certified.digest
-        if chain.healing or x.member is None or self.duty.in_flight_height is not None:
+        if x.member is None:
             return
         if certified == ZERO32 or chain.next_height == 0 or chain.behind_rounds:
-            self.membership.withdraw(f"cannot heal: {reason}")
-            chain.loaded = False
+            self._give_up(f"cannot heal: {reason}")
+            return
+        if self.duty.in_flight is not None:
+            self.duty.cancel_training()  # S4: at once; the trainer heals when it has let go
             return
         chain.healing, chain.mismatch = True, False
         chain.agreeing = 0
         x.log("healing", reason=reason, height=chain.next_height - 1)
         x.do(Heal(x.epoch, certified, chain.next_height - 1))
+
+    def _give_up(self, reason: str) -> None:
+        """This epoch goes on without this client."""
+        self.membership.withdraw(reason)
+        self.chain.loaded = False
 
     def _on_healed(self, event: Healed) -> None:
         if event.epoch == self._x.epoch and self.chain.healing:
@@ -316,8 +339,7 @@ class RoundEngine:
     def _on_load_failed(self, event: LoadFailed, now: float) -> None:
         if self.chain.healing:
             self.chain.healing = False
-            self.chain.loaded = False
-            self.membership.withdraw(f"cannot heal: {event.reason}")
+            self._give_up(f"cannot heal: {event.reason}")
             return
         self.membership.on_load_failed(event, now)
 

@@ -22,7 +22,7 @@ from psyche.client.duty import Duty
 from psyche.core.errors import CoordinatorError
 from psyche.core.layout import get_config_preimage
 from psyche.core.plan import decode_plan, get_payload_bytes
-from psyche.core.state import ZERO32, ClientState, RunState, Slot, SlotState
+from psyche.core.state import ZERO32, RunState, Slot, SlotState
 from psyche.errors import WireError
 from psyche.wire.crypto import blake3_hash
 
@@ -40,8 +40,9 @@ class Membership:
     export: bool = False
     weights_digest: bytes | None = None  # full digest of what is in the trainer, at an epoch's edge
     passed_warmup: int | None = None  # the epoch whose Warmup this process saw as a member (M9)
-    synchronised: tuple[int, bytes] | None = None  # epoch and digest of the last load
+    synchronised: tuple[int, bytes] | None = None  # epoch and digest of the last load as the epoch wants it
     loading: bool = False
+    loading_cold: bool = False  # the load that runs leaves the momentum behind
     load_at: float = 0.0
     warm_digest: bytes | None = None  # what the last warmup_witness said
     joined: tuple[int, int] | None = None
@@ -90,6 +91,7 @@ class Membership:
             case RunState.FINISHED:
                 self._finish(now)
             case RunState.PAUSED | RunState.UNINITIALIZED:
+                self.synchronised = None  # P4: everything is loaded anew, for the owner may change the settings
                 self.context.wait("paused", "the owner to resume the run", None, "join again")
 
     # --- WaitingForMembers -----------------------------------------------------------------------
@@ -99,10 +101,12 @@ class Membership:
         x.end_wait("paused", "resumed")
         registry, slot = x.state.registry, self.get_slot()
         if slot is not None and slot.state is SlotState.BANNED:
-            x.do(Exit(1, "this key is banned from the run"))
+            if not self.done:
+                self.done = True
+                x.do(Exit(1, "this key is banned from the run"))
             return
-        if slot is not None and slot.state is SlotState.JOINED and slot.active >= registry.next_active:
-            joined = sum(s.state is SlotState.JOINED and s.active >= registry.next_active for s in registry.slots)
+        if slot is not None and self._has_joined(slot):
+            joined = sum(map(self._has_joined, registry.slots))
             missing = max(0, x.state.config.init_min_clients - joined)
             who = f"{missing} more members" if missing else "the epoch to form"
             x.wait("members", who, None, "warm up")
@@ -127,7 +131,7 @@ class Membership:
             self.passed_warmup = x.epoch
             x.log("member", index=index, members=len(x.state.clients))
         self._ensure_weights(now)
-        if self.weights_digest is not None and not self.loading and self.warm_digest != self.weights_digest:
+        if self.chain.loaded and self.weights_digest is not None and self.warm_digest != self.weights_digest:
             self.warm_digest = self.weights_digest
             x.do(SendWarmupWitness(x.epoch, index, self.weights_digest))
 
@@ -137,27 +141,25 @@ class Membership:
         certified = x.state.certified.digest
         wanted = None if certified == ZERO32 else certified
         fits = self.weights_digest is not None and wanted in (None, self.weights_digest)
-        if wanted is not None and not x.state.model.optimizer.quantize_1bit:
-            fits = self.synchronised == (x.epoch, wanted)  # S2: full values drift, every Warmup goes back to one copy
-        if fits and not x.state.epoch.cold_start:
-            if not self.chain.loaded:
-                self._start_chain()
+        cold = x.state.epoch.cold_start
+        if cold or not x.state.model.optimizer.quantize_1bit:
+            # P4: with zero momentum; S2: full values drift, every Warmup goes back to one copy
+            fits = fits and self.synchronised == (x.epoch, self.weights_digest)
+        if fits:
+            self._start_chain()
             return
-        if fits and self.chain.loaded:
-            return
+        self.chain.loaded = False
         if self.loading or now < self.load_at:
             return
-        self.loading = True
-        self.chain.loaded = False
+        self.loading, self.loading_cold = True, cold
         until = x.state_since + x.state.config.warmup_time
         x.wait("weights", "the weights of this epoch", until, "be dropped from the epoch")
-        source_digest = x.state.checkpoint.digest
-        x.do(Load(x.epoch, wanted, source_digest, keep_momentum=not x.state.epoch.cold_start))
+        x.do(Load(x.epoch, wanted, x.state.checkpoint.digest, keep_momentum=not cold))
 
     def _start_chain(self) -> None:
         assert self.weights_digest is not None, "weights are there"
-        self.chain.begin(self.weights_digest)  # S1: c(-1) is the certified digest
-        self.chain.loaded = True
+        if not self.chain.loaded:
+            self.chain.begin(self.weights_digest)  # S1: c(-1) is the certified digest
 
     def on_loaded(self, event: Loaded) -> None:
         """Weights are in the trainer: the run's facts follow from them."""
@@ -176,14 +178,14 @@ class Membership:
             parameters=event.parameters,
         )
         self.weights_digest = event.digest
-        self.synchronised = (event.epoch, event.digest)
+        fitting = self.loading_cold == x.state.epoch.cold_start
+        self.synchronised = (event.epoch, event.digest) if fitting else None
         self.duty.prev_commitment = event.prev_commitment
         self.chain.own_fates.clear()
         self.chain.own_sent.clear()
         x.do(SetPlan(x.state.run_uid, x.facts.plan_hash))
         x.end_wait("weights", "loaded")
         x.log("model_loaded", source=event.source, digest=event.digest, parameters=event.parameters)
-        self._start_chain()
 
     def on_load_failed(self, event: LoadFailed, now: float) -> None:
         """No source has them yet: try again while Warmup lasts."""
@@ -194,35 +196,39 @@ class Membership:
     def on_trainer_lost(self) -> None:
         """Weights and momentum went with the child: load again at the next Warmup, leave this epoch."""
         self.weights_digest = None
-        self.loading = False
         self.chain.loaded = False
         x = self.context
         if x.member is not None and x.state.run_state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
             self.withdraw("the trainer was lost; its weights are loaded again in the next Warmup")
 
+    def on_weights_changed(self) -> None:
+        """An apply was asked for: the weights are not those of the epoch's start any more."""
+        self.weights_digest = None
+
     # --- rounds ----------------------------------------------------------------------------------
+
+    def find_member(self) -> None:
+        """Whether this client takes part in the running rounds, and as which member."""
+        x = self.context
+        index = x.find_self()
+        there = index is not None and x.is_healthy(index)
+        if x.member is not None and index is not None and not there:
+            x.log("dropped", state=x.state.clients[index].state.name)
+        taking_part = there and self.passed_warmup == x.epoch and self.withdrawn_epoch != x.epoch
+        x.member = index if taking_part else None
 
     def _take_part(self, now: float) -> None:
         x = self.context
         x.end_wait("members", "epoch formed")
+        self.find_member()
         index = x.find_self()
-        healthy = index is not None and x.is_healthy(index)
-        if healthy and self.passed_warmup != x.epoch:
-            # M9: a former self may have signed a result of this epoch; a second one would be equivocation
-            x.member = None
-            if self.withdrawn_epoch != x.epoch:
-                self.withdrawn_epoch = x.epoch
-                x.do(Withdraw(x.epoch, index or 0, "restarted in mid-epoch"))
-            return
-        if not healthy:
-            if x.member is not None:
-                x.log("dropped", state=x.state.clients[x.member].state.name)
-                x.member = None
-                self.weights_digest = None
+        if index is None or not x.is_healthy(index):
             x.wait("next epoch", "the next epoch: this client is not a member of the running one", None, "join")
-            return
-        x.member = index
-        if not self.chain.loaded and not self.chain.healing:
+        elif x.epoch not in (self.passed_warmup, self.withdrawn_epoch):
+            # M9: a former self may have signed a result of this epoch; a second one would be equivocation
+            self.withdrawn_epoch = x.epoch
+            x.do(Withdraw(x.epoch, index, "restarted in mid-epoch"))
+        elif x.member is not None and not self.chain.loaded and not self.chain.healing:
             self._ensure_weights(now)
 
     def withdraw(self, reason: str) -> None:
@@ -236,14 +242,21 @@ class Membership:
         x.member = None
         self.weights_digest = None
 
+    def take_join_back(self, reason: str) -> None:
+        """Stop waiting for an epoch to form (M4): else formation takes the dead."""
+        slot = self.get_slot()
+        if self.context.state.run_state is RunState.WAITING_FOR_MEMBERS and slot is not None and self._has_joined(slot):
+            self.context.do(Withdraw(self.context.epoch, 0, reason))
+
+    def _has_joined(self, slot: Slot) -> bool:
+        return slot.state is SlotState.JOINED and slot.active >= self.context.state.registry.next_active
+
     # --- Cooldown and the end --------------------------------------------------------------------
 
     def _cool_down(self) -> None:
         x = self.context
         x.end_wait("next epoch", "the epoch ends")
-        index = x.find_self()
-        if index is not None and x.state.clients[index].state is ClientState.HEALTHY:
-            x.member = index
+        self.find_member()
         certified = x.state.certified
         if certified.digest == ZERO32:
             return
@@ -255,7 +268,7 @@ class Membership:
     def _settle_weights(self) -> None:
         """At an epoch's edge: are the weights in the trainer the certified ones?"""
         last = max(self.chain.digests, default=None)
-        if self.chain.loaded and last is not None and self.chain.applying is None:
+        if self.chain.loaded and last is not None and self.chain.applying is None and not self.chain.healing:
             digest = self.chain.digests[last]
             self.weights_digest = digest if self.chain.full.get(last, False) else None
 

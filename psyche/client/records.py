@@ -59,6 +59,7 @@ class RoundRecord:
     ready: dict[int, Ready] = field(default_factory=dict)
     heard: int = 0
     left: int = 0  # members that said Leave
+    tables: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)  # results root -> signed results (W7)
 
     def get_single(self, member: int) -> KnownResult | None:
         """The member's result if exactly one commitment of it is known, believed or not (W1)."""
@@ -100,6 +101,10 @@ class RoundRecord:
                 found[member] = single.commitment
         return found
 
+    def keep_table(self, root: bytes, commitments: Mapping[int, bytes]) -> None:
+        """Remember the signed results behind a root, whatever becomes known of their trainers later (W7)."""
+        self.tables[root] = tuple(self.results[m][c].raw for m, c in sorted(commitments.items()))
+
     def get_seen(self) -> int:
         """Bitmap of the members whose Result of this round is known (R2)."""
         return sum(1 << member for member in self.results)
@@ -137,14 +142,19 @@ class RoundBook:
     def __init__(self) -> None:
         self._records: dict[int, RoundRecord] = {}
 
-    def follow(self, state: Coordinator, now: float) -> list[RoundRecord]:
-        """Add the rounds of the state that are new, in order; return them. Old ones are forgotten."""
+    def follow(self, state: Coordinator, now: float, needed: int | None = None) -> list[RoundRecord]:
+        """Add the rounds of the state that are new, in order; return them.
+
+        Those that have left the state are forgotten, but not from height `needed` on.
+        """
         rounds = sorted((r for r in state.rounds if r.members and r.height <= state.current.height), key=_height)
         new = [make_record(state, r, now) for r in rounds if r.height not in self._records]
         for record in new:
             self._records[record.height] = record
-        oldest = state.current.height - STORED_ROUNDS
-        self._records = {h: r for h, r in self._records.items() if h > oldest}
+        oldest = state.current.height - STORED_ROUNDS + 1
+        if needed is not None:
+            oldest = min(oldest, needed)
+        self._records = {h: r for h, r in self._records.items() if h >= oldest}
         return new
 
     def get(self, height: int | None) -> RoundRecord | None:

@@ -113,9 +113,10 @@ class Shell:
             raise pending.error
         return pending.tokens
 
-    async def take_bodies(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Bodies that the engine knows to be held."""
-        return tuple(self._bodies[blob][2] for blob in blobs)
+    def get_bodies(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
+        """Bodies that the engine knows to be held; None where one has expired."""
+        found = [self._bodies.get(blob) for blob in blobs]
+        return None if None in found else tuple(entry[2] for entry in found if entry is not None)
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -312,14 +313,16 @@ class Shell:
             pending.done.set()
 
     async def _store_replay(self, entry: act.AppliedSet) -> None:
-        bodies = await self.take_bodies(entry.blobs)
+        bodies = self.get_bodies(entry.blobs)
+        if bodies is None:
+            raise NetworkError(f"replay store: a payload applied at height {entry.height} is no longer here")
         await trio.to_thread.run_sync(self._replay.write, entry, bodies)
 
     def _expire(self, action: act.Expire) -> None:
         key = (action.epoch, action.height)
         self._parts.network.expire(action.epoch, action.height)
-        self._bodies = {b: entry for b, entry in self._bodies.items() if entry[:2] > key}
-        self._data = {k: pending for k, pending in self._data.items() if k > key}
+        self._bodies = {b: entry for b, entry in self._bodies.items() if entry[:2] >= key}
+        self._data = {k: pending for k, pending in self._data.items() if k >= key}
 
     # --- asking peers -----------------------------------------------------------------------------
 

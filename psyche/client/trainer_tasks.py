@@ -1,5 +1,6 @@
 """What the engine asks of the trainer, one request after another, and what becomes of a trainer that fails."""
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Final, Protocol
@@ -38,6 +39,7 @@ from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRe
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
 TrainerAction = Load | Train | Apply | Heal | Snapshot | Export | FetchSnapshot
+_Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
 
 class RestartableTrainer(Trainer, Protocol):
@@ -68,8 +70,8 @@ class TrainerContext(Protocol):
         """The tokens that were fetched for a round (u32 little-endian)."""
         ...
 
-    async def take_bodies(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Payload bodies by blob id."""
+    def get_bodies(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
+        """Payload bodies by blob id; None where one of them is no longer here."""
         ...
 
 
@@ -88,11 +90,14 @@ class TrainerTasks:
         self._snapshots = snapshots
         self._cancelled: set[tuple[int, int]] = set()
         self._training: tuple[int, int] | None = None
-        self._send, self._receive = trio.open_memory_channel[TrainerAction](QUEUE)
+        self._send, self._receive = trio.open_memory_channel[_Queued](QUEUE)
 
     def put(self, action: TrainerAction) -> None:
-        """Queue a request; never blocks, for the engine has few out at a time."""
-        self._send.send_nowait(action)
+        """Queue a request; never blocks, for the engine has few out at a time.
+
+        Bodies are taken now: until its turn comes, their round may be over for everybody else.
+        """
+        self._send.send_nowait((action, self._x.get_bodies(action.blobs) if isinstance(action, Apply) else None))
 
     async def cancel(self, action: CancelTrain) -> None:
         """End a training: queued or running (A4)."""
@@ -103,25 +108,39 @@ class TrainerTasks:
 
     async def run(self) -> None:
         """Work off the queue until cancelled."""
-        async for action in self._receive:
+        async for action, bodies in self._receive:
             try:
-                await self._do(action)
+                await self._do(action, bodies)
             except TrainerFailure as error:
                 self._x.log("error", message=str(error), trainer=str(error.kind))
+                stale = self._take_stale()
+                self._report_lost(action, str(error))  # before the new process, which takes seconds to come up
+                for other in stale:
+                    self._report_failed(other, "the trainer was lost before its turn came")
                 await self._restart()
-                self._report_lost(action, str(error))
             except PsycheError as error:
                 self._x.log("error", message=str(error))
                 self._report_failed(action, str(error))
 
-    async def _do(self, action: TrainerAction) -> None:
+    def _take_stale(self) -> list[TrainerAction]:
+        """Take out of the queue what was asked of the weights that are lost; those who wait for it must hear."""
+        waiting: list[_Queued] = []
+        with contextlib.suppress(trio.WouldBlock):
+            while True:
+                waiting.append(self._receive.receive_nowait())
+        for queued in waiting:
+            if isinstance(queued[0], Load | Heal | FetchSnapshot):
+                self._send.send_nowait(queued)
+        return [action for action, _ in waiting if isinstance(action, Train | Snapshot)]
+
+    async def _do(self, action: TrainerAction, bodies: tuple[bytes, ...] | None) -> None:
         match action:
             case Load():
                 await self._load(action)
             case Train():
                 await self._train(action)
             case Apply():
-                await self._apply(action)
+                await self._apply(action, bodies)
             case Heal():
                 await self._heal(action)
             case Snapshot():
@@ -305,8 +324,9 @@ class TrainerTasks:
             in_flight=action.in_flight,
         )
 
-    async def _apply(self, action: Apply) -> None:
-        bodies = await self._x.take_bodies(action.blobs)
+    async def _apply(self, action: Apply, bodies: tuple[bytes, ...] | None) -> None:
+        if bodies is None:
+            raise TrainerError(f"apply at height {action.height}: a decided payload is no longer here (C6)")
         reply = await self._trainer.apply(
             ApplyRequest(
                 height=action.height,

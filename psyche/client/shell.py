@@ -27,6 +27,8 @@ SYNC_PEERS: Final = 4  # peers asked for announcements at a time
 SYNC_TIMEOUT_S: Final = 5.0
 STATISTICS_EVERY_S: Final = 5.0
 IDLE_TICK_S: Final = 1.0
+FAREWELL_S: Final = 0.2
+WITHDRAW_S: Final = 2.0  # for the answer to a last withdrawal: a server that is away withdraws us itself (H6)
 TRAINER_ACTIONS: Final = (act.Load, act.Train, act.Apply, act.Heal, act.Snapshot, act.Export, act.FetchSnapshot)
 
 
@@ -81,6 +83,8 @@ class Shell:
         self._fetches = trio.CapacityLimiter(FETCHES)
         self._wake = trio.Event()
         self._exit: act.Exit | None = None
+        self._withdrawn = trio.Event()  # the last withdrawal is answered
+        self._withdrawn.set()
         self._ended = trio.Event()
         self._nursery: trio.Nursery | None = None
 
@@ -178,8 +182,10 @@ class Shell:
         if isinstance(action, TRAINER_ACTIONS):
             queued: TrainerAction = action
             self._tasks.put(queued)
-        else:
-            self._start(self._send, action)
+            return
+        if isinstance(action, act.Withdraw):
+            self._withdrawn = trio.Event()
+        self._start(self._send, action)
 
     def _start(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         assert self._nursery is not None, "actions are executed while running"
@@ -249,7 +255,7 @@ class Shell:
                     await backend.join(self._parts.network.address_record())
                     self.log("joined", epoch=action.epoch)
                 case act.Withdraw():
-                    await backend.withdraw(action.epoch, action.member)
+                    await self._withdraw(action)
                 case act.SendWarmupWitness():
                     await backend.warmup_witness(action.epoch, action.member, action.digest)
                     self.log("warmup_ready", epoch=action.epoch, digest=action.digest)
@@ -268,6 +274,13 @@ class Shell:
             self.log("too_late", action=type(action).__name__, reason=str(error))  # T7: others were faster
         except CoordinatorError as error:
             self.log("refused_by_coordinator", action=type(action).__name__, code=error.code, reason=str(error))
+
+    async def _withdraw(self, action: act.Withdraw) -> None:
+        try:
+            await self._parts.backend.withdraw(action.epoch, action.member)
+        finally:
+            self._withdrawn.set()
+        self.log("withdrew", epoch=action.epoch, reason=action.reason)
 
     async def _publish(self, raw: bytes) -> None:
         await self._parts.network.publish(raw)
@@ -368,7 +381,9 @@ class Shell:
             self.log("serving", seconds=action.serve_s)
             await trio.sleep(action.serve_s)  # P8
         else:
-            await trio.sleep(min(0.2, self._settings.stop_grace_s))  # let Leave and withdraw go out
+            await trio.sleep(min(FAREWELL_S, self._settings.stop_grace_s))  # let Leave go out
+            with trio.move_on_after(min(WITHDRAW_S, self._settings.stop_grace_s)):
+                await self._withdrawn.wait()
         self.log("left", reason=action.reason, code=action.code)
         self._ended.set()
 

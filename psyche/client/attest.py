@@ -54,7 +54,8 @@ def compute_waiting(state: Coordinator, record: RoundRecord, attested: RoundReco
         due = [m for m in awaited if m in announced]
         held_at = attested.get_held_times()
     lacking = [m for m in awaited if m not in finished_at]
-    unfetched = [m for m in due if m not in held_at]
+    # what was fetched and refused, or comes under two commitments, is not waited for either
+    unfetched = [m for m in due if attested is not None and not _is_settled(attested, m)]
     straggler = state.config.straggler_percent
     fetch_pace = compute_pace(due, held_at, record.started_at)
     finish_pace = compute_pace(awaited, finished_at, record.started_at)

@@ -75,6 +75,7 @@ class Duty:
         """A round was first seen; training of an older one ends now (A4)."""
         x = self.context
         self.cancel_training()
+        self._leave_round()
         self.own = OwnRound(height=x.height)
         self._waiting = None
         record = x.current
@@ -83,6 +84,16 @@ class Duty:
         x.end_wait("finished", "round over")
         x.end_wait("witness", "round over")
         self._accuse(x.state)
+
+    def _leave_round(self) -> None:
+        """Finished goes out on leaving RoundTrain at the latest: RoundWitness may take no time and stay unseen (A2)."""
+        x = self.context
+        record = x.book.get(self.own.height) if self.own.height >= 0 else None
+        if record is None or x.member is None or not self._is_in(record) or self.own.finished_sent:
+            return
+        if x.state.config.overlap or x.member not in record.results:
+            attested = x.book.get(get_attested_height(x.state.config, x.state.epoch, record.height))
+            self._publish_finished(record, attested)
 
     def cancel_training(self) -> None:
         """End a training that still runs: its round is over (A4), or the weights are wrong (S4)."""
@@ -311,14 +322,19 @@ class Duty:
                 "finished", f"own work and payloads of round {record.height}", self._round_end(record), "finish without"
             )
             return False
-        self.own.finished_sent = True
         x.end_wait("finished", "sent")
+        record.finished_at.setdefault(x.member, now)
+        self._publish_finished(record, attested)
+        return True
+
+    def _publish_finished(self, record: RoundRecord, attested: RoundRecord | None) -> None:
+        x = self.context
+        assert x.member is not None, "only members finish"
+        self.own.finished_sent = True
         report = compute_report(attested if x.state.config.overlap else None)
         body = Finished(report.held, report.root, record.get_seen())
         record.finished[x.member] = body
-        record.finished_at.setdefault(x.member, now)
         record.finished_raw[x.member] = self._publish(record, body)
-        return True
 
     def _send_witness(self, record: RoundRecord, attested: RoundRecord | None, waiting: Waiting, now: float) -> None:
         x = self.context
@@ -400,7 +416,8 @@ class Duty:
         reported = {w.member for w in last.witnesses}
         for member in record.witnesses:
             heard = sum(w.heard >> member & 1 for w in last.witnesses)
-            if member not in reported and x.is_healthy(member) and heard > last.witnesses_expected - last.quorum:
+            silent = member not in reported and member != x.member
+            if silent and x.is_healthy(member) and heard > last.witnesses_expected - last.quorum:
                 x.do(SendHealthCheck(x.epoch, x.height, member))
 
     def get_deadlines(self, record: RoundRecord) -> list[float]:

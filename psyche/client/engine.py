@@ -261,7 +261,7 @@ class RoundEngine:
         self.announcements.review_deferred(self.chain.digests, diverged=self.chain.diverged, now=now)
         needed = self.chain.needed_height
         oldest = x.height - STORED_ROUNDS
-        oldest = oldest if needed is None else min(oldest, needed - 1)  # C6: what is not applied yet is kept
+        oldest = oldest if needed is None else min(oldest, needed)  # C6: what is not applied yet is kept
         if oldest >= 0:
             x.do(Expire(x.epoch, oldest))
         self._ask_peers({get_attested_height(x.state.config, x.state.epoch, x.height)} - {x.height})

@@ -85,10 +85,10 @@ def test_payloads_of_a_set_that_is_not_applied_yet_are_not_dropped() -> None:
     """C6: a client that is behind needs what others may forget."""
     bench = build_bench_in_round(5)
     bench.manual = {act.Apply}
-    for _ in range(2):
+    for _ in range(3):
         bench.run_round(state_digest=b"\1" * 32)
     assert bench.engine.chain.next_height == 6
-    assert max(a.height for a in bench.get_all(act.Expire)) == 3, "R(4) is applied at the start of round 6"
+    assert max(a.height for a in bench.get_all(act.Expire)) == 4, "R(4) is applied at the start of round 6"
     assert bench.get_record(4).results
 
 

@@ -1,0 +1,289 @@
+"""Whom a round waits for, and when a member says that it is done (A1 to A3, W6)."""
+
+import dataclasses
+
+import pytest
+from bench import Bench, build_bench
+
+from psyche.client import actions as act
+from psyche.client.attest import compute_waiting, find_followed, get_announced, get_awaited
+from psyche.core.bits import compute_bits
+from psyche.core.messages import Finished, Leave, Result
+from psyche.core.state import ClientState, RunState, WitnessFlag
+from psyche.wire.gossip import decode_gossip
+
+
+def get_finished(bench: Bench) -> list[tuple[int, Finished]]:
+    """Height and body of every Finished that was sent."""
+    messages = [decode_gossip(a.raw) for a in bench.get_all(act.Publish)]
+    return [(m.height, m.body) for m in messages if isinstance(m.body, Finished)]
+
+
+# --- A1: who is awaited
+
+
+def test_members_that_were_heard_in_eight_rounds_running_are_awaited() -> None:
+    """A1: founding members start with eight."""
+    bench = build_bench(5).start()
+    state = bench.engine.state
+    assert get_awaited(state, bench.get_record()) == [0, 1, 2, 3, 4]
+    state.clients[3].good_streak = 7
+    assert get_awaited(state, bench.get_record()) == [0, 1, 2, 4]
+
+
+def test_with_fewer_than_half_steady_members_all_without_an_absence_are_awaited() -> None:
+    """A1: a common glitch must not empty the list."""
+    bench = build_bench(5).start()
+    state = bench.engine.state
+    for member in (0, 1, 2):
+        state.clients[member].good_streak = 0
+    state.clients[1].missed = 1
+    assert get_awaited(state, bench.get_record()) == [0, 2, 3, 4], "two of five are steady: fewer than half"
+    state.clients[0].good_streak = 8
+    assert get_awaited(state, bench.get_record()) == [0, 3, 4], "three of five are steady: half are enough"
+
+
+def test_exactly_half_steady_members_are_enough() -> None:
+    bench = build_bench(4).start()
+    state = bench.engine.state
+    state.clients[0].good_streak = state.clients[1].good_streak = 0
+    assert get_awaited(state, bench.get_record()) == [2, 3]
+
+
+def test_nobody_waits_for_those_who_left_or_were_dropped() -> None:
+    """A1, M4: Withdrawn, Dropped, and who said Leave."""
+    bench = build_bench(5).start()
+    bench.hear(bench.sign(1, Leave()))
+    bench.engine.state.clients[2].state = ClientState.WITHDRAWN
+    bench.engine.state.clients[3].state = ClientState.DROPPED
+    assert get_awaited(bench.engine.state, bench.get_record()) == [0, 4]
+
+
+# --- A2: pace
+
+
+def test_payloads_are_due_of_whom_announced_them_or_whom_a_third_has_seen() -> None:
+    """A2, R5: who announced nothing owes nothing more."""
+    bench = build_bench(4).start()
+    bench.hear(bench.build_result(1))
+    record = bench.get_record()
+    assert get_announced(record) == {1}
+    bench.hear(bench.build_finished(1, seen=1 << 3))
+    assert get_announced(record) == {1}, "one of four is not more than a third"
+    bench.hear(bench.build_finished(2, seen=1 << 3))
+    assert get_announced(record) == {1, 3}
+
+
+def test_a_seen_bit_of_a_member_without_a_batch_makes_nobody_wait() -> None:
+    bench = build_bench(4, global_batch_size_start=2, global_batch_size_end=2).start()
+    record = bench.get_record()
+    idle = next(m for m in range(4) if m not in record.assignments)
+    for member in range(1, 4):
+        bench.hear(bench.build_finished(member, seen=1 << idle))
+    assert get_announced(record) == set()
+
+
+def test_without_overlap_a_result_stands_for_finished() -> None:
+    """A2: t_q runs from the announcements, the own one included."""
+    bench = build_bench(4, overlap=False).start()
+    bench.hear(bench.build_result(1))
+    waiting = compute_waiting(bench.engine.state, bench.get_record(), bench.get_record())
+    assert set(waiting.missing) == {0, 1, 2, 3}, "member 1 is finished, its payload is not in"
+    bench.feed(act.PayloadArrived(bench.get_known(1)[0].commitment))
+    waiting = compute_waiting(bench.engine.state, bench.get_record(), bench.get_record())
+    assert set(waiting.missing) == {0, 2, 3}
+    bench.train()
+    bench.deliver(2, 3)
+    assert get_finished(bench) == []
+    assert [a.reason for a in bench.get_all(act.SendWitness)] == ["complete"]
+
+
+def test_without_overlap_a_member_without_a_batch_says_finished() -> None:
+    bench = build_bench(4, overlap=False, global_batch_size_start=2, global_batch_size_end=2)
+    bench.start()
+    owed = bench.get_record().assignments
+    said = get_finished(bench)
+    assert len(said) == (0 if bench.index in owed else 1)
+    other = build_bench(4, own=next(m for m in range(4) if m not in owed), overlap=False,
+                        global_batch_size_start=2, global_batch_size_end=2)  # fmt: skip
+    other.start()
+    assert [height for height, _ in get_finished(other)] == [0]
+
+
+def test_a_refused_payload_is_not_waited_for() -> None:
+    """A3: what was fetched and breaks a rule is in, though it is not held."""
+    bench = build_bench(4).start()
+    bench.play()
+    bench.close()
+    bench.play()
+    record = bench.get_record(0)
+    bad = bench.get_known(2, 0)[0]
+    bad.status = type(bad.status).FETCHING
+    waiting = compute_waiting(bench.engine.state, bench.get_record(1), record)
+    assert waiting.missing == (2,)
+    bench.feed(act.PayloadFailed(bad.commitment, "indices out of order", refused=True))
+    waiting = compute_waiting(bench.engine.state, bench.get_record(1), record)
+    assert waiting.all_in
+    assert not record.compute_held() >> 2 & 1
+
+
+# --- Finished
+
+
+def test_finished_goes_out_when_the_own_work_and_the_due_payloads_are_in() -> None:
+    """A2: once."""
+    bench = build_bench(4).start()
+    bench.run_round()
+    bench.deliver(1, 2, 3)
+    assert [height for height, _ in get_finished(bench)] == [0]
+    bench.train()
+    assert [(height, body.seen) for height, body in get_finished(bench)][1:] == [(1, 0b1111)]
+    bench.wait(5.0)
+    assert len(get_finished(bench)) == 2
+
+
+def test_finished_goes_out_at_the_latest_in_round_witness() -> None:
+    bench = build_bench(4, manual={act.Apply}).start()
+    assert get_finished(bench) == []
+    go_to_round_witness(bench)
+    assert [height for height, _ in get_finished(bench)] == [0]
+
+
+def test_finished_goes_out_on_leaving_a_round_whose_witness_phase_was_not_seen() -> None:
+    """A2: a member without a batch is held by its Finished; RoundWitness may take no time."""
+    bench = build_bench(4, manual={act.Apply}).start()
+    bench.close(1, 2, 3, state_digest=b"\1" * 32)
+    assert bench.state.current.height == 1
+    assert bench.state.run_state is RunState.ROUND_TRAIN
+    assert [height for height, _ in get_finished(bench)] == [0]
+    bench.show()
+    bench.wait(0.5)
+    assert [height for height, _ in get_finished(bench)] == [0]
+
+
+# --- A3 and W6: when a witness reports
+
+
+def get_reports(bench: Bench) -> list[tuple[str, WitnessFlag]]:
+    return [(a.reason, a.message.flags) for a in bench.get_all(act.SendWitness)]
+
+
+def go_to_round_witness(bench: Bench) -> None:
+    """Time for training is over, and nobody has reported."""
+    bench.now += bench.state.config.max_round_train_time
+    bench.settle()
+    assert bench.state.run_state is RunState.ROUND_WITNESS
+    bench.show()
+
+
+def test_a_witness_is_complete_after_the_straggler_bound_without_the_slow_one() -> None:
+    """A3: max(1.5 x t_q, t_q + 2 s)."""
+    bench = build_bench(4).start()
+    bench.wait(6.0)
+    bench.train()
+    for member in (1, 2):
+        bench.hear(bench.build_finished(member))
+    assert get_reports(bench) == []
+    bench.wait(2.9)
+    assert get_reports(bench) == []
+    bench.wait(0.2)
+    assert get_reports(bench) == [("complete", WitnessFlag.COMPLETE | WitnessFlag.FULL_DIGEST)]
+
+
+def test_with_a_straggler_factor_of_zero_everybody_is_waited_for() -> None:
+    bench = build_bench(4, straggler_percent=0).start()
+    bench.train()
+    for member in (1, 2):
+        bench.hear(bench.build_finished(member))
+    bench.wait(500.0)
+    assert get_reports(bench) == []
+    bench.hear(bench.build_finished(3))
+    assert [reason for reason, _ in get_reports(bench)] == ["complete"]
+
+
+def test_a_witness_that_is_not_complete_reports_at_half_of_the_witness_time() -> None:
+    """W6 c: with what it has, without a digest."""
+    bench = build_bench(4, manual={act.Apply}).start()
+    go_to_round_witness(bench)
+    assert bench.engine.get_deadline(bench.now) == bench.now + bench.state.config.round_witness_time / 2
+    bench.wait(1.9)
+    assert get_reports(bench) == []
+    bench.wait(0.1)
+    assert get_reports(bench) == [("half_time", WitnessFlag.NO_DIGEST)]
+
+
+def test_in_round_witness_a_witness_reports_once_all_announced_payloads_are_in() -> None:
+    """W6 b."""
+    bench = build_bench(4).start()
+    bench.play()
+    late = bench.get_known(3)[0]
+    late.status = type(late.status).FETCHING
+    bench.close()
+    bench.record(1, held=0b0001, commitments={0: bytes([1] * 32)})
+    go_to_round_witness(bench)
+    assert get_reports(bench)[1:] == [], "only round 0 was reported: a payload is on its way"
+    bench.feed(act.PayloadArrived(late.commitment))
+    assert [reason for reason, _ in get_reports(bench)][1:] == ["fetched"]
+
+
+def test_a_witness_follows_a_report_that_leaves_out_only_what_came_just_now() -> None:
+    """W6 b: more roots agree, and a malicious first witness cannot leave anybody out."""
+    bench = build_bench(4).start()
+    bench.play()
+    bench.close()
+    record = bench.get_record(0)
+    early = compute_bits([0, 1, 2])
+    bench.record(1, held=early, commitments=record.get_commitments(early))
+    listed = bench.state.current.witnesses
+    bench.get_known(3, 0)[0].held_at = bench.now - 4.0
+    followed = find_followed(listed, record, bench.now)
+    assert followed is not None
+    assert followed.held == early
+    bench.get_known(3, 0)[0].held_at = bench.now - 6.0
+    assert find_followed(listed, record, bench.now) is None, "it came in time"
+    false_root = [dataclasses.replace(listed[0], results_root=bytes([7] * 32))]
+    bench.get_known(3, 0)[0].held_at = bench.now
+    assert find_followed(false_root, record, bench.now) is None, "its root is not that of this list"
+
+
+def test_where_nothing_is_attested_any_report_can_be_followed() -> None:
+    bench = build_bench(4).start()
+    bench.record(2)
+    followed = find_followed(bench.state.current.witnesses, None, bench.now)
+    assert followed is not None
+    assert followed.held == 0
+    assert find_followed([], None, bench.now) is None
+
+
+def test_only_elected_witnesses_report() -> None:
+    reports = {}
+    for own in range(4):
+        bench = build_bench(4, own=own, witness_nodes=1).start()
+        bench.play()
+        reports[own] = [(a.message.member, a.reason) for a in bench.get_all(act.SendWitness)]
+    (elected,) = bench.get_record().witnesses
+    assert reports == {own: [(own, "complete")] if own == elected else [] for own in range(4)}
+
+
+# --- H4
+
+
+@pytest.mark.parametrize(("reporting", "accused"), [((0, 1), {2, 3}), ((1, 3), {2}), ((0, 1, 3), set())])
+def test_silent_witnesses_of_a_round_that_timed_out_are_accused_but_never_oneself(
+    reporting: tuple[int, ...], accused: set[int]
+) -> None:
+    """H4: who was itself cut off does not point at itself; a round closed early may have cut off honest witnesses."""
+    bench = build_bench(4).start()
+    bench.play()
+    bench.close(*reporting)
+    assert bench.state.current.height == 1
+    assert {a.member for a in bench.get_all(act.SendHealthCheck)} == accused
+
+
+def test_results_are_signed_once_even_if_the_round_is_shown_again() -> None:
+    bench = build_bench(4).start()
+    bench.train()
+    bench.show()
+    bench.wait(3.0)
+    raws = [decode_gossip(a.raw) for a in bench.get_all(act.Announce)]
+    assert [m.height for m in raws if isinstance(m.body, Result)] == [0]

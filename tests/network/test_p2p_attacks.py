@@ -106,7 +106,9 @@ async def test_attack_02_two_hundred_half_open_connections(victim: Victim, tmp_p
 async def test_attack_03_a_question_that_trips_a_bug_of_the_handler(victim: Victim, tmp_path: Path) -> None:
     async with open_peer(MEMBER, victim, tmp_path / "m") as member:
         for _ in range(5):
-            assert not (await member.ask(victim.record.p2p, SyncRequest("announcements", height=13), timeout_s=10)).found
+            assert not (
+                await member.ask(victim.record.p2p, SyncRequest("announcements", height=13), timeout_s=10)
+            ).found
     await assert_alive(victim, tmp_path)
 
 

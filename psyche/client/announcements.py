@@ -8,12 +8,13 @@ from psyche.core.bits import get_members
 from psyche.core.header import ResultHeader
 from psyche.core.messages import Finished, Gossip, Leave, Ready, ReadyFlag, Result
 from psyche.core.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
-from psyche.core.state import Coordinator, RoundFlag
+from psyche.core.state import Coordinator, RoundFlag, RunState
 from psyche.core.timeline import get_round
 from psyche.errors import WireError
 from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by
 
 MAX_COMMITMENTS = 2  # of one member for one round: two are evidence, a third adds nothing
+MAX_EARLY = 6  # messages of one member for one round: two of Ready and Result, one of the others
 RETRY_S = 0.5
 MAX_RETRY_S = 4.0
 
@@ -28,7 +29,7 @@ class Announcements:
 
     def __init__(self, context: Context) -> None:
         self._x = context
-        self._early: list[bytes] = []  # messages of a round that this client has not seen yet
+        self._early: dict[int, list[bytes]] = {}  # by member: messages of a round that this client has not seen yet
         self.refused = 0
 
     def clear(self) -> None:
@@ -47,18 +48,34 @@ class Announcements:
             return
         record = x.book.get(message.height)
         if record is None:
-            if message.height == x.height + 1 or (message.height == 0 and not x.state.in_round):
-                self._early = [*self._early[-4 * len(x.state.clients) - 8 :], raw]
+            if self._is_next(message):
+                self._keep_early(message, raw)
             return
         if not record.members >> message.member & 1 or not is_signed_by(message, x.get_key(message.member)):
             self._refuse("unsigned", f"member {message.member} did not sign this")
             return
         self._take(message, record, digests, diverged=diverged, now=now)
 
+    def _is_next(self, message: Gossip) -> bool:
+        """Whether it is of the round that follows the newest one seen."""
+        state = self._x.state
+        if state.in_round:
+            return message.height == self._x.height + 1
+        return state.run_state is RunState.WARMUP and message.height == 0
+
+    def _keep_early(self, message: Gossip, raw: bytes) -> None:
+        """Only who signed takes up room, and each its own (I6)."""
+        clients = self._x.state.clients
+        kept = self._early.get(message.member, [])
+        if message.member >= len(clients) or len(kept) >= MAX_EARLY or raw in kept:
+            return
+        if is_signed_by(message, clients[message.member].p2p):
+            self._early[message.member] = [*kept, raw]
+
     def replay_early(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
         """A new round was seen: messages that came before it get another look."""
-        early, self._early = self._early, []
-        for raw in early:
+        early, self._early = self._early, {}
+        for raw in (raw for kept in early.values() for raw in kept):
             self.on_gossip(raw, digests, diverged=diverged, now=now)
 
     def _take(

@@ -350,6 +350,8 @@ class Duty:
             self._name_witness_wait(record, waiting)
             return
         self.own.witness_sent = True
+        if attested is not None and report.held:
+            attested.keep_table(report.root, report.commitments)  # W7
         x.end_wait("witness", reason)
         digest = None if self.chain.diverged else self.chain.digests.get(record.height)
         x.do(

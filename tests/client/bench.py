@@ -47,11 +47,11 @@ def build_identity(number: int) -> Identity:
 
 
 def build_train_reply(payload: bytes = b"payload", **changes: Any) -> TrainReply:
-    reply = TrainReply(
-        payload=payload, loss=2.0, grad_norm=1.0, tokens=8, seconds=0.5, compute_seconds=0.4, micro_batch_size=1,
-        train_count=1,
-    )  # fmt: skip
-    return type(reply)(**{**{f: getattr(reply, f) for f in reply.__struct_fields__}, **changes})
+    values: dict[str, Any] = {
+        "payload": payload, "loss": 2.0, "grad_norm": 1.0, "tokens": 8, "seconds": 0.5, "compute_seconds": 0.4,
+        "micro_batch_size": 1, "train_count": 1,
+    }  # fmt: skip
+    return TrainReply(**(values | changes))
 
 
 @dataclass
@@ -239,12 +239,11 @@ class Bench:
             assert isinstance(message.body, Result)
             self.feed(act.PayloadArrived(message.body.commitment))
 
-    def train(self, **changes: Any) -> Gossip:
-        """The engine's own training of the running round ends well; its announcement."""
+    def train(self, **changes: Any) -> None:
+        """The trainer answers the newest training; `changes` are of its reply."""
         action = self.get_all(act.Train)[-1]
-        body = self.build_body(self.index, action.height)
-        self.feed(act.Trained(action.epoch, action.height, build_train_reply(body, **changes), ZERO32))
-        return self.get_all(act.Announce)[-1]  # type: ignore[return-value]
+        reply = build_train_reply(**({"payload": self.build_body(self.index, action.height)} | changes))
+        self.feed(act.Trained(action.epoch, action.height, reply, ZERO32))
 
     def build_witness(self, member: int, **changes: Any) -> WitnessMessage:
         """A report that agrees with what the engine under test knows and computed."""

@@ -45,6 +45,8 @@ class ClientReport:
     parameters: int = 0
     seconds_to_join: float | None = None
     compute_share: float | None = None
+    waits: int = 0
+    wait_overrun_s: float = 0.0  # of the wait that outlasted its deadline most; 0: none did
     losses: list[tuple[int, float]] = field(default_factory=list)
 
 
@@ -79,9 +81,11 @@ def build_client_report(name: str, events: Iterable[Event], members: int) -> Cli
     """Fold one client's events."""
     report, view = ClientReport(name), NodeView(name)
     started = first_training = last_training = None
+    waits = WaitWatch()
     final = ""
     for event in events:
         view.update(event)
+        waits.update(event)
         kind, t = event["kind"], float(event["t"])
         if kind == "client_started" and started is None:
             started = t
@@ -97,11 +101,35 @@ def build_client_report(name: str, events: Iterable[Event], members: int) -> Cli
         elif kind == "finished" and event.get("held", True):
             final = str(event.get("digest", ""))
     _copy_view(report, view)
+    report.waits, report.wait_overrun_s = waits.count, round(waits.overrun_s, 3)
     report.digest = final or view.digest
     report.allreduce_bytes = compute_allreduce_bytes(report.parameters, members, view.rounds_trained)
     span = (last_training or 0.0) - (first_training or 0.0)
     report.compute_share = round(view.compute_seconds / span, 3) if span > 0 else None
     return report
+
+
+class WaitWatch:
+    """Compares the waits of a client with the deadlines that they named."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.overrun_s = 0.0
+        self._deadlines: dict[str, float] = {}
+
+    def update(self, event: Event) -> None:
+        """Take one event; waits of a process that was killed have no end."""
+        kind, what = event["kind"], str(event.get("what", ""))
+        if kind == "client_started":
+            self._deadlines.clear()
+        elif kind == "wait_started":
+            self.count += 1
+            if isinstance(event.get("until"), int | float):
+                self._deadlines[what] = float(event["until"])
+        elif kind == "wait_ended":
+            deadline = self._deadlines.pop(what, None)
+            if deadline is not None:
+                self.overrun_s = max(self.overrun_s, float(event["t"]) - deadline)
 
 
 def _add_loss(report: ClientReport, event: Event) -> None:
@@ -182,9 +210,15 @@ def format_report(report: RunReport) -> str:
     rows = [_get_row(client) for client in report.clients]
     lines = [format_table(head, rows), ""]
     failed, lost = _get_worst(report.clients)
-    lines.append(
-        f"epochs given up: {failed}, steps lost: {lost}, kills: {report.kills}, took {format_seconds(report.seconds)}"
+    took = format_seconds(report.seconds)
+    lines.append(f"epochs given up: {failed}, steps lost: {lost}, kills: {report.kills}, took {took}")
+    overrun_s = max((client.wait_overrun_s for client in report.clients), default=0.0)
+    verdict = (
+        f"the latest ended {format_seconds(overrun_s)} after its deadline"
+        if overrun_s
+        else "none outlasted its deadline"
     )
+    lines.append(f"waits: {sum(client.waits for client in report.clients)}, {verdict}")
     if report.held_out_loss is not None:
         lines.append(f"loss on text nobody trained on: {report.held_out_loss:.3f} nats per byte")
     if report.problems:

@@ -13,6 +13,7 @@ from psyche.testnet.plot import compute_mean_loss, write_plot
 from psyche.testnet.report import (
     ClientReport,
     RunReport,
+    WaitWatch,
     build_client_report,
     build_report,
     compute_allreduce_bytes,
@@ -110,6 +111,23 @@ def test_a_client_that_never_finished_is_a_problem_unless_the_run_was_stopped() 
     assert find_problems(RunReport("demo", 1.0, [ClientReport("c", exit_code=0, finished=True)], 0)) == [
         "no client has trained a round"
     ]
+
+
+def test_waits_are_compared_with_the_deadlines_they_named() -> None:
+    watch = WaitWatch()
+    for event in (
+        {"t": 1.0, "kind": "wait_started", "what": "a", "until": 5.0, "then": "x"},
+        {"t": 2.0, "kind": "wait_started", "what": "members", "until": None, "then": "x"},
+        {"t": 5.5, "kind": "wait_ended", "what": "a"},
+        {"t": 90.0, "kind": "wait_ended", "what": "members"},
+        {"t": 91.0, "kind": "wait_started", "what": "b", "until": 92.0, "then": "x"},
+        {"t": 99.0, "kind": "client_started"},
+        {"t": 99.5, "kind": "wait_ended", "what": "b"},
+    ):
+        watch.update(event)
+    assert (watch.count, watch.overrun_s) == (3, 0.5)
+    client = ClientReport("c", waits=3, wait_overrun_s=0.5)
+    assert "waits: 3, the latest ended 0.50 s after its deadline" in format_report(RunReport("demo", 1.0, [client], 0))
 
 
 def test_a_ring_all_reduce_sends_twice_the_gradient_less_one_share() -> None:

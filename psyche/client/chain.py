@@ -383,16 +383,13 @@ class Chain:
             agrees = own == round_.agreed_digest
             self.context.log("digest", height=round_.height, digest=own, agreed=agrees)
             if agrees:
-                self._note_agreement(round_.height)
+                self.agreeing += 1
             else:
                 self._note_contradiction(round_)
-
-    def _note_agreement(self, height: int) -> None:
-        self.agreeing += 1
-        if self.diverged and self.agreeing >= 2:  # S7: done when two in a row agree
+        if self.diverged and self.agreeing >= 2:  # S7: done when the last two in a row agree
             self.diverged = self.replayed = False
             self.contradictions = 0
-            self.context.log("healed", height=height)
+            self.context.log("healed", height=self.next_height - 1)
 
     def _note_contradiction(self, round_: Round) -> None:
         self.agreeing = 0

@@ -214,6 +214,9 @@ class Duty:
             # trained to the end, but the next round is already on record: it counts as not applied
             self.chain.own_fates.append(_fate(event.height))
             x.log("not_sent", height=event.height, reason="the round was over")
+        elif self.chain.diverged or self.chain.healing:
+            self.chain.own_fates.append(_fate(event.height))
+            x.log("not_sent", height=event.height, reason="the own digest is not the agreed one")  # S4
         else:
             self._announce(event, now)
         if timely:

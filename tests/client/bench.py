@@ -66,6 +66,7 @@ class Bench:
     actions: list[act.Action] = field(default_factory=list)
     drawn: int = 0
     part: bytes = WEIGHTS
+    last_train: act.Train | None = None
     blind: bool = False  # no state reaches the engine
 
     def __post_init__(self) -> None:
@@ -76,6 +77,7 @@ class Bench:
     def take_in(self, actions: list[act.Action]) -> list[act.Action]:
         """Remember what the engine asks for and answer what is not `manual`; all actions that came of it."""
         self.actions += actions
+        self.last_train = next((a for a in reversed(actions) if isinstance(a, act.Train)), self.last_train)
         seen = list(actions)
         for action in actions:
             event = self.answer(action)
@@ -241,7 +243,8 @@ class Bench:
 
     def train(self, **changes: Any) -> None:
         """The trainer answers the newest training; `changes` are of its reply."""
-        action = self.get_all(act.Train)[-1]
+        action = self.last_train
+        assert action is not None, "it was asked to train"
         reply = build_train_reply(**({"payload": self.build_body(self.index, action.height)} | changes))
         self.feed(act.Trained(action.epoch, action.height, reply, ZERO32))
 

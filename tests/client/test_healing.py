@@ -1,0 +1,269 @@
+"""What a client does whose weights are not the agreed ones (S3 to S7)."""
+
+from bench import Bench, build_bench, build_train_reply
+
+from psyche.client import actions as act
+from psyche.core import transitions
+from psyche.core.messages import Ready, ReadyFlag
+from psyche.core.state import ZERO32, RunState, WitnessFlag
+from psyche.testing.builders import build_hash
+from psyche.wire.crypto import blake3_hash, compute_state_digest
+from psyche.wire.gossip import decode_gossip
+
+WRONG = build_hash("a flipped bit")
+
+
+def build_bench_in_second_epoch(height: int) -> Bench:
+    """Certified weights are there; the round of this height runs in epoch 1, everything agreed so far."""
+    bench = build_bench(4, rounds_per_epoch=8, cooldown_time=1).start()
+    bench.state.epoch.drain_from_height = 0
+    bench.state.config.rounds_per_epoch = 1
+    while bench.state.in_round:
+        bench.run_round()
+    bench.state.config.rounds_per_epoch = 12
+    bench.now += 2
+    bench.settle()
+    bench.show()
+    assert bench.state.run_state is RunState.WAITING_FOR_MEMBERS
+    bench.start()
+    for _ in range(height):
+        bench.run_round()
+    assert (bench.state.progress.epoch, bench.state.current.height) == (1, height)
+    bench.forget()
+    return bench
+
+
+def agree_on(bench: Bench, digest: bytes) -> None:
+    """The other witnesses agree on a digest; the round goes on."""
+    bench.record(1, 2, 3, state_digest=digest)
+    bench.show()
+
+
+def diverge(bench: Bench) -> dict[int, bytes]:
+    """The next round's apply goes wrong here and right elsewhere, and the record shows it. The right digests."""
+    bench.manual = {act.Apply}
+    bench.run_round()
+    bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=WRONG))
+    chain = bench.engine.chain
+    right = compute_state_digest(chain.chain, bench.part)
+    digests = chain.digests | {bench.state.current.height: right}
+    assert chain.digests[bench.state.current.height] != right
+    agree_on(bench, right)
+    assert chain.diverged
+    return digests
+
+
+def let_go(bench: Bench) -> None:
+    """The training that was cut has ended."""
+    if bench.engine.duty.in_flight is not None:
+        bench.feed(act.Trained(*bench.engine.duty.in_flight, build_train_reply(b"", cancelled=True), ZERO32))
+
+
+def build_healed(bench: Bench, digests: dict[int, bytes]) -> act.Healed:
+    heal = bench.get_all(act.Heal)[-1]
+    replayed = {h: digests[h] for h in range(heal.height + 1)}
+    return act.Healed(heal.epoch, heal.height, bench.engine.chain.chain, replayed, dict.fromkeys(replayed, True))
+
+
+def spoil(digests: dict[int, bytes], first: int) -> dict[int, bytes]:
+    """As `digests`, with wrong ones from a height on."""
+    return {h: blake3_hash(WRONG, d) if h >= first else d for h, d in digests.items()}
+
+
+# --- S4
+
+
+def test_a_client_in_the_minority_stops_training_at_once_and_replays_when_it_has_let_go() -> None:
+    """S4, S7."""
+    bench = build_bench_in_second_epoch(2)
+    diverge(bench)
+    assert [(a.epoch, a.height) for a in bench.get_all(act.CancelTrain)] == [(1, 3)]
+    assert bench.get_all(act.Heal) == []
+    bench.show()
+    assert len(bench.get_all(act.CancelTrain)) == 1
+    let_go(bench)
+    (heal,) = bench.get_all(act.Heal)
+    assert (heal.epoch, heal.certified, heal.height) == (1, bench.state.certified.digest, 3)
+
+
+def test_a_result_that_was_done_before_the_cut_is_not_announced() -> None:
+    """S4: its weights are wrong, and everybody would refuse it."""
+    bench = build_bench_in_second_epoch(2)
+    diverge(bench)
+    announced = len(bench.get_all(act.Announce))
+    bench.feed(act.Trained(1, 3, build_train_reply(), ZERO32))
+    assert len(bench.get_all(act.Announce)) == announced
+    assert bench.get_logs("not_sent")[-1]["reason"] == "the own digest is not the agreed one"
+
+
+def test_a_diverged_witness_reports_what_it_holds_without_a_digest() -> None:
+    """S4: its bits count, for holding payloads does not depend on weights."""
+    bench = build_bench_in_second_epoch(2)
+    diverge(bench)
+    let_go(bench)
+    for member in (1, 2, 3):
+        bench.hear(bench.build_finished(member))
+    message = bench.get_all(act.SendWitness)[-1].message
+    assert message.height == 3
+    assert message.flags == WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
+    assert message.held == 0b1111
+    assert message.state_digest == ZERO32
+
+
+# --- S7
+
+
+def test_a_replay_that_agrees_heals_and_training_goes_on() -> None:
+    """S7, R8: with the momentum of the epoch's start, which knows of no results since."""
+    bench = build_bench_in_second_epoch(2)
+    digests = diverge(bench)
+    let_go(bench)
+    bench.feed(build_healed(bench, digests))
+    assert [f["height"] for f in bench.get_logs("healed")] == [3]
+    assert not bench.engine.chain.diverged
+    bench.manual = ()
+    bench.forget()
+    bench.settle()
+    bench.show()
+    assert [(a.height, a.decided) for a in bench.get_all(act.Train)] == [(4, ())]
+
+
+def test_a_replay_is_not_yet_healed_by_digests_from_before_the_mistake() -> None:
+    """S7: the last two must agree, not just any."""
+    bench = build_bench_in_second_epoch(3)
+    digests = diverge(bench)
+    let_go(bench)
+    bench.feed(build_healed(bench, spoil(digests, 4)))
+    assert bench.get_logs("healed") == []
+    assert bench.engine.chain.diverged
+
+
+def test_while_it_replays_a_client_says_that_it_is_there_and_applies_nothing() -> None:
+    """S7, A1."""
+    bench = build_bench_in_second_epoch(2)
+    diverge(bench)
+    let_go(bench)
+    bench.forget()
+    bench.settle()
+    bench.show()
+    assert bench.state.current.height == 4
+    bench.wait(1.0)
+    bodies = [decode_gossip(a.raw).body for a in bench.get_all(act.Publish)]
+    assert [b.flags for b in bodies if isinstance(b, Ready)] == [ReadyFlag.BEHIND | ReadyFlag.DIVERGED]
+    assert bench.get_all(act.Apply) == []
+    assert bench.get_all(act.Train) == []
+
+
+def test_several_wrong_digests_seen_at_once_are_healed_before_anything_is_concluded() -> None:
+    """S7: only a replay can contradict the record; wrong weights contradict it all the time."""
+    bench = build_bench_in_second_epoch(5)
+    let_go(bench)
+    for round_ in bench.state.rounds:
+        if round_.height in (2, 3, 4):
+            round_.agreed_digest = blake3_hash(WRONG, b"%d" % round_.height)
+    bench.engine.chain._checked.clear()
+    bench.show()
+    assert bench.engine.chain.diverged
+    assert bench.get_logs("evidence") == []
+    assert bench.get_all(act.Withdraw) == []
+    assert len(bench.get_all(act.Heal)) == 1
+
+
+def test_a_replay_that_contradicts_the_record_twice_is_evidence_and_the_client_leaves() -> None:
+    """S7, section 9: it does not adopt what its own replay calls wrong."""
+    bench = build_bench_in_second_epoch(3)
+    digests = diverge(bench)
+    let_go(bench)
+    bench.feed(build_healed(bench, spoil(digests, 3)))
+    (evidence,) = bench.get_logs("evidence")
+    assert evidence["digests"] == spoil(digests, 3)
+    (left,) = bench.get_all(act.Withdraw)
+    assert "contradicts" in left.reason
+    bench.wait(10.0)
+    assert len(bench.get_logs("evidence")) == 1
+    assert bench.engine.membership.weights_digest is None
+
+
+def test_a_replay_that_contradicts_the_record_once_is_tried_once_more() -> None:
+    bench = build_bench_in_second_epoch(3)
+    digests = diverge(bench)
+    let_go(bench)
+    bench.feed(build_healed(bench, spoil(digests, 4)))
+    assert bench.get_logs("evidence") == []
+    assert len(bench.get_all(act.Heal)) == 2
+    bench.feed(build_healed(bench, spoil(digests, 4)))
+    assert len(bench.get_logs("evidence")) == 1
+
+
+def test_divergences_that_healed_do_not_add_up_to_evidence() -> None:
+    bench = build_bench_in_second_epoch(2)
+    for _ in range(3):
+        digests = diverge(bench)
+        let_go(bench)
+        bench.feed(build_healed(bench, digests))
+        assert not bench.engine.chain.diverged
+        bench.manual = ()
+        bench.settle()
+        bench.show()
+    assert len(bench.get_logs("healed")) == 3
+    assert bench.get_logs("evidence") == []
+
+
+def test_a_replay_that_fails_makes_the_client_leave_the_epoch() -> None:
+    """S7: a set that the store lacks."""
+    bench = build_bench_in_second_epoch(2)
+    diverge(bench)
+    let_go(bench)
+    bench.feed(act.LoadFailed(1, "the replay store lacks the set of round 2"))
+    (left,) = bench.get_all(act.Withdraw)
+    assert "lacks the set of round 2" in left.reason
+    assert not bench.engine.chain.healing
+    assert bench.engine.member is None
+
+
+def test_who_is_behind_and_wrong_leaves() -> None:
+    """S7: the store lacks what it has not fetched."""
+    bench = build_bench_in_second_epoch(2)
+    bench.manual = {act.Apply}
+    bench.run_round()
+    bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=WRONG))
+    bench.engine.chain.behind_rounds = 1
+    agree_on(bench, WRONG)
+    (left,) = bench.get_all(act.Withdraw)
+    assert left.reason.startswith("cannot heal")
+
+
+def test_a_healed_of_another_epoch_changes_nothing() -> None:
+    bench = build_bench_in_second_epoch(2)
+    before = dict(bench.engine.chain.digests)
+    bench.feed(act.Healed(0, 1, WRONG, {0: WRONG, 1: WRONG}, {0: True, 1: True}))
+    assert bench.engine.chain.digests == before
+    assert bench.engine.chain.next_height == 3
+
+
+def test_digests_of_the_last_epoch_are_not_held_against_the_next() -> None:
+    """A client that takes no part in an epoch has no digest in it."""
+    bench = build_bench_in_second_epoch(2)
+    bench.feed(act.TrainerLost("gone"))
+    while bench.state.in_round:
+        bench.close(1, 2, 3, state_digest=build_hash("epoch 1", bench.state.current.height))
+    bench.now += 2
+    bench.settle()
+    bench.show()
+    bench.state.config.init_min_clients = 3
+    bench.join(1, 2, 3)
+    bench.form()
+    bench.show()
+    bench.forget()
+    for member, client in enumerate(bench.state.clients):
+        digest = bench.state.certified.digest
+        transitions.warmup_witness(bench.state, bench.unix, client.p2p, 2, member, digest)
+    bench.settle()
+    for height in range(2):
+        bench.show()
+        bench.record(0, 1, 2, held=0, commitments={}, state_digest=build_hash("epoch 2", height))
+        bench.settle()
+    bench.show()
+    assert (bench.state.progress.epoch, bench.state.current.height) == (2, 2)
+    assert bench.get_logs("diverged") == []
+    assert bench.get_logs("digest") == []

@@ -305,9 +305,9 @@ class Duty:
         )
 
     def on_snapshot(self, event: SnapshotWritten) -> None:
-        """The snapshot is on disk (or could not be written, which is logged by the shell)."""
+        """The snapshot is on disk; one that could not be written keeps the round incomplete, until half time (P6)."""
         if event.epoch == self.context.epoch and event.height == self.own.height:
-            self.own.snapshot_done = True
+            self.own.snapshot_done = event.reply is not None
 
     def _send_finished(self, record: RoundRecord, attested: RoundRecord | None, waiting: Waiting, now: float) -> bool:
         x = self.context

@@ -11,6 +11,7 @@ The engine's applies and loads are answered at once unless `manual` names them.
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from psyche.client import actions as act
@@ -96,7 +97,7 @@ class Bench:
                 return self.build_applied(action)
             case act.Snapshot():
                 reply = SnapshotReply(path="", size_bytes=1, weight_root=ZERO32, seconds=0.0)
-                return act.SnapshotWritten(action.epoch, action.height, action.digest, None, reply)  # type: ignore[arg-type]
+                return act.SnapshotWritten(action.epoch, action.height, action.digest, Path(), reply)
             case _:
                 return None
 
@@ -282,11 +283,24 @@ class Bench:
         self.record(*(members or get_members(self.state.current.members)), **changes)
         self.settle()
         if self.state.in_round and self.state.current.height == height:
-            self.now += self.state.config.max_round_train_time
-            self.settle()
-            self.now += self.state.config.round_witness_time
-            self.settle()
+            self.pass_times()
         return self.show()
+
+    def pass_times(self) -> None:
+        """The times of a round run out; nobody has seen that yet."""
+        self.now += self.state.config.max_round_train_time
+        self.settle()
+        self.now += self.state.config.round_witness_time
+        self.settle()
+
+    def split(self) -> None:
+        """The other witnesses report nothing and another digest each; the round times out."""
+        for member in get_members(self.state.current.members):
+            if member != self.index:
+                digest = build_hash("split", member, self.state.current.height)
+                self.record(member, held=0, commitments={}, state_digest=digest)
+        self.pass_times()
+        self.show()
 
     def run_round(self, **changes: Any) -> list[act.Action]:
         """One quiet round: everybody delivers, all report the same."""

@@ -5,6 +5,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from psyche.client import actions as act
 from psyche.client.engine import RoundEngine
@@ -14,7 +15,7 @@ from psyche.core.layout import decode_state, encode_state
 from psyche.core.plan import compute_plan, encode_plan
 from psyche.core.state import ZERO32, Coordinator, RunState
 from psyche.wire.crypto import Identity, blake3_hash, blob_id_of, compute_chain_digest, compute_state_digest
-from psyche.wire.trainer import ApplyReply, TrainReply
+from psyche.wire.trainer import ApplyReply, SnapshotReply, TrainReply
 
 PLAN = encode_plan(compute_plan({"w": (1024, 64)}, chunk=64, topk=8, one_bit=True))
 CONFIGURED = blake3_hash(b"the configured source")
@@ -212,7 +213,8 @@ class Node:
 
     def snapshot(self, action: act.Snapshot) -> None:
         self.disk.snapshots[action.digest] = (self.weights, action.chain)
-        self.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, None, None))  # type: ignore[arg-type]
+        reply = SnapshotReply(path="", size_bytes=1, weight_root=ZERO32, seconds=0.05)
+        self.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, Path(), reply))
 
     def fetch_snapshot(self, action: act.FetchSnapshot) -> None:
         found = self.find_weights(action.digest)

@@ -1,0 +1,335 @@
+"""A member's own work: training, drain rounds, snapshots, roles (A4, P1, P2, P6, R1, W1)."""
+
+from pathlib import Path
+
+import pytest
+from bench import Bench, build_bench, build_train_reply
+
+from psyche.client import actions as act
+from psyche.client.records import PayloadStatus
+from psyche.core.committee import get_roles
+from psyche.core.header import decode_header
+from psyche.core.messages import Finished, Result
+from psyche.core.schedule import get_lr_bits
+from psyche.core.state import ZERO32, Role, RunState, WitnessFlag
+from psyche.testing.builders import build_hash
+from psyche.wire.crypto import blob_id_of
+from psyche.wire.gossip import decode_gossip
+
+
+def get_headers(bench: Bench) -> list[tuple[int, object]]:
+    messages = [decode_gossip(a.raw) for a in bench.get_all(act.Announce)]
+    return [(m.height, decode_header(m.body.header)) for m in messages if isinstance(m.body, Result)]
+
+
+def get_reasons(bench: Bench) -> list[object]:
+    return [f["reason"] for f in bench.get_logs("not_sent")]
+
+
+def go_to_last_drain(bench: Bench) -> None:
+    """Two rounds with data, then the drain up to its last round."""
+    while bench.state.epoch.drain_from_height == 0 or bench.state.current.height < bench.state.epoch.drain_from_height:
+        bench.run_round()
+    drains = 2 if bench.state.config.overlap else 1
+    while bench.state.current.height < bench.state.epoch.drain_from_height + drains - 1:
+        bench.run_round()
+
+
+# --- R1: what is announced
+
+
+def test_a_header_says_everything_of_a_result() -> None:
+    """R1."""
+    bench = build_bench(4).start()
+    bench.run_round()
+    first = decode_gossip(bench.get_all(act.Announce)[0].raw)
+    body = b"what training gave"
+    bench.train(payload=body, train_count=7)
+    announce = bench.get_all(act.Announce)[-1]
+    header = decode_header(decode_gossip(announce.raw).body.header)  # type: ignore[union-attr]
+    asked = bench.get_all(act.Train)[-1]
+    assert isinstance(first.body, Result)
+    assert (header.epoch, header.height, header.member, header.step) == (0, 1, 0, asked.step)
+    assert (header.batch_start, header.batch_end) == (asked.start, asked.end)
+    assert header.lr_bits == get_lr_bits(asked.lr)
+    assert header.prev_commitment == first.body.commitment
+    assert header.base_digest == bench.engine.chain.digests[1]
+    assert (header.body_hash, header.body_len, header.train_count) == (blob_id_of(body), len(body), 7)
+    assert header.trainer_key == bench.identities[0].public
+    assert (announce.body, announce.epoch, announce.height) == (body, 0, 1)
+
+
+def test_data_is_asked_for_when_the_round_is_seen_and_training_waits_for_the_digest() -> None:
+    bench = build_bench(4, manual={act.Apply}).start()
+    (data,) = bench.get_all(act.FetchData)
+    batch = bench.get_record().assignments[0]
+    assert (data.epoch, data.height, data.start, data.end) == (0, 0, *batch)
+    assert bench.get_all(act.Train) == []
+    bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1]))
+    (train,) = bench.get_all(act.Train)
+    assert (train.start, train.end) == batch
+    assert (train.lookahead_lr, train.in_flight) == (0.0, True), "at height 0 nothing is in flight"
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_look_ahead_uses_the_rate_of_the_round_before_and_only_with_overlap(overlap: bool) -> None:
+    bench = build_bench(4, overlap=overlap).start()
+    bench.run_round()
+    train = bench.get_all(act.Train)[-1]
+    assert train.height == 1
+    assert (train.lookahead_lr > 0, train.in_flight) == (overlap, overlap)
+
+
+# --- A4
+
+
+def test_round_witness_does_not_cut_a_training_and_the_next_round_does() -> None:
+    """A4."""
+    bench = build_bench(4).start()
+    bench.now += bench.state.config.max_round_train_time
+    bench.settle()
+    bench.show()
+    assert bench.state.run_state is RunState.ROUND_WITNESS
+    assert bench.get_all(act.CancelTrain) == []
+    bench.close(1, 2, 3)
+    assert [(a.epoch, a.height) for a in bench.get_all(act.CancelTrain)] == [(0, 0)]
+    started = len(bench.get_all(act.Train))
+    bench.feed(act.Trained(0, 0, build_train_reply(b"", cancelled=True), ZERO32))
+    assert [a.height for a in bench.get_all(act.Train)[started:]] == [1]
+    assert get_reasons(bench) == ["cancelled"]
+
+
+def test_a_batch_that_ends_after_its_round_counts_as_not_applied() -> None:
+    """A4, R8."""
+    bench = build_bench(4).start()
+    bench.close(1, 2, 3)
+    bench.feed(act.Trained(0, 0, build_train_reply(), ZERO32))
+    assert get_headers(bench) == []
+    assert get_reasons(bench) == ["the round was over"]
+    assert [(s.height, s.applied) for s in bench.get_all(act.Train)[-1].decided] == [(0, False)]
+
+
+def test_a_result_that_is_done_in_round_witness_is_still_announced() -> None:
+    """A4: with overlap its payload has a round more."""
+    bench = build_bench(4).start()
+    bench.now += bench.state.config.max_round_train_time
+    bench.settle()
+    bench.show()
+    bench.train()
+    assert [height for height, _ in get_headers(bench)] == [0]
+
+
+def test_training_is_cut_when_the_epoch_ends_early() -> None:
+    """S5: Cooldown comes straight after two rounds without a digest; no round needs the batch any more."""
+    bench = build_bench(4).start()
+    bench.split()
+    assert [(a.epoch, a.height) for a in bench.get_all(act.CancelTrain)] == [(0, 0)]
+    bench.feed(act.Trained(0, 0, build_train_reply(b"", cancelled=True), ZERO32))
+    bench.split()
+    assert bench.state.run_state is RunState.COOLDOWN
+    assert [(a.epoch, a.height) for a in bench.get_all(act.CancelTrain)] == [(0, 0), (0, 1)]
+    bench.show()
+    assert len(bench.get_all(act.CancelTrain)) == 2
+
+
+@pytest.mark.parametrize("reply", [{"refused": "non-finite gradient"}, {"cancelled": True}])
+def test_who_has_nothing_to_announce_is_done_all_the_same(reply: dict[str, object]) -> None:
+    """A2: the others do not wait for it."""
+    bench = build_bench(4).start()
+    bench.train(payload=b"", **reply)
+    assert [type(decode_gossip(a.raw).body) for a in bench.get_all(act.Publish)][-1] is Finished
+
+
+def test_a_batch_without_data_is_said_and_the_round_goes_on() -> None:
+    """F22."""
+    bench = build_bench(4).start()
+    bench.feed(act.TrainFailed(0, 0, "data: the server does not answer", trainer_lost=False))
+    assert get_reasons(bench) == ["data: the server does not answer"]
+    assert bench.get_all(act.Withdraw) == []
+    bench.close(1, 2, 3)
+    assert bench.get_all(act.Train)[-1].height == 1
+
+
+# --- P1, P2, P6
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_drain_rounds_train_nothing_and_the_last_one_writes_a_snapshot_before_it_is_complete(overlap: bool) -> None:
+    """P2, P6."""
+    bench = build_bench(4, rounds_per_epoch=2, overlap=overlap, manual={act.Snapshot}).start()
+    go_to_last_drain(bench)
+    height = bench.state.current.height
+    assert max(a.height for a in bench.get_all(act.Train)) == 1
+    bench.play()
+    (snapshot,) = bench.get_all(act.Snapshot)
+    assert snapshot.digest == bench.engine.chain.digests[height]
+    assert snapshot.chain == bench.engine.chain.chain
+    assert (snapshot.step, snapshot.data_index) == (3, bench.state.current.data_index)
+    assert height not in {a.message.height for a in bench.get_all(act.SendWitness)}
+    bench.manual = ()
+    bench.feed(bench.answer(snapshot))  # type: ignore[arg-type]
+    message = bench.get_all(act.SendWitness)[-1].message
+    assert (message.height, message.held, message.results_root) == (height, 0, ZERO32)
+    assert message.flags == WitnessFlag.COMPLETE | WitnessFlag.FULL_DIGEST
+    assert message.heard == 0b1111
+
+
+def test_a_snapshot_that_cannot_be_written_is_no_reason_to_call_the_round_complete() -> None:
+    """P6: `certified` names weights on disk; at half time the digest goes out all the same (W6 c)."""
+    bench = build_bench(4, rounds_per_epoch=2, manual={act.Snapshot}).start()
+    go_to_last_drain(bench)
+    height = bench.state.current.height
+    bench.play()
+    (snapshot,) = bench.get_all(act.Snapshot)
+    bench.feed(act.SnapshotWritten(0, height, snapshot.digest, Path(), None))
+    bench.wait(15.0)
+    assert height not in {a.message.height for a in bench.get_all(act.SendWitness)}
+    bench.now += 100
+    bench.settle()
+    bench.show()
+    assert bench.state.run_state is RunState.ROUND_WITNESS
+    bench.wait(2.1)
+    report = bench.get_all(act.SendWitness)[-1]
+    assert (report.reason, report.message.height) == ("half_time", height)
+    assert report.message.flags == WitnessFlag.FULL_DIGEST
+    assert report.message.state_digest == snapshot.digest
+
+
+def test_a_repeated_last_drain_round_applies_nothing_and_writes_its_own_snapshot() -> None:
+    """P2, S1: every height has its own chain digest, and the one that is certified must be on disk."""
+    bench = build_bench(4, rounds_per_epoch=2).start()
+    go_to_last_drain(bench)
+    height = bench.state.current.height
+    assert bench.get_all(act.Snapshot)[-1].height == height
+    for member in range(1, 4):
+        bench.record(member, state_digest=build_hash("late", member))
+    bench.now += 100
+    bench.settle()
+    bench.now += 100
+    bench.settle()
+    bench.show()
+    assert (bench.state.current.height, bench.state.run_state) == (height + 1, RunState.ROUND_TRAIN)
+    last = bench.get_all(act.Apply)[-1]
+    assert (last.height, last.blobs, last.run_update, last.full_digest) == (height + 1, (), False, True)
+    first, second = bench.get_all(act.Snapshot)[-2:]
+    assert (first.height, second.height) == (height, height + 1)
+    assert first.digest != second.digest
+    bench.run_round()
+    assert bench.state.run_state is RunState.COOLDOWN
+    assert bench.state.certified.digest == second.digest == bench.engine.membership.weights_digest
+
+
+def test_who_applies_the_last_set_only_in_cooldown_still_reaches_the_certified_weights_and_keeps_them() -> None:
+    """P6: others were faster; the record it needs stands until the next epoch forms."""
+    digest = build_finished_twin()
+    bench = build_bench(4, rounds_per_epoch=2).start()
+    bench.run_round()
+    bench.run_round()
+    bench.manual = {act.Apply}
+    bench.run_round()
+    last = bench.get_all(act.Apply)[-1]
+    assert last.height == bench.state.current.height == 3
+    bench.close(1, 2, 3, state_digest=digest)
+    assert bench.state.run_state is RunState.COOLDOWN
+    assert bench.state.certified.digest == digest
+    assert bench.engine.membership.weights_digest is None
+    bench.manual = ()
+    bench.feed(bench.build_applied(last))
+    assert bench.engine.membership.weights_digest == digest
+    assert [a.digest for a in bench.get_all(act.Snapshot)] == [digest]
+
+
+def build_finished_twin() -> bytes:
+    """What an epoch of two rounds certifies if all goes well."""
+    twin = build_bench(4, rounds_per_epoch=2).start()
+    while twin.state.in_round:
+        twin.run_round()
+    return twin.state.certified.digest
+
+
+def test_who_is_still_fetching_when_cooldown_begins_goes_on() -> None:
+    """C6, P6."""
+    digest = build_finished_twin()
+    bench = build_bench(4, rounds_per_epoch=2).start()
+    bench.run_round()
+    bench.run_round()
+    missing = bench.get_known(3, 1)[0]
+    missing.status = PayloadStatus.FETCHING
+    everything = {m: bench.get_known(m, 1)[0].commitment for m in range(4)}
+    bench.close(1, 2, 3, held=0b1111, commitments=everything)
+    bench.close(1, 2, 3, state_digest=digest)
+    assert bench.state.run_state is RunState.COOLDOWN
+    bench.feed(act.PayloadFailed(missing.commitment, "no answer", refused=False))
+    asked = len(bench.get_all(act.FetchPayload))
+    bench.wait(1.0)
+    assert len(bench.get_all(act.FetchPayload)) == asked + 1
+    bench.feed(act.PayloadArrived(missing.commitment))
+    assert bench.engine.membership.weights_digest == digest
+    assert [a.digest for a in bench.get_all(act.Snapshot)] == [digest]
+
+
+def test_a_diverged_client_writes_no_snapshot() -> None:
+    """P6: it would be of weights that nobody agreed on."""
+    bench = build_bench(4, rounds_per_epoch=2).start()
+    for _ in range(2):
+        bench.run_round()
+    bench.manual = {act.Apply}
+    bench.run_round()
+    bench.engine.chain.diverged = True
+    bench.engine.chain.agreeing = 0
+    bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=build_hash("wrong")))
+    assert 3 in bench.engine.chain.digests
+    assert bench.get_all(act.Snapshot) == []
+
+
+# --- roles
+
+
+def test_verifiers_do_not_train_and_are_held_by_their_finished() -> None:
+    """W1: with no work due, by their Finished."""
+    bench = build_bench(6, verification_percent=50).start()
+    roles = get_roles(bench.state.current, bench.state.config)
+    verifiers = [m for m, role in roles.items() if role is Role.VERIFIER]
+    assert len(verifiers) == 3
+    assert set(bench.get_record().assignments) == set(range(6)) - set(verifiers)
+    for member in verifiers:
+        if member != bench.index:
+            bench.hear(bench.build_finished(member))
+            assert bench.get_record().compute_held() >> member & 1
+            assert member not in bench.get_record().get_commitments(0b111111)
+
+
+def test_a_verifier_says_finished_and_witnesses_like_everybody() -> None:
+    roles = get_roles(build_bench(6, verification_percent=50).start().state.current, build_config_of(50))
+    own = next(m for m, role in roles.items() if role is Role.VERIFIER)
+    bench = build_bench(6, own=own, verification_percent=50).start()
+    assert bench.get_all(act.FetchData) == []
+    assert bench.get_all(act.Train) == []
+    assert Finished in {type(decode_gossip(a.raw).body) for a in bench.get_all(act.Publish)}
+    for _ in range(4):
+        bench.run_round()
+    assert len(bench.get_all(act.SendWitness)) == 4
+    assert bench.get_logs("diverged") == []
+
+
+def build_config_of(verification_percent: int) -> object:
+    return build_bench(6, verification_percent=verification_percent).state.config
+
+
+# --- one member alone
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_single_member_runs_an_epoch_alone(overlap: bool) -> None:
+    """2.5: q(1) is 1."""
+    bench = build_bench(1, rounds_per_epoch=2, overlap=overlap).start()
+    rounds = 0
+    while bench.state.in_round:
+        bench.play()
+        message = bench.get_all(act.SendWitness)[-1].message
+        assert message.height == bench.state.current.height
+        bench.close(0, flags=message.flags)
+        rounds += 1
+    assert rounds == (4 if overlap else 3)
+    assert bench.state.certified.digest == bench.engine.membership.weights_digest
+    assert [f["members"] for f in bench.get_logs("applied") if f["update"]] == [[0], [0]]

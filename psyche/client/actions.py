@@ -73,6 +73,7 @@ class Announce:
 
     raw: bytes
     body: bytes
+    blob_id: bytes
     epoch: int
     height: int
 

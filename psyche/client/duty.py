@@ -245,7 +245,7 @@ class Duty:
         self.prev_commitment = body.commitment
         x.log("result_sent", epoch=record.epoch, height=record.height, step=record.step, bytes=len(event.reply.payload),
               loss=event.reply.loss, commitment=body.commitment)  # fmt: skip
-        x.do(Announce(encode_gossip(message), event.reply.payload, record.epoch, record.height))
+        x.do(Announce(encode_gossip(message), event.reply.payload, header.body_hash, record.epoch, record.height))
 
     def _make_header(self, record: RoundRecord, event: Trained) -> ResultHeader:
         x = self.context

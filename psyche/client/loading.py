@@ -1,5 +1,6 @@
 """Where weights come from: own snapshots, the configured source, peers (S8, S9, P4)."""
 
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +9,13 @@ from typing import Final
 
 import trio
 
-from psyche.client.serving import Manifest, Serving, read_manifest
+from psyche.client.serving import MAX_FILES, Manifest, Serving, read_manifest
 from psyche.core.manifest import TensorEntry, decode_manifest
 from psyche.core.state import ZERO32, CheckpointKind, Coordinator, Model
 from psyche.errors import NetworkError, PsycheError, TrainerError
 from psyche.modeling.snapshot import (
+    MAX_MODEL_FILE_BYTES,
+    MODEL_SUFFIXES,
     SnapshotInfo,
     assemble_snapshot,
     get_tensor_bytes,
@@ -24,7 +27,7 @@ from psyche.wire.crypto import blake3_hash, compute_state_digest
 from psyche.wire.ports import Network, SyncRequest
 
 MANIFEST_TIMEOUT_S: Final = 10.0
-MAX_MODEL_FILE_BYTES: Final = 64 << 20
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Loader:
     async def _fetch_offer(
         self, state: Coordinator, offer: Manifest, digest: bytes, deadline: float, progress: Callable[[int, int], None]
     ) -> Source:
+        check_offered_files(offer)
         entries = decode_manifest(offer.manifest)
         folder = self._snapshots / f".parts-{blake3_hash(offer.manifest).hex()[:16]}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,19 +103,22 @@ class Loader:
             await self._network.withdraw(blob_id)  # the files move into the snapshot, from where they are offered
         paths = await trio.to_thread.run_sync(_spread, entries, found)
         files = await self._get_model_files(state, offer, deadline)
-        info = await trio.to_thread.run_sync(lambda: self._assemble(offer, digest, paths, files))
+        info = await trio.to_thread.run_sync(lambda: self._assemble(state, offer, digest, paths, files))
         await trio.to_thread.run_sync(_remove_folder, folder)
         return Source(info.path, is_snapshot=True, name="peers")
 
-    def _assemble(self, offer: Manifest, digest: bytes, paths: list[Path], files: dict[str, bytes]) -> SnapshotInfo:
+    def _assemble(
+        self, state: Coordinator, offer: Manifest, digest: bytes, paths: list[Path], files: dict[str, bytes]
+    ) -> SnapshotInfo:
+        mark = state.certified  # of which time the weights are, the record says, not the peer
         return assemble_snapshot(
-            self._snapshots / get_snapshot_name(offer.epoch, offer.step, digest),
+            self._snapshots / get_snapshot_name(mark.epoch, mark.step, digest),
             manifest=offer.manifest,
             tensors=paths,
             model_files=files,
-            epoch=offer.epoch,
-            step=offer.step,
-            data_index=offer.data_index,
+            epoch=mark.epoch,
+            step=mark.step,
+            data_index=mark.data_index,
             chain=offer.chain,
             digest=digest,
         )
@@ -171,29 +178,45 @@ class Loader:
             pass
         files: dict[str, bytes] = {}
         for file in offer.files:
-            if file.size_bytes > MAX_MODEL_FILE_BYTES or "/" in file.name or file.name.startswith("."):
-                raise NetworkError(f"model file {file.name!r} offered by a peer: name or size is not allowed")
             files[file.name] = await self._network.fetch(
                 file.blob_id, self._get_sources(), size_bytes=file.size_bytes, deadline=deadline
             )
         return files
 
-    async def keep(self, certified: bytes) -> None:
-        """Keep the certified snapshot and the newest other one; serve both (P6)."""
+    async def keep(self, certified: bytes, newest: bytes) -> None:
+        """Keep the certified snapshot and the newest other one; serve both (P6).
+
+        `newest` is the one that was written last: epoch and step do not tell repetitions of
+        the last drain round apart, nor what another run left in this folder.
+        """
         snapshots = await trio.to_thread.run_sync(list_snapshots, self._snapshots)
-        newest = next((s for s in snapshots if s.digest != certified), None)
-        kept = [s for s in snapshots if s.digest == certified][:1] + ([newest] if newest else [])
-        for snapshot in snapshots:
-            if snapshot not in kept:
-                await trio.to_thread.run_sync(_remove_folder, snapshot.path)
+        others = sorted((s for s in snapshots if s.digest != certified), key=lambda s: s.digest != newest)
+        kept = [s for s in snapshots if s.digest == certified][:1] + others[:1]
         for snapshot in kept:
             await self._serving.offer(snapshot.path)
         await self._serving.keep_only(frozenset(s.digest for s in kept))
+        for snapshot in snapshots:
+            if snapshot not in kept:
+                await trio.to_thread.run_sync(_remove_folder, snapshot.path)
 
     async def read(self, digest: bytes) -> SnapshotInfo | None:
         """What is known of an own snapshot."""
         source = await self.find_local(digest)
         return await trio.to_thread.run_sync(read_snapshot_info, source.path) if source else None
+
+
+def check_offered_files(offer: Manifest) -> None:
+    """Whether a peer's model files may be fetched and written: plain names, bounded sizes, never code (B21).
+
+    Raises:
+        NetworkError: naming the file.
+    """
+    if len(offer.files) > MAX_FILES:
+        raise NetworkError(f"a peer offers {len(offer.files)} model files, at most {MAX_FILES} are taken")
+    for file in offer.files:
+        is_plain = _FILE_NAME.fullmatch(file.name) is not None and file.name.endswith(MODEL_SUFFIXES)
+        if not is_plain or not 0 <= file.size_bytes <= MAX_MODEL_FILE_BYTES:
+            raise NetworkError(f"model file {file.name!a} offered by a peer: its name or size is not allowed")
 
 
 def compute_weights_digest(model: Model, chain: bytes, weight_root: bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from psyche.client.actions import AppliedSet
-from psyche.errors import WireError
+from psyche.errors import TrainerError, WireError
 
 MAX_ENTRY_BYTES: Final = 4 << 30
 _FOLDER: Final = re.compile(r"epoch-(\d{5})$")
@@ -45,7 +45,12 @@ class ReplayStore:
         return self._root / f"epoch-{epoch:05d}" / f"{height:06d}.set"
 
     def write(self, entry: AppliedSet, bodies: tuple[bytes, ...]) -> None:
-        """Keep one set; makes room first."""
+        """Keep one set; makes room first, the oldest epochs going before others.
+
+        Raises:
+            TrainerError: the running epoch alone fills the quota.
+            OSError: the disk refused.
+        """
         stored = StoredSet(
             epoch=entry.epoch,
             height=entry.height,
@@ -94,11 +99,16 @@ class ReplayStore:
                 return
             if old != epoch:
                 shutil.rmtree(folder, ignore_errors=True)
+        if self.get_size_bytes() + size_bytes > self._quota_bytes:
+            raise TrainerError(
+                f"replay store {self._root}: its quota of {self._quota_bytes} bytes is full, "
+                "so this client cannot heal in this epoch (S7)"
+            )
 
-    def keep_epochs(self, oldest: int) -> None:
-        """Drop epochs before `oldest`: their sets are in every snapshot since."""
+    def keep_epochs(self, oldest: int, newest: int) -> None:
+        """Drop epochs before `oldest`, whose sets are in every snapshot since, and what another run left here."""
         for epoch, folder in list(self._iter_epochs()):
-            if epoch < oldest:
+            if not oldest <= epoch <= newest:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def get_size_bytes(self) -> int:

@@ -16,7 +16,7 @@ from psyche.client.serving import Serving
 from psyche.client.settings import ClientSettings
 from psyche.client.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
 from psyche.core.errors import CoordinatorError, InvalidRunState, WrongRound
-from psyche.core.state import Coordinator
+from psyche.core.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, DataError, NetworkError, PsycheError, WireError
 from psyche.wire.ports import AddressRecord, Backend, Network, SyncRequest
@@ -27,6 +27,7 @@ SYNC_PEERS: Final = 4  # peers asked for announcements at a time
 SYNC_TIMEOUT_S: Final = 5.0
 STATISTICS_EVERY_S: Final = 5.0
 IDLE_TICK_S: Final = 1.0
+LAST_WRITES_S: Final = 600.0  # for an export that still runs when the run is over
 FAREWELL_S: Final = 0.2
 WITHDRAW_S: Final = 2.0  # for the answer to a last withdrawal: a server that is away withdraws us itself (H6)
 TRAINER_ACTIONS: Final = (act.Load, act.Train, act.Apply, act.Heal, act.Snapshot, act.Export, act.FetchSnapshot)
@@ -86,6 +87,12 @@ class Shell:
         self._withdrawn = trio.Event()  # the last withdrawal is answered
         self._withdrawn.set()
         self._ended = trio.Event()
+        self._hurry = trio.Event()  # a second Exit: nobody waits for the first one's serving any more
+        self._replay_writes = 0
+        self._replay_idle = trio.Event()
+        self._asked = 0
+        self._newest = ZERO32  # digest of the snapshot that was written last
+        self._keeping = trio.Lock()
         self._nursery: trio.Nursery | None = None
 
     # --- TrainerContext ---------------------------------------------------------------------------
@@ -104,6 +111,8 @@ class Shell:
         if isinstance(event, act.Loaded):
             self._parts.on_loaded(event)
         self._execute(self._engine.on_event(event, trio.current_time()))
+        if isinstance(event, act.SnapshotWritten) and event.reply is not None:
+            self._newest = event.digest
         if isinstance(event, act.SnapshotWritten | act.Loaded):
             self._start(self._keep_snapshots)
 
@@ -153,6 +162,7 @@ class Shell:
             case act.Publish():
                 self._start(self._publish, action.raw)
             case act.Announce():
+                self._keep_body(action.blob_id, action.epoch, action.height, action.body)  # an apply may follow at once
                 self._start(self._announce, action)
             case act.FetchPayload():
                 self._start(self._fetch_payload, action)
@@ -160,7 +170,8 @@ class Shell:
                 self._data[action.epoch, action.height] = pending = _Pending()
                 self._start(self._fetch_data, action, pending)
             case act.StoreReplay():
-                self._start(self._store_replay, action.entry)
+                self._replay_writes += 1
+                self._start(self._store_replay, action.entry, self.get_bodies(action.entry.blobs))
             case act.CancelTrain():
                 self._start(self._tasks.cancel, action)
             case act.AskAnnouncements():
@@ -195,7 +206,7 @@ class Shell:
         """A task of one action: what fails is an event, not the client's death."""
         try:
             await function(*args)
-        except PsycheError as error:
+        except (PsycheError, OSError) as error:  # F16: a full disk ends no client either
             self.log("error", message=str(error), action=getattr(function, "__name__", "task"))
 
     def _write_log(self, action: act.Log) -> None:
@@ -286,8 +297,7 @@ class Shell:
         await self._parts.network.publish(raw)
 
     async def _announce(self, action: act.Announce) -> None:
-        blob_id = await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))
-        self._bodies[blob_id] = (action.epoch, action.height, action.body)
+        await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))
         await self._parts.network.publish(action.raw)
         if self._settings.distro_dir is not None:
             await self._write_distro(action)
@@ -311,7 +321,7 @@ class Shell:
         except WireError as error:
             self.feed(act.PayloadFailed(action.commitment, str(error), refused=True))
         else:
-            self._bodies[action.blob_id] = (action.epoch, action.height, body)
+            self._keep_body(action.blob_id, action.epoch, action.height, body)
             self.log("payload_received", from_member=action.member, height=action.height, bytes=len(body))
             self.feed(act.PayloadArrived(action.commitment))
 
@@ -320,16 +330,32 @@ class Shell:
             pending.tokens = await self._parts.data.get(
                 action.start, action.end, epoch=action.epoch, height=action.height
             )
-        except (DataError, NetworkError) as error:
+        except PsycheError as error:
             pending.error = error
+        except OSError as error:
+            pending.error = DataError(f"data: {error}")
         finally:
             pending.done.set()
 
-    async def _store_replay(self, entry: act.AppliedSet) -> None:
-        bodies = self.get_bodies(entry.blobs)
-        if bodies is None:
-            raise NetworkError(f"replay store: a payload applied at height {entry.height} is no longer here")
-        await trio.to_thread.run_sync(self._replay.write, entry, bodies)
+    def _keep_body(self, blob_id: bytes, epoch: int, height: int, body: bytes) -> None:
+        """Two rounds may carry the same bytes: they stay as long as the later one needs them."""
+        known = self._bodies.get(blob_id, (epoch, height, body))
+        self._bodies[blob_id] = (*max((epoch, height), known[:2]), body)
+
+    async def _store_replay(self, entry: act.AppliedSet, bodies: tuple[bytes, ...] | None) -> None:
+        try:
+            if bodies is None:
+                raise NetworkError(f"replay store: a payload applied at height {entry.height} is no longer here")
+            await trio.to_thread.run_sync(self._replay.write, entry, bodies)
+        finally:
+            self._replay_writes -= 1
+            self._replay_idle.set()
+            self._replay_idle = trio.Event()
+
+    async def wait_for_replay(self) -> None:
+        """Until every set that was applied is in the replay store, or could not be written."""
+        while self._replay_writes:
+            await self._replay_idle.wait()  # bounded by the disk
 
     def _expire(self, action: act.Expire) -> None:
         key = (action.epoch, action.height)
@@ -343,7 +369,8 @@ class Shell:
         peers = sorted(self._parts.network.connected())
         request = SyncRequest("announcements", epoch=action.epoch, height=action.height, have=action.have)
         # which peers are asked is no secret and needs no strong randomness, only spreading
-        spread = random.Random(f"{self._settings.node_name}{action}")  # noqa: S311
+        self._asked += 1
+        spread = random.Random(f"{self._settings.node_name}{action}{self._asked}")  # noqa: S311
         chosen = spread.sample(peers, min(SYNC_PEERS, len(peers)))
         async with trio.open_nursery() as nursery:
             for peer in chosen:
@@ -353,7 +380,7 @@ class Shell:
         try:
             reply = await self._parts.network.ask(peer, request, timeout_s=SYNC_TIMEOUT_S)
         except NetworkError:
-            return  # the next round asks others
+            return  # others are asked the next time
         for raw in reply.items:
             self._execute(self._engine.on_gossip(raw, trio.current_time()))
 
@@ -370,22 +397,39 @@ class Shell:
     # --- the rest ---------------------------------------------------------------------------------
 
     async def _keep_snapshots(self) -> None:
-        await self._loader.keep(self.state.certified.digest)
-        await trio.to_thread.run_sync(self._replay.keep_epochs, max(0, self.state.progress.epoch - 1))
+        async with self._keeping:
+            await self._loader.keep(self.state.certified.digest, self._newest)
+        epoch = self.state.progress.epoch
+        await trio.to_thread.run_sync(self._replay.keep_epochs, max(0, epoch - 1), epoch)
 
     async def _leave(self, action: act.Exit) -> None:
         if self._exit is not None:
+            self._hurry.set()
             return
         self._exit = action
         if action.serve_s > 0:
-            self.log("serving", seconds=action.serve_s)
-            await trio.sleep(action.serve_s)  # P8
+            await self._serve_last(action.serve_s)
         else:
             await trio.sleep(min(FAREWELL_S, self._settings.stop_grace_s))  # let Leave go out
             with trio.move_on_after(min(WITHDRAW_S, self._settings.stop_grace_s)):
                 await self._withdrawn.wait()
         self.log("left", reason=action.reason, code=action.code)
         self._ended.set()
+
+    async def _serve_last(self, seconds: float) -> None:
+        """P8: serve the final weights for a while, and finish writing them; a second Exit ends that at once."""
+        self.log("serving", seconds=seconds)
+        with trio.move_on_after(seconds):
+            await self._hurry.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_on_hurry, nursery.cancel_scope)
+            with trio.move_on_after(LAST_WRITES_S):
+                await self._tasks.wait_idle()
+            nursery.cancel_scope.cancel()
+
+    async def _cancel_on_hurry(self, scope: trio.CancelScope) -> None:
+        await self._hurry.wait()
+        scope.cancel()
 
     async def _report_statistics(self) -> None:
         while True:

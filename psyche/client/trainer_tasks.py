@@ -1,6 +1,7 @@
 """What the engine asks of the trainer, one request after another, and what becomes of a trainer that fails."""
 
 import contextlib
+import math
 import shutil
 from pathlib import Path
 from typing import Final, Protocol
@@ -74,6 +75,10 @@ class TrainerContext(Protocol):
         """Payload bodies by blob id; None where one of them is no longer here."""
         ...
 
+    async def wait_for_replay(self) -> None:
+        """Until every applied set is in the replay store."""
+        ...
+
 
 class TrainerTasks:
     """Runs trainer requests in order; a failed trainer is restarted and its weights count as lost."""
@@ -90,6 +95,9 @@ class TrainerTasks:
         self._snapshots = snapshots
         self._cancelled: set[tuple[int, int]] = set()
         self._training: tuple[int, int] | None = None
+        self._waiting_for_data: tuple[tuple[int, int], trio.CancelScope] | None = None
+        self._open = 0  # requests queued or running
+        self._idle = trio.Event()
         self._send, self._receive = trio.open_memory_channel[_Queued](QUEUE)
 
     def put(self, action: TrainerAction) -> None:
@@ -97,14 +105,22 @@ class TrainerTasks:
 
         Bodies are taken now: until its turn comes, their round may be over for everybody else.
         """
+        self._open += 1
         self._send.send_nowait((action, self._x.get_bodies(action.blobs) if isinstance(action, Apply) else None))
 
     async def cancel(self, action: CancelTrain) -> None:
         """End a training: queued or running (A4)."""
         key = (action.epoch, action.height)
         self._cancelled.add(key)
+        if self._waiting_for_data is not None and self._waiting_for_data[0] == key:
+            self._waiting_for_data[1].cancel()
         if self._training == key:
             await self._trainer.cancel()
+
+    async def wait_idle(self) -> None:
+        """Until nothing is queued or running."""
+        while self._open:
+            await self._idle.wait()
 
     async def run(self) -> None:
         """Work off the queue until cancelled."""
@@ -118,9 +134,16 @@ class TrainerTasks:
                 for other in stale:
                     self._report_failed(other, "the trainer was lost before its turn came")
                 await self._restart()
-            except PsycheError as error:
+            except (PsycheError, OSError) as error:
                 self._x.log("error", message=str(error))
                 self._report_failed(action, str(error))
+            finally:
+                self._close(1)
+
+    def _close(self, requests: int) -> None:
+        self._open -= requests
+        self._idle.set()
+        self._idle = trio.Event()
 
     def _take_stale(self) -> list[TrainerAction]:
         """Take out of the queue what was asked of the weights that are lost; those who wait for it must hear."""
@@ -128,9 +151,10 @@ class TrainerTasks:
         with contextlib.suppress(trio.WouldBlock):
             while True:
                 waiting.append(self._receive.receive_nowait())
-        for queued in waiting:
-            if isinstance(queued[0], Load | Heal | FetchSnapshot):
-                self._send.send_nowait(queued)
+        kept = [queued for queued in waiting if isinstance(queued[0], Load | Heal | FetchSnapshot)]
+        for queued in kept:
+            self._send.send_nowait(queued)
+        self._close(len(waiting) - len(kept))
         return [action for action, _ in waiting if isinstance(action, Train | Snapshot)]
 
     async def _do(self, action: TrainerAction, bodies: tuple[bytes, ...] | None) -> None:
@@ -276,22 +300,33 @@ class TrainerTasks:
         )
 
     async def _fetch_snapshot(self, action: FetchSnapshot) -> None:
+        reasons: list[str] = []
+        load = Load(self._x.state.progress.epoch, action.digest, ZERO32, keep_momentum=False)
         source = await self._loader.find_local(action.digest)
-        if source is None:
-            source = await self._fetch(action.digest, [])
-        if source is not None:
-            await self._request_load(source, keep_momentum=False)
-        self._x.feed(SnapshotFetched(action.digest, ok=source is not None))
+        reply = (await self._try_source(source, load, reasons))[1] if source is not None else None
+        if reply is None:
+            source = await self._fetch(action.digest, reasons)
+            reply = (await self._try_source(source, load, reasons))[1] if source is not None else None
+        if reply is None:
+            raise TrainerError("; ".join(reasons))
+        self._x.feed(SnapshotFetched(action.digest, ok=True))
 
     # --- training and applying -------------------------------------------------------------------
 
     async def _train(self, action: Train) -> None:
         key = (action.epoch, action.height)
-        try:
-            tokens = await self._x.take_data(action.epoch, action.height, action.start, action.end)
-        except (DataError, NetworkError) as error:
-            self._x.feed(TrainFailed(action.epoch, action.height, f"data: {error}", trainer_lost=False))
-            return
+        tokens = b""
+        with trio.move_on_after(math.inf) as scope:  # A4: who waits for data holds up the next apply
+            self._waiting_for_data = (key, scope)
+            if key in self._cancelled:
+                scope.cancel()
+            try:
+                tokens = await self._x.take_data(action.epoch, action.height, action.start, action.end)
+            except (DataError, NetworkError) as error:
+                self._x.feed(TrainFailed(action.epoch, action.height, f"data: {error}", trainer_lost=False))
+                return
+            finally:
+                self._waiting_for_data = None
         if key in self._cancelled:
             self._x.feed(Trained(action.epoch, action.height, _CANCELLED, ZERO32))
             return
@@ -341,6 +376,7 @@ class TrainerTasks:
 
     async def _heal(self, action: Heal) -> None:
         """S7: the certified snapshot, then every stored set of the epoch, in order."""
+        await self._x.wait_for_replay()
         source = await self._loader.find_local(action.certified)
         if source is None:
             source = self._loader.find_configured(self._x.state, action.certified, self._x.state.checkpoint.digest)

@@ -40,7 +40,7 @@ MAX_MANIFEST_BYTES: Final = 64 << 20  # some hundred thousand tensors
 MAX_MODEL_FILE_BYTES: Final = 64 << 20  # the largest tokenizers have about 20 MB
 _TEMPORARY: Final = ".tmp-"
 _REPLACED: Final = ".old-"
-_MODEL_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja")  # never code, never weights
+MODEL_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja")  # never code, never weights
 _FP32_BYTES: Final = 4
 
 
@@ -316,7 +316,7 @@ def read_model_files(folder: Path) -> dict[str, bytes]:
     """
     files: dict[str, bytes] = {}
     for file in sorted(folder.iterdir()):
-        if not file.is_file() or file.suffix not in _MODEL_SUFFIXES or file.name.endswith(".index.json"):
+        if not file.is_file() or file.suffix not in MODEL_SUFFIXES or file.name.endswith(".index.json"):
             continue
         if file.stat().st_size > MAX_MODEL_FILE_BYTES:
             raise TrainerError(f"model file {file}: more than {MAX_MODEL_FILE_BYTES} bytes")

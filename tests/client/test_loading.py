@@ -1,0 +1,397 @@
+"""Where weights come from, and what is believed of those who offer them (P6, S2, S8, S9, B17, B21)."""
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from psyche.client.loading import Loader, check_offered_files, compute_weights_digest, get_snapshot_name
+from psyche.client.serving import MAX_FILES, Manifest, OfferedFile, Serving, read_manifest
+from psyche.core.manifest import TensorEntry, encode_manifest
+from psyche.core.state import ZERO32, Checkpoint, CheckpointKind, Client, Coordinator, Mark
+from psyche.errors import NetworkError, TrainerError
+from psyche.modeling.snapshot import list_snapshots, read_snapshot_info
+from psyche.testing.builders import build_hash, build_model
+from psyche.testing.dummy_trainer import DummyTrainer
+from psyche.wire.crypto import blake3_hash, blob_id_of, compute_state_digest
+from psyche.wire.ports import SyncReply, SyncRequest
+from psyche.wire.trainer import SnapshotRequest
+
+CHAIN = build_hash("chain")
+KEYS = [build_hash("peer", number) for number in range(4)]
+
+
+@dataclass
+class FakeNetwork:
+    """Peers that answer as told, and the blobs they have."""
+
+    key: bytes = KEYS[0]
+    answers: dict[bytes, Callable[[SyncRequest], SyncReply]] = field(default_factory=dict)
+    blobs: dict[bytes, bytes] = field(default_factory=dict)
+    offered: list[bytes] = field(default_factory=list)
+    withdrawn: list[bytes] = field(default_factory=list)
+    asked: list[tuple[bytes, SyncRequest]] = field(default_factory=list)
+    fetched: list[bytes] = field(default_factory=list)
+
+    def connected(self) -> frozenset[bytes]:
+        return frozenset(self.answers)
+
+    async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
+        assert timeout_s > 0
+        self.asked.append((peer, request))
+        if peer not in self.answers:
+            raise NetworkError("not connected")
+        return self.answers[peer](request)
+
+    async def fetch(self, blob_id: bytes, _sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
+        assert deadline > 0
+        self.fetched.append(blob_id)
+        data = self.blobs[blob_id]
+        assert len(data) == size_bytes
+        return data
+
+    async def fetch_many(
+        self, blobs: Sequence[tuple[bytes, int]], _sources: Sequence[bytes], folder: Path, **_more: Any
+    ) -> dict[bytes, Path]:
+        found = {}
+        for blob_id, _ in blobs:
+            found[blob_id] = folder / blob_id.hex()
+            found[blob_id].write_bytes(self.blobs[blob_id])
+        return found
+
+    async def provide(self, data: bytes | Path, *, expires: object) -> bytes:
+        assert expires is None
+        blob_id = blob_id_of(data if isinstance(data, bytes) else data.read_bytes())
+        self.offered.append(blob_id)
+        return blob_id
+
+    async def withdraw(self, blob_id: bytes) -> None:
+        self.withdrawn.append(blob_id)
+
+
+class NoEngine:
+    """Nobody asks for announcements here."""
+
+    def get_announcements(self, _epoch: int, _height: int, _have: int) -> tuple[bytes, ...]:
+        return ()
+
+    def get_table(self, root: bytes) -> tuple[bytes, ...] | None:
+        return (b"signed",) if root == KEYS[1] else None
+
+
+@dataclass
+class Place:
+    """A loader over an empty disk and a network without peers."""
+
+    root: Path
+    network: FakeNetwork = field(default_factory=FakeNetwork)
+
+    def __post_init__(self) -> None:
+        self.snapshots = self.root / "resume"
+        self.serving = Serving(NoEngine(), self.network)  # type: ignore[arg-type]
+        self.loader = Loader(self.network, self.serving, self.snapshots, self.root)  # type: ignore[arg-type]
+        self.state = Coordinator(model=build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model")))
+
+    async def write_snapshot(
+        self, name: str = "weights", *, epoch: int = 0, step: int = 1, chain: bytes = CHAIN, lying: bool = False
+    ) -> bytes:
+        """A snapshot as a trainer writes it; the digest of its weights."""
+        trainer = DummyTrainer(weights=blake3_hash(name.encode()))
+        part = trainer._get_part()
+        digest = build_hash("a lie") if lying else compute_state_digest(chain, part)
+        await trainer.snapshot(
+            SnapshotRequest(
+                kind="resume", path=str(self.snapshots / get_snapshot_name(epoch, step, digest)), epoch=epoch,
+                step=step, data_index=step * 10, chain=chain, digest=digest,
+            )
+        )  # fmt: skip
+        return digest
+
+    def get_digests(self) -> set[bytes]:
+        return {s.digest for s in list_snapshots(self.snapshots)}
+
+    def fetch(self, digest: bytes) -> Awaitable[Any]:
+        return self.loader.fetch(self.state, digest, 1e9, lambda _done, _total: None)
+
+
+def build_offer(weights: bytes = b"w" * 32, **changes: Any) -> tuple[Manifest, bytes]:
+    """An honest manifest and the digest it gives."""
+    entry = TensorEntry("weight", (8,), blob_id_of(weights))
+    manifest = encode_manifest([entry])
+    files = (OfferedFile("config.json", blob_id_of(b"{}"), 2),)
+    offer = Manifest(manifest=manifest, chain=CHAIN, epoch=3, step=30, data_index=300, files=files)
+    return msgspec.structs.replace(offer, **changes), compute_state_digest(CHAIN, blake3_hash(manifest))
+
+
+def answer_with(offer: Manifest | bytes) -> Callable[[SyncRequest], SyncReply]:
+    raw = offer if isinstance(offer, bytes) else msgspec.msgpack.encode(offer)
+    return lambda _request: SyncReply(found=True, items=(raw,))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    place = Place(tmp_path)
+    place.network.blobs = {blob_id_of(b"w" * 32): b"w" * 32, blob_id_of(b"{}"): b"{}"}
+    return place
+
+
+# --- own disk and configured source
+
+
+async def test_an_own_snapshot_is_found_by_its_digest_alone(place: Place) -> None:
+    digest = await place.write_snapshot()
+    source = await place.loader.find_local(digest)
+    assert source is not None
+    assert (source.is_snapshot, source.name) == (True, "own snapshot")
+    assert await place.loader.find_local(build_hash("other")) is None
+
+
+async def test_a_snapshot_with_a_missing_tensor_is_no_source(place: Place) -> None:
+    digest = await place.write_snapshot()
+    (tensor,) = place.snapshots.rglob("tensors/*")
+    tensor.unlink()
+    assert await place.loader.find_local(digest) is None
+
+
+def test_the_configured_folder_is_a_source_where_it_may_give_the_weights(place: Place) -> None:
+    """S8: its digest is known from the checkpoint on record, or not at all."""
+    digest = build_hash("asked for")
+    assert place.loader.find_configured(place.state, digest, digest) is None, "there is no such folder"
+    (place.root / "model").mkdir()
+    for source_digest, may in ((digest, True), (ZERO32, True), (build_hash("another"), False)):
+        assert (place.loader.find_configured(place.state, digest, source_digest) is not None) == may
+    assert place.loader.find_configured(place.state, None, build_hash("another")) is not None
+
+
+def test_a_source_of_another_kind_is_said_only_where_nothing_else_can_help(place: Place) -> None:
+    place.state.model.checkpoint = Checkpoint(CheckpointKind.HUB, "someone/model")
+    assert place.loader.find_configured(place.state, build_hash("asked for"), ZERO32) is None, "peers may have it"
+    with pytest.raises(TrainerError, match="HUB: this client loads Local sources only"):
+        place.loader.find_configured(place.state, None, ZERO32)
+
+
+# --- peers
+
+
+async def test_weights_of_a_peer_become_an_own_snapshot_under_the_names_of_the_record(place: Place) -> None:
+    """S9; epoch, step and data index are the record's, whatever the peer says."""
+    offer, digest = build_offer()
+    place.state.certified = Mark(digest=digest, epoch=2, step=20, data_index=200)
+    place.network.answers = {KEYS[1]: answer_with(offer)}
+    source = await place.fetch(digest)
+    info = read_snapshot_info(source.path)
+    assert source.name == "peers"
+    assert (info.epoch, info.step, info.data_index) == (2, 20, 200)
+    assert (info.digest, info.chain) == (digest, CHAIN)
+    assert [p.name for p in place.snapshots.iterdir()] == [get_snapshot_name(2, 20, digest)], "no parts are left"
+    assert place.network.withdrawn == [blob_id_of(b"w" * 32)], "the files have moved into the snapshot"
+
+
+async def test_a_manifest_that_does_not_give_the_digest_is_refused_and_the_next_peer_asked(place: Place) -> None:
+    """S9, B17: trusts no peer."""
+    offer, digest = build_offer()
+    false, _ = build_offer(chain=build_hash("another chain"))
+    poisoned, _ = build_offer(manifest=build_offer(b"p" * 32)[0].manifest)
+    first, second, third = sorted(KEYS[1:])
+    place.network.answers = {first: answer_with(false), second: answer_with(poisoned), third: answer_with(offer)}
+    source = await place.fetch(digest)
+    assert read_snapshot_info(source.path).digest == digest
+    assert [peer for peer, _ in place.network.asked] == [first, second, third]
+
+
+@pytest.mark.parametrize("raw", [b"", b"noise", msgspec.msgpack.encode({"manifest": 5})])
+async def test_an_answer_that_is_no_manifest_is_no_offer(place: Place, raw: bytes) -> None:
+    place.network.answers = {KEYS[1]: answer_with(raw)}
+    with pytest.raises(NetworkError, match="does not have it"):
+        await place.fetch(build_hash("asked for"))
+    assert read_manifest(raw) is None
+
+
+async def test_without_a_peer_that_has_them_the_reason_is_said(place: Place) -> None:
+    with pytest.raises(NetworkError, match="no peer is connected"):
+        await place.fetch(build_hash("asked for"))
+    place.network.answers = {KEYS[1]: lambda _request: SyncReply(found=False)}
+    with pytest.raises(NetworkError, match="does not have it"):
+        await place.fetch(build_hash("asked for"))
+
+
+async def test_a_tensor_with_other_bytes_is_refused(place: Place) -> None:
+    """S9: each piece must give its hash."""
+    offer, digest = build_offer()
+    place.network.answers = {KEYS[1]: answer_with(offer)}
+    place.network.blobs[blob_id_of(b"w" * 32)] = b"x" * 32
+    with pytest.raises(TrainerError, match="is not weight of the manifest"):
+        await place.fetch(digest)
+    assert place.get_digests() == set()
+
+
+async def test_equal_tensors_are_fetched_once_and_written_twice(place: Place) -> None:
+    entries = [TensorEntry(name, (8,), blob_id_of(b"w" * 32)) for name in ("a", "b")]
+    manifest = encode_manifest(entries)
+    offer, _ = build_offer(manifest=manifest)
+    digest = compute_state_digest(CHAIN, blake3_hash(manifest))
+    place.network.answers = {KEYS[1]: answer_with(offer)}
+    source = await place.fetch(digest)
+    assert [e.name for e in read_snapshot_info(source.path).entries] == ["a", "b"]
+
+
+async def test_the_own_models_files_are_taken_before_a_peers(place: Place) -> None:
+    """S9: only a client without them takes a peer's word."""
+    (place.root / "model").mkdir()
+    (place.root / "model" / "config.json").write_bytes(b'{"own": true}')
+    offer, digest = build_offer()
+    place.network.answers = {KEYS[1]: answer_with(offer)}
+    source = await place.fetch(digest)
+    assert (source.path / "model" / "config.json").read_bytes() == b'{"own": true}'
+    assert place.network.fetched == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../config.json", "/etc/config.json", ".hidden.json", "..", "", "a/b.json", "a\\b.json", "a\0.json",
+        "code.py", "weights.safetensors", "model.bin", "n" * 200 + ".json", "line\nbreak.json",
+    ],
+)  # fmt: skip
+async def test_a_file_name_that_leads_elsewhere_or_is_code_is_refused_before_a_byte_is_fetched(
+    place: Place, name: str
+) -> None:
+    """B21: no code, no path."""
+    offer, digest = build_offer(files=(OfferedFile(name, blob_id_of(b"{}"), 2),))
+    place.network.answers = {KEYS[1]: answer_with(offer)}
+    with pytest.raises(NetworkError, match="name or size is not allowed"):
+        await place.fetch(digest)
+    assert place.network.fetched == []
+    assert place.get_digests() == set()
+
+
+@pytest.mark.parametrize("size", [-1, (64 << 20) + 1, 1 << 62])
+def test_an_oversized_model_file_is_refused(size: int) -> None:
+    offer, _ = build_offer(files=(OfferedFile("tokenizer.json", blob_id_of(b"{}"), size),))
+    with pytest.raises(NetworkError, match="name or size is not allowed"):
+        check_offered_files(offer)
+
+
+def test_too_many_model_files_are_refused() -> None:
+    files = tuple(OfferedFile(f"f{number}.json", blob_id_of(b"{}"), 2) for number in range(MAX_FILES + 1))
+    with pytest.raises(NetworkError, match="at most 64"):
+        check_offered_files(build_offer(files=files)[0])
+    check_offered_files(build_offer(files=files[:-1])[0])
+
+
+# --- P6: what is kept
+
+
+async def test_the_certified_snapshot_and_the_one_written_last_are_kept_and_served(place: Place) -> None:
+    """P6."""
+    old = await place.write_snapshot("old", epoch=0, step=5)
+    certified = await place.write_snapshot("certified", epoch=1, step=10)
+    newest = await place.write_snapshot("newest", epoch=2, step=15)
+    await place.loader.keep(certified, newest)
+    assert place.get_digests() == {certified, newest}
+    for digest, served in ((old, False), (certified, True), (newest, True)):
+        reply = await place.serving.answer(KEYS[1], SyncRequest("manifest", key=digest))
+        assert reply.found == served
+
+
+async def test_of_two_snapshots_of_one_step_the_one_written_last_is_kept(place: Place) -> None:
+    """P2, P6: a repeated last drain round has the step of the first; only the second can be certified."""
+    certified = await place.write_snapshot("certified", epoch=1, step=10)
+    one, other = [await place.write_snapshot(name, epoch=2, step=15) for name in ("first", "second")]
+    await place.loader.keep(certified, other)
+    assert place.get_digests() == {certified, other}
+    again = await place.write_snapshot("first", epoch=2, step=15)
+    assert again == one
+    await place.loader.keep(certified, one)
+    assert place.get_digests() == {certified, one}
+
+
+async def test_what_another_run_left_does_not_push_out_a_new_snapshot(place: Place) -> None:
+    """P6: epochs of another run may be higher."""
+    left = await place.write_snapshot("another run", epoch=900, step=9_000)
+    certified = await place.write_snapshot("certified", epoch=0, step=1)
+    newest = await place.write_snapshot("newest", epoch=0, step=5)
+    await place.loader.keep(certified, newest)
+    assert place.get_digests() == {certified, newest}
+    assert left not in place.get_digests()
+
+
+async def test_blobs_that_a_kept_snapshot_shares_are_still_offered(place: Place) -> None:
+    first = await place.write_snapshot("same weights", epoch=0, step=1, chain=build_hash(1))
+    second = await place.write_snapshot("same weights", epoch=1, step=2, chain=build_hash(2))
+    await place.loader.keep(first, second)
+    third = await place.write_snapshot("other weights", epoch=2, step=3)
+    await place.loader.keep(third, second)
+    assert place.get_digests() == {second, third}
+    assert place.network.withdrawn == [], "the second snapshot's weights are those of the first"
+    fourth = await place.write_snapshot("yet other weights", epoch=3, step=4)
+    await place.loader.keep(third, fourth)
+    assert place.network.withdrawn == [blob_id_of(blake3_hash(b"same weights"))]
+
+
+# --- serving
+
+
+async def test_a_manifest_says_what_a_joiner_needs(place: Place) -> None:
+    """S9: one client's snapshot is another's source."""
+    digest = await place.write_snapshot(epoch=1, step=10)
+    await place.loader.keep(digest, digest)
+    reply = await place.serving.answer(KEYS[1], SyncRequest("manifest", key=digest))
+    offer = read_manifest(reply.items[0])
+    assert offer is not None
+    assert (offer.chain, offer.epoch, offer.step, offer.data_index) == (CHAIN, 1, 10, 100)
+    assert compute_weights_digest(place.state.model, offer.chain, blake3_hash(offer.manifest)) == digest
+    assert [file.name for file in offer.files] == ["config.json"]
+    check_offered_files(offer)
+
+
+async def test_questions_that_cannot_be_answered_are_answered_with_not_found(place: Place) -> None:
+    for request in (
+        SyncRequest("manifest", key=build_hash("unknown")),
+        SyncRequest("table", key=build_hash("unknown")),
+        SyncRequest("announcements", epoch=1, height=2),
+        SyncRequest("replay", epoch=1, height=2),
+        SyncRequest("anything"),
+    ):
+        assert await place.serving.answer(KEYS[1], request) == SyncReply(found=False)
+    assert await place.serving.answer(KEYS[2], SyncRequest("table", key=KEYS[1])) == SyncReply(True, (b"signed",))
+
+
+# --- S2: full values
+
+
+async def test_in_full_value_mode_the_first_members_copy_leads(tmp_path: Path) -> None:
+    """S2: all go on from one copy, one's own where one comes first."""
+    place = Place(tmp_path)
+    place.state.model.optimizer.quantize_1bit = False
+    place.state.clients = [Client(p2p=key) for key in KEYS[:3]]
+    digest = compute_weights_digest(place.state.model, CHAIN, b"ignored")
+    assert digest == compute_state_digest(CHAIN, ZERO32)
+    trainer = DummyTrainer(weights=blake3_hash(b"own"), one_bit=False)
+    path = place.snapshots / get_snapshot_name(0, 1, digest)
+    request = SnapshotRequest(
+        kind="resume", path=str(path), epoch=0, step=1, data_index=0, chain=CHAIN, digest=digest
+    )  # fmt: skip
+    await trainer.snapshot(request)
+    source = await place.loader.find_leading(place.state, digest, 1e9)
+    assert source is not None
+    assert source.name == "own snapshot"
+    assert place.network.asked == [], "it is the first member itself"
+    place.network.key = KEYS[2]
+    offer, _ = build_offer()
+    place.network.answers = {KEYS[1]: answer_with(offer)}
+    place.network.blobs = {blob_id_of(b"w" * 32): b"w" * 32, blob_id_of(b"{}"): b"{}"}
+    source = await place.loader.find_leading(place.state, digest, 1e9)
+    assert source is not None
+    assert source.name == "peers"
+    assert [peer for peer, _ in place.network.asked] == [KEYS[0], KEYS[1]], "the first of them is not connected"
+
+
+def test_entries_are_frozen_where_a_digest_rests_on_them() -> None:
+    offer, _ = build_offer()
+    with pytest.raises((AttributeError, dataclasses.FrozenInstanceError)):
+        offer.manifest = b"other"  # type: ignore[misc]

@@ -1,0 +1,112 @@
+"""The replay store on disk: what it keeps, what it drops, what it refuses (S7, I6)."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from psyche.client.actions import AppliedSet
+from psyche.client.replay import ReplayStore
+from psyche.errors import TrainerError, WireError
+from psyche.testing.builders import build_hash
+
+BODIES = (b"first body", b"second body")
+
+
+def build_entry(epoch: int = 1, height: int = 2) -> AppliedSet:
+    return AppliedSet(
+        epoch=epoch, height=height, step=height + 1, lr=1e-3, lr_bits=77, run_update=True, full_digest=False,
+        random_seed=2**63 + 5, applied=((3, build_hash("c3")), (0, build_hash("c0"))), blobs=(b"a" * 32, b"b" * 32),
+    )  # fmt: skip
+
+
+def list_sets(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*.set"))
+
+
+def test_a_set_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    store = ReplayStore(tmp_path / "replay", 1 << 20)
+    entry = build_entry()
+    store.write(entry, BODIES)
+    found = ReplayStore(tmp_path / "replay", 1 << 20).read(1, 2)
+    assert found is not None
+    assert found.bodies == BODIES
+    for field in dataclasses.fields(entry):
+        if field.name != "blobs":
+            assert getattr(found, field.name) == getattr(entry, field.name)
+
+
+def test_a_set_that_was_never_written_is_not_there(tmp_path: Path) -> None:
+    store = ReplayStore(tmp_path, 1 << 20)
+    store.write(build_entry(1, 2), BODIES)
+    assert store.read(1, 3) is None
+    assert store.read(2, 2) is None
+
+
+def test_a_set_that_is_written_again_replaces_the_first(tmp_path: Path) -> None:
+    store = ReplayStore(tmp_path, 1 << 20)
+    store.write(build_entry(), BODIES)
+    store.write(build_entry(), (b"other", b"bodies"))
+    found = store.read(1, 2)
+    assert found is not None
+    assert found.bodies == (b"other", b"bodies")
+    assert [p.name for p in tmp_path.rglob("*.tmp")] == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"noise", b"\x80"])
+def test_a_damaged_file_is_named_and_not_believed(tmp_path: Path, damage: bytes) -> None:
+    store = ReplayStore(tmp_path, 1 << 20)
+    store.write(build_entry(), BODIES)
+    (path,) = tmp_path.rglob("*.set")
+    path.write_bytes(damage)
+    with pytest.raises(WireError, match=r"000002\.set: damaged"):
+        store.read(1, 2)
+
+
+def test_a_file_that_was_cut_is_not_believed(tmp_path: Path) -> None:
+    store = ReplayStore(tmp_path, 1 << 20)
+    store.write(build_entry(), BODIES)
+    (path,) = tmp_path.rglob("*.set")
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(WireError, match="damaged"):
+        store.read(1, 2)
+
+
+def test_the_oldest_epochs_make_room_first(tmp_path: Path) -> None:
+    """S7: kept on disk per epoch, quota with oldest epochs first."""
+    body = (bytes(1000),)
+    store = ReplayStore(tmp_path, 5_000)
+    for epoch in (1, 2, 3):
+        store.write(build_entry(epoch, 0), body)
+    store.write(build_entry(3, 1), body)
+    assert list_sets(tmp_path) == [
+        "epoch-00001/000000.set", "epoch-00002/000000.set", "epoch-00003/000000.set", "epoch-00003/000001.set",
+    ]  # fmt: skip
+    store.write(build_entry(3, 2), body)
+    assert list_sets(tmp_path)[0] == "epoch-00002/000000.set"
+    store.write(build_entry(3, 3), body)
+    assert list_sets(tmp_path) == [f"epoch-00003/00000{height}.set" for height in range(4)]
+    assert store.get_size_bytes() <= 5_000
+
+
+def test_the_running_epoch_alone_never_takes_more_than_the_quota(tmp_path: Path) -> None:
+    """I6: a full store ends the hope of healing, not the training."""
+    store = ReplayStore(tmp_path, 3_000)
+    body = (bytes(1000),)
+    store.write(build_entry(1, 0), body)
+    store.write(build_entry(1, 1), body)
+    with pytest.raises(TrainerError, match="quota of 3000 bytes is full"):
+        store.write(build_entry(1, 2), body)
+    assert store.get_size_bytes() <= 3_000
+    assert store.read(1, 1) is not None
+
+
+def test_only_the_running_epoch_and_the_last_one_are_kept(tmp_path: Path) -> None:
+    """Older sets are in every snapshot since; later epochs are what another run left here."""
+    store = ReplayStore(tmp_path, 1 << 20)
+    for epoch in (0, 1, 2, 3, 9):
+        store.write(build_entry(epoch, 0), BODIES)
+    (tmp_path / "notes").mkdir()
+    store.keep_epochs(2, 3)
+    assert list_sets(tmp_path) == ["epoch-00002/000000.set", "epoch-00003/000000.set"]
+    assert (tmp_path / "notes").is_dir()

@@ -84,7 +84,7 @@ class ReplayStore:
             return msgspec.msgpack.decode(path.read_bytes(), type=StoredSet)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WireError(f"replay store {path}: damaged: {error}") from error
 
     def _iter_epochs(self) -> Iterator[tuple[int, Path]]:

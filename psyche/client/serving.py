@@ -99,5 +99,5 @@ def read_manifest(raw: bytes) -> Manifest | None:
     """A peer's answer, or None where it is not one."""
     try:
         return msgspec.msgpack.decode(raw, type=Manifest)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

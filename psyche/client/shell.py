@@ -15,7 +15,7 @@ from psyche.client.replay import ReplayStore
 from psyche.client.serving import Serving
 from psyche.client.settings import ClientSettings
 from psyche.client.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
-from psyche.core.errors import CoordinatorError, InvalidRunState, WrongRound
+from psyche.core.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
 from psyche.core.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, DataError, NetworkError, PsycheError, WireError
@@ -281,7 +281,7 @@ class Shell:
                     await backend.report_equivocation(action.first, action.second)
                 case _:
                     raise AssertionError(f"no way to do {action}")
-        except (WrongRound, InvalidRunState) as error:
+        except (WrongRound, InvalidRunState, Halted) as error:
             self.log("too_late", action=type(action).__name__, reason=str(error))  # T7: others were faster
         except CoordinatorError as error:
             self.log("refused_by_coordinator", action=type(action).__name__, code=error.code, reason=str(error))

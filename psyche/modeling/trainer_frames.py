@@ -105,7 +105,7 @@ def decode_to_child(raw: bytes) -> ToChild:
     """
     try:
         return _TO_CHILD.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"trainer frame: {error}") from error
 
 
@@ -117,7 +117,7 @@ def decode_to_parent(raw: bytes) -> ToParent:
     """
     try:
         return _TO_PARENT.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"trainer frame: {error}") from error
 
 
@@ -131,7 +131,7 @@ def decode_request(call: Call) -> Request:
         raise WireError(f"trainer call: unknown operation {call.operation!r}")
     try:
         return msgspec.msgpack.decode(call.body, type=OPERATIONS[call.operation][0])
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"trainer call {call.operation}: {error}") from error
 
 

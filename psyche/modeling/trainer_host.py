@@ -59,7 +59,7 @@ class Host:
         try:
             raw, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
             request = msgspec.json.decode(raw, type=Spawn)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             print(f"trainer host: a request was not understood: {error}", file=sys.stderr)  # noqa: T201 - its log
             connection.close()
             return

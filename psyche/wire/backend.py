@@ -346,7 +346,7 @@ def decode_request(raw: bytes) -> Request:
     """
     try:
         return _request_decoder.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"request: {error}") from error
 
 
@@ -358,7 +358,7 @@ def decode_server_message(raw: bytes) -> ServerMessage:
     """
     try:
         return _server_decoder.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"server message: {error}") from error
 
 

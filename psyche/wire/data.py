@@ -63,7 +63,7 @@ def decode_request(raw: bytes) -> FetchRequest:
     """
     try:
         return msgspec.msgpack.decode(raw, type=FetchRequest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"data request: {error}") from error
 
 
@@ -80,7 +80,7 @@ def decode_reply(raw: bytes) -> FetchReply:
     """
     try:
         reply = msgspec.msgpack.decode(raw, type=FetchReply)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"data reply: {error}") from error
     if isinstance(reply, Rows):
         _check_rows(reply)

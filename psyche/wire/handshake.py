@@ -170,5 +170,5 @@ async def _send(frames: FrameStream, message: msgspec.Struct, timeout_s: float) 
 def _decode(raw: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(raw, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"handshake: {kind.__name__} cannot be read: {error}") from error

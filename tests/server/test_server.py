@@ -144,7 +144,7 @@ class Script:
         return is_first
 
     async def send_witness(self, run: Run, member: int) -> None:
-        with contextlib.suppress(errors.WrongRound, errors.InvalidRunState):  # q others were faster
+        with contextlib.suppress(errors.WrongRound, errors.InvalidRunState, errors.Halted):  # q others were faster
             await self.backend.witness(run.build_witness(member))
 
 

@@ -1,6 +1,7 @@
 """The client <-> server messages: what decodes may be used, what is out of range names its field."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
@@ -254,3 +255,9 @@ def test_a_checkpoint_is_on_record_only_with_its_digest_and_source() -> None:
     run.state.model.extra_checkpoints[1] = source
     assert repeats.is_source(run.state, run.state.certified.digest, source)
     assert not repeats.is_source(run.state, build_hash("other"), source)
+
+
+@pytest.mark.parametrize("decode", [wire.decode_request, wire.decode_server_message])
+def test_a_tag_that_is_no_text_is_a_wire_error(decode: Callable[[bytes], object]) -> None:
+    with pytest.raises(WireError):
+        decode(b"\x91\xa6\x00\x00\x00\x00\x00\x80")

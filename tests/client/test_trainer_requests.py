@@ -1,0 +1,452 @@
+"""What the trainer is asked and what is made of its answers (S7 to S9, A4, P6, P8)."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from psyche.client import actions as act
+from psyche.client.loading import Source
+from psyche.client.replay import ReplayStore
+from psyche.client.settings import ClientSettings
+from psyche.client.trainer_tasks import TrainerTasks, remove_old_exports
+from psyche.core.state import ZERO32, Coordinator
+from psyche.errors import DataError, NetworkError, TrainerError
+from psyche.modeling.failure import FailureKind, TrainerFailure
+from psyche.testing.builders import build_hash, build_model
+from psyche.testing.dummy_trainer import DummyTrainer
+from psyche.wire.crypto import blake3_hash, compute_chain_digest, compute_state_digest
+from psyche.wire.trainer import ApplyReply, ApplyRequest, LoadReply, LoadRequest, SnapshotReply, SnapshotRequest
+
+LIMIT_S = 20
+
+
+@dataclass
+class Trainer(DummyTrainer):
+    """A dummy whose next calls fail as told, by the name of the call."""
+
+    failures: dict[str, list[Exception]] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    loads: list[LoadRequest] = field(default_factory=list)
+    restarts: int = 0
+
+    def note(self, call: str) -> None:
+        self.calls.append(call)
+        waiting = self.failures.get(call, [])
+        if waiting:
+            raise waiting.pop(0)
+
+    async def load(self, request: LoadRequest) -> LoadReply:
+        self.loads.append(request)
+        self.note("load")
+        return await super().load(request)
+
+    async def apply(self, request: ApplyRequest) -> ApplyReply:
+        self.note("apply")
+        return await super().apply(request)
+
+    async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
+        self.note(f"snapshot {request.kind}")
+        if request.kind == "export":
+            Path(request.path).mkdir(parents=True)
+            return SnapshotReply(path=request.path, size_bytes=1, weight_root=ZERO32, seconds=0.0)
+        return await super().snapshot(request)
+
+    async def restart(self) -> None:
+        self.restarts += 1
+        await super().restart()
+
+
+@dataclass
+class Loader:
+    """Sources as told; what is fetched from peers comes from `peers`."""
+
+    own: Source | None = None
+    configured: Source | None = None
+    peers: Source | None = None
+    fetches: int = 0
+
+    async def find_local(self, _digest: bytes) -> Source | None:
+        return self.own
+
+    def find_configured(self, *_arguments: object) -> Source | None:
+        return self.configured
+
+    async def fetch(self, *_arguments: object) -> Source:
+        self.fetches += 1
+        if self.peers is None:
+            raise NetworkError("no peer has it")
+        return self.peers
+
+
+@dataclass
+class Shell:
+    """Hears what becomes of requests."""
+
+    state: Coordinator = field(default_factory=lambda: Coordinator(run_id="run", model=build_model()))
+    events: list[act.Event] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
+    bodies: dict[bytes, bytes] = field(default_factory=dict)
+    data: trio.Event = field(default_factory=trio.Event)
+    data_error: Exception | None = None
+    replay_written: trio.Event = field(default_factory=trio.Event)
+    heard: trio.Event = field(default_factory=trio.Event)
+
+    def feed(self, event: act.Event) -> None:
+        self.events.append(event)
+        self.heard.set()
+        self.heard = trio.Event()
+
+    def log(self, kind: str, **_fields: object) -> None:
+        self.logs.append(kind)
+
+    async def take_data(self, *_place: int) -> bytes:
+        await self.data.wait()
+        if self.data_error is not None:
+            raise self.data_error
+        return bytes(4 * 16)
+
+    def get_bodies(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
+        return tuple(self.bodies[blob] for blob in blobs)
+
+    async def wait_for_replay(self) -> None:
+        await self.replay_written.wait()
+
+
+@dataclass
+class Place:
+    """Trainer tasks at work on an empty disk."""
+
+    root: Path
+    trainer: Trainer = field(default_factory=Trainer)
+    loader: Loader = field(default_factory=Loader)
+    shell: Shell = field(default_factory=Shell)
+
+    def __post_init__(self) -> None:
+        settings = ClientSettings(run_id="run", server_host="", server_port=0, data_dir=self.root)
+        settings.checkpoint_dir = self.root / "exports"
+        self.replay = ReplayStore(self.root / "replay", 1 << 20)
+        self.tasks = TrainerTasks(
+            self.trainer, self.loader, self.replay, self.shell,  # type: ignore[arg-type]
+            settings=settings, snapshots=self.root / "resume",
+        )  # fmt: skip
+
+    async def ask(self, *actions: Any) -> list[act.Event]:
+        """Put requests in and wait for as many answers."""
+        wanted = len(self.shell.events) + len(actions)
+        for action in actions:
+            self.tasks.put(action)
+        with trio.fail_after(LIMIT_S):
+            while len(self.shell.events) < wanted:
+                await self.shell.heard.wait()
+        return self.shell.events[wanted - len(actions) :]
+
+    async def write_snapshot(self, name: str) -> tuple[Source, bytes]:
+        """A snapshot of some weights, and their digest."""
+        trainer = DummyTrainer(weights=blake3_hash(name.encode()))
+        digest = compute_state_digest(build_hash("chain"), trainer._get_part())
+        path = self.root / name
+        request = SnapshotRequest(
+            kind="resume", path=str(path), epoch=0, step=1, data_index=0, chain=build_hash("chain"), digest=digest
+        )
+        await trainer.snapshot(request)
+        return Source(path, is_snapshot=True, name=name), digest
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    place = Place(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(place.tasks.run)
+        yield place
+        nursery.cancel_scope.cancel()
+
+
+def build_load(certified: bytes | None = None) -> act.Load:
+    return act.Load(0, certified, ZERO32, keep_momentum=True)
+
+
+def build_train(height: int = 0) -> act.Train:
+    return act.Train(0, height, height + 1, 0, 0, 1e-3, 0.0, (), in_flight=True)
+
+
+# --- loading
+
+
+async def test_an_own_snapshot_is_loaded_before_anything_else(place: Place) -> None:
+    place.loader.own, digest = await place.write_snapshot("own snapshot")
+    place.loader.configured = Source(place.root, is_snapshot=False, name="configured source")
+    (event,) = await place.ask(build_load(digest))
+    assert isinstance(event, act.Loaded)
+    assert (event.digest, event.source, event.epoch) == (digest, "own snapshot", 0)
+    assert [load.keep_momentum for load in place.trainer.loads] == [True]
+    assert place.loader.fetches == 0
+
+
+async def test_a_source_that_gives_other_weights_is_passed_over(place: Place) -> None:
+    """S8: exactly the certified weights, from wherever they can be had."""
+    place.loader.own, _ = await place.write_snapshot("own but other")
+    place.loader.configured = Source(place.root, is_snapshot=False, name="configured source")
+    place.loader.peers, digest = await place.write_snapshot("peers")
+    (event,) = await place.ask(build_load(digest))
+    assert isinstance(event, act.Loaded)
+    assert event.source == "peers"
+    assert len(place.trainer.loads) == 3
+
+
+async def test_a_damaged_source_is_passed_over(place: Place) -> None:
+    place.loader.own, digest = await place.write_snapshot("own but damaged")
+    place.trainer.failures["load"] = [TrainerError("the bytes of a tensor are damaged")]
+    place.loader.peers, _ = await place.write_snapshot("own but damaged")
+    (event,) = await place.ask(build_load(digest))
+    assert isinstance(event, act.Loaded)
+    assert len(place.trainer.loads) == 2
+
+
+async def test_where_nobody_has_the_weights_every_reason_is_said(place: Place) -> None:
+    place.loader.own, _ = await place.write_snapshot("own but other")
+    (event,) = await place.ask(build_load(build_hash("asked for")))
+    assert isinstance(event, act.LoadFailed)
+    assert "own but other: gives" in event.reason
+    assert "no peer has it" in event.reason
+
+
+async def test_without_the_configured_model_the_way_to_get_it_is_said(place: Place) -> None:
+    (event,) = await place.ask(build_load(None))
+    assert isinstance(event, act.LoadFailed)
+    assert "psyche model init" in event.reason
+
+
+async def test_a_trainer_that_crashes_while_loading_is_started_again_and_the_load_failed(place: Place) -> None:
+    place.loader.own, digest = await place.write_snapshot("own snapshot")
+    place.trainer.failures["load"] = [TrainerFailure(FailureKind.CRASHED, "gone")]
+    (event,) = await place.ask(build_load(digest))
+    assert isinstance(event, act.LoadFailed)
+    (event,) = await place.ask(build_load(digest))
+    assert isinstance(event, act.Loaded)
+    assert place.trainer.restarts == 1
+
+
+async def test_weights_of_the_configured_source_are_kept_as_a_snapshot_at_once(place: Place) -> None:
+    """S9: who lacks that source gets them here."""
+    place.loader.configured = Source(place.root, is_snapshot=False, name="configured source")
+    place.tasks.put(build_load(None))
+    with trio.fail_after(LIMIT_S):
+        while not any(isinstance(e, act.SnapshotWritten) for e in place.shell.events):
+            await place.shell.heard.wait()
+    loaded = next(e for e in place.shell.events if isinstance(e, act.Loaded))
+    written = next(e for e in place.shell.events if isinstance(e, act.SnapshotWritten))
+    assert written.digest == loaded.digest
+    assert (written.path / "snapshot.json").is_file()
+
+
+# --- P8
+
+
+async def test_final_weights_are_checked_wherever_they_come_from(place: Place) -> None:
+    """P8, S9: an own snapshot that gives other weights than its name says is not believed."""
+    place.loader.own, _ = await place.write_snapshot("own but other")
+    place.loader.peers, digest = await place.write_snapshot("peers")
+    (event,) = await place.ask(act.FetchSnapshot(digest))
+    assert event == act.SnapshotFetched(digest, ok=True)
+    assert place.loader.fetches == 1
+
+
+async def test_final_weights_that_nobody_has_are_said_to_be_missing(place: Place) -> None:
+    digest = build_hash("final")
+    (event,) = await place.ask(act.FetchSnapshot(digest))
+    assert event == act.SnapshotFetched(digest, ok=False)
+    place.loader.peers, _ = await place.write_snapshot("other")
+    (event,) = await place.ask(act.FetchSnapshot(digest))
+    assert event == act.SnapshotFetched(digest, ok=False)
+
+
+# --- S7
+
+
+def store_sets(place: Place, heights: int) -> None:
+    for height in range(heights):
+        entry = act.AppliedSet(
+            epoch=1, height=height, step=height + 1, lr=1e-3, lr_bits=height, run_update=height > 1, full_digest=True,
+            random_seed=height, applied=((0, build_hash(height)),), blobs=(b"b" * 32,),
+        )  # fmt: skip
+        place.replay.write(entry, (b"body %d" % height,))
+
+
+async def test_a_replay_gives_the_digests_of_every_height(place: Place) -> None:
+    """S7, S1."""
+    place.loader.own, digest = await place.write_snapshot("certified")
+    store_sets(place, 4)
+    place.shell.replay_written.set()
+    (event,) = await place.ask(act.Heal(1, digest, 3))
+    assert isinstance(event, act.Healed)
+    twin = DummyTrainer(weights=blake3_hash(b"certified"))
+    chain, digests = digest, {}
+    for height in range(4):
+        reply = await twin.apply(
+            ApplyRequest(height=height, lr=1e-3, payloads=(b"body %d" % height,), run_update=height > 1,
+                         full_digest=True, random_seed=height)
+        )  # fmt: skip
+        chain = compute_chain_digest(chain, 1, height, height + 1, height, ((0, build_hash(height)),))
+        digests[height] = compute_state_digest(chain, reply.weight_part)
+    assert (event.chain, event.digests, event.is_full) == (chain, digests, dict.fromkeys(range(4), True))
+    assert place.trainer.weights == twin.weights
+
+
+async def test_a_replay_waits_for_what_is_still_being_written(place: Place) -> None:
+    """S7: the newest set may be on its way to the disk."""
+    place.loader.own, digest = await place.write_snapshot("certified")
+    store_sets(place, 1)
+    place.tasks.put(act.Heal(1, digest, 1))
+    await trio.testing.wait_all_tasks_blocked()
+    assert place.shell.events == []
+    store_sets(place, 2)
+    place.shell.replay_written.set()
+    with trio.fail_after(LIMIT_S):
+        while not place.shell.events:
+            await place.shell.heard.wait()
+    assert isinstance(place.shell.events[0], act.Healed)
+
+
+@pytest.mark.parametrize("trouble", ["missing", "damaged", "wrong weights", "no weights", "crash"])
+async def test_a_replay_that_cannot_be_done_says_why(place: Place, trouble: str) -> None:
+    """S7."""
+    place.loader.own, digest = await place.write_snapshot("certified")
+    store_sets(place, 2 if trouble == "missing" else 3)
+    place.shell.replay_written.set()
+    reason = {"missing": "lacks the set of round 2", "damaged": "damaged", "wrong weights": "does not give",
+              "no weights": "no peer has it", "crash": "gone"}[trouble]  # fmt: skip
+    if trouble == "damaged":
+        sorted((place.root / "replay").rglob("*.set"))[1].write_bytes(b"noise")
+    if trouble == "wrong weights":
+        place.loader.own, _ = await place.write_snapshot("other")
+    if trouble == "no weights":
+        place.loader.own = None
+    if trouble == "crash":
+        place.trainer.failures["apply"] = [TrainerFailure(FailureKind.HUNG, "gone")]
+    (event,) = await place.ask(act.Heal(1, digest, 2))
+    assert isinstance(event, act.LoadFailed)
+    assert reason in event.reason
+    assert place.trainer.restarts == (trouble == "crash")
+
+
+# --- training
+
+
+async def test_a_training_that_waits_for_data_is_cut_and_holds_up_nothing(place: Place) -> None:
+    """A4, F22: a data server that is away must not keep this client from applying."""
+    place.tasks.put(build_train(3))
+    place.tasks.put(act.Apply(0, 4, 1e-3, (), run_update=False, full_digest=True, random_seed=1))
+    await trio.testing.wait_all_tasks_blocked()
+    assert place.shell.events == []
+    await place.tasks.cancel(act.CancelTrain(0, 3))
+    with trio.fail_after(LIMIT_S):
+        while len(place.shell.events) < 2:
+            await place.shell.heard.wait()
+    trained, applied = place.shell.events
+    assert isinstance(trained, act.Trained)
+    assert trained.reply.cancelled
+    assert isinstance(applied, act.Applied)
+    assert place.trainer.trained == 0
+
+
+async def test_a_training_that_was_cut_before_its_turn_is_never_begun(place: Place) -> None:
+    await place.tasks.cancel(act.CancelTrain(0, 3))
+    (event,) = await place.ask(build_train(3))
+    assert isinstance(event, act.Trained)
+    assert event.reply.cancelled
+    assert place.trainer.trained == 0
+
+
+@pytest.mark.parametrize("error", [DataError("the file is gone"), NetworkError("the server is away")])
+async def test_data_that_cannot_be_had_costs_the_batch_only(place: Place, error: Exception) -> None:
+    """F22."""
+    place.shell.data.set()
+    place.shell.data_error = error
+    (event,) = await place.ask(build_train())
+    assert event == act.TrainFailed(0, 0, f"data: {error}", trainer_lost=False)
+    place.shell.data_error = None
+    (event,) = await place.ask(build_train(1))
+    assert isinstance(event, act.Trained)
+    assert event.reply.payload
+
+
+# --- P6, F16
+
+
+async def test_a_snapshot_that_fails_is_said_and_costs_no_weights(place: Place) -> None:
+    """F16: training goes on."""
+    place.trainer.failures["snapshot resume"] = [TrainerError("no space left")]
+    snapshot = act.Snapshot(0, 5, 6, 60, build_hash("chain"), build_hash("digest"), ZERO32)
+    (event,) = await place.ask(snapshot)
+    assert isinstance(event, act.SnapshotWritten)
+    assert event.reply is None
+    (event,) = await place.ask(snapshot)
+    assert isinstance(event, act.SnapshotWritten)
+    assert event.reply is not None
+
+
+async def test_a_disk_that_fails_in_between_ends_no_client(place: Place) -> None:
+    """F16: errors of the system are answers too."""
+    place.trainer.failures["snapshot resume"] = [OSError(28, "No space left on device")]
+    (event,) = await place.ask(act.Snapshot(0, 5, 6, 60, ZERO32, build_hash("digest"), ZERO32))
+    assert isinstance(event, act.SnapshotWritten)
+    assert event.reply is None
+    place.shell.data.set()
+    (event,) = await place.ask(build_train())
+    assert isinstance(event, act.Trained)
+
+
+async def test_idle_is_when_everything_is_answered_also_what_was_dropped(place: Place) -> None:
+    """P8: the last export is waited for; what a lost trainer was still to do is not."""
+    place.trainer.failures["apply"] = [TrainerFailure(FailureKind.CRASHED, "gone")]
+    apply = act.Apply(0, 4, 1e-3, (), run_update=False, full_digest=True, random_seed=1)
+    place.tasks.put(apply)
+    place.tasks.put(apply)
+    place.tasks.put(act.Export(0, 5, build_hash("digest")))
+    with trio.fail_after(LIMIT_S):
+        await place.tasks.wait_idle()
+    place.tasks.put(act.Export(0, 6, build_hash("digest")))
+    with trio.fail_after(LIMIT_S):
+        await place.tasks.wait_idle()
+    assert [p.name for p in (place.root / "exports").iterdir()] == ["run-step6"]
+
+
+# --- exports
+
+
+def make_exports(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).mkdir(parents=True)
+        (root / name / "model.safetensors").write_bytes(b"weights")
+
+
+def test_only_the_newest_exports_of_this_run_are_kept(tmp_path: Path) -> None:
+    """By their step, not by their name: 9 comes before 10."""
+    make_exports(
+        tmp_path, "run-step9", "run-step10", "run-step100", "run-step2", "other-step1", "run-stepx", "run-2-step1"
+    )
+    remove_old_exports(tmp_path, "run", 2)
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "run-step10", "run-step100", "other-step1", "run-stepx", "run-2-step1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1])
+def test_the_newest_export_is_always_kept(tmp_path: Path, keep: int) -> None:
+    make_exports(tmp_path, "run-step1", "run-step2")
+    (tmp_path / "run-step3").write_bytes(b"a file is no export")
+    remove_old_exports(tmp_path, "run", keep)
+    assert {p.name for p in tmp_path.iterdir()} == {"run-step2", "run-step3"}
+
+
+async def test_an_export_replaces_older_ones(place: Place) -> None:
+    make_exports(place.root / "exports", *(f"run-step{n}" for n in (1, 2, 3)))
+    place.tasks.put(act.Export(0, 9, build_hash("digest")))
+    with trio.fail_after(LIMIT_S):
+        await place.tasks.wait_idle()
+    assert {p.name for p in (place.root / "exports").iterdir()} == {"run-step2", "run-step3", "run-step9"}
+    assert place.shell.events == [], "nobody waits for an export"

@@ -5,7 +5,7 @@
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
 STAMP="$VENV/.psyche-stamp"       # what is installed; written last
-UNFINISHED="$VENV/.psyche-unfinished" # an installation has begun and not ended
+UNFINISHED="$ROOT/.setup.unfinished" # an installation has begun and not ended; outside, for it must outlive the folder
 UV_VERSION="0.13.9"
 DOWNLOAD="3.3 GB"
 INSTALLED="6.0 GB"
@@ -90,25 +90,44 @@ check_disk() {
 }
 
 wanted_stamp() {
-  { cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml"; printf '%s\n' "$UV_VERSION" "$PYTHON"; "$PYTHON" -V; } | sha256sum | cut -d ' ' -f 1
+  {
+    cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml"
+    printf '%s\n' "$UV_VERSION"
+    "$PYTHON" -c 'import os, sys; print(sys.version, os.path.realpath(sys.base_prefix))'
+  } | sha256sum | cut -d ' ' -f 1
 }
 
+# Whether .venv is an environment of its own. One that was interrupted while it was made or removed may lead to the
+# machine's own Python, into which nothing must be installed.
+is_own_environment() {
+  [ -e "$VENV/pyvenv.cfg" ] && "$VENV/bin/python" - "$VENV" <<'END' 2>/dev/null
+import os, sys
+import pip
+here = os.path.realpath(sys.argv[1])
+is_own = os.path.realpath(sys.prefix) == here and os.path.realpath(pip.__file__).startswith(here + os.sep)
+sys.exit(sys.prefix == sys.base_prefix or not is_own)
+END
+}
+
+# What is there already is kept where it is whole: uv then installs only what has changed.
 make_venv() {
-  # A virtual environment that was never finished may hold half a package: start again, the cache makes it cheap.
-  if [ -e "$UNFINISHED" ] || ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
-    rm -rf "$VENV"
+  rm -rf "$VENV".old.*
+  if [ -e "$VENV" ] && { [ -e "$UNFINISHED" ] || ! is_own_environment || ! has_right_python; }; then
+    mv "$VENV" "$VENV.old.$$"
+    guarded rm -rf "$VENV.old.$$"
   fi
-  if [ -d "$VENV" ] && [ "$("$VENV/bin/python" -V)" != "$("$PYTHON" -V)" ]; then
-    rm -rf "$VENV"
-  fi
-  mkdir -p "$VENV"
   touch "$UNFINISHED"
-  [ -x "$VENV/bin/pip" ] || guarded "$PYTHON" -m venv "$VENV"
+  [ -e "$VENV" ] || guarded "$PYTHON" -m venv "$VENV"
+  is_own_environment || fail "$VENV could not be made into an environment of its own." "Remove it and run this again: rm -rf $VENV"
+}
+
+has_right_python() {
+  [ "$("$VENV/bin/python" -V)" = "$("$PYTHON" -V)" ]
 }
 
 install_packages() {
+  export PIP_REQUIRE_VIRTUALENV=1 UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}" UV_NO_PROGRESS=1
   local pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
-  export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}" UV_NO_PROGRESS=1
   # uv does not read pip's settings: pass a mirror on where the user has set one.
   local index
   index="$("$VENV/bin/python" -m pip config get global.index-url 2>/dev/null || true)"
@@ -124,6 +143,24 @@ install_packages() {
     fail "The installation failed; what went wrong stands above." \
       "Without a network nothing can be installed; behind a proxy set https_proxy, with an own certificate SSL_CERT_FILE." \
       "It is safe to run this again."
+}
+
+# Everything that the lock names is there, in that version.
+check_packages() {
+  "$VENV/bin/python" - "$ROOT/requirements.lock" <<'END' || fail "The installation is not whole (above)." "Run this again."
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+missing = []
+for line in open(sys.argv[1]):
+    name, _, wanted = line.strip().partition("==")
+    try:
+        if wanted and version(name) != wanted:
+            missing.append(f"{name} is {version(name)}, not {wanted}")
+    except PackageNotFoundError:
+        missing.append(f"{name} is missing")
+sys.exit("\n".join(missing) or None)
+END
 }
 
 set_up() {
@@ -148,6 +185,7 @@ set_up() {
     local started=$SECONDS
     make_venv
     install_packages
+    check_packages
     printf '%s\n' "$stamp" >"$STAMP.part"
     mv "$STAMP.part" "$STAMP"
     rm -f "$UNFINISHED"

@@ -1,0 +1,90 @@
+"""The set-up touches its own environment alone, and says what is missing in one command."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bash(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    whole = f"set -euo pipefail\nsource {ROOT}/scripts/setup.sh\n{script}"
+    env = {"PATH": "/usr/bin:/bin", "PSYCHE_PYTHON": sys.executable} | environment
+    return subprocess.run(["/bin/bash", "-c", whole], capture_output=True, text=True, check=False, env=env)
+
+
+def is_own(folder: Path) -> bool:
+    return bash(f"VENV={folder}\nis_own_environment").returncode == 0
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="the tests run outside a virtual environment")
+def test_an_environment_of_its_own_is_recognised() -> None:
+    assert is_own(Path(sys.prefix))
+
+
+def test_what_an_interruption_leaves_is_no_environment(tmp_path: Path) -> None:
+    assert not is_own(tmp_path / "missing")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    assert not is_own(tmp_path)  # this python would install into the machine's own
+    (tmp_path / "pyvenv.cfg").write_text("")
+    assert not is_own(tmp_path)
+
+
+def test_a_missing_package_is_brought_by_one_command() -> None:
+    done = bash(
+        'PYTHON=/bin/false\nuname() { if [ "$1" = -s ]; then echo Linux; else echo riscv64; fi; }\ncheck_machine'
+    )
+    assert done.returncode == 1
+    assert "sudo apt-get install -y python3-venv" in done.stderr
+    assert "python3-dev" in done.stderr
+
+
+def test_another_system_is_refused() -> None:
+    done = bash("uname() { echo Darwin; }\ncheck_machine")
+    assert done.returncode == 1
+    assert "Psyche runs on Linux; this is Darwin" in done.stderr
+
+
+def test_too_little_disk_is_said_with_the_amounts() -> None:
+    done = bash("df() { printf 'head\\n/dev/x 1 1 500 1%% /\\n'; }\ncheck_disk")
+    assert done.returncode == 1
+    assert "500 MB free" in done.stderr
+
+
+def test_without_a_usable_python_the_versions_are_named() -> None:
+    done = bash("command() { return 1; }\nfind_python")
+    assert done.returncode == 1
+    assert "Python 3.11, 3.12 or 3.13 is needed" in done.stderr
+
+
+def test_the_stamp_does_not_depend_on_how_python_is_called(tmp_path: Path) -> None:
+    link = tmp_path / "python"
+    link.symlink_to(Path(sys.executable).resolve())
+    stamps = {bash(f"PYTHON={path}\nwanted_stamp").stdout for path in (Path(sys.executable).resolve(), link)}
+    assert len(stamps) == 1
+    assert "" not in stamps
+
+
+def test_a_signal_takes_along_what_was_started() -> None:
+    done = bash("(sleep 0.3; kill -INT $$) &\nguarded bash -c 'sleep 60 & sleep 60'\necho not reached")
+    assert done.returncode == 130
+    assert "Nothing is left running" in done.stdout
+    assert "not reached" not in done.stdout
+
+
+@pytest.mark.parametrize("script", ["demo", "test", "setup.sh"])
+def test_the_scripts_are_proper_bash(script: str) -> None:
+    done = subprocess.run(
+        ["/bin/bash", "-n", str(ROOT / "scripts" / script)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_demo_explains_itself_before_it_sets_up_anything() -> None:
+    done = subprocess.run(
+        ["/bin/bash", str(ROOT / "scripts" / "demo"), "--help"], capture_output=True, text=True, check=True
+    )
+    assert all(flag in done.stdout for flag in ("--clients", "--minutes", "--kill", "--keep", "--clean"))

@@ -1,0 +1,144 @@
+"""What `psyche client train` is put together from: key, lock, data, payload check (R4, I9)."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import trio
+
+from psyche.client.app import LazyData, PayloadCheck, load_identity, lock_data_dir
+from psyche.client.settings import ClientSettings
+from psyche.core.plan import compute_plan, encode_plan, get_payload_bytes
+from psyche.core.state import Coordinator, DataLocation, DataLocationKind
+from psyche.errors import ConfigError, PsycheError, WireError
+from psyche.testing.builders import build_model
+from psyche.wire.crypto import Identity
+
+PLAN = compute_plan({"w": (64, 64)}, chunk=64, topk=8, one_bit=True)
+SECRET = bytes(range(32))
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClientSettings:
+    monkeypatch.delenv("RAW_IDENTITY_SECRET_KEY", raising=False)
+    return ClientSettings(run_id="run", server_host="", server_port=0, data_dir=tmp_path / "data", local_root=tmp_path)
+
+
+# --- the key
+
+
+def test_a_key_is_made_once_and_readable_by_its_owner_alone(settings: ClientSettings) -> None:
+    first = load_identity(settings)
+    assert load_identity(settings).public == first.public
+    assert stat.S_IMODE((settings.data_dir / "identity.key").stat().st_mode) == 0o600
+
+
+def test_a_key_file_is_taken_where_one_is_named(settings: ClientSettings, tmp_path: Path) -> None:
+    settings.identity_path = tmp_path / "my.key"
+    Identity(SECRET).save(settings.identity_path)
+    assert load_identity(settings).seed == SECRET
+    assert not (settings.data_dir / "identity.key").exists()
+
+
+def test_a_named_key_file_that_is_missing_is_an_error_and_no_new_key(settings: ClientSettings, tmp_path: Path) -> None:
+    settings.identity_path = tmp_path / "missing.key"
+    with pytest.raises(ConfigError, match=r"missing\.key"):
+        load_identity(settings)
+
+
+def test_a_key_from_the_environment_is_taken(settings: ClientSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAW_IDENTITY_SECRET_KEY", SECRET.hex())
+    assert load_identity(settings).seed == SECRET
+
+
+@pytest.mark.parametrize("text", ["not hex", "00" * 31, "00" * 33])
+def test_a_key_from_the_environment_that_is_none_is_an_error(
+    settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("RAW_IDENTITY_SECRET_KEY", text)
+    with pytest.raises(ConfigError):
+        load_identity(settings)
+
+
+def test_two_sources_of_a_key_are_an_error(
+    settings: ClientSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.identity_path = tmp_path / "my.key"
+    monkeypatch.setenv("RAW_IDENTITY_SECRET_KEY", SECRET.hex())
+    with pytest.raises(ConfigError, match="not both"):
+        load_identity(settings)
+
+
+# --- the lock
+
+
+def test_a_data_folder_belongs_to_one_client_at_a_time(tmp_path: Path) -> None:
+    """M9: two processes with one key would sign two results of one round."""
+    folder = tmp_path / "data"
+    handle = lock_data_dir(folder)
+    with pytest.raises(ConfigError, match="another client is using it"):
+        lock_data_dir(folder)
+    os.close(handle)
+    os.close(lock_data_dir(folder))
+
+
+# --- R4
+
+
+def test_nothing_is_checked_before_the_plan_is_known() -> None:
+    with pytest.raises(WireError, match="plan is not known"):
+        PayloadCheck()(b"anything")
+
+
+def test_a_body_is_checked_against_the_plan_of_the_loaded_model() -> None:
+    """R4: length first, then ranges."""
+    check = PayloadCheck()
+    check.set_plan(encode_plan(PLAN))
+    size = get_payload_bytes(PLAN)
+    for body in (b"", bytes(size + 1), b"\xff" * size):
+        with pytest.raises(WireError):
+            check(body)
+
+
+# --- data
+
+
+async def test_data_is_opened_when_the_first_batch_is_asked_for(settings: ClientSettings) -> None:
+    state = Coordinator(model=build_model(data_location=DataLocation(DataLocationKind.DUMMY)))
+    data = LazyData(lambda: state, Identity(SECRET), settings)
+    data.vocab_size = 100
+    first = await data.get(0, 1)
+    assert len(first) == 2 * state.model.max_seq_len * 4
+    assert await data.get(0, 1) == first
+    await data.aclose()
+
+
+async def test_data_that_cannot_be_opened_is_an_error_each_time_it_is_asked_for(settings: ClientSettings) -> None:
+    """F22: whoever copies the data there in the meantime is served."""
+    location = DataLocation(DataLocationKind.LOCAL, address="missing")
+    state = Coordinator(model=build_model(data_location=location))
+    data = LazyData(lambda: state, Identity(SECRET), settings)
+    for _ in range(2):
+        with pytest.raises(PsycheError, match="missing"):
+            await data.get(0, 1)
+    await data.aclose()
+
+
+async def test_two_batches_asked_for_at_once_open_the_data_once(
+    settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = Coordinator(model=build_model(data_location=DataLocation(DataLocationKind.DUMMY)))
+    data = LazyData(lambda: state, Identity(SECRET), settings)
+    opened: list[int] = []
+    really_open = data._open
+
+    def count() -> object:
+        opened.append(1)
+        return really_open()
+
+    monkeypatch.setattr(data, "_open", count)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(data.get, 0, 1)
+        nursery.start_soon(data.get, 2, 3)
+    assert opened == [1]

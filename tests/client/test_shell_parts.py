@@ -1,0 +1,422 @@
+"""The shell around the engine, action by action: what fails is an event, never the client's death (F16, F26, P8)."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from psyche.client import actions as act
+from psyche.client.engine import RoundEngine
+from psyche.client.settings import ClientSettings
+from psyche.client.shell import Parts, Shell
+from psyche.core.errors import DigestMismatch, WrongRound
+from psyche.core.state import Coordinator
+from psyche.errors import BackendError, DataError, NetworkError, WireError
+from psyche.testing.builders import build_hash
+from psyche.testing.dummy_trainer import DummyTrainer
+from psyche.wire.crypto import Identity, blob_id_of
+from psyche.wire.ports import AddressRecord, NetworkStatistics, SyncReply, SyncRequest
+
+LIMIT_S = 1_000
+BODY = b"a payload"
+BLOB = blob_id_of(BODY)
+KEYS = [build_hash("peer", number) for number in range(9)]
+
+
+class SilentEngine(RoundEngine):
+    """Asks for nothing by itself; remembers what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(Identity(build_hash("identity")))
+        self.events: list[act.Event] = []
+        self.heard: list[bytes] = []
+
+    def on_event(self, event: act.Event, now: float) -> list[act.Action]:
+        self.events.append(event)
+        return []
+
+    def on_gossip(self, raw: bytes, now: float) -> list[act.Action]:
+        self.heard.append(raw)
+        return []
+
+    def on_tick(self, now: float) -> list[act.Action]:
+        return []
+
+
+@dataclass
+class FakeBackend:
+    """Refuses what it is told to refuse."""
+
+    refuse: Exception | None = None
+    sent: list[tuple[str, Any]] = field(default_factory=list)
+    answer_s: float = 0.0
+    given_up: trio.Event = field(default_factory=trio.Event)
+
+    async def states(self) -> AsyncIterator[Coordinator]:
+        await self.given_up.wait()
+        raise BackendError("the server refuses this key")
+        yield Coordinator()  # pragma: no cover
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*arguments: Any) -> None:
+            self.sent.append((name, arguments))
+            await trio.sleep(self.answer_s)
+            if self.refuse is not None:
+                raise self.refuse
+
+        return call
+
+    def address_book(self) -> Sequence[AddressRecord]:
+        return ()
+
+
+@dataclass
+class FakeNetwork:
+    """Delivers or fails as told."""
+
+    fail: Exception | None = None
+    provide_s: float = 0.0
+    published: list[bytes] = field(default_factory=list)
+    asked: list[tuple[bytes, SyncRequest]] = field(default_factory=list)
+    reply: SyncReply = field(default_factory=lambda: SyncReply(True, (b"one", b"two")))
+
+    def set_sync_handler(self, _handler: object) -> None:
+        pass
+
+    def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
+        self._send, receive = trio.open_memory_channel[tuple[bytes, bytes]](1)
+        return receive
+
+    def address_record(self) -> str:
+        return "record"
+
+    def expire(self, epoch: int, height: int) -> None:
+        pass
+
+    def connected(self) -> frozenset[bytes]:
+        return frozenset(KEYS)
+
+    def statistics(self) -> NetworkStatistics:
+        return NetworkStatistics()
+
+    async def publish(self, raw: bytes) -> None:
+        self.published.append(raw)
+
+    async def provide(self, data: bytes, *, expires: object) -> bytes:
+        await trio.sleep(self.provide_s)
+        return blob_id_of(data)
+
+    async def fetch(self, _blob_id: bytes, _sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
+        if self.fail is not None:
+            raise self.fail
+        return BODY
+
+    async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
+        self.asked.append((peer, request))
+        if self.fail is not None:
+            raise self.fail
+        return self.reply
+
+
+@dataclass
+class FakeData:
+    """Gives tokens, or fails as told."""
+
+    fail: Exception | None = None
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
+        self.asked.append((epoch, height))
+        if self.fail is not None:
+            raise self.fail
+        return bytes(4 * (end - start + 1))
+
+
+@dataclass
+class Log:
+    """What was said."""
+
+    kinds: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+
+    def emit(self, kind: str, **fields: object) -> None:
+        self.kinds.append((kind, fields))
+
+    def get(self, kind: str) -> list[dict[str, object]]:
+        return [fields for known, fields in self.kinds if known == kind]
+
+
+@dataclass
+class Place:
+    """A running shell and its surroundings."""
+
+    root: Path
+    engine: SilentEngine = field(default_factory=SilentEngine)
+    backend: FakeBackend = field(default_factory=FakeBackend)
+    network: FakeNetwork = field(default_factory=FakeNetwork)
+    data: FakeData = field(default_factory=FakeData)
+    log: Log = field(default_factory=Log)
+    check: Callable[[bytes], None] = lambda _body: None
+    code: int | None = None
+
+    def __post_init__(self) -> None:
+        parts = Parts(
+            engine=self.engine, backend=self.backend, network=self.network, trainer=DummyTrainer(), data=self.data,  # type: ignore[arg-type]
+            log=self.log, unix_now=lambda: 1_000_000.0, check_payload=self.call_check,
+        )  # fmt: skip
+        self.settings = ClientSettings(run_id="run", server_host="", server_port=0, data_dir=self.root)
+        self.shell = Shell(parts, self.settings)
+
+    def call_check(self, body: bytes) -> None:
+        self.check(body)
+
+    async def run(self) -> None:
+        self.code = await self.shell.run()
+
+    async def do(self, *actions: act.Action) -> list[act.Event]:
+        """Execute actions; the events that came of them once everything is at rest."""
+        before = len(self.engine.events)
+        self.shell._execute(list(actions))
+        await trio.sleep(1.0)
+        return self.engine.events[before:]
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock(autojump_threshold=0.02)
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    place = Place(tmp_path)
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(place.run)
+            await trio.testing.wait_all_tasks_blocked()
+            yield place
+            nursery.cancel_scope.cancel()
+
+
+def build_fetch(height: int = 2, commitment: bytes = b"c" * 32) -> act.FetchPayload:
+    return act.FetchPayload(0, height, 1, commitment, BLOB, len(BODY), (KEYS[1],), 1e9)
+
+
+def build_entry(height: int = 3) -> act.AppliedSet:
+    return act.AppliedSet(
+        epoch=0, height=height, step=4, lr=1e-3, lr_bits=1, run_update=True, full_digest=True, random_seed=1,
+        applied=((0, b"c" * 32),), blobs=(BLOB,),
+    )  # fmt: skip
+
+
+# --- payloads
+
+
+async def test_a_payload_that_came_is_checked_and_kept(clock: MockClock, place: Place) -> None:
+    """R4."""
+    assert await place.do(build_fetch()) == [act.PayloadArrived(b"c" * 32)]
+    assert place.shell.get_bodies((BLOB,)) == (BODY,)
+    assert place.log.get("payload_received")[0]["bytes"] == len(BODY)
+
+
+async def test_a_payload_that_did_not_come_is_asked_for_again_and_one_that_breaks_a_rule_is_not(
+    clock: MockClock, place: Place
+) -> None:
+    place.network.fail = NetworkError("no source delivered it")
+    (event,) = await place.do(build_fetch())
+    assert event == act.PayloadFailed(b"c" * 32, "no source delivered it", refused=False)
+    place.network.fail = None
+
+    def refuse(_body: bytes) -> None:
+        raise WireError("payload: group 0: index out of range")
+
+    place.check = refuse
+    (event,) = await place.do(build_fetch())
+    assert event == act.PayloadFailed(b"c" * 32, "payload: group 0: index out of range", refused=True)
+    assert place.shell.get_bodies((BLOB,)) is None
+
+
+async def test_the_own_body_can_be_applied_before_it_is_offered(clock: MockClock, place: Place) -> None:
+    """A lone member's round may close before its blob store has hashed the body."""
+    place.network.provide_s = 0.5
+    place.shell._execute([act.Announce(b"signed", BODY, BLOB, 0, 0)])
+    assert place.shell.get_bodies((BLOB,)) == (BODY,)
+    assert place.network.published == []
+    await trio.sleep(1.0)
+    assert place.network.published == [b"signed"], "announced only once it can be fetched"
+
+
+async def test_equal_bodies_of_two_rounds_stay_as_long_as_the_later_one_needs_them(
+    clock: MockClock, place: Place
+) -> None:
+    """B3: who copies a payload of an earlier round takes it away from nobody."""
+    await place.do(build_fetch(height=6), build_fetch(height=5))
+    await place.do(act.Expire(0, 6))
+    assert place.shell.get_bodies((BLOB,)) == (BODY,)
+    await place.do(act.Expire(0, 7))
+    assert place.shell.get_bodies((BLOB,)) is None
+
+
+async def test_bodies_of_an_earlier_epoch_go_whatever_their_height(clock: MockClock, place: Place) -> None:
+    await place.do(build_fetch(height=900))
+    await place.do(act.Expire(1, 0))
+    assert place.shell.get_bodies((BLOB,)) is None
+
+
+# --- F16: disks and quotas
+
+
+async def test_a_disk_that_is_full_is_an_event(clock: MockClock, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F16."""
+
+    def fail(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(place.shell._replay, "write", fail)
+    await place.do(build_fetch(), act.StoreReplay(build_entry()))
+    await place.do(act.StoreReplay(build_entry()))
+    assert any("No space left" in str(f["message"]) for f in place.log.get("error"))
+    assert place.code is None, "it goes on"
+    with trio.fail_after(5):
+        await place.shell.wait_for_replay()
+
+
+async def test_a_set_is_in_the_replay_store_once_waiting_for_it_is_over(clock: MockClock, place: Place) -> None:
+    """S7."""
+    await place.do(build_fetch())
+    place.shell._execute([act.StoreReplay(build_entry(3)), act.Expire(0, 50)])
+    await place.shell.wait_for_replay()
+    stored = place.shell._replay.read(0, 3)
+    assert stored is not None
+    assert stored.bodies == (BODY,), "taken when it was asked for, although its round is over since"
+
+
+async def test_evidence_is_a_file_for_whoever_wants_to_judge(clock: MockClock, place: Place) -> None:
+    """Section 9, last table."""
+    await place.do(act.Log("evidence", {"digests": {3: b"\1" * 32}, "reason": "replay contradicts"}))
+    (path,) = place.root.glob("evidence-epoch-*.json")
+    assert "01" * 32 in path.read_text()
+
+
+# --- data
+
+
+async def test_data_is_fetched_ahead_and_handed_over_once(clock: MockClock, place: Place) -> None:
+    await place.do(act.FetchData(0, 4, 0, 1))
+    assert await place.shell.take_data(0, 4, 0, 1) == bytes(8)
+    assert place.data.asked == [(0, 4)]
+    assert await place.shell.take_data(0, 4, 0, 1) == bytes(8)
+    assert place.data.asked == [(0, 4), (0, 4)]
+
+
+@pytest.mark.parametrize("error", [DataError("gone"), NetworkError("away"), OSError(5, "Input/output error")])
+async def test_data_that_cannot_be_had_is_said_when_it_is_needed(
+    clock: MockClock, place: Place, error: Exception
+) -> None:
+    """F22: never trains on nothing."""
+    place.data.fail = error
+    await place.do(act.FetchData(0, 4, 0, 1))
+    with pytest.raises((DataError, NetworkError)):
+        await place.shell.take_data(0, 4, 0, 1)
+
+
+# --- messages to the coordinator
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(WrongRound("round 3 is over"), "too_late"), (DigestMismatch("other weights"), "refused_by_coordinator"),
+     (BackendError("given up"), "error")],
+)  # fmt: skip
+async def test_what_the_coordinator_refuses_is_an_event(
+    clock: MockClock, place: Place, error: Exception, kind: str
+) -> None:
+    """T7: others were faster."""
+    place.backend.refuse = error
+    await place.do(act.SendWarmupWitness(0, 1, b"d" * 32))
+    assert len(place.log.get(kind)) == 1
+    assert place.code is None
+
+
+async def test_a_backend_that_gives_up_ends_the_client_with_an_error(clock: MockClock, place: Place) -> None:
+    place.backend.given_up.set()
+    await trio.sleep(5.0)
+    assert place.code == 1
+    assert any("refuses this key" in str(f["reason"]) for f in place.log.get("left"))
+
+
+# --- peers
+
+
+async def test_peers_are_asked_for_announcements_and_what_they_say_is_heard(clock: MockClock, place: Place) -> None:
+    await place.do(act.AskAnnouncements(0, 3, 0b0101))
+    assert len(place.network.asked) == 4
+    assert {request.have for _, request in place.network.asked} == {0b0101}
+    assert sorted(place.engine.heard) == [b"one"] * 4 + [b"two"] * 4
+
+
+async def test_asking_for_the_same_again_asks_other_peers_too(clock: MockClock, place: Place) -> None:
+    """B15: four peers that know nothing are not all there is."""
+    place.network.reply = SyncReply(found=False)
+    for _ in range(12):
+        await place.do(act.AskAnnouncements(0, 3, 0b0101))
+    assert {peer for peer, _ in place.network.asked} == set(KEYS)
+
+
+async def test_a_witness_that_does_not_answer_is_an_answer(clock: MockClock, place: Place) -> None:
+    """C1: so that others are asked."""
+    place.network.fail = NetworkError("not connected")
+    (event,) = await place.do(act.AskTable(0, 3, 1, KEYS[1], b"r" * 32))
+    assert event == act.TableArrived(0, 3, 1, b"r" * 32, None)
+    place.network.fail = None
+    (event,) = await place.do(act.AskTable(0, 3, 1, KEYS[1], b"r" * 32))
+    assert event == act.TableArrived(0, 3, 1, b"r" * 32, (b"one", b"two"))
+
+
+# --- leaving
+
+
+async def test_stopping_ends_with_code_0_once_the_withdrawal_is_answered(clock: MockClock, place: Place) -> None:
+    """F26."""
+    place.backend.answer_s = 1.0
+    place.shell._execute([act.Withdraw(0, 1, "stopped"), act.Exit(0, "stopped")])
+    await trio.sleep(5.0)
+    assert place.code == 0
+    assert place.backend.sent == [("withdraw", (0, 1))]
+    assert place.log.get("withdrew")
+
+
+async def test_a_server_that_does_not_answer_keeps_nobody_from_leaving(clock: MockClock, place: Place) -> None:
+    """F26: within five seconds."""
+    place.backend.answer_s = 1_000.0
+    place.shell._execute([act.Withdraw(0, 1, "stopped"), act.Exit(0, "stopped")])
+    await trio.sleep(3.0)
+    assert place.code == 0
+
+
+async def test_the_final_weights_are_served_for_as_long_as_was_said(clock: MockClock, place: Place) -> None:
+    """P8."""
+    place.shell._execute([act.Exit(0, "the run is finished", serve_s=30.0)])
+    await trio.sleep(29.0)
+    assert place.code is None
+    await trio.sleep(2.0)
+    assert place.code == 0
+    assert place.log.get("serving") == [{"seconds": 30.0}]
+
+
+async def test_stopping_while_serving_ends_at_once_and_well(clock: MockClock, place: Place) -> None:
+    """F26, P8: code 0, for the run is finished."""
+    place.shell._execute([act.Exit(0, "the run is finished", serve_s=3_000.0)])
+    await trio.sleep(1.0)
+    place.shell._execute([act.Exit(0, "stopped by SIGINT")])
+    await trio.sleep(1.0)
+    assert place.code == 0
+
+
+async def test_waits_are_logged_in_the_time_of_people(clock: MockClock, place: Place) -> None:
+    place.shell._execute([act.Log("wait_started", {"what": "something", "until": trio.current_time() + 60.0})])
+    (wait,) = place.log.get("wait_started")
+    assert wait["until"] == pytest.approx(1_000_060.0, abs=1e-3)

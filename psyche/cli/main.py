@@ -10,6 +10,9 @@ def main() -> None:
     if sys.argv[1:] in (["--version"], ["-V"]):
         sys.stdout.write(f"psyche {__version__}\n")
         return
-    from psyche.cli.app import app
+    try:
+        from psyche.cli.app import app
 
-    app(prog_name="psyche")
+        app(prog_name="psyche")
+    except KeyboardInterrupt:  # while the commands were loaded
+        sys.exit(130)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from psyche import __version__
 from psyche.cli.app import app
+from psyche.cli.main import main
 
 HEAVY = ("torch", "transformers", "libp2p", "trio", "pydantic", "numpy", "structlog", "matplotlib", "cryptography")
 
@@ -101,3 +102,14 @@ def test_an_unknown_option_is_named() -> None:
     result = run("client", "train", "--colour", "red")
     assert result.exit_code == 2
     assert "--colour" in result.output
+
+
+def test_ctrl_c_while_the_commands_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("psyche.cli.app.app", interrupt)
+    monkeypatch.setattr(sys, "argv", ["psyche", "doctor"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 130

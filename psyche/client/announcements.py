@@ -1,5 +1,7 @@
 """Gossip in: who was heard, which results are believed and fetched, who equivocates (R2, R3, R7)."""
 
+from collections.abc import Iterator
+
 from psyche.client.actions import FetchPayload, PayloadArrived, PayloadFailed, SendEquivocation
 from psyche.client.checks import Expected, Verdict, judge_result
 from psyche.client.context import Context
@@ -30,10 +32,12 @@ class Announcements:
     def __init__(self, context: Context) -> None:
         self._x = context
         self._early: dict[int, list[bytes]] = {}  # by member: messages of a round that this client has not seen yet
+        self._failed: dict[tuple[int, int, bytes], KnownResult] = {}  # height, member, commitment: to be fetched again
         self.refused = 0
 
     def clear(self) -> None:
         """Another epoch."""
+        self._failed.clear()
         self._early.clear()
 
     def on_gossip(self, raw: bytes, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
@@ -223,39 +227,47 @@ class Announcements:
     def on_payload(self, event: PayloadArrived | PayloadFailed, now: float) -> None:
         """A body came, or did not."""
         for record in self._x.book.all():
-            result = record.find(event.commitment)
-            if result is None or result.status is PayloadStatus.HELD:
-                continue
-            if isinstance(event, PayloadArrived):
-                result.status, result.held_at = PayloadStatus.HELD, now
-            elif event.refused:
-                result.status = PayloadStatus.REFUSED
-                self._refuse("payload", event.reason, height=record.height)
+            for member, known in record.results.items():
+                result = known.get(event.commitment)
+                if result is not None and result.status is not PayloadStatus.HELD:
+                    self._note_payload(result, record, member, event, now)
+
+    def _note_payload(
+        self, result: KnownResult, record: RoundRecord, member: int, event: PayloadArrived | PayloadFailed, now: float
+    ) -> None:
+        if isinstance(event, PayloadArrived):
+            result.status, result.held_at = PayloadStatus.HELD, now
+        elif event.refused:
+            result.status = PayloadStatus.REFUSED
+            self._refuse("payload", event.reason, height=record.height)
+        else:
+            result.status = PayloadStatus.ANNOUNCED
+            result.retry_at = now + min(RETRY_S * 2 ** min(result.attempts - 1, 16), MAX_RETRY_S)
+            self._failed[record.height, member, result.commitment] = result
+
+    def _iter_failed(self) -> Iterator[tuple[RoundRecord, int, KnownResult]]:
+        """Results whose body did not come, of rounds that still matter."""
+        for (height, member, commitment), result in list(self._failed.items()):
+            record = self._x.book.get(height)
+            if record is None or result.status is not PayloadStatus.ANNOUNCED:
+                del self._failed[height, member, commitment]
             else:
-                result.status = PayloadStatus.ANNOUNCED
-                result.retry_at = now + min(RETRY_S * 2 ** (result.attempts - 1), MAX_RETRY_S)
+                yield record, member, result
 
     def retry(self, now: float) -> None:
         """Ask again for what did not come; a payload decided upon is never given up (C6)."""
-        for record in self._x.book.all():
-            for member, known in record.results.items():
-                for result in known.values():
-                    if result.status is PayloadStatus.ANNOUNCED and now >= result.retry_at:
-                        self._fetch(result, record, member, now)
+        for record, member, result in self._iter_failed():
+            if now >= result.retry_at:
+                self._fetch(result, record, member, now)
 
     def retry_soon(self, now: float) -> None:
         """A new round began: whatever is still lacking is worth another try at once."""
-        for record in self._x.book.all():
-            for result in record.iter_results():
-                result.retry_at = min(result.retry_at, now)
+        for _, _, result in self._iter_failed():
+            result.retry_at = min(result.retry_at, now)
 
     def get_next_retry(self) -> float | None:
         """When `retry` next has something to do."""
-        waiting = (
-            r.retry_at for record in self._x.book.all() for r in record.iter_results()
-            if r.status is PayloadStatus.ANNOUNCED
-        )  # fmt: skip
-        return min(waiting, default=None)
+        return min((result.retry_at for _, _, result in self._iter_failed()), default=None)
 
     def _refuse(self, what: str, reason: str, **fields: object) -> None:
         self.refused += 1

@@ -81,6 +81,7 @@ class Duty:
         record = x.current
         if record is not None and x.member is not None and self._is_in(record):
             self._ask_data(record)
+        x.end_wait("work", "round over")
         x.end_wait("finished", "round over")
         x.end_wait("witness", "round over")
         self._accuse(x.state)
@@ -120,11 +121,25 @@ class Duty:
         self._start_training(record)
         self._settle_work(record)
         self._take_snapshot(record)
-        waiting = compute_waiting(x.state, record, attested)
-        if self._send_finished(record, attested, waiting, now):
+        self._waiting = None
+        if self._may_report(record):
             waiting = compute_waiting(x.state, record, attested)
-        self._send_witness(record, attested, waiting, now)
-        self._waiting = waiting
+            if self._send_finished(record, attested, waiting, now):
+                waiting = compute_waiting(x.state, record, attested)
+            self._send_witness(record, attested, waiting, now)
+            self._waiting = waiting
+
+    def _may_report(self, record: RoundRecord) -> bool:
+        """Whether the others' progress matters now: not before the own work is done, nor after all is said."""
+        x = self.context
+        done = self.own.finished_sent and (self.own.witness_sent or x.member not in record.witnesses)
+        if done:
+            return False
+        if self.own.work_done or x.state.run_state is RunState.ROUND_WITNESS:
+            x.end_wait("work", "done" if self.own.work_done else "time is up")
+            return True
+        x.wait("work", f"the own work of round {record.height}", self._round_end(record), "report without")
+        return False
 
     def _is_in(self, record: RoundRecord) -> bool:
         return self.context.member is not None and bool(record.members >> self.context.member & 1)

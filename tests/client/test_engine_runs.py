@@ -154,7 +154,7 @@ def test_a_client_with_wrong_weights_stops_heals_and_goes_on() -> None:
 
 @pytest.mark.parametrize("moment", range(20))
 def test_a_client_killed_right_after_announcing_never_signs_a_second_header(moment: int) -> None:
-    world = make_world(3, total_steps=25, rounds_per_epoch=6)
+    world = make_world(3, total_steps=13, rounds_per_epoch=6)
     victim = world.nodes[moment % 3]
     world.run_until(lambda: len(victim.signed) == 1 + moment // 2)
     victim.kill()

@@ -1,0 +1,52 @@
+"""One tiny model for all runs here, and folders that are kept only of a run that failed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from e2e_kit import write_model, write_run
+
+from psyche.modeling.trainer_process import HOST_VARIABLE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """What trains in this process shares its cores with others."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _trainer_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One process imports torch for all trainers of all clients; until it answers, clients start their own."""
+    path = tmp_path_factory.mktemp("host") / "trainers"
+    command = [sys.executable, "-m", "psyche.modeling.trainer_host", "--socket", str(path)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOST_VARIABLE, str(path))
+        host = subprocess.Popen([*command, "--parent", str(os.getpid())])
+        yield
+        host.kill()
+        host.wait()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder of about 25,000 parameters with a tokenizer."""
+    return write_model(tmp_path_factory.mktemp("tiny") / "made")
+
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def make_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
+    """Writes a configuration; keywords replace what the kit's says."""
+
+    def make(**changes: object) -> Path:
+        return write_run(tmp_path_factory.mktemp("run") / "config", tiny_model, **changes)
+
+    return make

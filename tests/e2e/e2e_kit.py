@@ -1,0 +1,501 @@
+"""Real runs for tests: a server and clients as processes, driven and watched through their event logs.
+
+    async with open_cluster(folder, config) as cluster:
+        await cluster.start(clients=3)
+        await cluster.until_round(epoch=1, height=1)
+        cluster.kill("server")
+
+What a test asserts is read from events, never from a clock. Every wait ends at a deadline that only a
+broken run reaches, with the last events of each node in its message. Whatever ends the block, no
+process stays behind.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+from uuid import uuid4
+
+import trio
+
+from psyche.telemetry.events import Event, EventTail
+from psyche.testnet.ports import choose_port
+from psyche.testnet.process import Child, describe_exit
+
+T = TypeVar("T")
+
+DEADLINE_S: Final = 300.0  # of one wait: seconds on a quiet machine, minutes on one with ten times the work it can do
+POLL_S: Final = 0.05
+GONE_S: Final = 10.0  # for the kernel to end the children of a process that is dead
+SHOWN_EVENTS: Final = 14
+SHOWN_LINES: Final = 6
+MARK: Final = "PSYCHE_E2E"  # in the environment of every process of a test, and of all it starts
+QUIET: Final = frozenset({"network", "payload_received", "model_fetch"})  # say nothing in a failure's message
+
+MODEL: Final = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+
+CONFIG: Final = {
+    "warmup_time": 120,
+    "cooldown_time": 1,
+    "waiting_for_members_extra_time": 1,
+    "max_round_train_time": 60,
+    "round_witness_time": 10,
+    "rounds_per_epoch": 6,
+    "total_steps": 13,
+    "init_min_clients": 3,
+    "min_clients": 1,
+    "witness_nodes": 0,
+    "verification_percent": 0,
+    "global_batch_size_start": 12,
+    "global_batch_size_end": 12,
+    "global_batch_size_warmup_tokens": 0,
+    "overlap": True,
+}
+
+RUN: Final = """
+run_id = "e2e"
+
+[config]
+{config}
+
+[model.LLM]
+architecture = "HfLlama"
+data_type = "Pretraining"
+max_seq_len = 32
+
+[model.LLM.checkpoint.Local]
+path = "model"
+
+[model.LLM.data_location]
+Server = "{data_server}"
+
+[model.LLM.lr_schedule.Constant]
+base_lr = 1.0e-3
+warmup_steps = 0
+warmup_init_lr = 0.0
+
+[model.LLM.optimizer.Distro]
+clip_grad_norm = 1.0
+compression_decay = 0.95
+compression_chunk = 16
+compression_topk = 16
+quantize_1bit = true
+"""
+
+DATA: Final = """
+dir = "data"
+token_size = "TwoBytes"
+seq_len = 32
+shuffle_seed = [{seed}]
+"""
+
+
+def write_model(folder: Path) -> Path:
+    """First weights and a tokenizer, as `psyche model init` makes them, without a process for it."""
+    from psyche.data.bytes_tokenizer import write_tokenizer
+    from psyche.modeling.model import init_model
+
+    config, tokenizer = folder / "model.json", folder / "tokenizer"
+    folder.mkdir(parents=True)
+    config.write_text(json.dumps(MODEL))
+    write_tokenizer(tokenizer)
+    init_model(config, folder / "model", 7, extra_files=sorted(tokenizer.iterdir()))
+    return folder / "model"
+
+
+def write_run(folder: Path, model: Path, *, host: str = "127.0.0.1", **changes: object) -> Path:
+    """A run's configuration in `folder`, with weights and some tokens; keywords replace what `CONFIG` says."""
+    folder.mkdir(parents=True)
+    config = {**CONFIG, **changes}
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in config.items())
+    (folder / "run.toml").write_text(RUN.format(config=lines, data_server=f"{host}:{choose_port()}"))
+    (folder / "data.toml").write_text(DATA.format(seed=", ".join(["7"] * 32)))
+    (folder / "model").symlink_to(model)
+    (folder / "data").mkdir()
+    tokens = array("H", list(Path(json.__file__).read_bytes()) * 4)
+    (folder / "data" / "tokens.bin").write_bytes(tokens.tobytes())
+    return folder
+
+
+@dataclass(slots=True)
+class Node:
+    """One node: its running process, what it has written so far, and how its former processes ended."""
+
+    name: str
+    tail: EventTail
+    child: Child | None = None
+    events: list[Event] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    starts: int = 0
+    is_ending: bool = False  # we killed or interrupted it: any exit code is its own business
+
+    def read(self) -> None:
+        """Take in what the node has written since."""
+        while found := self.tail.read():
+            self.events += found
+
+    def describe(self) -> str:
+        """How it is, its last events and its last words."""
+        state = "never started" if self.child is None else "running"
+        if self.child is not None and not self.child.is_running():
+            state = describe_exit(self.codes[-1] if self.codes else None)
+        shown = [event for event in self.events if event["kind"] not in QUIET][-SHOWN_EVENTS:]
+        lines = [f"{self.name}: {state}, started {self.starts} times"]
+        lines += [f"    {_format_event(event)}" for event in shown]
+        if self.child is not None:
+            lines += [f"    > {line[:300]}" for line in self.child.get_last_lines(SHOWN_LINES)]
+        return "\n".join(lines)
+
+
+def _format_event(event: Event) -> str:
+    fields = {name: value for name, value in event.items() if name not in ("t", "node", "kind")}
+    clock = time.strftime("%H:%M:%S", time.localtime(event["t"]))
+    return f"{clock}{event['t'] % 1:.2f} {event['kind']} {json.dumps(fields)[:240]}"
+
+
+def matches(event: Event, kind: str, fields: Mapping[str, object]) -> bool:
+    """Whether an event is of this kind and its fields have these values."""
+    return event["kind"] == kind and all(event.get(name) == value for name, value in fields.items())
+
+
+class Cluster:
+    """A server named "server" and clients named "client-1" and so on.
+
+    `prefix` is put before a node's command line, such as `ip netns exec NAME`; `addresses` are where the
+    nodes listen, loopback where none is given.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Path,
+        *,
+        prefix: Mapping[str, Sequence[str]] | None = None,
+        addresses: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.token = uuid4().hex
+        self.port = choose_port()
+        self.nodes: dict[str, Node] = {}
+        self._prefix = dict(prefix or {})
+        self._addresses = dict(addresses or {})
+
+    # --- command lines, as a person would type them -----------------------------------------------
+
+    def address_of(self, name: str) -> str:
+        """Where a node listens."""
+        return self._addresses.get(name, "127.0.0.1")
+
+    @property
+    def server_address(self) -> str:
+        """What clients are told."""
+        return f"{self.address_of('server')}:{self.port}"
+
+    def psyche(self, *arguments: object) -> list[str]:
+        """A command line of the program under test."""
+        return [sys.executable, "-m", "psyche", *map(str, arguments)]
+
+    def data_dir(self, name: str) -> Path:
+        """A node's own folder."""
+        return self.folder / name
+
+    def checkpoints(self, name: str) -> Path:
+        """A client's checkpoint folder."""
+        return self.data_dir(name) / "checkpoints"
+
+    def _server_argv(self) -> list[str]:
+        return self.psyche(
+            "server", "run", "--state", self.config / "run.toml", "--server-port", self.port,
+            "--bind-ip", self.address_of("server"), "--state-dir", self.data_dir("server"),
+            "--events-dir", self.folder / "events",
+        )  # fmt: skip
+
+    def _client_argv(self, name: str) -> list[str]:
+        return self.psyche(
+            "client", "train", "--run-id", "e2e", "--server-addr", self.server_address,
+            "--bind-p2p-interface", self.address_of(name), "--node-name", name, "--data-dir", self.data_dir(name),
+            "--checkpoint-dir", self.checkpoints(name), "--local-root", self.config,
+            "--events-dir", self.folder / "events", "--device", "cpu", "--threads", 1, "--micro-batch-size", 4,
+        )  # fmt: skip
+
+    # --- starting and ending ----------------------------------------------------------------------
+
+    def _start(self, name: str, argv: list[str], env: Mapping[str, str]) -> Node:
+        node = self.nodes.get(name)
+        if node is None:
+            node = self.nodes[name] = Node(name, EventTail(self.folder / "events" / name / "events.jsonl"))
+        node.starts += 1
+        node.is_ending = False
+        mark = {MARK: f"{self.token}/{name}/{node.starts}"}
+        output = self.folder / "logs" / f"{name}.log"
+        node.child = Child(name, [*self._prefix.get(name, ()), *argv], output=output, env={**env, **mark})
+        return node
+
+    def start_server(self) -> Node:
+        """Start the server; the port and the state folder stay the same over restarts."""
+        return self._start("server", self._server_argv(), {})
+
+    def start_client(self, number: int, **env: str) -> Node:
+        """Start client `number`; keywords are added to its environment."""
+        name = f"client-{number}"
+        return self._start(name, self._client_argv(name), env)
+
+    async def start(self, clients: int) -> None:
+        """The server and clients 1 to `clients`."""
+        self.start_server()
+        for number in range(1, clients + 1):
+            self.start_client(number)
+        await self.until("the server to listen", lambda: self.find("server", "server_listening"))
+
+    def child(self, name: str) -> Child:
+        """The newest process of a node."""
+        child = self.nodes[name].child
+        assert child is not None, f"{name} was never started"
+        return child
+
+    def kill(self, name: str) -> float:
+        """SIGKILL a node; returns when, in unix seconds."""
+        self.nodes[name].is_ending = True
+        self.child(name).kill()
+        return time.time()
+
+    def interrupt(self, name: str) -> float:
+        """SIGINT to a node's process alone; returns when, in unix seconds."""
+        self.nodes[name].is_ending = True
+        now = time.time()
+        self.child(name).send(signal.SIGINT)
+        return now
+
+    async def until_ended(self, *names: str) -> list[int]:
+        """Wait until these nodes' processes have ended; their exit codes."""
+        await self.until(f"{', '.join(names)} to end", lambda: not any(self.child(n).is_running() for n in names))
+        return [await self.child(name).wait() for name in names]
+
+    async def restart(self, name: str) -> Node:
+        """SIGKILL a node and start it again."""
+        self.kill(name)
+        await self.until_ended(name)
+        return self.start_server() if name == "server" else self.start_client(int(name.rpartition("-")[2]))
+
+    async def run_command(self, *arguments: object) -> str:
+        """Run a command of the program under test to its end; what it printed."""
+        name = f"command-{uuid4().hex[:8]}"
+        argv = [*self._prefix.get("server", ()), *self.psyche(*arguments)]
+        child = Child(name, argv, output=self.folder / "logs" / name, env={MARK: f"{self.token}/{name}/1"})
+        try:
+            with trio.move_on_after(DEADLINE_S):
+                await child.wait()
+        finally:
+            await child.end()
+        text = "\n".join(child.get_last_lines(100))
+        assert child.returncode == 0, f"psyche {arguments}: {describe_exit(child.returncode)}\n{text}"
+        return text
+
+    async def close(self) -> None:
+        """End everything that was started, by whatever is left of it."""
+        for node in self.nodes.values():
+            if node.child is not None:
+                await node.child.end()
+        for pid in get_processes(self.token):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Take in what all nodes have written since."""
+        for node in self.nodes.values():
+            node.read()
+
+    def find(self, name: str, kind: str, since: float = 0.0, **fields: object) -> list[Event]:
+        """A node's events of a kind from a moment on, oldest first, whose fields have these values."""
+        return [e for e in self.nodes[name].events if e["t"] >= since and matches(e, kind, fields)]
+
+    def find_all(self, kind: str, since: float = 0.0, **fields: object) -> list[Event]:
+        """The same over all nodes."""
+        return [event for name in self.nodes for event in self.find(name, kind, since, **fields)]
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of all clients that ever started."""
+        return sorted(name for name in self.nodes if name != "server")
+
+    async def until(self, what: str, condition: Callable[[], T], timeout_s: float = DEADLINE_S) -> T:
+        """Wait until `condition` is true; what it gave.
+
+        Raises:
+            AssertionError: it never was, or a node failed meanwhile; with each node's last events.
+        """
+        deadline = trio.current_time() + timeout_s
+        while True:
+            self.read()
+            if found := condition():
+                return found
+            await self._check_nodes(what)
+            if trio.current_time() > deadline:
+                raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}\n{self.describe()}")
+            await trio.sleep(POLL_S)
+
+    async def _check_nodes(self, what: str) -> None:
+        for node in self.nodes.values():
+            if node.child is None or node.child.is_running() or len(node.codes) == node.starts:
+                continue
+            node.codes.append(await node.child.wait())
+            node.read()
+            if node.codes[-1] != 0 and not node.is_ending:
+                text = f"{node.name} ended: {describe_exit(node.codes[-1])}, while waiting for {what}"
+                raise AssertionError(f"{text}\n{self.describe()}")
+
+    async def until_round(self, epoch: int, height: int, since: float = 0.0) -> Event:
+        """Wait until the server began to train this round, or a later one of the epoch."""
+
+        def find() -> list[Event]:
+            begun = self.find("server", "state_changed", since, run_state="round_train", epoch=epoch)
+            return [event for event in begun if event["height"] >= height]
+
+        return (await self.until(f"epoch {epoch}, round {height}", find))[-1]
+
+    async def until_state(self, run_state: str, since: float = 0.0, **fields: object) -> Event:
+        """Wait until the server has entered a run state."""
+        found = await self.until(
+            f"the run to be {run_state} {fields or ''}",
+            lambda: self.find("server", "state_changed", since, run_state=run_state, **fields),
+        )
+        return found[-1]
+
+    def describe(self) -> str:
+        """Every node's last events."""
+        self.read()
+        return "\n".join(node.describe() for node in self.nodes.values())
+
+    # --- what most runs are judged by -------------------------------------------------------------
+
+    def get_final_digests(self, *names: str) -> dict[str, str]:
+        """The digest each client held when the run was finished."""
+        digests: dict[str, str] = {}
+        for name in names or self.clients:
+            finished = self.find(name, "finished")
+            digests[name] = str(finished[-1]["digest"]) if finished and finished[-1]["held"] else "none"
+        return digests
+
+    def assert_equal_weights(self, *names: str) -> str:
+        """All clients finished with the same digest, which is returned, and with the same exported bytes."""
+        digests = self.get_final_digests(*names)
+        assert len(set(digests.values())) == 1, f"{digests}\n{self.describe()}"
+        (digest,) = set(digests.values())
+        assert digest != "none", self.describe()
+        exports = {name: self.find(name, "exported") for name in digests}
+        missing = [name for name, found in exports.items() if not found]
+        assert not missing, f"{missing} exported nothing\n{self.describe()}"
+        weights = {(Path(found[-1]["path"]) / "model.safetensors").read_bytes() for found in exports.values()}
+        assert len(weights) == 1, "equal digests, but other exported bytes"
+        return digest
+
+
+@asynccontextmanager
+async def open_cluster(
+    folder: Path,
+    config: Path,
+    *,
+    prefix: Mapping[str, Sequence[str]] | None = None,
+    addresses: Mapping[str, str] | None = None,
+) -> AsyncIterator[Cluster]:
+    """A cluster of which nothing runs any more when the block ends, however it ends."""
+    cluster = Cluster(folder, config, prefix=prefix, addresses=addresses)
+    try:
+        yield cluster
+    finally:
+        with trio.CancelScope(shield=True):
+            await cluster.close()
+        cluster.read()
+
+
+# --- waits ----------------------------------------------------------------------------------------
+
+LATE_S: Final = 5.0  # how much later than its deadline a loaded machine may notice that a wait is over
+WITHOUT_DEADLINE: Final = ("more members", "epoch to form", "resume the run", "next epoch")
+
+
+def find_overlong_waits(events: Iterable[Event]) -> list[Event]:
+    """Waits that ended later than the deadline they had named, and such as named none without a reason."""
+    found: list[Event] = []
+    for event in events:
+        if event["kind"] != "wait_ended":
+            continue
+        until = event["until"]
+        if until is None and not any(text in event["what"] for text in WITHOUT_DEADLINE):
+            found.append(event)
+        if until is not None and event["t"] > until + LATE_S:
+            found.append(event)
+    return found
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def get_processes(mark: str) -> list[int]:
+    """Living processes whose environment carries this mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if any(part.startswith(wanted) for part in path.read_bytes().split(b"\0")):
+                found.append(int(path.parent.name))
+    return found
+
+
+def describe_processes(pids: Iterable[int]) -> str:
+    """Command lines, for a failure's message."""
+    lines: list[str] = []
+    for pid in pids:
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            lines.append(f"{pid}: {command[:200]}")
+    return "; ".join(lines)
+
+
+def get_zombies(parent: int) -> list[int]:
+    """Dead children of a process that it has not taken leave of."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, ppid = path.read_text().rpartition(")")[2].split()[:2]
+            if (state, int(ppid)) == ("Z", parent):
+                found.append(int(path.parent.name))
+    return found
+
+
+async def assert_nothing_left(mark: str) -> None:
+    """No process with this mark, once the kernel has had the time to end what it must."""
+    deadline = trio.current_time() + GONE_S
+    while left := get_processes(mark):
+        assert trio.current_time() < deadline, f"still there: {describe_processes(left)}"
+        await trio.sleep(POLL_S)
+
+
+def forget_folder(folder: Path) -> None:
+    """As if the machine's disk were new."""
+    shutil.rmtree(folder)

@@ -1,0 +1,234 @@
+"""F26: Ctrl-C to a client at twenty random moments of a run that goes on.
+
+Two clients stay, two are interrupted again and again and started anew. The moments are drawn from
+`SEED`: some while the process comes up, some on entering a phase and a random instant later, some right
+after a witness message went out, for RoundWitness itself may be over before anybody sees it.
+Here, and only here, seconds are the rule under test: a client must be gone within five of them. A
+machine that has more to do than cores to do it on is allowed that many times more.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from conftest import MakeRun
+from e2e_kit import DEADLINE_S, Cluster, assert_nothing_left, get_processes, open_cluster
+
+pytestmark = pytest.mark.e2e
+
+SEED = 26
+LEAVE_S = 5.0
+STEADY, VICTIMS = ("client-1", "client-2"), (3, 4)
+PHASES = {
+    "waiting": "waiting_for_members",
+    "warmup": "warmup",
+    "training": "round_train",
+    "cooldown": "cooldown",
+}
+START_UP = ("loading", "trainer", "connecting")  # imports; then the trainer comes up; then network and server
+MOMENTS = [*START_UP, *START_UP, "waiting", "waiting", *["warmup", "training", "witness", "cooldown"] * 3]
+FAST_POLL_S = 0.005  # what follows a witness message may be over in a few hundredths of a second
+
+
+@dataclass
+class Interrupt:
+    """One interrupted process."""
+
+    name: str
+    moment: str
+    phase: str  # the last that it had reported
+    at: float
+    seconds: float
+    allowed_s: float
+    code: int
+
+    def __str__(self) -> str:
+        when = f"{self.name}, moment {self.moment!r} (phase {self.phase!r}), seed {SEED}"
+        return f"{when}: {self.seconds:.1f} of {self.allowed_s:.1f} s, exit code {self.code}"
+
+
+@dataclass
+class Run:
+    """The run after its end."""
+
+    cluster: Cluster
+    interrupts: list[Interrupt] = field(default_factory=list)
+    came_up_s: float = 0.0  # what a client needed from its start to its join
+    last_epoch: int = 0
+    last_codes: list[int] = field(default_factory=list)
+
+
+def get_allowed_s() -> float:
+    """Five seconds, more where the machine has more to do than it can."""
+    return LEAVE_S * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def get_phase(cluster: Cluster, name: str, since: float) -> str:
+    """The run state that a process has last reported."""
+    seen = cluster.find(name, "state_changed", since)
+    return str(seen[-1]["run_state"]) if seen else "start-up"
+
+
+async def until_moment(run: Run, name: str, moment: str, random: Random, since: float) -> None:
+    """Wait for the moment at which this process is to be interrupted."""
+    cluster = run.cluster
+    if moment in START_UP:
+        begun = {"trainer": "client_started", "connecting": "trainer_started"}.get(moment)
+        if begun is not None:
+            await cluster.until(f"{name}: {begun}", lambda: cluster.find(name, begun, since))
+        await trio.sleep(random.uniform(0.0, 0.1) * run.came_up_s)
+        return
+    kind = "joined" if moment == "waiting" else "member"
+    await cluster.until(f"{name} to be there", lambda: cluster.find(name, kind, since))
+    joined = cluster.find(name, kind, since)[0]["t"]
+
+    def is_there() -> bool:
+        if moment == "witness":
+            return cluster.nodes[name].events[-1]["kind"] == "witness_sent"
+        last = cluster.find(name, "state_changed", since)[-1]
+        return last["run_state"] == PHASES[moment] and (moment != "cooldown" or last["t"] > joined)
+
+    deadline = trio.current_time() + DEADLINE_S
+    while not is_there():
+        assert trio.current_time() < deadline, f"{name} never saw {moment}\n{cluster.describe()}"
+        await trio.sleep(FAST_POLL_S)
+        cluster.nodes[name].read()
+    if moment != "witness":
+        await trio.sleep(random.uniform(0.0, 0.3))
+
+
+async def interrupt(run: Run, name: str, moment: str, since: float) -> None:
+    """SIGINT, and nothing is left of the process and of what it had started."""
+    cluster = run.cluster
+    node, child = cluster.nodes[name], cluster.child(name)
+    cluster.read()
+    phase = get_phase(cluster, name, since)
+    allowed_s = get_allowed_s()
+    at, started = cluster.interrupt(name), trio.current_time()
+    with trio.move_on_after(allowed_s + DEADLINE_S):
+        code = await child.wait()
+        allowed_s = max(allowed_s, get_allowed_s())
+        run.interrupts.append(Interrupt(name, moment, phase, at, trio.current_time() - started, allowed_s, code))
+        await assert_nothing_left(f"{cluster.token}/{name}/{node.starts}")
+        return
+    raise AssertionError(f"{name} did not leave at all, {moment}\n{cluster.describe()}")
+
+
+async def torment(run: Run, number: int, moments: list[str], random: Random, turn: trio.Lock) -> None:
+    """Start a client and interrupt it, as often as there are moments; then it stays."""
+    for moment in moments:
+        since = time.time()
+        name = run.cluster.start_client(number).name
+        await until_moment(run, name, moment, random, since)
+        async with turn:  # one of four may go at a time: with two, a round of four would lack its quorum
+            await interrupt(run, name, moment, since)
+            begun = run.interrupts[-1].at
+            await run.cluster.until(
+                "the next round", lambda begun=begun: run.cluster.find("server", "state_changed", begun)
+            )
+    run.cluster.start_client(number)
+
+
+async def play(folder: Path, config: Path) -> Run:
+    random = Random(SEED)
+    moments = random.sample(MOMENTS, len(MOMENTS))
+    async with open_cluster(folder, config) as cluster:
+        run = Run(cluster)
+        await cluster.start(clients=2)
+        await cluster.until("both to train", lambda: len(cluster.find_all("member")) >= 2)
+        started = cluster.find("client-1", "client_started")[0]["t"]
+        run.came_up_s = cluster.find("client-1", "joined")[0]["t"] - started
+        turn = trio.Lock()
+        async with trio.open_nursery() as nursery:
+            for index, number in enumerate(VICTIMS):
+                nursery.start_soon(torment, run, number, moments[index::2], Random(random.random()), turn)
+        run.last_epoch = await until_all_agree(cluster)
+        for name in cluster.clients:
+            cluster.interrupt(name)
+        run.last_codes = await cluster.until_ended(*cluster.clients)
+        cluster.interrupt("server")
+        run.last_codes += await cluster.until_ended("server")
+        await assert_nothing_left(cluster.token)
+    return run
+
+
+async def until_all_agree(cluster: Cluster) -> int:
+    """Wait for an epoch with all four, whose end each of them agrees with; its number."""
+    since = time.time()
+
+    def find() -> int:
+        ended = cluster.find("server", "state_changed", since, run_state="cooldown", members=4)
+        return next((e["epoch"] for e in ended if len(cluster.find_all("exported", e["t"])) >= 4), -1) + 1
+
+    return await cluster.until("an epoch with all four", find) - 1
+
+
+@pytest.fixture(scope="module")
+def run(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    config = make_run(
+        total_steps=5_000, rounds_per_epoch=4, init_min_clients=2, min_clients=2, cooldown_time=2,
+        waiting_for_members_extra_time=2, max_round_train_time=20, round_witness_time=5,
+        global_batch_size_start=16, global_batch_size_end=16,
+    )  # fmt: skip
+    return trio.run(play, tmp_path_factory.mktemp("interrupts"), config)
+
+
+def test_a_client_is_gone_within_five_seconds_of_an_interrupt_at_any_moment(run: Run) -> None:
+    print("\n".join(map(str, run.interrupts)))
+    assert len(run.interrupts) == 20
+    late = [str(i) for i in run.interrupts if i.seconds > i.allowed_s]
+    assert not late, late
+
+
+def test_an_interrupted_client_ends_with_exit_code_0(run: Run) -> None:
+    """But for a process that is still being loaded: that one dies of the signal, as every program does."""
+    for interrupt in run.interrupts:
+        started = run.cluster.find(interrupt.name, "client_started")
+        was_up = any(interrupt.at - run.came_up_s < event["t"] < interrupt.at for event in started)
+        codes = (0,) if interrupt.phase != "start-up" else (0, 130, -signal.SIGINT)
+        assert interrupt.code in codes, f"{interrupt}, was up: {was_up}"
+
+
+def test_the_interrupts_came_at_all_kinds_of_moments(run: Run) -> None:
+    phases = {interrupt.phase for interrupt in run.interrupts}
+    assert {"start-up", "warmup", "round_train", "cooldown"} <= phases, phases
+    witnesses = [i for i in run.interrupts if i.moment == "witness"]
+    for interrupt in witnesses:
+        sent = run.cluster.find(interrupt.name, "witness_sent", interrupt.at - run.came_up_s)
+        assert [event for event in sent if event["t"] <= interrupt.at], str(interrupt)
+
+
+def test_an_interrupted_client_withdraws_instead_of_being_waited_for(run: Run) -> None:
+    """The server never has to find out by itself that a client is gone (H6, M4)."""
+    assert not run.cluster.find("server", "client_withdrawn"), run.cluster.describe()
+    members = [i for i in run.interrupts if i.phase in ("warmup", "round_train", "round_witness")]
+    for interrupt in members:
+        left = run.cluster.find(interrupt.name, "left", interrupt.at)
+        assert left, str(interrupt)
+        assert left[0]["reason"] == "stopped by SIGINT"
+
+
+def test_the_run_goes_on_and_loses_nothing(run: Run) -> None:
+    assert not run.cluster.find("server", "rollback"), run.cluster.describe()
+    for name in STEADY:
+        assert not run.cluster.find(name, "dropped")
+        assert not [e for e in run.cluster.find(name, "digest") if not e["agreed"]]
+    steps = [e["step"] for e in run.cluster.find("server", "state_changed", run_state="round_train")]
+    assert steps == sorted(steps)
+
+
+def test_who_was_interrupted_comes_back_and_holds_the_same_weights(run: Run) -> None:
+    cluster = run.cluster
+    digests = {name: cluster.find(name, "applied", epoch=run.last_epoch)[-1]["digest"] for name in cluster.clients}
+    assert len(digests) == 4
+    assert len(set(digests.values())) == 1, digests
+    assert run.last_codes == [0] * 5
+
+
+def test_nothing_of_all_this_still_runs(run: Run) -> None:
+    assert not get_processes(run.cluster.token)

@@ -1,0 +1,149 @@
+"""`psyche local-testnet start` as a person calls it: with random kills, and with Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import trio
+from conftest import MakeRun
+from e2e_kit import DEADLINE_S, MARK, POLL_S, assert_nothing_left, find_overlong_waits, get_processes
+
+from psyche.telemetry.events import Event, read_events
+
+pytestmark = pytest.mark.e2e
+
+EXIT_INTERRUPTED = 130
+# A client needs about four times as long to come up as its first half does to be imported. Killed less often than
+# that, all three are there at times; and three that start together are not there before the first kill.
+IMPORTS_PER_KILL = 5.0
+
+
+@dataclass
+class Testnet:
+    """A running `psyche local-testnet start`."""
+
+    __test__ = False
+
+    process: subprocess.Popen[bytes]
+    token: str
+    folder: Path
+    output: Path
+
+    def read(self, node: str) -> list[Event]:
+        """All events of a node so far."""
+        return list(read_events(self.folder / "events" / node / "events.jsonl"))
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` is true.
+
+        Raises:
+            AssertionError: it never was, or the command ended before; with what it had printed.
+        """
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert self.process.poll() is None, f"ended before {what}\n{self.describe()}"
+            assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for {what}\n{self.describe()}"
+            time.sleep(POLL_S)
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code."""
+        try:
+            return self.process.wait(timeout=2 * DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it never ended\n{self.describe()}") from None
+
+    def describe(self) -> str:
+        """The last lines that it printed."""
+        return "\n".join(self.output.read_text(errors="replace").splitlines()[-30:])
+
+
+@contextmanager
+def open_testnet(folder: Path, config: Path, *arguments: str) -> Iterator[Testnet]:
+    """The command, in a process group of its own; all of it is dead when the block ends."""
+    folder.mkdir(exist_ok=True)
+    token, output = uuid4().hex, folder / "output.txt"
+    command = [sys.executable, "-m", "psyche", "local-testnet", "start", "--config-path", str(config)]
+    command += ["--run-dir", str(folder / "run"), "--cache-dir", str(folder / "cache"), "--no-sample", "--keep"]
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, MARK: f"{token}/testnet/1"},
+            start_new_session=True,
+        )
+    try:
+        yield Testnet(process, token, folder / "run", output)
+    finally:
+        for pid in get_processes(token):
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+def measure_imports_s() -> float:
+    """How long this machine, as busy as it is, takes to import a client's first half: the better of two."""
+    seconds: list[float] = []
+    for _ in range(2):
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import psyche.client.app"], check=True, timeout=DEADLINE_S)
+        seconds.append(time.monotonic() - started)
+    return min(seconds)
+
+
+def test_a_run_with_random_kills_ends_with_equal_digests_and_exit_code_0(make_run: MakeRun, tmp_path: Path) -> None:
+    config = make_run(total_steps=21, rounds_per_epoch=4, min_clients=2, max_round_train_time=20, round_witness_time=5)
+    interval_s = IMPORTS_PER_KILL * measure_imports_s()
+    arguments = ("--num-clients", "3", "--random-kill-num", "1", "--random-kill-interval", f"{interval_s:.1f}")
+    with open_testnet(tmp_path / "testnet", config, *arguments) as testnet:
+        code = testnet.wait()
+        trio.run(assert_nothing_left, testnet.token)
+    assert code == 0, testnet.describe()
+    summary = json.loads((testnet.folder / "summary.json").read_text())
+    assert summary["equal"], summary
+    assert summary["problems"] == []
+    assert summary["kills"] == sum(client["kills"] for client in summary["clients"]) >= 1
+    assert all(client["starts"] == 1 + client["kills"] for client in summary["clients"])
+    assert len({client["digest"] for client in summary["clients"]}) == 1
+    assert len({client["weights_sha256"] for client in summary["clients"]}) == 1
+    waits = [overlong for n in (1, 2, 3) for overlong in find_overlong_waits(testnet.read(f"client-{n}"))]
+    assert not waits
+    killed = [event for event in testnet.read("testnet") if event["kind"] == "killed"]
+    assert len(killed) == summary["kills"]
+
+
+def is_preparing(testnet: Testnet) -> bool:
+    return testnet.folder.exists()
+
+
+def are_clients_starting(testnet: Testnet) -> bool:
+    return any(event["kind"] == "client_started" for event in testnet.read("client-1"))
+
+
+def is_training(testnet: Testnet) -> bool:
+    return any(event["kind"] == "trained" for event in testnet.read("client-2"))
+
+
+@pytest.mark.parametrize("moment", [is_preparing, are_clients_starting, is_training], ids=lambda m: m.__name__)
+def test_ctrl_c_leaves_nothing_running(make_run: MakeRun, tmp_path: Path, moment: Callable[[Testnet], bool]) -> None:
+    config = make_run(total_steps=2_001, rounds_per_epoch=1_000, init_min_clients=2)
+    with open_testnet(tmp_path / "testnet", config, "--num-clients", "2") as testnet:
+        testnet.wait_for(moment.__name__, lambda: moment(testnet))
+        testnet.process.send_signal(signal.SIGINT)
+        code = testnet.wait()
+        assert code == EXIT_INTERRUPTED, testnet.describe()
+        trio.run(assert_nothing_left, testnet.token)
+    if moment is is_training:
+        for name in ("client-1", "client-2"):
+            left = [event["reason"] for event in testnet.read(name) if event["kind"] == "left"]
+            assert left[-1:] == ["stopped by SIGINT"], testnet.describe()

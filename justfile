@@ -14,11 +14,12 @@ check:
 
 # Every benchmark's table
 bench *arguments:
-    for name in benchmarks/*.py; do .venv/bin/python "$name" {{arguments}}; done
+    for name in benchmarks/[a-z]*.py; do .venv/bin/python "$name" {{arguments}}; done
 
-# Pictures of the documentation
+# Pictures and tables of the documentation that follow from the code
 docs:
     .venv/bin/python scripts/draw_architecture.py
+    .venv/bin/python scripts/draw_layout.py
 
 # Write requirements.lock anew
 lock:

@@ -1,5 +1,6 @@
 """run.toml, state.toml and data.toml from disk: checked as a whole, every problem named at once."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from psyche.core.state import Config, Metadata, Model, Progress
 
 RUN_FILE_NAMES: Final = ("state.toml", "run.toml", "config.toml")
 MAX_FILE_BYTES: Final = 1 << 20
+RUN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _T = TypeVar("_T", bound=Table)
 
 
@@ -93,6 +95,10 @@ def load_run(path: Path) -> LoadedRun:
     if len(run_id.encode()) > RUN_ID_BYTES:
         what = f"the folder's name {run_id!r} has more than {RUN_ID_BYTES} bytes and cannot be the run's"
         problems.append(Problem(document.file, None, "run_id", what, f'run_id = "..." of at most {RUN_ID_BYTES} bytes'))
+    elif not RUN_NAME.fullmatch(run_id):
+        what = f"{run_id!r} is no name: it becomes part of folder names and command lines"
+        right = "letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+        problems.append(Problem(document.file, None, "run_id", what, right))
     if problems or table is None:
         raise ConfigProblems(problems)
     config, model = convert.get_config(table.config), convert.get_model(table.model.llm)

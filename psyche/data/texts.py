@@ -10,6 +10,8 @@ from psyche.errors import DataError
 PIECE_BYTES: Final = 1 << 20  # text in memory at once
 MAX_LINE_BYTES: Final = 1 << 16  # how far back from a piece's end the end of a line is looked for
 _FIRST_CONTINUED: Final = 0x80  # below it a byte is a whole character
+_SECRET_SUFFIXES: Final = (".key", ".pem")
+_PROBED_BYTES: Final = 8_192  # a text has no zero byte, a binary file nearly always has one early
 _CHARACTER_BYTES: Final = 4  # of UTF-8, at most
 
 
@@ -28,7 +30,8 @@ def find_texts(inputs: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Pat
 
     Args:
         inputs: files and folders.
-        suffixes: in folders, only files that end so (".py", ".txt"); empty: all. Hidden ones are left out.
+        suffixes: in folders, only files that end so (".py", ".txt"); empty: all that look like text.
+            Hidden files, keys and binary files are left out: what is taken here is shown to all clients.
 
     Raises:
         DataError: an input is missing, or there is no file at all.
@@ -47,8 +50,20 @@ def find_texts(inputs: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Pat
 def _search(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
     for path in folder.rglob("*"):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not is_hidden and path.is_file() and (not suffixes or path.name.endswith(tuple(suffixes))):
+        if is_hidden or not path.is_file():
+            continue
+        if path.name.endswith(tuple(suffixes)) if suffixes else _is_text(path):
             yield path
+
+
+def _is_text(path: Path) -> bool:
+    if path.suffix in _SECRET_SUFFIXES:
+        return False
+    try:
+        with path.open("rb") as file:
+            return b"\0" not in file.read(_PROBED_BYTES)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
 
 
 def split_texts(texts: Sequence[Path], held_out_bytes: int) -> tuple[list[Segment], list[Segment]]:

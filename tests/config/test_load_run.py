@@ -366,3 +366,12 @@ def test_a_wrong_data_file_names_its_lines(tmp_path: Path) -> None:
     assert [(p.line, p.key) for p in caught.value.problems] == [
         (None, "seq_len"), (1, "dir"), (2, "token_size"), (3, "seq_length"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("run_id", ["../../esc", "a b", "-x", "a\\n", "..", "über"])
+def test_a_run_id_that_is_no_name_for_a_folder_is_refused(tmp_path: Path, run_id: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'run_id = "{run_id}"\n' + TEXT, encoding="utf-8")
+    with pytest.raises(ConfigProblems) as refused:
+        load_run(path)
+    assert "no name" in str(refused.value)

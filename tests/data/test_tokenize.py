@@ -233,3 +233,10 @@ def test_the_demo_corpus_is_built_once(tmp_path: Path) -> None:
         assert build_demo_corpus(tmp_path, held_out_bytes=2_000) != corpus
         (tmp_path / "corpus.json").write_text("[1]")
         assert build_demo_corpus(tmp_path, held_out_bytes=1_000) == corpus
+
+
+def test_a_folder_gives_no_keys_and_no_binary_files(tmp_path: Path) -> None:
+    (tmp_path / "identity.key").write_text("ab" * 32)
+    (tmp_path / "tokens.bin").write_bytes(bytes(100))
+    (tmp_path / "text").write_text("hello")
+    assert find_texts([tmp_path]) == [tmp_path / "text"]

@@ -46,7 +46,7 @@ MakeRun = Callable[..., Path]
 def make_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
     """Writes a configuration; keywords replace what the kit's says."""
 
-    def make(**changes: object) -> Path:
-        return write_run(tmp_path_factory.mktemp("run") / "config", tiny_model, **changes)
+    def make(host: str = "127.0.0.1", **changes: object) -> Path:
+        return write_run(tmp_path_factory.mktemp("run") / "config", tiny_model, host=host, **changes)
 
     return make

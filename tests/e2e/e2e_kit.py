@@ -428,7 +428,7 @@ async def open_cluster(
     try:
         yield cluster
     finally:
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
             await cluster.close()
         cluster.read()
 

@@ -117,7 +117,8 @@ def test_the_others_go_on_while_a_trainer_is_away(faults: Faults) -> None:
     steps = list(dict.fromkeys(event["step"] for event in begun))
     assert steps == list(range(1, 2 + EPOCHS * ROUNDS))
     applied = {(e["epoch"], e["height"]) for e in faults.cluster.find_all("applied") if e["count"]}
-    assert len(applied) >= EPOCHS * ROUNDS, "no round came to nothing"
+    # in the third epoch two trainers of three may go in the same round, which then may be void (C4)
+    assert len(applied) >= EPOCHS * ROUNDS - 1, "at most one round came to nothing"
 
 
 def test_no_dead_trainer_stays_as_a_zombie(faults: Faults) -> None:

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_kit import write_model, write_run
+from e2e_kit import MakeRun, write_model, write_run
 
 from psyche.modeling.trainer_process import HOST_VARIABLE
 
@@ -37,9 +37,6 @@ def _trainer_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder of about 25,000 parameters with a tokenizer."""
     return write_model(tmp_path_factory.mktemp("tiny") / "made")
-
-
-MakeRun = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")

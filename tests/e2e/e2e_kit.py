@@ -31,6 +31,7 @@ from psyche.testnet.ports import choose_port
 from psyche.testnet.process import Child, describe_exit
 
 T = TypeVar("T")
+MakeRun = Callable[..., Path]  # the fixture `make_run`
 
 DEADLINE_S: Final = 300.0  # of one wait: seconds on a quiet machine, minutes on one with ten times the work it can do
 POLL_S: Final = 0.05

@@ -16,8 +16,7 @@ from random import Random
 
 import pytest
 import trio
-from conftest import MakeRun
-from e2e_kit import DEADLINE_S, Cluster, assert_nothing_left, get_processes, open_cluster
+from e2e_kit import DEADLINE_S, Cluster, MakeRun, assert_nothing_left, get_processes, open_cluster
 
 pytestmark = pytest.mark.e2e
 

@@ -15,8 +15,7 @@ from random import SystemRandom
 
 import pytest
 import trio
-from conftest import MakeRun
-from e2e_kit import Cluster, assert_nothing_left, open_cluster
+from e2e_kit import Cluster, MakeRun, assert_nothing_left, open_cluster
 
 pytestmark = pytest.mark.e2e
 

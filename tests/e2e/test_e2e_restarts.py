@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from conftest import MakeRun
-from e2e_kit import Cluster, assert_nothing_left, forget_folder, open_cluster
+from e2e_kit import Cluster, MakeRun, assert_nothing_left, forget_folder, open_cluster
 
 pytestmark = pytest.mark.e2e
 

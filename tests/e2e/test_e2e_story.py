@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from conftest import MakeRun
-from e2e_kit import Cluster, assert_nothing_left, find_overlong_waits, open_cluster
+from e2e_kit import Cluster, MakeRun, assert_nothing_left, find_overlong_waits, open_cluster
 
 from psyche.modeling.snapshot import list_snapshots
 from psyche.server.dial import parse_server

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import trio
-from conftest import MakeRun
-from e2e_kit import DEADLINE_S, MARK, POLL_S, assert_nothing_left, find_overlong_waits, get_processes
+from e2e_kit import DEADLINE_S, MARK, POLL_S, MakeRun, assert_nothing_left, find_overlong_waits, get_processes
 
 from psyche.telemetry.events import Event, read_events
 
@@ -109,19 +109,24 @@ def run_with_kills(folder: Path, config: Path, interval_s: float) -> tuple[Testn
     return testnet, code
 
 
+def run_until_killed(folder: Path, config: Path, interval_s: float) -> tuple[Testnet, dict[str, Any]]:
+    """A run in which at least one kill happened, and its summary."""
+    for attempt in range(ATTEMPTS):
+        testnet, code = run_with_kills(folder / f"testnet-{attempt}", config, interval_s / 2**attempt)
+        assert code == 0, testnet.describe()
+        summary = json.loads((testnet.folder / "summary.json").read_text())
+        if summary["kills"]:
+            return testnet, summary
+    raise AssertionError(f"{ATTEMPTS} runs were over before the first kill")
+
+
 def test_a_run_with_random_kills_ends_with_equal_digests_and_exit_code_0(make_run: MakeRun, tmp_path: Path) -> None:
     """The last three epochs, in which nobody is killed, are long enough for a client to come up."""
     config = make_run(
         total_steps=73, rounds_per_epoch=12, init_min_clients=2, min_clients=2,
         max_round_train_time=20, round_witness_time=5,
     )  # fmt: skip
-    interval_s = IMPORTS_PER_KILL * measure_imports_s()
-    for attempt in range(ATTEMPTS):
-        testnet, code = run_with_kills(tmp_path / f"testnet-{attempt}", config, interval_s / 2**attempt)
-        assert code == 0, testnet.describe()
-        summary = json.loads((testnet.folder / "summary.json").read_text())
-        if summary["kills"]:
-            break
+    testnet, summary = run_until_killed(tmp_path, config, IMPORTS_PER_KILL * measure_imports_s())
     assert summary["equal"], summary
     assert summary["problems"] == []
     assert [client["kills"] for client in summary["clients"]] == [0, 0, summary["kills"]]

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from conftest import MakeRun
-from e2e_kit import Cluster, assert_nothing_left, get_zombies, open_cluster
+from e2e_kit import Cluster, MakeRun, assert_nothing_left, get_zombies, open_cluster
 
 from psyche.telemetry.events import Event
 

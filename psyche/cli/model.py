@@ -12,7 +12,7 @@ from psyche.cli.common import format_examples, make_group
 
 group = make_group(
     "Make the model that a run starts from.",
-    "psyche model init --config config/demo/model.toml --output config/demo/model",
+    "psyche model init --config config/demo/model.json --output config/demo/model",
 )
 
 

@@ -121,6 +121,8 @@ class RoundEngine:
         if before.run_uid != state.run_uid:
             x.do(SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded: peers allow that
         self.membership.follow_registry()
+        if before.progress.epoch != state.progress.epoch:
+            x.book.clear()  # its heights name rounds of the next epoch from now on
         if state.run_state in ACTIVE_STATES and self._is_new_epoch(state):
             self._enter_epoch()
         elif state.run_state not in ACTIVE_STATES and self._epoch_key is not None:

@@ -11,12 +11,14 @@ from psyche.client.records import PayloadStatus
 from psyche.core.assignment import compute_assignments
 from psyche.core.header import encode_header
 from psyche.core.messages import Finished, Gossip, Leave, Ready, ReadyFlag, Result
-from psyche.core.state import ZERO32
+from psyche.core.state import ZERO32, RunState
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip
 
 OTHER = build_hash("something else")
+OTHER_HEADER = OTHER * 14
+OTHER_COMMITMENT = compute_commitment(OTHER_HEADER)
 
 
 @pytest.fixture
@@ -197,6 +199,22 @@ def test_messages_of_rounds_far_ahead_are_not_kept(bench: Bench) -> None:
     bench.run_round()
     bench.run_round()
     assert bench.get_record(2).finished.get(1) is None
+
+
+def test_messages_of_an_epoch_that_is_not_seen_yet_are_not_taken_for_those_of_the_last_one() -> None:
+    """R7: else an honest member's first result of the next epoch would look like its second of this one."""
+    bench = build_bench(4, rounds_per_epoch=1).start()
+    first = bench.build_result(1)
+    while bench.state.in_round:
+        bench.run_round()
+    bench.now += 10
+    bench.settle()
+    bench.show()
+    assert bench.state.run_state is RunState.WAITING_FOR_MEMBERS
+    assert isinstance(first.body, Result)
+    bench.hear(bench.sign(1, Result(OTHER_COMMITMENT, OTHER_HEADER), height=0))
+    assert bench.get_all(act.SendEquivocation) == []
+    assert bench.engine.get_announcements(1, 0, have=0) == ()
 
 
 # --- deferral

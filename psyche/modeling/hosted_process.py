@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -88,11 +89,12 @@ def spawn_hosted(path: str, trainer: int, log: int, threads: int, environment: M
     Raises:
         OSError: the host is gone or does not answer.
     """
+    request = Spawn(threads, dict(environment), str(Path.cwd()))
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(ASK_TIMEOUT_S)
     try:
         connection.connect(path)
-        socket.send_fds(connection, [msgspec.json.encode(Spawn(threads, dict(environment)))], [trainer, log])
+        socket.send_fds(connection, [msgspec.json.encode(request)], [trainer, log])
         return HostedProcess(connection)
     except OSError:
         connection.close()

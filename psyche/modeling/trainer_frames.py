@@ -40,6 +40,7 @@ class Spawn(msgspec.Struct, frozen=True):
 
     threads: int
     environment: dict[str, str]
+    folder: str  # where the client runs: its relative paths begin there, not where the host runs
 
 
 class Spawned(msgspec.Struct, frozen=True):

@@ -88,6 +88,7 @@ class Host:
             os.dup2(descriptors[1], 1)
             os.dup2(descriptors[1], 2)
             os.environ.update(request.environment)
+            os.chdir(request.folder)
             Child(socket.socket(fileno=descriptors[0]), request.threads).serve()
             status = 0
         except SystemExit as end:

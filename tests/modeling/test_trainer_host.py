@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -76,6 +77,20 @@ async def test_a_hosted_trainer_loads_and_ends_when_stopped(
     assert reply.parameters > 0
     await trainer.stop()
     await wait_gone(pid)
+
+
+async def test_a_hosted_trainer_reads_relative_paths_from_where_its_client_runs(
+    host: tuple[subprocess.Popen[bytes], Path], load_request: LoadRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = host
+    await wait_for(path)
+    monkeypatch.setenv(HOST_VARIABLE, str(path))
+    folder = Path(load_request.path)
+    monkeypatch.chdir(folder.parent)
+    trainer = TrainerProcess(threads=1)
+    reply = await trainer.load(msgspec.structs.replace(load_request, path=folder.name))
+    assert reply.parameters > 0
+    await trainer.stop()
 
 
 async def test_a_hosted_trainer_that_is_killed_is_a_crash_and_can_be_started_again(

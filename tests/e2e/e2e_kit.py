@@ -26,6 +26,7 @@ from uuid import uuid4
 
 import trio
 
+from psyche.modeling.trainer_process import HOST_VARIABLE
 from psyche.telemetry.events import Event, EventTail
 from psyche.testnet.ports import choose_port
 from psyche.testnet.process import Child, describe_exit
@@ -315,6 +316,19 @@ class Cluster:
         assert child.returncode == 0, f"psyche {arguments}: {describe_exit(child.returncode)}\n{text}"
         return text
 
+    async def assert_gone(self, name: str) -> None:
+        """Nothing is left of a node's newest process and of what it had started."""
+        node = self.nodes[name]
+        await assert_nothing_left(f"{self.token}/{name}/{node.starts}")
+        node.read()
+        trainers = [event["pid"] for event in self.find(name, "trainer_started")]
+        await assert_none_of(trainers)
+
+    async def assert_all_gone(self, name: str = "") -> None:
+        """Nothing is left of the nodes whose name begins so, and no trainer of anybody."""
+        await assert_nothing_left(f"{self.token}/{name}")
+        await assert_none_of(get_hosted_trainers())
+
     async def close(self) -> None:
         """End everything that was started, by whatever is left of it."""
         for node in self.nodes.values():
@@ -478,21 +492,54 @@ def describe_processes(pids: Iterable[int]) -> str:
     return "; ".join(lines)
 
 
-def get_zombies(parent: int) -> list[int]:
-    """Dead children of a process that it has not taken leave of."""
-    found: list[int] = []
+def get_children(parent: int) -> dict[int, str]:
+    """Pid and state (R, S, Z for dead and not taken leave of, and so on) of a process's children."""
+    found: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, ppid = path.read_text().rpartition(")")[2].split()[:2]
-            if (state, int(ppid)) == ("Z", parent):
-                found.append(int(path.parent.name))
+            if int(ppid) == parent:
+                found[int(path.parent.name)] = state
     return found
+
+
+def get_host() -> int | None:
+    """The process that forks trainers for the tests' clients, where one runs (see `conftest.py`)."""
+    wanted = os.environ.get(HOST_VARIABLE, "")
+    for pid in get_children(os.getpid()):
+        with suppress(OSError):
+            if wanted and wanted.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return pid
+    return None
+
+
+def get_hosted_trainers() -> list[int]:
+    """Trainers that the host has forked; they carry no mark of the client that asked for them."""
+    host = get_host()
+    return [] if host is None else sorted(get_children(host))
 
 
 async def assert_nothing_left(mark: str) -> None:
     """No process with this mark, once the kernel has had the time to end what it must."""
+    await _assert_none(lambda: get_processes(mark))
+
+
+async def assert_none_of(trainers: Iterable[int]) -> None:
+    """None of these trainers, which some process other than ours may have forked."""
+    wanted = set(trainers)
+    await _assert_none(lambda: [pid for pid in wanted if is_trainer(pid)])
+
+
+def is_trainer(pid: int) -> bool:
+    """Whether a living process with this number is a trainer: the number may have been given again."""
+    with suppress(OSError):
+        return b"psyche.modeling.trainer_" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+async def _assert_none(find: Callable[[], list[int]]) -> None:
     deadline = trio.current_time() + GONE_S
-    while left := get_processes(mark):
+    while left := find():
         assert trio.current_time() < deadline, f"still there: {describe_processes(left)}"
         await trio.sleep(POLL_S)
 

@@ -15,7 +15,7 @@ from random import SystemRandom
 
 import pytest
 import trio
-from e2e_kit import Cluster, MakeRun, assert_nothing_left, open_cluster
+from e2e_kit import Cluster, MakeRun, open_cluster
 
 pytestmark = pytest.mark.e2e
 
@@ -90,7 +90,7 @@ async def run(folder: Path, config: Path, namespaces: Namespaces) -> tuple[Clust
         codes = await cluster.until_ended(*cluster.clients)
         cluster.interrupt("server")
         codes += await cluster.until_ended("server")
-        await assert_nothing_left(cluster.token)
+        await cluster.assert_all_gone()
     return cluster, codes
 
 

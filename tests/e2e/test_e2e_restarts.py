@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from e2e_kit import Cluster, MakeRun, assert_nothing_left, forget_folder, open_cluster
+from e2e_kit import Cluster, MakeRun, forget_folder, open_cluster
 
 pytestmark = pytest.mark.e2e
 
@@ -31,7 +31,7 @@ async def run(folder: Path, config: Path) -> Restarts:
         for name in CLIENTS:
             found.killed_at = cluster.kill(name)
         await cluster.until_ended(*CLIENTS)
-        await assert_nothing_left(f"{cluster.token}/client")
+        await cluster.assert_all_gone("client")
         found.first_key = (cluster.data_dir("client-3") / "identity.key").read_text()
         forget_folder(cluster.data_dir("client-3"))
         for number in (1, 2, 3):
@@ -39,7 +39,7 @@ async def run(folder: Path, config: Path) -> Restarts:
         found.codes = await cluster.until_ended(*CLIENTS)
         cluster.interrupt("server")
         await cluster.until_ended("server")
-        await assert_nothing_left(cluster.token)
+        await cluster.assert_all_gone()
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from e2e_kit import Cluster, MakeRun, assert_nothing_left, find_overlong_waits, open_cluster
+from e2e_kit import Cluster, MakeRun, find_overlong_waits, open_cluster
 
 from psyche.modeling.snapshot import list_snapshots
 from psyche.server.dial import parse_server
@@ -56,7 +56,7 @@ async def tell(folder: Path, config: Path) -> Story:
         story.codes = await cluster.until_ended(*CLIENTS)
         cluster.interrupt("server")
         (story.server_code,) = await cluster.until_ended("server")
-        await assert_nothing_left(cluster.token)
+        await cluster.assert_all_gone()
     return story
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from psyche.core.errors import DigestMismatch, Halted, InvalidCheckpoint, InvalidRunState, UnknownMember, WrongRound
 from psyche.core.limits import LOCAL_PATH_BYTES, STRING_BYTES
-from psyche.core.state import Checkpoint, CheckpointKind, Client, ClientState, Coordinator, RunState
+from psyche.core.state import ZERO32, Checkpoint, CheckpointKind, Client, ClientState, Coordinator, RunState
 
 # P2P never: it may be gone with its peer
 _NAME_BYTES: Final = {
@@ -24,7 +24,7 @@ def process_checkpoint(state: Coordinator, sender: bytes, epoch: int, digest: by
         WrongRound: `epoch` is not the one that certified (T7).
         InvalidRunState: that epoch is not in Cooldown yet.
         UnknownMember: no member of the epoch, or an ejected one.
-        DigestMismatch: the digest is not the certified one.
+        DigestMismatch: the digest is not the certified one, or nothing is certified yet.
         InvalidCheckpoint: the source may not stand there, stands there already, or there is no room.
     """
     client = _check_checkpoint(state, sender, epoch, digest)
@@ -53,7 +53,7 @@ def _check_checkpoint(state: Coordinator, sender: bytes, epoch: int, digest: byt
     client = next(members, None)
     if client is None:
         raise UnknownMember("the sender is no member of the epoch (S10)")
-    if digest != state.certified.digest:
+    if digest == ZERO32 or digest != state.certified.digest:
         raise DigestMismatch("the digest is not that of the certified weights (S10)")
     return client
 

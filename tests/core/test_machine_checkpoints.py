@@ -98,6 +98,15 @@ def test_s10_a_later_certified_replaces_all_sources() -> None:
     assert [c.kind for c in run.state.model.extra_checkpoints] == [CheckpointKind.EPHEMERAL] * 3
 
 
+def test_s10_nothing_has_a_source_before_something_is_certified() -> None:
+    run = build_run(3, min_clients=2)
+    run.form()
+    run.wait(run.state.config.warmup_time)  # nobody is ready: the run waits again, with nothing certified
+    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
+    with expect_refusal(run.state, DigestMismatch, "S10"):
+        name_source(run, HUB)
+
+
 BAD_SOURCES = [
     Checkpoint(CheckpointKind.P2P, "org/model"),
     Checkpoint(CheckpointKind.P2P_GCS, "bucket"),

@@ -12,14 +12,14 @@ import trio
 
 from psyche.client import actions as act
 from psyche.client.engine import RoundEngine
+from psyche.client.payloads import PayloadCheck
 from psyche.client.settings import ClientSettings
 from psyche.client.shell import Log, Parts, Shell
 from psyche.client.trainer_tasks import RestartableTrainer
 from psyche.config.load import find_local_data
-from psyche.core.plan import TransformPlan, decode_plan
 from psyche.core.state import Coordinator, DataLocationKind
 from psyche.data.provider import DataProvider, open_provider
-from psyche.errors import ConfigError, WireError
+from psyche.errors import ConfigError
 from psyche.modeling.snapshot import clean_leftovers
 from psyche.modeling.trainer_process import TrainerProcess
 from psyche.network.node import open_node
@@ -92,29 +92,6 @@ class LazyData:
         """Close what was opened."""
         if self._provider is not None:
             await self._provider.aclose()
-
-
-class PayloadCheck:
-    """R4: canonical order, index ranges, finite values, exact length; without torch."""
-
-    def __init__(self) -> None:
-        self._plan: TransformPlan | None = None
-
-    def set_plan(self, plan: bytes) -> None:
-        """The plan of the loaded model."""
-        self._plan = decode_plan(plan)
-
-    def __call__(self, body: bytes) -> None:
-        """Refuse a body that breaks the format.
-
-        Raises:
-            WireError: naming group, field and rule.
-        """
-        from psyche.modeling.distro.codec import validate_payload  # NumPy: not needed before the first payload
-
-        if self._plan is None:
-            raise WireError("payload: the model's plan is not known yet")
-        validate_payload(self._plan, body)
 
 
 def lock_data_dir(path: Path) -> int:

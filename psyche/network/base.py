@@ -222,7 +222,7 @@ class BaseNode:
         self._statistics.gossip_sent += 1
         others, here = self.peers.allowed - {self.key}, self.connected()
         if len(others) <= self.limits.direct_peers:
-            for key in here:
+            for key in sorted(here):
                 self._get_outbox(key).put(message)
         if len(others) > self.limits.direct_peers or others - here:
             await self._broadcast(message)

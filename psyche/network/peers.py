@@ -202,7 +202,7 @@ class PeerTable:
 
     def _dial_now(self, keys: frozenset[bytes]) -> None:
         now = trio.current_time()
-        for key in keys & set(self._records):
+        for key in sorted(keys & set(self._records)):  # in one order, so that a simulated run repeats
             # Both ends learn of each other at the same moment: one goes first, the other when that had time to work.
             wait_s = 0.0 if self._key < key else min(YIELD_S * len(self._records), 2 * self._limits.redial_first_s)
             redial = self._redials.setdefault(key, _Redial(0.0, self._limits.redial_first_s))

@@ -6,7 +6,6 @@ record are renewed, and the caller notices nothing but the time.
 """
 
 import random
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ from psyche.core.layout import decode_state, encode_witness
 from psyche.core.messages import WitnessMessage
 from psyche.core.state import Checkpoint, Coordinator
 from psyche.errors import BackendError, PsycheError, WireError
-from psyche.server.dial import ServerAddress, dial
+from psyche.server.dial import OpenStream, ServerAddress, dial
 from psyche.server.push import apply_delta, read_full
 from psyche.server.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
@@ -46,6 +45,23 @@ class _Pending:
     reply: wire.Reply | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the client's side needs of its machine.
+
+    Args:
+        open_stream: connects to a host and a port, or raises OSError.
+        unix_time: the wall clock.
+        rng: request ids and jitter of reconnecting.
+        decode: reads a state's bytes; called in a thread.
+    """
+
+    open_stream: OpenStream = trio.open_tcp_stream
+    unix_time: Callable[[], float] = time.time
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    decode: Callable[[bytes], Coordinator] = decode_state
+
+
 class _Started(Protocol):
     """What `nursery.start` hands over, as far as it is needed here."""
 
@@ -66,14 +82,19 @@ class TcpBackend:
         address: the server.
         identity: the client's key, signer and p2p key at once.
         sink: where events go.
+        machine: connections, clock and chance; those of this computer if not given.
     """
 
-    def __init__(self, address: ServerAddress, identity: Identity, *, sink: EventSink | None = None) -> None:
+    def __init__(
+        self, address: ServerAddress, identity: Identity, *, sink: EventSink | None = None,
+        machine: Machine | None = None,
+    ) -> None:  # fmt: skip
         self.address = address
         self.connects = 0
         self._identity = identity
         self._sink = sink or NoEvents()
-        self._next_id = secrets.randbits(62)  # ids of a former self may still be in the server's memory
+        self._machine = machine or Machine()
+        self._next_id = self._machine.rng.getrandbits(62)  # ids of a former self may still be in the server's memory
         self._pending: dict[int, _Pending] = {}
         self._outbox: list[bytes] = []
         self._room = trio.Semaphore(MAX_PENDING)
@@ -95,7 +116,7 @@ class TcpBackend:
 
     def now(self) -> float:
         """The run's clock in unix seconds, as the server last said it; the wall clock until then."""
-        return time.time() + self._clock_offset_s
+        return self._machine.unix_time() + self._clock_offset_s
 
     async def run(self, *, task_status: _Started = trio.TASK_STATUS_IGNORED) -> None:
         """Keep connected until cancelled; `task_status.started` is called at once.
@@ -127,7 +148,7 @@ class TcpBackend:
                 failures = 0
             delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
             failures += 1
-            await trio.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311 (so that clients do not all come at once)
+            await trio.sleep(delay_s * self._machine.rng.uniform(0.5, 1.0))  # so that clients do not all come at once
 
     async def states(self) -> AsyncIterator[Coordinator]:
         """States as they come, newest only, nonce rising; each is the caller's own copy.
@@ -141,7 +162,7 @@ class TcpBackend:
                 self._check_alive()
                 await self._changed.wait()
             raw, seen = self._raw, self._nonce
-            yield await trio.to_thread.run_sync(decode_state, raw)
+            yield await trio.to_thread.run_sync(self._machine.decode, raw)
 
     async def join(self, record: AddressRecord) -> None:
         """Ask for a place in the next epoch (M1, M2); the record is sent again after every reconnect."""
@@ -240,7 +261,7 @@ class TcpBackend:
         Raises:
             BackendError, WireError: why it ended.
         """
-        frames, greeting = await dial(self.address, self._identity)
+        frames, greeting = await dial(self.address, self._identity, self._machine.open_stream)
         try:
             self._check_greeting(greeting)
             self.connects += 1
@@ -257,7 +278,7 @@ class TcpBackend:
                 f"the run {greeting.run_id!r} was made anew while this client was part of the former one: start again"
             )
         self._run_uid = greeting.run_uid
-        self._clock_offset_s = greeting.now_unix - time.time()
+        self._clock_offset_s = greeting.now_unix - self._machine.unix_time()
 
     def _renew(self) -> None:
         """What a new connection begins with: subscription, address record, and what has no answer yet."""
@@ -326,7 +347,7 @@ class TcpBackend:
             pending.answered.set()
 
     def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
-        self._clock_offset_s = now_unix - time.time()
+        self._clock_offset_s = now_unix - self._machine.unix_time()
         if nonce < self._nonce or (nonce == self._nonce and raw != self._raw):
             raise wire.WrongRun(
                 f"the server's state went back from nonce {self._nonce} to {nonce}: it was restored from an older "
@@ -363,10 +384,10 @@ def _as_backend_error(error: PsycheError) -> BackendError:
 
 @asynccontextmanager
 async def open_backend(
-    address: ServerAddress, identity: Identity, *, sink: EventSink | None = None
+    address: ServerAddress, identity: Identity, *, sink: EventSink | None = None, machine: Machine | None = None
 ) -> AsyncIterator[TcpBackend]:
     """A backend that keeps connected while the block runs; the block is cancelled when it gives up for good."""
-    backend = TcpBackend(address, identity, sink=sink)
+    backend = TcpBackend(address, identity, sink=sink, machine=machine)
     failures: list[BackendError] = []
 
     async def run() -> None:

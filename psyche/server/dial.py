@@ -1,5 +1,6 @@
 """The client's way to a coordinator server: connect, prove both keys, agree on version and run."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,15 +46,22 @@ def parse_server(text: str, run_id: str = "", key: bytes | None = None) -> Serve
     return ServerAddress(host=host.strip("[]"), port=int(port), run_id=run_id, key=key)
 
 
-async def dial(address: ServerAddress, identity: Identity) -> tuple[FrameStream, wire.Greeting]:
+OpenStream = Callable[[str, int], Awaitable[trio.abc.Stream]]
+
+
+async def dial(
+    address: ServerAddress, identity: Identity, open_stream: OpenStream = trio.open_tcp_stream
+) -> tuple[FrameStream, wire.Greeting]:
     """A connection past hello, and what the server said; the caller closes it.
+
+    `open_stream` connects to a host and a port, or raises OSError.
 
     Raises:
         HandshakeError, RequestRefused: the server is another one, has another run or speaks another
             version: trying again does not help.
         BackendError, WireError: it cannot be reached, or does not answer in time.
     """
-    frames = await _connect(address)
+    frames = await _connect(address, open_stream)
     try:
         await client_handshake(frames, identity, wire.PURPOSE, address.key, CONNECT_TIMEOUT_S)
         hello = wire.HelloRequest(wire.VERSION, address.run_id, PROGRAM)
@@ -66,11 +74,11 @@ async def dial(address: ServerAddress, identity: Identity) -> tuple[FrameStream,
     return frames, greeting
 
 
-async def _connect(address: ServerAddress) -> FrameStream:
+async def _connect(address: ServerAddress, open_stream: OpenStream) -> FrameStream:
     where = f"server {address.host}:{address.port}"
     try:
         with trio.fail_after(CONNECT_TIMEOUT_S):
-            stream = await trio.open_tcp_stream(address.host, address.port)
+            stream = await open_stream(address.host, address.port)
     except trio.TooSlowError as error:
         raise BackendError(f"{where}: no connection within {CONNECT_TIMEOUT_S:g} s") from error
     except OSError as error:

@@ -86,7 +86,7 @@ class Hub:
         for connection in self._subscribed.values():
             connection.wake()
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def serve(self, stream: trio.abc.Stream) -> None:
         """One connection from its first byte to its end; never raises for what the other side does."""
         self._numbers += 1
         frames = FrameStream(stream, wire.MAX_REQUEST_BYTES, max_send_bytes=wire.MAX_SERVER_FRAME_BYTES)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -27,6 +27,7 @@ from psyche.server.data import RunData, open_run_data
 from psyche.server.disk import FolderDisk
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.hub import Hub
+from psyche.server.journal import JournalDisk
 from psyche.server.limits import TICK_S
 from psyche.server.push import StateVersion, compute_delay_s
 from psyche.server.run import OpenRun, RunFile, open_run
@@ -36,6 +37,34 @@ from psyche.wire.crypto import Identity
 PROGRAM: Final = f"psyche {__version__}"
 ENTROPY_BYTES: Final = 32
 CLOSING_TIMEOUT_S: Final = 5.0
+
+
+class ServerDisk(JournalDisk, Protocol):
+    """The journal's disk, held by this process."""
+
+    def close(self) -> None:
+        """Let it go."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BoundListener:
+    """What listens, and on which port."""
+
+    listener: trio.abc.Listener[Any]
+    port: int
+
+
+async def listen_tcp(host: str, port: int) -> BoundListener:
+    """A TCP listener; port 0 chooses a free one.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    listeners = await trio.open_tcp_listeners(port, host=host)
+    for extra in listeners[1:]:  # a name with several addresses and port 0 would have several ports
+        await extra.aclose()
+    return BoundListener(listeners[0], listeners[0].socket.getsockname()[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +83,9 @@ class ServerSettings:
         sink: where events go (`telemetry.EventLog`).
         on_state: called with every state that is pushed, before it is; to be read at once, not kept.
         unix_time: the wall clock, read once at the start.
+        entropy: gives 32 random bytes (E5).
+        open_disk: opens the state folder; blocks.
+        listen: begins to listen on a host and a port.
     """
 
     run: RunFile
@@ -67,6 +99,9 @@ class ServerSettings:
     sink: EventSink | None = None
     on_state: Callable[[Coordinator], None] | None = None
     unix_time: Callable[[], float] = time.time
+    entropy: Callable[[], bytes] = partial(os.urandom, ENTROPY_BYTES)
+    open_disk: Callable[[Path], ServerDisk] = FolderDisk
+    listen: Callable[[str, int], Awaitable[BoundListener]] = listen_tcp
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +133,7 @@ async def run_server(settings: ServerSettings, *, task_status: Started = trio.TA
         BackendError: the state folder is in use, the journal is broken, or the disk failed.
         DataError: the data server cannot be started.
     """
-    disk = await trio.to_thread.run_sync(FolderDisk, settings.state_dir)
+    disk = await trio.to_thread.run_sync(settings.open_disk, settings.state_dir)
     try:
         now = int(settings.unix_time())
         opened = await trio.to_thread.run_sync(
@@ -115,7 +150,7 @@ def _make_handler(settings: ServerSettings, opened: OpenRun) -> CoordinatorHandl
         opened.journal,
         now=opened.now,
         owners=settings.owners or frozenset({settings.identity.public}),
-        entropy=partial(os.urandom, ENTROPY_BYTES),
+        entropy=settings.entropy,
         op_ids=opened.op_ids,
         withdraw_on_disconnect=settings.withdraw_on_disconnect,
         program=PROGRAM,
@@ -139,15 +174,15 @@ class _Server:
         self._pushed_at_s = trio.current_time()
 
     async def run(self, task_status: Started) -> None:
-        listeners = await self._listen()
+        bound = await self._listen()
         self._report_recovery()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._guard, nursery, self._serve, listeners, task_status)
+                nursery.start_soon(self._guard, nursery, self._serve, bound, task_status)
         finally:
             with trio.move_on_after(CLOSING_TIMEOUT_S) as scope:
                 scope.shield = True
-                await self._close(listeners)
+                await self._close(bound)
         if self._failure is not None:
             raise self._failure
 
@@ -159,29 +194,25 @@ class _Server:
             self._failure = self._failure or error
             nursery.cancel_scope.cancel()
 
-    async def _serve(self, nursery: trio.Nursery, listeners: list[trio.SocketListener], task_status: Started) -> None:
+    async def _serve(self, nursery: trio.Nursery, bound: BoundListener, task_status: Started) -> None:
         data_port = await self._start_data(nursery)
         await self._publish(self._durable)
         for task in (self._write_journal, self._push, self._tick):
             nursery.start_soon(self._guard, nursery, task)
-        port: int = listeners[0].socket.getsockname()[1]
-        self._sink.emit("server_listening", host=self._settings.host, port=port, data_port=data_port)
-        task_status.started(self._get_address(port, data_port))
-        await trio.serve_listeners(self._hub.serve, listeners)
+        self._sink.emit("server_listening", host=self._settings.host, port=bound.port, data_port=data_port)
+        task_status.started(self._get_address(bound.port, data_port))
+        await trio.serve_listeners(self._hub.serve, [bound.listener])
 
     def _get_address(self, port: int, data_port: int | None) -> BoundServer:
         key, uid = self._settings.identity.public, self._handler.state.run_uid
         return BoundServer(self._settings.host, port, key, uid, data_port)
 
-    async def _listen(self) -> list[trio.SocketListener]:
+    async def _listen(self) -> BoundListener:
         host, port = self._settings.host, self._settings.port
         try:
-            listeners = await trio.open_tcp_listeners(port, host=host)
+            return await self._settings.listen(host, port)
         except OSError as error:
             raise ConfigError(f"server: cannot listen on {host}:{port}: {error.strerror or error}") from error
-        for extra in listeners[1:]:  # a name with several addresses and port 0 would have several ports
-            await extra.aclose()
-        return list(listeners[:1])
 
     def _report_recovery(self) -> None:
         for note in self._opened.notes:
@@ -260,9 +291,8 @@ class _Server:
                 self._settings.on_state(state)
         self._hub.publish(version)
 
-    async def _close(self, listeners: list[trio.SocketListener]) -> None:
-        for listener in listeners:
-            await listener.aclose()
+    async def _close(self, bound: BoundListener) -> None:
+        await bound.listener.aclose()
         try:
             await self._flush()
         except BackendError as error:  # the disk failed: that is why the server stops, if anything said so before

@@ -1,0 +1,300 @@
+"""Simulated links between named ends: latency, jitter, bandwidth, loss, copies, stalls and cuts, on trio's clock.
+
+Everything that crosses a link takes its time and its chances here: the streams of the in-memory node
+(`memory.py`), and whatever else is to share the same lines. All chance comes from one seed, separately
+for every direction, so that what happens on one link does not depend on the traffic of another.
+"""
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from psyche.network.streams import Signal, StreamError, run_until
+
+FRAME_BYTES: Final = 256 << 10  # streams of one link take turns
+SEND_BUFFER_BYTES: Final = 256 << 10  # a writer is ahead of the line by so much, as with a socket
+WINDOW_BYTES: Final = 16 << 20  # written and not yet read, per stream
+RETRANSMIT_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConditions:
+    """One direction of a link: seconds, bytes a second, and shares of packets.
+
+    `jitter_s` is the most that is added to the latency of a packet. A lost announcement is gone, one that
+    is copied comes twice, and jitter lets them overtake each other; on other streams loss and jitter
+    delay what follows, as TCP does.
+    """
+
+    latency_s: float = 0.0
+    bandwidth_bytes_s: float = math.inf
+    loss: float = 0.0
+    jitter_s: float = 0.0
+    duplicate: float = 0.0
+
+
+class Wire:
+    """One direction between two ends."""
+
+    def __init__(self, conditions: LinkConditions, rng: random.Random) -> None:
+        self.conditions = conditions
+        self.rng = rng
+        self.busy_until = 0.0
+        self.stall: trio.Event | None = None  # nothing arrives until it is set
+
+    def compute_departure(self, size_bytes: float) -> float:
+        """When the last of `size_bytes` has left; the wire is taken until then."""
+        start = max(trio.current_time(), self.busy_until)
+        self.busy_until = start + size_bytes / self.conditions.bandwidth_bytes_s
+        return self.busy_until
+
+    def compute_delay(self) -> float:
+        """How long a packet travels."""
+        conditions = self.conditions
+        return conditions.latency_s + (conditions.jitter_s * self.rng.random() if conditions.jitter_s else 0.0)
+
+    def is_lost(self) -> bool:
+        """Whether this packet is lost."""
+        return self.conditions.loss > 0 and self.rng.random() < self.conditions.loss
+
+    def is_copied(self) -> bool:
+        """Whether this packet comes twice."""
+        return self.conditions.duplicate > 0 and self.rng.random() < self.conditions.duplicate
+
+
+class Pipe:
+    """One direction of a stream: what was written, and when it arrives.
+
+    Args:
+        wire: what it runs over.
+        is_lossy: every write is a packet of its own that may be lost, copied or overtaken.
+        weight: how many bytes of the line each byte takes.
+    """
+
+    def __init__(self, wire: Wire, *, is_lossy: bool, weight: float = 1.0) -> None:
+        self._wire = wire
+        self._is_lossy = is_lossy
+        self._weight = weight
+        self._parts: list[tuple[float, memoryview]] = []  # by arrival
+        self._unread = 0
+        self._last_arrival = 0.0
+        self._signal = Signal()
+        self._broken = trio.Event()
+        self.is_closed = False
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it was reset."""
+        return self._broken.is_set()
+
+    async def write(self, data: bytes) -> None:
+        """Take the time that the wire takes; what is written arrives in order.
+
+        Raises:
+            StreamError: broken.
+        """
+        if self._is_lossy and self._wire.is_lost():
+            await trio.lowlevel.checkpoint()
+            return
+        view = memoryview(data)
+        step = len(view) if math.isinf(self._wire.conditions.bandwidth_bytes_s) else FRAME_BYTES
+        for start in range(0, len(view), max(step, 1)):
+            await self._write_part(view[start : start + step])
+
+    async def _write_part(self, part: memoryview) -> None:
+        while self._unread > WINDOW_BYTES and not self._broken.is_set():
+            await self._signal.wait()
+        if self._broken.is_set() or self.is_closed:
+            raise StreamError("stream: broken while writing")
+        departure = self._wire.compute_departure(len(part) * self._weight)
+        self._put(part, departure)
+        if self._is_lossy and self._wire.is_copied():
+            self._put(part, departure)
+        self._signal.notify()
+        free = departure - SEND_BUFFER_BYTES / self._wire.conditions.bandwidth_bytes_s
+        if free > trio.current_time():
+            with trio.move_on_at(free):
+                await self._broken.wait()
+        await trio.lowlevel.checkpoint()
+
+    def _put(self, part: memoryview, departure: float) -> None:
+        arrival = departure + self._wire.compute_delay()
+        self._unread += len(part)
+        if self._is_lossy:
+            self._parts.insert(bisect_right(self._parts, arrival, key=_get_arrival), (arrival, part))
+            return
+        if self._wire.is_lost():
+            arrival += RETRANSMIT_S + 2 * self._wire.conditions.latency_s
+        self._last_arrival = max(self._last_arrival, arrival)
+        self._parts.append((self._last_arrival, part))
+
+    async def read(self, max_bytes: int) -> bytes:
+        """What has arrived, at most `max_bytes` of it.
+
+        Raises:
+            StreamError: at its end, or broken.
+        """
+        while True:
+            if self._broken.is_set():
+                raise StreamError("stream: reset")
+            if self._wire.stall is not None:
+                await run_until(self._broken, self._wire.stall.wait)
+            elif not self._parts:
+                if self.is_closed:
+                    raise StreamError("stream: at its end")
+                await self._signal.wait()
+            elif self._parts[0][0] > trio.current_time():
+                with trio.move_on_at(self._parts[0][0]):
+                    await (self._signal.wait() if self._is_lossy else self._broken.wait())
+            else:
+                return await self._take(max_bytes)
+
+    async def _take(self, max_bytes: int) -> bytes:
+        await trio.lowlevel.checkpoint_if_cancelled()  # from here on nothing is lost by a cancellation
+        arrival, part = self._parts[0]
+        data = bytes(part[:max_bytes])
+        self._unread -= len(data)
+        if self._unread <= WINDOW_BYTES < self._unread + len(data):
+            self._signal.notify()
+        if len(part) > max_bytes:
+            self._parts[0] = (arrival, part[max_bytes:])  # the rest is asked for at once: others need not run between
+            return data
+        del self._parts[0]
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return data
+
+    def close(self) -> None:
+        """Nothing more is written; what was written still arrives."""
+        self.is_closed = True
+        self._signal.notify()
+
+    def break_off(self) -> None:
+        """Both ends see a reset; what was under way is lost."""
+        self._parts.clear()
+        self._broken.set()
+        self._signal.notify()
+
+
+def _get_arrival(part: tuple[float, memoryview]) -> float:
+    return part[0]
+
+
+class MemoryStream:
+    """One end of a stream over simulated links."""
+
+    def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
+        self.incoming = incoming
+        self.outgoing = outgoing
+
+    async def read_some(self, max_bytes: int) -> bytes:
+        """Between 1 and `max_bytes` bytes; raises StreamError at the end."""
+        return await self.incoming.read(max_bytes)
+
+    async def write(self, data: bytes) -> None:
+        """Send all of `data`; raises StreamError on a broken stream."""
+        await self.outgoing.write(data)
+
+    async def close(self) -> None:
+        """Nothing more will be written."""
+        self.outgoing.close()
+
+    async def reset(self) -> None:
+        """End both directions at once."""
+        self.break_off()
+
+    def break_off(self) -> None:
+        """As `reset`."""
+        self.incoming.break_off()
+        self.outgoing.break_off()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream was reset."""
+        return self.incoming.is_broken
+
+
+class Links:
+    """All links between ends that are named by keys.
+
+    Args:
+        rng: the source of all chance.
+        default: what links are like that were not set otherwise.
+    """
+
+    def __init__(self, rng: random.Random, default: LinkConditions | None = None) -> None:
+        self.on_cut: list[Callable[[], None]] = []  # who has connections looks which of them are cut
+        self._seed = rng.getrandbits(64)
+        self._default = default or LinkConditions()
+        self._wires: dict[tuple[bytes, bytes], Wire] = {}
+        self._cuts: set[frozenset[bytes]] = set()
+
+    def build_rng(self, *names: bytes) -> random.Random:
+        """Chance of one link or node: independent of what the others do, and in which order."""
+        return random.Random(b"/".join((self._seed.to_bytes(8, "little"), *names)))  # noqa: S311 - a simulation
+
+    def get_wire(self, source: bytes, target: bytes) -> Wire:
+        """One direction between two ends."""
+        wire = self._wires.get((source, target))
+        if wire is None:
+            wire = self._wires[source, target] = Wire(self._default, self.build_rng(source, target))
+        return wire
+
+    def get_round_trip_s(self, source: bytes, target: bytes) -> float:
+        """There and back, without jitter."""
+        there = self.get_wire(source, target).conditions.latency_s
+        return there + self.get_wire(target, source).conditions.latency_s
+
+    def open_pair(
+        self, opener: bytes, other: bytes, *, is_lossy: bool = False, weight: float = 1.0
+    ) -> tuple[MemoryStream, MemoryStream]:
+        """A stream: the opener's end, and the other's."""
+        there = Pipe(self.get_wire(opener, other), is_lossy=is_lossy, weight=weight)
+        back = Pipe(self.get_wire(other, opener), is_lossy=is_lossy, weight=weight)
+        return MemoryStream(back, there), MemoryStream(there, back)
+
+    def set_link(self, first: bytes, second: bytes, conditions: LinkConditions) -> None:
+        """Both directions between two ends; holds for what is written from now on."""
+        self.set_uplink(first, second, conditions)
+        self.set_uplink(second, first, conditions)
+
+    def set_uplink(self, source: bytes, target: bytes, conditions: LinkConditions) -> None:
+        """One direction between two ends."""
+        self.get_wire(source, target).conditions = conditions
+
+    def cut(self, first: Iterable[bytes], second: Iterable[bytes]) -> None:
+        """No connection between the two groups until `heal`; open ones break."""
+        others = list(second)
+        for a in first:
+            self._cuts.update(frozenset((a, b)) for b in others if a != b)
+        for notify in self.on_cut:
+            notify()
+
+    def partition(self, *groups: Sequence[bytes]) -> None:
+        """Cut the groups from one another."""
+        for index, group in enumerate(groups):
+            for other in groups[index + 1 :]:
+                self.cut(group, other)
+
+    def is_cut(self, first: bytes, second: bytes) -> bool:
+        """Whether the two cannot be connected now."""
+        return bool(self._cuts) and frozenset((first, second)) in self._cuts
+
+    def stall(self, first: Sequence[bytes], second: Sequence[bytes]) -> None:
+        """Connections between the two groups stay open, but nothing arrives until `heal`."""
+        for a in first:
+            for b in second:
+                for wire in (self.get_wire(a, b), self.get_wire(b, a)):
+                    wire.stall = wire.stall or trio.Event()
+
+    def heal(self) -> None:
+        """Undo all cuts and stalls; the nodes find each other again by redialing."""
+        self._cuts.clear()
+        for wire in self._wires.values():
+            if wire.stall is not None:
+                wire.stall.set()
+                wire.stall = None

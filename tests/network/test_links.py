@@ -1,0 +1,97 @@
+"""The lines under the in-memory node: order, overtaking, copies, stalls, and writers that run ahead."""
+
+import random
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from psyche.network.links import SEND_BUFFER_BYTES, LinkConditions, Links
+from psyche.network.streams import StreamError
+
+A, B = b"a" * 32, b"b" * 32
+
+
+def build_links(**conditions: float) -> Links:
+    return Links(random.Random(3), LinkConditions(**conditions))
+
+
+async def read_packets(links: Links, count: int, *, is_lossy: bool) -> list[int]:
+    near, far = links.open_pair(A, B, is_lossy=is_lossy)
+    for number in range(count):
+        await near.write(bytes([number]))
+        await trio.sleep(0.01)
+    found: list[int] = []
+    with trio.move_on_after(60):
+        while True:
+            found += await far.read_some(1)
+    return found
+
+
+async def test_announcements_overtake_each_other_where_the_line_jitters(autojump_clock: MockClock) -> None:
+    found = await read_packets(build_links(jitter_s=0.2), 50, is_lossy=True)
+    assert sorted(found) == list(range(50))
+    assert found != sorted(found)
+
+
+async def test_streams_keep_their_order_whatever_the_line_does(autojump_clock: MockClock) -> None:
+    assert await read_packets(build_links(jitter_s=0.2, loss=0.3, duplicate=0.5), 50, is_lossy=False) == list(range(50))
+
+
+async def test_a_copied_announcement_comes_twice(autojump_clock: MockClock) -> None:
+    found = await read_packets(build_links(duplicate=0.5), 50, is_lossy=True)
+    assert set(found) == set(range(50))
+    assert 60 < len(found) < 90
+
+
+async def test_a_stalled_line_delivers_what_was_sent_once_it_is_healed(autojump_clock: MockClock) -> None:
+    links = build_links(latency_s=0.1)
+    near, far = links.open_pair(A, B)
+    links.stall([A], [B])
+    await near.write(b"late")
+    with trio.move_on_after(30) as waiting:
+        await far.read_some(4)
+    assert waiting.cancelled_caught, "nothing came, and nothing broke"
+    links.heal()
+    assert await far.read_some(4) == b"late"
+
+
+async def test_a_stalled_line_that_breaks_tells_its_reader(autojump_clock: MockClock) -> None:
+    links = build_links()
+    near, far = links.open_pair(A, B)
+    links.stall([A], [B])
+    async with trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            with pytest.raises(StreamError, match="reset"):
+                await far.read_some(1)
+
+        nursery.start_soon(read)
+        await trio.sleep(1)
+        near.break_off()
+
+
+async def test_a_writer_is_ahead_of_the_line_by_a_buffer_and_no_more(autojump_clock: MockClock) -> None:
+    near, _far = build_links(bandwidth_bytes_s=SEND_BUFFER_BYTES).open_pair(A, B)
+    started = trio.current_time()
+    await near.write(bytes(SEND_BUFFER_BYTES))
+    assert trio.current_time() == started, "it fits into the buffer"
+    await near.write(bytes(2 * SEND_BUFFER_BYTES))
+    assert trio.current_time() - started == pytest.approx(2.0)
+
+
+async def test_a_heavier_byte_takes_more_of_the_line(autojump_clock: MockClock) -> None:
+    near, far = build_links(bandwidth_bytes_s=1_000).open_pair(A, B, weight=50)
+    started = trio.current_time()
+    await near.write(bytes(100))
+    await far.read_some(100)
+    assert trio.current_time() - started == pytest.approx(5.0)
+
+
+async def test_what_was_read_is_not_lost_when_the_reader_is_cancelled_between(autojump_clock: MockClock) -> None:
+    near, far = build_links().open_pair(A, B)
+    await near.write(b"whole")
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await far.read_some(2)
+    assert await far.read_some(5) == b"whole"

@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from psyche.telemetry.text import format_number
+
 IMPORT_TIMEOUT_S: Final = 120  # a cold torch on a slow disk
 WARN_DISK_BYTES: Final = 20 << 30
 FAIL_DISK_BYTES: Final = 2 << 30
@@ -115,7 +117,7 @@ def check_machine() -> Check:
     """System, cores and memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0))
-    found = f"{platform.system()} {platform.machine()}, {cores} cores, {_gigabytes(memory)} of memory"
+    found = f"{platform.system()} {platform.machine()}, {format_number(cores, 'core')}, {_gigabytes(memory)} of memory"
     if platform.system() != "Linux":
         return Check("machine", Verdict.FAIL, found, "Psyche runs on Linux; a container will do")
     if memory < WARN_MEMORY_BYTES:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psyche.cli.common import format_examples, make_group
+from psyche.telemetry.text import format_number
 
 if TYPE_CHECKING:
     from psyche.data.tokenize import TokenizedFile
@@ -59,7 +60,7 @@ def tokenize(
 
     texts = find_texts(inputs, tuple(suffix or ()))
     chosen = ByteTokenizer() if tokenizer is None else HuggingFaceTokenizer(tokenizer, separator)
-    with ProgressBar(f"tokenizing {len(texts)} files") as bar:
+    with ProgressBar(f"tokenizing {format_number(len(texts), 'file')}") as bar:
         report = run(
             texts, output, tokenizer=chosen, held_out=held_out, held_out_bytes=held_out_bytes,
             token_size_bytes=token_size, progress=bar.set,
@@ -71,6 +72,6 @@ def tokenize(
 
 def _print(file: "TokenizedFile") -> None:
     typer.echo(
-        f"{file.path}: {file.tokens} tokens of {file.token_size_bytes} bytes from {file.documents} documents, "
-        f"vocabulary {file.vocab_size}"
+        f"{file.path}: {format_number(file.tokens, 'token')} of {file.token_size_bytes} bytes from "
+        f"{format_number(file.documents, 'document')}, vocabulary {file.vocab_size}"
     )

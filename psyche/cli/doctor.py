@@ -19,9 +19,10 @@ def doctor(
         int, typer.Option(envvar="BIND_P2P_PORT", min=0, max=65535, help="The port you mean to use; 0: any free one.")
     ] = 0,
 ) -> None:
-    """Check Python, torch and device, libp2p, clock, disk and ports.
+    """Check whether this machine is ready to take part.
 
-    Each line is ok, warn or fail, with what to do. Exit code 1 where something fails.
+    Looks at Python, torch and device, libp2p, clock, disk and ports. Each line is ok, warn or fail, with what to do.
+    Exit code 1 where something fails.
     """
     found: list[checks.Check] = []
     for make in checks.get_checks(data_dir, bind_p2p_port):

@@ -1,17 +1,20 @@
-"""`psyche model`: first weights."""
+"""`psyche model`: first weights, and text from trained ones."""
 
 import dataclasses
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from psyche.cli.common import format_examples, make_group
 
+if TYPE_CHECKING:
+    from psyche.standalone.sample import Sample
+
 group = make_group(
-    "Make the model that a run starts from.",
+    "Make a run's first weights; let a trained model write.",
     "psyche model init --config config/demo/model.json --output config/demo/model",
 )
 
@@ -38,11 +41,17 @@ def init(
         Path | None, typer.Option(help="A folder or file whose tokenizer goes along; default: the byte tokenizer.")
     ] = None,
 ) -> None:
-    """Write random first weights as a Hugging Face folder (fp32 safetensors).
+    """Write random first weights as a Hugging Face folder.
 
-    They are made once, by one person, and everybody loads these files.
+    The weights are fp32 safetensors. They are made once, by one person, and everybody loads these files.
     """
-    from psyche.modeling.model import init_model
+    from psyche.errors import ConfigError
+    from psyche.telemetry.loading import loading
+
+    if not config.exists():  # before the seconds that torch takes
+        raise ConfigError(f"--config {config}: there is no such file or folder")
+    with loading("torch"):
+        from psyche.modeling.model import init_model
 
     with tempfile.TemporaryDirectory() as folder:
         extra = get_tokenizer_files(tokenizer, Path(folder))
@@ -89,12 +98,28 @@ def sample(
     held_out: Annotated[Path | None, typer.Option(help="A token file to measure the loss on.")] = None,
     json_file: Annotated[Path | None, typer.Option(help="Also write the result to this file.")] = None,
 ) -> None:
-    """Let a trained model write text, read with plain transformers."""
-    from psyche.standalone.sample import sample_model
+    """Let a trained model write text, read with plain transformers.
+
+    Shows the prompt and what the model makes of it, each under a line of its own.
+    """
+    from psyche.errors import ConfigError
+    from psyche.telemetry.loading import loading
+
+    if not (folder / "config.json").is_file():  # before the seconds that torch takes
+        raise ConfigError(f"{folder}: no config.json there; name a model's folder, as clients export it")
+    if held_out is not None and not held_out.is_file():
+        raise ConfigError(f"--held-out {held_out}: there is no such file")
+    with loading("torch and the model"):
+        from psyche.standalone.sample import sample_model
 
     found = sample_model(folder, prompt=prompt, tokens=length, temperature=temperature, seed=seed, held_out=held_out)
-    typer.echo(found.text)
+    typer.echo(format_sample(found))
     if found.held_out_loss is not None:
         typer.echo(f"held-out loss {found.held_out_loss:.4f} nats per token", err=True)
     if json_file is not None:
         json_file.write_text(json.dumps(dataclasses.asdict(found)) + "\n", encoding="utf-8")
+
+
+def format_sample(found: "Sample") -> str:
+    """What was given and what the model made of it, told apart."""
+    return f"--- prompt\n{found.prompt}\n--- the model goes on\n{found.written}"

@@ -36,7 +36,8 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         envvar="DATA_DIR",
-        help="Key, snapshots and replay store of this client, one folder each. Default: psyche-data/RUN_ID.",
+        help="What this client itself needs to go on after a restart: key, snapshots, updates of the epoch, event log. "
+        "One folder for each client. Default: psyche-data/RUN_ID.",
     ),
 ]
 BindPort = Annotated[
@@ -63,9 +64,15 @@ MicroBatchSize = Annotated[
 ]
 CheckpointDir = Annotated[
     Path | None,
-    typer.Option(envvar="CHECKPOINT_DIR", help="Write the model here at each epoch's end, for from_pretrained."),
+    typer.Option(
+        envvar="CHECKPOINT_DIR",
+        help="Where the trained model is written for you at each epoch's end, as from_pretrained reads it; the "
+        "snapshots then lie in its folder resume. Default: no model is written.",
+    ),
 ]
-KeepSteps = Annotated[int, typer.Option(envvar="KEEP_STEPS", min=1, help="How many checkpoints are kept.")]
+KeepSteps = Annotated[
+    int, typer.Option(envvar="KEEP_STEPS", min=1, help="How many of the models in --checkpoint-dir are kept.")
+]
 LogsOption = Annotated[Logs, typer.Option(envvar="LOGS", help="Lines for people, lines of JSON, or none.")]
 LogLevel = Annotated[str, typer.Option("--log", envvar="LOG", help="Level, also by part: warn,psyche.client=debug.")]
 WriteLog = Annotated[Path | None, typer.Option(envvar="WRITE_LOG", help="Also write log lines (JSON) to this file.")]

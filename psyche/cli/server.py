@@ -1,6 +1,7 @@
 """`psyche server`: the coordinator of a run."""
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,8 @@ from psyche.cli import options as opt
 from psyche.cli.common import format_examples, make_group, parse_hex
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from psyche.config.load import LoadedData, LoadedRun
     from psyche.server.server import ServerSettings
     from psyche.telemetry.console import Console
@@ -37,6 +40,22 @@ StateDir = Annotated[
         help="Journal and key of the server; a run found there goes on. Default: psyche-data/server-RUN_ID.",
     ),
 ]
+OwnerStateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir", "--save-state-dir", envvar="STATE_DIR", help="The server's state folder, in which its key lies."
+    ),
+]
+OwnerKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--identity-secret-key-path",
+        "-i",
+        envvar="IDENTITY_SECRET_KEY_PATH",
+        help="File with the secret key of an owner, where it is not the server's own.",
+    ),
+]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to try for, where the server does not answer.")]
 OwnerAddr = Annotated[str, typer.Option(envvar="SERVER_ADDR", help="The coordinator server, host:port.")]
 
 
@@ -80,6 +99,7 @@ def run(
     Every change is in a journal before anybody hears of it: killed and started again with the same folder, the server
     goes on where it was, and no epoch is lost. Exits with 0 after Ctrl-C.
     """
+    from psyche.cli.serving import leaving_nothing_unless_started
     from psyche.server.server import ServerSettings
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
@@ -88,33 +108,41 @@ def run(
     console = Console()
     configure_logging(logs.value, log, console=console, write_log=write_log)
     loaded, data = load_runnable(state, data_config)
+    owners = frozenset(parse_hex("--owner", key) for key in owner or ())
     folder = state_dir or Path("psyche-data") / f"server-{loaded.run_id}"
-    events = EventLog(
-        (events_dir / "server" if events_dir else folder) / "events.jsonl", node="server", keep=keep_event_files
-    )
-    settings = ServerSettings(
-        run=loaded,
-        identity=load_server_identity(folder, identity_secret_key_path, create=True),
-        state_dir=folder,
-        host=bind_ip,
-        port=server_port,
-        owners=frozenset(parse_hex("--owner", key) for key in owner or ()),
-        withdraw_on_disconnect=withdraw_on_disconnect,
-        data_files=data,
-        sink=events,
-    )
-    serve(settings, events, console, logs)
+    events_folder = events_dir / "server" if events_dir else folder
+    with leaving_nothing_unless_started(folder, events_folder) as on_start:
+        events = EventLog(events_folder / "events.jsonl", node="server", keep=keep_event_files)
+        settings = ServerSettings(
+            run=loaded,
+            identity=load_server_identity(folder, identity_secret_key_path, create=True),
+            state_dir=folder,
+            host=bind_ip,
+            port=server_port,
+            owners=owners,
+            withdraw_on_disconnect=withdraw_on_disconnect,
+            data_files=data,
+            sink=events,
+        )
+        serve(settings, events, console, logs, on_start)
 
 
-def serve(settings: "ServerSettings", events: "EventLog", console: "Console", logs: opt.Logs) -> None:
-    """Serve until a signal."""
+def serve(
+    settings: "ServerSettings", events: "EventLog", console: "Console", logs: opt.Logs, on_start: "Callable[[], None]"
+) -> None:
+    """Serve until a signal; `on_start` is called once the server can be reached."""
     from psyche.cli.common import run_async
-    from psyche.cli.serving import serve_until_signal
+    from psyche.cli.serving import ServerLine, serve_until_signal
     from psyche.telemetry.live import open_live_view
 
     async def main() -> None:
-        async with open_live_view(events, console, logs.value):
-            await serve_until_signal(settings, console if logs is opt.Logs.console else None)
+        if logs is not opt.Logs.console:
+            async with open_live_view(events, console, logs.value):
+                await serve_until_signal(settings, None, on_start)
+            return
+        line = ServerLine(console)
+        async with open_live_view(events, console, logs.value, line):
+            await serve_until_signal(line.attach(settings), console, on_start)
 
     with contextlib.closing(events):
         run_async(main)
@@ -128,9 +156,10 @@ def serve(settings: "ServerSettings", events: "EventLog", console: "Console", lo
     ),
 )
 def validate_config(*, state: State, data_config: DataConfig = None) -> None:
-    """Check a configuration: what is wrong, by file, line and key, and what would be right.
+    """Check the configuration of a run.
 
-    Exit code 1 where something is wrong. Warnings, and what cannot run yet, do not count as wrong.
+    Says what is wrong, by file, line and key, and what would be right. Exit code 1 where something is wrong; warnings,
+    and what cannot run yet, do not count as wrong.
     """
     from psyche.config.validate import print_report
     from psyche.config.validate import validate_config as validate
@@ -138,15 +167,22 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
     raise typer.Exit(print_report(validate(state, data_config), typer.echo))
 
 
-def _command(server_addr: str, identity_secret_key_path: Path | None, state_dir: Path | None, name: str) -> "RunStatus":
+def _command(
+    server_addr: str, identity_secret_key_path: Path | None, state_dir: Path | None, timeout_s: float, name: str
+) -> "RunStatus":
     """Send an owner's command with the key that the options name."""
     from psyche.cli.common import run_async
     from psyche.server import owner
     from psyche.server.dial import parse_server
 
     identity = load_server_identity(state_dir, identity_secret_key_path, create=False)
-    commands = {"pause": owner.pause_run, "resume": owner.resume_run, "status": owner.get_run_status}
-    return run_async(commands[name], parse_server(server_addr), identity)
+    command = {"pause": owner.pause_run, "resume": owner.resume_run}[name]
+    return run_async(partial(command, parse_server(server_addr), identity, timeout_s, say=say))
+
+
+def say(text: str) -> None:
+    """What a command does while it takes long, on stderr."""
+    typer.echo(text, err=True)
 
 
 @group.command(
@@ -154,13 +190,18 @@ def _command(server_addr: str, identity_secret_key_path: Path | None, state_dir:
     epilog=format_examples("psyche server pause --server-addr 127.0.0.1:39400 --state-dir psyche-data/server-demo"),
 )
 def pause(
-    *, server_addr: OwnerAddr, identity_secret_key_path: opt.IdentityPath = None, state_dir: StateDir = None
+    *,
+    server_addr: OwnerAddr,
+    identity_secret_key_path: OwnerKey = None,
+    state_dir: OwnerStateDir = None,
+    timeout: Timeout = 10.0,
 ) -> None:
-    """Pause the run: at once before its first round, else when the running epoch has come to a clean early end.
+    """Pause the run.
 
-    Needs the server's key (--state-dir) or that of an owner (--identity-secret-key-path).
+    At once before its first round, else when the running epoch has come to a clean early end. Needs the server's key
+    (--state-dir) or that of an owner (--identity-secret-key-path).
     """
-    show_status(_command(server_addr, identity_secret_key_path, state_dir, "pause"))
+    show_status(_command(server_addr, identity_secret_key_path, state_dir, timeout, "pause"))
 
 
 @group.command(
@@ -168,10 +209,18 @@ def pause(
     epilog=format_examples("psyche server resume --server-addr 127.0.0.1:39400 --state-dir psyche-data/server-demo"),
 )
 def resume(
-    *, server_addr: OwnerAddr, identity_secret_key_path: opt.IdentityPath = None, state_dir: StateDir = None
+    *,
+    server_addr: OwnerAddr,
+    identity_secret_key_path: OwnerKey = None,
+    state_dir: OwnerStateDir = None,
+    timeout: Timeout = 10.0,
 ) -> None:
-    """Let a paused run go on from the weights it was paused with."""
-    show_status(_command(server_addr, identity_secret_key_path, state_dir, "resume"))
+    """Let a paused run go on.
+
+    From the weights it was paused with; its clients have stayed and join again by themselves. Needs the same key as
+    `pause`.
+    """
+    show_status(_command(server_addr, identity_secret_key_path, state_dir, timeout, "resume"))
 
 
 @group.command(
@@ -185,13 +234,17 @@ def status(
     *,
     server_addr: OwnerAddr,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    timeout: Timeout = 10.0,
 ) -> None:
-    """Say how a run is. Anybody may ask."""
+    """Say how a run is. Anybody may ask.
+
+    Exit code 1 where the server does not answer.
+    """
     from psyche.cli.common import run_async
     from psyche.server.dial import parse_server
     from psyche.server.owner import get_run_status
 
-    found = run_async(get_run_status, parse_server(server_addr), make_identity())
+    found = run_async(partial(get_run_status, parse_server(server_addr), make_identity(), timeout, say=say))
     show_status(found, as_json=as_json)
 
 
@@ -199,23 +252,23 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
     """Print a run's status for people, or as JSON."""
     import json
 
+    from psyche.cli.serving import format_members, get_phase
     from psyche.core.state import RunState
     from psyche.telemetry.events import get_plain
-    from psyche.telemetry.status import PHASES
-    from psyche.telemetry.text import format_seconds
+    from psyche.telemetry.text import format_number, format_seconds
 
-    name = RunState(status.run_state).name.lower()
     if as_json:
         fields = {field: get_plain(getattr(status, field)) for field in status.__struct_fields__}
-        typer.echo(json.dumps(fields | {"run_state": name}, indent=2))
+        typer.echo(json.dumps(fields | {"run_state": RunState(status.run_state).name.lower()}, indent=2))
         return
     since = format_seconds(max(0, status.now_unix - status.state_start_unix))
-    pausing = ", pausing at the end of this epoch" if status.pending_pause else ""
-    typer.echo(f"run {status.run_id!r}: {PHASES.get(name, name)} for {since}{pausing}")
-    typer.echo(f"epoch {status.epoch}, round {status.height}, step {status.step} of {status.total_steps}")
+    pausing = ", pauses at the end of this epoch" if status.pending_pause else ""
+    round_ = f", round {status.height}" if status.members else ""
+    typer.echo(f"run {status.run_id!r}: {get_phase(status)} for {since}{pausing}")
+    typer.echo(f"epoch {status.epoch}{round_}, step {status.step} of {status.total_steps}")
     typer.echo(
-        f"{status.healthy} of {status.members} members healthy, {status.waiting} waiting for the next epoch "
-        f"(needs {status.init_min_clients} to start, {status.min_clients} to go on), {status.connections} connections"
+        f"{format_members(status)}; an epoch needs {status.init_min_clients} to start and {status.min_clients} to go "
+        f"on; {format_number(status.connections, 'connection')}"
     )
 
 
@@ -236,7 +289,10 @@ def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, Lo
     if report.unsupported:
         raise ConfigError("\n".join(f"{report.run.path}: {problem}" for problem in report.unsupported))
     if report.data is None and report.run.model.data_location.kind is DataLocationKind.SERVER:
-        raise ConfigError(f"{report.run.path}: the data comes from this server, so it needs --data-config data.toml")
+        raise ConfigError(
+            f"{report.run.path}: the data comes from this server: put a data.toml beside this file, or name one with "
+            "--data-config FILE"
+        )
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
     return report.run, report.data
@@ -252,9 +308,16 @@ def load_server_identity(folder: Path | None, path: Path | None, *, create: bool
     from psyche.wire.crypto import Identity
 
     if path is None and folder is None:
-        raise ConfigError("name the owner's key: --state-dir of the server, or --identity-secret-key-path FILE")
+        raise ConfigError(
+            "name the owner's key: --state-dir FOLDER (the server's state folder), or --identity-secret-key-path FILE"
+        )
     key = path or (folder or Path()) / "server.key"
-    if create and path is None and not key.exists():
+    if path is None and not key.exists():
+        if not create:
+            raise ConfigError(
+                f"no key {key}: --state-dir must be the state folder of the server, which has its key; on another "
+                "machine name an owner's key with --identity-secret-key-path FILE (`server run --owner` admits it)"
+            )
         make_identity().save(key)
     return Identity.load(key)
 

@@ -1,31 +1,40 @@
 """The server's life between start and signal."""
 
+import contextlib
 import dataclasses
+import fcntl
 import os
+import shutil
 import signal
 import time
-from functools import partial
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import trio
 
-from psyche.core.state import ClientState, Coordinator
+from psyche.core.state import Coordinator, RunState
 from psyche.server.server import BoundServer, ServerSettings, run_server
+from psyche.server.status import make_status
 from psyche.telemetry.console import Console
-from psyche.telemetry.status import PHASES
-from psyche.telemetry.text import format_seconds
+from psyche.telemetry.status import PHASES, Pace, get_stage
+from psyche.telemetry.text import format_number, format_seconds
+from psyche.wire.backend import RunStatus
+
+LOCK_NAME = "lock"  # what a server holds in its state folder (`server.disk`)
 
 
-async def serve_until_signal(settings: ServerSettings, console: Console | None) -> None:
-    """Serve until SIGINT or SIGTERM; the journal is on disk when this returns.
+async def serve_until_signal(
+    settings: ServerSettings, console: Console | None, on_start: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until SIGINT or SIGTERM; the journal is on disk when this returns. `on_start`: it can be reached now.
 
     Raises:
         PsycheError: the server cannot start, or its disk failed.
     """
-    if console is not None:
-        settings = dataclasses.replace(settings, on_state=partial(show_state, console))
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             bound: BoundServer = await nursery.start(run_server, settings)  # pyright: ignore[reportArgumentType]
+            on_start()
             if console is not None:
                 console.print(describe(settings, bound))
             async for _ in signals:
@@ -42,19 +51,108 @@ def describe(settings: ServerSettings, bound: BoundServer) -> str:
     )
 
 
-def show_state(console: Console, state: Coordinator) -> None:
-    """One status line on a terminal."""
-    if console.live:
-        console.set_status(format_state(state, time.time()))
+class ServerLine:
+    """The server's status line: on a terminal always there, elsewhere a line when something has changed."""
+
+    def __init__(self, console: Console, *, now: Callable[[], float] = time.time) -> None:
+        self._console = console
+        self._now = now
+        self._status: RunStatus | None = None  # before the run is open there is nothing to say
+        self._pace = Pace()
+
+    def attach(self, settings: ServerSettings) -> ServerSettings:
+        """The settings of a server that shows its state here."""
+        return dataclasses.replace(settings, on_state=self.take)
+
+    def take(self, state: Coordinator) -> None:
+        """The run's state, as it is pushed to the clients."""
+        self._status = make_status(state, state.state_start_unix, "", 0)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the newest state."""
+        status, now = self._status, self._now()
+        if status is None:
+            return
+        if self._console.live:
+            self._console.set_status(format_status(status, now))
+        elif self._pace.is_due(now, get_standing(status), (status.epoch, status.height, status.step)):
+            self._console.print(format_status(status, now))
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._console.clear_status()
 
 
-def format_state(state: Coordinator, now: float) -> str:
-    """Where the run is and who takes part."""
-    name = state.run_state.name.lower()
-    healthy = sum(client.state is ClientState.HEALTHY for client in state.clients)
-    since = format_seconds(max(0.0, now - state.state_start_unix))
-    parts = [f"epoch {state.progress.epoch}", PHASES.get(name, name), f"for {since}"]
-    if state.in_round:
-        parts.insert(1, f"round {state.current.height}")
-    parts.append(f"step {state.progress.step} of {state.config.total_steps}")
-    return " | ".join([*parts, f"{healthy} of {len(state.clients)} members healthy"])
+def get_phase(status: RunStatus) -> str:
+    """The run's phase in words."""
+    name = RunState(status.run_state).name.lower()
+    return PHASES.get(name, name)
+
+
+def get_standing(status: RunStatus) -> tuple[str, int, int, int, bool]:
+    """What deserves a line as soon as it changes: the phase, and who is there."""
+    return get_stage(get_phase(status)), status.healthy, status.members, status.waiting, status.pending_pause
+
+
+def format_status(status: RunStatus, now: float) -> str:
+    """One line: where the run is, for how long, and who takes part."""
+    where = f"epoch {status.epoch} " + (f"round {status.height} " if status.members else "")
+    parts = [
+        f"{where}step {status.step} of {status.total_steps}",
+        f"{get_phase(status)} for {format_seconds(max(0, round(now - status.state_start_unix)))}",
+        format_members(status),
+    ]
+    if status.pending_pause:
+        parts.append("pauses at the end of this epoch")
+    return " | ".join(parts)
+
+
+def format_members(status: RunStatus) -> str:
+    """`2 of 3 members healthy`, and between epochs `1 client waits, 2 are needed to start`."""
+    clients = format_number(status.waiting, "client waits", "clients wait")
+    if status.members:
+        healthy = f"{status.healthy} of {format_number(status.members, 'member')} healthy"
+        return healthy + (f", {clients} for the next epoch" if status.waiting else "")
+    if RunState(status.run_state) is RunState.FINISHED:
+        return "no epoch follows"
+    if RunState(status.run_state) is RunState.PAUSED:
+        return f"{clients} for `psyche server resume`"
+    return f"{clients}, {format_number(status.init_min_clients, 'is', 'are')} needed to start"
+
+
+@contextlib.contextmanager
+def leaving_nothing_unless_started(state_dir: Path, *others: Path) -> Iterator[Callable[[], None]]:
+    """Remove the folders that a server which never started has made; gives what to call once it has started.
+
+    Folders that were there before stay, and so does one that another server has taken meanwhile.
+    """
+    new = [folder for folder in (state_dir, *others) if not folder.exists()]
+    parents = [parent for folder in new for parent in folder.absolute().parents if not parent.exists()]
+    started = False
+
+    def on_start() -> None:
+        nonlocal started
+        started = True
+
+    try:
+        yield on_start
+    finally:
+        if not started and not is_held(state_dir):
+            for folder in new:
+                shutil.rmtree(folder, ignore_errors=True)
+            for parent in sorted(set(parents), key=lambda path: -len(path.parts)):
+                with contextlib.suppress(OSError):  # something else is in it
+                    parent.rmdir()
+
+
+def is_held(state_dir: Path) -> bool:
+    """Whether a server holds this state folder."""
+    try:
+        with (state_dir / LOCK_NAME).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False

@@ -8,7 +8,7 @@ import typer
 from psyche.cli.common import format_examples, make_group
 
 group = make_group(
-    "A server and several clients on this machine, started, watched and stopped together.",
+    "A server and several clients together on this machine.",
     "psyche local-testnet start --num-clients 3 --config-path config/demo",
 )
 
@@ -67,11 +67,12 @@ def start(
     sample: Sample = True,
     wait_for_all: WaitForAll = False,
 ) -> None:
-    """Run a server and clients until the run is finished, and compare what they hold.
+    """Run a server and clients until the run is finished.
 
-    Makes first weights and tokens where they are missing, chooses free ports, shows all clients in one view, and
-    leaves nothing running, whatever ends it. Exit code 1 where the final digests differ or a client failed, 130 after
-    Ctrl-C; a second Ctrl-C kills at once.
+    At the end compares what they hold, and shows text from the trained model. Makes first weights and tokens where they
+    are missing, chooses free ports, shows all clients in one view, and leaves nothing running, whatever ends it.
+
+    Exit code 1 where the final digests differ or a client failed, 130 after Ctrl-C; a second Ctrl-C kills at once.
     """
     from psyche.cli.common import run_async
     from psyche.telemetry.console import Console

@@ -1,10 +1,12 @@
 """`psyche train` on the command line."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from psyche.errors import ConfigError
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.telemetry.text import format_bytes, format_count, format_seconds
 
@@ -49,10 +51,17 @@ def train(
     seed: Annotated[int, typer.Option(help="Of the order of the data, and of a new model.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the trained model here (a Hugging Face folder).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the trained model to this folder (Hugging Face); new or empty.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the model that lies in --out already.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the losses to this picture.")] = None,
 ) -> None:
-    """Train a model in this process: AdamW, or DisTrO with one or several simulated peers."""
+    """Train a model in one process, without a network.
+
+    With AdamW, or with DisTrO and one or several simulated peers: for a quick try, and to compare optimizers. Prints
+    losses in nats per token. Ctrl-C ends it, and nothing is written.
+    """
     rates = ScheduleSettings(
         name=schedule, lr=lr, final_lr=final_lr, warmup_steps=warmup_steps, decay_steps=decay_steps
     )  # fmt: skip
@@ -63,14 +72,19 @@ def train(
         decay=decay, values=values, peers=peers, overlap=overlap, seed=seed, device=device, threads=threads or None,
         eval_tokens=eval_tokens, eval_every=eval_every,
     )  # fmt: skip
-    settings.check()  # before the seconds that torch takes to load
+    settings.check()  # before the seconds that torch takes to load, and the hours of the training
+    check_out(out, force=force)
+    check_inputs({"--model": [model], "--data": data, "--eval-data": eval_data or []})
     _run(settings, plot)
 
 
 def _run(settings: TrainSettings, plot: Path | None) -> None:
     from psyche.standalone.plot import Curve, write_loss_plot
-    from psyche.standalone.progress import ProgressLine
-    from psyche.standalone.train import train as run_training
+    from psyche.telemetry.loading import loading
+
+    with loading("torch and the model"):
+        from psyche.standalone.progress import ProgressLine
+        from psyche.standalone.train import train as run_training
 
     line = ProgressLine()
     try:
@@ -81,6 +95,32 @@ def _run(settings: TrainSettings, plot: Path | None) -> None:
     if plot is not None:
         write_loss_plot(plot, [Curve(settings.optimizer.value, result.losses, result.held_out)])
         typer.echo(f"losses drawn in {plot}")
+
+
+def check_out(out: Path | None, *, force: bool) -> None:
+    """Refuse to overwrite: an export replaces the whole folder.
+
+    Raises:
+        ConfigError: `out` holds something, and either it is no model or `force` is not set.
+    """
+    if out is None or not (out.is_file() or (out.is_dir() and any(out.iterdir()))):
+        return
+    if not (out / "config.json").is_file():
+        raise ConfigError(f"--out {out}: holds something that is no model; choose a new or empty folder")
+    if not force:
+        raise ConfigError(f"--out {out}: holds a model already; choose another folder, or replace it with --force")
+
+
+def check_inputs(paths: Mapping[str, Sequence[Path]]) -> None:
+    """Whether everything that options name is there.
+
+    Raises:
+        ConfigError: naming the option and the path.
+    """
+    for option, named in paths.items():
+        for path in named:
+            if not path.exists():
+                raise ConfigError(f"{option} {path}: there is no such file or folder")
 
 
 def format_result(settings: TrainSettings, result: "TrainResult") -> str:

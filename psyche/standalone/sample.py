@@ -18,9 +18,11 @@ SMALL_PARAMETERS: Final = 20_000_000  # below, threads wait for each other longe
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a model writes after `prompt`; `held_out_loss` in nats per token, None where nothing was held out."""
+    """What a model has `written` after `prompt`, and both as one `text`; `held_out_loss` in nats per token, None where
+    nothing was held out."""
 
     prompt: str
+    written: str
     text: str
     held_out_loss: float | None
 
@@ -56,7 +58,12 @@ def sample_model(
     torch.manual_seed(seed)
     start = tokenizer(prompt, return_tensors="pt").input_ids
     ids = write_tokens(model, start, tokens, temperature)
-    return Sample(prompt, tokenizer.decode(ids[0], skip_special_tokens=True), loss)
+    text: str = tokenizer.decode(ids[0], skip_special_tokens=True)
+    if text.startswith(prompt):
+        written = text.removeprefix(prompt)
+    else:  # a tokenizer that does not give back what it was given
+        written = tokenizer.decode(ids[0, start.shape[1] :], skip_special_tokens=True)
+    return Sample(prompt, written, text, loss)
 
 
 @torch.no_grad()

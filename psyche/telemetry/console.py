@@ -42,8 +42,11 @@ class Console:
         if not self.live:
             return
         with self._lock:
+            lines = [line[: max(1, self.columns - 1)] for line in text.splitlines()]
+            if lines == self._status:
+                return
             erase = self._erase()
-            self._status = [line[: max(1, self.columns - 1)] for line in text.splitlines()]
+            self._status = lines
             self._write(erase + self._draw())
 
     def clear_status(self) -> None:

@@ -18,7 +18,10 @@ WARNINGS: Final = frozenset({
     "trainer_lost", "equivocation", "dropped", "server_lost", "client_withdrawn", "connection_refused",
     "state_mismatch",
 })  # fmt: skip
-ERRORS: Final = frozenset({"error", "server_given_up", "server_defect", "journal_failed"})
+ERRORS: Final = frozenset({"error", "server_defect", "journal_failed"})  # giving up is the command's own error
+# What comes again and again for one reason, and what ends it: told once, and then at most every `AGAIN_S`.
+REPEATED: Final = {"server_lost": "server_connected", "load_failed": "model_loaded", "behind": "healed"}
+AGAIN_S: Final = 30.0
 LONG_HEX: Final = 32  # characters from which a hash is shortened for people
 SHORT_HEX: Final = 12
 
@@ -33,20 +36,48 @@ def get_level(event: Event) -> int:
     return logging.INFO if kind in NOTABLE else logging.DEBUG
 
 
+class Repeats:
+    """Holds back what was said a moment ago; every event is in the event log all the same."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[object, float, int]] = {}  # by kind: reason, when it was told, how often since
+
+    def count(self, event: Event) -> int:
+        """How often it has come since it was last told, this time included; 0: not worth a line now."""
+        kind, reason, t = event["kind"], event.get("reason"), float(event["t"])
+        for repeated, end in REPEATED.items():
+            if kind == end:
+                self._told.pop(repeated, None)
+        if kind not in REPEATED:
+            return 1
+        known, told_at, times = self._told.get(kind, (None, float("-inf"), 0))
+        if known == reason and t - told_at < AGAIN_S:
+            self._told[kind] = (known, told_at, times + 1)
+            return 0
+        self._told[kind] = (reason, t, 0)
+        return times + 1 if known == reason else 1
+
+
 class EventPrinter:
     """Logs what a subscription brings; `shorten` cuts hashes to what a person compares."""
 
     def __init__(self, subscription: Subscription, *, shorten: bool) -> None:
         self._subscription = subscription
         self._shorten = shorten
+        self._repeats = Repeats()
         self._log = structlog.get_logger("psyche.events")
 
     def refresh(self) -> None:
         """Log what has come since the last call."""
         for event in self._subscription.drain():
+            times = self._repeats.count(event)
+            if not times:
+                continue
             fields: dict[str, Any] = {k: self._get_shown(v) for k, v in event.items() if k not in RESERVED}
             if "event" in fields:  # structlog's own name for the message
                 fields["event_"] = fields.pop("event")
+            if times > 1:
+                fields["times"] = times
             self._log.log(get_level(event), event["kind"], **fields)
 
     def _get_shown(self, value: Any) -> Any:

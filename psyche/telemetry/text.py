@@ -36,9 +36,17 @@ def format_count(count: float) -> str:
     return f"{value:.1f}T"
 
 
+def format_number(count: int, noun: str, plural: str = "") -> str:
+    """`1 member`, `2 members`; `plural` where it is not the noun with an s."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
 def format_clock(unix_s: float) -> str:
-    """The local time of day, `14:03:07`."""
-    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+    """The local time of day, `14:03:07`; `the end of time` for one that no clock can show."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(unix_s))
+    except (OverflowError, ValueError, OSError):
+        return "the end of time"
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:

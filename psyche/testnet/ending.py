@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from psyche.telemetry.console import Console
+from psyche.telemetry.text import format_number
 from psyche.testnet.plot import write_plot
 from psyche.testnet.prepare import Prepared
 from psyche.testnet.process import Child
@@ -37,12 +38,13 @@ async def finish(testnet: "Testnet", seconds: float, console: Console) -> int:
         link_model(layout.model, exported)
         if settings.sample:
             await add_sample(report, prepared, exported, console)
-    title = f"{prepared.run.run_id}: {settings.num_clients} clients, {prepared.run.config.total_steps - 1} steps"
+    clients = format_number(settings.num_clients, "client")
+    title = f"{prepared.run.run_id}: {clients}, {prepared.run.config.total_steps - 1} steps"
     is_drawn = await trio.to_thread.run_sync(write_plot, report.clients, title, layout.plot)
     await trio.to_thread.run_sync(write_summary, report, layout.summary)
     console.print("\n" + format_report(report))
     if report.sample:
-        console.print(f"\n{SAMPLE_BYTES} bytes from the trained model:\n{report.sample}")
+        console.print(f"\nafter {report.prompt!r} the trained model wrote {SAMPLE_BYTES} bytes:\n{report.sample}")
     if not settings.keep and not report.problems:
         await trio.to_thread.run_sync(clean, prepared, settings)
     console.print("\n" + describe_files(prepared, is_drawn=is_drawn, has_model=exported is not None))
@@ -71,7 +73,8 @@ async def add_sample(report: RunReport, prepared: Prepared, exported: Path, cons
         await child.end()
     if child.returncode == 0:
         found = json.loads(output.read_text(encoding="utf-8"))
-        report.sample, report.held_out_loss = str(found["text"]), found["held_out_loss"]
+        report.prompt, report.sample = str(found["prompt"]), str(found["written"])
+        report.held_out_loss = found["held_out_loss"]
     else:
         report.problems.append(f"the exported model could not be read: {' '.join(child.get_last_lines(1))}")
 

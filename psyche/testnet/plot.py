@@ -7,22 +7,23 @@ from typing import Any, Final
 
 from psyche.testnet.report import ClientReport
 
-SMOOTH: Final = 8  # rounds in the mean's window
+SMOOTH: Final = 8  # rounds in the mean's window, half of them before its middle
 SIZE_INCHES: Final = (8.0, 4.5)
 DOTS: Final = 120
 
 
 def compute_mean_loss(clients: Sequence[ClientReport]) -> list[tuple[int, float]]:
-    """Per step the mean over the clients that trained it, smoothed over `SMOOTH` steps."""
+    """Per step the mean over the clients that trained it, smoothed over `SMOOTH` steps; at the ends over half of them
+    at least, so that the curve does not end in one batch's noise."""
     sums: defaultdict[int, list[float]] = defaultdict(list)
     for client in clients:
         for step, loss in client.losses:
             sums[step].append(loss)
     means = [(step, sum(losses) / len(losses)) for step, losses in sorted(sums.items())]
     smooth: list[tuple[int, float]] = []
+    half = SMOOTH // 2
     for index, (step, _) in enumerate(means):
-        half = min(SMOOTH // 2, index, len(means) - 1 - index)  # even on both sides, so that the mean does not lag
-        window = [loss for _, loss in means[index - half : index + half + 1]]
+        window = [loss for _, loss in means[max(0, index - half) : index + half + 1]]
         smooth.append((step, sum(window) / len(window)))
     return smooth
 

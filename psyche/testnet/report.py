@@ -60,7 +60,8 @@ class RunReport:
     kills: int
     stopped: str = ""
     held_out_loss: float | None = None
-    sample: str = ""
+    prompt: str = ""
+    sample: str = ""  # what the trained model wrote after the prompt
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -223,6 +224,8 @@ def format_report(report: RunReport) -> str:
         lines.append(f"loss on text nobody trained on: {report.held_out_loss:.3f} nats per byte")
     if report.problems:
         lines += [f"PROBLEM: {problem}" for problem in report.problems]
+    elif len(report.clients) == 1:
+        lines.append("one client: there is nothing to compare its weights with")
     elif report.clients:
         lines.append(f"all {len(report.clients)} clients hold bit-identical weights")
     return "\n".join(lines)

@@ -2,14 +2,11 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -19,11 +16,13 @@ from psyche.errors import PsycheError
 from psyche.modeling.trainer_process import HOST_VARIABLE
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
+from psyche.telemetry.text import format_number
 from psyche.testnet import ending
 from psyche.testnet.commands import HOST, get_client_argv, get_owner_argv, get_server_argv
 from psyche.testnet.kills import KillPlan, choose_victims, is_time_to_kill, make_kill_plan
 from psyche.testnet.prepare import Prepared, prepare
 from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit, stop_all
+from psyche.testnet.scratch import Scratch
 from psyche.testnet.settings import TestnetSettings, get_node_name
 from psyche.testnet.view import LiveView
 
@@ -55,8 +54,8 @@ class Testnet:
         self.exits: dict[int, int | None] = dict.fromkeys(range(1, settings.num_clients + 1))
         self.kills: dict[int, int] = {}
         self.stopped = ""
-        self._scratch = Path(tempfile.mkdtemp(prefix="psyche-"))  # a socket's path must be short
-        self._trainer_socket = self._scratch / "trainers"
+        self._scratch = Scratch()
+        self._trainer_socket = self._scratch.path / "trainers"
         self._to_restart: set[int] = set()
         self._at_rest = trio.Event()  # no client is in an epoch any more
         self._restarting: trio.Event | None = None  # while the server is killed and started again
@@ -172,7 +171,8 @@ class Testnet:
         """Random kills until the run nears its end."""
         config, random = self.prepared.run.config, Random(self.settings.seed)  # noqa: S311 - no secret
         while True:
-            self.view.note = f"{plan.number} of {len(plan.allowed)} clients killed every {plan.interval_s:g} s"
+            of = format_number(len(plan.allowed), "client")
+            self.view.note = f"{plan.number} of {of} killed every {plan.interval_s:g} s"
             await trio.sleep(plan.interval_s)
             if not is_time_to_kill(self.view.step, config.total_steps, config.rounds_per_epoch):
                 self.view.note = "no more kills: the last epochs are for all"
@@ -207,6 +207,8 @@ class Testnet:
 
     async def stop(self) -> None:
         """End everything: clients first, so that they can withdraw, then the server."""
+        self.view.refresh()
+        self.view.is_stopping = True
         stubborn = await stop_all(list(self.clients.values()), STOP_CLIENTS_S)
         for number, child in self.clients.items():
             self.exits[number] = child.returncode
@@ -214,7 +216,7 @@ class Testnet:
             stubborn += await stop_all([self.server], STOP_SERVER_S)
         if self.trainers is not None:
             await self.trainers.end()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.remove()
         for name in stubborn:
             self.view.say(f"{name} did not leave in time and was killed")
         self.view.refresh()
@@ -299,7 +301,7 @@ async def _train(testnet: Testnet, plan: KillPlan | None) -> None:
 async def _end_after(testnet: Testnet, minutes: float, scope: trio.CancelScope) -> None:
     await testnet.view.training.wait()
     await trio.sleep(60 * minutes)
-    await testnet.pause(f"{minutes:g} minutes are over")
+    await testnet.pause("1 minute is over" if minutes == 1 else f"{minutes:g} minutes are over")
     scope.cancel()
 
 

@@ -1,5 +1,6 @@
 """The combined live view: a table of all clients on a terminal, plain lines elsewhere."""
 
+import textwrap
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -9,14 +10,21 @@ import trio
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Event, EventTail
 from psyche.telemetry.status import NodeView, format_waiting
-from psyche.telemetry.text import format_bytes, format_clock, format_count, format_seconds, format_table
+from psyche.telemetry.text import (
+    format_bytes,
+    format_clock,
+    format_count,
+    format_number,
+    format_seconds,
+    format_table,
+)
 from psyche.testnet.settings import Layout, get_node_name
 
 PLAIN_EVERY_S: Final = 10.0
-HEAD: Final = ("client", "epoch", "round", "phase", "loss", "members", "tok/s", "up", "down", "")
+HEAD: Final = ("client", "epoch", "round", "phase", "loss", "members", "tok/s", "up", "down")
 # Events that deserve a line of their own when they happen.
 TOLD: Final = {
-    "epoch_failed": "epoch given up: {reason}, {steps_lost} steps lost",
+    "epoch_failed": "epoch given up: {reason}, steps lost: {steps_lost}",
     "diverged": "has other weights than the others, heals",
     "behind": "is behind, catches up",
     "healed": "holds the agreed weights again",
@@ -44,8 +52,9 @@ class LiveView:
     ) -> None:  # fmt: skip
         self.clients = {number: NodeView(get_node_name(number)) for number in range(1, num_clients + 1)}
         self.note = ""
+        self.is_stopping = False  # what ends because it was asked to is no news
         self.training = trio.Event()  # the first round has begun
-        self._tails = {name: EventTail(layout.events_of(name)) for name in self._get_names()}
+        self._tails = {name: EventTail(layout.events_of(name)) for name in self._get_nodes()}
         self._tails["server"] = EventTail(layout.events_of("server"))
         self._views = {view.node: view for view in self.clients.values()}
         self._total_steps = total_steps
@@ -55,7 +64,7 @@ class LiveView:
         self._shown_at = self._started
         self._epoch_shown = -1
 
-    def _get_names(self) -> Iterable[str]:
+    def _get_nodes(self) -> Iterable[str]:
         return (view.node for view in self.clients.values())
 
     @property
@@ -84,7 +93,7 @@ class LiveView:
         if view is not None:
             view.update(event)
         text = TOLD.get(event["kind"])
-        if text is not None:
+        if text is not None and not self.is_stopping:
             self.say(f"{name} {text.format_map(_Fields(event))}")
 
     def _tell_epoch(self) -> None:
@@ -92,22 +101,40 @@ class LiveView:
         if newest.phase == "training" and newest.epoch != self._epoch_shown:
             self._epoch_shown = newest.epoch
             self.training.set()
-            self.say(f"epoch {newest.epoch} trains from step {newest.step}, {newest.members} members")
+            members = format_number(newest.members, "member")
+            self.say(f"epoch {newest.epoch} trains from step {newest.step}, {members}")
 
     def draw(self) -> str:
-        """The table, with a head line above it."""
+        """The table, with a head line above it, and below what the clients wait for, no line wider than the console."""
         now = self._now()
-        rows = [self._get_row(view, now) for view in self.clients.values()]
-        table = format_table(HEAD, rows)
-        return f"{self._get_head(now)}\n{table}"
+        rows = [self._get_row(view) for view in self.clients.values()]
+        waits = [line for number in self.clients for line in self._get_waits(number, now)]
+        return "\n".join([self._get_head(now), format_table(HEAD, rows), *waits])
+
+    def _get_waits(self, number: int, now: float) -> list[str]:
+        """A client's notice, or what it waits for, until when, and what it does then."""
+        view = self.clients[number]
+        text = view.get_note(now)
+        if not text and view.waiting is not None:
+            text = format_waiting(view.waiting, now, self._get_names(view.epoch))
+        if not text:
+            return []
+        return textwrap.wrap(f"client {number}: {text}", self._console.columns - 1, subsequent_indent=" " * 10)
+
+    def _get_names(self, epoch: int) -> dict[int, str]:
+        """What the user calls the members of an epoch, by their index in it."""
+        return {
+            view.index: f"client {number}"
+            for number, view in self.clients.items()
+            if view.index is not None and view.epoch == epoch
+        }
 
     def _get_head(self, now: float) -> str:
         parts = [f"step {self.step} of {self._total_steps}", format_seconds(now - self._started)]
         return "  ".join([*parts, self.note]) if self.note else "  ".join(parts)
 
-    def _get_row(self, view: NodeView, now: float) -> list[str]:
+    def _get_row(self, view: NodeView) -> list[str]:
         loss = "" if view.loss is None else f"{view.loss:.3f}"
-        wait = "" if view.waiting is None else format_waiting(view.waiting, now)
         return [
             view.node.removeprefix("client-"),
             str(view.epoch),
@@ -115,10 +142,9 @@ class LiveView:
             view.phase,
             loss,
             str(view.members or ""),
-            format_count(view.tokens_per_s),
+            format_count(view.tokens_per_s) if view.tokens_per_s >= 1 else "",
             format_bytes(view.bytes_sent),
             format_bytes(view.bytes_received),
-            f"  {view.note or wait}",
         ]
 
     def draw_line(self) -> str:
@@ -127,7 +153,9 @@ class LiveView:
         newest = max(views, key=lambda view: (view.epoch, view.height))
         losses = " ".join("-" if view.loss is None else f"{view.loss:.2f}" for view in views)
         sent, received = sum(view.bytes_sent for view in views), sum(view.bytes_received for view in views)
-        speed = format_count(sum(view.tokens_per_s for view in views))
+        tokens_per_s = sum(view.tokens_per_s for view in views)
         where = f"epoch {newest.epoch} round {newest.height} step {self.step} of {self._total_steps}, {newest.phase}"
-        parts = [where, f"loss {losses}", f"{speed} tok/s", f"up {format_bytes(sent)} down {format_bytes(received)}"]
+        speed = [f"{format_count(tokens_per_s)} tok/s"] if tokens_per_s >= 1 else []
+        traffic = f"up {format_bytes(sent)} down {format_bytes(received)}"
+        parts = [where, f"loss {losses}", *speed, traffic]
         return f"{format_clock(self._now())}  " + " | ".join(parts) + (f" | {self.note}" if self.note else "")

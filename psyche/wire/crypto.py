@@ -46,7 +46,8 @@ class Identity:
             raw = path.read_bytes()
         except OSError as error:
             raise ConfigError(
-                f"identity file {path}: {error.strerror}; make one with `psyche client show-identity --create`"
+                f"identity file {path}: {error.strerror}; make one with "
+                f"`psyche client show-identity --identity-secret-key-path {path} --create`"
             ) from error
         if len(raw) != len(ZERO32):
             try:

@@ -1,5 +1,6 @@
 """What the commands do and how they fail: one clear message, a documented exit code."""
 
+import io
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +20,20 @@ from psyche.cli import checks
 from psyche.cli.app import app
 from psyche.cli.common import Debug, get_leaves, show_errors
 from psyche.cli.interfaces import get_bind_ip
+from psyche.cli.model import format_sample
 from psyche.cli.progress import format_progress
+from psyche.cli.serving import ServerLine, format_members, format_status, leaving_nothing_unless_started
 from psyche.cli.testnet import parse_numbers
+from psyche.core.genesis import create_run
+from psyche.core.state import Metadata, RunState
+from psyche.core.transitions import join, pause
 from psyche.errors import ConfigError, DataError, PsycheError
+from psyche.server.disk import FolderDisk
+from psyche.standalone.command import check_out
+from psyche.telemetry.console import Console
+from psyche.telemetry.loading import loading
+from psyche.testing.builders import build_config, build_model
+from psyche.wire.backend import RunStatus
 from psyche.wire.crypto import Identity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +80,7 @@ def test_text_becomes_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello")
     result = run("data", "tokenize", str(tmp_path / "a.txt"), "-o", str(tmp_path / "data" / "train.bin"))
     assert result.exit_code == 0
-    assert "6 tokens of 2 bytes from 1 documents, vocabulary 256" in result.output
+    assert "6 tokens of 2 bytes from 1 document, vocabulary 256" in result.output
     assert (tmp_path / "data" / "train.bin").stat().st_size == 12
 
 
@@ -94,6 +107,7 @@ def test_show_identity_prints_the_public_key(tmp_path: Path) -> None:
     key = tmp_path / "my.key"
     missing = run("client", "show-identity", "-i", str(key))
     assert missing.exit_code == 1
+    assert f"`psyche client show-identity --identity-secret-key-path {key} --create`" in missing.output
     made = run("client", "show-identity", "-i", str(key), "--create")
     assert made.output.strip() == Identity.load(key).public.hex()
     assert key.stat().st_mode & 0o077 == 0
@@ -150,7 +164,7 @@ def test_a_progress_line_says_how_far_and_how_long() -> None:
 def test_status_of_a_server_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from psyche.server import owner
 
-    async def give_up(*_: object) -> None:
+    async def give_up(*_: object, **__: object) -> None:
         await trio.lowlevel.checkpoint()
         raise PsycheError("gave up")
 
@@ -160,10 +174,152 @@ def test_status_of_a_server_that_is_not_there_says_so(monkeypatch: pytest.Monkey
     assert result.output == "error: gave up\n"
 
 
-def test_pause_needs_a_key() -> None:
+def test_pause_needs_a_key(tmp_path: Path) -> None:
     result = run("server", "pause", "--server-addr", "127.0.0.1:1")
     assert result.exit_code == 1
     assert "--state-dir" in result.output
+    result = run("server", "pause", "--server-addr", "127.0.0.1:1", "--state-dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert f"no key {tmp_path / 'server.key'}: --state-dir must be the state folder of the server" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_cannot_start_leaves_nothing_and_says_one_thing(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        arguments = ["--state", str(ROOT / "config" / "dummy"), "--bind-ip", "127.0.0.1", "--server-port", port]
+        arguments += ["--state-dir", str(tmp_path / "new" / "state"), "--events-dir", str(tmp_path / "events")]
+        result = run("server", "run", *arguments)
+    assert result.exit_code == 1
+    assert f"error: server: cannot listen on 127.0.0.1:{port}" in result.output
+    assert "epoch" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_cannot_start_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "mine").touch()
+    with leaving_nothing_unless_started(tmp_path / "state", tmp_path / "events"):
+        (tmp_path / "events").mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    with leaving_nothing_unless_started(tmp_path / "other") as on_start:
+        (tmp_path / "other").mkdir()
+        on_start()
+    assert (tmp_path / "other").is_dir()
+
+
+def test_a_folder_that_another_server_has_taken_meanwhile_stays(tmp_path: Path) -> None:
+    with leaving_nothing_unless_started(tmp_path / "state"):
+        disk = FolderDisk(tmp_path / "state")
+    assert (tmp_path / "state").is_dir()
+    disk.close()
+
+
+def test_the_server_s_line_shows_its_state_at_once_and_when_it_changes() -> None:
+    stream, clock = io.StringIO(), [1_000.0]
+    line = ServerLine(Console(stream, live=False), now=lambda: clock[0])
+    line.refresh()
+    assert stream.getvalue() == ""
+    state = create_run(
+        build_config(init_min_clients=2, min_clients=1, total_steps=9), build_model(), "r", b"r" * 32, Metadata(), "x",
+        990,
+    )  # fmt: skip
+    line.take(state)
+    assert stream.getvalue() == (
+        "epoch 0 step 1 of 9 | waiting for members for 10 s | 0 clients wait, 2 are needed to start\n"
+    )
+    for _ in range(100):
+        line.refresh()
+    join(state, 995, b"\1" * 32, b"\1" * 32)
+    line.take(state)
+    assert stream.getvalue().splitlines()[1:] == [
+        "epoch 0 step 1 of 9 | waiting for members for 10 s | 1 client waits, 2 are needed to start"
+    ]
+    pause(state, 999)
+    line.take(state)
+    clock[0] += 60
+    line.refresh()
+    assert stream.getvalue().splitlines()[2:] == [
+        "epoch 0 step 1 of 9 | paused for 1 s | 1 client waits for `psyche server resume`"
+    ]
+    line.close()
+
+
+def test_the_server_s_line_counts_the_healthy_members_of_the_epoch() -> None:
+    fields: dict[str, Any] = {
+        "run_id": "r", "run_uid": bytes(32), "program": "", "now_unix": 100, "nonce": 1,
+        "run_state": int(RunState.ROUND_TRAIN), "state_start_unix": 98, "pending_pause": True, "epoch": 3, "height": 5,
+        "step": 31, "total_steps": 161, "healthy": 2, "members": 3, "waiting": 1, "min_clients": 1,
+        "init_min_clients": 2, "connections": 4,
+    }  # fmt: skip
+    status = RunStatus(**fields)
+    assert format_status(status, 100.0) == (
+        "epoch 3 round 5 step 31 of 161 | training for 2 s | 2 of 3 members healthy, 1 client waits for the next epoch"
+        " | pauses at the end of this epoch"
+    )
+    one = RunStatus(**{**fields, "healthy": 1, "members": 1, "waiting": 0})
+    assert format_members(one) == "1 of 1 member healthy"
+    over = RunStatus(**{**fields, "members": 0, "run_state": int(RunState.FINISHED)})
+    assert format_members(over) == "no epoch follows"
+
+
+def test_out_replaces_nothing_that_it_was_not_told_to(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    arguments = ["train", "--model", str(tmp_path / "m.json"), "--data", str(tmp_path / "t.bin")]
+    for name in ("model", "new"):
+        check_out(tmp_path / name, force=False)
+    (tmp_path / "model" / "config.json").touch()
+    check_out(tmp_path / "model", force=True)
+    refused = run(*arguments, "--out", str(tmp_path / "model"))
+    assert refused.exit_code == 1
+    assert "replace it with --force" in refused.output
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "precious").touch()
+    refused = run(*arguments, "--out", str(tmp_path / "notes"), "--force")
+    assert refused.exit_code == 1
+    assert "holds something that is no model" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "--model", "no.json", "--data", "."), "error: --model no.json: there is no such file or folder\n"),
+        (("train", "--model", ".", "--data", "no.bin"), "error: --data no.bin: there is no such file or folder\n"),
+        (("model", "init", "--config", "no.json", "-o", "out"), "error: --config no.json: there is no such file or"),
+        (("model", "sample", "."), "error: .: no config.json there; name a model's folder"),
+    ],
+)
+def test_what_is_not_there_is_said_before_torch_is_loaded(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert result.output.startswith(message)
+
+
+def test_a_sample_tells_the_prompt_from_what_the_model_wrote() -> None:
+    sample: Any = SimpleNamespace(prompt="def ", written="main():\n    pass")
+    assert format_sample(sample) == "--- prompt\ndef \n--- the model goes on\nmain():\n    pass"
+
+
+def test_loading_is_announced_and_ctrl_c_ends_it_at_once_whatever_the_library_does() -> None:
+    program = (
+        "import os, signal, time\nfrom psyche.telemetry.loading import loading\n"
+        "with loading('torch'):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(60)\n"
+        "    except BaseException:\n        print('swallowed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "loading torch ...\n")
+
+
+def test_after_loading_ctrl_c_is_what_it_was() -> None:
+    former = signal.getsignal(signal.SIGINT)
+    with loading("torch"):
+        assert signal.getsignal(signal.SIGINT) is not former
+    assert signal.getsignal(signal.SIGINT) is former
 
 
 @pytest.mark.e2e

@@ -98,6 +98,15 @@ def test_a_group_without_a_command_shows_its_help(path: tuple[str, ...]) -> None
     assert "Commands:" in run(*path).output
 
 
+@pytest.mark.parametrize("path", [path for path, command in COMMANDS if hasattr(command, "commands")], ids=" ".join)
+def test_the_list_of_commands_cuts_no_summary_short(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*path, "--help"], terminal_width=80, env={"COLUMNS": "80"})
+    commands = result.output.partition("Commands:")[2].partition("Examples:")[0]
+    assert commands.count("\n") > 1
+    assert "..." not in commands
+    assert "…" not in commands
+
+
 def test_an_unknown_option_is_named() -> None:
     result = run("client", "train", "--colour", "red")
     assert result.exit_code == 2

@@ -83,6 +83,16 @@ def test_the_scripts_are_proper_bash(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_the_tests_explain_themselves_before_anything_is_set_up(flag: str) -> None:
+    done = subprocess.run(
+        ["/bin/bash", str(ROOT / "scripts" / "test"), flag],
+        capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin", "PSYCHE_PYTHON": "/bin/false"},
+    )  # fmt: skip
+    assert "bash scripts/test --checks" in done.stdout
+    assert done.stderr == ""
+
+
 def test_the_demo_explains_itself_before_it_sets_up_anything() -> None:
     done = subprocess.run(
         ["/bin/bash", str(ROOT / "scripts" / "demo"), "--help"], capture_output=True, text=True, check=True

@@ -11,7 +11,9 @@ import structlog
 
 from psyche.errors import ConfigError
 from psyche.telemetry.console import CLEAR_LINE, UP, Console, is_live
+from psyche.telemetry.events import EventLog
 from psyche.telemetry.logging import configure_logging, parse_levels
+from psyche.telemetry.printer import EventPrinter
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +124,43 @@ def test_a_terminal_can_be_told_to_stay_plain(monkeypatch: pytest.MonkeyPatch, n
     assert is_live(Terminal())
     monkeypatch.setenv(name, value)
     assert not is_live(Terminal())
+
+
+def test_what_comes_again_and_again_is_told_once_and_then_now_and_then() -> None:
+    stream, clock = io.StringIO(), [0.0]
+    configure_logging("console", "info", console=Console(stream, live=False))
+    log = EventLog(None, node="client", now=lambda: clock[0])
+    printer = EventPrinter(log.subscribe(), shorten=True)
+
+    def get_lines(kind: str, **fields: object) -> list[str]:
+        stream.seek(0)
+        stream.truncate()
+        log.emit(kind, **fields)
+        printer.refresh()
+        return stream.getvalue().splitlines()
+
+    assert len(get_lines("server_lost", reason="refused", tries=0)) == 1
+    for _ in range(5):
+        clock[0] += 5.0
+        assert get_lines("server_lost", reason="refused", tries=1) == []
+    assert len(get_lines("server_lost", reason="no connection", tries=2)) == 1
+    clock[0] += 30.0
+    assert len(get_lines("server_lost", reason="no connection", tries=3)) == 1
+    clock[0] += 29.0
+    assert get_lines("server_lost", reason="no connection", tries=4) == []
+    clock[0] += 1.0
+    (line,) = get_lines("server_lost", reason="no connection", tries=5)
+    assert "times=2" in line
+    assert len(get_lines("server_connected", program="x")) == 1
+    assert len(get_lines("server_lost", reason="no connection", tries=0)) == 1
+
+
+def test_a_status_block_that_is_the_same_is_not_drawn_again() -> None:
+    stream = io.StringIO()
+    console = Console(stream, live=True)
+    console.set_status("one")
+    drawn = stream.getvalue()
+    console.set_status("one")
+    assert stream.getvalue() == drawn
+    console.set_status("two")
+    assert stream.getvalue() != drawn

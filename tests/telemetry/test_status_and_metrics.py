@@ -8,8 +8,18 @@ import pytest
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.metrics import Rate, compute_median, compute_percentile
-from psyche.telemetry.status import NodeView, StatusLine, Waiting, format_status, format_waiting
-from psyche.telemetry.text import format_bytes, format_count, format_seconds, format_table
+from psyche.telemetry.status import (
+    IDLE_INTERVAL_S,
+    NOTE_S,
+    NodeView,
+    Pace,
+    StatusLine,
+    Waiting,
+    format_status,
+    format_waiting,
+    name_members,
+)
+from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds, format_table
 
 
 def fold(*events: dict[str, object]) -> NodeView:
@@ -27,8 +37,72 @@ def test_the_status_shows_position_phase_loss_and_traffic() -> None:
         {"kind": "network", "bytes_sent": 45_088, "bytes_received": 90_176},
     )
     line = format_status(view, 3.0)
-    assert line.startswith("epoch 2 round 7 step 31 | training | loss 2.500 | 3 members | 2.7k tok/s")
+    assert line.startswith("epoch 2 round 7 step 31 | training | loss 2.500 | 3 healthy members | 2.7k tok/s")
     assert "up 45.1 kB down 90.2 kB" in line
+
+
+def test_outside_of_rounds_there_is_no_speed() -> None:
+    view = fold(
+        {"kind": "state_changed", "run_state": "round_train", "members": 1},
+        {"kind": "trained", "loss": 2.5, "tokens": 4000, "seconds": 0.5},
+    )
+    assert "1 healthy member | 2.7k tok/s" in format_status(view, 1.0)
+    view.update({"t": 2.0, "kind": "state_changed", "run_state": "cooldown"})
+    assert "tok/s" not in format_status(view, 2.0)
+
+
+APPLIED = {"kind": "applied", "epoch": 1, "height": 0, "count": 2, "digest": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words", "end"),
+    [
+        ({"kind": "epoch_failed", "reason": "Warmup abandoned"}, "epoch given up: Warmup abandoned", APPLIED),
+        ({"kind": "error", "message": "no"}, "no", APPLIED),
+        ({"kind": "behind"}, "behind, catches up", {"kind": "healed"}),
+        ({"kind": "diverged"}, "has other weights", {"kind": "digest", "digest": "aa", "agreed": True}),
+        ({"kind": "diverged"}, "has other weights", {"kind": "model_loaded"}),
+        ({"kind": "left", "reason": "the trainer was lost"}, "trainer was lost", {"kind": "member", "index": 1}),
+        ({"kind": "server_lost"}, "the server cannot be reached", {"kind": "server_connected"}),
+    ],
+)
+def test_a_notice_goes_with_its_cause(trouble: dict[str, object], words: str, end: dict[str, object]) -> None:
+    assert words in format_status(fold(trouble), 1.0)
+    assert "!" not in format_status(fold(trouble, end), 2.0)
+
+
+def test_a_notice_whose_end_nobody_sees_fades_and_others_stay() -> None:
+    given_up, lost = fold({"kind": "epoch_failed", "reason": "x"}), fold({"kind": "server_lost"})
+    assert "given up" in format_status(given_up, NOTE_S - 1)
+    assert "given up" not in format_status(given_up, NOTE_S)
+    assert "cannot be reached" in format_status(lost, 9 * NOTE_S)
+
+
+def test_applying_does_not_end_a_divergence() -> None:
+    assert "has other weights" in format_status(fold({"kind": "diverged"}, APPLIED), 2.0)
+
+
+def test_members_are_named_as_the_user_knows_them() -> None:
+    text = "payloads of members [0, 2] of round 5"
+    names = {0: "client 2", 1: "client 3", 2: "client 1"}
+    assert name_members(text, names) == "payloads of client 2, client 1 of round 5"
+    assert name_members(text, {0: "client 2"}) == "payloads of members 0, 2 of round 5"
+    assert name_members("members [1] to finish") == "member 1 to finish"
+
+
+def test_a_deadline_that_no_clock_can_show_breaks_nothing() -> None:
+    assert format_clock(2.0**65) == "the end of time"
+
+
+def test_a_plain_line_comes_for_news_and_seldom_otherwise() -> None:
+    pace = Pace()
+    assert pace.is_due(0.0, "training", 1)
+    assert not pace.is_due(14.0, "training", 2)
+    assert pace.is_due(15.0, "training", 2)
+    assert not pace.is_due(200.0, "training", 2)
+    assert pace.is_due(201.0, "paused", 2)
+    assert not pace.is_due(200.0 + IDLE_INTERVAL_S, "paused", 2)
+    assert pace.is_due(201.0 + IDLE_INTERVAL_S, "paused", 2)
 
 
 def test_a_wait_says_for_what_until_when_and_then() -> None:
@@ -90,6 +164,10 @@ def test_without_a_terminal_lines_come_at_changes_and_now_and_then() -> None:
         line.refresh()
     assert stream.getvalue().count("\n") == 2
     clock[0] = 20.0
+    log.emit("network", bytes_sent=5, bytes_received=5)
+    line.refresh()
+    assert stream.getvalue().count("\n") == 2  # traffic alone is no news
+    log.emit("round_started", epoch=0, height=1, step=2)
     line.refresh()
     assert stream.getvalue().count("\n") == 3
     line.close()
@@ -151,6 +229,9 @@ def test_medians_and_percentiles() -> None:
         (format_seconds(-1), "0 s"),
         (format_seconds(59.7), "1 min 00 s"),
         (format_seconds(7_620), "2 h 07 min"),
+        (format_number(1, "member"), "1 member"),
+        (format_number(0, "member"), "0 members"),
+        (format_number(2, "client waits", "clients wait"), "2 clients wait"),
         (format_count(950), "950"),
         (format_count(10_240), "10.2k"),
         (format_count(3e15), "3000.0T"),

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,15 @@ def test_the_summary_is_whole_json(tmp_path: Path) -> None:
 
 def test_the_mean_loss_is_over_clients_and_smooth() -> None:
     clients = [ClientReport("a", losses=[(1, 4.0), (2, 2.0), (3, 4.0)]), ClientReport("b", losses=[(1, 2.0)])]
-    assert compute_mean_loss(clients) == [(1, 3.0), (2, 3.0), (3, 4.0)]
+    assert compute_mean_loss(clients) == [(1, 3.0), (2, 3.0), (3, 3.0)]
+
+
+def test_the_mean_loss_does_not_end_in_one_batch_s_noise() -> None:
+    losses = [(step, 2.0) for step in range(1, 100)] + [(100, 3.0)]
+    mean = compute_mean_loss([ClientReport("a", losses=losses)])
+    assert mean[-1] == (100, pytest.approx(2.2))
+    steps = [abs(later - earlier) for (_, earlier), (_, later) in pairwise(mean)]
+    assert max(steps) < 0.15
 
 
 def test_a_plot_is_drawn_only_of_something(tmp_path: Path) -> None:
@@ -172,12 +181,44 @@ def test_the_live_view_is_a_table_of_all_clients(layout: Layout) -> None:
     log.emit("state_changed", run_state="round_train", epoch=0, height=1, step=2, members=2)
     log.emit("wait_started", what="1 payload", until=1_025.0, then="go on without it")
     view.refresh()
-    head, columns, first, second = view.draw().splitlines()
+    head, columns, first, second, wait = view.draw().splitlines()
     assert head.startswith("step 3 of 241")
     assert columns.split()[:5] == ["client", "epoch", "round", "phase", "loss"]
     assert first.split()[:5] == ["1", "0", "1", "finished", "2.000"]
-    assert "waiting for 1 payload" in second
-    assert "then go on without it" in second
+    assert second.split()[0] == "2"
+    assert wait.startswith("client 2: waiting for 1 payload until ")
+    assert wait.endswith("(5 s), then go on without it")
+
+
+def test_a_long_wait_is_wrapped_and_names_clients(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    view = LiveView(layout, 3, 241, Console(io.StringIO(), live=True), now=lambda: 1_020.0)
+    for number, index in ((1, 2), (2, 0), (3, 1)):
+        log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: 1_019.0)
+        log.emit("state_changed", run_state="warmup", epoch=4, height=0, step=2, members=3)
+        log.emit("member", index=index, members=3)
+        if number == 3:
+            log.emit(
+                "wait_started", what="payloads of members [0, 2] of round 5, to apply in round 7", until=1_025.0,
+                then="be behind: go on fetching, do not train",
+            )  # fmt: skip
+    view.refresh()
+    lines = view.draw().splitlines()
+    assert max(map(len, lines)) < 80
+    wait = " ".join(line.strip() for line in lines[5:])
+    assert wait.startswith("client 3: waiting for payloads of client 2, client 1 of round 5, to apply in round 7 until")
+    assert wait.endswith("(5 s), then be behind: go on fetching, do not train")
+
+
+def test_what_ends_because_the_user_stops_is_no_news(layout: Layout) -> None:
+    stream = io.StringIO()
+    view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: 1_020.0)
+    view.is_stopping = True
+    log = EventLog(layout.events_of("client-1"), node="client-1")
+    log.emit("epoch_failed", reason="Warmup abandoned", steps_lost=0)
+    view.refresh()
+    assert stream.getvalue() == ""
+    assert view.clients[1].epochs_failed == 1
 
 
 def test_notable_events_are_told_with_their_reason(layout: Layout) -> None:
@@ -189,7 +230,7 @@ def test_notable_events_are_told_with_their_reason(layout: Layout) -> None:
     log.emit("state_changed", run_state="round_train", epoch=1, height=0, step=9, members=3)
     view.refresh()
     text = stream.getvalue()
-    assert "client-1 epoch given up: no digest, 8 steps lost" in text
+    assert "client-1 epoch given up: no digest, steps lost: 8" in text
     assert "client-1 error: no message" in text
     assert "epoch 1 trains from step 9, 3 members" in text
     assert view.training.is_set()

@@ -16,11 +16,27 @@ from psyche.config.rules import find_warnings
 from psyche.config.scanner import KeyPath, find_lines
 from psyche.config.schema import ConfigTable, DataFile, ModelTable, RunFile, Table
 from psyche.core.checks import find_config_problems
-from psyche.core.limits import RUN_ID_BYTES
+from psyche.core.limits import MAX_CLIENTS, RUN_ID_BYTES, U16_MAX, U64_MAX
 from psyche.core.state import Config, Metadata, Model, Progress
 
 RUN_FILE_NAMES: Final = ("state.toml", "run.toml", "config.toml")
 MAX_FILE_BYTES: Final = 1 << 20
+# What stands in for a key of [config] that cannot be read, while the others are judged: no rule minds it.
+HARMLESS: Final[Mapping[str, int | bool]] = {
+    "warmup_time": 1,
+    "cooldown_time": 1,
+    "max_round_train_time": 1,
+    "round_witness_time": 1,
+    "min_clients": 1,
+    "init_min_clients": MAX_CLIENTS,
+    "verification_percent": 0,
+    "witness_nodes": 0,
+    "global_batch_size_start": 1,
+    "global_batch_size_end": U16_MAX,
+    "global_batch_size_warmup_tokens": 0,
+    "total_steps": 1,
+    "rounds_per_epoch": 1,
+}
 RUN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _T = TypeVar("_T", bound=Table)
 
@@ -170,31 +186,41 @@ def _parse(document: _Document, kind: type[_T]) -> tuple[_T | None, list[Problem
 
 def _find_broken_rules(document: _Document, table: RunFile | None) -> list[Problem]:
     """The rules of the core, on whichever of [config] and [model.LLM] can be read at all."""
+    unread: frozenset[str] = frozenset()
     if table is not None:
         config, model = convert.get_config(table.config), convert.get_model(table.model.llm)
     else:
-        config, model = _read_halves(document.raw)
+        config, unread = _read_config(document.raw.get("config"))
+        model = _read_model(document.raw.get("model"))
     problems: list[Problem] = []
     for key, what, right in find_config_problems(config or Config(), model or Model()):
         if (model if key.startswith("model") else config) is None:
             continue  # the half that the rule speaks of cannot be read
+        if key.removeprefix("config.") in unread:
+            continue  # it has a problem of its own already
         path = _find_key_path(key, what, document.raw)
         problems.append(Problem(document.file, get_line(path, document.lines), format_key(path), what, right))
     return problems
 
 
-def _read_halves(raw: Mapping[str, Any]) -> tuple[Config | None, Model | None]:
-    config, model = raw.get("config"), raw.get("model")
-    config_table, model_table = _try_parse(config, ConfigTable), _try_parse(model, ModelTable)
-    return (
-        convert.get_config(config_table) if config_table else None,
-        convert.get_model(model_table.llm) if model_table else None,
-    )
-
-
-def _try_parse(raw: object, kind: type[_T]) -> _T | None:
+def _read_config(raw: object) -> tuple[Config | None, frozenset[str]]:
+    """As much of [config] as can be read, and the keys that cannot: they have harmless values."""
+    if not isinstance(raw, dict):
+        return None, frozenset()
+    table = cast("dict[str, object]", raw)
     try:
-        return kind.model_validate(raw)
+        return convert.get_config(ConfigTable.model_validate(table)), frozenset()
+    except ValidationError as error:
+        unread = frozenset(str(problem["loc"][0]) for problem in error.errors() if problem["loc"])
+    readable = {key: value for key, value in table.items() if key not in unread}
+    if "epoch_time" in unread:
+        readable["epoch_time"] = U64_MAX  # an epoch has an end, it is only not known which
+    return convert.get_config(ConfigTable.model_validate({**HARMLESS, **readable})), unread
+
+
+def _read_model(raw: object) -> Model | None:
+    try:
+        return convert.get_model(ModelTable.model_validate(raw).llm)
     except ValidationError:
         return None
 

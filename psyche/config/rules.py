@@ -14,6 +14,9 @@ from psyche.core.state import (
 )
 
 STRANGERS_WITNESSES: Final = 16  # from here on a captured committee is unlikely even with many bad members
+DAY_S: Final = 86_400  # a wait of more than a day is a slip of the pen, or of the unit
+SHORT_WARMUP_S: Final = 5  # even a small model's trainer takes that long
+TIMES: Final = ("warmup_time", "cooldown_time", "max_round_train_time", "round_witness_time")
 
 _ARCHITECTURE_NAMES: Final = {
     Architecture.HF_LLAMA: "HfLlama",
@@ -73,7 +76,7 @@ def _find_unsupported_settings(config: Config) -> list[str]:
 
 def find_warnings(config: Config, model: Model) -> list[str]:
     """What is allowed but seldom meant."""
-    found = _find_witness_warnings(config)
+    found = [*_find_witness_warnings(config), *_find_time_warnings(config)]
     if config.verification_percent:
         found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
     if config.entropy_delay:
@@ -89,6 +92,27 @@ def find_warnings(config: Config, model: Model) -> list[str]:
         found.append(
             f"model.LLM.lr_schedule reaches final_lr at step {schedule.total_steps}, the run goes on to "
             f"step {config.total_steps}"
+        )
+    return found
+
+
+def _find_time_warnings(config: Config) -> list[str]:
+    """Times that obey every rule, and with which a run would stand still or never start."""
+    found = [
+        f"config.{name} {getattr(config, name)} s is more than a day: one silent member may hold up everybody for "
+        "that long (seconds are meant)"
+        for name in TIMES
+        if getattr(config, name) > DAY_S
+    ]
+    if config.warmup_time < SHORT_WARMUP_S:
+        found.append(
+            f"config.warmup_time {config.warmup_time} s: members that have not loaded the weights by then are out of "
+            "the epoch; a minute is usual"
+        )
+    if config.round_witness_time > config.max_round_train_time:
+        found.append(
+            f"config.round_witness_time {config.round_witness_time} s is more than max_round_train_time "
+            f"{config.max_round_train_time} s: reporting a round seldom takes longer than training it"
         )
     return found
 

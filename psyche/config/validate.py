@@ -66,14 +66,15 @@ def print_report(report: ConfigReport, write: Callable[[str], None]) -> int:
     for problem in report.problems:
         write(f"error: {problem}")
     for text in report.unsupported:
-        write(f"not yet: {text} (`server run` refuses it)")
+        write(f"not yet (`server run` refuses it): {text}")
     for text in report.warnings:
         write(f"warning: {text}")
     if report.problems:
         count = len(report.problems)
         write(f"{count} problem{'s' if count > 1 else ''}; nothing can run with this")
     elif report.run:
-        write(f"{report.run.path}: fine, run {report.run.run_id!r}")
+        verdict = "right, but this version cannot run it" if report.unsupported else "fine"
+        write(f"{report.run.path}: {verdict}, run {report.run.run_id!r}")
     return report.exit_code
 
 
@@ -90,15 +91,21 @@ def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
     found: list[str] = []
     location, checkpoint = run.model.data_location, run.model.checkpoint
     if location.kind is DataLocationKind.SERVER and data is None:
-        found.append("model.LLM.data_location is 'Server': `server run` needs --data-config as well")
+        found.append(
+            f"model.LLM.data_location is 'Server': the server needs a data.toml, in {run.folder} or named with "
+            "--data-config"
+        )
     if location.kind is not DataLocationKind.SERVER and data is not None:
         found.append("--data-config is not used: model.LLM.data_location is not 'Server'")
     if data is not None and not _has_tokens(data.folder):
-        found.append(f"{data.path}: no token file in {data.folder} yet; `psyche data tokenize` makes one")
+        found.append(
+            f"{data.path}: no token file in {data.folder} yet; `psyche data tokenize TEXT --output "
+            f"{data.folder / 'train.bin'}` makes one"
+        )
     if checkpoint.kind is CheckpointKind.LOCAL and not run.resolve(checkpoint.name).exists():
         found.append(
             f"model.LLM.checkpoint: no folder {run.resolve(checkpoint.name)} on this machine yet; every client needs "
-            "it, `psyche model init` makes one"
+            f"it, `psyche model init --config MODEL.json --output {run.resolve(checkpoint.name)}` makes one"
         )
     return found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche.config.load import MAX_FILE_BYTES, find_local_data, find_run_file, load_data, load_run
+from psyche.config.load import HARMLESS, MAX_FILE_BYTES, find_local_data, find_run_file, load_data, load_run
 from psyche.config.problems import ConfigProblems
 from psyche.config.rewrite import Value, set_values
 from psyche.config.scanner import KeyPath
@@ -308,6 +308,19 @@ def test_all_problems_are_told_at_once_rules_of_the_readable_half_too(tmp_path: 
         "model.LLM.optimizer.Distro.quantize_1bit:",
         "model.LLM.optimizer.Distro.qantize:",
     ]
+
+
+def test_a_broken_rule_is_told_beside_a_key_of_the_same_table_that_cannot_be_read(tmp_path: Path) -> None:
+    text = change(max_round_train_time=0, witness_nodes=99)
+    text = text.replace("[config]\n", '[config]\nepoch_time = "x"\n').replace("cooldown_time = 30\n", "")
+    found = {problem.split(" ")[1].removeprefix("config.") for problem in fail(tmp_path, text)}
+    assert found == {"max_round_train_time:", "witness_nodes:", "epoch_time:", "cooldown_time:"}
+
+
+def test_a_key_that_cannot_be_read_breaks_no_other_rule(tmp_path: Path) -> None:
+    for key in HARMLESS:
+        text = change().replace(f"\n{key} = ", f'\n{key} = "x" # ', 1)
+        assert [problem.split(" ")[1] for problem in fail(tmp_path, text)] == [f"config.{key}:"]
 
 
 def test_what_is_no_toml_names_the_line(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_missing_pieces_around_the_files_are_warnings(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(DEMO)
     code, lines = show(tmp_path)
     assert code == 0
-    assert "needs --data-config" in lines[0]
+    assert f"the server needs a data.toml, in {tmp_path} or named with --data-config" in lines[0]
     assert "psyche model init" in lines[1]
     (tmp_path / "data.toml").write_text(DEMO_DATA)
     code, lines = show(tmp_path)
@@ -81,7 +81,10 @@ def test_missing_pieces_around_the_files_are_warnings(tmp_path: Path) -> None:
 def test_what_cannot_run_yet_is_told_and_is_no_error() -> None:
     code, lines = show(CONFIG / "sample")
     assert code == 0
-    assert [line.split("'")[1] for line in lines if line.startswith("not yet")] == ["Hub", "Http"]
+    assert [line.split("'")[1] for line in lines if line.startswith("not yet (`server run` refuses it)")] == [
+        "Hub", "Http",
+    ]  # fmt: skip
+    assert lines[-1].endswith("run.toml: right, but this version cannot run it, run 'sample'")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,31 @@ def test_the_number_of_witnesses_is_warned_about_as_section_9_says(nodes: int, w
     warnings = find_warnings(run.config, run.model)
     assert (words is None) == (warnings == [])
     assert all(words in warning for warning in warnings if words)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_round_train_time": (1 << 64) - 1}, "max_round_train_time 18446744073709551615 s is more than a day"),
+        ({"cooldown_time": 86_401}, "cooldown_time 86401 s is more than a day"),
+        ({"warmup_time": 0}, "warmup_time 0 s: members that have not loaded the weights by then are out"),
+        ({"round_witness_time": 31}, "round_witness_time 31 s is more than max_round_train_time 30 s"),
+    ],
+)
+def test_times_with_which_a_run_would_stand_still_are_warned_about(
+    values: dict[str, int], words: str, tmp_path: Path
+) -> None:
+    state, data = make_demo(tmp_path)
+    (state / "run.toml").write_text(set_values(DEMO, {("config", key): value for key, value in values.items()}))
+    code, lines = show(state, data)
+    assert code == 0
+    (line,) = [line for line in lines if line.startswith("warning: ")]
+    assert words in line
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-kill", "dummy", "llama-20m", "sample"])
+def test_the_times_of_shipped_configurations_are_not_warned_about(name: str) -> None:
+    assert not any("_time" in warning for warning in load_run(CONFIG / name).warnings)
 
 
 def test_other_settings_that_are_seldom_meant_are_warned_about() -> None:

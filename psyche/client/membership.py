@@ -108,7 +108,7 @@ class Membership:
         if slot is not None and self._has_joined(slot):
             joined = sum(map(self._has_joined, registry.slots))
             missing = max(0, x.state.config.init_min_clients - joined)
-            who = f"{missing} more members" if missing else "the epoch to form"
+            who = f"{missing} more member{'s' if missing > 1 else ''}" if missing else "the epoch to form"
             x.wait("members", who, None, "warm up")
             return
         key = (x.epoch, registry.next_active)

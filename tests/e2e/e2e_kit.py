@@ -451,7 +451,7 @@ async def open_cluster(
 # --- waits ----------------------------------------------------------------------------------------
 
 LATE_S: Final = 5.0  # how much later than its deadline a loaded machine may notice that a wait is over
-WITHOUT_DEADLINE: Final = ("more members", "epoch to form", "resume the run", "next epoch")
+WITHOUT_DEADLINE: Final = ("more member", "epoch to form", "resume the run", "next epoch")
 
 
 def find_overlong_waits(events: Iterable[Event]) -> list[Event]:

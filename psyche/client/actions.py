@@ -156,7 +156,7 @@ class AppliedSet:
 
 @dataclass(frozen=True, slots=True)
 class StoreReplay:
-    """Keep a decided set with its bodies for healing and for joiners (S7)."""
+    """Keep a decided set with its bodies for healing (S7)."""
 
     entry: AppliedSet
 
@@ -173,11 +173,38 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """Load `certified` and replay the epoch's stored sets up to `height`. Answer with `Healed` or `LoadFailed` (S7)."""
+    """Load `certified` and replay the epoch's stored sets up to `height`. Answer with `Healed` or `HealFailed` (S7)."""
 
     epoch: int
     certified: bytes
     height: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskWeights:
+    """Ask a member to keep a copy of its weights of the running round (S7). Answer with `WeightsPromised`, or not."""
+
+    epoch: int
+    height: int
+    member: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Fetch those tensors of the agreed weights that differ from the own ones, and load the result (S7).
+
+    `agreed` is the digest on record, `own` that of the weights in the trainer (zero: they are lost),
+    `chain` the own c of that height (zero: not known). Answer with `Healed` or `HealFailed`.
+    """
+
+    epoch: int
+    height: int
+    agreed: bytes
+    own: bytes
+    chain: bytes
+    helpers: tuple[bytes, ...]  # keys of members that promised a copy
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +299,8 @@ class Exit:
 
 Action = (
     Join | Withdraw | SendWarmupWitness | SendWitness | SendHealthCheck | SendEquivocation | Publish | Announce
-    | FetchPayload | FetchData | Train | CancelTrain | Apply | StoreReplay | Load | Heal | Snapshot | Export
-    | FetchSnapshot | AskAnnouncements | AskTable | SetPeers | SetPlan | Expire | Log | Exit
+    | FetchPayload | FetchData | Train | CancelTrain | Apply | StoreReplay | Load | Heal | AskWeights | Compare
+    | Snapshot | Export | FetchSnapshot | AskAnnouncements | AskTable | SetPeers | SetPlan | Expire | Log | Exit
 )  # fmt: skip
 
 
@@ -302,13 +329,35 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """The replay went through: digest and chain of every replayed height."""
+    """Other weights are in the trainer: digests by height, and the chain of the last (`height`)."""
 
     epoch: int
     height: int
     chain: bytes
     digests: dict[int, bytes]
     is_full: dict[int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class HealFailed:
+    """Neither replay nor comparison gave the agreed weights; `weights_kept`: the trainer still has the own ones.
+
+    `contradicts`: the agreed digest is one of other sets than the record gave this client.
+    """
+
+    epoch: int
+    reason: str
+    weights_kept: bool
+    contradicts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPromised:
+    """A member keeps a copy of its weights of that round."""
+
+    epoch: int
+    height: int
+    member: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +443,6 @@ class SnapshotFetched:
 
 
 Event = (
-    Loaded | LoadFailed | Healed | PayloadArrived | PayloadFailed | Trained | TrainFailed | Applied
-    | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched
+    Loaded | LoadFailed | Healed | HealFailed | WeightsPromised | PayloadArrived | PayloadFailed | Trained
+    | TrainFailed | Applied | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched
 )  # fmt: skip

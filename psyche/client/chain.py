@@ -53,6 +53,7 @@ class Chain:
     announcements: Announcements
     loaded: bool = False
     healing: bool = False
+    fetching: bool = False  # the agreed weights are on their way: this round's batch may still be trained
     applying: int | None = None
     next_height: int = 0
     chain: bytes = ZERO32
@@ -60,6 +61,7 @@ class Chain:
     full: dict[int, bool] = field(default_factory=dict)
     chains: dict[int, bytes] = field(default_factory=dict)
     diverged: bool = False
+    diverged_at: int | None = None  # the first height that showed it
     mismatch: bool = False  # a digest of the present weights contradicts the record; cleared when a heal begins
     replayed: bool = False  # the present weights come from a replay that is not yet agreed with (S7)
     agreeing: int = 0  # own digests in a row that the record agreed with, since a heal
@@ -94,6 +96,8 @@ class Chain:
     def _forget_weights(self) -> None:
         self.applying = self._pending = None
         self.diverged = self.mismatch = self.replayed = False
+        self.diverged_at = None
+        self.fetching = False
         self.next_height = self.agreeing = self.contradictions = self.behind_rounds = 0
         for known in (self.digests, self.full, self.chains, self._checked):
             known.clear()
@@ -387,9 +391,7 @@ class Chain:
             else:
                 self._note_contradiction(round_)
         if self.diverged and self.agreeing >= 2:  # S7: done when the last two in a row agree
-            self.diverged = self.replayed = False
-            self.contradictions = 0
-            self.context.log("healed", height=self.next_height - 1)
+            self.settle()
 
     def _note_contradiction(self, round_: Round) -> None:
         self.agreeing = 0
@@ -397,13 +399,14 @@ class Chain:
         self.mismatch = True
         if not self.diverged:
             self.diverged = True  # S4
+            self.diverged_at = round_.height
             self.context.log(
                 "diverged", height=round_.height, digest=self.digests[round_.height], agreed=round_.agreed_digest
             )
 
     def on_healed(self, event: Healed) -> None:
-        """The replay's digests replace the own ones; agreement is judged anew."""
-        self.healing = False
+        """Digests of a replay, or of weights that peers had, replace the own ones; agreement is judged anew."""
+        self.healing = self.fetching = False
         self.replayed = True
         self.chain = event.chain
         self.chains[event.height] = event.chain
@@ -412,10 +415,17 @@ class Chain:
         self.full.update(event.is_full)
         self._checked = {h for h in self._checked if h not in event.digests}
         self.agreeing = 0
-        # the momentum is that of the epoch's start: it knows nothing of results sent since (R8)
+        # the momentum is that of the epoch's start, or none: it knows nothing of results sent since (R8)
         self.own_fates.clear()
         self.own_sent.clear()
         self._compare_digests()
+
+    def settle(self) -> None:
+        """The weights in the trainer were checked against an agreed digest: they are right until a digest differs."""
+        self.diverged = self.mismatch = self.replayed = False
+        self.diverged_at = None
+        self.contradictions = 0
+        self.context.log("healed", height=self.next_height - 1)
 
     def count_behind(self) -> bool:
         """A round has passed without its apply: whether that was one too many (C6)."""

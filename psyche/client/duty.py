@@ -205,9 +205,11 @@ class Duty:
         )
 
     def _settle_work(self, record: RoundRecord) -> None:
-        """Members without a batch, behind or diverged have nothing to announce."""
+        """Members without a batch, behind or diverged have nothing to announce; who is about to be right again may."""
         x = self.context
         assert x.member is not None, "checked by act"
+        if self.chain.fetching:
+            return
         idle = x.member not in record.assignments or self.chain.diverged or self.chain.healing
         done = record.height in self.chain.digests or self.chain.behind_rounds > 0 or self.chain.healing
         if idle and done and not self.own.train_running:

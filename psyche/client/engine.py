@@ -12,8 +12,8 @@ from psyche.client.actions import (
     Event,
     Exit,
     Expire,
-    Heal,
     Healed,
+    HealFailed,
     Loaded,
     LoadFailed,
     PayloadArrived,
@@ -26,22 +26,23 @@ from psyche.client.actions import (
     Trained,
     TrainerLost,
     TrainFailed,
+    WeightsPromised,
 )
 from psyche.client.announcements import Announcements
 from psyche.client.attest import compute_report
 from psyche.client.chain import Chain
 from psyche.client.context import ACTIVE_STATES, Context, Wait
 from psyche.client.duty import Duty
+from psyche.client.healing import Healing
 from psyche.client.membership import Membership
 from psyche.client.records import RoundRecord
 from psyche.core.limits import STORED_ROUNDS, U32_MAX
 from psyche.core.messages import Leave
-from psyche.core.state import ZERO32, Coordinator, RunState
+from psyche.core.state import Coordinator, RunState
 from psyche.core.timeline import get_attested_height
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
 
-MAX_REPLAY_CONTRADICTIONS = 2
 SYNC_EVERY_S = 2.0
 
 
@@ -54,6 +55,7 @@ class RoundEngine:
         self.chain = Chain(self._x, self.announcements)
         self.duty = Duty(self._x, self.chain, self.announcements)
         self.membership = Membership(self._x, self.chain, self.duty, export=export)
+        self.healing = Healing(self._x, self.chain, self.duty, self.membership)
         self._seen_state: tuple[RunState, int, int] | None = None
         self._epoch_key: tuple[int, int] | None = None
         self._round_key: tuple[int, int] | None = None
@@ -100,6 +102,7 @@ class RoundEngine:
         """When `on_tick` next has something to do, at the latest."""
         x = self._x
         times = [self.announcements.get_next_retry(), self._synced_at + SYNC_EVERY_S if x.state.in_round else None]
+        times.append(self.healing.get_deadline())
         membership = self.membership
         times += [t for t in (membership.load_at, membership.join_at, membership.fetch_at) if t > now]
         record = x.current
@@ -137,7 +140,7 @@ class RoundEngine:
         self.announcements.on_gossip(raw, self.chain.digests, diverged=self.chain.diverged, now=now)
         return self._go_on(now)
 
-    def on_event(self, event: Event, now: float) -> list[Action]:
+    def on_event(self, event: Event, now: float) -> list[Action]:  # noqa: PLR0912  # one line per event
         """Something the shell was asked for is done, or failed."""
         match event:
             case PayloadArrived() | PayloadFailed():
@@ -156,9 +159,13 @@ class RoundEngine:
             case Loaded():
                 self.membership.on_loaded(event)
             case LoadFailed():
-                self._on_load_failed(event, now)
+                self.membership.on_load_failed(event, now)
             case Healed():
-                self._on_healed(event)
+                self.healing.on_healed(event)
+            case HealFailed():
+                self.healing.on_failed(event)
+            case WeightsPromised():
+                self.healing.on_promised(event)
             case SnapshotWritten():
                 self.duty.on_snapshot(event)
             case TableArrived():
@@ -171,6 +178,11 @@ class RoundEngine:
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed."""
         return self._go_on(now)
+
+    def on_weights_wanted(self, key: bytes, epoch: int, height: int) -> tuple[bool, list[Action]]:
+        """The peer with this key asks for a copy of the own weights of a round: whether there will be one (S7)."""
+        promised = self.healing.help(key, epoch, height)
+        return promised, self._x.drain()
 
     def on_stop(self, reason: str) -> list[Action]:
         """The user wants out: withdraw, say so, end (F26)."""
@@ -230,6 +242,7 @@ class RoundEngine:
         self._round_key = None
         self.announcements.clear()
         self.chain.clear()
+        self.healing.begin_epoch()
         if x.epoch:
             x.do(Expire(x.epoch - 1, U32_MAX))
         self.duty.begin()
@@ -253,10 +266,10 @@ class RoundEngine:
             x.log("behind", rounds=self.chain.behind_rounds, next_height=self.chain.next_height)
         gap = self.chain.find_gap() if x.member is not None else ""
         if gap:
-            self._give_up(f"the sets of this epoch cannot be known any more: {gap}")
+            self.healing.give_up(f"the sets of this epoch cannot be known any more: {gap}")
         elif too_long:
             what = "decided payloads could not be fetched" if self.chain.loaded else "the weights did not come in time"
-            self._give_up(what)
+            self.healing.give_up(what)
         self.duty.enter_round()
         self.announcements.retry_soon(now)
         self.announcements.replay_early(self.chain.digests, diverged=self.chain.diverged, now=now)
@@ -271,7 +284,7 @@ class RoundEngine:
     def _go_on(self, now: float) -> list[Action]:
         if self._exited:
             return self._x.drain()
-        self._check_divergence()
+        self.healing.act(now)
         self.membership.act(now)
         if self._x.state.in_round or self._x.state.run_state is RunState.COOLDOWN:
             self._go_on_in_epoch(now)
@@ -300,50 +313,6 @@ class RoundEngine:
             count=len(entry.applied), update=entry.run_update, digest=self.chain.digests[entry.height],
         )  # fmt: skip
         self.announcements.review_deferred(self.chain.digests, diverged=self.chain.diverged, now=now)
-
-    # --- divergence and healing -------------------------------------------------------------------
-
-    def _check_divergence(self) -> None:
-        chain = self.chain
-        if chain.diverged and chain.loaded and not chain.healing and chain.applying is None and self._x.state.in_round:
-            if chain.contradictions >= MAX_REPLAY_CONTRADICTIONS:
-                # the replay itself contradicts the record: it is not adopted (section 9, last table)
-                self._x.log("evidence", digests=dict(chain.digests), reason="replay contradicts agreed digests")
-                self._give_up("own replay contradicts the agreed digests twice")
-            elif chain.mismatch:
-                self._heal("own digest differs from the agreed one")
-
-    def _heal(self, reason: str) -> None:
-        x, chain = self._x, self.chain
-        certified = x.state.certified.digest
-        if x.member is None:
-            return
-        if certified == ZERO32 or chain.next_height == 0 or chain.behind_rounds:
-            self._give_up(f"cannot heal: {reason}")
-            return
-        if self.duty.in_flight is not None:
-            self.duty.cancel_training()  # S4: at once; the trainer heals when it has let go
-            return
-        chain.healing, chain.mismatch = True, False
-        chain.agreeing = 0
-        x.log("healing", reason=reason, height=chain.next_height - 1)
-        x.do(Heal(x.epoch, certified, chain.next_height - 1))
-
-    def _give_up(self, reason: str) -> None:
-        """This epoch goes on without this client."""
-        self.membership.withdraw(reason)
-        self.chain.loaded = False
-
-    def _on_healed(self, event: Healed) -> None:
-        if event.epoch == self._x.epoch and self.chain.healing:
-            self.chain.on_healed(event)
-
-    def _on_load_failed(self, event: LoadFailed, now: float) -> None:
-        if self.chain.healing:
-            self.chain.healing = False
-            self._give_up(f"cannot heal: {event.reason}")
-            return
-        self.membership.on_load_failed(event, now)
 
     # --- asking peers -----------------------------------------------------------------------------
 

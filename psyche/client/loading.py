@@ -90,38 +90,48 @@ class Loader:
     async def _fetch_offer(
         self, state: Coordinator, offer: Manifest, digest: bytes, deadline: float, progress: Callable[[int, int], None]
     ) -> Source:
+        mark = state.certified
+        path = self._snapshots / get_snapshot_name(mark.epoch, mark.step, digest)
+        return await self.assemble(state, offer, digest, deadline, path, progress=progress)
+
+    async def assemble(
+        self,
+        state: Coordinator,
+        offer: Manifest,
+        digest: bytes,
+        deadline: float,
+        path: Path,
+        *,
+        own: Mapping[bytes, Path] | None = None,
+        sources: Sequence[bytes] = (),
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> Source:
+        """A snapshot at `path` of the weights that a checked `offer` lists, fetched but for what is in `own`.
+
+        `own` has files by blob id; `sources` are keys of peers (none: everybody who is connected).
+
+        Raises:
+            NetworkError: the transfer failed, or the peer's model files may not be taken.
+            TrainerError: the files do not make up the snapshot.
+        """
         check_offered_files(offer)
         entries = decode_manifest(offer.manifest)
         folder = self._snapshots / f".parts-{blake3_hash(offer.manifest).hex()[:16]}"
         folder.mkdir(parents=True, exist_ok=True)
-        blobs = {entry.blob_id: get_tensor_bytes(entry) for entry in entries}
+        known = own or {}
+        blobs = {entry.blob_id: get_tensor_bytes(entry) for entry in entries if entry.blob_id not in known}
         total = sum(blobs.values())
         found = await self._network.fetch_many(
-            list(blobs.items()), self._get_sources(), folder, deadline=deadline, progress=lambda n: progress(n, total)
-        )
+            list(blobs.items()), sources or self._get_sources(), folder, deadline=deadline,
+            progress=lambda n: progress(n, total),
+        )  # fmt: skip
         for blob_id in blobs:
             await self._network.withdraw(blob_id)  # the files move into the snapshot, from where they are offered
-        paths = await trio.to_thread.run_sync(_spread, entries, found)
+        paths = await trio.to_thread.run_sync(_spread, entries, {**found, **known}, folder)
         files = await self._get_model_files(state, offer, deadline)
-        info = await trio.to_thread.run_sync(lambda: self._assemble(state, offer, digest, paths, files))
+        await trio.to_thread.run_sync(lambda: _assemble(path, state, offer, digest, paths, files))
         await trio.to_thread.run_sync(_remove_folder, folder)
-        return Source(info.path, is_snapshot=True, name="peers")
-
-    def _assemble(
-        self, state: Coordinator, offer: Manifest, digest: bytes, paths: list[Path], files: dict[str, bytes]
-    ) -> SnapshotInfo:
-        mark = state.certified  # of which time the weights are, the record says, not the peer
-        return assemble_snapshot(
-            self._snapshots / get_snapshot_name(mark.epoch, mark.step, digest),
-            manifest=offer.manifest,
-            tensors=paths,
-            model_files=files,
-            epoch=mark.epoch,
-            step=mark.step,
-            data_index=mark.data_index,
-            chain=offer.chain,
-            digest=digest,
-        )
+        return Source(path, is_snapshot=True, name="peers")
 
     async def find_leading(self, state: Coordinator, digest: bytes, deadline: float) -> Source | None:
         """Full-value mode: the copy of the first member that has one, so that all go on from the same (S2).
@@ -136,7 +146,7 @@ class Loader:
                     return own
                 continue
             try:
-                offer = await self._ask_manifest(state, digest, member.p2p)
+                offer = await self.ask_manifest(state, digest, member.p2p)
             except NetworkError:
                 continue
             if own is not None and blake3_hash(offer.manifest) == own_root:
@@ -151,14 +161,19 @@ class Loader:
         reasons: list[str] = []
         for peer in self._get_sources():
             try:
-                return await self._ask_manifest(state, digest, peer)
+                return await self.ask_manifest(state, digest, peer)
             except NetworkError as error:
                 reasons.append(str(error))
         raise NetworkError(
             f"no peer has the weights {digest.hex()[:16]}: {'; '.join(reasons) or 'no peer is connected'}"
         )
 
-    async def _ask_manifest(self, state: Coordinator, digest: bytes, peer: bytes) -> Manifest:
+    async def ask_manifest(self, state: Coordinator, digest: bytes, peer: bytes) -> Manifest:
+        """A peer's manifest of the weights with this full digest, checked against it.
+
+        Raises:
+            NetworkError: it has none, or one that does not give the digest.
+        """
         name = f"peer {peer.hex()[:8]}"
         reply = await self._network.ask(peer, SyncRequest("manifest", key=digest), timeout_s=MANIFEST_TIMEOUT_S)
         offer = read_manifest(reply.items[0]) if reply.found and reply.items else None
@@ -224,11 +239,28 @@ def compute_weights_digest(model: Model, chain: bytes, weight_root: bytes) -> by
     return compute_state_digest(chain, weight_root if model.optimizer.quantize_1bit else ZERO32)
 
 
-def _spread(entries: Sequence[TensorEntry], found: Mapping[bytes, Path]) -> list[Path]:
+def _assemble(
+    path: Path, state: Coordinator, offer: Manifest, digest: bytes, paths: list[Path], files: dict[str, bytes]
+) -> SnapshotInfo:
+    mark = state.certified  # of which time the weights are, the record says, not the peer
+    return assemble_snapshot(
+        path,
+        manifest=offer.manifest,
+        tensors=paths,
+        model_files=files,
+        epoch=mark.epoch,
+        step=mark.step,
+        data_index=mark.data_index,
+        chain=offer.chain,
+        digest=digest,
+    )
+
+
+def _spread(entries: Sequence[TensorEntry], found: Mapping[bytes, Path], folder: Path) -> list[Path]:
     """One file per tensor: equal tensors are one blob, but each has its own place in the snapshot."""
     paths: list[Path] = []
     for index, entry in enumerate(entries):
-        path = found[entry.blob_id].with_name(f"tensor-{index:05d}")
+        path = folder / f"tensor-{index:05d}"
         shutil.copyfile(found[entry.blob_id], path)
         paths.append(path)
     return paths

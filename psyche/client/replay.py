@@ -71,6 +71,10 @@ class ReplayStore:
         temporary.write_bytes(raw)
         temporary.replace(path)
 
+    def has(self, epoch: int, height: int) -> bool:
+        """Whether a set is here; whether it can be read, reading shows."""
+        return self._get_path(epoch, height).is_file()
+
     def read(self, epoch: int, height: int) -> StoredSet | None:
         """One set, or None if it is not here.
 

@@ -19,7 +19,7 @@ from psyche.core.errors import CoordinatorError, Halted, InvalidRunState, WrongR
 from psyche.core.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, DataError, NetworkError, PsycheError, WireError
-from psyche.wire.ports import AddressRecord, Backend, Network, SyncRequest
+from psyche.wire.ports import AddressRecord, Backend, Network, SyncReply, SyncRequest
 
 T = TypeVar("T")
 FETCHES: Final = 16  # payload downloads at a time
@@ -30,7 +30,9 @@ IDLE_TICK_S: Final = 1.0
 LAST_WRITES_S: Final = 600.0  # for an export that still runs when the run is over
 FAREWELL_S: Final = 0.2
 WITHDRAW_S: Final = 2.0  # for the answer to a last withdrawal: a server that is away withdraws us itself (H6)
-TRAINER_ACTIONS: Final = (act.Load, act.Train, act.Apply, act.Heal, act.Snapshot, act.Export, act.FetchSnapshot)
+TRAINER_ACTIONS: Final = (
+    act.Load, act.Train, act.Apply, act.Heal, act.Compare, act.Snapshot, act.Export, act.FetchSnapshot,
+)  # fmt: skip
 
 
 class Log(Protocol):
@@ -135,7 +137,7 @@ class Shell:
 
     async def run(self) -> int:
         """Take part until the run is finished, the client has to leave, or `stop` was called; the exit code."""
-        self._parts.network.set_sync_handler(self._serving.answer)
+        self._parts.network.set_sync_handler(self._answer)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for task in (self._follow_states, self._follow_gossip, self._tick, self._tasks.run, self._follow_addresses):
@@ -178,6 +180,8 @@ class Shell:
                 self._start(self._ask_announcements, action)
             case act.AskTable():
                 self._start(self._ask_table, action)
+            case act.AskWeights():
+                self._start(self._ask_weights, action)
             case act.SetPeers():
                 self._parts.network.set_allowed(action.keys)
             case act.SetPlan():
@@ -393,6 +397,23 @@ class Shell:
         except NetworkError as error:
             self.log("error", message=str(error))
         self.feed(act.TableArrived(action.epoch, action.height, action.member, action.root, items))
+
+    async def _answer(self, peer: bytes, request: SyncRequest) -> SyncReply:
+        """One question of a peer that has passed hello."""
+        if request.kind != "manifest" or request.key:
+            return await self._serving.answer(peer, request)
+        promised, actions = self._engine.on_weights_wanted(peer, request.epoch, request.height)
+        self._execute(actions)
+        return SyncReply(found=promised)
+
+    async def _ask_weights(self, action: act.AskWeights) -> None:
+        request = SyncRequest("manifest", epoch=action.epoch, height=action.height)
+        try:
+            reply = await self._parts.network.ask(action.key, request, timeout_s=SYNC_TIMEOUT_S)
+        except NetworkError:
+            return  # another one is asked soon
+        if reply.found:
+            self.feed(act.WeightsPromised(action.epoch, action.height, action.member))
 
     # --- the rest ---------------------------------------------------------------------------------
 

@@ -12,11 +12,12 @@ from psyche.client.actions import (
     Applied,
     Apply,
     CancelTrain,
+    Compare,
     Event,
     Export,
     FetchSnapshot,
     Heal,
-    Healed,
+    HealFailed,
     Load,
     Loaded,
     LoadFailed,
@@ -28,18 +29,19 @@ from psyche.client.actions import (
     TrainerLost,
     TrainFailed,
 )
+from psyche.client.heal_tasks import HealTasks
 from psyche.client.loading import Loader, Source, compute_weights_digest, get_snapshot_name
 from psyche.client.replay import ReplayStore
 from psyche.client.settings import ClientSettings
 from psyche.core.state import ZERO32, Coordinator
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError
 from psyche.modeling.failure import TrainerFailure
-from psyche.wire.crypto import compute_chain_digest, compute_data_hash, compute_state_digest
+from psyche.wire.crypto import compute_data_hash
 from psyche.wire.ports import Trainer
 from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
-TrainerAction = Load | Train | Apply | Heal | Snapshot | Export | FetchSnapshot
+TrainerAction = Load | Train | Apply | Heal | Compare | Snapshot | Export | FetchSnapshot
 _Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
 
@@ -93,6 +95,7 @@ class TrainerTasks:
         self._x = context
         self._settings = settings
         self._snapshots = snapshots
+        self._heal = HealTasks(trainer, loader, replay, context, self._request_load, snapshots=snapshots)
         self._cancelled: set[tuple[int, int]] = set()
         self._training: tuple[int, int] | None = None
         self._waiting_for_data: tuple[tuple[int, int], trio.CancelScope] | None = None
@@ -151,7 +154,7 @@ class TrainerTasks:
         with contextlib.suppress(trio.WouldBlock):
             while True:
                 waiting.append(self._receive.receive_nowait())
-        kept = [queued for queued in waiting if isinstance(queued[0], Load | Heal | FetchSnapshot)]
+        kept = [queued for queued in waiting if isinstance(queued[0], Load | Heal | Compare | FetchSnapshot)]
         for queued in kept:
             self._send.send_nowait(queued)
         self._close(len(waiting) - len(kept))
@@ -165,8 +168,8 @@ class TrainerTasks:
                 await self._train(action)
             case Apply():
                 await self._apply(action, bodies)
-            case Heal():
-                await self._heal(action)
+            case Heal() | Compare():
+                self._x.feed(await self._heal.do(action))
             case Snapshot():
                 await self._write_snapshot(action)
             case Export():
@@ -184,8 +187,10 @@ class TrainerTasks:
         match action:
             case Train():
                 self._x.feed(TrainFailed(action.epoch, action.height, reason, trainer_lost=True))
-            case Load() | Heal():
+            case Load():
                 self._x.feed(LoadFailed(action.epoch, reason))
+            case Heal() | Compare():
+                self._x.feed(HealFailed(action.epoch, reason, weights_kept=False))
             case _:
                 self._x.feed(TrainerLost(reason))
 
@@ -193,7 +198,7 @@ class TrainerTasks:
         match action:
             case Train():
                 self._x.feed(TrainFailed(action.epoch, action.height, reason, trainer_lost=False))
-            case Load() | Heal():
+            case Load():
                 self._x.feed(LoadFailed(action.epoch, reason))
             case Snapshot():
                 self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, Path(), None))
@@ -373,34 +378,6 @@ class TrainerTasks:
             )
         )
         self._x.feed(Applied(action.epoch, action.height, reply))
-
-    async def _heal(self, action: Heal) -> None:
-        """S7: the certified snapshot, then every stored set of the epoch, in order."""
-        await self._x.wait_for_replay()
-        source = await self._loader.find_local(action.certified)
-        if source is None:
-            source = self._loader.find_configured(self._x.state, action.certified, self._x.state.checkpoint.digest)
-        source = source or await self._fetch(action.certified, [])
-        if source is None:
-            raise NetworkError("the certified weights cannot be had")
-        reply = await self._request_load(source, keep_momentum=True)
-        if compute_weights_digest(self._x.state.model, reply.chain, reply.weight_root) != action.certified:
-            raise TrainerError(f"{source.name} does not give the certified weights")
-        chain, digests, full = action.certified, dict[int, bytes](), dict[int, bool]()
-        for height in range(action.height + 1):
-            stored = await trio.to_thread.run_sync(self._replay.read, action.epoch, height)
-            if stored is None:
-                raise TrainerError(f"the replay store lacks the set of round {height}")
-            applied = await self._trainer.apply(
-                ApplyRequest(
-                    height=height, lr=stored.lr, payloads=stored.bodies, run_update=stored.run_update,
-                    full_digest=stored.full_digest, random_seed=stored.random_seed,
-                )
-            )  # fmt: skip
-            chain = compute_chain_digest(chain, stored.epoch, height, stored.step, stored.lr_bits, stored.applied)
-            digests[height] = compute_state_digest(chain, applied.weight_part)
-            full[height] = applied.is_full
-        self._x.feed(Healed(action.epoch, action.height, chain, digests, full))
 
     # --- writing ---------------------------------------------------------------------------------
 

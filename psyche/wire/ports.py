@@ -94,7 +94,8 @@ class SyncRequest:
 
     kind "announcements": signed messages of (epoch, height) from members not in `have`.
     kind "table": the signed table of a witness with results root `key` (W7).
-    kind "manifest": the weight manifest whose full digest or weight root is `key` (S9).
+    kind "manifest": the weight manifest whose full digest is `key` (S7, S9); with an empty `key`: keep a copy
+    of your weights of (epoch, height), so that their manifest can be asked for (S7).
     """
 
     kind: str

@@ -13,9 +13,9 @@ from psyche.wire.gossip import decode_gossip
 WRONG = build_hash("a flipped bit")
 
 
-def build_bench_in_second_epoch(height: int) -> Bench:
+def build_bench_in_second_epoch(height: int, **config: object) -> Bench:
     """Certified weights are there; the round of this height runs in epoch 1, everything agreed so far."""
-    bench = build_bench(4, rounds_per_epoch=8, cooldown_time=1).start()
+    bench = build_bench(4, rounds_per_epoch=8, cooldown_time=1, **config).start()
     bench.state.epoch.drain_from_height = 0
     bench.state.config.rounds_per_epoch = 1
     while bench.state.in_round:
@@ -207,18 +207,6 @@ def test_divergences_that_healed_do_not_add_up_to_evidence() -> None:
         bench.show()
     assert len(bench.get_logs("healed")) == 3
     assert bench.get_logs("evidence") == []
-
-
-def test_a_replay_that_fails_makes_the_client_leave_the_epoch() -> None:
-    """S7: a set that the store lacks."""
-    bench = build_bench_in_second_epoch(2)
-    diverge(bench)
-    let_go(bench)
-    bench.feed(act.LoadFailed(1, "the replay store lacks the set of round 2"))
-    (left,) = bench.get_all(act.Withdraw)
-    assert "lacks the set of round 2" in left.reason
-    assert not bench.engine.chain.healing
-    assert bench.engine.member is None
 
 
 def test_who_is_behind_and_wrong_leaves() -> None:

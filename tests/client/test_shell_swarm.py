@@ -1,5 +1,6 @@
 """Whole clients around a real state machine, over the in-memory network on a jumping clock."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from psyche.core.state import Checkpoint, CheckpointKind, RunState
-from psyche.testing.builders import build_config, build_model
+from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
 
@@ -60,3 +61,28 @@ async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(cloc
     loads = [[e for e in m.events.drain() if e["kind"] == "model_loaded"] for m in swarm.members]
     assert all(len(seen) == 2 for seen in loads), "once at the start, once for the second epoch"
     assert sorted(str(seen[-1]["source"]) for seen in loads) == ["own snapshot", "peers", "peers"]
+
+
+async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_weights_from_others(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    """S7: with real shells, snapshots and blobs, and without leaving the epoch."""
+    config = build_config(init_min_clients=4, min_clients=2, total_steps=8, rounds_per_epoch=8)
+    trainers = [DummyTrainer(train_s=0.5) for _ in range(4)]
+
+    async def sabotage() -> None:
+        await swarm.coordinator.wait_until(lambda state: state.current.height == 3)
+        shutil.rmtree(swarm.members[2].settings.data_dir / "replay" / "epoch-00000")
+        trainers[2].weights = build_hash("a flipped bit")
+
+    with trio.fail_after(LIMIT_S):
+        opened = open_swarm(4, tmp_path, config=config, make_trainer=trainers.__getitem__)
+        async with opened as swarm, trio.open_nursery() as nursery:
+            nursery.start_soon(sabotage)
+            codes = await swarm.run()
+    assert codes == [0, 0, 0, 0]
+    assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
+    kinds = [e["kind"] for e in swarm.members[2].events.drain()]
+    assert kinds.count("diverged") == kinds.count("compared") == kinds.count("healed") == 1
+    assert "dropped" not in kinds
+    assert kinds.count("left") == 1, "at the end"

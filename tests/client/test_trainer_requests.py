@@ -328,8 +328,9 @@ async def test_a_replay_that_cannot_be_done_says_why(place: Place, trouble: str)
     if trouble == "crash":
         place.trainer.failures["apply"] = [TrainerFailure(FailureKind.HUNG, "gone")]
     (event,) = await place.ask(act.Heal(1, digest, 2))
-    assert isinstance(event, act.LoadFailed)
+    assert isinstance(event, act.HealFailed)
     assert reason in event.reason
+    assert event.weights_kept == (trouble in ("missing", "no weights")), "whether the trainer was asked to load"
     assert place.trainer.restarts == (trouble == "crash")
 
 

@@ -133,6 +133,10 @@ class Node:
                 self.trainer_later(0.1, lambda: self.loaded(action))
             case act.Heal():
                 self.trainer_later(0.1, lambda: self.healed(action))
+            case act.AskWeights():
+                self.later(0.02, lambda: self.ask_weights(action))
+            case act.Compare():
+                self.trainer_later(0.1, lambda: self.compared(action))
             case act.Snapshot():
                 self.trainer_later(0.05, lambda: self.snapshot(action))
             case act.FetchSnapshot():
@@ -199,8 +203,10 @@ class Node:
 
     def healed(self, action: act.Heal) -> None:
         found = self.find_weights(action.certified)
-        if found is None:
-            self.feed(act.LoadFailed(action.epoch, "nobody has it"))
+        missing = [h for h in range(action.height + 1) if (action.epoch, h) not in self.disk.replay]
+        if found is None or missing:
+            reason = f"the replay store lacks {missing}" if missing else "nobody has the weights"
+            self.feed(act.HealFailed(action.epoch, reason, weights_kept=True))
             return
         self.weights, chain = found[0], action.certified
         digests: dict[int, bytes] = {}
@@ -210,6 +216,25 @@ class Node:
             chain = compute_chain_digest(chain, entry.epoch, height, entry.step, entry.lr_bits, entry.applied)
             digests[height] = compute_state_digest(chain, part)
         self.feed(act.Healed(action.epoch, action.height, chain, digests, dict.fromkeys(digests, True)))
+
+    def ask_weights(self, action: act.AskWeights) -> None:
+        node = self.world.by_key[action.key]
+        if not node.alive or node.pace.silent:
+            return
+        promised, actions = node.engine.on_weights_wanted(self.identity.public, action.epoch, action.height)
+        node.execute(actions)
+        if promised:
+            self.feed(act.WeightsPromised(action.epoch, action.height, action.member))
+
+    def compared(self, action: act.Compare) -> None:
+        for helper in action.helpers:
+            copy = self.world.by_key[helper].disk.snapshots.get(action.agreed)
+            if copy is not None:
+                self.weights, chain = copy
+                digests = {action.height: action.agreed}
+                self.feed(act.Healed(action.epoch, action.height, chain, digests, {action.height: True}))
+                return
+        self.feed(act.HealFailed(action.epoch, "no helper has a copy", weights_kept=True))
 
     def snapshot(self, action: act.Snapshot) -> None:
         self.disk.snapshots[action.digest] = (self.weights, action.chain)

@@ -1,0 +1,354 @@
+"""A client that cannot replay compares its weights with those of peers (S7)."""
+
+import pytest
+from bench import Bench
+from test_engine_runs import assert_all_equal, make_world
+from test_healing import WRONG, agree_on, build_bench_in_second_epoch, diverge, let_go
+from world import World
+
+from psyche.client import actions as act
+from psyche.client.healing import HELP_EVERY_HEIGHTS, HELPERS
+from psyche.core.messages import Finished, Gossip, ReadyFlag
+from psyche.core.state import ZERO32, ClientState, RoundFlag, RunState
+from psyche.testing.builders import build_hash
+from psyche.wire.crypto import blake3_hash, compute_state_digest
+from psyche.wire.gossip import decode_gossip
+
+LACKS = "the replay store lacks the set of round 2"
+
+
+def fail_to_replay(bench: Bench, *, weights_kept: bool = True) -> bytes:
+    """The own weights of round 3 are wrong and no replay can be made; the agreed digest of round 3."""
+    agreed = diverge(bench)[3]
+    let_go(bench)
+    bench.forget()
+    bench.feed(act.HealFailed(1, LACKS, weights_kept))
+    return agreed
+
+
+def promise(bench: Bench) -> list[int]:
+    """Those who were asked last promise a copy; their indexes."""
+    asked = [a for a in bench.get_all(act.AskWeights) if a.height == bench.state.current.height]
+    for action in asked:
+        bench.feed(act.WeightsPromised(action.epoch, action.height, action.member))
+    return [action.member for action in asked]
+
+
+def get_finished(bench: Bench) -> list[Gossip]:
+    """What this client said of the running round."""
+    messages = [decode_gossip(a.raw) for a in bench.get_all(act.Publish)]
+    running = bench.state.current.height
+    return [m for m in messages if isinstance(m.body, Finished) and m.height == running]
+
+
+def get_right_digest(bench: Bench) -> bytes:
+    """What the others have of the running round."""
+    return compute_state_digest(bench.engine.chain.chain, bench.part)
+
+
+# --- who heals
+
+
+def test_a_replay_that_cannot_be_done_is_followed_by_a_comparison_in_the_same_round() -> None:
+    """S7: the round whose digest is agreed already, if its weights are still in the trainer."""
+    bench = build_bench_in_second_epoch(2)
+    fail_to_replay(bench)
+    asked = bench.get_all(act.AskWeights)
+    assert [(a.epoch, a.height, a.member) for a in asked] == [(1, 3, 1), (1, 3, 2)]
+    assert len(asked) == HELPERS
+    assert [a.key for a in asked] == [bench.get_identity(m).public for m in (1, 2)]
+    assert bench.get_all(act.Withdraw) == []
+
+
+def test_what_is_compared_is_the_agreed_digest_with_the_own_weights_of_that_round() -> None:
+    """S7."""
+    bench = build_bench_in_second_epoch(2)
+    agreed = fail_to_replay(bench)
+    own, chain = bench.engine.chain.digests[3], bench.engine.chain.chain
+    promise(bench)
+    (compare,) = bench.get_all(act.Compare)
+    assert (compare.epoch, compare.height, compare.agreed) == (1, 3, agreed)
+    assert (compare.own, compare.chain) == (own, chain)
+    assert compare.helpers == tuple(bench.get_identity(m).public for m in (1, 2))[: len(compare.helpers)]
+    limit = bench.state.config.max_round_train_time + bench.state.config.round_witness_time
+    assert compare.deadline <= bench.now + limit
+
+
+def test_weights_that_the_trainer_lost_are_fetched_whole() -> None:
+    bench = build_bench_in_second_epoch(2)
+    fail_to_replay(bench, weights_kept=False)
+    promise(bench)
+    (compare,) = bench.get_all(act.Compare)
+    assert compare.own == ZERO32
+
+
+def test_nothing_is_compared_before_somebody_keeps_a_copy() -> None:
+    bench = build_bench_in_second_epoch(2)
+    fail_to_replay(bench)
+    bench.show()
+    assert bench.get_all(act.Compare) == []
+
+
+def test_while_it_compares_a_client_applies_nothing_and_keeps_what_it_will_apply() -> None:
+    """C6: the sets decided meanwhile are applied afterwards, in order."""
+    bench = build_bench_in_second_epoch(2)
+    agreed = fail_to_replay(bench)
+    promise(bench)
+    chain = bench.engine.chain.chain
+    bench.settle()
+    bench.show()
+    assert bench.state.current.height == 4
+    assert bench.get_all(act.Apply) == []
+    assert bench.get_all(act.Train) == []
+    bench.feed(act.Healed(1, 3, chain, {3: agreed}, {3: True}))
+    assert [a.height for a in bench.get_all(act.Apply)] == [4]
+
+
+def test_the_agreed_weights_heal_at_once_and_the_next_batch_is_trained() -> None:
+    """S7: they were checked against the record itself; a third late round would cost the place (H2)."""
+    bench = build_bench_in_second_epoch(2)
+    agreed = fail_to_replay(bench)
+    promise(bench)
+    bench.settle()
+    bench.show()
+    bench.manual = ()
+    bench.feed(act.Healed(1, 3, bench.engine.chain.chain, {3: agreed}, {3: True}))
+    assert [f["height"] for f in bench.get_logs("healed")] == [3]
+    assert not bench.engine.chain.diverged
+    assert [(a.height, a.decided) for a in bench.get_all(act.Train)] == [(4, ())]
+
+
+def test_who_is_about_to_be_right_again_does_not_say_that_it_has_nothing_to_give() -> None:
+    """A3: others would close the round without the batch that may still be trained in it."""
+    bench = build_bench_in_second_epoch(2)
+    fail_to_replay(bench)
+    promise(bench)
+    bench.settle()
+    bench.show()
+    assert bench.state.current.height == 4
+    for member in (1, 2, 3):
+        bench.hear(bench.build_finished(member))
+    assert [m.height for m in get_finished(bench)] == []
+
+
+def test_other_members_are_asked_where_the_first_ones_have_none_to_give() -> None:
+    bench = build_bench_in_second_epoch(2)
+    fail_to_replay(bench)
+    bench.wait(1.0)
+    bench.wait(1.0)
+    assert [a.member for a in bench.get_all(act.AskWeights)] == [1, 2, 3, 1, 2]
+    assert bench.engine.get_deadline(bench.now) is not None
+
+
+def test_members_that_are_not_right_themselves_are_not_asked() -> None:
+    bench = build_bench_in_second_epoch(2)
+    diverge(bench)
+    let_go(bench)
+    bench.hear(bench.build_ready(1, WRONG, ReadyFlag.DIVERGED))
+    bench.forget()
+    bench.feed(act.HealFailed(1, LACKS, weights_kept=True))
+    assert [a.member for a in bench.get_all(act.AskWeights)] == [2, 3]
+
+
+def test_a_round_without_an_agreed_digest_is_followed_by_the_next_one() -> None:
+    """S5: then nothing says which weights are right; the own ones go on with the others' sets meanwhile."""
+    bench = build_bench_in_second_epoch(2)
+    fail_to_replay(bench)
+    bench.state.current.flags &= ~RoundFlag.DIGEST
+    bench.show()
+    promise(bench)
+    bench.settle()
+    bench.now += 1
+    bench.pass_times()
+    bench.show()
+    assert bench.state.current.height == 4
+    assert bench.get_all(act.Compare) == []
+    (apply,) = bench.get_all(act.Apply)
+    bench.feed(bench.build_applied(apply, part=WRONG))
+    assert [a.height for a in bench.get_all(act.AskWeights) if a.height != 3] == [4, 4]
+    promise(bench)
+    agree_on(bench, get_right_digest(bench))
+    assert [a.height for a in bench.get_all(act.Compare)] == [4]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_comparison_that_takes_too_long_ends_with_leaving_before_lateness_costs_a_strike(overlap: bool) -> None:
+    """H2, H5: the third late result is that of round 5; with overlap it is judged a round later."""
+    bench = build_bench_in_second_epoch(2, overlap=overlap)
+    fail_to_replay(bench)
+    promise(bench)
+    assert len(bench.get_all(act.Compare)) == 1
+    bench.pass_times()
+    for height in (4, 5):
+        bench.show()
+        assert bench.state.current.height == height
+        assert bench.get_all(act.Withdraw) == []
+        if height == 4 or overlap:
+            known = {m: build_hash("result", height, m) for m in (1, 2, 3)}
+            bench.record(1, 2, 3, held=0b1110, commitments=known, state_digest=build_hash("right", height))
+            bench.settle()
+    if not overlap:
+        bench.now += bench.state.config.max_round_train_time
+        bench.settle()
+        assert (bench.state.current.height, bench.state.run_state) == (5, RunState.ROUND_WITNESS)
+    bench.show()
+    (left,) = bench.get_all(act.Withdraw)
+    assert "no peer showed the agreed weights in time" in left.reason
+    assert bench.engine.member is None
+    assert not bench.engine.chain.healing
+    assert bench.state.clients[bench.index].late < 3
+
+
+@pytest.mark.parametrize("contradicts", [False, True])
+def test_a_comparison_that_fails_makes_the_client_leave(contradicts: bool) -> None:
+    """S7: with evidence, where the agreed digest is one of other sets than the record gave."""
+    bench = build_bench_in_second_epoch(2)
+    fail_to_replay(bench)
+    promise(bench)
+    bench.feed(act.HealFailed(1, "no helper has it", weights_kept=True, contradicts=contradicts))
+    (left,) = bench.get_all(act.Withdraw)
+    assert "no helper has it" in left.reason
+    assert len(bench.get_logs("evidence")) == contradicts
+
+
+def test_one_comparison_an_epoch_is_enough() -> None:
+    """S7: who diverges again at once has a trouble that others' weights do not cure."""
+    bench = build_bench_in_second_epoch(2)
+    agreed = fail_to_replay(bench)
+    promise(bench)
+    bench.settle()
+    bench.show()
+    bench.feed(act.Healed(1, 3, bench.engine.chain.chain, {3: agreed}, {3: True}))
+    bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=WRONG))
+    agree_on(bench, get_right_digest(bench))
+    let_go(bench)
+    assert len(bench.get_all(act.Heal)) == 1
+    bench.feed(act.HealFailed(1, LACKS, weights_kept=True))
+    (left,) = bench.get_all(act.Withdraw)
+    assert LACKS in left.reason
+
+
+@pytest.mark.parametrize("why", ["full values", "no digest over all weights soon"])
+def test_what_cannot_be_compared_makes_the_client_leave_at_once(why: str) -> None:
+    """S2: full values differ anyway; a slice says nothing of the other weights."""
+    bench = build_bench_in_second_epoch(2)
+    if why == "full values":
+        bench.state.model.optimizer.quantize_1bit = False
+    else:
+        bench.engine._x.facts.parameters = 200_000_000
+    bench.show()
+    fail_to_replay(bench)
+    assert bench.get_all(act.AskWeights) == []
+    (left,) = bench.get_all(act.Withdraw)
+    assert LACKS in left.reason
+
+
+def test_a_large_model_is_compared_where_the_digest_is_over_all_weights() -> None:
+    """S2: heights divisible by 64, or none in this epoch."""
+    bench = build_bench_in_second_epoch(2)
+    bench.engine._x.facts.parameters = 200_000_000
+    found = []
+    for height in (1, 61, 62, 63, 64):
+        bench.engine._x.state.current.height = bench.engine.chain.diverged_at = height
+        found.append(bench.engine.healing._can_compare())
+    assert found == [False, False, False, True, True]
+
+
+# --- who helps
+
+
+def test_a_member_in_need_gets_a_copy_of_the_running_rounds_weights() -> None:
+    bench = build_bench_in_second_epoch(2)
+    key = bench.get_identity(1).public
+    promised, (snapshot,) = bench.engine.on_weights_wanted(key, 1, 2)
+    assert promised
+    assert isinstance(snapshot, act.Snapshot)
+    chain = bench.engine.chain
+    assert (snapshot.epoch, snapshot.height) == (1, 2)
+    assert (snapshot.digest, snapshot.chain) == (chain.digests[2], chain.chains[2])
+    assert bench.engine.on_weights_wanted(key, 1, 2) == (True, []), "one copy serves all who ask"
+
+
+@pytest.mark.parametrize(
+    "why", ["stranger", "other round", "moved on", "diverged", "no full digest", "dropped", "drain"]
+)
+def test_no_copy_is_kept_for_who_has_no_right_to_it_or_where_there_is_none(why: str) -> None:
+    bench = build_bench_in_second_epoch(2)
+    key = bench.get_identity(1).public
+    chain, state = bench.engine.chain, bench.engine._x.state
+    height = 2
+    match why:
+        case "stranger":
+            key = b"\1" * 32
+        case "other round":
+            height = 1
+        case "moved on":
+            chain.applying = 3
+        case "diverged":
+            chain.diverged = True
+        case "no full digest":
+            chain.full[2] = False
+        case "dropped":
+            state.clients[1].state = ClientState.DROPPED
+        case "drain":
+            state.epoch.drain_from_height = 1
+    assert bench.engine.on_weights_wanted(key, 1, height) == (False, [])
+
+
+def test_copies_are_not_made_every_round_whoever_asks() -> None:
+    """A copy costs the trainer a moment: one who always asks must not slow everybody down."""
+    bench = build_bench_in_second_epoch(2)
+    first = None
+    for height in range(2, 8):
+        promised, _ = bench.engine.on_weights_wanted(bench.get_identity(1).public, 1, height)
+        assert promised == (first is None)
+        first = height if first is None else first
+        bench.run_round()
+    assert HELP_EVERY_HEIGHTS > 8
+
+
+# --- whole runs
+
+
+def spoil(world: World, victim: int, epoch: int = 1, height: int = 3) -> None:
+    """A bit flips in a client's weights, and its replay store has lost a set."""
+    node = world.nodes[victim]
+    world.run_until(
+        lambda: (
+            (world.state.progress.epoch, world.state.current.height, world.state.run_state)
+            == (epoch, height, RunState.ROUND_TRAIN)
+            and height in node.engine.chain.digests
+        )
+    )
+    node.weights = blake3_hash(b"a flipped bit", node.weights)
+    del node.disk.replay[epoch, 1]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_client_that_cannot_replay_gets_the_agreed_weights_from_others_and_stays(overlap: bool) -> None:
+    """S7: without a strike, and the epoch goes on."""
+    world = make_world(4, total_steps=31, rounds_per_epoch=10, overlap=overlap)
+    spoil(world, 2)
+    victim = world.nodes[2]
+    world.run_until(lambda: world.state.run_state is RunState.COOLDOWN, 300.0)
+    assert world.state.progress.epoch == 1
+    assert [f["height"] for f in victim.get_logs("healed")]
+    assert victim.get_logs("left") == []
+    assert victim.get_logs("dropped") == []
+    assert {slot.strikes for slot in world.state.registry.slots} == {0}
+    helpers = [n for n in world.nodes if n is not victim and len(n.disk.snapshots) > 2]
+    assert 1 <= len(helpers) <= HELPERS
+    world.run_to_end()
+    assert_all_equal(world)
+
+
+def test_a_client_whose_peers_give_nothing_leaves_and_comes_back_in_the_next_epoch() -> None:
+    world = make_world(4, total_steps=31, rounds_per_epoch=10)
+    for node in world.nodes:
+        node.engine.on_weights_wanted = lambda *_: (False, [])  # type: ignore[method-assign]
+    spoil(world, 2)
+    world.run_to_end()
+    assert_all_equal(world)
+    (left,) = [f for f in world.nodes[2].get_logs("left") if "heal" in str(f["reason"])]
+    assert "no peer showed the agreed weights in time" in str(left["reason"])
+    assert {slot.strikes for slot in world.state.registry.slots} == {0}

@@ -260,6 +260,7 @@ def draw_gossip() -> list[str]:
         (Ready(ZERO32, ReadyFlag(0)), "D(h) 32, ReadyFlag u8"),
         (Result(ZERO32, bytes(HEADER_BYTES)), "commitment 32"),
         (Finished(0, ZERO32, 0), "held bitmap 32, results root 32, seen bitmap 32"),
+        (Finished(0, ZERO32, 0, Ready(ZERO32, ReadyFlag(0))), "the same, then the body of Ready"),
         (Leave(), "nothing"),
     )
     lines: list[tuple[object, ...]] = []

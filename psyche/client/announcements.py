@@ -94,6 +94,8 @@ class Announcements:
                 record.finished.setdefault(member, message.body)
                 record.finished_raw.setdefault(member, encode_gossip(message))
                 record.finished_at.setdefault(member, now)
+                if message.body.ready is not None:
+                    self._take_ready(member, message.body.ready, record, digests)
             case Leave():
                 record.left |= 1 << member
             case Result():

@@ -11,6 +11,10 @@ from psyche.core.limits import FOLLOW_WINDOW_S, GOOD_STREAK_ROUNDS
 from psyche.core.messages import WitnessMessage
 from psyche.core.results import compute_results_root
 from psyche.core.state import ZERO32, ClientState, Coordinator, WitnessFlag, WitnessRecord
+from psyche.core.timeline import get_round
+
+GOSSIP_BUDGET = 20  # messages a second that all members together send at most; above that Ready rides in Finished
+_MESSAGES = 3  # of a member in a round: Ready, Result, Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,19 @@ def _is_settled(attested: RoundRecord, member: int) -> bool:
     open_ = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
     results = attested.results.get(member)
     return results is not None and all(r.status not in open_ for r in results.values())
+
+
+def is_crowded(state: Coordinator) -> bool:
+    """Whether three messages of each member are over the budget, if this round is as long as the last one.
+
+    The record says so, and everybody reads it alike.
+    """
+    current = state.current
+    last = get_round(state, current.height - 1) if current.height else None
+    if last is None:
+        return False
+    seconds = max(1, current.started_unix - last.started_unix)
+    return _MESSAGES * current.members.bit_count() > GOSSIP_BUDGET * seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,19 @@ from psyche.client.actions import (
     TrainFailed,
 )
 from psyche.client.announcements import Announcements, compute_step_lr
-from psyche.client.attest import Report, Waiting, build_witness, compute_report, compute_waiting, find_followed
+from psyche.client.attest import (
+    Report,
+    Waiting,
+    build_witness,
+    compute_report,
+    compute_waiting,
+    find_followed,
+    get_awaited,
+    is_crowded,
+)
 from psyche.client.chain import Chain
 from psyche.client.context import Context
-from psyche.client.records import RoundRecord
+from psyche.client.records import RoundRecord, compute_pace
 from psyche.core.header import NumericClass, ResultHeader, encode_header
 from psyche.core.messages import Finished, GossipBody, Ready, ReadyFlag, Result
 from psyche.core.schedule import get_lr_bits
@@ -163,15 +172,33 @@ class Duty:
 
     def _send_ready(self, record: RoundRecord, now: float) -> None:
         """Show D(h) (S6); who does not have it soon says so: silence ends others' waiting, lateness does not (A1)."""
-        digest = self.chain.digests.get(record.height)
-        if digest is not None:
-            if not self.own.ready_sent:
+        ready = self._make_ready(record)
+        if ready is not None:
+            if not self.own.ready_sent and not self._rides(record):
                 self.own.ready_sent = self.own.presence_sent = True
-                self._publish_ready(record, Ready(digest, ReadyFlag.DIVERGED if self.chain.diverged else ReadyFlag(0)))
+                self._publish_ready(record, ready)
         elif not self.own.presence_sent and (self.chain.behind_rounds or now >= record.started_at + PRESENCE_S):
             self.own.presence_sent = True
             flags = ReadyFlag.BEHIND | (ReadyFlag.DIVERGED if self.chain.diverged else ReadyFlag(0))
             self._publish_ready(record, Ready(ZERO32, flags))
+
+    def _make_ready(self, record: RoundRecord) -> Ready | None:
+        """What there is to say of the own D(h), once it is known."""
+        digest = self.chain.digests.get(record.height)
+        if digest is None:
+            return None
+        return Ready(digest, ReadyFlag.DIVERGED if self.chain.diverged else ReadyFlag(0))
+
+    def _rides(self, record: RoundRecord) -> bool:
+        """Whether Ready waits for Finished, where messages are many.
+
+        Not if anything is wrong (S6), nor when a quorum of those awaited have finished: from then on only who was
+        heard is waited for, and not for long (A1, A3).
+        """
+        x = self.context
+        if not x.state.config.overlap or self.chain.diverged or self.own.finished_sent or not is_crowded(x.state):
+            return False
+        return compute_pace(get_awaited(x.state, record), record.finished_at, record.started_at) is None
 
     def _publish_ready(self, record: RoundRecord, body: Ready) -> None:
         assert self.context.member is not None, "checked by act"
@@ -352,7 +379,13 @@ class Duty:
         assert x.member is not None, "only members finish"
         self.own.finished_sent = True
         report = compute_report(attested if x.state.config.overlap else None)
-        body = Finished(report.held, report.root, record.get_seen())
+        ready = None if self.own.ready_sent else self._make_ready(record)
+        if ready is not None and is_crowded(x.state):
+            self.own.ready_sent = self.own.presence_sent = True
+            record.ready[x.member] = ready
+        else:
+            ready = None
+        body = Finished(report.held, report.root, record.get_seen(), ready)
         record.finished[x.member] = body
         record.finished_raw[x.member] = self._publish(record, body)
 

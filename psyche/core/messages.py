@@ -59,6 +59,7 @@ class Finished:
     held: int
     results_root: bytes
     seen: int  # bitmap: whose Result(h) I have
+    ready: Ready | None = None  # rides along where messages are many
 
 
 @dataclass(frozen=True, slots=True)

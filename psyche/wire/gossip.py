@@ -18,7 +18,8 @@ _TAGS: Final[dict[bytes, type[GossipBody]]] = {
     b"psyche/leave/1": Leave,
 }
 _TAG_OF: Final = {kind: tag for tag, kind in _TAGS.items()}
-_BODY_BYTES: Final[dict[type[GossipBody], int]] = {Result: 32, Ready: 33, Finished: 96, Leave: 0}
+_READY_BYTES: Final = 33
+_BODY_BYTES: Final[dict[type[GossipBody], int]] = {Result: 32, Ready: _READY_BYTES, Finished: 96, Leave: 0}
 
 
 def _encode_body(body: GossipBody) -> bytes:
@@ -28,7 +29,8 @@ def _encode_body(body: GossipBody) -> bytes:
         case Ready():
             return body.digest + bytes([body.flags])
         case Finished():
-            return body.held.to_bytes(32, "little") + body.results_root + body.seen.to_bytes(32, "little")
+            ready = b"" if body.ready is None else _encode_body(body.ready)
+            return body.held.to_bytes(32, "little") + body.results_root + body.seen.to_bytes(32, "little") + ready
         case Leave():
             return b""
 
@@ -37,12 +39,17 @@ def _decode_body(kind: type[GossipBody], raw: bytes, header: bytes) -> GossipBod
     if kind is Result:
         return Result(raw, header)
     if kind is Ready:
-        if raw[32] > ReadyFlag.BEHIND | ReadyFlag.DIVERGED:
-            raise WireError(f"gossip: ready flags {raw[32]} are unknown")
-        return Ready(raw[:32], ReadyFlag(raw[32]))
+        return _decode_ready(raw)
     if kind is Finished:
-        return Finished(int.from_bytes(raw[:32], "little"), raw[32:64], int.from_bytes(raw[64:], "little"))
+        ready = _decode_ready(raw[96:]) if len(raw) > 96 else None
+        return Finished(int.from_bytes(raw[:32], "little"), raw[32:64], int.from_bytes(raw[64:96], "little"), ready)
     return Leave()
+
+
+def _decode_ready(raw: bytes) -> Ready:
+    if raw[32] > ReadyFlag.BEHIND | ReadyFlag.DIVERGED:
+        raise WireError(f"gossip: ready flags {raw[32]} are unknown")
+    return Ready(raw[:32], ReadyFlag(raw[32]))
 
 
 def signed_bytes(run_uid: bytes, epoch: int, height: int, member: int, body: GossipBody) -> bytes:
@@ -75,6 +82,8 @@ def decode_gossip(raw: bytes) -> Gossip:
         raise WireError("gossip: unknown tag")
     kind = _TAGS[tag]
     signed = len(tag) + _PREFIX.size + _BODY_BYTES[kind]
+    if kind is Finished and len(raw) == signed + SIGNATURE_BYTES + _READY_BYTES:
+        signed += _READY_BYTES  # with Ready inside
     expected = signed + SIGNATURE_BYTES + (HEADER_BYTES if kind is Result else 0)
     if len(raw) != expected:
         raise WireError(f"gossip: {kind.__name__} of {len(raw)} bytes, must be {expected}")

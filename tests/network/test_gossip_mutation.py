@@ -37,6 +37,7 @@ BODIES: dict[str, Callable[[], GossipBody]] = {
     "result": build_result,
     "ready": lambda: Ready(b"d" * 32, ReadyFlag.BEHIND),
     "finished": lambda: Finished(0b1011, b"r" * 32, 1 << 255),
+    "finished with ready": lambda: Finished(0b1011, b"r" * 32, 1 << 255, Ready(b"d" * 32, ReadyFlag.DIVERGED)),
     "leave": Leave,
 }
 

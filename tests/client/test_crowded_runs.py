@@ -1,0 +1,152 @@
+"""Where all members together send more than 20 messages a second, Ready rides in Finished (S6, R2)."""
+
+import pytest
+from bench import Bench, build_bench
+from test_engine_runs import assert_all_equal, make_world
+
+from psyche.client import actions as act
+from psyche.client.attest import GOSSIP_BUDGET, is_crowded
+from psyche.core.messages import Finished, Ready, ReadyFlag
+from psyche.core.state import ZERO32
+from psyche.testing.builders import build_hash
+from psyche.wire.gossip import decode_gossip, encode_gossip
+
+MEMBERS = 8
+
+
+def build_round(seconds: float, **config: object) -> Bench:
+    """Round 1 runs; round 0 took that long."""
+    bench = build_bench(MEMBERS, **config).start()
+    bench.play()
+    bench.close(seconds=seconds)
+    assert bench.state.current.height == 1
+    return bench
+
+
+def get_said(bench: Bench, kind: type, height: int = 1) -> list[object]:
+    messages = [decode_gossip(a.raw) for a in bench.get_all(act.Publish)]
+    return [m.body for m in messages if isinstance(m.body, kind) and m.height == height]
+
+
+def finish(bench: Bench) -> None:
+    """All the others' results are in, and the own one is announced."""
+    bench.deliver(*range(1, MEMBERS))
+    bench.train()
+
+
+@pytest.mark.parametrize(("seconds", "crowded"), [(1.0, True), (2.0, False), (30.0, False)])
+def test_a_run_is_crowded_by_the_length_of_its_last_round(seconds: float, crowded: bool) -> None:
+    bench = build_round(seconds)
+    assert is_crowded(bench.state) == crowded == (3 * MEMBERS / seconds > GOSSIP_BUDGET)
+
+
+def test_the_first_round_of_an_epoch_has_no_measure_yet() -> None:
+    bench = build_bench(MEMBERS).start()
+    assert not is_crowded(bench.state)
+    assert len(get_said(bench, Ready, height=0)) == 1
+
+
+def test_in_a_crowded_run_ready_is_said_with_finished() -> None:
+    """S6."""
+    bench = build_round(1.0)
+    digest = bench.engine.chain.digests[1]
+    assert get_said(bench, Ready) == []
+    finish(bench)
+    (finished,) = get_said(bench, Finished)
+    assert isinstance(finished, Finished)
+    assert finished.ready == Ready(digest, ReadyFlag(0))
+    assert get_said(bench, Ready) == []
+    assert bench.get_record().ready[bench.index] == finished.ready
+
+
+def test_elsewhere_they_are_two_messages() -> None:
+    bench = build_round(2.0)
+    assert len(get_said(bench, Ready)) == 1
+    finish(bench)
+    (finished,) = get_said(bench, Finished)
+    assert isinstance(finished, Finished)
+    assert finished.ready is None
+
+
+def test_who_is_not_finished_when_a_quorum_is_says_that_it_is_there() -> None:
+    """A1: from then on witnesses wait for nobody for long, and who was not heard is absent."""
+    bench = build_round(1.0)
+    for member in range(1, 6):
+        bench.hear(bench.build_finished(member))
+        assert get_said(bench, Ready) == []
+    bench.hear(bench.build_finished(6))
+    assert get_said(bench, Ready) == [Ready(bench.engine.chain.digests[1], ReadyFlag(0))]
+    finish(bench)
+    (finished,) = get_said(bench, Finished)
+    assert isinstance(finished, Finished)
+    assert finished.ready is None, "it was said already"
+
+
+def test_who_diverged_says_so_at_once() -> None:
+    """S6: divergence shows within seconds."""
+    bench = build_round(1.0)
+    bench.engine.chain.diverged = True
+    bench.wait(0.0)
+    (ready,) = get_said(bench, Ready)
+    assert isinstance(ready, Ready)
+    assert ready.flags == ReadyFlag.DIVERGED
+
+
+def test_who_has_no_digest_says_that_it_is_there_after_a_second() -> None:
+    """A1, C6."""
+    bench = build_bench(MEMBERS).start()
+    bench.play()
+    bench.manual = {act.Apply}
+    bench.close(seconds=1.0)
+    bench.wait(1.0)
+    assert get_said(bench, Ready) == [Ready(ZERO32, ReadyFlag.BEHIND)]
+    bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1]))
+    finish(bench)
+    (finished,) = get_said(bench, Finished)
+    assert isinstance(finished, Finished)
+    assert finished.ready == Ready(bench.engine.chain.digests[1], ReadyFlag(0))
+
+
+def test_without_overlap_a_result_stands_for_finished_and_ready_goes_alone() -> None:
+    """A2: there is nothing it could ride in."""
+    bench = build_round(1.0, overlap=False)
+    assert len(get_said(bench, Ready)) == 1
+
+
+def test_a_ready_that_rides_is_heard_like_one_that_does_not() -> None:
+    """S6."""
+    bench = build_round(1.0)
+    other = Ready(build_hash("other weights"), ReadyFlag(0))
+    bench.hear(bench.sign(1, Finished(0, ZERO32, 0, other)))
+    assert bench.get_record().ready[1] == other
+    assert [(f["member"], f["digest"]) for f in bench.get_logs("ready_differs")] == [(1, other.digest)]
+    assert 1 in bench.get_record().finished
+
+
+def test_a_finished_with_ready_inside_is_one_signed_message() -> None:
+    """R2."""
+    bench = build_round(1.0)
+    message = bench.sign(1, Finished(3, build_hash("root"), 5, Ready(build_hash("digest"), ReadyFlag.BEHIND)))
+    raw = encode_gossip(message)
+    assert decode_gossip(raw) == message
+    assert len(raw) == len(encode_gossip(bench.build_finished(1))) + 33
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 1.5])
+def test_a_crowded_run_goes_on_as_any_other_and_nobody_counts_as_absent(slow_s: float) -> None:
+    world = make_world(MEMBERS, total_steps=8, rounds_per_epoch=7)
+    world.nodes[3].pace.train_s += slow_s
+    plain: list[int] = []
+
+    def count(_sender: object, _receiver: object, raw: bytes) -> bool:
+        body = decode_gossip(raw).body
+        if isinstance(body, Ready):
+            plain.append(decode_gossip(raw).height)
+        return True
+
+    world.gossip_filter = count
+    world.run_to_end()
+    assert_all_equal(world)
+    assert all(node.get_logs("dropped") == [] for node in world.nodes)
+    assert all(client.missed == 0 for client in world.state.clients)
+    assert slow_s or {h for h in plain if plain.count(h) > MEMBERS} == {0}, "one message each, seen by seven others"

@@ -1,0 +1,23 @@
+"""Whole runs in one process, in simulated time: the same seed gives the same events, byte for byte.
+
+    outcome = simulate(Scenario(seed=7, clients=5, total_steps=20))
+    assert not outcome.violations, outcome.describe()
+
+What runs is what production runs: each client is a `client.shell.Shell` around a `RoundEngine`, its
+`TrainerTasks`, loader, replay store and `server.backend.TcpBackend`; the server is `server.server.run_server`
+with hub, handler, journal and recovery; the nodes are `network.memory.MemoryNode`s, which share all code above
+the streams with the libp2p node. Replaced are five things, each where production has a seam for it:
+
+| of the world | in simulation | where |
+|---|---|---|
+| time | trio's clock jumps to the next deadline; wall clocks are that plus an offset per machine | `runtime`, `hosts` |
+| order and threads | the scheduler draws from the seed; what would run in a thread runs in its turn | `runtime` |
+| links | latency, jitter, bandwidth, loss, copies, stalls, cuts | `network.links`, `tcp` |
+| disks | the server's in memory, torn and full on demand; the clients' folders in a temporary one | `disk` |
+| the model | a small exact one, with times and sizes of a machine that is described | `trainer` |
+
+`world` puts machines together and lets them live, die and come back. `faults` are data, carried out by the
+world; `liars` are clients whose ports lie. `shadow` reads the server's journal as it is written and so knows
+the record independently of the server; `invariants` compares with it whatever happens, at every event.
+`swarm` draws scenarios from seeds, `shrink` makes failing ones small. Nothing below this package knows of it.
+"""

@@ -1,0 +1,301 @@
+"""What can go wrong, as data: a few numbers each, in Python or in a TOML file, carried out by the world.
+
+    [[fault]]
+    kind = "kill"
+    who = ["client-1", "random:2"]
+    at_s = 40.0
+    for_s = 12.0        # started again after so long; 0: never
+
+Names of `who`: a machine ("server", "client-3"), "random:N", "witnesses" or "trainers" of the running
+round, "all" (clients). A fault happens at `at_s`, but not before the journal's record `at_seq`, nor before
+the round (`at_epoch`, `at_height`) is on record.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import trio
+
+from psyche.errors import ConfigError
+from psyche.network.links import LinkConditions
+
+if TYPE_CHECKING:
+    from psyche.simulator.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that goes wrong; see the module for the times."""
+
+    kind: ClassVar[str] = ""
+    at_s: float = 0.0
+    at_seq: int = 0
+    at_epoch: int = 0
+    at_height: int = -1
+    for_s: float = 0.0
+
+    def get_end_s(self) -> float:
+        """When it is over, as far as that is known beforehand."""
+        return self.at_s + self.for_s
+
+    async def happen(self, world: "World") -> None:
+        """Do it, and undo it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill(Fault):
+    """The processes of these machines die as by SIGKILL and are started again after `for_s` (0: never)."""
+
+    kind: ClassVar[str] = "kill"
+    who: tuple[str, ...] = ()
+    erase: bool = False  # the disk is lost, too
+
+    async def happen(self, world: "World") -> None:
+        """Kill, wait, start."""
+        victims = world.choose(self, self.who)
+        for host in victims:
+            host.kill(erase=self.erase)
+        if self.for_s:
+            await trio.sleep(self.for_s)
+            for host in victims:
+                host.start()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang(Fault):
+    """The processes of these machines stand still for `for_s`, as by SIGSTOP; their connections stay open."""
+
+    kind: ClassVar[str] = "hang"
+    who: tuple[str, ...] = ()
+
+    async def happen(self, world: "World") -> None:
+        """Stop and go on."""
+        stopped = world.choose(self, self.who)
+        for host in stopped:
+            host.stop()
+        await trio.sleep(self.for_s)
+        for host in stopped:
+            host.resume()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(Fault):
+    """Somebody ends these clients properly (Ctrl-C) and starts them again after `for_s` (0: never)."""
+
+    kind: ClassVar[str] = "leave"
+    who: tuple[str, ...] = ()
+
+    async def happen(self, world: "World") -> None:
+        """Ask to end, wait, start."""
+        leaving = world.choose(self, self.who)
+        for host in leaving:
+            host.ask_to_end("stopped by its user")
+        if self.for_s:
+            await trio.sleep(self.for_s)
+            for host in leaving:
+                host.start()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition(Fault):
+    """The groups cannot reach each other for `for_s`.
+
+    Whoever is in no group reaches all. `silent`: connections stay open and nothing arrives, else they break.
+    """
+
+    kind: ClassVar[str] = "partition"
+    groups: tuple[tuple[str, ...], ...] = ()
+    silent: bool = False
+
+    async def happen(self, world: "World") -> None:
+        """Cut and heal."""
+        world.cut(self, [[h.key for h in world.choose(self, g)] for g in self.groups], silent=self.silent)
+        await trio.sleep(self.for_s)
+        world.heal(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrade(Fault):
+    """The lines of these machines are worse for `for_s`: seconds, bytes a second and shares are added to theirs."""
+
+    kind: ClassVar[str] = "degrade"
+    who: tuple[str, ...] = ()
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    bandwidth_bytes_s: float = 0.0  # 0: as it was
+    loss: float = 0.0
+    duplicate: float = 0.0
+    up: bool = True
+    down: bool = True
+
+    def get_conditions(self) -> LinkConditions:
+        """What is added."""
+        return LinkConditions(
+            latency_s=self.latency_s, bandwidth_bytes_s=self.bandwidth_bytes_s or float("inf"), loss=self.loss,
+            jitter_s=self.jitter_s, duplicate=self.duplicate,
+        )  # fmt: skip
+
+    async def happen(self, world: "World") -> None:
+        """Degrade and restore."""
+        chosen = world.choose(self, self.who)
+        for host in chosen:
+            host.degrade(self)
+        world.set_links()
+        await trio.sleep(self.for_s)
+        for host in chosen:
+            host.restore(self)
+        world.set_links()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockJump(Fault):
+    """The wall clocks of these machines jump by `offset_s`; after `for_s` (0: never) they jump back."""
+
+    kind: ClassVar[str] = "clock"
+    who: tuple[str, ...] = ()
+    offset_s: float = 0.0
+
+    async def happen(self, world: "World") -> None:
+        """Jump, and back."""
+        chosen = world.choose(self, self.who)
+        for host in chosen:
+            host.clock_s += self.offset_s
+        if self.for_s:
+            await trio.sleep(self.for_s)
+            for host in chosen:
+                host.clock_s -= self.offset_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFull(Fault):
+    """The disks of these machines take nothing for `for_s`."""
+
+    kind: ClassVar[str] = "disk_full"
+    who: tuple[str, ...] = ()
+
+    async def happen(self, world: "World") -> None:
+        """Fill and free."""
+        chosen = world.choose(self, self.who)
+        for host in chosen:
+            host.disk.is_full = True
+        await trio.sleep(self.for_s)
+        for host in chosen:
+            host.disk.is_full = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowDisk(Fault):
+    """Writing takes the disks of these machines `sync_s` for `for_s`."""
+
+    kind: ClassVar[str] = "slow_disk"
+    who: tuple[str, ...] = ()
+    sync_s: float = 0.5
+
+    async def happen(self, world: "World") -> None:
+        """Slow down and speed up."""
+        chosen = world.choose(self, self.who)
+        before = [host.disk.sync_s for host in chosen]
+        for host in chosen:
+            host.disk.sync_s = self.sync_s
+        await trio.sleep(self.for_s)
+        for host, sync_s in zip(chosen, before, strict=True):
+            host.disk.sync_s = sync_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TornWrite(Fault):
+    """The server's machine fails within a write, `after_bytes` from now; it is up again after `for_s`."""
+
+    kind: ClassVar[str] = "torn_write"
+    after_bytes: int = 0
+
+    async def happen(self, world: "World") -> None:
+        """Arm it, wait for it, start again."""
+        failed = trio.Event()
+
+        def fail() -> None:
+            world.server.kill()
+            failed.set()
+
+        world.server.files.on_torn = fail
+        world.server.files.tear_after = self.after_bytes
+        await failed.wait()
+        await trio.sleep(self.for_s)
+        world.server.start()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerCrash(Fault):
+    """The trainer processes of these clients end at their next request."""
+
+    kind: ClassVar[str] = "trainer_crash"
+    who: tuple[str, ...] = ()
+
+    async def happen(self, world: "World") -> None:
+        """Arm it."""
+        for host in world.choose(self, self.who):
+            host.trainer_faults.crash = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerHang(Fault):
+    """The next training of these clients hangs until the watchdog ends the trainer after `for_s`."""
+
+    kind: ClassVar[str] = "trainer_hang"
+    who: tuple[str, ...] = ()
+
+    async def happen(self, world: "World") -> None:
+        """Arm it."""
+        for host in world.choose(self, self.who):
+            host.trainer_faults.hang_s = self.for_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BitFlip(Fault):
+    """One weight of these clients is wrong after their next apply."""
+
+    kind: ClassVar[str] = "bit_flip"
+    who: tuple[str, ...] = ()
+    place: int = 0
+
+    async def happen(self, world: "World") -> None:
+        """Arm it."""
+        for host in world.choose(self, self.who):
+            host.trainer_faults.flip = self.place
+
+
+KINDS: Final[dict[str, type[Fault]]] = {
+    cls.kind: cls
+    for cls in (
+        Kill, Hang, Leave, Partition, Degrade, ClockJump, DiskFull, SlowDisk, TornWrite, TrainerCrash, TrainerHang,
+        BitFlip,
+    )
+}  # fmt: skip
+
+
+def read_fault(values: Mapping[str, Any]) -> Fault:
+    """A fault from a table of a TOML file.
+
+    Raises:
+        ConfigError: an unknown kind or key.
+    """
+    cls = KINDS.get(str(values.get("kind")))
+    if cls is None:
+        raise ConfigError(f"fault: kind {values.get('kind')!r} is unknown; there are {', '.join(KINDS)}")
+    known = {field.name for field in fields(cls)}
+    given = {name: _freeze(value) for name, value in values.items() if name != "kind"}
+    if unknown := sorted(set(given) - known):
+        raise ConfigError(f"fault {cls.kind}: {', '.join(unknown)} is unknown; there are {', '.join(sorted(known))}")
+    return cls(**given)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def get_table(fault: Fault) -> dict[str, Any]:
+    """The fault as a table: its kind, and what differs from the defaults."""
+    plain = asdict(type(fault)())
+    return {"kind": fault.kind} | {name: value for name, value in asdict(fault).items() if value != plain[name]}

@@ -1,0 +1,331 @@
+"""Machines of a simulated world and the processes on them: what `server run` and `client train` put together.
+
+A machine keeps its disk, its key and its clock; a process has one life on it. A killed process does nothing
+more: its connections are reset, what it would still write, send or log is lost, and its tasks are cancelled.
+"""
+
+import functools
+import shutil
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from psyche.client.engine import RoundEngine
+from psyche.client.payloads import PayloadCheck
+from psyche.client.settings import ClientSettings
+from psyche.client.shell import Parts, Shell
+from psyche.core.state import Coordinator
+from psyche.data.dummy import DummyData
+from psyche.data.provider import LocalProvider
+from psyche.errors import PsycheError
+from psyche.modeling.snapshot import clean_leftovers
+from psyche.network.blobstore import run_in_thread
+from psyche.network.links import LinkConditions
+from psyche.network.memory import MemoryNode
+from psyche.server.backend import Machine, TcpBackend, open_backend
+from psyche.server.dial import ServerAddress
+from psyche.server.server import BoundListener, ServerSettings, run_server
+from psyche.simulator.disk import DiskConditions, DiskHandle, ServerDisk
+from psyche.simulator.faults import Degrade
+from psyche.simulator.liars import Lies, wrap_backend, wrap_network
+from psyche.simulator.runtime import Task, build_rng
+from psyche.simulator.scenario import (
+    MODEL_FOLDER,
+    RUN_ID,
+    START_UNIX,
+    MachineClass,
+    SimRunFile,
+    join_conditions,
+)
+from psyche.simulator.trace import NodeLog
+from psyche.simulator.trainer import VOCAB, Faults, SimTrainer
+from psyche.wire.crypto import Identity
+
+if TYPE_CHECKING:
+    from psyche.simulator.world import World
+
+SERVER_HOST = "server"
+SERVER_PORT = 7_000
+
+
+@dataclass(eq=False)
+class Life:
+    """One process."""
+
+    log: NodeLog
+    number: int
+    scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope())  # noqa: PLW0108  # pyright: ignore[reportCallIssue]
+    root: Task | None = None
+    is_stopped: bool = False
+    on_death: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Host:
+    """A machine."""
+
+    def __init__(self, world: "World", name: str, identity: Identity) -> None:
+        self.world = world
+        self.name = name
+        self.identity = identity
+        self.key = identity.public
+        self.clock_s = 0.0
+        self.disk = DiskConditions()
+        self.life: Life | None = None
+        self.lives = 0
+        self.code: int | None = None  # how its last process ended by itself
+        self.degraded: list[Degrade] = []
+        self.uplink = self.downlink = LinkConditions()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs."""
+        return self.life is not None
+
+    def unix(self) -> float:
+        """Its wall clock."""
+        return START_UNIX + trio.current_time() + self.clock_s
+
+    def start(self) -> None:
+        """Start its process, unless it runs."""
+        if self.life is None and not self.world.is_over:
+            self.lives += 1
+            self.code = None
+            self.life = Life(NodeLog(self.world.trace, self.name), self.lives)
+            self.world.note("started", who=self.name, life=self.lives)
+            self.world.spawn(self._live, self.life)
+
+    def kill(self, *, erase: bool = False) -> None:
+        """End its process as SIGKILL does."""
+        life, self.life = self.life, None
+        if life is not None:
+            self.world.note("killed", who=self.name, life=life.number)
+            life.log.is_alive = False
+            for notify in life.on_death:
+                notify()
+            self.world.drop(self.key)
+            if life.is_stopped and life.root is not None:
+                self.world.queue.resume(life.root)
+            life.scope.cancel()
+        if erase:
+            self.erase()
+
+    def erase(self) -> None:
+        """The disk is empty from now on."""
+
+    def stop(self) -> None:
+        """Let its process stand still."""
+        if self.life is not None and self.life.root is not None and not self.life.is_stopped:
+            self.life.is_stopped = True
+            self.world.note("stopped", who=self.name)
+            self.world.queue.stop(self.life.root)
+
+    def resume(self) -> None:
+        """Let a process that stands still go on."""
+        if self.life is not None and self.life.root is not None and self.life.is_stopped:
+            self.life.is_stopped = False
+            self.world.note("resumed", who=self.name)
+            self.world.queue.resume(self.life.root)
+
+    def degrade(self, fault: Degrade) -> None:
+        """Its lines are worse."""
+        self.degraded.append(fault)
+
+    def restore(self, fault: Degrade) -> None:
+        """They are as before."""
+        self.degraded.remove(fault)
+
+    def get_uplink(self) -> LinkConditions:
+        """What its way out is like now."""
+        worse = [fault.get_conditions() for fault in self.degraded if fault.up]
+        return functools.reduce(join_conditions, worse, self.uplink)
+
+    def get_downlink(self) -> LinkConditions:
+        """What its way in is like now."""
+        worse = [fault.get_conditions() for fault in self.degraded if fault.down]
+        return functools.reduce(join_conditions, worse, self.downlink)
+
+    async def _live(self, life: Life) -> None:
+        life.root = trio.lowlevel.current_task()
+        self.world.roots[life.root] = self
+        try:
+            with life.scope:
+                await self._guard(life)
+        finally:
+            del self.world.roots[life.root]
+        if self.life is life:
+            self.life = None
+            self.world.drop(self.key)
+            self.world.note("ended", who=self.name, life=life.number, code=self.code)
+            self.world.on_end(self)
+
+    async def _guard(self, life: Life) -> None:
+        """What a process raises ends it; what is no error of ours by design is a defect."""
+        try:
+            self.code = await self._main(life)
+        except Exception as error:  # noqa: BLE001 - a simulated process may die of anything
+            self.code = 1
+            expected, others = _split(error)
+            for one in expected:
+                life.log.emit("process_failed", error=str(one))
+            if others:
+                life.log.emit("crashed", error="".join(traceback.format_exception(error)))
+
+    async def _main(self, life: Life) -> int:
+        raise NotImplementedError
+
+
+def _split(error: BaseException) -> tuple[list[BaseException], list[BaseException]]:
+    """Errors that a program reports and ends with, and defects."""
+    if isinstance(error, BaseExceptionGroup):
+        parts = [_split(inner) for inner in error.exceptions]
+        return [e for known, _ in parts for e in known], [e for _, rest in parts for e in rest]
+    return ([error], []) if isinstance(error, PsycheError) else ([], [error])
+
+
+class ServerHost(Host):
+    """The coordinator's machine."""
+
+    def __init__(self, world: "World", identity: Identity) -> None:
+        super().__init__(world, SERVER_HOST, identity)
+        self.files = ServerDisk(self.disk)
+        self._entropy = build_rng(world.scenario.seed, "entropy")
+
+    async def _main(self, life: Life) -> int:
+        handle = DiskHandle(self.files)
+        life.on_death.append(handle.revoke)
+        settings = ServerSettings(
+            run=SimRunFile(self.world.config, self.world.model),
+            identity=self.identity,
+            state_dir=Path("/state"),
+            host=SERVER_HOST,
+            port=SERVER_PORT,
+            owners=frozenset({self.world.owner.public}),
+            sink=life.log,
+            unix_time=self.unix,
+            entropy=lambda: self._entropy.randbytes(32),
+            open_disk=lambda _path: handle,
+            listen=self._listen,
+        )
+        await run_server(settings)
+        return 0
+
+    async def _listen(self, host: str, port: int) -> BoundListener:
+        await trio.lowlevel.checkpoint()
+        return BoundListener(self.world.tcp.listen(host, port), port)
+
+
+class ClientHost(Host):
+    """A participant's machine."""
+
+    def __init__(self, world: "World", number: int, identity: Identity, cls: MachineClass) -> None:
+        super().__init__(world, f"client-{number}", identity)
+        self.number = number
+        self.cls = cls
+        self.clock_s = cls.clock_s
+        self.uplink, self.downlink = cls.uplink, cls.downlink
+        self.folder = world.folder / self.name
+        self.trainer_faults = Faults()
+        self.lies: list[Lies] = []
+        self.shell: Shell | None = None
+        self.engine: RoundEngine | None = None
+        self.network: MemoryNode | None = None
+        self.trainer: SimTrainer | None = None
+        self.backend: TcpBackend | None = None
+        self._prepare_disk()
+
+    @property
+    def is_honest(self) -> bool:
+        """Whether it follows the protocol."""
+        return not self.lies
+
+    def get_state(self) -> Coordinator:
+        """The newest state that its client has seen."""
+        return self.engine.state if self.engine is not None else Coordinator()
+
+    def get_victim(self) -> int:
+        """Whom it denies: the member that colluding ones pick as well, the lowest honest one."""
+        honest = {host.key for host in self.world.clients if host.is_honest}
+        clients = self.get_state().clients
+        return next((member for member, client in enumerate(clients) if client.p2p in honest), 0)
+
+    def send_to(self, key: bytes, raw: bytes) -> None:
+        """Gossip to one peer alone."""
+        if self.network is not None:
+            self.network.send_to(key, raw)
+
+    def _prepare_disk(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.cls.has_model:
+            (self.folder / MODEL_FOLDER).mkdir(exist_ok=True)
+            (self.folder / MODEL_FOLDER / "config.json").write_bytes(b"{}")
+
+    def erase(self) -> None:
+        """A new machine under the old key."""
+        shutil.rmtree(self.folder)
+        self._prepare_disk()
+
+    def ask_to_end(self, reason: str) -> None:
+        """As Ctrl-C: the client withdraws and ends."""
+        if self.shell is not None and self.life is not None and self.life.root is not None:
+            self.world.note("asked_to_end", who=self.name)
+            self.shell.stop(reason)
+
+    async def _main(self, life: Life) -> int:
+        self.shell = None
+        clean_leftovers(self.folder / "resume")
+        self.trainer = SimTrainer(
+            self.world.codec, self.cls.machine, build_rng(self.world.scenario.seed, self.name, "train", life.number),
+            self.trainer_faults,
+        )  # fmt: skip
+        for lies in self.lies:
+            self.trainer.tamper = lies.change_payload
+        await self.trainer.start()  # M2: join only once the trainer is up
+        async with AsyncExitStack() as stack:
+            self.network = await stack.enter_async_context(
+                self.world.hub.open_node(
+                    self.identity, self.folder / "network", run_io=run_in_thread, get_unix=lambda: int(self.unix())
+                )
+            )
+            self.backend = await stack.enter_async_context(self._open_backend(life))
+            self.shell = self._build_shell(life, self.network, self.backend, self.trainer)
+            async with trio.open_nursery() as nursery:
+                for lies in self.lies:
+                    nursery.start_soon(lies.run, self)
+                code = await self.shell.run()
+                nursery.cancel_scope.cancel()
+        return code
+
+    def _open_backend(self, life: Life) -> AbstractAsyncContextManager[TcpBackend]:
+        machine = Machine(
+            open_stream=lambda host, port: self.world.tcp.connect(self.key, host, port),
+            unix_time=self.unix,
+            rng=build_rng(self.world.scenario.seed, self.name, "backend", life.number),
+            decode=self.world.decode,
+        )
+        address = ServerAddress(host=SERVER_HOST, port=SERVER_PORT, run_id=RUN_ID, key=self.world.server.key)
+        return open_backend(address, self.identity, sink=life.log, machine=machine)
+
+    def _build_shell(self, life: Life, network: MemoryNode, backend: TcpBackend, trainer: SimTrainer) -> Shell:
+        self.engine = RoundEngine(self.identity)
+        check = PayloadCheck(self.world.codec.check)
+        parts = Parts(
+            engine=self.engine,
+            backend=wrap_backend(backend, self),
+            network=wrap_network(network, self),
+            trainer=trainer,
+            data=LocalProvider(DummyData(self.world.model.max_seq_len, VOCAB)),
+            log=life.log,
+            unix_now=self.unix,
+            check_payload=check,
+            on_loaded=lambda event: check.set_plan(event.plan),
+        )
+        settings = ClientSettings(
+            run_id=RUN_ID, server_host=SERVER_HOST, server_port=SERVER_PORT, data_dir=self.folder,
+            local_root=self.folder, node_name=self.name,
+        )  # fmt: skip
+        return Shell(parts, settings)

@@ -1,0 +1,327 @@
+"""What must hold at every event of a simulated world, whoever dies, whatever is lost, and whoever lies.
+
+| | |
+|---|---|
+| I1 | members that are honest and sound have equal digests of the same round |
+| I2 | a round's samples are nobody else's, a batch is applied once, and a credit is given once for it |
+| I3 | epoch, height and step go forwards; a step goes back only where an epoch is given up (P3, P5) |
+| I4 | the set of a round is what its records say, and all honest members decide it alike |
+| I5 | healed, a run with enough members takes a step within its patience, and ends |
+| I6 | what is kept stays under its limits |
+| I7 | who is banned changes nothing any more |
+| I8, I10 | the journal gives the state again, record by record, and from any snapshot |
+| I9 | nothing is believed that its member did not sign |
+| R7, M9 | an honest member signs one result for a round, over all its lives, and is never ejected |
+| R8 | a trainer hears the fate of each of its results, once |
+| H3 | a close never drops more than half |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from psyche.core.bits import get_members
+from psyche.core.layout import encode_state
+from psyche.core.state import (
+    ZERO32,
+    ClientState,
+    Coordinator,
+    Round,
+    RoundFlag,
+    RunState,
+    SlotState,
+    WitnessFlag,
+    WitnessRecord,
+)
+from psyche.server.events import Event, Witness
+from psyche.server.journal import Record
+from psyche.server.recovery import recover
+from psyche.simulator.disk import DiskHandle
+
+if TYPE_CHECKING:
+    from psyche.simulator.hosts import ClientHost
+    from psyche.simulator.world import World
+
+MAX_RECORDS: Final = 16  # rounds that a client remembers: four stored ones, and those that it is behind
+MAX_BODIES_PER_MEMBER: Final = 16
+MAX_VIOLATIONS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that did not hold, with both sides."""
+
+    name: str
+    expected: str
+    found: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.where}: expected {self.expected}; found {self.found}"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the checks remember of the record as it was before."""
+
+    run_state: RunState = RunState.UNINITIALIZED
+    epoch: int = 0
+    step: int = 0
+    height: int = 0
+    certified: bytes = ZERO32
+    credits: int = 0
+    healthy: int = 0
+    agreed: tuple[bytes, int, bytes] = (ZERO32, 0, ZERO32)
+
+
+class Invariants:
+    """Checks a world; `violations` are at most a few, the first says it all."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.violations: list[Violation] = []
+        self.rounds = 0
+        self.dropped: dict[str, int] = {}
+        self.ejected: set[bytes] = set()
+        self.maxima: dict[str, int] = {}
+        self._seen = _Seen()
+        self._applied: dict[tuple[int, int], tuple[str, bytes, tuple[int, ...]]] = {}
+        self._applied_by: dict[tuple[str, int], tuple[int, int]] = {}
+        self._decided: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
+        self._signed: dict[tuple[str, int, int], bytes] = {}
+        self._samples: tuple[int, int] = (0, 0)
+        self._hosts = {host.name: host for host in world.clients}
+        self._by_key = {host.key: host for host in world.clients}
+        world.trace.listeners.append(self.check_event)
+
+    # --- saying so --------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """How far the run is: epoch, step, closed rounds."""
+        return self._seen.epoch, self._seen.step, self.rounds
+
+    def where(self) -> str:
+        """Where the run stands."""
+        state = self.world.shadow.state
+        return (
+            f"epoch {state.progress.epoch} {state.run_state.name} height {state.current.height} "
+            f"step {state.progress.step} record {self.world.shadow.seq}"
+        )
+
+    def fail(self, name: str, expected: object, found: object, where: str = "") -> None:
+        """An invariant does not hold."""
+        if len(self.violations) < MAX_VIOLATIONS:
+            self.violations.append(Violation(name, str(expected), str(found), where or self.where()))
+
+    def check(self, holds: object, name: str, expected: object, found: object) -> None:
+        """Note a violation unless it holds."""
+        if not holds:
+            self.fail(name, expected, found)
+
+    def get_facts(self) -> dict[str, Any]:
+        """What was counted on the way."""
+        return {"dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima}
+
+    # --- the record, at every one of the journal's ------------------------------------------------------
+
+    def check_record(self, record: Record, event: Event) -> None:
+        """The state after one more record."""
+        state = self.world.shadow.state
+        for complaint in self.world.shadow.complaints:
+            self.fail("I8", "the journal gives the state", complaint)
+        self._check_course(state)
+        self._check_round(state)
+        self._check_members(state)
+        if isinstance(event, Witness):
+            self.check(event.sender not in self.ejected, "I7", "no record of a banned member", event.sender.hex()[:16])
+        self._remember(state)
+        del record
+
+    def _check_course(self, state: Coordinator) -> None:
+        """I3."""
+        seen, progress = self._seen, state.progress
+        self.check(progress.epoch >= seen.epoch, "I3", f"epoch from {seen.epoch} on", progress.epoch)
+        if progress.epoch == seen.epoch and state.in_round and seen.run_state in _ROUND:
+            self.check(state.current.height >= seen.height, "I3", f"height from {seen.height} on", state.current.height)
+        if progress.step < seen.step:
+            ended = seen.run_state in (RunState.COOLDOWN, RunState.WARMUP) and not state.in_round
+            self.check(ended, "I3", f"step from {seen.step} on while the epoch lives", progress.step)
+            self.check(
+                progress.step == state.certified.step or state.certified.digest == ZERO32,
+                "I3", f"a rollback to the certified step {state.certified.step}", progress.step,
+            )  # fmt: skip
+
+    def _check_round(self, state: Coordinator) -> None:
+        round_ = state.current
+        closed = self._seen.run_state is RunState.ROUND_WITNESS and state.run_state is not RunState.ROUND_WITNESS
+        self.rounds += closed
+        if not state.in_round:
+            return
+        if (state.progress.epoch, round_.height) != (self._seen.epoch, self._seen.height) or (
+            self._seen.run_state not in _ROUND
+        ):
+            self._check_new_round(state)
+            return
+        agreed = (round_.agreed_root, round_.agreed_held, round_.agreed_digest)
+        for name, was, now in zip(("root", "held", "digest"), self._seen.agreed, agreed, strict=True):
+            self.check(was in (now, ZERO32, 0), "I4", f"the agreed {name} stands for good", f"{was!r}, then {now!r}")
+        if agreed != self._seen.agreed:
+            self._check_agreement(state, round_)
+
+    def _check_new_round(self, state: Coordinator) -> None:
+        """I2: the samples of a round follow those of the one before."""
+        round_ = state.current
+        first, size = round_.data_index, round_.batch_size
+        if round_.flags & RoundFlag.DRAIN or not size:
+            return
+        if round_.height and self._seen.epoch == state.progress.epoch:
+            end = sum(self._samples)
+            self.check(first == end, "I2", f"round {round_.height} begins at sample {end}", first)
+        self._samples = (first, size)
+
+    def _check_agreement(self, state: Coordinator, round_: Round) -> None:
+        """I4: what is agreed, q records say; with fewer than q liars, an honest one among them."""
+        q = round_.quorum
+        if round_.flags & RoundFlag.ROOT:
+            backers = [
+                w for w in round_.witnesses if (w.results_root, w.held) == (round_.agreed_root, round_.agreed_held)
+            ]
+            self.check(len(backers) >= q, "I4", f"{q} records with the agreed root", len(backers))
+            self._check_honest(state, backers, "root")
+        if round_.flags & RoundFlag.DIGEST:
+            votes = [w for w in round_.witnesses if w.state_digest == round_.agreed_digest and not w.flags & _NO_DIGEST]
+            self.check(len(votes) >= q, "I4", f"{q} records with the agreed digest", len(votes))
+            self._check_honest(state, votes, "digest")
+
+    def _check_honest(self, state: Coordinator, backers: list[WitnessRecord], what: str) -> None:
+        liars = sum(not self._is_honest(state, w.member) for w in state.current.witnesses)
+        honest = any(self._is_honest(state, w.member) for w in backers)
+        self.check(honest or liars >= state.current.quorum, "I4", f"an honest witness behind the agreed {what}", "none")
+
+    def _is_honest(self, state: Coordinator, member: int) -> bool:
+        host = self._by_key.get(state.clients[member].p2p)
+        return host is not None and host.is_honest
+
+    def _check_members(self, state: Coordinator) -> None:
+        for slot in state.registry.slots:
+            if slot.state is SlotState.BANNED and slot.p2p not in self.ejected:
+                self.ejected.add(slot.p2p)
+                host = self._by_key.get(slot.p2p)
+                self.check(host is None or not host.is_honest, "R7", "only liars are ejected", host and host.name)
+        credits_ = sum(client.credits for client in state.clients)
+        if state.in_round or self._seen.run_state in _ROUND:
+            self._check_credits(state, credits_)
+        for client in state.clients:
+            if client.p2p in self.ejected:
+                self.check(client.state is not ClientState.HEALTHY, "I7", "no banned member is Healthy", "one is")
+
+    def _check_credits(self, state: Coordinator, credits_: int) -> None:
+        """I2: a close credits each member of the agreed set at most once; H3: it drops at most half."""
+        given = credits_ - self._seen.credits
+        members = len(state.clients)
+        self.check(given <= members, "I2", f"at most {members} credits at one event", given)
+        healthy = sum(client.state is ClientState.HEALTHY for client in state.clients)
+        lost = self._seen.healthy - healthy
+        self.check(2 * lost <= max(self._seen.healthy, 2), "H3", f"at most half of {self._seen.healthy} leave", lost)
+
+    def _remember(self, state: Coordinator) -> None:
+        seen, round_ = self._seen, state.current
+        seen.run_state, seen.epoch, seen.step = state.run_state, state.progress.epoch, state.progress.step
+        seen.height, seen.certified = round_.height, state.certified.digest
+        seen.credits = sum(client.credits for client in state.clients)
+        seen.healthy = sum(client.state is ClientState.HEALTHY for client in state.clients)
+        seen.agreed = (round_.agreed_root, round_.agreed_held, round_.agreed_digest)
+
+    # --- what the machines log --------------------------------------------------------------------------
+
+    def check_event(self, node: str, kind: str, fields: Mapping[str, Any]) -> None:
+        """One event of any machine."""
+        if kind in ("crashed", "server_defect"):
+            self.fail("no defects", "no process dies of an error of ours", f"{node}: {fields.get('error', '')}")
+        host = self._hosts.get(node)
+        if host is None or not host.is_honest:
+            return
+        match kind:
+            case "applied":
+                self._check_applied(host, fields)
+            case "decided":
+                self._check_decided(host, fields)
+            case "result_sent":
+                self._check_signed(host, fields)
+            case "dropped":
+                self.dropped[node] = self.dropped.get(node, 0) + 1
+            case _:
+                pass
+
+    def _check_applied(self, host: "ClientHost", fields: Mapping[str, Any]) -> None:
+        """I1, I2."""
+        place = (fields["epoch"], fields["height"])
+        if host.trainer is None or host.trainer.is_corrupt:
+            return
+        mine = (host.name, fields["digest"], tuple(fields["members"]))
+        known = self._applied.setdefault(place, mine)
+        self.check(
+            known[1:] == mine[1:], "I1",
+            f"round {place}: {known[0]} has {known[1].hex()[:16]} after {known[2]}",
+            f"{host.name} has {mine[1].hex()[:16]} after {mine[2]}",
+        )  # fmt: skip
+        by = (host.name, host.lives)
+        former = self._applied_by.get(by, (-1, -1))
+        self.check(place > former, "I2", f"{host.name} applies a round after {former}", place)
+        self._applied_by[by] = place
+
+    def _check_decided(self, host: "ClientHost", fields: Mapping[str, Any]) -> None:
+        """I4: all honest members decide alike, and by root exactly what is on record."""
+        state = host.get_state()
+        place = (state.progress.epoch, fields["height"])
+        mine = (host.name, tuple(fields["members"]))
+        known = self._decided.setdefault(place, mine)
+        self.check(known[1] == mine[1], "I4", f"round {place}: {known[0]} decided {known[1]}", f"{mine[0]}: {mine[1]}")
+        for round_ in state.rounds:
+            decides = round_.height == fields["height"] + (1 if state.config.overlap else 0)
+            if round_.members and decides and round_.flags & RoundFlag.ROOT:
+                listed = set(get_members(round_.agreed_held))
+                self.check(set(mine[1]) <= listed, "I4", f"round {place}: a subset of {sorted(listed)}", mine[1])
+
+    def _check_signed(self, host: "ClientHost", fields: Mapping[str, Any]) -> None:
+        """M9: one result for a round, over all lives."""
+        place = (host.name, fields["epoch"], fields["height"])
+        known = self._signed.setdefault(place, fields["commitment"])
+        self.check(known == fields["commitment"], "R7", f"one result of {place}", "a second one was signed")
+
+    # --- now and then, and at the end -------------------------------------------------------------------
+
+    def check_limits(self) -> None:
+        """I6."""
+        for host in self.world.clients:
+            if host.is_alive and host.engine is not None and host.shell is not None and host.network is not None:
+                self._check_limit("rounds remembered", len(host.engine.chain.context.book.all()), MAX_RECORDS)
+                members = max(1, len(host.get_state().clients))
+                bodies = len(host.shell._bodies)  # noqa: SLF001 - only the simulator asks
+                self._check_limit("payloads kept", bodies, MAX_BODIES_PER_MEMBER * members)
+                self._check_limit("blobs offered", len(host.network.store), MAX_BODIES_PER_MEMBER * members + 64)
+        self._check_limit("connections", self.world.tcp.open_connections, 2 * len(self.world.clients) + 8)
+        self._check_limit("journal files", len(self.world.server.files.files), 8)
+
+    def _check_limit(self, what: str, value: int, limit: int) -> None:
+        self.maxima[what] = max(value, self.maxima.get(what, 0))
+        self.check(value <= limit, "I6", f"at most {limit} {what}", value)
+
+    def check_end(self) -> None:
+        """What must hold when everything is over."""
+        for host in self.world.clients:
+            for complaint in host.trainer.complaints if host.trainer is not None and host.is_honest else ():
+                self.fail("R8", "each result's fate is told once", f"{host.name}: {complaint}")
+        if self.world.shadow.exists:
+            self._check_recovery()
+
+    def _check_recovery(self) -> None:
+        """I8, I10: the server's files give the state that the shadow followed."""
+        found = recover(DiskHandle(self.world.server.files.copy()))
+        same = found is not None and encode_state(found.state) == encode_state(self.world.shadow.state)
+        self.check(same, "I10", "the files give the state", "another one")
+
+
+_ROUND: Final = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+_NO_DIGEST: Final = WitnessFlag.NO_DIGEST

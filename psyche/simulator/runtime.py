@@ -1,0 +1,114 @@
+"""Simulated time: trio with a clock that jumps, one order of tasks per seed, no threads, and processes that stop.
+
+trio has no public switch for a deterministic scheduler; its own testing tools set the same two names of
+`trio._core._run` that are set here. A task belongs to the process in whose nursery tree it stands, whoever
+started it there.
+"""
+
+import functools
+import gc
+import importlib
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import trio
+import trio.testing
+
+T = TypeVar("T")
+COLLECT_EVERY_BATCHES: Final = 20_000  # trio's own cycles: freed at fixed places, not when memory happens to fill
+_run: Final[Any] = importlib.import_module("trio._core._run")
+Task = trio.lowlevel.Task
+
+
+class RunQueue(deque[Task]):
+    """trio's queue of tasks that can run; those of stopped processes wait beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopped: dict[Task, list[Task]] = {}
+        self._batches = 0
+
+    def append(self, task: Task) -> None:
+        """A task can run."""
+        root = find_root(task, self._stopped) if self._stopped else None
+        if root is None:
+            super().append(task)
+        else:
+            self._stopped[root].append(task)
+
+    def clear(self) -> None:
+        """A batch was taken."""
+        super().clear()
+        self._batches += 1
+        if self._batches % COLLECT_EVERY_BATCHES == 0:
+            gc.collect()
+
+    def stop(self, root: Task) -> None:
+        """Let no task of the process run until `resume`, as SIGSTOP does."""
+        self._stopped.setdefault(root, [])
+        waiting = list(self)
+        super().clear()
+        for task in waiting:
+            self.append(task)
+
+    def resume(self, root: Task) -> None:
+        """Let the process run again; what became due meanwhile is late."""
+        for task in self._stopped.pop(root, []):
+            self.append(task)
+
+
+def find_root(task: Task | None, roots: dict[Task, Any]) -> Task | None:
+    """The process of a task: the nearest of `roots` above it, or itself."""
+    while task is not None and task not in roots:
+        nursery = task.parent_nursery
+        task = None if nursery is None else nursery.parent_task
+    return task
+
+
+def install_queue() -> RunQueue:
+    """Put a `RunQueue` in the place of the running loop's own."""
+    runner = _run.GLOBAL_RUN_CONTEXT.runner
+    queue = RunQueue()
+    queue.extend(runner.runq)
+    runner.runq = queue
+    return queue
+
+
+Blocking = Callable[..., Awaitable[Any]]
+
+
+@contextmanager
+def simulated_time(seed: int, run_blocking: Blocking) -> Iterator[None]:
+    """Within, `trio.run` schedules by the seed, and blocking functions go to `run_blocking`, not to threads."""
+    state, flag, thread = _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING, trio.to_thread.run_sync  # noqa: SLF001
+    collecting = gc.isenabled()
+    _run._r.seed(f"scheduler {seed}")  # noqa: SLF001
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
+    trio.to_thread.run_sync = functools.partial(_forward, run_blocking)  # pyright: ignore[reportAttributeAccessIssue]
+    gc.disable()
+    try:
+        yield
+    finally:
+        _run._r.setstate(state)  # noqa: SLF001
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = flag  # noqa: SLF001
+        trio.to_thread.run_sync = thread
+        if collecting:
+            gc.enable()
+
+
+async def _forward(run_blocking: Blocking, function: Callable[..., Any], *args: Any, **_options: Any) -> Any:
+    return await run_blocking(function, *args)
+
+
+def run(main: Callable[[], Awaitable[T]], seed: int, run_blocking: Blocking) -> T:
+    """Run `main` in simulated time, which starts at 0, and return its result."""
+    with simulated_time(seed, run_blocking):
+        return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def build_rng(seed: int, *names: object) -> random.Random:
+    """Chance for one purpose: what others draw does not change it."""
+    return random.Random("/".join(map(str, (seed, *names))))  # noqa: S311 - a simulation

@@ -1,0 +1,172 @@
+"""What is to be simulated, as data: the run, its machines and links, what goes wrong, and who lies."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psyche.core.state import (
+    Checkpoint,
+    CheckpointKind,
+    Config,
+    LrSchedule,
+    Metadata,
+    Model,
+    Optimizer,
+    OptimizerKind,
+    Progress,
+)
+from psyche.network.links import LinkConditions
+from psyche.simulator.faults import Fault
+from psyche.simulator.liars import Liar
+from psyche.simulator.trainer import MachineModel
+
+RUN_ID = "simulated"
+START_UNIX = 1_700_000_000
+MODEL_FOLDER = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineClass:
+    """Some clients that are alike.
+
+    Args:
+        count: how many.
+        machine: how fast they are.
+        uplink, downlink: between them and everybody else; the narrower and longer of two ends counts.
+        join_s: when the first of them starts; the others follow within `join_spread_s`.
+        has_model: whether they have the configured model on disk.
+        clock_s: how far their wall clock is off.
+    """
+
+    count: int = 1
+    machine: MachineModel = field(default_factory=MachineModel)
+    uplink: LinkConditions = field(default_factory=LinkConditions)
+    downlink: LinkConditions = field(default_factory=LinkConditions)
+    join_s: float = 0.0
+    join_spread_s: float = 1.0
+    has_model: bool = True
+    clock_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulated run.
+
+    Args:
+        seed: of all chance.
+        classes: the clients, class by class.
+        config: settings of the run that differ from `DEFAULTS`.
+        faults: what goes wrong, and when.
+        liars: which clients are dishonest, and how.
+        blob_weight: how many bytes of the line a byte of a payload takes.
+        limit_s: when the run must have ended, in simulated seconds; 0 computes it.
+        respawn_s: after how long somebody starts a client again that ended by itself without success; 0: never.
+        sync_s: how long the server's disk takes for a write.
+    """
+
+    seed: int = 0
+    classes: tuple[MachineClass, ...] = (MachineClass(count=4),)
+    config: Mapping[str, int] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    liars: tuple[Liar, ...] = ()
+    blob_weight: float = 1.0
+    limit_s: float = 0.0
+    respawn_s: float = 5.0
+    sync_s: float = 0.002
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return sum(c.count for c in self.classes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return tuple(f"client-{number}" for number in range(self.clients))
+
+    def get_class(self, number: int) -> MachineClass:
+        """The class of a client."""
+        for found in self.classes:
+            if number < found.count:
+                return found
+            number -= found.count
+        raise IndexError("no such client")
+
+
+DEFAULTS: Mapping[str, int] = {
+    "warmup_time": 30,
+    "cooldown_time": 5,
+    "max_round_train_time": 20,
+    "round_witness_time": 6,
+    "rounds_per_epoch": 8,
+    "total_steps": 16,
+    "init_min_clients": 2,
+    "min_clients": 2,
+    "global_batch_size_start": 8,
+    "global_batch_size_end": 8,
+    "waiting_for_members_extra_time": 3,
+}
+
+
+def build_config(scenario: Scenario) -> Config:
+    """The run's configuration."""
+    values: dict[str, Any] = dict(DEFAULTS) | dict(scenario.config)
+    return Config(**values)
+
+
+def build_model() -> Model:
+    """A model of the small trainer's kind."""
+    return Model(
+        max_seq_len=8,
+        checkpoint=Checkpoint(CheckpointKind.LOCAL, MODEL_FOLDER),
+        lr_schedule=LrSchedule(base_lr=1e-3),
+        optimizer=Optimizer(
+            OptimizerKind.DISTRO, compression_decay=0.95, compression_topk=8, compression_chunk=16, quantize_1bit=True
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SimRunFile:
+    """A run as its owner would have written it (`server.run.RunFile`)."""
+
+    config: Config
+    model: Model
+    run_id: str = RUN_ID
+    metadata: Metadata = field(default_factory=Metadata)
+    progress: Progress = field(default_factory=Progress)
+    pending_pause: bool = False
+
+
+def compute_patience_s(config: Config) -> float:
+    """Within how long a run with enough living members must take a step, whatever state it is in.
+
+    The longest way there: two rounds that run into their limits and close without agreement, Cooldown,
+    waiting for members, a Warmup that fails, and another one that does not, then two rounds for the step.
+    """
+    round_s = config.max_round_train_time + config.round_witness_time
+    forming_s = config.waiting_for_members_extra_time + config.warmup_time
+    return 4 * round_s + config.cooldown_time + 3 * forming_s + 30
+
+
+def compute_limit_s(scenario: Scenario, config: Config) -> float:
+    """When a run must have ended: every epoch at its slowest, after everything that goes wrong is over."""
+    if scenario.limit_s:
+        return scenario.limit_s
+    round_s = config.max_round_train_time + config.round_witness_time
+    epochs = math.ceil(config.total_steps / max(1, config.rounds_per_epoch)) + 1
+    overhead_s = compute_patience_s(config)
+    last = max((fault.get_end_s() for fault in scenario.faults), default=0.0)
+    return last + config.total_steps * round_s + 2 * epochs * overhead_s + 600
+
+
+def join_conditions(up: LinkConditions, down: LinkConditions) -> LinkConditions:
+    """A link from one machine's uplink to another's downlink."""
+    return LinkConditions(
+        latency_s=up.latency_s + down.latency_s,
+        bandwidth_bytes_s=min(up.bandwidth_bytes_s, down.bandwidth_bytes_s),
+        loss=1 - (1 - up.loss) * (1 - down.loss),
+        jitter_s=up.jitter_s + down.jitter_s,
+        duplicate=1 - (1 - up.duplicate) * (1 - down.duplicate),
+    )

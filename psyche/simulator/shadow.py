@@ -1,0 +1,70 @@
+"""The record as the journal tells it: every record is made again as it reaches the disk.
+
+The shadow shares nothing with the server but the core, so it shows what any reader of the journal would
+find (I8), at every single event.
+"""
+
+from collections.abc import Callable
+
+from psyche.core.layout import decode_state, encode_state
+from psyche.core.state import Coordinator
+from psyche.server.events import Event, decode_event
+from psyche.server.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
+from psyche.wire.crypto import blake3_hash
+
+CHECK_EVERY_RECORDS = 64  # a wrong state stays wrong
+OnRecord = Callable[[Record, Event], None]
+
+
+class Shadow:
+    """Follows the server's files.
+
+    `on_record` is called after each record with the state as it is then; `complaints` says where the
+    journal does not give the state that it promises.
+    """
+
+    def __init__(self, on_record: OnRecord) -> None:
+        self.state = Coordinator()
+        self.seq = -1  # of the last record; -1: no run yet
+        self.now = 0
+        self.complaints: list[str] = []
+        self._on_record = on_record
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run."""
+        return self.seq >= 0
+
+    def take_append(self, name: str, data: bytes) -> None:
+        """Records have reached the disk."""
+        scan = scan_segment(data, self.seq + 1)
+        if scan.is_torn or scan.is_broken or not scan.records:
+            self.complaints.append(f"{name}: what was appended after record {self.seq} are no whole records")
+        for record in scan.records:
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
+        event = decode_event(record.kind, record.body)
+        event.process(self.state, record.now)
+        self.seq, self.now = record.seq, record.now
+        if record.seq % CHECK_EVERY_RECORDS == 0:
+            self.check_hash(record)
+        self._on_record(record, event)
+
+    def check_hash(self, record: Record) -> None:
+        """I8: the record made again gives the state that the server had."""
+        if blake3_hash(encode_state(self.state))[:HASH_BYTES] != record.state_hash:
+            self.complaints.append(f"record {record.seq} gives another state than the server had")
+
+    def take_replace(self, name: str, data: bytes) -> None:
+        """A snapshot has reached the disk: I10, it is the state of its record."""
+        seq = int(name.removeprefix("snapshot-").removesuffix(".bin"))
+        snapshot = decode_snapshot(data, seq)
+        if snapshot is None:
+            self.complaints.append(f"{name}: cannot be read")
+        elif not self.exists:
+            self.state, self.seq, self.now = decode_state(snapshot.raw), snapshot.seq, snapshot.now
+        elif snapshot.seq == self.seq and encode_state(self.state) != snapshot.raw:
+            self.complaints.append(f"{name}: is not the state after its record")
+        elif snapshot.seq != self.seq:
+            self.complaints.append(f"{name}: is of record {snapshot.seq}, the disk has {self.seq}")

@@ -1,0 +1,348 @@
+"""A simulated world: machines on links, a run among them, and what happens to it.
+
+outcome = simulate(Scenario(seed=7))
+print(outcome.describe())
+"""
+
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import trio
+
+from psyche.core.bits import get_members
+from psyche.core.committee import get_witnesses
+from psyche.core.layout import decode_state
+from psyche.core.state import Coordinator, RunState
+from psyche.network.links import Links
+from psyche.network.memory import MemoryHub
+from psyche.server.events import Event
+from psyche.server.journal import Record
+from psyche.simulator import runtime
+from psyche.simulator.disk import is_writer
+from psyche.simulator.faults import Fault
+from psyche.simulator.hosts import ClientHost, Host, ServerHost
+from psyche.simulator.invariants import Invariants, Violation
+from psyche.simulator.liars import build_lies
+from psyche.simulator.runtime import build_rng, find_root
+from psyche.simulator.scenario import (
+    Scenario,
+    build_config,
+    build_model,
+    compute_limit_s,
+    compute_patience_s,
+    join_conditions,
+)
+from psyche.simulator.shadow import Shadow
+from psyche.simulator.tcp import Tcp
+from psyche.simulator.trace import Trace
+from psyche.simulator.trainer import PayloadCodec
+from psyche.wire.crypto import Identity, blake3_hash
+
+WATCH_S: Final = 5.0  # how often progress is looked at
+FAREWELL_S: Final = 120.0  # for the clients to end once the run is finished
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder for the clients' files that costs no disk
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """How a simulation ended.
+
+    `rounds` counts closed rounds, `digest` is that of the whole event log; times in seconds.
+    """
+
+    scenario: Scenario
+    violations: list[Violation]
+    rounds: int
+    events: int
+    records: int
+    digest: str
+    simulated_s: float
+    wall_s: float
+    state: Coordinator
+    codes: tuple[int | None, ...]
+    lines: list[bytes]
+    last: list[str]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """What a person needs of a failure: the seed, the last events, what was violated."""
+        head = f"seed {self.scenario.seed}: {self.rounds} rounds, {self.events} events, {self.simulated_s:.0f} s"
+        found = [f"violated {violation}" for violation in self.violations] or ["nothing violated"]
+        return "\n".join([head, *(self.last if self.violations else []), *found])
+
+
+class World:
+    """One simulated world; `run` plays it to its end."""
+
+    def __init__(self, scenario: Scenario, folder: Path, *, keep_lines: bool = True) -> None:
+        self.scenario = scenario
+        self.folder = folder
+        self.config = build_config(scenario)
+        self.model = build_model()
+        self.codec = PayloadCodec(self.model.optimizer)
+        self.trace = Trace(str(folder), keep_lines=keep_lines)
+        self.links = Links(build_rng(scenario.seed, "links"))
+        self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, blob_weight=scenario.blob_weight)
+        self.tcp = Tcp(self.links)
+        self.owner = self._build_identity("owner")
+        self.server = ServerHost(self, self._build_identity("server"))
+        self.clients = [
+            ClientHost(self, number, self._build_identity(name), scenario.get_class(number))
+            for number, name in enumerate(scenario.names)
+        ]
+        self.roots: dict[runtime.Task, Host] = {}
+        self.queue = runtime.RunQueue()
+        self.shadow = Shadow(self._on_record)
+        self.invariants = Invariants(self)
+        self.is_over = False
+        self.disturbances = 0  # faults under way
+        self.quiet_since = 0.0  # since when none is
+        self.progress_at = 0.0
+        self._partitions: dict[int, tuple[list[list[bytes]], bool]] = {}
+        self._nursery: trio.Nursery | None = None
+        self._recorded = trio.Event()
+        self._ended = trio.Event()
+        self._decoded: tuple[bytes, Coordinator] | None = None
+        self._prepare()
+
+    def _build_identity(self, name: str) -> Identity:
+        return Identity(blake3_hash(f"psyche/simulator {self.scenario.seed} {name}".encode()))
+
+    def _prepare(self) -> None:
+        self.server.disk.sync_s = self.scenario.sync_s
+        self.server.files.on_append = self.shadow.take_append
+        self.server.files.on_replace = self.shadow.take_replace
+        for host in (self.server, *self.clients):
+            self.tcp.add_machine(host.name, host.key)
+        for number, liar in enumerate(self.scenario.liars):
+            rng = build_rng(self.scenario.seed, "liar", number)
+            self.clients[liar.who].lies.append(build_lies(liar, rng))
+        self.set_links()
+
+    # --- what machines and faults need ----------------------------------------------------------------
+
+    def note(self, kind: str, **fields: object) -> None:
+        """Write an event of the world itself."""
+        self.trace.note(kind, **fields)
+
+    def spawn(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Start a task of the world."""
+        assert self._nursery is not None, "while it runs"
+        self._nursery.start_soon(function, *args)
+
+    def drop(self, key: bytes) -> None:
+        """All connections of a machine are reset."""
+        self.hub.drop(key)
+        self.tcp.drop(key)
+
+    def set_links(self) -> None:
+        """Give every link the conditions of its two ends."""
+        for source in (self.server, *self.clients):
+            for target in (self.server, *self.clients):
+                if source is not target:
+                    up, down = source.get_uplink(), target.get_downlink()
+                    self.links.set_uplink(source.key, target.key, join_conditions(up, down))
+
+    def cut(self, fault: Fault, groups: list[list[bytes]], *, silent: bool) -> None:
+        """Part groups of machines until `heal`."""
+        self._partitions[id(fault)] = (groups, silent)
+        self._cut(groups, silent=silent)
+
+    def heal(self, fault: Fault) -> None:
+        """Undo one partition; others stay."""
+        self._partitions.pop(id(fault), None)
+        self.links.heal()
+        for groups, silent in self._partitions.values():
+            self._cut(groups, silent=silent)
+
+    def _cut(self, groups: list[list[bytes]], *, silent: bool) -> None:
+        for index, group in enumerate(groups):
+            others = [key for other in groups[index + 1 :] for key in other if key not in group]
+            (self.links.stall if silent else self.links.cut)(group, others)
+
+    def choose(self, fault: Fault, names: Sequence[str]) -> list[Any]:
+        """The machines that names stand for now, each once."""
+        chosen: dict[str, Host] = {}
+        for name in names:
+            chosen.update((host.name, host) for host in self._find(fault, name))
+        return list(chosen.values())
+
+    def _find(self, fault: Fault, name: str) -> Sequence[Host]:
+        if name == "server":
+            return [self.server]
+        if name == "all":
+            return self.clients
+        if name.startswith("random:"):
+            rng = build_rng(self.scenario.seed, "choose", fault)
+            return rng.sample(self.clients, min(len(self.clients), int(name.removeprefix("random:"))))
+        if name in ("witnesses", "trainers"):
+            return self._find_members(name)
+        return [host for host in self.clients if host.name == name]
+
+    def _find_members(self, role: str) -> list[Host]:
+        state = self.shadow.state
+        if not state.in_round:
+            return []
+        members = get_witnesses(state.current) if role == "witnesses" else get_members(state.current.members)
+        keys = {state.clients[member].p2p for member in members}
+        return [host for host in self.clients if host.key in keys]
+
+    def decode(self, raw: bytes) -> Coordinator:
+        """A state's bytes as an object; the clients of a world share it, for none of them changes it."""
+        known = self._decoded
+        if known is None or known[0] != raw:
+            known = self._decoded = (raw, decode_state(raw))
+        return known[1]
+
+    def find_host(self) -> Host | None:
+        """Whose code runs."""
+        root = find_root(trio.lowlevel.current_task(), self.roots)
+        return None if root is None else self.roots[root]
+
+    async def run_blocking(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What would run in a thread runs here, and takes the time of its machine's disk if it writes."""
+        host = self.find_host()
+        if host is not None and is_writer(function):
+            if host.disk.sync_s:
+                await trio.sleep(host.disk.sync_s)
+            if host is not self.server:
+                host.disk.check_room()
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+    def on_end(self, host: Host) -> None:
+        """A process has ended by itself; who is no success is started again."""
+        self._ended.set()
+        self._ended = trio.Event()
+        if host.code and self.scenario.respawn_s and not self.is_over:
+            self.spawn(self._respawn, host)
+
+    async def _respawn(self, host: Host) -> None:
+        await trio.sleep(self.scenario.respawn_s)
+        host.start()
+
+    # --- the course of things --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Play until the run is finished and its clients have ended, or time is up."""
+        self.queue = runtime.install_queue()
+        limit_s = compute_limit_s(self.scenario, self.config)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self.server.start()
+            for number, host in enumerate(self.clients):
+                nursery.start_soon(self._join, host, number)
+            for fault in self.scenario.faults:
+                nursery.start_soon(self._carry_out, fault)
+            nursery.start_soon(self._watch)
+            with trio.move_on_after(limit_s) as scope:
+                await self._wait_for_end()
+            if scope.cancelled_caught:
+                self.invariants.fail("I5", "the run ends", f"not after {limit_s:.0f} s", self.invariants.where())
+            self.is_over = True
+            self.invariants.check_end()
+            nursery.cancel_scope.cancel()
+
+    async def _join(self, host: ClientHost, number: int) -> None:
+        cls = host.cls
+        await trio.sleep(cls.join_s + cls.join_spread_s * build_rng(self.scenario.seed, "join", number).random())
+        host.start()
+
+    async def _wait_for_end(self) -> None:
+        while not self.invariants.violations and self.shadow.state.run_state is not RunState.FINISHED:
+            await self._wait_for_record()
+        with trio.move_on_after(0 if self.invariants.violations else FAREWELL_S):
+            while any(host.is_alive for host in self.clients):
+                await self._ended.wait()
+
+    async def _wait_for_record(self) -> None:
+        await self._recorded.wait()
+
+    async def _carry_out(self, fault: Fault) -> None:
+        await trio.sleep(fault.at_s)
+        while self.shadow.seq < fault.at_seq or not self._has_come(fault):
+            await self._wait_for_record()
+        self.note("fault", what=fault.kind, for_s=fault.for_s)
+        self.disturbances += 1
+        try:
+            await fault.happen(self)
+        finally:
+            self.disturbances -= 1
+            self.quiet_since = trio.current_time()
+        self.note("fault_over", what=fault.kind)
+
+    def _has_come(self, fault: Fault) -> bool:
+        state = self.shadow.state
+        now = (state.progress.epoch, state.current.height if state.in_round else -1)
+        return now >= (fault.at_epoch, fault.at_height)
+
+    def _on_record(self, record: Record, event: Event) -> None:
+        before = self.invariants.place
+        self.invariants.check_record(record, event)
+        if self.invariants.place != before:
+            self.progress_at = trio.current_time()
+        self._recorded.set()
+        self._recorded = trio.Event()
+
+    async def _watch(self) -> None:
+        """Liveness: healed, and with enough members, a run takes a step within its patience (I5)."""
+        patience_s = compute_patience_s(self.config)
+        while True:
+            await trio.sleep(WATCH_S)
+            self.invariants.check_limits()
+            now = trio.current_time()
+            if self.disturbances or not self.is_able():
+                self.quiet_since = now
+            elif now - max(self.quiet_since, self.progress_at) > patience_s and not self.is_finished:
+                self.invariants.fail("I5", "a step", f"none for {patience_s:.0f} s", self.invariants.where())
+                return
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run is."""
+        return self.shadow.state.run_state is RunState.FINISHED
+
+    def is_able(self) -> bool:
+        """Whether enough honest members live, and lines and disks let them work."""
+        living = sum(host.is_alive and host.is_honest for host in self.clients)
+        needed = max(self.config.init_min_clients, self.config.min_clients)
+        return self.server.is_alive and living >= needed
+
+
+def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[World], None] | None = None) -> Outcome:
+    """Play a scenario to its end. `prepare` may look at the world, or change it, before it starts."""
+    shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="psyche-simulator-", dir=shared))
+    started = perf_counter()
+    try:
+        world = World(scenario, folder, keep_lines=keep_lines)
+        if prepare is not None:
+            prepare(world)
+        simulated_s = runtime.run(lambda: _play(world), scenario.seed, world.run_blocking)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Outcome(
+        scenario=scenario,
+        violations=world.invariants.violations,
+        rounds=world.invariants.rounds,
+        events=world.trace.count,
+        records=world.shadow.seq,
+        digest=world.trace.digest,
+        simulated_s=simulated_s,
+        wall_s=perf_counter() - started,
+        state=world.shadow.state,
+        codes=tuple(host.code for host in world.clients),
+        lines=world.trace.lines,
+        last=world.trace.describe_last(),
+        facts=world.invariants.get_facts(),
+    )
+
+
+async def _play(world: World) -> float:
+    await world.run()
+    return trio.current_time()

@@ -1,0 +1,82 @@
+"""Whole runs of real clients and the real server in simulated time, and that they repeat byte for byte."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulate_child import build_scenario
+
+from psyche.core.state import RunState
+from psyche.simulator.world import Outcome, simulate
+
+CHILD = Path(__file__).with_name("simulate_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    """One run that tests look at."""
+    return simulate(build_scenario(5))
+
+
+def get_events(outcome: Outcome, kind: str) -> list[dict[str, object]]:
+    return [event for line in outcome.lines if (event := json.loads(line))["kind"] == kind]
+
+
+def test_a_run_without_faults_finishes_and_violates_nothing(outcome: Outcome) -> None:
+    assert outcome.violations == [], outcome.describe()
+    assert outcome.state.run_state is RunState.FINISHED
+    assert outcome.codes == (0, 0, 0, 0)
+
+
+def test_every_step_of_a_quiet_run_is_trained_and_applied(outcome: Outcome) -> None:
+    applied = {(e["epoch"], e["height"]): e["members"] for e in get_events(outcome, "applied") if e["update"]}
+    assert len(applied) == 9, "steps 1 to 9"
+    assert all(applied.values()), "no set is empty"
+
+
+def test_all_members_end_with_the_certified_weights(outcome: Outcome) -> None:
+    ended = get_events(outcome, "finished")
+    assert [e["held"] for e in ended] == [True] * 4
+    assert {e["digest"] for e in ended} == {outcome.state.certified.digest.hex()}
+
+
+def test_a_newcomer_without_the_model_is_given_it_by_its_peers(outcome: Outcome) -> None:
+    loaded = [e for e in get_events(outcome, "model_loaded") if e["node"] == "client-3"]
+    assert loaded[0]["source"] == "peers"
+
+
+def test_hours_pass_in_seconds(outcome: Outcome) -> None:
+    assert outcome.simulated_s > 30
+    times = [json.loads(line)["t"] for line in outcome.lines]
+    assert times == sorted(times)
+
+
+def test_another_seed_is_another_course_of_things(outcome: Outcome) -> None:
+    assert simulate(build_scenario(6)).digest != outcome.digest
+
+
+def find_interpreters() -> list[str]:
+    """This Python, and others on this machine that have what the simulator needs."""
+    found = [sys.executable]
+    names = os.environ.get("PSYCHE_TEST_PYTHONS", "python3.11:python3.12:python3.13").split(":")
+    for name in names:
+        probe = [name, "-c", "import trio, msgspec, blake3, cryptography, zstandard, numpy, structlog"]
+        try:
+            usable = subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 0
+        except OSError:
+            continue
+        if usable:
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("python", find_interpreters())
+@pytest.mark.parametrize("hash_seed", ["0", "4242"])
+def test_a_seed_gives_the_same_log_whatever_the_interpreter(python: str, hash_seed: str, outcome: Outcome) -> None:
+    env = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([python, str(CHILD), "5"], env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.strip() == outcome.digest, done.stderr

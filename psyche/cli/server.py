@@ -56,6 +56,7 @@ OwnerKey = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to try for, where the server does not answer.")]
+MAX_RATE = (1 << 63) - 1
 OwnerAddr = Annotated[str, typer.Option(envvar="SERVER_ADDR", help="The coordinator server, host:port.")]
 
 
@@ -83,7 +84,7 @@ def run(
         typer.Option("--identity-secret-key-path", "-i", help="The server's key. Default: made in the state folder."),
     ] = None,
     owner: Annotated[
-        list[str] | None, typer.Option(help="Public key that may pause and resume; default: the server's own.")
+        list[str] | None, typer.Option(help="Public key that may command the run; default: the server's own.")
     ] = None,
     withdraw_on_disconnect: Annotated[
         bool, typer.Option(help="A client that stays away for 15 s leaves the epoch.")
@@ -168,7 +169,12 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
 
 
 def _command(
-    server_addr: str, identity_secret_key_path: Path | None, state_dir: Path | None, timeout_s: float, name: str
+    server_addr: str,
+    identity_secret_key_path: Path | None,
+    state_dir: Path | None,
+    timeout_s: float,
+    name: str,
+    **arguments: int | None,
 ) -> "RunStatus":
     """Send an owner's command with the key that the options name."""
     from psyche.cli.common import run_async
@@ -176,8 +182,8 @@ def _command(
     from psyche.server.dial import parse_server
 
     identity = load_server_identity(state_dir, identity_secret_key_path, create=False)
-    command = {"pause": owner.pause_run, "resume": owner.resume_run}[name]
-    return run_async(partial(command, parse_server(server_addr), identity, timeout_s, say=say))
+    command = {"pause": owner.pause_run, "resume": owner.resume_run, "rates": owner.set_rates}[name]
+    return run_async(partial(command, parse_server(server_addr), identity, timeout_s, say=say, **arguments))
 
 
 def say(text: str) -> None:
@@ -224,6 +230,39 @@ def resume(
 
 
 @group.command(
+    "set-future-epoch-rates",
+    epilog=format_examples(
+        "psyche server set-future-epoch-rates --server-addr 127.0.0.1:39400 --state-dir psyche-data/server-demo "
+        "--earning-rate-total-shared 1000",
+    ),
+)
+def set_future_epoch_rates(
+    *,
+    server_addr: OwnerAddr,
+    earning_rate_total_shared: Annotated[
+        int | None, typer.Option(min=0, max=MAX_RATE, help="What an epoch pays, shared among all its credits.")
+    ] = None,
+    slashing_rate_per_client: Annotated[
+        int | None, typer.Option(min=0, max=MAX_RATE, help="What each member that is ejected loses.")
+    ] = None,
+    identity_secret_key_path: OwnerKey = None,
+    state_dir: OwnerStateDir = None,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Set what epochs pay and slash.
+
+    For epochs that form from now on; the running one keeps its rates. A rate that is not named stays as it is. Needs
+    the same key as `pause`.
+    """
+    from psyche.errors import ConfigError
+
+    if earning_rate_total_shared is None and slashing_rate_per_client is None:
+        raise ConfigError("name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both")
+    rates = {"earning": earning_rate_total_shared, "slashing": slashing_rate_per_client}
+    show_status(_command(server_addr, identity_secret_key_path, state_dir, timeout, "rates", **rates))
+
+
+@group.command(
     "status",
     epilog=format_examples(
         "psyche server status --server-addr 127.0.0.1:39400",
@@ -266,10 +305,13 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
     round_ = f", round {status.height}" if status.members else ""
     typer.echo(f"run {status.run_id!r}: {get_phase(status)} for {since}{pausing}")
     typer.echo(f"epoch {status.epoch}{round_}, step {status.step} of {status.total_steps}")
-    typer.echo(
-        f"{format_members(status)}; an epoch needs {status.init_min_clients} to start and {status.min_clients} to go "
-        f"on; {format_number(status.connections, 'connection')}"
-    )
+    needed = f"; {format_number(status.min_clients, 'is', 'are')} needed to go on" if status.members else ""
+    typer.echo(f"{format_members(status)}{needed}; {format_number(status.connections, 'connection')}")
+    if status.earning_rate or status.slashing_rate:
+        typer.echo(
+            f"an epoch that forms from now on pays {status.earning_rate:,} for all its credits, and an ejected member "
+            f"loses {status.slashing_rate:,}"
+        )
 
 
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":

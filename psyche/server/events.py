@@ -33,6 +33,7 @@ class EventKind(IntEnum):
     RESUME = 11
     RECOVERED = 12
     RECLAIM_SLOT = 13
+    RATES = 14
 
 
 class EventBase(msgspec.Struct, frozen=True, array_like=True):
@@ -193,6 +194,19 @@ class ReclaimSlot(EventBase, frozen=True, array_like=True):
         transitions.reclaim_slot(state, now)
 
 
+class SetRates(EventBase, frozen=True, array_like=True):
+    """M7."""
+
+    op_id: bytes
+    earning: int | None
+    slashing: int | None
+
+    def process(self, state: Coordinator, now: int) -> None:
+        """Make the change; raises CoordinatorError where the state machine refuses."""
+        del now
+        transitions.process_rates(state, self.earning, self.slashing)
+
+
 Event: TypeAlias = (
     Tick
     | Join
@@ -207,6 +221,7 @@ Event: TypeAlias = (
     | Resume
     | Recovered
     | ReclaimSlot
+    | SetRates
 )
 
 _TYPES: Final[dict[EventKind, type[Event]]] = {
@@ -223,8 +238,14 @@ _TYPES: Final[dict[EventKind, type[Event]]] = {
     EventKind.RESUME: Resume,
     EventKind.RECOVERED: Recovered,
     EventKind.RECLAIM_SLOT: ReclaimSlot,
+    EventKind.RATES: SetRates,
 }
 _KINDS: Final[dict[type[Event], EventKind]] = {kind: number for number, kind in _TYPES.items()}
+
+
+def get_op_id(event: Event) -> bytes | None:
+    """What names an owner's command, whatever the resends (K3); None for other events."""
+    return event.op_id if isinstance(event, Pause | Resume | SetRates) else None
 
 
 def get_kind(event: Event) -> EventKind:

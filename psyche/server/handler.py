@@ -40,7 +40,7 @@ class CoordinatorHandler:
         state: the run; owned from now on.
         journal: where records go; the driver writes it out.
         now: unix seconds, the time of the journal's last record.
-        owners: keys that may pause and resume.
+        owners: keys that may command the run.
         entropy: gives 32 random bytes (E5).
         op_ids: owner commands carried out before, from recovery.
         withdraw_on_disconnect: whether a lost connection ends a membership after the grace (H6).
@@ -156,8 +156,9 @@ class CoordinatorHandler:
 
     def _after(self, event: events.Event, was: tuple[RunState, int]) -> None:
         """What follows a recorded change: op ids, events, snapshots."""
-        if isinstance(event, events.Pause | events.Resume):
-            self._op_ids.append(event.op_id)
+        op_id = events.get_op_id(event)
+        if op_id is not None:
+            self._op_ids.append(op_id)
         state, progress = self.state, self.state.progress
         run_state, step = was
         if progress.step < step:  # P3, P5: the only ways back
@@ -218,7 +219,7 @@ class CoordinatorHandler:
                 return None
             case wire.AnnounceRequest():
                 self._put_record(sender, body.record)
-            case wire.PauseRequest() | wire.ResumeRequest():
+            case wire.PauseRequest() | wire.ResumeRequest() | wire.RatesRequest():
                 self._command(sender, body)
             case wire.JoinRequest():
                 self._join(sender, body.record)
@@ -289,14 +290,19 @@ class CoordinatorHandler:
             self._apply(events.Join(sender, sender))
         self._put_record(sender, message)
 
-    def _command(self, sender: bytes, body: wire.PauseRequest | wire.ResumeRequest) -> None:
+    def _command(self, sender: bytes, body: wire.PauseRequest | wire.ResumeRequest | wire.RatesRequest) -> None:
         """An owner's command; one whose op id was carried out before is a success again (K3)."""
         if sender not in self.owners:
-            raise wire.NotOwner("only an owner of the run may pause or resume it; use the owner's identity file")
+            raise wire.NotOwner("only an owner of the run may command it; use the owner's identity file")
         if body.op_id in self._op_ids:
             return
-        is_pause = isinstance(body, wire.PauseRequest)
-        self._apply(events.Pause(body.op_id) if is_pause else events.Resume(body.op_id))
+        match body:
+            case wire.PauseRequest():
+                self._apply(events.Pause(body.op_id))
+            case wire.ResumeRequest():
+                self._apply(events.Resume(body.op_id))
+            case wire.RatesRequest():
+                self._apply(events.SetRates(body.op_id, body.earning, body.slashing))
 
 
 def is_on_record(state: Coordinator, sender: bytes, body: wire.RequestBody) -> bool:

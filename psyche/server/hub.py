@@ -29,6 +29,7 @@ _VISITORS_MAY: Final = (
     wire.StatusRequest,
     wire.PauseRequest,
     wire.ResumeRequest,
+    wire.RatesRequest,
 )
 
 

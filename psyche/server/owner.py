@@ -1,4 +1,4 @@
-"""What the owner of a run does from outside: pause, resume, ask how it is (`psyche server pause|resume|status`)."""
+"""What the owner of a run does from outside: pause, resume, set rates, ask how it is (`psyche server`)."""
 
 import secrets
 from collections.abc import Callable
@@ -51,6 +51,22 @@ async def resume_run(
     """
     op_id = secrets.token_bytes(wire.OP_ID_BYTES)
     return await _carry_out(address, identity, wire.ResumeRequest(op_id), timeout_s, say)
+
+
+async def set_rates(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing, *,
+    earning: int | None = None, slashing: int | None = None,
+) -> wire.RunStatus:  # fmt: skip
+    """Set what epochs that form from now on pay and slash (M7); None leaves a rate as it is.
+
+    `earning` is shared among all credits of an epoch, `slashing` is what each ejected member loses.
+
+    Raises:
+        NotOwner: `identity` is no owner of the run.
+        BackendError: the server could not be reached within `timeout_s`.
+    """
+    op_id = secrets.token_bytes(wire.OP_ID_BYTES)
+    return await _carry_out(address, identity, wire.RatesRequest(op_id, earning, slashing), timeout_s, say)
 
 
 async def get_run_status(

@@ -11,7 +11,7 @@ from psyche.core.errors import CoordinatorError
 from psyche.core.layout import decode_state, encode_state
 from psyche.core.state import Coordinator
 from psyche.errors import WireError
-from psyche.server.events import Pause, Resume, decode_event
+from psyche.server.events import decode_event, get_op_id
 from psyche.server.journal import (
     HASH_BYTES,
     KEPT_OP_IDS,
@@ -154,4 +154,5 @@ def _replay(state: Coordinator, record: Record, *, is_checked: bool) -> list[byt
             f"{where} or one of the {CHECK_EVERY_RECORDS - 1} before it gives another state than when it was written; "
             "run the version of Psyche that wrote it, or restore a backup"
         )
-    return [event.op_id] if isinstance(event, Pause | Resume) else []
+    op_id = get_op_id(event)
+    return [] if op_id is None else [op_id]

@@ -33,4 +33,6 @@ def make_status(state: Coordinator, now: int, program: str, connections: int) ->
         min_clients=state.config.min_clients,
         init_min_clients=state.config.init_min_clients,
         connections=connections,
+        earning_rate=state.registry.future_earning_rate,
+        slashing_rate=state.registry.future_slashing_rate,
     )

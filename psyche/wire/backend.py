@@ -146,6 +146,14 @@ class ResumeRequest(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
     op_id: OpId
 
 
+class RatesRequest(msgspec.Struct, frozen=True, array_like=True, tag="rates"):
+    """The owner sets what epochs that form from now on pay and slash; None leaves a rate as it is (M7)."""
+
+    op_id: OpId
+    earning: Unsigned63 | None = None
+    slashing: Unsigned63 | None = None
+
+
 class StatusRequest(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     """How is the run? Anyone may ask."""
 
@@ -165,6 +173,7 @@ RequestBody: TypeAlias = (
     | CheckpointRequest
     | PauseRequest
     | ResumeRequest
+    | RatesRequest
     | StatusRequest
 )
 
@@ -207,6 +216,8 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     min_clients: int
     init_min_clients: int
     connections: int
+    earning_rate: int = 0  # of the epochs that form from now on, as is the next one (M7)
+    slashing_rate: int = 0
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
@@ -274,7 +285,7 @@ class RequestRefused(BackendError):
 
 
 class NotOwner(RequestRefused):
-    """Only an owner of the run may pause or resume it."""
+    """Only an owner of the run may pause or resume it, or set its rates."""
 
 
 class WrongRun(RequestRefused):

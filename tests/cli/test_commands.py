@@ -184,6 +184,15 @@ def test_pause_needs_a_key(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rates_need_a_number_that_the_record_can_hold() -> None:
+    command = ("server", "set-future-epoch-rates", "--server-addr", "127.0.0.1:1", "--state-dir", "state")
+    result = run(*command)
+    assert result.exit_code == 1
+    assert "name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both" in result.output
+    assert run(*command, "--earning-rate-total-shared", "-1").exit_code == 2
+    assert run(*command, "--slashing-rate-per-client", str(2**63)).exit_code == 2
+
+
 def test_a_server_that_cannot_start_leaves_nothing_and_says_one_thing(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -337,6 +346,15 @@ def test_a_server_runs_answers_pauses_resumes_and_leaves_with_ctrl_c(tmp_path: P
                 break
         status = run("server", "status", "--server-addr", f"127.0.0.1:{port}", "--json")
         assert json.loads(status.output)["run_state"] == "waiting_for_members"
+        wrong = run(
+            "client", "train", "--run-id", "x", "--server-addr", f"127.0.0.1:{port}", "--data-dir", str(tmp_path / "c")
+        )
+        assert wrong.exit_code == 1
+        assert wrong.output == "error: this server has the run 'dummy', not 'x'\n"
+        assert not (tmp_path / "c").exists()
+        rates = ("--earning-rate-total-shared", "1000", "--slashing-rate-per-client", "7")
+        paid = run("server", "set-future-epoch-rates", *owner, *rates)
+        assert "pays 1,000 for all its credits, and an ejected member loses 7" in paid.output
         assert "paused" in run("server", "pause", *owner).output
         assert "waiting for members" in run("server", "resume", *owner).output
         server.send_signal(signal.SIGINT)

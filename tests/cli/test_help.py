@@ -57,6 +57,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "server validate-config",
         "server pause",
         "server resume",
+        "server set-future-epoch-rates",
         "server status",
         "client train",
         "client show-identity",

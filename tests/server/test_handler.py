@@ -256,11 +256,34 @@ def test_a_pause_while_training_drains_first() -> None:
     assert members.handler.state.certified.step == members.handler.state.progress.step, "nothing was lost"
 
 
-def test_nobody_but_an_owner_pauses_or_resumes() -> None:
+def test_nobody_but_an_owner_pauses_resumes_or_sets_rates() -> None:
     members = build_members()
-    for body in (wire.PauseRequest(OP), wire.ResumeRequest(OP)):
+    for body in (wire.PauseRequest(OP), wire.ResumeRequest(OP), wire.RatesRequest(OP, 1, 1)):
         assert members.ask(members.identities[0].public, body).code == "NotOwner"
+    assert members.handler.state.registry.future_earning_rate == 0
     assert members.run_state is RunState.WAITING_FOR_MEMBERS
+
+
+def test_an_owner_sets_what_coming_epochs_pay_and_slash() -> None:
+    """M7: the running epoch keeps its rates, and a rate that is not named stays as it is."""
+    members = build_members("training", rounds_per_epoch=2)
+    registry = members.handler.state.registry
+    assert members.ask(OWNER.public, wire.RatesRequest(OP, 1_000, None)).code == ""
+    assert members.ask(OWNER.public, wire.RatesRequest(OP[::-1], None, 7)).code == ""
+    assert (registry.future_earning_rate, registry.future_slashing_rate) == (1_000, 7)
+    assert (registry.current_earning_rate, registry.current_slashing_rate) == (0, 0)
+    status = members.ask(b"s" * 32, wire.StatusRequest()).body
+    assert isinstance(status, wire.RunStatus)
+    assert (status.earning_rate, status.slashing_rate) == (1_000, 7)
+
+
+def test_rates_that_are_sent_twice_take_effect_once() -> None:
+    """K3."""
+    members = build_members()
+    members.ask(OWNER.public, wire.RatesRequest(OP, 1_000, None))
+    members.ask(OWNER.public, wire.RatesRequest(bytes(16), 5, None))
+    assert members.ask(OWNER.public, wire.RatesRequest(OP, 1_000, None)).code == "", "the same wish again"
+    assert members.handler.state.registry.future_earning_rate == 5
 
 
 def test_a_second_pause_says_that_the_run_is_paused_already() -> None:

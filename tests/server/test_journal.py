@@ -9,7 +9,7 @@ from server_kit import MemoryDisk
 
 from psyche.core.limits import STATE_BYTES
 from psyche.server import journal as j
-from psyche.server.events import EventKind, Pause, Tick, Withdraw, decode_event, encode_event, get_kind
+from psyche.server.events import EventKind, Pause, SetRates, Tick, Withdraw, decode_event, encode_event, get_kind
 from psyche.server.recovery import create_journal
 from psyche.wire.crypto import blake3_hash
 
@@ -44,10 +44,10 @@ def test_a_record_has_the_bytes_of_k1() -> None:
 
 
 def test_every_kind_of_event_has_a_number_of_its_own_and_reads_back() -> None:
-    for event in (Tick(bytes(32)), Withdraw(bytes(32), 3, 4), Pause(bytes(16))):
+    for event in (Tick(bytes(32)), Withdraw(bytes(32), 3, 4), Pause(bytes(16)), SetRates(bytes(16), None, 7)):
         assert decode_event(get_kind(event), encode_event(event)) == event
     assert len({get_kind(e) for e in (Tick(b""), Pause(b""))}) == 2
-    assert {kind.value for kind in EventKind} == set(range(1, 14)), "numbers on disk never change their meaning"
+    assert {kind.value for kind in EventKind} == set(range(1, 15)), "numbers on disk never change their meaning"
 
 
 def test_a_tail_torn_at_any_byte_of_the_last_record_loses_that_record_alone() -> None:

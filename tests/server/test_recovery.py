@@ -49,6 +49,7 @@ def record_run(**config: int) -> Recording:
     for steps, _ in enumerate(members.finish()):
         if steps == 2:
             members.ask(OWNER.public, wire.PauseRequest(OP))
+            members.ask(OWNER.public, wire.RatesRequest(OP[1:] + b"r", 90, 4))
         if members.run_state is RunState.PAUSED:
             members.ask(OWNER.public, wire.ResumeRequest(OP[::-1]))
     for image in recording.images.values():
@@ -265,6 +266,19 @@ def test_an_owners_command_sent_again_over_a_restart_takes_effect_once() -> None
     handler, after = restart(disk, members.now)
     assert after.ask(OWNER.public, wire.PauseRequest(OP)).code == ""
     assert handler.state.pending_pause
+
+
+def test_rates_are_what_they_were_after_a_restart() -> None:
+    """K1, M7."""
+    disk = MemoryDisk()
+    members = build_training(disk)
+    assert members.ask(OWNER.public, wire.RatesRequest(OP, 90, 4)).code == ""
+    assert members.ask(OWNER.public, wire.RatesRequest(OP[::-1], 91, None)).code == ""
+    handler, after = restart(disk, members.now)
+    registry = handler.state.registry
+    assert (registry.future_earning_rate, registry.future_slashing_rate) == (91, 4)
+    assert after.ask(OWNER.public, wire.RatesRequest(OP, 90, 4)).code == ""
+    assert registry.future_earning_rate == 91, "the command was carried out before"
 
 
 def test_op_ids_outlive_the_segment_they_were_written_to() -> None:

@@ -29,7 +29,7 @@ from psyche.server import journal as j
 from psyche.server.backend import TcpBackend, open_backend
 from psyche.server.dial import ServerAddress, ask, parse_server
 from psyche.server.disk import FolderDisk
-from psyche.server.owner import get_run_status, pause_run, resume_run
+from psyche.server.owner import get_run_status, pause_run, resume_run, set_rates
 from psyche.server.recovery import recover
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.testing.builders import START_UNIX, Run, build_config, build_model
@@ -291,6 +291,16 @@ async def test_owners_pause_and_resume_from_outside_and_anyone_may_ask(tmp_path:
         assert (await resume_run(server.address, OWNER)).run_state == RunState.WAITING_FOR_MEMBERS
         with pytest.raises(errors.CannotResume):
             await resume_run(server.address, OWNER)
+
+
+async def test_owners_set_rates_from_outside(tmp_path: Path, clock: MockClock) -> None:
+    """M7."""
+    async with open_server(tmp_path) as server:
+        with pytest.raises(wire.NotOwner):
+            await set_rates(server.address, CLIENTS[4], earning=5)
+        assert (await set_rates(server.address, OWNER, earning=1_000)).earning_rate == 1_000
+        status = await set_rates(server.address, OWNER, slashing=7)
+        assert (status.earning_rate, status.slashing_rate) == (1_000, 7)
 
 
 async def test_a_run_paused_while_training_can_be_resumed_to_its_end(tmp_path: Path, clock: MockClock) -> None:

@@ -50,6 +50,7 @@ bodies = st.one_of(
     ),
     st.builds(wire.PauseRequest, op_ids),
     st.builds(wire.ResumeRequest, op_ids),
+    st.builds(wire.RatesRequest, op_ids, st.none() | st.integers(0, 2**63 - 1), st.none() | st.integers(0, 2**63 - 1)),
     st.just(wire.StatusRequest()),
 )
 

@@ -38,6 +38,7 @@ from psyche.client.membership import Membership
 from psyche.client.records import RoundRecord
 from psyche.core.limits import STORED_ROUNDS, U32_MAX
 from psyche.core.messages import Leave
+from psyche.core.roster import get_healthy, is_in_epoch
 from psyche.core.state import Coordinator, RunState
 from psyche.core.timeline import get_attested_height
 from psyche.wire.crypto import Identity
@@ -208,7 +209,7 @@ class RoundEngine:
         self._x.state_since = now
         self._x.log(
             "state_changed", epoch=seen[1], height=seen[2], run_state=state.run_state.name.lower(),
-            step=state.progress.step, members=len(state.clients),
+            step=state.progress.step, members=get_healthy(state).bit_count() if is_in_epoch(state) else 0,
         )  # fmt: skip
 
     def _note_loss(self, before: Coordinator, state: Coordinator) -> None:

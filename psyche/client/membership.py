@@ -22,6 +22,7 @@ from psyche.client.duty import Duty
 from psyche.core.errors import CoordinatorError
 from psyche.core.layout import get_config_preimage
 from psyche.core.plan import decode_plan, get_payload_bytes
+from psyche.core.roster import get_healthy
 from psyche.core.state import ZERO32, RunState, Slot, SlotState
 from psyche.errors import WireError
 from psyche.wire.crypto import blake3_hash
@@ -129,7 +130,7 @@ class Membership:
         if self.passed_warmup != x.epoch or x.member != index:
             x.member = index
             self.passed_warmup = x.epoch
-            x.log("member", index=index, members=len(x.state.clients))
+            x.log("member", index=index, members=get_healthy(x.state).bit_count())
         self._ensure_weights(now)
         if self.chain.loaded and self.weights_digest is not None and self.warm_digest != self.weights_digest:
             self.warm_digest = self.weights_digest

@@ -323,7 +323,8 @@ def format_waiting(waiting: Waiting, now: float, names: Mapping[int, str] | None
 
 def format_status(view: NodeView, now: float) -> str:
     """One line: where the node is, how it does, and what it waits for."""
-    parts = [f"epoch {view.epoch} round {view.height} step {view.step}", view.phase]
+    round_ = f"round {view.height} " if view.phase in ROUND_PHASES else ""
+    parts = [f"epoch {view.epoch} {round_}step {view.step}", view.phase]
     if view.loss is not None:
         parts.append(f"loss {view.loss:.3f}")
     if view.members:

@@ -12,10 +12,12 @@ from psyche.cli.common import format_examples, make_group, parse_hex
 
 if TYPE_CHECKING:
     from psyche.client.settings import ClientSettings
+    from psyche.server.dial import ServerAddress
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.crypto import Identity
 
+GREETING_S = 3.0
 group = make_group(
     "Take part in a run.",
     "psyche client train --run-id demo --server-addr 192.0.2.7:39400",
@@ -98,8 +100,39 @@ def train(
         node_name=node_name,
         distro_dir=write_gradients_dir,
     )
+    check_server(address)
     events = EventLog(events_path, node=node_name, keep=keep_event_files)
     raise typer.Exit(run(settings, events, console, logs))
+
+
+def check_server(address: "ServerAddress") -> None:
+    """Ask the server whether it has this run, before the seconds that a trainer takes to start.
+
+    A server that does not answer now is waited for later.
+
+    Raises:
+        HandshakeError, RequestRefused: it is another one, has another run, or speaks another version.
+    """
+    import trio
+
+    from psyche.cli.common import run_async
+    from psyche.cli.server import make_identity
+    from psyche.errors import BackendError, WireError
+    from psyche.server.dial import dial
+    from psyche.wire.backend import RequestRefused
+    from psyche.wire.handshake import HandshakeError
+
+    async def greet() -> None:
+        with trio.move_on_after(GREETING_S):
+            frames, _ = await dial(address, make_identity())
+            await frames.aclose()
+
+    try:
+        run_async(greet)
+    except (HandshakeError, RequestRefused):
+        raise
+    except (BackendError, WireError):
+        pass
 
 
 def run(settings: "ClientSettings", events: "EventLog", console: "Console", logs: opt.Logs) -> int:

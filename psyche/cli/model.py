@@ -36,7 +36,7 @@ def init(
     *,
     config: Annotated[Path, typer.Option(help="Fields of a Llama model: TOML, JSON, or a model folder to imitate.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make; must not exist or be empty.")],
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A folder or file whose tokenizer goes along; default: the byte tokenizer.")
     ] = None,
@@ -94,7 +94,7 @@ def sample(
         int, typer.Option("--bytes", min=1, help="How many tokens to add (bytes, with the byte tokenizer).")
     ] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest each time.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="Of the drawing.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
     held_out: Annotated[Path | None, typer.Option(help="A token file to measure the loss on.")] = None,
     json_file: Annotated[Path | None, typer.Option(help="Also write the result to this file.")] = None,
 ) -> None:

@@ -75,7 +75,9 @@ def _root() -> None:
 def run(
     *,
     state: State,
-    server_port: Annotated[int, typer.Option("--server-port", "-s", min=0, max=65535, help="0: a free one.")] = 0,
+    server_port: Annotated[
+        int, typer.Option("--server-port", "-s", min=0, max=65535, help="Port for clients; 0: any free one.")
+    ] = 0,
     bind_ip: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 keeps strangers out.")] = "0.0.0.0",  # noqa: S104
     data_config: DataConfig = None,
     state_dir: StateDir = None,

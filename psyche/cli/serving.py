@@ -16,7 +16,7 @@ from psyche.core.state import Coordinator, RunState
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.server.status import make_status
 from psyche.telemetry.console import Console
-from psyche.telemetry.status import PHASES, Pace, get_stage
+from psyche.telemetry.status import PHASES, ROUND_PHASES, Pace, get_stage
 from psyche.telemetry.text import format_number, format_seconds
 from psyche.wire.backend import RunStatus
 
@@ -97,10 +97,11 @@ def get_standing(status: RunStatus) -> tuple[str, int, int, int, bool]:
 
 def format_status(status: RunStatus, now: float) -> str:
     """One line: where the run is, for how long, and who takes part."""
-    where = f"epoch {status.epoch} " + (f"round {status.height} " if status.members else "")
+    phase, since_s = get_phase(status), round(now - status.state_start_unix)
+    round_ = f"round {status.height} " if phase in ROUND_PHASES else ""
     parts = [
-        f"{where}step {status.step} of {status.total_steps}",
-        f"{get_phase(status)} for {format_seconds(max(0, round(now - status.state_start_unix)))}",
+        f"epoch {status.epoch} {round_}step {status.step} of {status.total_steps}",
+        f"{phase} for {format_seconds(since_s)}" if since_s > 0 else phase,
         format_members(status),
     ]
     if status.pending_pause:
@@ -117,7 +118,7 @@ def format_members(status: RunStatus) -> str:
     if RunState(status.run_state) is RunState.FINISHED:
         return "no epoch follows"
     if RunState(status.run_state) is RunState.PAUSED:
-        return f"{clients} for `psyche server resume`"
+        return "goes on with `psyche server resume`"
     return f"{clients}, {format_number(status.init_min_clients, 'is', 'are')} needed to start"
 
 

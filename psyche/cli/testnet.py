@@ -48,7 +48,7 @@ def start(
     config_path: ConfigPath,
     run_dir: RunDir = None,
     cache_dir: CacheDir = Path("runs") / "cache",
-    server_port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
+    server_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0: any free one.")] = 0,
     random_kill_num: KillNumber = 0,
     random_kill_interval: KillInterval = 120.0,
     allowed_to_kill: AllowedToKill = "",
@@ -61,9 +61,9 @@ def start(
         Path | None, typer.Option(help="Event logs go here. Default: events in the run's folder.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N, for all clients.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Of each trainer; 0: the cores shared out.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of each trainer; 0: the cores shared out.")] = 0,
     micro_batch_size: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the first weights and of who is killed.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first weights, and of who is killed.")] = 0,
     sample: Sample = True,
     wait_for_all: WaitForAll = False,
 ) -> None:

@@ -1,5 +1,6 @@
 """The client's way to a coordinator server: connect, prove both keys, agree on version and run."""
 
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -82,8 +83,19 @@ async def _connect(address: ServerAddress, open_stream: OpenStream) -> FrameStre
     except trio.TooSlowError as error:
         raise BackendError(f"{where}: no connection within {CONNECT_TIMEOUT_S:g} s") from error
     except OSError as error:
-        raise BackendError(f"{where}: cannot be reached ({error.strerror or error})") from error
+        raise BackendError(f"{where}: cannot be reached ({get_reason(error)})") from error
     return FrameStream(stream, wire.MAX_SERVER_FRAME_BYTES, max_send_bytes=wire.MAX_REQUEST_BYTES)
+
+
+def get_reason(error: OSError) -> str:
+    """Why no connection came about: what was wrong with each address of the host, each thing once."""
+    causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__]
+    reasons = [
+        os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror  # names that are not found: < 0
+        for cause in (error, *causes)
+        if isinstance(cause, OSError) and cause.strerror
+    ]
+    return ", ".join(dict.fromkeys(reasons)) or str(error)
 
 
 async def ask(frames: FrameStream, request: wire.Request) -> wire.Reply:

@@ -172,6 +172,7 @@ class _Server:
         self._news = trio.Event()  # the durable state has changed
         self._durable = self._handler.version
         self._pushed_at_s = trio.current_time()
+        self._has_served = False
 
     async def run(self, task_status: Started) -> None:
         bound = await self._listen()
@@ -199,6 +200,7 @@ class _Server:
         await self._publish(self._durable)
         for task in (self._write_journal, self._push, self._tick):
             nursery.start_soon(self._guard, nursery, task)
+        self._has_served = True
         self._sink.emit("server_listening", host=self._settings.host, port=bound.port, data_port=data_port)
         task_status.started(self._get_address(bound.port, data_port))
         await trio.serve_listeners(self._hub.serve, [bound.listener])
@@ -297,4 +299,5 @@ class _Server:
             await self._flush()
         except BackendError as error:  # the disk failed: that is why the server stops, if anything said so before
             self._sink.emit("journal_failed", error=str(error))
-        self._sink.emit("server_stopped", seq=self._handler.journal.durable_seq)
+        if self._has_served:  # else it failed to start, which is said by its error
+            self._sink.emit("server_stopped", seq=self._handler.journal.durable_seq)

@@ -48,7 +48,7 @@ def train(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="DisTrO: apply two steps late, with look-ahead, as a run does.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the order of the data, and of a new model.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the data's order, and of a new model.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")] = 0,
     out: Annotated[

@@ -251,7 +251,7 @@ def test_the_server_s_line_shows_its_state_at_once_and_when_it_changes() -> None
     clock[0] += 60
     line.refresh()
     assert stream.getvalue().splitlines()[2:] == [
-        "epoch 0 step 1 of 9 | paused for 1 s | 1 client waits for `psyche server resume`"
+        "epoch 0 step 1 of 9 | paused for 1 s | goes on with `psyche server resume`"
     ]
     line.close()
 

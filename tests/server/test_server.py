@@ -315,7 +315,9 @@ async def test_a_run_paused_while_training_can_be_resumed_to_its_end(tmp_path: P
 async def test_a_command_to_a_server_that_is_away_gives_up_with_a_reason(clock: MockClock) -> None:
     address = ServerAddress(host="127.0.0.1", port=1)
     said: list[str] = []
-    with pytest.raises(BackendError, match=r"^server 127.0.0.1:1: cannot be reached .*; gave up after 3 s$"):
+    with pytest.raises(
+        BackendError, match=r"^server 127.0.0.1:1: cannot be reached \(Connection refused\); gave up after 3 s$"
+    ):
         await get_run_status(address, OWNER, timeout_s=3, say=said.append)
     (line,) = said  # once, and before it gives up
     assert line.startswith("server 127.0.0.1:1: cannot be reached")

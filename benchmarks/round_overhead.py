@@ -4,13 +4,15 @@
 
 All clients live in this process on two transports: simulated links in memory, and libp2p over
 loopback. `overhead` is the time from one round's start to the next less the trainers' fixed time;
-`CPU` is this process's, divided by rounds and clients. With `--run-dir` the event logs of a real run
-(`bash scripts/demo` says where they are) are read too: the share of a round spent in forward and
-backward, and the seconds from a client's start to its place in the run.
+`CPU` is this process's, divided by rounds and clients; where it is what bounds a round, clients on
+machines of their own wait less. With `--run-dir` only the event logs of a real run are read (`bash
+scripts/demo` says where they are): the share of a round spent in forward and backward, and the
+seconds from a client's start to its place in the run.
 """
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -79,29 +81,38 @@ def read_run(folder: Path) -> dict[str, float]:
     return {"compute_share": computing / rounds if rounds else 0.0, "start_to_joined_s": statistics.median(joined)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: shows that it runs, measures badly")
-    parser.add_argument("--run-dir", type=Path, metavar="FOLDER", help="a real run's folder, with its event logs")
-    args = parser.parse_args()
-    rounds = 8 if args.quick else 40
+def measure_swarms(quick: bool) -> dict[str, object]:
+    """The table of overheads."""
+    rounds = 8 if quick else 24
     result: dict[str, object] = {}
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for over in ("memory", "libp2p"):
-        for clients in (3, 8) if args.quick else (3, 8, 16):
+        for clients in (3, 8) if quick else (3, 8, 16):
+            print(f"{clients} clients over {over}, {rounds} rounds ...", file=sys.stderr)
             seen = trio.run(measure, clients, over, rounds)
             result[f"{over}_{clients}"] = seen
             rows.append((over, clients, seen["round_ms"], seen["overhead_ms"], seen["cpu_ms"]))
     title = f"Rounds of {TRAIN_S * 1e3:.0f} ms of training, {rounds} of them; all clients in one process"
     print_table(title, ("network", "clients", "round ms", "overhead ms", "CPU ms / round / client"), rows)
-    if args.run_dir is not None:
-        seen = read_run(args.run_dir)
-        result["run"] = seen
-        rows = [("forward and backward, share of a round", seen["compute_share"])]
-        rows.append(("start to joined, s", seen["start_to_joined_s"]))
-        print_table(f"A real run: {args.run_dir}", ("what", "value"), rows)
-    finish(args, result)
+    return result
+
+
+def show_run(folder: Path) -> dict[str, object]:
+    """The table of a real run."""
+    seen = read_run(folder)
+    rows = [("forward and backward, share of a round", seen["compute_share"])]
+    rows.append(("start to joined, s", seen["start_to_joined_s"]))
+    print_table(f"A real run: {folder}", ("what", "value"), rows)
+    return {"run": seen}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: shows that it runs, measures badly")
+    parser.add_argument("--run-dir", type=Path, metavar="FOLDER", help="read a real run's event logs instead")
+    args = parser.parse_args()
+    finish(args, measure_swarms(args.quick) if args.run_dir is None else show_run(args.run_dir))
 
 
 if __name__ == "__main__":

@@ -70,6 +70,15 @@ CheckpointDir = Annotated[
         "snapshots then lie in its folder resume. Default: no model is written.",
     ),
 ]
+ShareCheckpoints = Annotated[
+    bool,
+    typer.Option(
+        "--share-checkpoints",
+        envvar="SHARE_CHECKPOINTS",
+        help="All clients reach --checkpoint-dir under the same path below their --local-root: keep each epoch's "
+        "weights there too, and name that place as the run's checkpoint.",
+    ),
+]
 KeepSteps = Annotated[
     int, typer.Option(envvar="KEEP_STEPS", min=1, help="How many of the models in --checkpoint-dir are kept.")
 ]

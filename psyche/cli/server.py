@@ -309,6 +309,8 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
     typer.echo(f"epoch {status.epoch}{round_}, step {status.step} of {status.total_steps}")
     needed = f"; {format_number(status.min_clients, 'is', 'are')} needed to go on" if status.members else ""
     typer.echo(f"{format_members(status)}{needed}; {format_number(status.connections, 'connection')}")
+    if status.checkpoint_sources:
+        typer.echo(f"checkpoint of step {status.checkpoint_step}: {', '.join(status.checkpoint_sources)}")
     if status.earning_rate or status.slashing_rate:
         typer.echo(
             f"an epoch that forms from now on pays {status.earning_rate:,} for all its credits, and an ejected member "

@@ -231,6 +231,15 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareCheckpoint:
+    """Put the own snapshot of the certified weights in a lasting place and name that on record (S10)."""
+
+    epoch: int
+    step: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class FetchSnapshot:
     """Fetch the snapshot `digest` from peers without loading it into the trainer (P8)."""
 
@@ -300,7 +309,8 @@ class Exit:
 Action = (
     Join | Withdraw | SendWarmupWitness | SendWitness | SendHealthCheck | SendEquivocation | Publish | Announce
     | FetchPayload | FetchData | Train | CancelTrain | Apply | StoreReplay | Load | Heal | AskWeights | Compare
-    | Snapshot | Export | FetchSnapshot | AskAnnouncements | AskTable | SetPeers | SetPlan | Expire | Log | Exit
+    | Snapshot | Export | ShareCheckpoint | FetchSnapshot | AskAnnouncements | AskTable | SetPeers | SetPlan | Expire
+    | Log | Exit
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from psyche.client import actions as act
 from psyche.client.engine import RoundEngine
 from psyche.client.payloads import PayloadCheck
 from psyche.client.settings import ClientSettings
+from psyche.client.sharing import check_shared_folder
 from psyche.client.shell import Log, Parts, Shell
 from psyche.client.trainer_tasks import RestartableTrainer
 from psyche.config.load import find_local_data
@@ -112,6 +113,19 @@ def lock_data_dir(path: Path) -> int:
     return handle
 
 
+def check_sharing(settings: ClientSettings) -> None:
+    """Whether checkpoints can be shared as the settings say.
+
+    Raises:
+        ConfigError: there is no folder for them, or others could not find it.
+    """
+    if not settings.share_checkpoints:
+        return
+    if settings.checkpoint_dir is None:
+        raise ConfigError("--share-checkpoints: name the folder with --checkpoint-dir")
+    check_shared_folder(settings.checkpoint_dir, settings.local_root, settings.run_id)
+
+
 async def run_client(settings: ClientSettings, log: Log, open_backend: OpenBackend) -> int:
     """Run one client to its end; the exit code (0: finished or stopped by the user).
 
@@ -120,6 +134,7 @@ async def run_client(settings: ClientSettings, log: Log, open_backend: OpenBacke
     Raises:
         PsycheError: a setting cannot be used, or the server refuses for good.
     """
+    check_sharing(settings)
     handle = lock_data_dir(settings.data_dir)
     try:
         return await _run(settings, log, open_backend)
@@ -154,7 +169,9 @@ async def _participate(
     settings: ClientSettings, identity: Identity, log: Log, backend: Backend, network: Network,
     trainer: RestartableTrainer,
 ) -> int:  # fmt: skip
-    engine = RoundEngine(identity, export=settings.checkpoint_dir is not None)
+    engine = RoundEngine(
+        identity, export=settings.checkpoint_dir is not None, share=settings.share_checkpoints
+    )  # fmt: skip
     data = LazyData(lambda: engine.state, identity, settings)
     check = PayloadCheck()
 

@@ -50,12 +50,12 @@ SYNC_EVERY_S = 2.0
 class RoundEngine:
     """One participant, from its first state to its exit."""
 
-    def __init__(self, identity: Identity, *, export: bool = False) -> None:
+    def __init__(self, identity: Identity, *, export: bool = False, share: bool = False) -> None:
         self._x = Context(identity)
         self.announcements = Announcements(self._x)
         self.chain = Chain(self._x, self.announcements)
         self.duty = Duty(self._x, self.chain, self.announcements)
-        self.membership = Membership(self._x, self.chain, self.duty, export=export)
+        self.membership = Membership(self._x, self.chain, self.duty, export=export, share=share)
         self.healing = Healing(self._x, self.chain, self.duty, self.membership)
         self._seen_state: tuple[RunState, int, int] | None = None
         self._epoch_key: tuple[int, int] | None = None
@@ -169,6 +169,7 @@ class RoundEngine:
                 self.healing.on_promised(event)
             case SnapshotWritten():
                 self.duty.on_snapshot(event)
+                self.membership.on_snapshot(event)
             case TableArrived():
                 self.chain.on_table(event, now)
                 self.chain.follow(now)

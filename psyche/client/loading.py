@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,11 +10,14 @@ from typing import Final
 import trio
 
 from psyche.client.serving import MAX_FILES, Manifest, Serving, read_manifest
+from psyche.core.limits import NO_UPLOADER
 from psyche.core.manifest import TensorEntry, decode_manifest
 from psyche.core.state import ZERO32, CheckpointKind, Coordinator, Model
 from psyche.errors import NetworkError, PsycheError, TrainerError
 from psyche.modeling.snapshot import (
+    INFO_NAME,
     MAX_MODEL_FILE_BYTES,
+    MODEL_NAME,
     MODEL_SUFFIXES,
     SnapshotInfo,
     assemble_snapshot,
@@ -65,9 +68,12 @@ class Loader:
         return Source(found.path, is_snapshot=True, name="own snapshot") if found else None
 
     def find_configured(self, state: Coordinator, digest: bytes | None, source_digest: bytes) -> Source | None:
-        """The configured source, where it gives (or may give) these weights."""
+        """The configured source, or one that a member named (S10), where it gives (or may give) these weights."""
         if digest is not None and source_digest not in (digest, ZERO32):
             return None
+        named = next(self._iter_named(state), None)
+        if named is not None or state.checkpoint.uploader != NO_UPLOADER:
+            return named and Source(named, is_snapshot=True, name="checkpoint on record")
         try:
             path = self.get_configured(state.model)
         except TrainerError:
@@ -75,6 +81,19 @@ class Loader:
                 raise
             return None
         return Source(path, is_snapshot=False, name="configured source") if path.is_dir() else None
+
+    def _iter_named(self, state: Coordinator) -> Iterator[Path]:
+        """Snapshots on this machine at Local places that members named.
+
+        Any member may name any place: what counts are snapshots below the local root, and of them what a snapshot
+        has. Other folders are not looked into, for their files would be handed on to peers (B21).
+        """
+        owners = 1 if state.checkpoint.uploader == NO_UPLOADER else 0
+        root = self._local_root.resolve()
+        for source in (state.model.checkpoint, *state.model.extra_checkpoints)[owners:]:
+            path = (root / source.name).resolve()
+            if source.kind is CheckpointKind.LOCAL and path.is_relative_to(root) and (path / INFO_NAME).is_file():
+                yield path
 
     async def fetch(
         self, state: Coordinator, digest: bytes, deadline: float, progress: Callable[[int, int], None]
@@ -186,7 +205,7 @@ class Loader:
     async def _get_model_files(self, state: Coordinator, offer: Manifest, deadline: float) -> dict[str, bytes]:
         """The model's own folder wins; else what the peer offers."""
         try:
-            own = await trio.to_thread.run_sync(read_model_files, self.get_configured(state.model))
+            own = await trio.to_thread.run_sync(self._read_own_files, state)
             if "config.json" in own:
                 return own
         except (PsycheError, OSError):
@@ -197,6 +216,14 @@ class Loader:
                 file.blob_id, self._get_sources(), size_bytes=file.size_bytes, deadline=deadline
             )
         return files
+
+    def _read_own_files(self, state: Coordinator) -> dict[str, bytes]:
+        named = next(self._iter_named(state), None)
+        if named is not None:
+            return read_model_files(named / MODEL_NAME)
+        if state.checkpoint.uploader != NO_UPLOADER:
+            return {}
+        return read_model_files(self.get_configured(state.model))
 
     async def keep(self, certified: bytes, newest: bytes) -> None:
         """Keep the certified snapshot and the newest other one; serve both (P6).

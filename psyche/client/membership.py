@@ -13,7 +13,9 @@ from psyche.client.actions import (
     SendWarmupWitness,
     SetPeers,
     SetPlan,
+    ShareCheckpoint,
     SnapshotFetched,
+    SnapshotWritten,
     Withdraw,
 )
 from psyche.client.chain import Chain
@@ -23,7 +25,7 @@ from psyche.core.errors import CoordinatorError
 from psyche.core.layout import get_config_preimage
 from psyche.core.plan import decode_plan, get_payload_bytes
 from psyche.core.roster import get_healthy
-from psyche.core.state import ZERO32, RunState, Slot, SlotState
+from psyche.core.state import ZERO32, ClientState, RunState, Slot, SlotState
 from psyche.errors import WireError
 from psyche.wire.crypto import blake3_hash
 
@@ -39,6 +41,7 @@ class Membership:
     chain: Chain
     duty: Duty
     export: bool = False
+    share: bool = False
     weights_digest: bytes | None = None  # full digest of what is in the trainer, at an epoch's edge
     passed_warmup: int | None = None  # the epoch whose Warmup this process saw as a member (M9)
     synchronised: tuple[int, bytes] | None = None  # epoch and digest of the last load as the epoch wants it
@@ -50,6 +53,8 @@ class Membership:
     join_at: float = 0.0
     withdrawn_epoch: int | None = None
     exported: bytes = ZERO32
+    kept: bytes = ZERO32  # digest of the newest own snapshot
+    shared: bytes = ZERO32
     stopping: str = ""
     fetching: bool = False
     fetch_at: float = 0.0
@@ -100,6 +105,7 @@ class Membership:
     def _wait_for_members(self, now: float) -> None:
         x = self.context
         x.end_wait("paused", "resumed")
+        self._share_checkpoint()
         registry, slot = x.state.registry, self.get_slot()
         if slot is not None and slot.state is SlotState.BANNED:
             if not self.done:
@@ -261,10 +267,27 @@ class Membership:
         certified = x.state.certified
         if certified.digest == ZERO32:
             return
+        self._share_checkpoint()
         self._settle_weights()
         if self.export and self.weights_digest == certified.digest and self.exported != certified.digest:
             self.exported = certified.digest
             x.do(Export(certified.epoch, certified.step, certified.digest))
+
+    def on_snapshot(self, event: SnapshotWritten) -> None:
+        """Weights are on disk."""
+        if event.reply is not None:
+            self.kept = event.digest
+
+    def _share_checkpoint(self) -> None:
+        """From Cooldown on a member of the epoch may name where the certified weights can be had (S10)."""
+        x = self.context
+        certified = x.state.certified
+        if not self.share or self.kept != certified.digest or self.shared == certified.digest:
+            return
+        own = x.identity.public
+        if any(c.p2p == own and c.state is not ClientState.EJECTED for c in x.state.clients):
+            self.shared = certified.digest
+            x.do(ShareCheckpoint(certified.epoch, certified.step, certified.digest))
 
     def _settle_weights(self) -> None:
         """At an epoch's edge: are the weights in the trainer the certified ones?"""
@@ -297,6 +320,7 @@ class Membership:
         if self.export and self.weights_digest == certified and self.exported != certified:
             self.exported = certified
             x.do(Export(x.state.certified.epoch, x.state.certified.step, certified))
+        self._share_checkpoint()
         self.done = True
         x.log("finished", digest=certified, step=x.state.progress.step, held=self.weights_digest == certified)
         x.do(Exit(0, "the run is finished", serve_s=float(x.state.config.cooldown_time)))

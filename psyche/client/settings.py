@@ -27,6 +27,7 @@ class ClientSettings:
     micro_batch_size: int = 1
     checkpoint_dir: Path | None = None
     keep_steps: int = 3
+    share_checkpoints: bool = False  # checkpoint_dir is one that all clients reach (S10)
     export_dtype: str = "bfloat16"
     events_path: Path | None = None
     node_name: str = ""

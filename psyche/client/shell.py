@@ -14,6 +14,7 @@ from psyche.client.loading import Loader
 from psyche.client.replay import ReplayStore
 from psyche.client.serving import Serving
 from psyche.client.settings import ClientSettings
+from psyche.client.sharing import get_names_on_record, get_shared_name, remove_old_shared, share_snapshot
 from psyche.client.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
 from psyche.core.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
 from psyche.core.state import ZERO32, Coordinator
@@ -283,6 +284,8 @@ class Shell:
                     await backend.health_check(action.epoch, action.height, action.member)
                 case act.SendEquivocation():
                     await backend.report_equivocation(action.first, action.second)
+                case act.ShareCheckpoint():
+                    await self._share_checkpoint(action)
                 case _:
                     raise AssertionError(f"no way to do {action}")
         except (WrongRound, InvalidRunState, Halted) as error:
@@ -296,6 +299,20 @@ class Shell:
         finally:
             self._withdrawn.set()
         self.log("withdrew", epoch=action.epoch, reason=action.reason)
+
+    async def _share_checkpoint(self, action: act.ShareCheckpoint) -> None:
+        settings, state = self._settings, self.state
+        own = await self._loader.find_local(action.digest)
+        if own is None or settings.checkpoint_dir is None:
+            return  # another epoch has certified other weights meanwhile
+        path = settings.checkpoint_dir / get_shared_name(state.run_id, action.epoch, action.step)
+        place = await trio.to_thread.run_sync(share_snapshot, own.path, path, settings.local_root)
+        await self._parts.backend.checkpoint(action.epoch, action.digest, place)
+        self.log("checkpoint_shared", epoch=action.epoch, step=action.step, digest=action.digest, path=place.name)
+        kept = get_names_on_record(self.state)
+        await trio.to_thread.run_sync(
+            remove_old_shared, settings.checkpoint_dir, state.run_id, settings.local_root, kept
+        )  # fmt: skip
 
     async def _publish(self, raw: bytes) -> None:
         await self._parts.network.publish(raw)

@@ -217,8 +217,7 @@ class TrainerTasks:
             digest, reply = await self._try_source(source, action, reasons)
             if reply is not None:
                 self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
-                if not source.is_snapshot:
-                    await self._keep_source(action.epoch, digest)
+                await self._keep_source(action.epoch, digest, reply.chain)
                 return
         try:
             source = await self._fetch(action.certified, reasons)
@@ -232,12 +231,12 @@ class TrainerTasks:
                 return
         self._x.feed(LoadFailed(action.epoch, "; ".join(reasons) or "no source"))
 
-    async def _keep_source(self, epoch: int, digest: bytes) -> None:
-        """Weights of the configured source are kept as a snapshot too: who lacks that source gets them here (S9)."""
+    async def _keep_source(self, epoch: int, digest: bytes, chain: bytes) -> None:
+        """What was loaded from elsewhere is kept as an own snapshot too: who lacks the source gets it here (S9, P6)."""
         if await self._loader.find_local(digest) is None:
             progress = self._x.state.progress
             index = progress.epoch_start_data_index
-            await self._write_snapshot(Snapshot(epoch, -1, progress.step, index, ZERO32, digest, ZERO32))
+            await self._write_snapshot(Snapshot(epoch, -1, progress.step, index, chain, digest, ZERO32))
 
     async def _find_sources(self, action: Load) -> list[Source]:
         own = await self._find_own(action.certified) if action.certified is not None else None

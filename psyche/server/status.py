@@ -1,8 +1,17 @@
 """A run in a few numbers, for people."""
 
+from psyche.core.limits import NO_UPLOADER
 from psyche.core.roster import is_in_epoch
-from psyche.core.state import ClientState, Coordinator, SlotState
+from psyche.core.state import CheckpointKind, ClientState, Coordinator, SlotState
 from psyche.wire.backend import RunStatus
+
+
+def get_named_sources(state: Coordinator) -> tuple[str, ...]:
+    """The places from which the checkpoint can be loaded, as members named them (S10)."""
+    if state.checkpoint.uploader == NO_UPLOADER:
+        return ()
+    sources = (state.model.checkpoint, *state.model.extra_checkpoints)
+    return tuple(f"{s.kind.name} {s.name}" for s in sources if s.kind is not CheckpointKind.EPHEMERAL)
 
 
 def make_status(state: Coordinator, now: int, program: str, connections: int) -> RunStatus:
@@ -35,4 +44,6 @@ def make_status(state: Coordinator, now: int, program: str, connections: int) ->
         connections=connections,
         earning_rate=state.registry.future_earning_rate,
         slashing_rate=state.registry.future_slashing_rate,
+        checkpoint_step=state.checkpoint.step,
+        checkpoint_sources=get_named_sources(state),
     )

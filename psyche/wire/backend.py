@@ -218,6 +218,8 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     connections: int
     earning_rate: int = 0  # of the epochs that form from now on, as is the next one (M7)
     slashing_rate: int = 0
+    checkpoint_step: int = 0  # of the weights that can be loaded from the sources (S10)
+    checkpoint_sources: tuple[str, ...] = ()  # places that members named; none: the run starts from its own source
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):

@@ -286,6 +286,22 @@ def test_rates_that_are_sent_twice_take_effect_once() -> None:
     assert members.handler.state.registry.future_earning_rate == 5
 
 
+def test_a_checkpoint_is_on_record_and_seen_in_the_status() -> None:
+    """S10."""
+    members = build_members("cooldown")
+    state = members.handler.state
+    key, certified = state.clients[0].p2p, state.certified
+    assert members.handler.get_status().checkpoint_sources == ()
+    for name in ("drive/one", "drive/two"):
+        body = wire.CheckpointRequest(certified.epoch, certified.digest, CheckpointKind.LOCAL, name)
+        assert members.ask(key, body).code == ""
+        again = members.ask(key, body)
+        assert (again.code, again.on_record) == ("InvalidCheckpoint", True), "a repeat is a success (K3)"
+    status = members.handler.get_status()
+    assert status.checkpoint_sources == ("LOCAL drive/one", "LOCAL drive/two")
+    assert status.checkpoint_step == certified.step
+
+
 def test_a_second_pause_says_that_the_run_is_paused_already() -> None:
     members = build_members()
     members.ask(OWNER.public, wire.PauseRequest(OP))

@@ -7,7 +7,7 @@ from server_kit import CLIENTS, OWNER, Members, MemoryDisk, RunFile, Sink, build
 
 from psyche.core.errors import Halted
 from psyche.core.layout import decode_state, encode_state
-from psyche.core.state import ClientState, RunState
+from psyche.core.state import Checkpoint, CheckpointKind, ClientState, RunState
 from psyche.errors import ConfigError
 from psyche.server import journal as j
 from psyche.server.events import Pause, Tick, decode_event
@@ -279,6 +279,20 @@ def test_rates_are_what_they_were_after_a_restart() -> None:
     assert (registry.future_earning_rate, registry.future_slashing_rate) == (91, 4)
     assert after.ask(OWNER.public, wire.RatesRequest(OP, 90, 4)).code == ""
     assert registry.future_earning_rate == 91, "the command was carried out before"
+
+
+def test_a_checkpoint_that_was_named_is_on_record_after_a_restart() -> None:
+    """K1, S10."""
+    disk = MemoryDisk()
+    members = build_training(disk)
+    while members.run_state is not RunState.COOLDOWN:
+        members.step()
+    state = members.handler.state
+    named = wire.CheckpointRequest(state.certified.epoch, state.certified.digest, CheckpointKind.LOCAL, "drive/one")
+    assert members.ask(state.clients[0].p2p, named).code == ""
+    handler, _ = restart(disk, members.now)
+    assert handler.state.model.checkpoint == Checkpoint(CheckpointKind.LOCAL, "drive/one")
+    assert handler.state.checkpoint.digest == handler.state.certified.digest
 
 
 def test_op_ids_outlive_the_segment_they_were_written_to() -> None:

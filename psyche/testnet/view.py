@@ -108,18 +108,22 @@ class LiveView:
         """The table, with a head line above it, and below what the clients wait for, no line wider than the console."""
         now = self._now()
         rows = [self._get_row(view) for view in self.clients.values()]
-        waits = [line for number in self.clients for line in self._get_waits(number, now)]
-        return "\n".join([self._get_head(now), format_table(HEAD, rows), *waits])
+        return "\n".join([self._get_head(now), format_table(HEAD, rows), *self._get_waits(now)])
 
-    def _get_waits(self, number: int, now: float) -> list[str]:
-        """A client's notice, or what it waits for, until when, and what it does then."""
-        view = self.clients[number]
-        text = view.get_note(now)
-        if not text and view.waiting is not None:
-            text = format_waiting(view.waiting, now, self._get_names(view.epoch))
-        if not text:
-            return []
-        return textwrap.wrap(f"client {number}: {text}", self._console.columns - 1, subsequent_indent=" " * 10)
+    def _get_waits(self, now: float) -> list[str]:
+        """The clients' notices, or what they wait for, until when, and what they do then; equal ones once."""
+        told: dict[str, list[int]] = {}
+        for number, view in self.clients.items():
+            text = view.get_note(now)
+            if not text and view.waiting is not None:
+                text = format_waiting(view.waiting, now, self._get_names(view.epoch))
+            if text:
+                told.setdefault(text, []).append(number)
+        lines: list[str] = []
+        for text, numbers in told.items():
+            who = f"client{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+            lines += textwrap.wrap(f"{who}: {text}", self._console.columns - 1, subsequent_indent=" " * 10)
+        return lines
 
     def _get_names(self, epoch: int) -> dict[int, str]:
         """What the user calls the members of an epoch, by their index in it."""

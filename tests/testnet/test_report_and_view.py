@@ -210,6 +210,15 @@ def test_a_long_wait_is_wrapped_and_names_clients(layout: Layout, monkeypatch: p
     assert wait.endswith("(5 s), then be behind: go on fetching, do not train")
 
 
+def test_what_several_clients_wait_for_is_said_once(layout: Layout) -> None:
+    view = LiveView(layout, 3, 241, Console(io.StringIO(), live=True), now=lambda: 1_020.0)
+    for number in (1, 3):
+        log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: 1_019.0)
+        log.emit("wait_started", what="the owner to resume the run", until=None, then="join again")
+    view.refresh()
+    assert view.draw().splitlines()[5:] == ["clients 1, 3: waiting for the owner to resume the run, then join again"]
+
+
 def test_what_ends_because_the_user_stops_is_no_news(layout: Layout) -> None:
     stream = io.StringIO()
     view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: 1_020.0)

@@ -16,6 +16,14 @@ check:
 bench *arguments:
     for name in benchmarks/[a-z]*.py; do .venv/bin/python "$name" {{arguments}}; done
 
+# Every order of inputs of small runs, to the end: `just worlds --members 3 --world liar`
+worlds *arguments:
+    .venv/bin/python -m psyche.testing.small_worlds {{arguments}}
+
+# Changes of the core that no test notices: `just mutants --sample 300`
+mutants *arguments:
+    .venv/bin/python scripts/mutants.py {{arguments}}
+
 # Pictures and tables of the documentation that follow from the code
 docs:
     .venv/bin/python scripts/draw_architecture.py

@@ -132,11 +132,21 @@ def _build_liar(members: int, **more: Any) -> World:
 def _build_members(members: int, **more: Any) -> World:
     return World(
         "members",
-        "joins, departures, accusations and ejections at any time; earnings",
+        "joins, departures and accusations at any time",
+        members,
+        _build_settings(members, **more),
+        inputs=frozenset({"withdraw", "health", "rejoin"}),
+    )
+
+
+def _build_earnings(members: int, **more: Any) -> World:
+    return World(
+        "earnings",
+        "slots that are given up and taken again, ejections, and what credits pay",
         members,
         _build_settings(members, **more),
         faulty=build_reports("all", "all", "=", "X"),
-        inputs=frozenset({"withdraw", "health", "rejoin", "leave", "eject"}),
+        inputs=frozenset({"leave", "eject"}),
         earning_rate=100,
     )
 
@@ -189,7 +199,8 @@ def _build_old_checkpoint(members: int, **more: Any) -> World:
 
 
 _BUILDERS: Final[tuple[Callable[..., World], ...]] = (
-    _build_witness, _build_liar, _build_members, _build_pause, _build_drain, _build_rollback, _build_old_checkpoint,
+    _build_witness, _build_liar, _build_members, _build_earnings, _build_pause, _build_drain, _build_rollback,
+    _build_old_checkpoint,
 )  # fmt: skip
 
 

@@ -140,6 +140,8 @@ class Announcements:
         if len(signed) >= MAX_COMMITMENTS or message.body.commitment in signed:
             return
         signed[message.body.commitment] = encode_gossip(message)
+        if record.height == self._x.height:  # R5: RoundTrain of the next round is not seen yet
+            record.timely.add(message.body.commitment)
         if len(signed) == MAX_COMMITMENTS:
             first, second = signed.values()
             self._x.log("equivocation", member=message.member, height=record.height)
@@ -201,6 +203,7 @@ class Announcements:
         result = KnownResult(encode_gossip(message), header, message.body.commitment, PayloadStatus.HELD, held_at=now)
         record.results.setdefault(message.member, {})[result.commitment] = result
         record.signed.setdefault(message.member, {})[result.commitment] = result.raw
+        record.timely.add(result.commitment)
         record.heard |= 1 << message.member
         if not self._x.state.config.overlap:
             record.finished_at.setdefault(message.member, now)

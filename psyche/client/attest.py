@@ -1,6 +1,5 @@
 """When a round is done for this client, and what it reports of it (A1 to A3, W1 to W6)."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 from psyche.client.records import PayloadStatus, RoundRecord, compute_pace, compute_patience
@@ -78,9 +77,7 @@ def get_announced(attested: RoundRecord) -> set[int]:
     Who announced nothing owes this client nothing more: commitments are out before the next round begins.
     """
     known = {m for m, results in attested.results.items() if results}
-    enough = attested.members.bit_count() // 3 + 1
-    seen = Counter(m for finished in attested.finished.values() for m in get_members(finished.seen))
-    return known | {m for m, count in seen.items() if count >= enough and m in attested.assignments}
+    return known | (attested.get_widely_seen() & attested.assignments.keys())
 
 
 def _is_settled(attested: RoundRecord, member: int) -> bool:

@@ -1,5 +1,6 @@
 """What a client knows of each round: announcements, payloads, presence. Pure data and pure questions."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -50,6 +51,8 @@ class RoundRecord:
     started_at: float
     assignments: dict[int, tuple[int, int]]
     witnesses: tuple[int, ...]
+    has_deadline: bool = False  # R5: a commitment counts only if it was out before the next round began
+    timely: set[bytes] = field(default_factory=set)  # commitments that were
     results: dict[int, dict[bytes, KnownResult]] = field(default_factory=dict)
     deferred: dict[bytes, Gossip] = field(default_factory=dict)  # by commitment (R3)
     signed: dict[int, dict[bytes, bytes]] = field(default_factory=dict)  # member -> commitment -> gossip, two at most
@@ -87,10 +90,22 @@ class RoundRecord:
             if member in self.assignments:
                 single = self.get_single(member)
                 done = single is not None and single.status is PayloadStatus.HELD
+                done = done and self._is_timely(member, single)
             else:
                 done = member in self.finished  # no work due, or a verifier: its Finished
             bits |= int(done) << member
         return bits
+
+    def _is_timely(self, member: int, result: KnownResult | None) -> bool:
+        if not self.has_deadline or result is None:
+            return True
+        return result.commitment in self.timely or member in self.get_widely_seen()
+
+    def get_widely_seen(self) -> set[int]:
+        """Members whose Result more than a third of the members say they have seen (R5)."""
+        enough = self.members.bit_count() // 3 + 1
+        seen = Counter(m for finished in self.finished.values() for m in get_members(finished.seen))
+        return {m for m, count in seen.items() if count >= enough}
 
     def get_commitments(self, held: int) -> dict[int, bytes]:
         """Member to commitment, for the members of `held` that owed a payload (W2)."""
@@ -133,6 +148,7 @@ def make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
         started_at=now,
         assignments=compute_assignments(round_, state.config),
         witnesses=tuple(get_witnesses(round_)),
+        has_deadline=state.config.verification_percent > 0,
     )
 
 

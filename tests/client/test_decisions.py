@@ -333,6 +333,18 @@ def test_a_newcomers_results_are_left_out_and_its_own_values_given_back() -> Non
     assert [(sent.height, sent.applied) for sent in told] == [(0, False)]
 
 
+def test_who_joined_long_enough_ago_is_no_newcomer_whatever_its_flag() -> None:
+    """M8."""
+    bench = build_bench(4).start()
+    state = bench.engine.state
+    state.model.cold_start_warmup_steps = 3
+    state.clients[1].joined_height = 2
+    state.clients[1].flags |= ClientFlag.NEWCOMER
+    chain = bench.engine.chain
+    assert [chain._is_newcomer(1, height) for height in (2, 3, 4, 5, 6)] == [True, True, True, False, False]
+    assert not chain._is_newcomer(2, 0), "a founder"
+
+
 def test_a_trainer_hears_what_became_of_its_results() -> None:
     """R8: applied, and decided against."""
     bench, results = build_bench_without_news()

@@ -6,8 +6,8 @@ import pytest
 from bench import Bench, build_bench
 
 from psyche.client import actions as act
-from psyche.client.attest import compute_waiting, find_followed, get_announced, get_awaited
-from psyche.core.bits import compute_bits
+from psyche.client.attest import compute_report, compute_waiting, find_followed, get_announced, get_awaited
+from psyche.core.bits import compute_bits, get_members
 from psyche.core.messages import Finished, Leave, Result
 from psyche.core.state import ClientState, RunState, WitnessFlag
 from psyche.wire.gossip import decode_gossip
@@ -72,6 +72,43 @@ def test_payloads_are_due_of_whom_announced_them_or_whom_a_third_has_seen() -> N
     assert get_announced(record) == {1}, "one of four is not more than a third"
     bench.hear(bench.build_finished(2, seen=1 << 3))
     assert get_announced(record) == {1, 3}
+
+
+def announce_late(bench: Bench, member: int) -> None:
+    """The result of round 0 comes when round 1 has begun."""
+    assert bench.state.current.height == 1
+    bench.deliver(member, height=0)
+
+
+def test_a_commitment_that_comes_after_the_next_round_began_counts_only_if_a_third_has_seen_it() -> None:
+    """R5: else a cheat could wait until it knows who is audited."""
+    bench = build_bench(4).start()
+    record = bench.get_record()
+    record.has_deadline = True
+    bench.deliver(1)
+    bench.train()
+    bench.close(held=0, commitments={})
+    announce_late(bench, 2)
+    assert get_members(record.compute_held()) == [0, 1]
+    assert get_members(compute_report(record).held) == [0, 1]
+    for witness in (1, 3):
+        bench.hear(bench.build_finished(witness, height=0, seen=1 << 2))
+    assert get_members(record.compute_held()) == [0, 1, 2]
+
+
+def test_without_verification_a_late_commitment_is_held_like_any_other() -> None:
+    """R5: there is nobody to hide from."""
+    bench = build_bench(4).start()
+    record = bench.get_record()
+    assert not record.has_deadline
+    bench.close(held=0, commitments={})
+    announce_late(bench, 2)
+    assert get_members(record.compute_held()) == [2]
+
+
+def test_the_deadline_binds_where_the_record_asks_for_verification() -> None:
+    """R5."""
+    assert build_bench(4, verification_percent=25).start().get_record().has_deadline
 
 
 def test_a_seen_bit_of_a_member_without_a_batch_makes_nobody_wait() -> None:

@@ -1,11 +1,13 @@
 """The message handling without I/O: replies, repeats, owners, lost connections, defects."""
 
+import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from server_kit import CLIENTS, OWNER, Members, RunFile, Sink, build_handler, build_record, build_state
+from server_kit import CLIENTS, OWNER, Members, MemoryDisk, RunFile, Sink, build_handler, build_record, build_state
 
 from psyche.core.header import NumericClass, ResultHeader, encode_header
 from psyche.core.layout import encode_state
@@ -15,7 +17,9 @@ from psyche.core.state import CheckpointKind, ClientState, RunState, SlotState, 
 from psyche.errors import BackendError, WireError
 from psyche.server import events
 from psyche.server.handler import MAX_TICKS
+from psyche.server.recovery import recover
 from psyche.server.replies import MAX_CACHED_CLIENTS, REPLIES_PER_CLIENT, Answer, ReplyCache
+from psyche.server.server import ServerSettings
 from psyche.testing.builders import START_UNIX, build_config, build_hash
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity, compute_commitment
@@ -300,6 +304,36 @@ def test_a_checkpoint_is_on_record_and_seen_in_the_status() -> None:
     status = members.handler.get_status()
     assert status.checkpoint_sources == ("LOCAL drive/one", "LOCAL drive/two")
     assert status.checkpoint_step == certified.step
+
+
+def test_the_entropy_of_every_seed_comes_from_outside_and_is_journaled() -> None:
+    """E5: 32 bytes of the operating system; a replay draws the same seeds."""
+    disk, drawn = MemoryDisk(), list[bytes]()
+
+    def draw() -> bytes:
+        drawn.append(os.urandom(32))
+        return drawn[-1]
+
+    members = Members(build_handler(disk=disk, entropy=draw))
+    members.join_all()
+    members.warm_up()
+    members.run_round()
+    members.handler.journal.flush()
+    found = recover(disk)
+    assert found is not None
+    assert encode_state(found.state) == encode_state(members.handler.state)
+    seeds = {round_.seed for round_ in found.state.rounds if round_.members}
+    assert len(seeds) > 1
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_server_draws_its_entropy_from_the_operating_system() -> None:
+    """E5."""
+    (draw,) = [field.default for field in dataclasses.fields(ServerSettings) if field.name == "entropy"]
+    assert callable(draw)
+    first, second = draw(), draw()
+    assert len(first) == len(second) == 32
+    assert first != second
 
 
 def test_a_second_pause_says_that_the_run_is_paused_already() -> None:

@@ -38,6 +38,26 @@ class LinkConditions:
     duplicate: float = 0.0
 
 
+class Access:
+    """One machine's way out, or in: whatever is bulky and passes it shares its bandwidth, part by part in turn."""
+
+    def __init__(self) -> None:
+        self.bandwidth_bytes_s = math.inf
+        self._turn = trio.Lock()
+        self._busy_until = 0.0
+
+    async def carry(self, size_bytes: float) -> None:
+        """Wait for a turn, and until `size_bytes` have passed."""
+        async with self._turn:
+            await trio.sleep(size_bytes / self.bandwidth_bytes_s)
+
+    def compute_passage(self, begun: float, size_bytes: float) -> float:
+        """When `size_bytes` that have begun to come at `begun` are through; the way is taken until then."""
+        passed = max(begun, self._busy_until) + size_bytes / self.bandwidth_bytes_s
+        self._busy_until = max(passed, trio.current_time())
+        return self._busy_until
+
+
 class Wire:
     """One direction between two ends."""
 
@@ -74,12 +94,16 @@ class Pipe:
         wire: what it runs over.
         is_lossy: every write is a packet of its own that may be lost, copied or overtaken.
         weight: how many bytes of the line each byte takes.
+        access: the ways out and in that it shares with others of its machines; None: it has the wire for itself.
     """
 
-    def __init__(self, wire: Wire, *, is_lossy: bool, weight: float = 1.0) -> None:
+    def __init__(
+        self, wire: Wire, *, is_lossy: bool, weight: float = 1.0, access: tuple[Access, Access] | None = None
+    ) -> None:
         self._wire = wire
         self._is_lossy = is_lossy
         self._weight = weight
+        self._access = access
         self._parts: list[tuple[float, memoryview]] = []  # by arrival
         self._unread = 0
         self._last_arrival = 0.0
@@ -102,7 +126,8 @@ class Pipe:
             await trio.lowlevel.checkpoint()
             return
         view = memoryview(data)
-        step = len(view) if math.isinf(self._wire.conditions.bandwidth_bytes_s) else FRAME_BYTES
+        endless = self._access is None and math.isinf(self._wire.conditions.bandwidth_bytes_s)
+        step = len(view) if endless else int(FRAME_BYTES / max(self._weight, 1.0))
         for start in range(0, len(view), max(step, 1)):
             await self._write_part(view[start : start + step])
 
@@ -111,7 +136,7 @@ class Pipe:
             await self._signal.wait()
         if self._broken.is_set() or self.is_closed:
             raise StreamError("stream: broken while writing")
-        departure = self._wire.compute_departure(len(part) * self._weight)
+        departure = await self._compute_departure(len(part) * self._weight)
         self._put(part, departure)
         if self._is_lossy and self._wire.is_copied():
             self._put(part, departure)
@@ -121,6 +146,14 @@ class Pipe:
             with trio.move_on_at(free):
                 await self._broken.wait()
         await trio.lowlevel.checkpoint()
+
+    async def _compute_departure(self, size_bytes: float) -> float:
+        if self._access is None:
+            return self._wire.compute_departure(size_bytes)
+        way_out, way_in = self._access
+        await way_out.carry(size_bytes)
+        begun = trio.current_time() - size_bytes / way_out.bandwidth_bytes_s
+        return max(trio.current_time(), way_in.compute_passage(begun, size_bytes))
 
     def _put(self, part: memoryview, departure: float) -> None:
         arrival = departure + self._wire.compute_delay()
@@ -231,6 +264,7 @@ class Links:
         self._seed = rng.getrandbits(64)
         self._default = default or LinkConditions()
         self._wires: dict[tuple[bytes, bytes], Wire] = {}
+        self._access: dict[bytes, tuple[Access, Access]] = {}
         self._cuts: set[frozenset[bytes]] = set()
 
     def build_rng(self, *names: bytes) -> random.Random:
@@ -249,12 +283,25 @@ class Links:
         there = self.get_wire(source, target).conditions.latency_s
         return there + self.get_wire(target, source).conditions.latency_s
 
+    def set_access(self, key: bytes, up_bytes_s: float, down_bytes_s: float) -> None:
+        """What a machine sends and receives in bulk, to and from all others together."""
+        ways = self._access.setdefault(key, (Access(), Access()))
+        for way, bandwidth_bytes_s in zip(ways, (up_bytes_s, down_bytes_s), strict=True):
+            way.bandwidth_bytes_s = bandwidth_bytes_s
+
     def open_pair(
-        self, opener: bytes, other: bytes, *, is_lossy: bool = False, weight: float = 1.0
+        self, opener: bytes, other: bytes, *, is_lossy: bool = False, answer_weight: float | None = None
     ) -> tuple[MemoryStream, MemoryStream]:
-        """A stream: the opener's end, and the other's."""
-        there = Pipe(self.get_wire(opener, other), is_lossy=is_lossy, weight=weight)
-        back = Pipe(self.get_wire(other, opener), is_lossy=is_lossy, weight=weight)
+        """A stream: the opener's end, and the other's.
+
+        `answer_weight`: what the other answers is bulky, and each byte takes so many of the line.
+        """
+        there = Pipe(self.get_wire(opener, other), is_lossy=is_lossy)
+        access = None
+        if answer_weight is not None and opener in self._access and other in self._access:
+            access = (self._access[other][0], self._access[opener][1])
+        weight = answer_weight or 1.0
+        back = Pipe(self.get_wire(other, opener), is_lossy=is_lossy, weight=weight, access=access)
         return MemoryStream(back, there), MemoryStream(there, back)
 
     def set_link(self, first: bytes, second: bytes, conditions: LinkConditions) -> None:

@@ -84,7 +84,8 @@ class MemoryHub:
         rng: the source of all chance: loss, and the jitter of redialing.
         link: what links are like that were not set otherwise.
         links: the lines to use, where others use them too; made from `rng` and `link` if not given.
-        blob_weight: how many bytes of the line a byte of a blob takes, for payloads that stand for larger ones.
+        blob_weight: how many bytes of the line a byte of a blob takes, for payloads that stand for larger ones;
+            requests are as they are.
     """
 
     def __init__(
@@ -178,8 +179,8 @@ class MemoryHub:
     def open_stream(self, connection: _Connection, opener: _MemoryTransport, protocol: str) -> MemoryStream:
         """A stream from `opener`; the other node serves its end."""
         other = connection.other(opener.key)
-        weight = self._blob_weight if protocol == BLOB else 1.0
-        near, far = self.links.open_pair(opener.key, other.key, is_lossy=protocol == GOSSIP, weight=weight)
+        weight = self._blob_weight if protocol == BLOB else None
+        near, far = self.links.open_pair(opener.key, other.key, is_lossy=protocol == GOSSIP, answer_weight=weight)
         connection.streams = [s for s in connection.streams if not s.is_over]
         connection.streams += [near, far]
         other.node.start_serving(opener.key, protocol, far)

@@ -288,7 +288,11 @@ class ClientHost(Host):
         async with AsyncExitStack() as stack:
             self.network = await stack.enter_async_context(
                 self.world.hub.open_node(
-                    self.identity, self.folder / "network", run_io=run_in_thread, get_unix=lambda: int(self.unix())
+                    self.identity,
+                    self.folder / "network",
+                    limits=self.world.scenario.limits,
+                    run_io=run_in_thread,
+                    get_unix=lambda: int(self.unix()),
                 )
             )
             self.backend = await stack.enter_async_context(self._open_backend(life))

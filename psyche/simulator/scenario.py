@@ -16,6 +16,7 @@ from psyche.core.state import (
     OptimizerKind,
     Progress,
 )
+from psyche.network.limits import NetworkLimits
 from psyche.network.links import LinkConditions
 from psyche.simulator.faults import Fault
 from psyche.simulator.liars import Liar
@@ -60,6 +61,9 @@ class Scenario:
         faults: what goes wrong, and when.
         liars: which clients are dishonest, and how.
         blob_weight: how many bytes of the line a byte of a payload takes.
+        shares_lines: what a machine sends and receives in bulk shares its line, as at home; else each pair of
+            machines has one of its own.
+        limits: of the clients' nodes.
         limit_s: when the run must have ended, in simulated seconds; 0 computes it.
         respawn_s: after how long somebody starts a client again that ended by itself without success; 0: never.
         sync_s: how long the server's disk takes for a write.
@@ -71,6 +75,8 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     liars: tuple[Liar, ...] = ()
     blob_weight: float = 1.0
+    shares_lines: bool = False
+    limits: NetworkLimits = field(default_factory=NetworkLimits)
     limit_s: float = 0.0
     respawn_s: float = 5.0
     sync_s: float = 0.002

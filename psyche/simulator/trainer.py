@@ -60,6 +60,7 @@ class MachineModel:
 
     Args:
         sample_s: training of one sample.
+        step_s: what a batch takes beside its samples: the optimizer, and making the payload.
         spread: how much a batch's time varies, as a share of it, evenly to both sides.
         apply_s: applying a set.
         load_s: loading weights.
@@ -69,6 +70,7 @@ class MachineModel:
     """
 
     sample_s: float = 0.5
+    step_s: float = 0.0
     spread: float = 0.1
     apply_s: float = 0.05
     load_s: float = 0.3
@@ -226,7 +228,7 @@ class SimTrainer:
         self._check_alive()
         weights = self._get_weights()
         self._note_fates(request)
-        seconds = request.samples * self.machine.sample_s
+        seconds = request.samples * self.machine.sample_s + self.machine.step_s
         seconds *= 1 + self.machine.spread * (2 * self.rng.random() - 1)
         await self._work(seconds)
         if self._cancel is not None and self._cancel.is_set():

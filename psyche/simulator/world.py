@@ -143,6 +143,9 @@ class World:
     def set_links(self) -> None:
         """Give every link the conditions of its two ends."""
         for source in (self.server, *self.clients):
+            if self.scenario.shares_lines:
+                up, down = source.get_uplink(), source.get_downlink()
+                self.links.set_access(source.key, up.bandwidth_bytes_s, down.bandwidth_bytes_s)
             for target in (self.server, *self.clients):
                 if source is not target:
                     up, down = source.get_uplink(), target.get_downlink()

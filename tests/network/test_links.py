@@ -9,7 +9,7 @@ from trio.testing import MockClock
 from psyche.network.links import SEND_BUFFER_BYTES, LinkConditions, Links
 from psyche.network.streams import StreamError
 
-A, B = b"a" * 32, b"b" * 32
+A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 
 
 def build_links(**conditions: float) -> Links:
@@ -80,12 +80,75 @@ async def test_a_writer_is_ahead_of_the_line_by_a_buffer_and_no_more(autojump_cl
     assert trio.current_time() - started == pytest.approx(2.0)
 
 
-async def test_a_heavier_byte_takes_more_of_the_line(autojump_clock: MockClock) -> None:
-    near, far = build_links(bandwidth_bytes_s=1_000).open_pair(A, B, weight=50)
+async def test_a_heavier_byte_of_an_answer_takes_more_of_the_line_and_a_request_does_not(
+    autojump_clock: MockClock,
+) -> None:
+    near, far = build_links(bandwidth_bytes_s=1_000).open_pair(A, B, answer_weight=50)
     started = trio.current_time()
     await near.write(bytes(100))
     await far.read_some(100)
-    assert trio.current_time() - started == pytest.approx(5.0)
+    assert trio.current_time() - started == pytest.approx(0.1)
+    await far.write(bytes(100))
+    await near.read_some(100)
+    assert trio.current_time() - started == pytest.approx(5.1)
+
+
+async def time_answers(links: Links, pairs: list[tuple[bytes, bytes]]) -> list[float]:
+    """When each of these (asker, server) has its answer of 1,000 bytes."""
+    ended = [0.0] * len(pairs)
+
+    async def exchange(number: int) -> None:
+        asker, server = pairs[number]
+        near, far = links.open_pair(asker, server, answer_weight=1_000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(far.write, bytes(1_000))
+            left = 1_000
+            while left:
+                left -= len(await near.read_some(left))
+        ended[number] = trio.current_time() - started
+
+    started = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for number in range(len(pairs)):
+            nursery.start_soon(exchange, number)
+    return ended
+
+
+def build_shared_links() -> Links:
+    links = build_links()
+    for key in (A, B, C):
+        links.set_access(key, 1e6, 1e6)
+    return links
+
+
+async def test_answers_to_two_machines_share_the_way_out_of_one(autojump_clock: MockClock) -> None:
+    alone = await time_answers(build_shared_links(), [(A, C)])
+    assert alone == [pytest.approx(1.0, rel=0.01)]
+    both = await time_answers(build_shared_links(), [(A, C), (B, C)])
+    assert both == [pytest.approx(2.0, rel=0.3)] * 2, "neither waits until the other is done"
+    assert max(both) == pytest.approx(2.0, rel=0.01)
+
+
+async def test_answers_of_two_machines_share_the_way_into_one(autojump_clock: MockClock) -> None:
+    assert max(await time_answers(build_shared_links(), [(C, A), (C, B)])) == pytest.approx(2.0, rel=0.01)
+
+
+async def test_machines_that_share_nothing_do_not_wait_for_each_other(autojump_clock: MockClock) -> None:
+    ended = await time_answers(build_shared_links(), [(A, B), (B, C), (C, A)])
+    assert max(ended) == pytest.approx(1.0, rel=0.01)
+
+
+async def test_announcements_do_not_wait_behind_what_is_bulky(autojump_clock: MockClock) -> None:
+    links = build_shared_links()
+    async with trio.open_nursery() as nursery:
+        near, far = links.open_pair(A, B, is_lossy=True)
+        nursery.start_soon(time_answers, links, [(A, B), (B, A)])
+        await trio.sleep(0.1)
+        sent = trio.current_time()
+        await near.write(b"small")
+        assert await far.read_some(5) == b"small"
+        assert trio.current_time() == sent
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_was_read_is_not_lost_when_the_reader_is_cancelled_between(autojump_clock: MockClock) -> None:

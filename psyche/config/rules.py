@@ -53,7 +53,7 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
         found.append(f"model.LLM.architecture {name!r} cannot run yet; what runs: 'HfLlama'")
     if model.checkpoint.kind not in _RUNNABLE_CHECKPOINTS:
         name = _CHECKPOINT_NAMES[model.checkpoint.kind]
-        found.append(f"model.LLM.checkpoint {name!r} cannot run yet; what runs: 'Local' (a folder), 'Dummy'")
+        found.append(f"model.LLM.checkpoint {name!r} cannot run yet; what runs: 'Local' (a folder)")
     if model.data_location.kind not in _RUNNABLE_DATA:
         name = _DATA_NAMES[model.data_location.kind]
         found.append(f"model.LLM.data_location {name!r} cannot run yet; what runs: 'Local', 'Server', 'Dummy'")
@@ -77,6 +77,8 @@ def _find_unsupported_settings(config: Config) -> list[str]:
 def find_warnings(config: Config, model: Model) -> list[str]:
     """What is allowed but seldom meant."""
     found = [*_find_witness_warnings(config), *_find_time_warnings(config)]
+    if model.checkpoint.kind == CheckpointKind.DUMMY:
+        found.append("model.LLM.checkpoint 'Dummy' names no weights: a server can keep its record, no client can train")
     if config.verification_percent:
         found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
     if config.entropy_delay:

@@ -21,6 +21,8 @@ from psyche.telemetry.text import (
 from psyche.testnet.settings import Layout, get_node_name
 
 PLAIN_EVERY_S: Final = 10.0
+PLAIN_SAME_EVERY_S: Final = 60.0
+TELL_AGAIN_S: Final = 30.0
 HEAD: Final = ("client", "epoch", "round", "phase", "loss", "members", "tok/s", "up", "down")
 # Events that deserve a line of their own when they happen.
 TOLD: Final = {
@@ -62,7 +64,9 @@ class LiveView:
         self._now = now
         self._started = now()
         self._shown_at = self._started
+        self._shown = ""
         self._epoch_shown = -1
+        self._told: dict[str, float] = {}  # when each line was said
 
     def _get_nodes(self) -> Iterable[str]:
         return (view.node for view in self.clients.values())
@@ -84,9 +88,17 @@ class LiveView:
         self._tell_epoch()
         if self._console.live:
             self._console.set_status(self.draw())
-        elif self._now() - self._shown_at >= PLAIN_EVERY_S:
-            self._shown_at = self._now()
-            self._console.print(self.draw_line())
+        else:
+            self._print_line(self._now())
+
+    def _print_line(self, now: float) -> None:
+        """A plain line every ten seconds; where nothing has changed, every minute."""
+        if now - self._shown_at < PLAIN_EVERY_S:
+            return
+        line = self.draw_line()
+        if line != self._shown or now - self._shown_at >= PLAIN_SAME_EVERY_S:
+            self._shown_at, self._shown = now, line
+            self.say(line)
 
     def _take(self, name: str, event: Event) -> None:
         view = self._views.get(name)
@@ -94,7 +106,15 @@ class LiveView:
             view.update(event)
         text = TOLD.get(event["kind"])
         if text is not None and not self.is_stopping:
-            self.say(f"{name} {text.format_map(_Fields(event))}")
+            self._tell(f"{name} {text.format_map(_Fields(event))}")
+
+    def _tell(self, text: str) -> None:
+        """Say what has happened; the same again only after a while."""
+        now = self._now()
+        if now - self._told.get(text, float("-inf")) < TELL_AGAIN_S:
+            return
+        self._told = {known: at for known, at in self._told.items() if now - at < TELL_AGAIN_S} | {text: now}
+        self.say(text)
 
     def _tell_epoch(self) -> None:
         newest = max(self.clients.values(), key=lambda view: (view.epoch, view.height))
@@ -152,7 +172,7 @@ class LiveView:
         ]
 
     def draw_line(self) -> str:
-        """Everything on one line."""
+        """Everything on one line, less the time of day."""
         views = list(self.clients.values())
         newest = max(views, key=lambda view: (view.epoch, view.height))
         losses = " ".join("-" if view.loss is None else f"{view.loss:.2f}" for view in views)
@@ -162,4 +182,4 @@ class LiveView:
         speed = [f"{format_count(tokens_per_s)} tok/s"] if tokens_per_s >= 1 else []
         traffic = f"up {format_bytes(sent)} down {format_bytes(received)}"
         parts = [where, f"loss {losses}", *speed, traffic]
-        return f"{format_clock(self._now())}  " + " | ".join(parts) + (f" | {self.note}" if self.note else "")
+        return " | ".join([*parts, self.note] if self.note else parts)

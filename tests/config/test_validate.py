@@ -125,6 +125,10 @@ def test_the_times_of_shipped_configurations_are_not_warned_about(name: str) -> 
     assert not any("_time" in warning for warning in load_run(CONFIG / name).warnings)
 
 
+def test_a_run_without_weights_is_warned_about() -> None:
+    assert any("'Dummy' names no weights" in warning for warning in load_run(CONFIG / "dummy").warnings)
+
+
 def test_other_settings_that_are_seldom_meant_are_warned_about() -> None:
     run = load_run(CONFIG / "sample")
     run.config.verification_percent = 10

@@ -210,6 +210,19 @@ def test_a_long_wait_is_wrapped_and_names_clients(layout: Layout, monkeypatch: p
     assert wait.endswith("(5 s), then be behind: go on fetching, do not train")
 
 
+def test_what_happens_again_and_again_is_told_now_and_then(layout: Layout) -> None:
+    stream, clock = io.StringIO(), [1_000.0]
+    view = LiveView(layout, 2, 241, Console(stream, live=False), now=lambda: clock[0])
+    logs = [EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}") for number in (1, 2)]
+    for _ in range(31):
+        for log in logs:
+            log.emit("error", message="no weights")
+        view.refresh()
+        clock[0] += 1.0
+    assert stream.getvalue().count("client-1 error: no weights") == 2
+    assert stream.getvalue().count("client-2 error: no weights") == 2
+
+
 def test_what_several_clients_wait_for_is_said_once(layout: Layout) -> None:
     view = LiveView(layout, 3, 241, Console(io.StringIO(), live=True), now=lambda: 1_020.0)
     for number in (1, 3):
@@ -257,3 +270,9 @@ def test_without_a_terminal_a_line_comes_every_ten_seconds(layout: Layout) -> No
     view.refresh()
     assert stream.getvalue().count("\n") == 1
     assert "step 3 of 241, finished | loss 2.00" in stream.getvalue()
+    clock[0] = 69.0
+    view.refresh()
+    assert stream.getvalue().count("\n") == 1  # nothing has changed
+    clock[0] = 70.0
+    view.refresh()
+    assert stream.getvalue().count("\n") == 2

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from psyche.errors import ConfigError
 
@@ -46,6 +47,7 @@ def sample_model(
     """
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder}: no config.json; name a model's folder")
+    logging.disable_progress_bar()
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)

@@ -336,7 +336,8 @@ class Links:
         for a in first:
             for b in second:
                 for wire in (self.get_wire(a, b), self.get_wire(b, a)):
-                    wire.stall = wire.stall or trio.Event()
+                    if wire.stall is None:
+                        wire.stall = trio.Event()
 
     def heal(self) -> None:
         """Undo all cuts and stalls; the nodes find each other again by redialing."""

@@ -17,6 +17,7 @@ from psyche.wire.backend import STATE_HASH_BYTES, FullState, Run, StateDelta
 from psyche.wire.crypto import blake3_hash
 
 COALESCE_S: Final = 0.1  # K5: pushes are at least this far apart, but for a change of the run's phase
+CLOCK_GRAIN_S: Final = 1e-3  # what is left of a wait: less may round to no time at all
 MAX_DELTA_BYTES: Final = 32_768  # above this the compressed whole is the smaller one
 _COMPRESSION_LEVEL: Final = 1  # the state is mostly zeros: more effort gains nothing
 # A run costs about 9 bytes of its own, so equal bytes up to that many between two changes stay in.
@@ -68,7 +69,8 @@ def compute_delay_s(sent: StateVersion, version: StateVersion, since_push_s: flo
     """How long `version` may wait for others to be pushed with it; 0 is now."""
     if sent.phase != version.phase:
         return 0.0
-    return max(0.0, COALESCE_S - since_push_s)
+    left_s = COALESCE_S - since_push_s
+    return left_s if left_s > CLOCK_GRAIN_S else 0.0
 
 
 def read_full(push: FullState) -> bytes:

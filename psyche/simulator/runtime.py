@@ -19,8 +19,13 @@ import trio.testing
 
 T = TypeVar("T")
 COLLECT_EVERY_BATCHES: Final = 20_000  # trio's own cycles: freed at fixed places, not when memory happens to fill
+MAX_BATCHES_AT_ONCE: Final = 50_000
 _run: Final[Any] = importlib.import_module("trio._core._run")
 Task = trio.lowlevel.Task
+
+
+class LiveLockError(AssertionError):
+    """Tasks wake each other for ever at one moment of simulated time."""
 
 
 class RunQueue(deque[Task]):
@@ -30,6 +35,7 @@ class RunQueue(deque[Task]):
         super().__init__()
         self._stopped: dict[Task, list[Task]] = {}
         self._batches = 0
+        self._time, self._since = -1.0, 0
 
     def append(self, task: Task) -> None:
         """A task can run."""
@@ -41,10 +47,19 @@ class RunQueue(deque[Task]):
 
     def clear(self) -> None:
         """A batch was taken."""
+        names = [task.name for task in self] if self._is_stuck() else []
         super().clear()
+        if names:
+            raise LiveLockError(f"time stands still at {self._time} while these run: {sorted(set(names))}")
         self._batches += 1
         if self._batches % COLLECT_EVERY_BATCHES == 0:
             gc.collect()
+
+    def _is_stuck(self) -> bool:
+        now = trio.current_time()
+        if now != self._time:
+            self._time, self._since = now, self._batches
+        return self._batches - self._since > MAX_BATCHES_AT_ONCE
 
     def stop(self, root: Task) -> None:
         """Let no task of the process run until `resume`, as SIGSTOP does."""

@@ -56,6 +56,7 @@ class Scenario:
 
     Args:
         seed: of all chance.
+        name: what it is called; empty where the seed says it all (`swarm`).
         classes: the clients, class by class.
         config: settings of the run that differ from `DEFAULTS`.
         faults: what goes wrong, and when.
@@ -70,6 +71,7 @@ class Scenario:
     """
 
     seed: int = 0
+    name: str = ""
     classes: tuple[MachineClass, ...] = (MachineClass(count=4),)
     config: Mapping[str, int] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()

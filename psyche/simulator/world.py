@@ -71,9 +71,12 @@ class Outcome:
 
     def describe(self) -> str:
         """What a person needs of a failure: the seed, the last events, what was violated."""
-        head = f"seed {self.scenario.seed}: {self.rounds} rounds, {self.events} events, {self.simulated_s:.0f} s"
-        found = [f"violated {violation}" for violation in self.violations] or ["nothing violated"]
-        return "\n".join([head, *(self.last if self.violations else []), *found])
+        name, seed = self.scenario.name, self.scenario.seed
+        head = f"{name} seed {seed}: {self.rounds} rounds, {self.events} events, {self.simulated_s:.0f} s".lstrip()
+        if not self.violations:
+            return f"{head}, nothing violated"
+        replay = f"replay: python scripts/soak.py {f'--plan {name}' if name else f'--seed {seed}'}"
+        return "\n".join([head, replay, *self.last, *(f"violated {violation}" for violation in self.violations)])
 
 
 class World:

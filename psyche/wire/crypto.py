@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ BLOB_CHUNK_BYTES: Final = 1 << 20
 MAX_BLOB_BYTES: Final = 4 << 30
 ADDRESS_TAG: Final = b"psyche/address/1"
 MAX_ADDRESS_BYTES: Final = 128
+VERDICTS_KEPT: Final = 4_096  # signatures whose check is remembered, about 2 MB
 
 
 class Identity:
@@ -63,8 +65,12 @@ class Identity:
         path.write_text(self.seed.hex() + "\n", encoding="ascii")
 
 
+@lru_cache(maxsize=VERDICTS_KEPT)
 def verify(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` of `message` was made by `public`; false for malformed input."""
+    """Whether `signature` of `message` was made by `public`; false for malformed input.
+
+    The last verdicts are kept: the same announcement comes by gossip, by sync and in witnesses' tables.
+    """
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError):

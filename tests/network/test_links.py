@@ -48,6 +48,7 @@ async def test_a_stalled_line_delivers_what_was_sent_once_it_is_healed(autojump_
     links = build_links(latency_s=0.1)
     near, far = links.open_pair(A, B)
     links.stall([A], [B])
+    links.stall([B], [A])  # once more is no more than once
     await near.write(b"late")
     with trio.move_on_after(30) as waiting:
         await far.read_some(4)

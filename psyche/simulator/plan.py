@@ -1,0 +1,100 @@
+"""Scenarios as TOML: what a person writes, what the shrinker leaves, and what the corpus keeps.
+
+Only what differs from the defaults is written. Tables: `[config]` (keys of the run), `[[class]]` with
+`[class.machine]`, `[class.uplink]` and `[class.downlink]`, `[[fault]]` with its `kind`, `[[liar]]`.
+"""
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from psyche.errors import ConfigError
+from psyche.network.links import LinkConditions
+from psyche.simulator.faults import get_table, read_fault
+from psyche.simulator.liars import KINDS, Liar
+from psyche.simulator.scenario import MachineClass, Scenario
+from psyche.simulator.trainer import MachineModel
+
+_LISTS: Final = {"class": "classes", "fault": "faults", "liar": "liars"}
+_INNER: Final[dict[str, type]] = {"machine": MachineModel, "uplink": LinkConditions, "downlink": LinkConditions}
+
+
+def read_scenario(text: str) -> Scenario:
+    """A scenario from TOML.
+
+    Raises:
+        ConfigError: it is no TOML, or a key is unknown.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"scenario: {error}") from error
+    return _build(
+        Scenario,
+        {name: value for name, value in values.items() if name not in _LISTS}
+        | {"classes": tuple(_read_class(one) for one in values.get("class", [{"count": 4}]))}
+        | {"faults": tuple(read_fault(one) for one in values.get("fault", ()))}
+        | {"liars": tuple(_read_liar(one) for one in values.get("liar", ()))},
+    )
+
+
+def _read_class(values: Mapping[str, Any]) -> MachineClass:
+    inner = {name: _build(cls, values[name]) for name, cls in _INNER.items() if name in values}
+    return _build(MachineClass, dict(values) | inner)
+
+
+def _read_liar(values: Mapping[str, Any]) -> Liar:
+    found = _build(Liar, values)
+    if found.kind not in KINDS:
+        raise ConfigError(f"liar: kind {found.kind!r} is unknown; there are {', '.join(KINDS)}")
+    return found
+
+
+def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
+    known = {field.name for field in dataclasses.fields(cls)}
+    if unknown := sorted(set(values) - known):
+        raise ConfigError(f"{cls.__name__}: {', '.join(unknown)} is unknown; there are {', '.join(sorted(known))}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{cls.__name__}: {error}") from error
+
+
+def write_scenario(scenario: Scenario) -> str:
+    """A scenario as TOML; `read_scenario` gives it back."""
+    lines = list(_write_plain(scenario, Scenario()))
+    lines += ["", "[config]", *(f"{name} = {_write(value)}" for name, value in scenario.config.items())]
+    for one in scenario.classes:
+        lines += ["", "[[class]]", *_write_plain(one, MachineClass(count=-1))]
+        for name, cls in _INNER.items():
+            inner = list(_write_plain(getattr(one, name), cls()))
+            lines += ["", f"[class.{name}]", *inner] if inner else []
+    for fault in scenario.faults:
+        lines += ["", "[[fault]]", *(f"{name} = {_write(value)}" for name, value in get_table(fault).items())]
+    for liar in scenario.liars:
+        lines += ["", "[[liar]]", *(f"{name} = {_write(value)}" for name, value in dataclasses.asdict(liar).items())]
+    return "\n".join(lines) + "\n"
+
+
+def _write_plain(value: Any, default: Any) -> Iterator[str]:
+    """The fields of a dataclass that are plain and differ from the default."""
+    for field in dataclasses.fields(value):
+        here = getattr(value, field.name)
+        is_plain = isinstance(here, bool | int | float | str)
+        if is_plain and here != getattr(default, field.name):
+            yield f"{field.name} = {_write(here)}"
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return "inf" if math.isinf(value) else repr(value)
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_write, value))}]"
+    return str(value)

@@ -1,0 +1,104 @@
+"""Plays simulated runs from fresh seeds until time is up, or one seed or plan again; says what was violated.
+
+python scripts/soak.py --minutes 60                  two processes, fresh seeds
+python scripts/soak.py --from 0 --rounds 10000       seeds 0, 1, 2 ... until so many rounds are done
+python scripts/soak.py --seed 7                      one seed again, with its last events
+python scripts/soak.py --seed 7 --shrink             and the smallest plan that still fails
+python scripts/soak.py --plan tests/simulator/corpus/name.toml
+"""
+
+import argparse
+import itertools
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from psyche.simulator.plan import read_scenario, write_scenario
+from psyche.simulator.scenario import Scenario
+from psyche.simulator.shrink import fails_alike, shrink
+from psyche.simulator.swarm import draw_scenario
+from psyche.simulator.world import Outcome, simulate
+
+LARGEST_SEED = 1 << 32
+AHEAD = 4  # seeds that wait for each process
+
+
+@dataclass(frozen=True)
+class Played:
+    """What is left of a seed that was played."""
+
+    seed: int
+    rounds: int
+    wall_s: float
+    failure: str
+
+
+def play_seed(seed: int) -> Played:
+    try:
+        outcome = simulate(draw_scenario(seed), keep_lines=False)
+    except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
+        return Played(seed, 0, 0.0, f"seed {seed}: the simulation itself ended with {error!r}")
+    return Played(seed, outcome.rounds, outcome.wall_s, outcome.describe() if outcome.violations else "")
+
+
+def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) -> int:
+    started, done, count, failures = time.monotonic(), 0, 0, 0
+    with ProcessPoolExecutor(processes) as pool:
+        running = [pool.submit(play_seed, next(seeds)) for _ in range(processes * AHEAD)]
+        while running:
+            played = running.pop(0).result()
+            count, done = count + 1, done + played.rounds
+            if played.failure:
+                failures += 1
+                print(played.failure, flush=True)
+            over = done >= rounds if rounds else time.monotonic() - started > 60 * minutes
+            if not over:
+                running.append(pool.submit(play_seed, next(seeds)))
+    wall_s = time.monotonic() - started
+    print(f"{done} rounds of {count} seeds in {wall_s:.0f} s, {failures} seeds with violations", flush=True)
+    return failures
+
+
+def play_one(scenario: Scenario, *, is_shrunk: bool, events: Path | None) -> int:
+    outcome = simulate(scenario)
+    print(outcome.describe())
+    if events is not None:
+        events.write_bytes(b"".join(outcome.lines))
+    if outcome.violations and is_shrunk:
+        print_smallest(scenario, outcome)
+    return len(outcome.violations)
+
+
+def print_smallest(scenario: Scenario, outcome: Outcome) -> None:
+    print("\nthe smallest plan that still fails:\n")
+    print(write_scenario(shrink(scenario, fails_alike(outcome))))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long to play fresh seeds")
+    parser.add_argument("--rounds", type=int, default=0, help="play until so many rounds are done instead")
+    parser.add_argument("--from", dest="first", type=int, help="the first seed; a random one if not given")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, help="play this seed alone")
+    parser.add_argument("--plan", type=Path, help="play this plan alone")
+    parser.add_argument("--shrink", action="store_true", help="make what fails as small as it goes")
+    parser.add_argument("--events", type=Path, help="write the event log there")
+    given = parser.parse_args()
+    if given.plan is not None:
+        scenario = replace(read_scenario(given.plan.read_text()), name=str(given.plan))
+        return min(1, play_one(scenario, is_shrunk=given.shrink, events=given.events))
+    if given.seed is not None:
+        return min(1, play_one(draw_scenario(given.seed), is_shrunk=given.shrink, events=given.events))
+    first = secrets.randbelow(LARGEST_SEED) if given.first is None else given.first
+    print(f"seeds from {first} on", flush=True)
+    return min(1, play_all(itertools.count(first), given.minutes, given.rounds, given.processes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -30,6 +30,7 @@ class Comparison:
     asked: set[int] = field(default_factory=set)
     ask_at: float = 0.0
     running: bool = False
+    until: float = 0.0  # on the caller's clock: when it ends at the latest
 
 
 class Healing:
@@ -70,6 +71,7 @@ class Healing:
     def give_up(self, reason: str) -> None:
         """This epoch goes on without this client."""
         self._comparison = None
+        self._x.end_wait("compare", "given up")
         self._membership.withdraw(reason)
         self._chain.loaded = False
 
@@ -155,6 +157,7 @@ class Healing:
             self.give_up("cannot heal: no peer showed the agreed weights in time")
             return
         if comparison.running:
+            self._name_wait(comparison)
             return
         if comparison.height is not None:
             self._follow_record(comparison, comparison.height, now)
@@ -215,13 +218,16 @@ class Healing:
         comparison.running = chain.fetching = True
         chain.mismatch = False
         config = x.state.config
-        deadline = now + config.max_round_train_time + config.round_witness_time
+        comparison.until = now + config.max_round_train_time + config.round_witness_time
         own = chain.digests.get(round_.height, ZERO32) if comparison.weights_kept else ZERO32
-        what = f"tensors of the agreed weights of round {round_.height} that differ from the own ones"
-        x.wait("compare", what, deadline, "leave the epoch")
+        self._name_wait(comparison)
         known = chain.chains.get(round_.height, ZERO32)
         helpers = tuple(comparison.helpers.values())
-        x.do(Compare(x.epoch, round_.height, round_.agreed_digest, own, known, helpers, deadline))
+        x.do(Compare(x.epoch, round_.height, round_.agreed_digest, own, known, helpers, comparison.until))
+
+    def _name_wait(self, comparison: Comparison) -> None:
+        what = f"tensors of the agreed weights of round {comparison.height} that differ from the own ones"
+        self._x.wait("compare", what, comparison.until, "leave the epoch")
 
     # --- helping others ---------------------------------------------------------------------------
 

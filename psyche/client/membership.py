@@ -159,6 +159,7 @@ class Membership:
         if self.loading or now < self.load_at:
             return
         self.loading, self.loading_cold = True, cold
+        self.weights_digest = None  # also where they are those: a load that fails has lost them
         until = x.state_since + x.state.config.warmup_time
         x.wait("weights", "the weights of this epoch", until, "be dropped from the epoch")
         x.do(Load(x.epoch, wanted, x.state.checkpoint.digest, keep_momentum=not cold))

@@ -191,6 +191,9 @@ class TrainerTasks:
                 self._x.feed(LoadFailed(action.epoch, reason))
             case Heal() | Compare():
                 self._x.feed(HealFailed(action.epoch, reason, weights_kept=False))
+            case FetchSnapshot():
+                self._x.feed(TrainerLost(reason))
+                self._x.feed(SnapshotFetched(action.digest, ok=False))
             case _:
                 self._x.feed(TrainerLost(reason))
 

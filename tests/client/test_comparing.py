@@ -74,6 +74,21 @@ def test_what_is_compared_is_the_agreed_digest_with_the_own_weights_of_that_roun
     assert compare.deadline <= bench.now + limit
 
 
+def test_a_comparison_is_named_as_what_is_waited_for_until_it_ends() -> None:
+    """Also when the round goes on to its next phase."""
+    bench = build_bench_in_second_epoch(2)
+    agreed = fail_to_replay(bench)
+    promise(bench)
+    for _ in range(2):
+        bench.settle()
+        bench.show()
+        (wait,) = [w for w in bench.engine.waits() if "tensors of the agreed weights of round 3" in w.what]
+        assert (wait.until, wait.then) == (bench.get_all(act.Compare)[0].deadline, "leave the epoch")
+        bench.now += bench.state.config.max_round_train_time
+    bench.feed(act.Healed(1, 3, bench.engine.chain.chain, {3: agreed}, {3: True}))
+    assert not [w for w in bench.engine.waits() if "tensors of the agreed weights" in w.what]
+
+
 def test_weights_that_the_trainer_lost_are_fetched_whole() -> None:
     bench = build_bench_in_second_epoch(2)
     fail_to_replay(bench, weights_kept=False)

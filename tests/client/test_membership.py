@@ -539,6 +539,38 @@ def test_the_certified_weights_are_exported_once_where_that_is_wanted() -> None:
     assert [a.digest for a in bench.get_all(act.Export)] == [bench.state.certified.digest]
 
 
+def test_a_load_that_fails_leaves_no_claim_on_the_weights_that_were_there() -> None:
+    """S8, P4: a cold start loads the very weights that it has, to drop the momentum; what then fails has lost both."""
+    bench = build_bench(4, rounds_per_epoch=1).start()
+    while bench.state.in_round:
+        bench.run_round()
+    bench.now += bench.state.config.cooldown_time
+    bench.settle()
+    bench.show()
+    assert bench.engine.membership.weights_digest == bench.state.certified.digest
+    bench.state.epoch.cold_start = True
+    bench.join(*range(4))
+    bench.form()
+    bench.state.epoch.cold_start = True
+    bench.manual = {act.Load}
+    bench.show()
+    (load,) = bench.get_all(act.Load)[1:]
+    bench.feed(act.LoadFailed(load.epoch, "the disk failed"))
+    assert bench.engine.membership.weights_digest is None
+    assert len(bench.get_all(act.SendWarmupWitness)) == 1
+
+
+def test_a_heal_that_fails_in_the_next_epoch_starts_no_second_load() -> None:
+    """Two loads would follow one another into a round."""
+    bench = build_bench(4, rounds_per_epoch=1, manual={act.Load})
+    bench.join(*range(4))
+    bench.form()
+    bench.show()
+    bench.feed(act.HealFailed(7, "of another epoch", weights_kept=False))
+    bench.wait(5.0)
+    assert len(bench.get_all(act.Load)) == 1
+
+
 def test_an_unknown_optimizer_plan_of_another_size_changes_what_is_allowed() -> None:
     """R3: the limit follows from the plan of the loaded model."""
     bench = build_bench(4).start()

@@ -264,6 +264,15 @@ async def test_final_weights_that_nobody_has_are_said_to_be_missing(place: Place
     assert event == act.SnapshotFetched(digest, ok=False)
 
 
+async def test_final_weights_that_cost_the_trainer_its_life_are_asked_for_again(place: Place) -> None:
+    """P8, F20."""
+    place.loader.own, digest = await place.write_snapshot("final")
+    place.trainer.failures["load"] = [TrainerFailure(FailureKind.CRASHED, "gone")]
+    events = await place.ask(act.FetchSnapshot(digest), act.FetchSnapshot(digest))
+    assert act.TrainerLost("gone") in events
+    assert act.SnapshotFetched(digest, ok=False) in events
+
+
 # --- S7
 
 

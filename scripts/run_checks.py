@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 STOP_S = 20  # for a check to end after Ctrl-C
+WORKERS = 2
+TESTS_OF_CORE = ["tests/core", "tests/conformance", "--ignore=tests/core/test_small_worlds.py"]
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|no tests ran)\b.* in .*=+$")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -43,12 +45,13 @@ def get_checks() -> list[Stage]:
 
 
 def get_tests(seed: int) -> list[Stage]:
-    pytest = ["-m", "pytest", "--durations=10", f"--hypothesis-seed={seed}", *get_color()]
+    pytest = ["-m", "pytest", f"--hypothesis-seed={seed}", *get_color()]
+    coverage = [sys.executable, "-m", "coverage"]
     return [
-        Stage("tests", [sys.executable, "-m", "coverage", "run", *pytest]),
-        Stage(
-            "coverage of core", [sys.executable, "-m", "coverage", "report", "--fail-under=100", "--skip-covered", "-m"]
-        ),
+        Stage("tests of core", [*coverage, "run", *pytest, "-q", *TESTS_OF_CORE]),
+        Stage("coverage of core", [*coverage, "report", "--fail-under=100", "--skip-covered", "-m"]),
+        # A file's tests stay together on one of two workers: they share processes that are slow to start.
+        Stage("tests", [sys.executable, *pytest, "--durations=10", f"-n{WORKERS}", "--dist=loadfile"]),
     ]
 
 

@@ -2,11 +2,18 @@
 
 import os
 import sys
+from pathlib import Path
 
 from psyche.testnet.prepare import Prepared
 from psyche.testnet.settings import TestnetSettings, get_node_name
 
 HOST = "127.0.0.1"
+
+
+def get_trainer_host_argv(socket: Path) -> list[str]:
+    """The process that imports torch once and forks the clients' trainers."""
+    argv = [sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer_host"]
+    return [*argv, "--socket", str(socket), "--parent", str(os.getpid())]
 
 
 def get_server_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:

@@ -1,9 +1,7 @@
 """One process that starts a server and its clients, watches them, kills some, and leaves nothing behind."""
 
 import contextlib
-import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +16,7 @@ from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
-from psyche.testnet.commands import HOST, get_client_argv, get_owner_argv, get_server_argv
+from psyche.testnet.commands import HOST, get_client_argv, get_owner_argv, get_server_argv, get_trainer_host_argv
 from psyche.testnet.kills import KillPlan, choose_victims, is_time_to_kill, make_kill_plan
 from psyche.testnet.prepare import Prepared, prepare
 from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit, stop_all
@@ -69,8 +67,7 @@ class Testnet:
 
     def start_trainers(self) -> None:
         """Start the host that imports torch once for all clients; those who cannot reach it start their own trainer."""
-        argv = [sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer_host"]
-        argv += ["--socket", str(self._trainer_socket), "--parent", str(os.getpid())]
+        argv = get_trainer_host_argv(self._trainer_socket)
         self.trainers = Child("trainers", argv, output=self.prepared.layout.logs / "trainers.log")
 
     async def wait_for_trainers(self) -> None:

@@ -20,6 +20,7 @@ from psyche.testnet.commands import get_client_argv, get_owner_argv, get_server_
 from psyche.testnet.prepare import Prepared, prepare
 from psyche.testnet.settings import TestnetSettings
 
+DEADLINE_S = 300.0  # only a broken supervisor reaches it
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 
 # Stand-ins that behave like the real programs as far as a supervisor sees them.
@@ -30,6 +31,15 @@ print("listening", flush=True)
 try:
     while True:
         listener.accept()[0].close()
+except KeyboardInterrupt:
+    pass
+"""
+TRAINERS = """
+import socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+try:
+    time.sleep(600)
 except KeyboardInterrupt:
     pass
 """
@@ -73,8 +83,12 @@ def use_stand_ins(monkeypatch: pytest.MonkeyPatch, digests: dict[int, str] | Non
         events = str(prepared.layout.events_of(f"client-{number}"))
         return [sys.executable, "-c", CLIENT, events, (digests or {}).get(number, "aa"), str(seconds)]
 
+    def make_trainers(socket: Path) -> list[str]:
+        return [sys.executable, "-c", TRAINERS, str(socket)]
+
     monkeypatch.setattr(supervisor, "get_server_argv", make_server)
     monkeypatch.setattr(supervisor, "get_client_argv", make_client)
+    monkeypatch.setattr(supervisor, "get_trainer_host_argv", make_trainers)
 
 
 def get_pids(run_dir: Path) -> list[int]:
@@ -98,7 +112,7 @@ async def test_a_run_whose_clients_agree_ends_with_0_and_leaves_nothing(
 ) -> None:
     use_stand_ins(monkeypatch)
     console, stream = make_console()
-    with trio.fail_after(60):
+    with trio.fail_after(DEADLINE_S):
         assert await supervisor.run_testnet(settings, console) == 0
     assert "all 3 clients hold bit-identical weights" in stream.getvalue()
     assert not any(map(is_alive, get_pids(tmp_path / "run")))
@@ -111,7 +125,7 @@ async def test_a_run_whose_digests_differ_ends_with_1(
 ) -> None:
     use_stand_ins(monkeypatch, {2: "bb"})
     console, stream = make_console()
-    with trio.fail_after(60):
+    with trio.fail_after(DEADLINE_S):
         assert await supervisor.run_testnet(settings, console) == 1
     assert "PROBLEM: the final digests differ" in stream.getvalue()
 
@@ -121,7 +135,7 @@ async def test_a_client_that_fails_is_shown_with_its_last_words(
 ) -> None:
     use_stand_ins(monkeypatch, {2: "crash"})
     console, stream = make_console()
-    with trio.fail_after(60):
+    with trio.fail_after(DEADLINE_S):
         assert await supervisor.run_testnet(settings, console) == 1
     assert "the reason of the crash" in stream.getvalue()
     assert "PROBLEM: client-2 ended with exit code 3" in stream.getvalue()
@@ -131,7 +145,7 @@ async def test_killed_clients_come_back(settings: TestnetSettings, monkeypatch: 
     use_stand_ins(monkeypatch, seconds=600)
     console, _ = make_console()
     prepared = await prepare(settings, console.print)
-    with trio.fail_after(60):
+    with trio.fail_after(DEADLINE_S):
         async with supervisor.open_testnet(prepared, settings, console) as testnet, trio.open_nursery() as nursery:
             nursery.start_soon(testnet.run_clients)
             while testnet.view.clients[2].starts < 1:
@@ -162,7 +176,7 @@ async def test_the_server_can_be_killed_and_restarted_but_not_die_by_itself(
             testnet.server.kill()
             await trio.sleep_forever()
 
-    with trio.fail_after(60), pytest.raises(ExceptionGroup) as raised:
+    with trio.fail_after(DEADLINE_S), pytest.raises(ExceptionGroup) as raised:
         await run()
     assert raised.group_contains(PsycheError, match="the server ended: killed by SIGKILL")
 
@@ -174,7 +188,7 @@ async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(
     broken = [sys.executable, "-c", "import sys; sys.exit('no room on the disk')"]
     monkeypatch.setattr(supervisor, "get_server_argv", lambda *_: broken)
     console, _ = make_console()
-    with trio.fail_after(60), pytest.raises(ExceptionGroup) as raised:
+    with trio.fail_after(DEADLINE_S), pytest.raises(ExceptionGroup) as raised:
         await supervisor.run_testnet(settings, console)
     assert raised.group_contains(PsycheError, match="no room on the disk")
 
@@ -193,15 +207,18 @@ settings = TestnetSettings(num_clients=3, config_path=t.CONFIG / "dummy", run_di
 sys.exit(trio.run(t.supervisor.run_testnet, settings, t.Console(live=False)))
 """
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as process:
-        with trio.fail_after(60):
-            while sum(1 for path in (tmp_path / "run" / "logs").glob("client-*.log") if path.stat().st_size) < 3:
-                await trio.sleep(0.02)
-        os.kill(process.pid, number)
-        code = await trio.to_thread.run_sync(process.wait)
+        try:
+            with trio.fail_after(DEADLINE_S):
+                while sum(1 for path in (tmp_path / "run" / "logs").glob("client-*.log") if path.stat().st_size) < 3:
+                    await trio.sleep(0.02)
+            os.kill(process.pid, number)
+            code = await trio.to_thread.run_sync(process.wait)
+        finally:
+            process.kill()
     assert code == (-signal.SIGKILL if number is signal.SIGKILL else 130)
     pids = get_pids(tmp_path / "run")
     assert len(pids) >= 4
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         while any(map(is_alive, pids)):
             await trio.sleep(0.02)
 
@@ -214,7 +231,7 @@ async def test_a_run_stops_after_its_minutes_by_pausing(
     monkeypatch.setattr(supervisor, "get_owner_argv", lambda *_: [sys.executable, "-c", "pass"])
     monkeypatch.setattr(supervisor, "DRAIN_S", 0.1)
     console, stream = make_console()
-    with trio.fail_after(60):
+    with trio.fail_after(DEADLINE_S):
         assert await supervisor.run_testnet(settings, console) == 1  # the stand-ins have no digest to show
     assert "0.0001 minutes are over: pausing the run" in stream.getvalue()
 

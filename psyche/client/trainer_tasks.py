@@ -255,7 +255,11 @@ class TrainerTasks:
 
     async def _fetch(self, certified: bytes | None, reasons: list[str]) -> Source | None:
         if certified is None:
-            reasons.append("the configured model folder is missing: make it with `psyche model init`, or copy it here")
+            folder = self._x.state.model.checkpoint.name
+            reasons.append(
+                f"the run's model folder {folder!r} is not here: copy the first weights from who made them, and name "
+                "the folder above it with --local-root"
+            )
             return None
         state = self._x.state
         deadline = trio.current_time() + max(5, state.config.warmup_time)

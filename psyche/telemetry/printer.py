@@ -22,6 +22,7 @@ ERRORS: Final = frozenset({"error", "server_defect", "journal_failed"})  # givin
 # What comes again and again for one reason, and what ends it: told once, and then at most every `AGAIN_S`.
 REPEATED: Final = {"server_lost": "server_connected", "load_failed": "model_loaded", "behind": "healed"}
 AGAIN_S: Final = 30.0
+FOLLOWS_A_STOP: Final = frozenset({"epoch_failed", "dropped"})
 LONG_HEX: Final = 32  # characters from which a hash is shortened for people
 SHORT_HEX: Final = 12
 
@@ -65,6 +66,7 @@ class EventPrinter:
         self._subscription = subscription
         self._shorten = shorten
         self._repeats = Repeats()
+        self._is_stopping = False
         self._log = structlog.get_logger("psyche.events")
 
     def refresh(self) -> None:
@@ -78,7 +80,13 @@ class EventPrinter:
                 fields["event_"] = fields.pop("event")
             if times > 1:
                 fields["times"] = times
-            self._log.log(get_level(event), event["kind"], **fields)
+            self._log.log(self._get_level(event), event["kind"], **fields)
+
+    def _get_level(self, event: Event) -> int:
+        """What follows from the user's own stop is no warning."""
+        if event["kind"] == "left" and str(event.get("reason", "")).startswith("stopped by"):
+            self._is_stopping = True
+        return logging.DEBUG if self._is_stopping and event["kind"] in FOLLOWS_A_STOP else get_level(event)
 
     def _get_shown(self, value: Any) -> Any:
         if self._shorten and isinstance(value, str) and len(value) >= LONG_HEX and _is_hex(value):

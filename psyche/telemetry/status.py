@@ -213,7 +213,8 @@ def _on_network(view: NodeView, event: Event) -> None:
 def _on_epoch_failed(view: NodeView, event: Event) -> None:
     view.epochs_failed += 1
     view.steps_lost += _get_int(event, "steps_lost", 0)
-    view.take_note("epoch_failed", f"epoch given up: {event.get('reason', 'no reason given')}")
+    if view.phase != "left":  # whoever left knows why
+        view.take_note("epoch_failed", f"epoch given up: {event.get('reason', 'no reason given')}")
 
 
 def _on_trouble(view: NodeView, event: Event) -> None:

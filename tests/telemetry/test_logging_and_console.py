@@ -155,6 +155,20 @@ def test_what_comes_again_and_again_is_told_once_and_then_now_and_then() -> None
     assert len(get_lines("server_lost", reason="no connection", tries=0)) == 1
 
 
+def test_what_follows_from_the_user_s_stop_is_no_warning() -> None:
+    stream = io.StringIO()
+    configure_logging("console", "info", console=Console(stream, live=False))
+    log = EventLog(None, node="client", now=lambda: 0.0)
+    printer = EventPrinter(log.subscribe(), shorten=True)
+    log.emit("left", reason="the trainer was lost")
+    log.emit("epoch_failed", reason="Warmup abandoned")
+    log.emit("left", reason="stopped by SIGINT")
+    log.emit("epoch_failed", reason="Warmup abandoned")
+    printer.refresh()
+    assert stream.getvalue().count("left") == 2
+    assert stream.getvalue().count("epoch_failed") == 1
+
+
 def test_a_status_block_that_is_the_same_is_not_drawn_again() -> None:
     stream = io.StringIO()
     console = Console(stream, live=True)

@@ -78,6 +78,12 @@ def test_a_notice_whose_end_nobody_sees_fades_and_others_stay() -> None:
     assert "cannot be reached" in format_status(lost, 9 * NOTE_S)
 
 
+def test_who_has_left_knows_why_the_epoch_failed() -> None:
+    view = fold({"kind": "left", "reason": "stopped by SIGINT"}, {"kind": "epoch_failed", "reason": "x"})
+    assert format_status(view, 2.0).endswith("! stopped by SIGINT")
+    assert view.epochs_failed == 1
+
+
 def test_applying_does_not_end_a_divergence() -> None:
     assert "has other weights" in format_status(fold({"kind": "diverged"}, APPLIED), 2.0)
 

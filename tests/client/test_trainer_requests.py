@@ -217,7 +217,8 @@ async def test_where_nobody_has_the_weights_every_reason_is_said(place: Place) -
 async def test_without_the_configured_model_the_way_to_get_it_is_said(place: Place) -> None:
     (event,) = await place.ask(build_load(None))
     assert isinstance(event, act.LoadFailed)
-    assert "psyche model init" in event.reason
+    assert "model folder" in event.reason
+    assert "--local-root" in event.reason
 
 
 async def test_a_trainer_that_crashes_while_loading_is_started_again_and_the_load_failed(place: Place) -> None:

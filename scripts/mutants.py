@@ -284,7 +284,10 @@ def main(arguments: list[str] | None = None) -> int:
         baseline = measure(tree, work, searches=options.searches)
         print(f"{len(baseline.seconds)} tests, {time.monotonic() - began:.0f} s; {len(mutants)} mutants")
         tally = Tally()
-        Runner(tree, work, baseline, options.processes, options.longest).run(mutants, tally, Bar())
+        try:
+            Runner(tree, work, baseline, options.processes, options.longest).run(mutants, tally, Bar())
+        except KeyboardInterrupt:
+            print(f"\nStopped after {len(tally.outcomes)} of {len(mutants)} mutants.")
         print_report(tally, texts, skipped)
         print(f"{time.monotonic() - began:.0f} s, {options.processes} processes, seed {options.seed}")
     dead = sum(found in ("killed", "too slow") for found in tally.outcomes.values())

@@ -18,7 +18,8 @@ What a form leaves out, and why nothing is lost by that:
   `joined_unix`, `started_unix`, counters of members that are gone, and rounds older than the last one.
 - **What none will read.** Credits where nothing is paid, and open latenesses, count only for a Healthy
   member with strikes (H5); in the last drain round nothing is due any more, so nobody gets later (H1) and no round is
-  void (C4); where a world has no accusations, H4 has nothing to count.
+  void (C4); where a world has no accusations, H4 has nothing to count, and where it names no
+  checkpoints, S10 does not ask for the members of the last epoch.
 """
 
 import hashlib
@@ -119,11 +120,12 @@ class Lens:
     """What a form of one world looks at.
 
     `faulty` maps the signers that must be told apart from the others to numbers above 0; `accuses` says
-    whether anybody is ever accused (H4).
+    whether anybody is ever accused (H4), `names_sources` whether anybody names checkpoints (S10).
     """
 
     faulty: Mapping[bytes, int]
     accuses: bool = True
+    names_sources: bool = True
 
 
 class _View:
@@ -220,10 +222,12 @@ def _build_round(view: _View, records: Sequence[WitnessRecord]) -> Form:
 def _build_rows(view: _View, records: Sequence[WitnessRecord]) -> list[tuple[Form, int]]:
     """What belongs to each slot, and its member (or -1)."""
     state = view.state
-    member_of = {client.slot: member for member, client in enumerate(state.clients)}
+    slots = state.registry.slots
+    are_members = view.in_epoch or view.lens.names_sources  # S10 asks who was a member of an epoch that is over
+    member_of = {client.slot: member for member, client in enumerate(state.clients)} if are_members else {}
     sent = {record.member for record in records}
     rows: list[tuple[Form, int]] = []
-    for number, slot in enumerate(state.registry.slots):
+    for number, slot in enumerate(slots):
         member = member_of.get(number, -1)
         row: Form = (view.lens.faulty.get(slot.signer, 0), _build_slot(state, slot))
         if member >= 0:
@@ -243,7 +247,7 @@ def _build_slot(state: Coordinator, slot: Slot) -> Form:
 
 def _build_client(view: _View, client: Client, is_struck: bool) -> Form:
     if not view.in_epoch:
-        return (client.state is ClientState.EJECTED,)  # S10 asks no more of the members of an epoch that is over
+        return (client.state is ClientState.EJECTED,)
     paid = client.credits if view.paying else 0
     if client.state is not ClientState.HEALTHY:
         return int(client.state), paid

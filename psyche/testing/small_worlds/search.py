@@ -1,5 +1,6 @@
 """The search itself: breadth first, so that what it finds is reached by the fewest inputs."""
 
+import gc
 import time
 from array import array
 from collections import deque
@@ -94,11 +95,14 @@ class Search:
         try:
             layer = deque([self._begin()])
             while layer:
+                gc.freeze()  # states have no cycles; looking for some among millions takes longer than all else
                 layer = self._go_through(layer)
                 outcome.depth += bool(layer)
             outcome.is_complete = not self._is_full()
         except _Found as found:
             outcome.violation = found.violation
+        finally:
+            gc.unfreeze()
         outcome.seconds = time.monotonic() - began
         outcome.healed = self._healer.healed
         return outcome

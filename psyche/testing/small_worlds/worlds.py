@@ -54,6 +54,10 @@ class World:
     max_epoch: int = 0  # a later epoch is reached, but not entered, unless the run has finished there
     certified_epochs: int = 0  # so many honest epochs lie behind the start
 
+    def __post_init__(self) -> None:
+        # a member of an epoch that is over is found by its slot in a form
+        assert not {"leave", "checkpoint"} <= self.inputs, "slots are given up only where no checkpoints are named"
+
     def build_start(self) -> Coordinator:
         """The run, made and waiting, nobody joined."""
         state = create_run(
@@ -76,7 +80,8 @@ class World:
     def lens(self) -> Lens:
         """What a form of this world looks at."""
         number = self.faulty_participant
-        return Lens({} if number is None else {self.get_keys(number)[0]: 1}, "health" in self.inputs)
+        faulty = {} if number is None else {self.get_keys(number)[0]: 1}
+        return Lens(faulty, "health" in self.inputs, "checkpoint" in self.inputs)
 
     def get_deadlines(self, state: Coordinator) -> tuple[int, ...]:
         """The elapsed times of the phase at which something becomes possible (T1, T8), ascending.
@@ -180,7 +185,7 @@ def _build_rollback(members: int, **more: Any) -> World:
         "Warmups in which nobody can show the certified weights; checkpoints named at any time",
         members,
         _build_settings(members, **more) | {"total_steps": 9},
-        inputs=frozenset({"withdraw", "checkpoint", "rejoin"}),
+        inputs=frozenset({"withdraw", "checkpoint"}),
         certified_epochs=1,
         max_epoch=2,
     )

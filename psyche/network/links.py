@@ -43,6 +43,7 @@ class Access:
 
     def __init__(self) -> None:
         self.bandwidth_bytes_s = math.inf
+        self.carried_bytes = 0.0
         self._turn = trio.Lock()
         self._busy_until = 0.0
 
@@ -50,11 +51,13 @@ class Access:
         """Wait for a turn, and until `size_bytes` have passed."""
         async with self._turn:
             await trio.sleep(size_bytes / self.bandwidth_bytes_s)
+        self.carried_bytes += size_bytes
 
     def compute_passage(self, begun: float, size_bytes: float) -> float:
         """When `size_bytes` that have begun to come at `begun` are through; the way is taken until then."""
         passed = max(begun, self._busy_until) + size_bytes / self.bandwidth_bytes_s
         self._busy_until = max(passed, trio.current_time())
+        self.carried_bytes += size_bytes
         return self._busy_until
 
 
@@ -127,7 +130,8 @@ class Pipe:
             return
         view = memoryview(data)
         endless = self._access is None and math.isinf(self._wire.conditions.bandwidth_bytes_s)
-        step = len(view) if endless else int(FRAME_BYTES / max(self._weight, 1.0))
+        # what stands for something larger goes in one part: cutting single bytes apart would cost and tell nothing
+        step = len(view) if endless or self._weight > 1 else FRAME_BYTES
         for start in range(0, len(view), max(step, 1)):
             await self._write_part(view[start : start + step])
 
@@ -288,6 +292,10 @@ class Links:
         ways = self._access.setdefault(key, (Access(), Access()))
         for way, bandwidth_bytes_s in zip(ways, (up_bytes_s, down_bytes_s), strict=True):
             way.bandwidth_bytes_s = bandwidth_bytes_s
+
+    def get_access(self, key: bytes) -> tuple[Access, Access] | None:
+        """A machine's ways out and in, where they were set."""
+        return self._access.get(key)
 
     def open_pair(
         self, opener: bytes, other: bytes, *, is_lossy: bool = False, answer_weight: float | None = None

@@ -83,6 +83,8 @@ def get_known_keys(root: type[Table], path: KeyPath) -> list[str]:
 
 
 def _get_tables_below(table: type[Table], key: str | int) -> Iterator[type[Table]]:
+    if isinstance(key, int):
+        yield table  # an item of a list of tables
     for name, field in table.model_fields.items():
         if (field.alias or name) == key:
             yield from _find_tables(field.annotation)
@@ -128,6 +130,8 @@ def _describe(error: ErrorDetails, path: KeyPath, root: type[Table]) -> tuple[st
         "literal_error": (f"{value} is unknown", f"one of {context.get('expected')}"),
         "greater_than_equal": (f"is {value}, at least {context.get('ge')}", description),
         "less_than_equal": (f"is {value}, at most {context.get('le')}", description),
+        "greater_than": (f"is {value}, must be above {context.get('gt')}", description),
+        "less_than": (f"is {value}, must be below {context.get('lt')}", description),
         "string_too_short": ("is empty", description),
     }
     if kind in _WANTED:

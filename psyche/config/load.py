@@ -150,6 +150,18 @@ def load_data(path: Path) -> LoadedData:
     )
 
 
+def read_table(path: Path, kind: type[_T]) -> _T:
+    """Any other TOML file, checked as a table of this kind.
+
+    Raises:
+        ConfigProblems: everything that is wrong.
+    """
+    table, problems = _parse(_read(path.absolute()), kind)
+    if table is None:
+        raise ConfigProblems(problems)
+    return table
+
+
 def find_local_data(path: Path) -> LoadedData | None:
     """What describes a Local data location: the data.toml it names or holds; None: a plain file or folder.
 

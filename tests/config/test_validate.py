@@ -156,6 +156,6 @@ def test_everything_that_is_not_built_is_refused_by_name() -> None:
 
 
 def test_all_shipped_configurations_but_the_sample_can_run() -> None:
-    for path in sorted(CONFIG.iterdir()):
+    for path in sorted({file.parent for file in CONFIG.glob("*/run.toml")}):
         run = load_run(path)
         assert (find_unsupported(run.model, run.config) == []) == (path.name != "sample"), path.name

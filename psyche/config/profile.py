@@ -1,0 +1,108 @@
+"""Who takes part in a simulated run, as a TOML file: classes of machines that are alike.
+
+[[class]]
+name = "gaming PC"
+share = 0.6
+tokens_per_s = 3000
+up_mbit_s = 40
+down_mbit_s = 250
+latency_ms = 25
+"""
+
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from psyche.config.load import read_table
+from psyche.config.problems import ConfigProblems, Problem
+from psyche.config.schema import Table
+from psyche.core.limits import MAX_CLIENTS
+
+NAME_CHARACTERS: Final = 40
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class ClassTable(Table):
+    """`[[class]]`: some machines that are alike."""
+
+    name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)] = Field(description="what it is called")
+    count: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = Field(
+        default=None, description="how many there are; or share"
+    )
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="how much of those without a count, above 0, at most 1; or count"
+    )
+    tokens_per_s: Positive = Field(description="tokens that one machine trains in a second, above 0")
+    up_mbit_s: Positive = Field(description="Mbit/s that it sends, to all others together, above 0")
+    down_mbit_s: Positive = Field(description="Mbit/s that it receives, above 0")
+    latency_ms: NotNegative = Field(
+        default=20.0, description="milliseconds to a well-connected place and back; two machines see the sum"
+    )
+    jitter_ms: NotNegative = Field(default=0.0, description="milliseconds by which that varies at most")
+    loss_percent: Annotated[float, Field(ge=0, lt=100)] = Field(
+        default=0.0, description="percent of packets that are lost, 0 to below 100"
+    )
+    spread_percent: Annotated[float, Field(ge=0, lt=100)] = Field(
+        default=5.0, description="percent by which training times vary, to both sides"
+    )
+    step_s: NotNegative = Field(default=0.0, description="seconds of a round for optimizer and compression")
+    apply_s: NotNegative = Field(default=0.2, description="seconds to apply a round's results")
+    load_s: NotNegative = Field(default=10.0, description="seconds to load the model")
+    fails_every_h: Positive | None = Field(default=None, description="mean hours to a failure; left out: never")
+    back_after_min: Positive | None = Field(
+        default=None, description="minutes until it is back after a failure; left out: it stays away"
+    )
+    joins_after_min: NotNegative = Field(default=0.0, description="minutes after the start of the run; 0: at once")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.count is None) == (self.share is None):
+            raise PydanticCustomError("count_or_share", "needs one of count and share, not both")
+        if self.back_after_min is not None and self.fails_every_h is None:
+            raise PydanticCustomError("back_without_failure", "back_after_min says nothing without fails_every_h")
+        return self
+
+
+class ProfileFile(Table):
+    """A profile.toml."""
+
+    classes: Annotated[list[ClassTable], Field(min_length=1)] = Field(
+        alias="class", description="at least one [[class]]"
+    )
+
+
+def load_profile(path: Path) -> list[ClassTable]:
+    """The classes of a profile, in the order of the file.
+
+    Raises:
+        ConfigProblems: everything that is wrong, with file, line, key, rule and what would be right.
+    """
+    classes = read_table(path, ProfileFile).classes
+    names = [one.name for one in classes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigProblems([Problem(path, None, "class", f"two classes are called {name!r}") for name in twice])
+    return classes
+
+
+def get_counts(classes: list[ClassTable], clients: int, path: Path) -> list[int]:
+    """How many machines of each class make `clients` in all: counts as they are, shares of what is left.
+
+    Raises:
+        ConfigProblems: the counts are more than there are clients, or less and nobody has a share.
+    """
+    fixed = sum(one.count or 0 for one in classes)
+    shares = [one.share or 0.0 for one in classes]
+    left = clients - fixed
+    if left < 0 or (left > 0 and not any(shares)):
+        what = f"the counts add up to {fixed}, and there are {clients} clients"
+        raise ConfigProblems([Problem(path, None, "class", what, f"--clients {fixed}, or a class with a share")])
+    exact = [left * share / sum(shares) if share else 0.0 for share in shares]
+    counts = [int(number) for number in exact]
+    by_rest = sorted(range(len(exact)), key=lambda place: counts[place] - exact[place])
+    for place in by_rest[: left - sum(counts)]:
+        counts[place] += 1
+    return [one.count or count for one, count in zip(classes, counts, strict=True)]

@@ -1,0 +1,79 @@
+"""profile.toml: who takes part in a simulated run."""
+
+from pathlib import Path
+
+import pytest
+
+from psyche.config.problems import ConfigProblems
+from psyche.config.profile import get_counts, load_profile
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES = {"name": '"home"', "share": "1.0", "tokens_per_s": "3000", "up_mbit_s": "40", "down_mbit_s": "250.0"}
+
+
+def write(folder: Path, *tables: dict[str, str]) -> Path:
+    path = folder / "profile.toml"
+    path.write_text("\n".join("[[class]]\n" + "\n".join(f"{k} = {v}" for k, v in t.items()) for t in tables))
+    return path
+
+
+def explain(folder: Path, *tables: dict[str, str]) -> str:
+    with pytest.raises(ConfigProblems) as found:
+        load_profile(write(folder, *tables))
+    return str(found.value)
+
+
+@pytest.mark.parametrize("name", ["home.toml", "datacenter.toml"])
+def test_the_samples_can_be_read(name: str) -> None:
+    path = ROOT / "config" / "profiles" / name
+    assert sum(get_counts(load_profile(path), 64, path)) == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"tokens_per_s": '"many"'}, "class[0].tokens_per_s: must be a number, is 'many' -> tokens that one machine"),
+        ({"up_mbit_s": "-4"}, "class[0].up_mbit_s: is -4, must be above 0.0 -> Mbit/s that it sends"),
+        ({"up_mbit": "4"}, "class[0].up_mbit: unknown key -> did you mean up_mbit_s?"),
+        ({"loss_percent": "100"}, "class[0].loss_percent: is 100, must be below 100"),
+        ({"count": "3"}, "class[0]: needs one of count and share, not both"),
+        ({"back_after_min": "3"}, "class[0]: back_after_min says nothing without fails_every_h"),
+    ],
+)
+def test_a_broken_rule_is_told_with_file_line_key_and_what_would_be_right(
+    change: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    text = explain(tmp_path, LINES | change)
+    assert told in text
+    assert text.startswith(f"{tmp_path / 'profile.toml'}:")
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path: Path) -> None:
+    assert "two classes are called 'home'" in explain(tmp_path, LINES, LINES)
+
+
+def test_no_class_at_all_is_refused(tmp_path: Path) -> None:
+    assert "class: is missing" in explain(tmp_path)
+
+
+def count(folder: Path, clients: int, *parts: tuple[str, str]) -> list[int]:
+    tables = []
+    for number, (key, value) in enumerate(parts):
+        tables.append({k: v for k, v in LINES.items() if k != "share"} | {"name": f'"c{number}"', key: value})
+    path = write(folder, *tables)
+    return get_counts(load_profile(path), clients, path)
+
+
+def test_shares_are_of_those_without_a_count(tmp_path: Path) -> None:
+    assert count(tmp_path, 20, ("count", "5"), ("share", "0.5"), ("share", "0.25")) == [5, 10, 5]
+
+
+def test_shares_are_rounded_so_that_all_are_given(tmp_path: Path) -> None:
+    assert count(tmp_path, 5, ("share", "0.4"), ("share", "0.4"), ("share", "0.2")) == [2, 2, 1]
+    assert sum(count(tmp_path, 7, ("share", "0.3"), ("share", "0.3"), ("share", "0.3"))) == 7
+
+
+@pytest.mark.parametrize("clients", [4, 6])
+def test_counts_that_are_not_the_clients_are_refused(clients: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigProblems, match=r"the counts add up to 5, and there are \d clients -> --clients 5"):
+        count(tmp_path, clients, ("count", "5"))

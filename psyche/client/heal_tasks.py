@@ -98,7 +98,7 @@ class HealTasks:
         for height in range(action.height + 1):  # first, for the own weights may still be of use
             if not await trio.to_thread.run_sync(self._replay.has, action.epoch, height):
                 raise TrainerError(f"the replay store lacks the set of round {height}")
-        await self._load_checked(await self._find_certified(action.certified), action.certified)
+        await self._load_certified(action.certified)
         chain, digests, full = action.certified, dict[int, bytes](), dict[int, bool]()
         for height in range(action.height + 1):
             stored = await trio.to_thread.run_sync(self._replay.read, action.epoch, height)
@@ -115,14 +115,21 @@ class HealTasks:
             full[height] = applied.is_full
         return Healed(action.epoch, action.height, chain, digests, full)
 
-    async def _find_certified(self, certified: bytes) -> Source:
+    async def _load_certified(self, certified: bytes) -> None:
         state = self._x.state
         own = await self._loader.find_local(certified)
-        source = own or self._loader.find_configured(state, certified, state.checkpoint.digest)
-        if source is not None:
-            return source
+        configured = self._loader.find_configured(state, certified, state.checkpoint.digest)
+        for source in (own, configured):
+            try:
+                if source is not None:
+                    return await self._load_checked(source, certified)
+            except TrainerFailure:
+                raise
+            except TrainerError as error:  # a disk may lie; peers may still have them
+                self._x.log("error", message=str(error))
         deadline = trio.current_time() + max(5, state.config.warmup_time)
-        return await self._loader.fetch(state, certified, deadline, lambda _done, _total: None)
+        fetched = await self._loader.fetch(state, certified, deadline, lambda _done, _total: None)
+        return await self._load_checked(fetched, certified)
 
     # --- (2) comparison ---------------------------------------------------------------------------
 

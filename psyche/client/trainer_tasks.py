@@ -402,6 +402,9 @@ class TrainerTasks:
                 decided=action.decided,
             )
         )
+        if compute_weights_digest(self._x.state.model, action.chain, reply.weight_root) != action.digest:
+            await trio.to_thread.run_sync(shutil.rmtree, path)
+            raise TrainerError(f"snapshot {path}: the weights in the trainer have changed since their digest was taken")
         self._x.log("snapshot_written", path=str(path), bytes=reply.size_bytes, digest=action.digest)
         self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, path, reply))
 

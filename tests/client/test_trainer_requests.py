@@ -274,6 +274,24 @@ async def test_final_weights_that_cost_the_trainer_its_life_are_asked_for_again(
     assert act.SnapshotFetched(digest, ok=False) in events
 
 
+# --- P6
+
+
+async def test_a_snapshot_of_other_weights_than_its_digest_says_is_none(place: Place) -> None:
+    """P6: the weights may have changed since the digest was computed; certified must name what can be loaded."""
+    place.trainer.weights = blake3_hash(b"right")
+    chain = build_hash("chain")
+    digest = compute_state_digest(chain, place.trainer._get_part())
+    snapshot = act.Snapshot(1, 3, 4, 40, chain, digest, ZERO32)
+    (event,) = await place.ask(snapshot)
+    assert isinstance(event, act.SnapshotWritten)
+    assert event.reply is not None
+    place.trainer.weights = blake3_hash(b"a flipped bit")
+    (event,) = await place.ask(snapshot)
+    assert event == act.SnapshotWritten(1, 3, digest, Path(), None)
+    assert list((place.root / "resume").iterdir()) == [], "nobody can be given it"
+
+
 # --- S7
 
 
@@ -306,6 +324,17 @@ async def test_a_replay_gives_the_digests_of_every_height(place: Place) -> None:
     assert place.trainer.weights == twin.weights
 
 
+async def test_a_replay_passes_over_an_own_snapshot_that_is_not_what_it_says(place: Place) -> None:
+    """S7: a disk may lie; peers may still have the weights."""
+    place.loader.own, _ = await place.write_snapshot("own but other")
+    place.loader.peers, digest = await place.write_snapshot("certified")
+    store_sets(place, 1)
+    place.shell.replay_written.set()
+    (event,) = await place.ask(act.Heal(1, digest, 0))
+    assert isinstance(event, act.Healed)
+    assert place.loader.fetches == 1
+
+
 async def test_a_replay_waits_for_what_is_still_being_written(place: Place) -> None:
     """S7: the newest set may be on its way to the disk."""
     place.loader.own, digest = await place.write_snapshot("certified")
@@ -332,7 +361,8 @@ async def test_a_replay_that_cannot_be_done_says_why(place: Place, trouble: str)
     if trouble == "damaged":
         sorted((place.root / "replay").rglob("*.set"))[1].write_bytes(b"noise")
     if trouble == "wrong weights":
-        place.loader.own, _ = await place.write_snapshot("other")
+        place.loader.own = None
+        place.loader.peers, _ = await place.write_snapshot("other")
     if trouble == "no weights":
         place.loader.own = None
     if trouble == "crash":
@@ -391,7 +421,9 @@ async def test_data_that_cannot_be_had_costs_the_batch_only(place: Place, error:
 async def test_a_snapshot_that_fails_is_said_and_costs_no_weights(place: Place) -> None:
     """F16: training goes on."""
     place.trainer.failures["snapshot resume"] = [TrainerError("no space left")]
-    snapshot = act.Snapshot(0, 5, 6, 60, build_hash("chain"), build_hash("digest"), ZERO32)
+    chain = build_hash("chain")
+    digest = compute_state_digest(chain, place.trainer._get_part())
+    snapshot = act.Snapshot(0, 5, 6, 60, chain, digest, ZERO32)
     (event,) = await place.ask(snapshot)
     assert isinstance(event, act.SnapshotWritten)
     assert event.reply is None

@@ -30,6 +30,7 @@ from psyche.wire.crypto import blake3_hash, compute_state_digest
 from psyche.wire.ports import Network, SyncRequest
 
 MANIFEST_TIMEOUT_S: Final = 10.0
+PARTS: Final = ".parts-"  # a fetch that failed goes on where it stopped, if it is of the same weights
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -135,8 +136,8 @@ class Loader:
         """
         check_offered_files(offer)
         entries = decode_manifest(offer.manifest)
-        folder = self._snapshots / f".parts-{blake3_hash(offer.manifest).hex()[:16]}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._snapshots / f"{PARTS}{blake3_hash(offer.manifest).hex()[:16]}"
+        await trio.to_thread.run_sync(_make_parts_folder, folder)
         known = own or {}
         blobs = {entry.blob_id: get_tensor_bytes(entry) for entry in entries if entry.blob_id not in known}
         total = sum(blobs.values())
@@ -296,6 +297,14 @@ def _spread(entries: Sequence[TensorEntry], found: Mapping[bytes, Path], folder:
 def get_snapshot_name(epoch: int, step: int, digest: bytes) -> str:
     """The folder name of a snapshot."""
     return f"epoch-{epoch:05d}-step-{step:08d}-{digest.hex()[:12]}"
+
+
+def _make_parts_folder(folder: Path) -> None:
+    """The parts of other weights go: nobody will ask for them again, and they are as large as the model."""
+    for other in folder.parent.glob(f"{PARTS}*"):
+        if other != folder:
+            _remove_folder(other)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _remove_folder(path: Path) -> None:

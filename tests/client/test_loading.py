@@ -191,6 +191,16 @@ async def test_weights_of_a_peer_become_an_own_snapshot_under_the_names_of_the_r
     assert place.network.withdrawn == [blob_id_of(b"w" * 32)], "the files have moved into the snapshot"
 
 
+async def test_parts_of_other_weights_whose_fetch_failed_are_removed(place: Place) -> None:
+    offer, digest = build_offer()
+    place.network.answers = {KEYS[1]: answer_with(offer)}
+    left = place.snapshots / ".parts-0123456789abcdef"
+    left.mkdir(parents=True)
+    (left / "blob").write_bytes(b"half")
+    source = await place.fetch(digest)
+    assert [p.name for p in place.snapshots.iterdir()] == [source.path.name]
+
+
 async def test_a_manifest_that_does_not_give_the_digest_is_refused_and_the_next_peer_asked(place: Place) -> None:
     """S9, B17: trusts no peer."""
     offer, digest = build_offer()

@@ -86,6 +86,20 @@ def test_all_problems_are_named_at_once() -> None:
     }
 
 
+def test_a_problem_says_what_is_wrong_and_then_what_would_be_right() -> None:
+    (problem,) = find_config_problems(build_config(entropy_delay=-1), build_model())
+    assert problem.what == "-1 does not fit its place on record"
+    assert problem.right == "0 to 255"
+    with pytest.raises(ConfigRefused, match=r"config.min_clients: must not be zero \(right: above 0\)"):
+        check_config(build_config(min_clients=0), build_model())
+
+
+def test_an_epoch_that_ends_before_its_first_round_holds_no_cold_start() -> None:
+    config = build_config(epoch_time=30, warmup_time=30, max_round_train_time=1)
+    keys = [problem.key for problem in find_config_problems(config, build_model(cold_start_warmup_steps=1))]
+    assert keys == ["config.warmup_time", "model.LLM.cold_start_warmup_steps"]
+
+
 def test_a_cold_start_must_fit_into_an_epoch_that_ends_by_time() -> None:
     model = build_model(cold_start_warmup_steps=4)
     assert find_config_problems(build_config(epoch_time=110), model) == []

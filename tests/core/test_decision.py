@@ -181,6 +181,13 @@ def test_c3_who_knows_nothing_at_all_asks_every_holder() -> None:
     assert decide(make_view(split_tables(), 0b1, {})) == Undecided((0, 1, 2, 3), 0b1, for_root=False)
 
 
+def test_c3_what_is_open_is_named_by_member() -> None:
+    tables = [{1: commit(1), 2: commit(2, w // 2)} for w in range(4)]
+    round_ = close([make_record(w, table) for w, table in enumerate(tables)], 4, 0b110)
+    known = {1: {commit(1)}, 2: {commit(2)}}
+    assert decide(make_view(round_, 0b110, known)) == Undecided((2, 3), 0b100, for_root=False)
+
+
 # --- C4 to C6
 
 

@@ -595,7 +595,9 @@ def test_a_witness_message_has_exactly_these_bytes() -> None:
     raw = head + bitmaps + b"\x0d" * 320 + b"\x0e" * 32 + b"\x0f" * 32 + b"\x04\0\0\0loss"
     assert encode_witness(MESSAGE) == raw
     assert 8 + len(encode_witness(replace(MESSAGE, metadata=b""))) == 505
-    assert 8 + len(encode_witness(replace(MESSAGE, metadata=bytes(256)))) == 761
+    longest = replace(MESSAGE, metadata=bytes(256))
+    assert 8 + len(encode_witness(longest)) == 761
+    assert decode_witness(encode_witness(longest)) == longest
 
 
 @given(WITNESSES)

@@ -288,6 +288,11 @@ def test_a_run_may_begin_at_a_later_step() -> None:
     assert create(progress=Progress(step=1_000)).run_state is RunState.FINISHED
 
 
+def test_a_run_may_begin_at_the_last_number_of_each_kind() -> None:
+    last = Progress(epoch=65_535, step=(1 << 32) - 1, epoch_start_data_index=(1 << 64) - 1)
+    assert create(progress=last).progress == last
+
+
 def test_a_new_run_does_not_share_its_settings() -> None:
     config, model = build_config(), build_model()
     state = create(config=config, model=model)

@@ -12,7 +12,7 @@ from psyche.core.errors import (
     UnknownMember,
     WrongRound,
 )
-from psyche.core.health import compute_judgement, process_strike, process_strike_clearing
+from psyche.core.health import compute_judgement, get_idle_roles, process_strike, process_strike_clearing
 from psyche.core.state import Client, ClientState, RunState, Slot, StopReason
 from psyche.core.timeline import get_attested_round
 from psyche.testing.builders import Run, build_keys, build_run, expect_refusal
@@ -93,6 +93,25 @@ def test_h2_one_round_heard_again_forgives_absence() -> None:
     assert run.state.clients[3].missed == 1
     run.run_round()
     assert run.state.clients[3].missed == 0
+
+
+def test_h2_without_a_judgement_nothing_is_forgiven() -> None:
+    run = build_training()
+    client = run.state.clients[3]
+    client.missed, client.late = 1, 2
+    for member in range(4):
+        run.send(run.build_witness(member, held=0b1111 if member < 2 else 0b0111))
+    run.settle()
+    assert run.state.current.height == 2
+    assert (client.missed, client.late, client.state) == (1, 2, HEALTHY)
+
+
+def test_h1_a_tie_breaker_owes_nothing_without_verifiers_too() -> None:
+    run = build_training()
+    round_ = run.state.current
+    assert get_idle_roles(round_, run.state.config) == 0
+    round_.tie_breaker_tasks = 1
+    assert get_idle_roles(round_, run.state.config).bit_count() == 1
 
 
 def test_h2_a_gray_failure_is_out_after_three_rounds_without_credit() -> None:

@@ -43,13 +43,14 @@ def is_writer(function: Callable[..., Any]) -> bool:
 class ServerDisk:
     """The server's files; survives its processes.
 
-    `on_append` and `on_replace` hear what has reached the disk. With `tear_after` a write that would bring
-    the bytes written since to more than that stops there, and `on_torn` is called: the machine fails.
+    `on_append` (told whether its last bytes are torn) and `on_replace` hear what has reached the disk. With
+    `tear_after` a write that would bring the bytes written since to more than that stops there, and `on_torn`
+    is called: the machine fails.
     """
 
     conditions: DiskConditions = field(default_factory=DiskConditions)
     files: dict[str, bytearray] = field(default_factory=dict)
-    on_append: Callable[[str, bytes], None] = lambda _name, _data: None
+    on_append: Callable[[str, bytes, bool], None] = lambda _name, _data, _is_torn: None
     on_replace: Callable[[str, bytes], None] = lambda _name, _data: None
     on_torn: Callable[[], None] = lambda: None
     tear_after: int | None = None
@@ -97,10 +98,12 @@ class DiskHandle(JournalDisk):
         self._disk.conditions.check_room()
         file = self._disk.files.setdefault(name, bytearray())
         if self._tears(len(data)):
-            file += data[: self._disk.tear_after or 0]
+            part = data[: self._disk.tear_after or 0]
+            file += part
+            self._disk.on_append(name, part, True)
             self._fail()
         file += data
-        self._disk.on_append(name, data)
+        self._disk.on_append(name, data, False)
 
     def replace(self, name: str, data: bytes) -> None:
         """Put a whole file in the place of the old one; raises OSError on a full or failing disk."""

@@ -24,15 +24,16 @@ _run: Final[Any] = importlib.import_module("trio._core._run")
 Task = trio.lowlevel.Task
 
 
-class LiveLockError(AssertionError):
-    """Tasks wake each other for ever at one moment of simulated time."""
-
-
 class RunQueue(deque[Task]):
-    """trio's queue of tasks that can run; those of stopped processes wait beside it."""
+    """trio's queue of tasks that can run; those of stopped processes wait beside it.
 
-    def __init__(self) -> None:
+    Args:
+        on_stuck: told the names of tasks that wake each other for ever at one moment of simulated time.
+    """
+
+    def __init__(self, on_stuck: Callable[[list[str]], None]) -> None:
         super().__init__()
+        self._on_stuck = on_stuck
         self._stopped: dict[Task, list[Task]] = {}
         self._batches = 0
         self._time, self._since = -1.0, 0
@@ -47,11 +48,12 @@ class RunQueue(deque[Task]):
 
     def clear(self) -> None:
         """A batch was taken."""
-        names = [task.name for task in self] if self._is_stuck() else []
+        names = sorted({task.name for task in self}) if self._is_stuck() else None
         super().clear()
-        if names:
-            raise LiveLockError(f"time stands still at {self._time} while these run: {sorted(set(names))}")
         self._batches += 1
+        if names is not None:
+            self._since = self._batches
+            self._on_stuck(names)
         if self._batches % COLLECT_EVERY_BATCHES == 0:
             gc.collect()
 
@@ -83,10 +85,10 @@ def find_root(task: Task | None, roots: dict[Task, Any]) -> Task | None:
     return task
 
 
-def install_queue() -> RunQueue:
+def install_queue(on_stuck: Callable[[list[str]], None]) -> RunQueue:
     """Put a `RunQueue` in the place of the running loop's own."""
     runner = _run.GLOBAL_RUN_CONTEXT.runner
-    queue = RunQueue()
+    queue = RunQueue(on_stuck)
     queue.extend(runner.runq)
     runner.runq = queue
     return queue

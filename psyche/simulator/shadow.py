@@ -35,10 +35,10 @@ class Shadow:
         """Whether there is a run."""
         return self.seq >= 0
 
-    def take_append(self, name: str, data: bytes) -> None:
-        """Records have reached the disk."""
+    def take_append(self, name: str, data: bytes, is_torn: bool) -> None:
+        """Records have reached the disk; where the write was torn, those before the tear."""
         scan = scan_segment(data, self.seq + 1)
-        if scan.is_torn or scan.is_broken or not scan.records:
+        if scan.is_broken or (scan.is_torn and not is_torn):
             self.complaints.append(f"{name}: what was appended after record {self.seq} are no whole records")
         for record in scan.records:
             self._take(record)

@@ -99,7 +99,7 @@ class World:
             for number, name in enumerate(scenario.names)
         ]
         self.roots: dict[runtime.Task, Host] = {}
-        self.queue = runtime.RunQueue()
+        self.queue = runtime.RunQueue(self._end_stuck)
         self.shadow = Shadow(self._on_record)
         self.invariants = Invariants(self)
         self.is_over = False
@@ -236,7 +236,7 @@ class World:
 
     async def run(self) -> None:
         """Play until the run is finished and its clients have ended, or time is up."""
-        self.queue = runtime.install_queue()
+        self.queue = runtime.install_queue(self._end_stuck)
         limit_s = compute_limit_s(self.scenario, self.config)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -250,9 +250,20 @@ class World:
                 await self._wait_for_end()
             if scope.cancelled_caught:
                 self.invariants.fail("I5", "the run ends", f"not after {limit_s:.0f} s", self.invariants.where())
-            self.is_over = True
             self.invariants.check_end()
-            nursery.cancel_scope.cancel()
+            self._end()
+
+    def _end_stuck(self, names: list[str]) -> None:
+        """Tasks run without end and time stands still: nothing can be simulated any more."""
+        self.invariants.fail("I5", "time goes on", f"these wake each other for ever: {', '.join(names)}")
+        self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        for host in (self.server, *self.clients):
+            host.resume()  # who stands still could not even be cancelled
+        assert self._nursery is not None, "while it runs"
+        self._nursery.cancel_scope.cancel()
 
     async def _join(self, host: ClientHost, number: int) -> None:
         cls = host.cls

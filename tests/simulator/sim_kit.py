@@ -1,0 +1,32 @@
+"""What the simulator's tests share: small scenarios, and questions about their events."""
+
+import json
+from typing import Any
+
+from psyche.simulator.faults import Fault
+from psyche.simulator.liars import Liar
+from psyche.simulator.scenario import MachineClass, Scenario
+from psyche.simulator.world import Outcome, simulate
+
+
+def build(
+    seed: int = 1, *, clients: int = 4, faults: tuple[Fault, ...] = (), liars: tuple[Liar, ...] = (),
+    cls: dict[str, Any] | None = None, **config: int,
+) -> Scenario:  # fmt: skip
+    """A run of one class of clients: an epoch of eight rounds unless said otherwise."""
+    values = {"total_steps": 9, "init_min_clients": clients, "min_clients": 2} | config
+    machines = MachineClass(count=clients, **(cls or {}))
+    return Scenario(seed=seed, classes=(machines,), config=values, faults=faults, liars=liars)
+
+
+def play(scenario: Scenario) -> Outcome:
+    """Play it; nothing may be violated."""
+    outcome = simulate(scenario)
+    assert not outcome.violations, outcome.describe()
+    return outcome
+
+
+def get_events(outcome: Outcome, kind: str, node: str = "") -> list[dict[str, Any]]:
+    """Events of a kind, of one machine or of all."""
+    events = (json.loads(line) for line in outcome.lines)
+    return [e for e in events if e["kind"] == kind and node in ("", e["node"])]

@@ -1,0 +1,168 @@
+"""One fault of each kind: what it does to a run, and that the run bears it."""
+
+import pytest
+from sim_kit import build, get_events, play
+
+from psyche.core.state import RunState
+from psyche.simulator.faults import (
+    BitFlip,
+    ClockJump,
+    Degrade,
+    DiskFull,
+    Hang,
+    Kill,
+    Leave,
+    Partition,
+    SlowDisk,
+    TornWrite,
+    TrainerCrash,
+    TrainerHang,
+)
+from psyche.simulator.world import Outcome, simulate
+
+
+def is_finished(outcome: Outcome) -> bool:
+    return outcome.state.run_state is RunState.FINISHED
+
+
+def test_a_killed_client_is_dropped_and_comes_back_in_the_next_epoch() -> None:
+    kill = Kill(at_epoch=0, at_height=2, who=("client-1",), for_s=1.0)
+    outcome = play(build(faults=(kill,), total_steps=17))
+    assert is_finished(outcome)
+    assert get_events(outcome, "withdrew", "client-1"), "M9: a restarted member withdraws before anything else"
+    sent = {e["epoch"] for e in get_events(outcome, "result_sent", "client-1")}
+    assert sent == {0, 1}
+
+
+def test_a_client_whose_disk_is_lost_is_given_the_weights_by_its_peers() -> None:
+    kill = Kill(at_epoch=0, at_height=3, who=("client-2",), for_s=0.5, erase=True)
+    outcome = play(build(faults=(kill,), total_steps=17))
+    sources = [e["source"] for e in get_events(outcome, "model_loaded", "client-2")]
+    assert sources[0] == "configured source"
+    assert "peers" in sources
+
+
+@pytest.mark.parametrize("seq", [2, 9, 14, 23, 31])
+def test_a_server_killed_after_any_record_goes_on_from_it(seq: int) -> None:
+    outcome = play(build(faults=(Kill(at_seq=seq, who=("server",), for_s=4.0),)))
+    assert is_finished(outcome)
+    assert get_events(outcome, "server_recovered")
+
+
+@pytest.mark.parametrize("after_bytes", [0, 1, 40, 700, 1_500])
+def test_a_server_that_fails_within_a_write_loses_nothing_that_it_promised(after_bytes: int) -> None:
+    torn = TornWrite(at_epoch=0, at_height=1, after_bytes=after_bytes, for_s=2.0)
+    outcome = play(build(faults=(torn,)))
+    assert is_finished(outcome)
+    assert get_events(outcome, "killed") == [] or outcome.facts["dropped"] == {}
+    notes = get_events(outcome, "journal_note")
+    assert all("torn tail" in note["note"] for note in notes)
+
+
+def test_a_full_disk_stops_the_server_and_it_goes_on_when_there_is_room() -> None:
+    outcome = play(build(faults=(DiskFull(at_epoch=0, at_height=2, who=("server",), for_s=12.0),)))
+    assert is_finished(outcome)
+    failed = get_events(outcome, "process_failed", "server")
+    assert "the disk failed" in failed[0]["error"]
+
+
+def test_a_full_disk_ends_no_client_and_costs_no_round() -> None:
+    outcome = play(build(faults=(DiskFull(at_epoch=0, at_height=2, who=("client-0",), for_s=5.0),), total_steps=17))
+    assert is_finished(outcome)
+    errors = get_events(outcome, "error", "client-0")
+    assert any("No space left" in e["message"] for e in errors)
+    assert outcome.codes == (0, 0, 0, 0)
+
+
+def test_a_slow_disk_only_slows() -> None:
+    outcome = play(build(faults=(SlowDisk(at_s=4.0, who=("server", "client-1"), sync_s=0.4, for_s=30.0),)))
+    assert is_finished(outcome)
+    assert outcome.facts["dropped"] == {}
+
+
+def test_a_server_that_stands_still_is_a_pause_for_all() -> None:
+    outcome = play(build(faults=(Hang(at_epoch=0, at_height=2, who=("server",), for_s=9.0),)))
+    assert is_finished(outcome)
+    assert outcome.facts["dropped"] == {}
+
+
+def test_a_client_that_stands_still_catches_up_or_waits_for_the_next_epoch() -> None:
+    outcome = play(build(faults=(Hang(at_epoch=0, at_height=2, who=("client-3",), for_s=30.0),), total_steps=17))
+    assert is_finished(outcome)
+    assert outcome.codes == (0, 0, 0, 0)
+    during = [e for e in get_events(outcome, "result_sent", "client-3") if e["epoch"] == 0 and e["height"] > 3]
+    assert during == []
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_client_cut_off_from_all_comes_back_when_the_lines_are_healed(silent: bool) -> None:
+    cut = Partition(at_epoch=0, at_height=1, groups=(("client-2",), ("server", "all")), silent=silent, for_s=25.0)
+    outcome = play(build(faults=(cut,), total_steps=17))
+    assert is_finished(outcome)
+    assert outcome.codes == (0, 0, 0, 0)
+
+
+def test_worse_lines_lose_duplicate_and_reorder_announcements_and_change_nothing_else() -> None:
+    worse = Degrade(at_s=2.0, who=("all",), loss=0.2, duplicate=0.3, jitter_s=0.4, for_s=60.0)
+    outcome = play(build(faults=(worse,)))
+    assert is_finished(outcome)
+    applied = [e["count"] for e in get_events(outcome, "applied") if e["update"]]
+    assert all(applied), "no round is void"
+
+
+def test_a_server_whose_clock_jumps_while_it_runs_does_not_notice() -> None:
+    jumps = (
+        ClockJump(at_s=6.0, who=("server",), offset_s=300.0, for_s=3.0),
+        ClockJump(at_s=12.0, who=("server",), offset_s=-300.0),
+    )
+    quiet, jumping = play(build()), play(build(faults=jumps))
+    assert get_events(jumping, "state_changed", "server") == get_events(quiet, "state_changed", "server")
+
+
+def test_a_server_that_restarts_with_its_clock_set_back_waits_for_nothing() -> None:
+    faults = (
+        ClockJump(at_epoch=0, at_height=2, who=("server",), offset_s=-300.0),
+        Kill(at_epoch=0, at_height=3, who=("server",), for_s=2.0),
+    )
+    outcome = play(build(faults=faults))
+    assert is_finished(outcome)
+    assert outcome.simulated_s < 120
+
+
+def test_clients_with_clocks_that_are_off_take_part_as_others_do() -> None:
+    outcome = play(build(faults=(ClockJump(at_s=0.0, who=("client-0", "client-1"), offset_s=-300.0),)))
+    assert outcome.facts["dropped"] == {}
+    assert is_finished(outcome)
+
+
+@pytest.mark.parametrize("fault", [TrainerCrash, TrainerHang])
+def test_a_lost_trainer_costs_its_client_the_epoch_and_no_more(fault: type) -> None:
+    outcome = play(build(faults=(fault(at_epoch=0, at_height=2, who=("client-1",), for_s=6.0),), total_steps=17))
+    assert is_finished(outcome)
+    assert outcome.codes == (0, 0, 0, 0)
+    assert {e["epoch"] for e in get_events(outcome, "result_sent", "client-1")} == {0, 1}
+
+
+def test_a_wrong_weight_is_noticed_and_healed() -> None:
+    flip = BitFlip(at_epoch=0, at_height=3, who=("client-1",), place=17)
+    outcome = play(build(faults=(flip,), rounds_per_epoch=14, total_steps=15))
+    assert get_events(outcome, "healing", "client-1")
+    assert get_events(outcome, "healed", "client-1")
+    assert is_finished(outcome)
+
+
+def test_who_leaves_properly_is_missed_by_nobody() -> None:
+    outcome = play(build(faults=(Leave(at_epoch=0, at_height=2, who=("client-3",), for_s=2.0),), total_steps=17))
+    assert is_finished(outcome)
+    assert get_events(outcome, "dropped") == []
+    assert {e["epoch"] for e in get_events(outcome, "result_sent", "client-3")} == {0, 1}
+
+
+def test_a_run_with_faults_repeats_byte_for_byte() -> None:
+    faults = (
+        Kill(at_s=9.0, who=("random:2",), for_s=3.0),
+        Degrade(at_s=3.0, who=("random:2",), loss=0.3, jitter_s=0.2, for_s=20.0),
+        Hang(at_s=14.0, who=("server",), for_s=2.0),
+    )
+    scenario = build(3, faults=faults, total_steps=12)
+    assert simulate(scenario).lines == simulate(scenario).lines

@@ -1,0 +1,97 @@
+"""The checks themselves: a world that breaks a promise is caught, and says what a person needs."""
+
+import trio
+from sim_kit import build, play
+
+from psyche.core.state import RunState
+from psyche.simulator.faults import Kill
+from psyche.simulator.shrink import fails_alike, shrink
+from psyche.simulator.world import Outcome, World, simulate
+
+
+def break_arithmetic(world: World) -> None:
+    """Client 1 computes something else, and nobody is told."""
+    world.clients[1].trainer_faults.flip = 3
+
+    def hide(_node: str, _kind: str, _fields: object) -> None:
+        trainer = world.clients[1].trainer
+        if trainer is not None:
+            trainer.is_corrupt = False
+
+    world.trace.listeners.insert(0, hide)
+
+
+def test_different_arithmetic_is_reported_with_both_sides() -> None:
+    outcome = simulate(build(), prepare=break_arithmetic)
+    first = outcome.violations[0]
+    assert first.name == "I1"
+    assert "client-" in first.expected
+    assert "client-1" in first.found + first.expected
+
+
+def test_a_failure_says_how_to_see_it_again_and_what_came_before() -> None:
+    text = simulate(build(8), prepare=break_arithmetic).describe()
+    assert text.startswith("seed 8: ")
+    assert "replay: python scripts/soak.py --seed 8" in text
+    lines = text.splitlines()
+    assert len([line for line in lines if line[:12].strip().replace(".", "").isdigit()]) == 50
+    assert "violated I1 at epoch 0 " in text
+
+
+def test_a_run_that_does_not_end_is_reported() -> None:
+    kill = Kill(at_epoch=0, at_height=1, who=("server",))
+    scenario = build(faults=(kill,))
+    outcome = simulate(scenario)
+    assert [violation.name for violation in outcome.violations] == ["I5"]
+
+
+def test_a_run_without_enough_living_members_owes_no_progress_until_its_time_is_up() -> None:
+    kill = Kill(at_epoch=0, at_height=1, who=("client-0", "client-1", "client-2"), for_s=400.0)
+    outcome = play(build(faults=(kill,), min_clients=3))
+    assert outcome.state.run_state is RunState.FINISHED
+    assert outcome.simulated_s > 400
+
+
+def test_a_second_result_of_an_honest_member_is_reported() -> None:
+    def forget(world: World) -> None:
+        world.invariants.check_event("client-0", "result_sent", {"epoch": 0, "height": 2, "commitment": b"other"})
+
+    names = {violation.name for violation in simulate(build(), prepare=forget).violations}
+    assert names == {"R7"}
+
+
+def test_a_process_that_dies_of_a_defect_is_reported() -> None:
+    def sabotage(world: World) -> None:
+        world.codec.get_votes = None  # type: ignore[method-assign]
+
+    outcome = simulate(build(), prepare=sabotage)
+    assert outcome.violations[0].name == "no defects"
+    assert "NoneType" in outcome.violations[0].found
+
+
+def test_time_that_stands_still_is_reported_and_is_no_hang() -> None:
+    async def spin_for_ever() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+    def sabotage(world: World) -> None:
+        started: list[str] = []
+
+        def spin(_node: str, kind: str, _fields: object) -> None:
+            if kind == "trained" and not started:
+                started.append(kind)
+                world.spawn(spin_for_ever)
+
+        world.trace.listeners.append(spin)
+
+    first = simulate(build(), prepare=sabotage).violations[0]
+    assert first.expected == "time goes on"
+    assert "spin_for_ever" in first.found
+
+
+def test_a_failing_plan_is_made_small() -> None:
+    kill = Kill(at_epoch=0, at_height=1, who=("server",))
+    others = tuple(Kill(at_s=float(at), who=("client-1",), for_s=1.0) for at in (4, 8))
+    scenario = build(faults=(*others, kill), clients=3, total_steps=5)
+    outcome: Outcome = simulate(scenario, keep_lines=False)
+    assert shrink(scenario, fails_alike(outcome), max_tries=6).faults == (kill,)

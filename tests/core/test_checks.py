@@ -94,6 +94,13 @@ def test_a_problem_says_what_is_wrong_and_then_what_would_be_right() -> None:
         check_config(build_config(min_clients=0), build_model())
 
 
+def test_a_schedule_that_is_too_short_is_told_its_length_and_then_the_least_one() -> None:
+    schedule = replace(COSINE, warmup_steps=101)
+    (problem,) = find_config_problems(build_config(), build_model(lr_schedule=schedule))
+    assert problem.what == "total_steps 100 is below warmup_steps 101"
+    assert problem.right == "at least 101"
+
+
 def test_an_epoch_that_ends_before_its_first_round_holds_no_cold_start() -> None:
     config = build_config(epoch_time=30, warmup_time=30, max_round_train_time=1)
     keys = [problem.key for problem in find_config_problems(config, build_model(cold_start_warmup_steps=1))]
@@ -173,6 +180,7 @@ def test_a_broken_model_rule_names_its_key(key: str, changes: dict[str, object])
 GOOD_MODELS: list[Callable[[], Model]] = [
     lambda: build_model(optimizer=ADAMW, lr_schedule=COSINE),
     lambda: build_model(optimizer=Optimizer(), lr_schedule=WSD),
+    lambda: build_model(optimizer=replace(ADAMW, betas=(0.0, 0.0))),
     lambda: build_model(checkpoint=Checkpoint(CheckpointKind.DUMMY)),
     lambda: build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "x" * 128), max_seq_len=(1 << 32) - 1),
     lambda: build_model(data_location=DataLocation(DataLocationKind.SERVER, "host:20001")),

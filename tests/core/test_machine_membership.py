@@ -22,6 +22,7 @@ from psyche.core.errors import (
 )
 from psyche.core.layout import encode_state
 from psyche.core.limits import U64_MAX
+from psyche.core.membership import find_reclaimable
 from psyche.core.roster import find_slot
 from psyche.core.state import ZERO32, ClientState, RoundFlag, RunState, SlotState
 from psyche.testing.builders import Run, build_hash, build_keys, build_run, expect_refusal
@@ -339,6 +340,18 @@ def test_m4_neither_banned_nor_waiting_slots_are_reclaimed() -> None:
         run.join(0)
     assert not transitions.reclaim_slot(run.state, run.now)
     assert [slot.state for slot in run.state.registry.slots] == [JOINED, BANNED, JOINED]
+
+
+def test_m4_a_slot_whose_wait_ends_with_the_coming_epoch_is_waiting_still() -> None:
+    run = build_training(2, rounds=0, rounds_per_epoch=1)
+    run.finish_epoch()
+    registry = run.state.registry
+    idle, waiting = registry.slots
+    idle.last_epoch, waiting.last_epoch, run.state.progress.epoch = 1, 0, 5
+    waiting.active = registry.next_active
+    assert find_reclaimable(run.state) == 0
+    waiting.active -= 1
+    assert find_reclaimable(run.state) == 1
 
 
 # --- M9: a process that starts again

@@ -7,7 +7,19 @@ import pytest
 
 from psyche.core import enums, layout_tables, limits
 from psyche.core.messages import GossipKind, ReadyFlag
-from psyche.core.state import Audit, Challenge, Client, Optimizer, OptimizerKind, Registry, Round, Slot, WitnessRecord
+from psyche.core.state import (
+    Audit,
+    Challenge,
+    Client,
+    HttpLocation,
+    HttpLocationKind,
+    Optimizer,
+    OptimizerKind,
+    Registry,
+    Round,
+    Slot,
+    WitnessRecord,
+)
 
 NAMES = {
     enums.RunState: "UNINITIALIZED WAITING_FOR_MEMBERS WARMUP ROUND_TRAIN ROUND_WITNESS COOLDOWN FINISHED PAUSED",
@@ -99,6 +111,12 @@ def test_sizes_and_limits_are_those_of_the_protocol() -> None:
 )
 def test_what_is_not_set_is_zero_on_record(codec: Any, value: object) -> None:
     assert codec.write(value) == bytes(codec.size)
+
+
+@pytest.mark.parametrize("kind", list(HttpLocationKind))
+def test_a_location_without_settings_is_zero_behind_its_kind(kind: HttpLocationKind) -> None:
+    raw = layout_tables.HTTP_LOCATION.write(HttpLocation(kind))
+    assert raw == int(kind).to_bytes(4, "little") + bytes(256)
 
 
 @pytest.mark.parametrize("kind", list(OptimizerKind))

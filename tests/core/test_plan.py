@@ -124,6 +124,12 @@ def test_a_plan_that_breaks_a_rule_is_refused(raw: bytes, reason: str) -> None:
         decode_plan(raw)
 
 
+def test_the_longest_edge_of_the_shared_bases_reads_back() -> None:
+    plan = compute_plan({"a": (256,)}, 128, 1, one_bit=True)
+    assert plan.tensors[0].edges[1] == 128
+    assert decode_plan(encode_plan(plan)) == plan
+
+
 def test_an_edge_beyond_the_shared_bases_is_refused() -> None:
     tensor = b"psyche/plan/1\x01\0\0\0\x01\0a\x01\x81\0\0\0\x01\0\x81\0\x03\0\x01" + BASIS_HASH
     with pytest.raises(WireError, match="do not divide"):

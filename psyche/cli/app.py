@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from psyche import __version__
-from psyche.cli import client, data, doctor, model, server, testnet
+from psyche.cli import client, data, doctor, model, server, simulate, testnet
 from psyche.cli.common import Debug, format_examples, make_group
 from psyche.standalone import command as train
 
@@ -15,6 +15,7 @@ app = make_group(
     "updates and hold bit-identical weights after every round. A coordinator server keeps the record of who did what.",
     "psyche doctor                                         # is this machine ready?",
     "psyche local-testnet start --num-clients 3 --config-path config/demo   # a whole run on this machine",
+    "psyche simulate --state config/llama-20m --clients 64 --profile config/profiles/home.toml   # before you begin",
     "psyche server run --state config/demo --server-port 39400              # a coordinator for others",
     "psyche client train --run-id demo --server-addr HOST:39400             # take part",
 )
@@ -52,6 +53,8 @@ app.command(
     "train",
     epilog=format_examples(*train.EXAMPLES),
 )(train.train)
+app.command("simulate", epilog=format_examples(*simulate.EXAMPLES))(simulate.simulate)
+app.command("trace", epilog=format_examples(*simulate.TRACE_EXAMPLES))(simulate.trace)
 app.add_typer(data.group, name="data")
 app.add_typer(model.group, name="model")
 app.add_typer(server.group, name="server")

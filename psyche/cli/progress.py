@@ -17,11 +17,13 @@ class ProgressBar:
     """`tokenizing [#####     ] 52 % 14.1 MB of 27.0 MB, 2 s left`; without a terminal a line every five seconds."""
 
     def __init__(
-        self, title: str, console: Console | None = None, *, now: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, title: str, console: Console | None = None, *, now: Callable[[], float] = time.monotonic,
+        show: Callable[[int], str] = format_bytes,
+    ) -> None:  # fmt: skip
         self._title = title
         self._console = console or Console()
         self._now = now
+        self._show = show
         self._started = now()
         self._shown_at = self._started
 
@@ -34,21 +36,23 @@ class ProgressBar:
         self._console.clear_status()
 
     def set(self, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes are done; may be called as often as you like."""
+        """Show that `done` of `total` bytes (or what `show` writes) are done; may be called as often as you like."""
         now = self._now()
         if now - self._shown_at < (EVERY_S if self._console.live else PLAIN_EVERY_S):
             return
         self._shown_at = now
-        text = format_progress(self._title, done, total, now - self._started)
+        text = format_progress(self._title, done, total, now - self._started, self._show)
         if self._console.live:
             self._console.set_status(text)
         else:
             self._console.print(text)
 
 
-def format_progress(title: str, done: int, total: int, elapsed_s: float) -> str:
+def format_progress(
+    title: str, done: int, total: int, elapsed_s: float, show: Callable[[int], str] = format_bytes
+) -> str:
     """One line with bar, percentage, amounts and the time left at this pace."""
     share = min(1.0, done / total) if total else 1.0
     bar = "#" * int(share * WIDTH)
     left = f", {format_seconds(elapsed_s * (1 - share) / share)} left" if share > 0 else ""
-    return f"{title} [{bar:<{WIDTH}}] {share:4.0%} {format_bytes(done)} of {format_bytes(total)}{left}"
+    return f"{title} [{bar:<{WIDTH}}] {share:4.0%} {show(done)} of {show(total)}{left}"

@@ -62,6 +62,8 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "client train",
         "client show-identity",
         "local-testnet start",
+        "simulate",
+        "trace",
     }
 
 

@@ -1,0 +1,303 @@
+"""`psyche simulate`: what a run will do, before anybody rents a machine; `psyche trace`: a run step by step."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from psyche.simulator.forecast import Forecast, Question
+    from psyche.simulator.suggest import Suggestion
+    from psyche.simulator.viewer import Filter
+    from psyche.telemetry.events import Event
+
+EXAMPLES = (
+    "psyche simulate --state my-run/run.toml --clients 64 --profile config/profiles/home.toml",
+    "psyche simulate --state my-run --clients 16 --profile p.toml --parameters 1e9 --rounds 50 --picture run.png",
+    "psyche simulate --state my-run --clients 16 --profile p.toml --faults plan.toml --json figures.json",
+    "psyche simulate --state my-run --clients 16 --profile p.toml --no-suggestions --events run.jsonl",
+    "psyche simulate --replay 4711 --node client-2 --from 30 --to 60   # a seed of the project's own tests",
+)
+TRACE_EXAMPLES = (
+    "psyche trace runs/demo-20261121-160920/events                    # all nodes of a testnet, by time",
+    "psyche trace psyche-data/my-run --kind 'state_*' --kind decided",
+    "psyche trace run.jsonl --node client-3 --from 120 --to 180 --all-kinds",
+    "psyche trace runs/demo-20261121-160920/events --summary --picture run.png",
+)
+
+Nodes = Annotated[list[str] | None, typer.Option("--node", help="Only this node, as in client-*; may be repeated.")]
+Kinds = Annotated[
+    list[str] | None, typer.Option("--kind", help="Only this kind of event, as in state_*; may be repeated.")
+]
+From = Annotated[float, typer.Option("--from", min=0, help="Only from this second on; the first event is at 0.")]
+To = Annotated[float | None, typer.Option("--to", min=0, help="Only up to this second.")]
+Height = Annotated[int | None, typer.Option(min=0, help="Only events that name the round of this height.")]
+AllKinds = Annotated[
+    bool, typer.Option("--all-kinds", help="Also the kinds that fill pages: waits, payloads, counters.")
+]
+Picture = Annotated[
+    Path | None, typer.Option(help="Draw who trained, waited, fetched and was cut off, as a PNG; needs matplotlib.")
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
+
+
+def simulate(
+    *,
+    state: Annotated[Path | None, typer.Option(help="The run: a run.toml, or its folder.")] = None,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="How many take part.")] = 16,
+    profile: Annotated[
+        Path | None, typer.Option(help="Who they are: a TOML file of classes, as in config/profiles/home.toml.")
+    ] = None,
+    faults: Annotated[
+        Path | None, typer.Option(help="What goes wrong beside: a TOML file of [[fault]] tables.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds are played.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all chance; the same one gives the same run.")] = 0,
+    parameters: Annotated[
+        str, typer.Option(help="Size of the model, as in 1e9, where no config.json lies beside the run.")
+    ] = "",
+    model: Annotated[Path | None, typer.Option(help="The model's config.json, where it lies elsewhere.")] = None,
+    no_suggestions: Annotated[
+        bool, typer.Option("--no-suggestions", help="Do not try what would make it better: takes a fifth of the time.")
+    ] = False,
+    picture: Picture = None,
+    json_file: Json = None,
+    events: Annotated[Path | None, typer.Option(help="Write the event log, for `psyche trace`.")] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(help="Instead: play a seed of the project's own tests, or a scenario's TOML file, step by step."),
+    ] = None,
+    node: Nodes = None,
+    kind: Kinds = None,
+    from_s: From = 0.0,
+    to_s: To = None,
+    height: Height = None,
+    all_kinds: AllKinds = False,
+) -> None:
+    """Play a run in simulated time, before it begins.
+
+    The real clients and the real server run; only training, lines and disks are made up, with the times of your
+    machines and the payload sizes of your model. Tells how long rounds take and what they wait for, what is lost and
+    who is dropped, and proposes settings that were better when they were tried.
+
+    Exit code 1 where the run would stand still, or where the replayed scenario breaks a promise.
+    """
+    from psyche.errors import ConfigError
+    from psyche.simulator.viewer import Filter
+
+    wanted = Filter(
+        nodes=tuple(node or ()), kinds=tuple(kind or ()), from_s=from_s, to_s=float("inf") if to_s is None else to_s,
+        height=height, all_kinds=all_kinds,
+    )  # fmt: skip
+    if replay is not None:
+        _replay(replay, wanted)
+        return
+    if state is None or profile is None:
+        raise ConfigError("psyche simulate: needs --state and --profile, or --replay")
+    question = _read_question(state, clients, profile, faults, rounds, seed, parameters, model)
+    _check_outputs(picture, json_file, events)
+    forecast, suggestions = _answer(question, parameters, model, keep=events is not None, suggest=not no_suggestions)
+    _write(forecast, suggestions, picture, json_file, events)
+    raise typer.Exit(1 if forecast.stood_still else 0)
+
+
+def _read_question(
+    state: Path, clients: int, profile: Path, faults: Path | None, rounds: int, seed: int, parameters: str,
+    model: Path | None,
+) -> "Question":  # fmt: skip
+    from psyche.config.load import load_run
+    from psyche.config.profile import get_counts, load_profile
+    from psyche.simulator.forecast import Question, check_question
+    from psyche.simulator.inputs import load_faults
+    from psyche.simulator.workload import compute_workload
+
+    run, classes = load_run(state), load_profile(profile)
+    question = Question(
+        run=run,
+        workload=compute_workload(run, parameters=parse_parameters(parameters), model_config=model),
+        classes=tuple(classes),
+        counts=tuple(get_counts(classes, clients, profile)),
+        rounds=rounds,
+        seed=seed,
+        faults=load_faults(faults, clients) if faults is not None else (),
+    )
+    check_question(question)
+    return question
+
+
+def parse_parameters(text: str) -> int:
+    """`1e9`, `8000000000` or nothing (0).
+
+    Raises:
+        ConfigError: something else.
+    """
+    from psyche.errors import ConfigError
+
+    try:
+        value = float(text) if text else 0.0
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1e13 or (text and value < 1):
+        raise ConfigError(f"--parameters {text!r}: must be a number of parameters, as in 1e9")
+    return int(value)
+
+
+def _check_outputs(picture: Path | None, json_file: Path | None, events: Path | None) -> None:
+    """Minutes later would be too late to learn that there is no such folder."""
+    from psyche.errors import ConfigError
+    from psyche.simulator.timeline import check_picture
+
+    if picture is not None:
+        check_picture(picture)
+    for name, path in (("--json", json_file), ("--events", events)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{name} {path}: there is no folder {path.absolute().parent}")
+
+
+def _answer(
+    question: "Question", parameters: str, model: Path | None, *, keep: bool, suggest: bool
+) -> "tuple[Forecast, list[Suggestion]]":
+    from psyche.simulator.forecast_text import format_forecast, format_question
+
+    typer.echo(format_question(question) + "\n")
+    forecast = _play(question, "playing", keep=keep)
+    typer.echo(format_forecast(forecast))
+    defects = [v for v in forecast.outcome.violations if v.name != "I5"]
+    if defects:
+        typer.echo(f"\nA DEFECT of the program, please report it:\n{forecast.outcome.describe()}")
+    if not suggest or forecast.stood_still:
+        return forecast, []
+    return forecast, _suggest(forecast, parameters, model)
+
+
+def _play(question: "Question", title: str, *, keep: bool = False) -> "Forecast":
+    from psyche.cli.progress import ProgressBar
+    from psyche.simulator.forecast import play
+
+    with ProgressBar(title, show=lambda number: f"{number} rounds") as bar:
+        return play(
+            question, on_round=lambda done: bar.set(min(done, question.rounds), question.rounds), keep_lines=keep
+        )
+
+
+def _suggest(forecast: "Forecast", parameters: str, model: Path | None) -> "list[Suggestion]":
+    from dataclasses import replace
+
+    from psyche.simulator.suggest import check_ideas, find_ideas
+    from psyche.simulator.workload import Workload, compute_workload
+
+    def rebuild(topk: int) -> Workload:
+        run = forecast.question.run
+        optimizer = replace(run.model.optimizer, compression_topk=topk)
+        changed = replace(run, model=replace(run.model, optimizer=optimizer))
+        return compute_workload(changed, parameters=parse_parameters(parameters), model_config=model)
+
+    ideas = find_ideas(forecast, rebuild)
+    titles = {id(idea.question): f"trying {number} of {len(ideas)}" for number, idea in enumerate(ideas, 1)}
+    found = check_ideas(forecast, ideas, answer=lambda question: _play(question, titles[id(question)]))
+    tried = f"\n{len(ideas)} changes tried" if len(ideas) != 1 else "\n1 change tried"
+    typer.echo(tried + (", better were:" if found else ", none was better"))
+    for suggestion in found:
+        typer.echo(f"  {suggestion.text}")
+    return found
+
+
+def _write(
+    forecast: "Forecast", suggestions: "list[Suggestion]", picture: Path | None, json_file: Path | None,
+    events: Path | None,
+) -> None:  # fmt: skip
+    from psyche.simulator.forecast_text import build_json
+    from psyche.simulator.timeline import write_picture
+
+    if picture is not None:
+        question = forecast.question
+        write_picture(
+            forecast.accounts, f"{question.run.run_id}: {question.clients} clients, seed {question.seed}", picture
+        )
+        typer.echo(f"picture: {picture}")
+    if json_file is not None:
+        found = build_json(forecast)
+        found["suggestions"] = [
+            {"change": one.idea.text, "caution": one.idea.caution, "after": build_json(one.after)}
+            for one in suggestions
+        ]
+        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        typer.echo(f"figures: {json_file}")
+    if events is not None:
+        events.write_bytes(b"".join(forecast.outcome.lines))
+        typer.echo(f"events: {events}; look at them with: psyche trace {events}")
+
+
+def _replay(text: str, wanted: "Filter") -> None:
+    from psyche.simulator.inputs import find_scenario
+    from psyche.simulator.viewer import read_lines
+    from psyche.simulator.world import simulate as run
+
+    scenario = find_scenario(text)
+    sys.stderr.write(f"playing {text}: {scenario.clients} clients, {len(scenario.faults)} faults\n")
+    outcome = run(scenario)
+    _show(read_lines(outcome.lines), wanted)
+    typer.echo(outcome.describe().splitlines()[0])
+    for violation in outcome.violations:
+        typer.echo(f"violated {violation}")
+    raise typer.Exit(1 if outcome.violations else 0)
+
+
+def _show(events: "list[Event]", wanted: "Filter") -> None:
+    """Page through the lines on a terminal, print them elsewhere."""
+    import click
+
+    from psyche.simulator.viewer import format_trace
+
+    lines = (f"{line}\n" for line in format_trace(events, wanted))
+    if sys.stdout.isatty():
+        click.echo_via_pager(lines)
+        return
+    for line in lines:
+        typer.echo(line, nl=False)
+
+
+def trace(
+    path: Annotated[Path, typer.Argument(help="An event log, or a folder with some: of a run, or of a simulation.")],
+    *,
+    node: Nodes = None,
+    kind: Kinds = None,
+    from_s: From = 0.0,
+    to_s: To = None,
+    height: Height = None,
+    all_kinds: AllKinds = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Instead of events: where the time of the run's rounds went.")
+    ] = False,
+    picture: Picture = None,
+    json_file: Json = None,
+) -> None:
+    """Look at what happened in a run, event by event.
+
+    Each is a line: second, node, kind, fields. Opens the event logs of real runs and those that
+    `psyche simulate --events` writes. On a terminal the lines come page by page. docs/events.md lists the kinds.
+    """
+    from psyche.simulator.accounts import read_accounts
+    from psyche.simulator.forecast_text import build_accounts_json, format_accounts
+    from psyche.simulator.timeline import write_picture
+    from psyche.simulator.viewer import Filter, read_trace
+
+    _check_outputs(picture, json_file, None)
+    events: list[Any] = read_trace(path)
+    if summary or picture is not None or json_file is not None:
+        accounts = read_accounts(events)
+        typer.echo(format_accounts(accounts))
+        if picture is not None:
+            write_picture(accounts, str(path), picture)
+            typer.echo(f"picture: {picture}")
+        if json_file is not None:
+            json_file.write_text(json.dumps(build_accounts_json(accounts), indent=1) + "\n", encoding="utf-8")
+            typer.echo(f"figures: {json_file}")
+        return
+    wanted = Filter(
+        nodes=tuple(node or ()), kinds=tuple(kind or ()), from_s=from_s, to_s=float("inf") if to_s is None else to_s,
+        height=height, all_kinds=all_kinds,
+    )  # fmt: skip
+    _show(events, wanted)

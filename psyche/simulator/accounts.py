@@ -1,0 +1,486 @@
+"""Where the time of a run went, folded from its events: of a simulated one while it runs, or of a real one's logs.
+
+    accounts = Accounts()
+    for event in read_events(folder):
+        accounts.take(event)
+    accounts.finish()
+
+A member's time in a round is one of these, the first that holds: it was away; it trains; it trains in vain;
+it applies; payloads that are due are announced and not here yet; the round only waits for witnesses; it waits.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from psyche.telemetry.events import Event
+
+WORLD: Final = "world"
+SERVER: Final = "server"
+ROUND_STATES: Final = frozenset({"round_train", "round_witness"})
+PATIENCE_S: Final = 1.5  # a round that goes on for so long after the last thing anybody did waits for somebody
+Place = tuple[int, int]  # epoch, height
+
+
+class What(StrEnum):
+    """What a member's time is spent on."""
+
+    TRAIN = "train"
+    VAIN = "vain"  # trained, and broken off because the round was over
+    APPLY = "apply"
+    TRANSFER = "transfer"
+    WITNESS = "witness"
+    WAIT = "wait"
+    AWAY = "away"
+
+
+@dataclass(slots=True)
+class Span:
+    """A stretch of time; seconds on the log's clock."""
+
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
+class NodeAccount:
+    """One client's spans and sums."""
+
+    name: str
+    spans: dict[What, list[Span]] = field(default_factory=lambda: {what: [] for what in What})
+    times: dict[What, float] = field(
+        default_factory=lambda: dict.fromkeys(What, 0.0)
+    )  # seconds within rounds with data
+    cut_off: list[Place] = field(default_factory=list)  # its work of these rounds is in no set
+    tokens: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    notices: list[tuple[float, str]] = field(default_factory=list)  # when it was put out, died, left, and why
+    epoch: int = 0
+    away_since: float | None = None
+    ended_away: bool = False
+    round_since: float = 0.0
+    is_out: bool = False  # put out of the running epoch
+    is_applying: bool = False
+    training_since: float | None = None
+    present: set[Place] = field(default_factory=set)
+    _counted: tuple[int, int] = (0, 0)
+    _before: tuple[int, int] = (0, 0)
+
+    def add(self, what: What, start: float, end: float) -> None:
+        """Add a span; it is joined with those before it that it meets. Ends do not fall."""
+        spans = self.spans[what]
+        while spans and start <= spans[-1].end:
+            start = min(start, spans.pop().start)
+        spans.append(Span(start, end))
+
+    def start_process(self) -> None:
+        """Counters begin anew."""
+        self._before = (self.bytes_sent, self.bytes_received)
+
+    def count_bytes(self, sent: int, received: int) -> None:
+        """Take the counters of the running process."""
+        self.bytes_sent, self.bytes_received = self._before[0] + sent, self._before[1] + received
+
+
+@dataclass(slots=True)
+class Bound:
+    """What a round waited for last: `kind` is training, transfer, patience, limit or none."""
+
+    kind: str
+    who: str = ""
+    other: str = ""  # the receiver of a transfer
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.kind == "transfer":
+            return f"payload of {self.who} on its way to {self.other}"
+        if self.kind in ("patience", "limit"):
+            named = {"patience": "patience with", "limit": "max_round_train_time, missing"}[self.kind]
+            return f"{named} {self.who or 'nobody in particular'}"
+        return f"training of {self.who}" if self.kind == "training" else "messages alone"
+
+
+@dataclass(slots=True)
+class RoundAccount:
+    """One round."""
+
+    epoch: int
+    height: int
+    step: int
+    start: float
+    closing: float = 0.0  # when training had ended
+    end: float = 0.0
+    is_drain: bool = False
+    bound: Bound = field(default_factory=lambda: Bound("none"))
+    trained: dict[str, int] = field(default_factory=dict)  # tokens, by node
+    batch_tokens: int = 0  # of all members, where it is known
+    members: tuple[str, ...] = ()  # of the set, once it is decided
+    is_void: bool = False
+    is_decided: bool = False
+    shares: dict[What, float] = field(default_factory=dict)  # of its members' time
+
+    @property
+    def place(self) -> Place:
+        """Epoch and height."""
+        return self.epoch, self.height
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose training counts."""
+        return sum(tokens for node, tokens in self.trained.items() if node in self.members)
+
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens that were handed out, or trained, in vain; 0 while nothing is decided."""
+        handed_out = max(self.batch_tokens, sum(self.trained.values()))
+        return handed_out - self.tokens if self.is_decided else 0
+
+
+class Accounts:
+    """Takes a run's events in the order of time; after `finish` everything is known.
+
+    Args:
+        reference: whose view of the record counts.
+        limit_s: max_round_train_time, where it is known.
+        overlap: whether results are due one round later.
+    """
+
+    def __init__(self, *, reference: str = SERVER, limit_s: float = 0.0, overlap: bool = True) -> None:
+        self.nodes: dict[str, NodeAccount] = {}
+        self.rounds: list[RoundAccount] = []
+        self.phases: defaultdict[str, float] = defaultdict(float)  # seconds by state of the record
+        self.started = self.ended = 0.0
+        self.seen = 0
+        self._reference = reference
+        self._limit_s = limit_s
+        self._delay = int(overlap)
+        self._state = ("", 0.0)
+        self._by_place: dict[Place, RoundAccount] = {}
+        self._open: RoundAccount | None = None
+        self._names: dict[Place, str] = {}  # (epoch, member): node
+        self._sent: dict[tuple[int, int, str], float] = {}
+        self._handlers: dict[str, Callable[[NodeAccount, float, Event], None]] = {
+            "state_changed": self._on_state, "member": self._on_member, "round_started": self._on_round,
+            "applied": self._on_applied, "trained": self._on_trained, "result_sent": self._on_sent,
+            "payload_received": self._on_payload, "decided": self._on_decided, "network": self._on_network,
+            "client_started": self._on_process, "dropped": self._on_notice, "left": self._on_notice,
+            "not_sent": self._on_notice, "trainer_lost": self._on_notice,
+        }  # fmt: skip
+        self._last_trained: tuple[float, Bound] = (0.0, Bound("none"))
+        self._last_arrived: tuple[float, Bound] = (0.0, Bound("none"))
+
+    def take(self, event: Event) -> None:
+        """Fold in one event."""
+        t, node, kind = float(event["t"]), str(event["node"]), event["kind"]
+        self.started = t if not self.seen else self.started
+        self.ended = max(self.ended, t)
+        self.seen += 1
+        if kind == "state_changed" and node == self._reference:
+            self._take_state(t, event)
+        if node == WORLD:
+            self._take_process(str(event.get("who", "")), t, event)
+        elif kind in ("killed", "process_ended"):  # of a testnet
+            self._take_process(str(event.get("name", "")), t, event)
+        elif node == SERVER:
+            return  # its events are not a client's
+        elif handler := self._handlers.get(kind):
+            handler(self._get(node), t, event)
+
+    def wants(self, node: str, kind: str) -> bool:
+        """Whether an event tells anything that is counted."""
+        return kind in self._handlers or node == WORLD
+
+    def _get(self, name: str) -> NodeAccount:
+        found = self.nodes.get(name)
+        if found is None:
+            found = self.nodes[name] = NodeAccount(name)
+        return found
+
+    # --- rounds --------------------------------------------------------------------------------------
+
+    def _take_state(self, t: float, event: Event) -> None:
+        state = str(event.get("run_state", "")).lower()
+        self.phases[self._state[0] or "starting"] += t - (self._state[1] or self.started)
+        self._state = (state, t)
+        place = (_get_int(event, "epoch"), _get_int(event, "height"))
+        running = self._open
+        if running is not None and not running.closing:
+            running.closing = t
+            running.bound = self._find_bound(running)
+        if running is not None and (state not in ROUND_STATES or running.place != place):
+            running.end = t
+            self._open = None
+        if state in ROUND_STATES and self._open is None:
+            self._open = RoundAccount(*place, _get_int(event, "step"), t)
+            self.rounds.append(self._open)
+            self._by_place[place] = self._open
+
+    def _find_bound(self, running: RoundAccount) -> Bound:
+        last, bound = max(self._last_trained, self._last_arrived, key=lambda found: found[0])
+        if last < running.start:
+            last, bound = running.start, Bound("none")
+        if self._limit_s and running.closing - running.start >= self._limit_s - 0.1:
+            return Bound("limit", self._find_missing(running))
+        missing = self._find_missing(running)
+        return Bound("patience", missing) if missing and running.closing - last > PATIENCE_S else bound
+
+    def _find_missing(self, running: RoundAccount) -> str:
+        """Who was in the round and had not trained when it closed; the first three."""
+        late = [n.name for n in self.nodes.values() if running.place in n.present and n.name not in running.trained]
+        return ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
+
+    def set_batch(self, place: Place, tokens: int) -> None:
+        """How many tokens a round hands out."""
+        if place in self._by_place:
+            self._by_place[place].batch_tokens = tokens
+
+    # --- what clients tell ---------------------------------------------------------------------------
+
+    def _take_process(self, who: str, t: float, event: Event) -> None:
+        if not who or who == SERVER:
+            return
+        node = self._get(who)
+        if event["kind"] == "started":
+            self._on_process(node, t, event)
+        elif event["kind"] in ("killed", "ended", "stopped", "process_ended"):
+            if event["kind"] == "killed":
+                node.notices.append((t, "its process died"))
+            node.away_since = t if node.away_since is None else node.away_since
+        elif event["kind"] == "resumed":
+            self._return(node, t)
+
+    def _return(self, node: NodeAccount, t: float) -> None:
+        if node.away_since is not None:
+            node.add(What.AWAY, node.away_since, t)
+        node.away_since = None
+
+    def _on_process(self, node: NodeAccount, t: float, _event: Event) -> None:
+        self._return(node, t)
+        node.start_process()
+
+    def _on_state(self, node: NodeAccount, t: float, event: Event) -> None:
+        node.epoch = _get_int(event, "epoch", node.epoch)
+        node.round_since = t
+
+    def _on_member(self, node: NodeAccount, _t: float, event: Event) -> None:
+        node.epoch = _get_int(event, "epoch", node.epoch)
+        index = event.get("index")
+        if isinstance(index, int):
+            node.is_out = False
+            self._names[node.epoch, index] = node.name
+
+    def _on_round(self, node: NodeAccount, t: float, event: Event) -> None:
+        place = (_get_int(event, "epoch", node.epoch), _get_int(event, "height"))
+        node.epoch, node.round_since, node.is_applying = place[0], t, True
+        if not node.is_out:
+            node.present.add(place)
+        if place in self._by_place and event.get("drain"):
+            self._by_place[place].is_drain = True
+
+    def _on_applied(self, node: NodeAccount, t: float, _event: Event) -> None:
+        if node.is_applying and t > node.round_since:
+            node.add(What.APPLY, node.round_since, t)
+        node.is_applying = False
+        node.training_since = t
+
+    def _on_trained(self, node: NodeAccount, t: float, event: Event) -> None:
+        seconds, tokens = event.get("seconds"), _get_int(event, "tokens")
+        start = t - float(seconds) if isinstance(seconds, int | float) else t
+        node.add(What.TRAIN, start, t)
+        node.training_since = None
+        place = (_get_int(event, "epoch", node.epoch), _get_int(event, "height"))
+        if (found := self._by_place.get(place)) is not None:
+            found.trained[node.name] = tokens
+        self._last_trained = (t, Bound("training", node.name))
+
+    def _on_sent(self, node: NodeAccount, t: float, event: Event) -> None:
+        self._sent[_get_int(event, "epoch", node.epoch), _get_int(event, "height"), node.name] = t
+
+    def _on_payload(self, node: NodeAccount, t: float, event: Event) -> None:
+        name = self._names.get((node.epoch, _get_int(event, "from_member", -1)), "")
+        height = _get_int(event, "height")
+        needing = self._by_place.get((node.epoch, height + self._delay))
+        if needing is None:
+            return  # it came before anybody waited for it
+        start = max(needing.start, self._sent.get((node.epoch, height, name), needing.start))
+        node.add(What.TRANSFER, start, t)
+        self._last_arrived = (t, Bound("transfer", name or "somebody", node.name))
+
+    def _on_decided(self, node: NodeAccount, _t: float, event: Event) -> None:
+        found = self._by_place.get((node.epoch, _get_int(event, "height")))
+        members = event.get("members")
+        if found is not None and not found.is_decided and isinstance(members, Sequence):
+            found.is_decided, found.is_void = True, bool(event.get("void"))
+            found.members = tuple(self._names.get((node.epoch, m), f"member {m}") for m in members)
+
+    def _on_network(self, node: NodeAccount, _t: float, event: Event) -> None:
+        node.count_bytes(_get_int(event, "bytes_sent"), _get_int(event, "bytes_received"))
+
+    def _on_notice(self, node: NodeAccount, t: float, event: Event) -> None:
+        fields = {"dropped": "state", "left": "reason", "not_sent": "reason", "trainer_lost": "reason"}
+        said = str(event.get(fields[event["kind"]], "")) or "?"
+        node.notices.append((t, f"{event['kind']}: {said}"))
+        node.is_out = node.is_out or event["kind"] == "dropped"
+        if event["kind"] == "not_sent" and node.training_since is not None:
+            node.add(What.VAIN, node.training_since, t)
+            node.training_since = None
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Nothing more comes: count."""
+        if self._open is not None:
+            self._open.end = self.ended
+            self._open.closing = self._open.closing or self.ended
+        if self._state[0]:
+            self.phases[self._state[0]] += self.ended - self._state[1]
+        for node in self.nodes.values():
+            node.ended_away = node.away_since is not None
+            self._return(node, self.ended)
+        for one in self.rounds:
+            self._count(one)
+
+    def _count(self, one: RoundAccount) -> None:
+        total = dict.fromkeys(What, 0.0)
+        for node in self.nodes.values():
+            if one.place not in node.present:
+                continue
+            for what, seconds in compute_times(node, one).items():
+                node.times[what] += 0.0 if one.is_drain else seconds
+                total[what] += seconds
+            if node.name in one.trained and node.name in one.members:
+                node.tokens += one.trained[node.name]
+            elif one.is_decided and not one.is_drain:
+                node.cut_off.append(one.place)
+        whole = sum(total.values())
+        one.shares = {what: total[what] / whole if whole else 0.0 for what in What}
+
+    # --- figures -------------------------------------------------------------------------------------
+
+    @property
+    def data_rounds(self) -> list[RoundAccount]:
+        """Rounds that trained, and are over."""
+        return [one for one in self.rounds if not one.is_drain and one.seconds > 0]
+
+    @property
+    def shares(self) -> dict[What, float]:
+        """Of all members' time in rounds with data."""
+        total = {what: sum(node.times[what] for node in self.nodes.values()) for what in What}
+        whole = sum(total.values())
+        return {what: total[what] / whole if whole else 0.0 for what in What}
+
+    @property
+    def bounds(self) -> Counter[tuple[str, str]]:
+        """How many rounds ended with what: (kind, who)."""
+        return Counter((one.bound.kind, one.bound.who) for one in self.data_rounds)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose training counts."""
+        return sum(one.tokens for one in self.rounds)
+
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens handed out or trained in vain."""
+        return sum(one.lost_tokens for one in self.rounds)
+
+    @property
+    def whole_training_share(self) -> float:
+        """Of all members' time from the first round on, Warmup, drains and Cooldown included."""
+        if not self.rounds:
+            return 0.0
+        start, end = self.rounds[0].start, max(one.end for one in self.rounds)
+        members = [node for node in self.nodes.values() if node.present]
+        trained = sum(span.end - span.start for node in members for span in node.spans[What.TRAIN])
+        return trained / (len(members) * (end - start)) if members and end > start else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens whose training counts, by the time from the first round on."""
+        seconds = max(one.end for one in self.rounds) - self.rounds[0].start if self.rounds else 0.0
+        return self.tokens / seconds if seconds else 0.0
+
+    def get_sets(self) -> list[tuple[Place, tuple[str, ...]]]:
+        """The decided sets, in order, with their members' names sorted."""
+        return [(one.place, tuple(sorted(one.members))) for one in self.rounds if one.is_decided]
+
+
+def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
+    """How a member's time in a round was spent, in seconds that add up to the round's."""
+    left = [Span(one.start, one.end)]
+    times: dict[What, float] = {}
+    for what in (What.AWAY, What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER):
+        times[what], left = take_out(left, find_spans(node.spans[what], one.start, one.end))
+    times[What.WITNESS], left = take_out(left, [Span(one.closing, one.end)])
+    times[What.WAIT] = sum(span.end - span.start for span in left)
+    return times
+
+
+def find_spans(spans: Sequence[Span], start: float, end: float) -> list[Span]:
+    """Those of rising spans that touch a stretch."""
+    first = bisect_left(spans, start, key=lambda span: span.end)
+    found: list[Span] = []
+    for span in spans[first:]:
+        if span.start >= end:
+            break
+        found.append(span)
+    return found
+
+
+def take_out(left: Iterable[Span], taken: Sequence[Span]) -> tuple[float, list[Span]]:
+    """How many seconds of `left` lie within `taken`, and what then is left."""
+    seconds, rest = 0.0, list(left)
+    for span in taken:
+        parts: list[Span] = []
+        for free in rest:
+            start, end = max(free.start, span.start), min(free.end, span.end)
+            if start >= end:
+                parts.append(free)
+                continue
+            seconds += end - start
+            parts += [part for part in (Span(free.start, start), Span(end, free.end)) if part.start < part.end]
+        rest = parts
+    return seconds, rest
+
+
+def find_reference(events: Iterable[Event]) -> str:
+    """Whose view of the record a log has: the server's, else the client's that tells most."""
+    counts = Counter(str(event["node"]) for event in events if event["kind"] == "state_changed")
+    return SERVER if SERVER in counts or not counts else counts.most_common(1)[0][0]
+
+
+def is_overlapped(events: Iterable[Event]) -> bool:
+    """Whether a log is of a run with overlap: its sets are decided two rounds later at the earliest."""
+    heights: dict[str, int] = {}
+    delays: list[int] = []
+    for event in events:
+        node = str(event["node"])
+        if event["kind"] == "state_changed":
+            heights[node] = _get_int(event, "height")
+        elif event["kind"] == "decided" and node in heights:
+            delays.append(heights[node] - _get_int(event, "height"))
+    return not delays or min(delays) > 1
+
+
+def read_accounts(events: Sequence[Event]) -> Accounts:
+    """The accounts of a log that is over."""
+    accounts = Accounts(reference=find_reference(events), overlap=is_overlapped(events))
+    for event in events:
+        accounts.take(event)
+    accounts.finish()
+    return accounts
+
+
+def _get_int(event: Event, name: str, default: int = 0) -> int:
+    value = event.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -1,0 +1,298 @@
+"""What a run will do, found by playing it: the run owner's configuration, a population, and a seed.
+
+forecast = play(Question(run, workload, classes, counts))
+print(format_forecast(forecast))
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+import trio
+
+from psyche.config.load import LoadedRun
+from psyche.config.profile import ClassTable
+from psyche.core.state import Client, ClientState, Config, RoundFlag
+from psyche.errors import ConfigError
+from psyche.network.limits import NetworkLimits
+from psyche.network.links import LinkConditions
+from psyche.simulator.accounts import SERVER, Accounts
+from psyche.simulator.faults import Fault, Kill
+from psyche.simulator.runtime import build_rng
+from psyche.simulator.scenario import MachineClass, Scenario, build_model, compute_limit_s
+from psyche.simulator.trainer import MachineModel
+from psyche.simulator.workload import Workload
+from psyche.simulator.world import Outcome, World, simulate
+from psyche.telemetry.events import Event, get_plain
+
+BODY_BYTES: Final = 8  # a simulated payload
+REPLY_BYTES: Final = 17  # with what stands before it on the line
+PART_BYTES: Final = 4 << 20  # what a node writes at once of a large payload
+BYTES_PER_MBIT: Final = 125_000
+OnRound = Callable[[int], None]  # told how many rounds are over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be found out.
+
+    Args:
+        run: as its owner wrote it.
+        workload: what its model means.
+        classes, counts: who takes part, and how many of each.
+        rounds: how many rounds with data.
+        seed: of all chance.
+        faults: beside the failures that the classes have.
+        changes: keys of [config] that are to differ from the run's.
+    """
+
+    run: LoadedRun
+    workload: Workload
+    classes: tuple[ClassTable, ...]
+    counts: tuple[int, ...]
+    rounds: int = 20
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+    changes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        """The configuration that is played."""
+        return replace(self.run.config, **self.changes)
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return sum(self.counts)
+
+    def get_class(self, name: str) -> ClassTable:
+        """The class of a client, by its name."""
+        number = int(name.removeprefix("client-"))
+        for one, count in zip(self.classes, self.counts, strict=True):
+            if number < count:
+                return one
+            number -= count
+        raise IndexError(name)
+
+
+@dataclass(slots=True)
+class Exit:
+    """A member that left the epoch before its end."""
+
+    at_s: float
+    name: str
+    why: str
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What came out. Bytes are by client; `lines` is the event log, where it was kept."""
+
+    question: Question
+    accounts: Accounts
+    outcome: Outcome
+    exits: list[Exit]
+    bytes_sent: dict[str, float]
+    bytes_received: dict[str, float]
+
+    @property
+    def stood_still(self) -> bool:
+        """Whether the run did not come to its end."""
+        return any(violation.name == "I5" for violation in self.outcome.violations)
+
+    @property
+    def lost_samples(self) -> float:
+        """Samples handed out whose training counts nowhere."""
+        return self.accounts.lost_tokens / self.question.workload.sequence_tokens
+
+    @property
+    def samples(self) -> float:
+        """Samples handed out in rounds that were decided."""
+        return self.lost_samples + self.accounts.tokens / self.question.workload.sequence_tokens
+
+    @property
+    def cut_offs(self) -> int:
+        """How often a member's work of a round counted for nothing."""
+        return sum(len(node.cut_off) for node in self.accounts.nodes.values())
+
+
+# --- from the question to a scenario ------------------------------------------------------------------
+
+
+def check_question(question: Question) -> None:
+    """Refuse what cannot be played.
+
+    Raises:
+        ConfigError: naming the key and the rule.
+    """
+    config, clients = question.config, question.clients
+    if clients < config.init_min_clients:
+        raise ConfigError(
+            f"{question.run.path}: config.init_min_clients is {config.init_min_clients}, and there are {clients} "
+            "clients: no epoch would ever form -> more --clients, or a lower init_min_clients"
+        )
+    if question.rounds < 1:
+        raise ConfigError(f"--rounds {question.rounds}: must be at least 1")
+
+
+def build_scenario(question: Question) -> Scenario:
+    """The question as a simulated world."""
+    check_question(question)
+    config, workload = question.config, question.workload
+    values: dict[str, Any] = {one.name: getattr(config, one.name) for one in fields(Config)}
+    small = build_model().max_seq_len  # tokens of a simulated sample
+    values["total_steps"] = question.rounds + 1
+    values["global_batch_size_warmup_tokens"] = (
+        config.global_batch_size_warmup_tokens * small // workload.sequence_tokens
+    )
+    population = [pair for pair in zip(question.classes, question.counts, strict=True) if pair[1]]
+    scenario = Scenario(
+        seed=question.seed, classes=tuple(build_class(one, count, workload) for one, count in population),
+        config=values, blob_weight=max(1.0, workload.payload_bytes / REPLY_BYTES), shares_lines=True,
+        limits=build_limits(workload),
+    )  # fmt: skip
+    limit_s = 1.5 * compute_limit_s(scenario, config)
+    return replace(scenario, limit_s=limit_s, faults=(*question.faults, *draw_failures(question, limit_s)))
+
+
+def build_limits(workload: Workload) -> NetworkLimits:
+    """A node's limits, with the same patience for the bytes that a payload stands for."""
+    usual = NetworkLimits()
+    slowest = usual.slowest_rate_bytes_s * BODY_BYTES / workload.payload_bytes
+    patience_s = workload.payload_bytes / usual.slowest_rate_bytes_s
+    return replace(
+        usual,
+        slowest_rate_bytes_s=min(usual.slowest_rate_bytes_s, slowest),
+        min_progress_s=max(usual.min_progress_s, patience_s),
+        write_s=usual.write_s * max(1.0, workload.payload_bytes / PART_BYTES),
+    )
+
+
+def build_class(one: ClassTable, count: int, workload: Workload) -> MachineClass:
+    """A class of the profile as simulated machines."""
+
+    def build_line(mbit_s: float) -> LinkConditions:
+        return LinkConditions(
+            latency_s=one.latency_ms / 2_000, bandwidth_bytes_s=mbit_s * BYTES_PER_MBIT,
+            loss=1 - (1 - one.loss_percent / 100) ** 0.5, jitter_s=one.jitter_ms / 2_000,
+        )  # fmt: skip
+
+    machine = MachineModel(
+        sample_s=workload.sequence_tokens / one.tokens_per_s, step_s=one.step_s, spread=one.spread_percent / 100,
+        apply_s=one.apply_s, load_s=one.load_s,
+    )  # fmt: skip
+    return MachineClass(
+        count=count, machine=machine, uplink=build_line(one.up_mbit_s), downlink=build_line(one.down_mbit_s),
+        join_s=60 * one.joins_after_min,
+    )  # fmt: skip
+
+
+def draw_failures(question: Question, limit_s: float) -> list[Fault]:
+    """When machines fail, by their classes' mean time to failure."""
+    found: list[Fault] = []
+    for number in range(question.clients):
+        name = f"client-{number}"
+        one, rng = question.get_class(name), build_rng(question.seed, name, "failures")
+        if one.fails_every_h is None:
+            continue
+        back_s = 60 * (one.back_after_min or 0.0)
+        at_s = rng.expovariate(1 / (3600 * one.fails_every_h))
+        while at_s < limit_s:
+            found.append(Kill(who=(name,), at_s=at_s, for_s=back_s))
+            if not back_s:
+                break
+            at_s += back_s + rng.expovariate(1 / (3600 * one.fails_every_h))
+    return found
+
+
+# --- playing ------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Keeps the accounts while a world is played."""
+
+    def __init__(self, question: Question, on_round: OnRound | None) -> None:
+        config = question.config
+        self.accounts = Accounts(limit_s=config.max_round_train_time, overlap=config.overlap)
+        self.exits: list[Exit] = []
+        self._tokens = question.workload.sequence_tokens
+        self._scale = question.workload.sequence_tokens / build_model().max_seq_len
+        self._config = config
+        self._on_round = on_round
+        self._states: dict[bytes, ClientState] = {}
+        self._closed = 0
+        self.world: World
+
+    def attach(self, world: World) -> None:
+        """Listen to a world that is about to start."""
+        self.world = world
+        world.trace.listeners.append(self._listen)
+
+    def _listen(self, node: str, kind: str, given: Mapping[str, object]) -> None:
+        if not self.accounts.wants(node, kind):
+            return
+        event: Event = {name: get_plain(value) for name, value in given.items()}
+        event |= {"t": trio.current_time(), "node": node, "kind": kind}
+        if kind == "trained":
+            event["tokens"] = round(event["tokens"] * self._scale)
+        self.accounts.take(event)
+        if node == SERVER and kind == "state_changed":
+            self._look(event["t"])
+
+    def _look(self, now: float) -> None:
+        """Read from the record what no client's event tells."""
+        state = self.world.shadow.state
+        if state.in_round and not state.current.flags & RoundFlag.DRAIN:
+            place = (state.progress.epoch, state.current.height)
+            self.accounts.set_batch(place, state.current.batch_size * self._tokens)
+        for client in state.clients:
+            self._look_at(client, now)
+        closed = max(0, state.progress.step - 1)
+        if closed > self._closed and self._on_round is not None:
+            self._on_round(closed)
+        self._closed = closed
+
+    def _look_at(self, client: Client, now: float) -> None:
+        before, self._states[client.p2p] = self._states.get(client.p2p), client.state
+        if before is ClientState.HEALTHY and client.state is not before:
+            name = next(host.name for host in self.world.clients if host.key == client.p2p)
+            self.exits.append(Exit(now, name, describe_exit(client, self._config)))
+
+
+def describe_exit(client: Client, config: Config) -> str:
+    """Why a member is none any more."""
+    if client.state is ClientState.WITHDRAWN:
+        return "left the epoch"
+    if client.state is ClientState.EJECTED:
+        return "signed two results for one round"
+    if config.evict_after and client.missed >= config.evict_after:
+        return f"was silent for {client.missed} rounds"
+    if config.late_limit and client.late >= config.late_limit:
+        return f"was late in {client.late} rounds"
+    return "did not report as a witness" if client.witness_missed else "was not ready in time"
+
+
+def play(question: Question, *, on_round: OnRound | None = None, keep_lines: bool = False) -> Forecast:
+    """Play a question to its end; takes seconds to minutes of one core.
+
+    Raises:
+        ConfigError: it cannot be played.
+    """
+    recorder = Recorder(question, on_round)
+    outcome = simulate(build_scenario(question), keep_lines=keep_lines, prepare=recorder.attach)
+    recorder.accounts.finish()
+    sent, received = count_bytes(recorder)
+    return Forecast(question, recorder.accounts, outcome, recorder.exits, sent, received)
+
+
+def count_bytes(recorder: Recorder) -> tuple[dict[str, float], dict[str, float]]:
+    """What every client sent and received: payloads at their real size, and everything else."""
+    sent: dict[str, float] = {}
+    received: dict[str, float] = {}
+    for host in recorder.world.clients:
+        node = recorder.accounts.nodes.get(host.name)
+        ways = recorder.world.links.get_access(host.key)
+        bulk = (0.0, 0.0) if ways is None else (ways[0].carried_bytes, ways[1].carried_bytes)
+        sent[host.name] = bulk[0] + (node.bytes_sent if node else 0)
+        received[host.name] = bulk[1] + (node.bytes_received if node else 0)
+    return sent, received

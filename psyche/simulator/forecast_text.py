@@ -1,0 +1,293 @@
+"""A forecast for people, and as plain data."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any, Final
+
+from psyche.config.profile import ClassTable
+from psyche.simulator.accounts import Accounts, Bound, NodeAccount, What
+from psyche.simulator.forecast import Forecast, Question
+from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
+
+COLUMNS: Final = (What.TRAIN, What.TRANSFER, What.WAIT, What.AWAY)
+SHOWN: Final = 8  # members that are named one by one
+NAMES: Final = {
+    What.TRAIN: "training", What.VAIN: "training in vain", What.TRANSFER: "waiting for payloads",
+    What.WAIT: "waiting for others",
+    What.WITNESS: "waiting for witnesses", What.APPLY: "applying results", What.AWAY: "away",
+}  # fmt: skip
+
+
+def format_percent(share: float) -> str:
+    """`83.2 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def format_question(question: Question) -> str:
+    """What is played, and what is assumed of it."""
+    population = ", ".join(
+        f"{count} {one.name}" for one, count in zip(question.classes, question.counts, strict=True) if count
+    )
+    work, config = question.workload, question.config
+    size = format_count(work.parameters) if work.parameters else "unknown"
+    return "\n".join(
+        [
+            f"{question.run.run_id}: {format_number(question.clients, 'client')} ({population}), seed {question.seed}",
+            (
+                f"model of {size} parameters, {work.sequence_tokens} tokens a sample: "
+                f"payloads of {format_bytes(work.payload_bytes)} (size from {work.source})"
+            ),
+            (
+                f"batch of {config.global_batch_size_start} samples at the start, "
+                f"overlap {'on' if config.overlap else 'off'}, "
+                f"max_round_train_time {config.max_round_train_time} s"
+            ),
+            "assumed: everybody has the first weights on disk; a line carries its Mbit/s for all transfers together",
+        ]
+    )
+
+
+def format_forecast(forecast: Forecast) -> str:
+    """The answers."""
+    accounts = forecast.accounts
+    rounds = accounts.data_rounds
+    if not rounds:
+        return f"no round was finished in {format_seconds(forecast.outcome.simulated_s)}: {find_obstacle(forecast)}"
+    lines = [
+        (
+            f"{format_number(len(rounds), 'round')} in {format_seconds(forecast.outcome.simulated_s)}, "
+            f"{format_number(len({one.epoch for one in rounds}), 'epoch')}"
+        ),
+        "",
+        *_format_times(accounts),
+        "",
+        *_format_sums(forecast),
+        "",
+        format_classes(forecast),
+        *_format_exits(forecast),
+    ]
+    if forecast.stood_still:
+        lines += ["", f"THE RUN STOOD STILL: {find_obstacle(forecast)}"]
+    return "\n".join(lines)
+
+
+def _format_times(accounts: Accounts) -> list[str]:
+    times = sorted(one.seconds for one in accounts.data_rounds)
+    lines = [
+        (
+            f"time per round         {format_seconds(median(times))} (shortest {format_seconds(times[0])}, "
+            f"longest {format_seconds(times[-1])})"
+        )
+    ]
+    mean = sum(times) / len(times)
+    for what, name in NAMES.items():
+        share = accounts.shares[what]
+        lines.append(f"  {name:<21}{format_seconds(share * mean):>8}  {format_percent(share):>7}")
+    return lines
+
+
+def _format_sums(forecast: Forecast) -> list[str]:
+    accounts = forecast.accounts
+    whole = format_percent(accounts.whole_training_share)
+    lost, samples = forecast.lost_samples, forecast.samples
+    return [
+        (
+            f"share in training      {format_percent(accounts.shares[What.TRAIN])} of rounds with data, {whole} "
+            "with Warmup, drains and Cooldown"
+        ),
+        f"tokens per second      {format_count(accounts.tokens_per_s)}",
+        f"samples lost           {lost:.0f} of {samples:.0f} ({format_percent(lost / samples if samples else 0.0)})",
+        f"rounds waited last for {_format_bounds(forecast)}",
+    ]
+
+
+def _format_bounds(forecast: Forecast) -> str:
+    total = len(forecast.accounts.data_rounds)
+    parts = [f"{describe_bound(forecast, kind, who)} ({n} of {total})" for (kind, who), n in count_bounds(forecast)]
+    return "; ".join(parts[:3]) or "nothing"
+
+
+def count_bounds(forecast: Forecast) -> list[tuple[tuple[str, str], int]]:
+    """What rounds waited for last, by kind and class of machine, the most frequent first."""
+    counts: dict[tuple[str, str], int] = {}
+    for (kind, who), number in forecast.accounts.bounds.items():
+        classes = sorted({get_class_name(forecast.question, name) for name in who.split(", ") if name})
+        key = (kind, " and ".join(name for name in classes if name))
+        counts[key] = counts.get(key, 0) + number
+    return sorted(counts.items(), key=lambda item: -item[1])
+
+
+def get_class_name(question: Question, name: str) -> str:
+    """The class of a client; empty where the name is none's."""
+    try:
+        return question.get_class(name.split(maxsplit=1)[0]).name
+    except (ValueError, IndexError):
+        return ""
+
+
+def describe_bound(forecast: Forecast, kind: str, who: str) -> str:
+    """What a round waited for, with the class of the machine."""
+    limit = forecast.question.config.max_round_train_time
+    return {
+        "training": f"a {who} to train",
+        "transfer": f"a payload of a {who}",
+        "patience": f"members that were too slow or away ({who})",
+        "limit": f"max_round_train_time, {limit} s ({who or 'nobody'} missing)",
+    }.get(kind, "messages alone")
+
+
+def format_classes(forecast: Forecast) -> str:
+    """One row for each class of machines: means over its members."""
+    head = (
+        "class",
+        "members",
+        "training",
+        "payloads",
+        "others",
+        "away",
+        "cut off",
+        "tokens",
+        "sent/round",
+        "recv/round",
+    )
+    question, rows = forecast.question, []
+    rounds = max(1, len(forecast.accounts.data_rounds))
+    for one, count in zip(question.classes, question.counts, strict=True):
+        names = get_names(question, one)
+        nodes = [forecast.accounts.nodes[name] for name in names if name in forecast.accounts.nodes]
+        if not count or not nodes:
+            continue
+        shares = _compute_shares(nodes)
+        sent, received = (
+            sum(b[n] for n in names) / count / rounds for b in (forecast.bytes_sent, forecast.bytes_received)
+        )
+        rows.append(
+            [
+                one.name, str(count), *(format_percent(shares[w]) for w in COLUMNS),
+                str(sum(len(node.cut_off) for node in nodes)), format_count(sum(node.tokens for node in nodes)),
+                format_bytes(sent), format_bytes(received),
+            ]
+        )  # fmt: skip
+    return format_table(head, rows)
+
+
+def get_names(question: Question, one: ClassTable) -> list[str]:
+    """The clients of a class."""
+    place = question.classes.index(one)
+    first = sum(question.counts[:place])
+    return [f"client-{number}" for number in range(first, first + question.counts[place])]
+
+
+def _compute_shares(nodes: Sequence[NodeAccount]) -> dict[What, float]:
+    whole = sum(sum(node.times.values()) for node in nodes)
+    return {what: sum(node.times[what] for node in nodes) / whole if whole else 0.0 for what in What}
+
+
+def _format_exits(forecast: Forecast) -> list[str]:
+    if not forecast.exits:
+        return ["", "nobody was dropped"]
+    lines = ["", f"{format_number(len(forecast.exits), 'member')} left an epoch before its end:"]
+    for one in forecast.exits[:SHOWN]:
+        name = f"{one.name} ({get_class_name(forecast.question, one.name)})"
+        lines.append(f"  after {format_seconds(one.at_s):<12} {name:<28} {one.why}")
+    if len(forecast.exits) > SHOWN:
+        lines.append(f"  and {len(forecast.exits) - SHOWN} more")
+    return lines
+
+
+def find_obstacle(forecast: Forecast) -> str:
+    """Why a run does not get on, as far as its end shows."""
+    state = forecast.outcome.state
+    where = (
+        f"{state.run_state.name.lower().replace('_', ' ')}, epoch {state.progress.epoch}, step {state.progress.step}"
+    )
+    alive = sum(not node.ended_away for node in forecast.accounts.nodes.values())
+    needed = forecast.question.config.init_min_clients
+    return f"it ended in state {where}; an epoch needs {format_number(needed, 'client')}, {alive} were there"
+
+
+def format_accounts(accounts: Accounts) -> str:
+    """Where the time of any run's rounds went, from its log alone."""
+    rounds = accounts.data_rounds
+    if not rounds:
+        return "no round was finished"
+    bounds = accounts.bounds.most_common(3)
+    last = "; ".join(f"{Bound(kind, who, 'others').text} ({n} of {len(rounds)})" for (kind, who), n in bounds)
+    head = ("node", "training", "payloads", "others", "away", "cut off", "tokens", "sent", "received")
+    rows = [
+        [node.name, *(format_percent(_compute_shares([node])[what]) for what in COLUMNS), str(len(node.cut_off)),
+         format_count(node.tokens), format_bytes(node.bytes_sent), format_bytes(node.bytes_received)]
+        for node in accounts.nodes.values() if node.present
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            f"{format_number(len(rounds), 'round')} in {format_seconds(rounds[-1].end - rounds[0].start)}",
+            "",
+            *_format_times(accounts),
+            "",
+            f"tokens per second      {format_count(accounts.tokens_per_s)}",
+            f"rounds waited last for {last}",
+            "",
+            format_table(head, rows),
+        ]
+    )
+
+
+def build_accounts_json(accounts: Accounts) -> dict[str, Any]:
+    """Figures of any run's log as plain data."""
+    return {
+        "tokens_per_s": accounts.tokens_per_s,
+        "tokens": accounts.tokens,
+        "shares": {what.value: share for what, share in accounts.shares.items()},
+        "whole_training_share": accounts.whole_training_share,
+        "seconds_by_state": dict(accounts.phases),
+        "rounds": [_get_round(one) for one in accounts.rounds],
+    }
+
+
+def build_json(forecast: Forecast) -> dict[str, Any]:
+    """All figures as plain data: seconds, bytes, tokens, shares from 0 to 1."""
+    question, accounts = forecast.question, forecast.accounts
+    return {
+        "run": question.run.run_id,
+        "seed": question.seed,
+        "clients": question.clients,
+        "classes": {one.name: count for one, count in zip(question.classes, question.counts, strict=True)},
+        "changes": dict(question.changes),
+        "workload": asdict(question.workload),
+        "simulated_s": forecast.outcome.simulated_s,
+        "stood_still": forecast.stood_still,
+        "digest": forecast.outcome.digest,
+        "tokens_per_s": accounts.tokens_per_s,
+        "tokens": accounts.tokens,
+        "samples": forecast.samples,
+        "samples_lost": forecast.lost_samples,
+        "cut_offs": forecast.cut_offs,
+        "shares": {what.value: share for what, share in accounts.shares.items()},
+        "whole_training_share": accounts.whole_training_share,
+        "seconds_by_state": dict(accounts.phases),
+        "bounds": [{"kind": kind, "class": who, "rounds": n} for (kind, who), n in count_bounds(forecast)],
+        "exits": [asdict(one) for one in forecast.exits],
+        "rounds": [_get_round(one) for one in accounts.rounds],
+        "members": [_get_member(forecast, node) for node in accounts.nodes.values()],
+    }
+
+
+def _get_round(one: Any) -> dict[str, Any]:
+    return {
+        "epoch": one.epoch, "height": one.height, "step": one.step, "start_s": one.start, "seconds": one.seconds,
+        "drain": one.is_drain, "decided": one.is_decided, "members": list(one.members), "tokens": one.tokens,
+        "lost_tokens": one.lost_tokens, "waited_for": one.bound.text,
+        "shares": {what.value: share for what, share in one.shares.items()},
+    }  # fmt: skip
+
+
+def _get_member(forecast: Forecast, node: NodeAccount) -> dict[str, Any]:
+    return {
+        "name": node.name, "class": get_class_name(forecast.question, node.name), "tokens": node.tokens,
+        "seconds": {what.value: seconds for what, seconds in node.times.items()},
+        "cut_off": [list(place) for place in node.cut_off],
+        "bytes_sent": forecast.bytes_sent.get(node.name, 0.0),
+        "bytes_received": forecast.bytes_received.get(node.name, 0.0),
+    }  # fmt: skip

@@ -1,0 +1,104 @@
+"""The picture of a run: a row for each client, who trained, fetched, applied, waited, was cut off or away."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from psyche.errors import ConfigError
+from psyche.simulator.accounts import Accounts, NodeAccount, RoundAccount, Span, What, find_spans
+
+COLORS: Final = {
+    What.WAIT: "#d9d9d9", What.WITNESS: "#f0c95c", What.TRANSFER: "#4c8fd0", What.TRAIN: "#4daf62",
+    What.VAIN: "#e58a7d", What.APPLY: "#1d5c34", What.AWAY: "#ffffff",
+}  # fmt: skip
+LABELS: Final = {
+    What.TRAIN: "trains", What.VAIN: "trains in vain", What.APPLY: "applies", What.TRANSFER: "waits for payloads",
+    What.WITNESS: "witnesses", What.WAIT: "waits for others", What.AWAY: "away",
+}  # fmt: skip
+CUT_OFF: Final = "#c0392b"
+ROW_INCHES: Final = 0.2
+MAX_INCHES: Final = 40.0
+LEGEND_INCHES: Final = 0.55  # below the axis, past its label
+WIDTH_INCHES: Final = 13.0
+DOTS: Final = 110
+MAX_LABELS: Final = 120  # beyond that rows have no names
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture that cannot be drawn, before anything is computed.
+
+    Raises:
+        ConfigError: matplotlib is missing, another format, or no such folder.
+    """
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"--picture {path}: must end in .png")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--picture {path}: there is no folder {path.absolute().parent}")
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise ConfigError('--picture: needs matplotlib: pip install "psyche-train[train]"') from error
+
+
+def write_picture(accounts: Accounts, title: str, path: Path) -> None:
+    """Draw all clients of a run; whole or not there. matplotlib is loaded only here."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    nodes = [node for _, node in sorted(accounts.nodes.items(), key=lambda item: _get_order(item[0])) if node.present]
+    height = min(MAX_INCHES, 1.6 + ROW_INCHES * max(4, len(nodes)))
+    figure, axes = plt.subplots(figsize=(WIDTH_INCHES, height), dpi=DOTS)
+    try:
+        _draw(axes, accounts, nodes, title)
+        part = path.with_suffix(".part.png")
+        figure.savefig(part, bbox_inches="tight")
+        part.replace(path)
+    finally:
+        plt.close(figure)
+
+
+def _get_order(name: str) -> tuple[str, int]:
+    head, _, number = name.rpartition("-")
+    return (head, int(number)) if number.isdigit() else (name, 0)
+
+
+def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: str) -> None:
+    from matplotlib.patches import Patch
+
+    origin = accounts.rounds[0].start if accounts.rounds else accounts.started
+    for row, node in enumerate(nodes):
+        for what in COLORS:
+            bars = [(span.start - origin, span.end - span.start) for span in get_bars(accounts, node, what)]
+            axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=COLORS[what], linewidth=0)
+        cut = [(one.start - origin, one.seconds) for one in accounts.rounds if one.place in node.cut_off]
+        axes.broken_barh(cut, (row - 0.4, 0.8), facecolors="none", edgecolors=CUT_OFF, linewidth=1.2)
+    for one in accounts.rounds:
+        axes.axvline(one.start - origin, color="black", lw=0.3, alpha=0.5)
+    axes.set_yticks(range(len(nodes)), [node.name for node in nodes] if len(nodes) <= MAX_LABELS else [])
+    axes.tick_params(axis="y", labelsize=7)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds since the first round; a thin line is the start of a round")
+    axes.set_title(title)
+    below = -LEGEND_INCHES / (0.77 * axes.figure.get_figheight())
+    handles = [Patch(facecolor=COLORS[what], edgecolor="grey", label=text) for what, text in LABELS.items()]
+    handles.append(Patch(facecolor="none", edgecolor=CUT_OFF, label="its work is in no set"))
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=8, fontsize=7)
+
+
+def get_bars(accounts: Accounts, node: NodeAccount, what: What) -> list[Span]:
+    """The stretches to draw of one kind; later kinds of `COLORS` are drawn over earlier ones."""
+    present = [one for one in accounts.rounds if one.place in node.present]
+    if what is What.WAIT:
+        return [Span(one.start, one.end) for one in present]
+    if what is What.WITNESS:
+        return [Span(one.closing, one.end) for one in present if one.end > one.closing]
+    return [clip(span, one) for one in present for span in find_spans(node.spans[what], one.start, one.end)]
+
+
+def clip(span: Span, one: RoundAccount) -> Span:
+    """The part of a span that lies in a round."""
+    return Span(max(span.start, one.start), min(span.end, one.end))

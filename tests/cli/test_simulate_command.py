@@ -1,0 +1,168 @@
+"""`psyche simulate` and `psyche trace` as a person calls them."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from psyche.cli.app import app
+from psyche.cli.progress import ProgressBar, format_progress
+from psyche.cli.simulate import parse_parameters
+from psyche.errors import ConfigError
+from psyche.telemetry.console import Console
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILE = """
+[[class]]
+name = "home"
+share = 1.0
+tokens_per_s = 16
+up_mbit_s = 100
+down_mbit_s = 100
+load_s = 0.5
+"""
+BASE = ("simulate", "--state", ROOT / "config" / "dummy", "--parameters", "1e8", "--clients", "3", "--rounds", "3")
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.toml"
+    path.write_text(PROFILE)
+    return path
+
+
+def test_a_run_is_played_and_everything_is_written(profile: Path, tmp_path: Path) -> None:
+    figures, picture, events = tmp_path / "f.json", tmp_path / "p.png", tmp_path / "e.jsonl"
+    result = run(
+        *BASE, "--profile", profile, "--no-suggestions", "--json", figures, "--picture", picture, "--events", events
+    )
+    assert result.exit_code == 0, result.output
+    for part in ("3 clients (3 home)", "3 rounds in", "tokens per second", "nobody was dropped"):
+        assert part in result.output
+    assert json.loads(figures.read_text())["tokens"] == 3 * 4 * 16
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    look = run("trace", events, "--kind", "decided", "--node", "client-1")
+    assert look.exit_code == 0
+    assert len(look.stdout.splitlines()) == 3
+    summed = run("trace", events, "--summary")
+    assert "3 rounds in" in summed.output
+    assert "client-2" in summed.output
+
+
+def test_suggestions_are_played_and_printed(profile: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "f.json"
+    result = run(*BASE, "--profile", profile, "--json", figures)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"\n\d changes? tried, (better were:|none was better)", result.output)
+    for one in json.loads(figures.read_text())["suggestions"]:
+        assert f"  {one['change']}: tokens/s" in result.output
+        assert one["after"]["tokens_per_s"] > json.loads(figures.read_text())["tokens_per_s"]
+
+
+def test_without_a_terminal_progress_is_plain_lines() -> None:
+    class Stream:
+        def __init__(self) -> None:
+            self.text = ""
+
+        def write(self, text: str) -> int:
+            self.text += text
+            return len(text)
+
+        def flush(self) -> None: ...
+
+        def isatty(self) -> bool:
+            return False
+
+    stream, clock = Stream(), iter(range(0, 1000, 10))
+    with ProgressBar(
+        "playing",
+        Console(stream),
+        now=lambda: float(next(clock)),
+        show=lambda number: f"{number} rounds",  # pyright: ignore[reportArgumentType]
+    ) as bar:
+        bar.set(5, 20)
+    assert stream.text.endswith(" 25% 5 rounds of 20 rounds, 30 s left\n")
+    assert "\x1b" not in stream.text
+
+
+def test_bytes_are_shown_where_nothing_else_is_said() -> None:
+    assert format_progress("copying", 500, 1000, 1.0).endswith(" 50% 500 B of 1.0 kB, 1 s left")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("--parameters", "many"), "--parameters 'many': must be a number of parameters"),
+        (("--profile", "missing.toml"), "missing.toml: cannot be read"),
+        (("--faults", "missing.toml"), "missing.toml: cannot be read"),
+        (("--picture", "run.svg"), "must end in .png"),
+        (("--json", "no/such/f.json"), "there is no folder"),
+        (("--clients", "1"), "config.init_min_clients is 2, and there are 1 clients"),
+        (("--replay", "nothing"), "must be a seed (a number), or a scenario's TOML file"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_played(change: tuple[str, str], told: str, profile: Path) -> None:
+    result = run(*BASE, "--profile", profile, *change)
+    assert result.exit_code == 1
+    assert told in result.output
+    assert "rounds in" not in result.output
+
+
+def test_without_a_run_there_is_nothing_to_play() -> None:
+    result = run("simulate")
+    assert result.exit_code == 1
+    assert "needs --state and --profile, or --replay" in result.output
+
+
+def test_a_run_that_would_stand_still_is_exit_code_1(profile: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[[fault]]\nkind = "kill"\nwho = ["client-0", "client-1"]\nat_s = 5.0\n')
+    result = run(*BASE, "--profile", profile, "--faults", plan)
+    assert result.exit_code == 1
+    assert "an epoch needs 2 clients, 1 were there" in result.output
+    assert "tried" not in result.output
+
+
+def test_a_scenario_is_played_again_step_by_step(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text("seed = 3\n[config]\ntotal_steps = 4\n[[class]]\ncount = 2\n")
+    result = run("simulate", "--replay", path, "--kind", "applied", "--node", "client-0")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert all(line.split()[1:3] == ["client-0", "applied"] for line in lines[:-1])
+    assert len(lines) > 3
+    assert lines[-1].startswith("seed 3: ")
+
+
+@pytest.mark.parametrize(("text", "value"), [("", 0), ("1e9", 10**9), ("25000", 25_000)])
+def test_parameters_are_read_as_people_write_them(text: str, value: int) -> None:
+    assert parse_parameters(text) == value
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e14", "1G"])
+def test_parameters_that_are_no_size_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--parameters"):
+        parse_parameters(text)
+
+
+def test_ctrl_c_ends_a_simulation_at_once_and_leaves_nothing(profile: Path) -> None:
+    command = [sys.executable, "-m", "psyche", *map(str, BASE), "--profile", str(profile), "--rounds", "2000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "3 clients" in process.stdout.readline()
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors

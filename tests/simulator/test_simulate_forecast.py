@@ -1,0 +1,272 @@
+"""What a simulated run tells its owner: times, losses, who was dropped, what would be better."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from forecast_kit import build_machines, build_question
+
+from psyche.errors import ConfigError
+from psyche.simulator import suggest
+from psyche.simulator.accounts import What
+from psyche.simulator.faults import Hang, Kill
+from psyche.simulator.forecast import Forecast, build_limits, draw_failures, play
+from psyche.simulator.forecast_text import build_json, count_bounds, format_forecast, format_question
+from psyche.simulator.inputs import find_scenario, load_faults
+from psyche.simulator.timeline import check_picture, write_picture
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def even() -> Forecast:
+    """Four machines that are alike: a second of training, then a payload of 2.7 MB to three others at 12.5 MB/s."""
+    return play(build_question((build_machines(), 4), rounds=ROUNDS))
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Forecast:
+    """Three machines, and one that takes three times as long as the limit allows."""
+    slow = build_machines("slow", tokens_per_s=16 / 15)
+    return play(
+        build_question((build_machines(), 3), (slow, 1), rounds=ROUNDS, max_round_train_time=5, straggler_percent=0)
+    )
+
+
+def test_all_rounds_are_played_and_nothing_is_lost(even: Forecast) -> None:
+    assert even.outcome.violations == []
+    assert len(even.accounts.data_rounds) == ROUNDS
+    assert (even.lost_samples, even.samples, even.cut_offs) == (0, 4 * ROUNDS, 0)
+    assert even.exits == []
+    assert not even.stood_still
+
+
+def test_training_takes_the_time_that_the_machines_need(even: Forecast) -> None:
+    for node in even.accounts.nodes.values():
+        assert node.times[What.TRAIN] == pytest.approx(ROUNDS * 1.0, rel=0.05)
+    assert even.accounts.tokens == 4 * ROUNDS * 16
+
+
+def test_shares_are_of_the_whole(even: Forecast) -> None:
+    assert sum(even.accounts.shares.values()) == pytest.approx(1)
+    assert 0 < even.accounts.whole_training_share < even.accounts.shares[What.TRAIN] < 1
+
+
+def test_every_member_sends_its_payload_to_each_other_once(even: Forecast) -> None:
+    wanted = ROUNDS * 3 * even.question.workload.payload_bytes
+    assert sum(even.bytes_sent.values()) == pytest.approx(4 * wanted, rel=0.05)
+    for received in even.bytes_received.values():
+        assert received == pytest.approx(wanted, rel=0.05)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(even: Forecast) -> None:
+    again = play(even.question)
+    assert again.outcome.digest == even.outcome.digest
+    assert build_json(again) == build_json(even)
+    assert play(replace(even.question, seed=1)).outcome.digest != even.outcome.digest
+
+
+def test_slow_lines_show_in_the_time_for_payloads_and_in_what_rounds_wait_for(even: Forecast) -> None:
+    slow = play(build_question((build_machines(up_mbit_s=5.0), 4), rounds=ROUNDS))
+    # a payload goes to three others over one line: 2.7 MB x 3 at 5 Mbit/s
+    assert slow.accounts.shares[What.TRANSFER] > 0.5 > even.accounts.shares[What.TRANSFER]
+    (kind, who), rounds = count_bounds(slow)[0]
+    assert (kind, who) == ("transfer", "home")
+    assert rounds >= ROUNDS - 1, "in the first round nothing is due yet"
+
+
+def test_without_overlap_a_payload_is_waited_for_in_its_own_round(even: Forecast) -> None:
+    plain = play(build_question((build_machines(), 4), rounds=ROUNDS, overlap=False))
+    assert plain.accounts.shares[What.TRANSFER] > even.accounts.shares[What.TRANSFER]
+    assert plain.accounts.tokens == even.accounts.tokens
+
+
+def test_who_is_too_slow_is_cut_off_and_dropped_and_the_reason_is_told(uneven: Forecast) -> None:
+    assert len(uneven.accounts.nodes["client-3"].cut_off) == len(
+        uneven.accounts.nodes["client-3"].present - {(0, 4), (0, 5)}
+    )
+    assert uneven.lost_samples > 0
+    assert [(one.name, one.why) for one in uneven.exits] == [("client-3", "was late in 3 rounds")]
+    assert uneven.accounts.nodes["client-3"].times[What.VAIN] > 0
+    assert count_bounds(uneven)[0][0] == ("limit", "slow")
+
+
+def test_the_answer_says_all_of_it(uneven: Forecast) -> None:
+    text = format_forecast(uneven)
+    for part in (
+        "4 rounds in", "time per round", "training in vain", "tokens per second", "samples lost           4 of 16",
+        "max_round_train_time, 5 s (slow missing)", "client-3 (slow)", "was late in 3 rounds", "sent/round",
+    ):  # fmt: skip
+        assert part in text
+    asked = format_question(uneven.question)
+    for part in ("4 clients (3 home, 1 slow), seed 0", "model of 1.0G parameters", "payloads of 2.7 MB", "overlap on"):
+        assert part in asked
+
+
+def test_all_figures_are_plain_data(uneven: Forecast) -> None:
+    found = json.loads(json.dumps(build_json(uneven)))
+    assert found["classes"] == {"home": 3, "slow": 1}
+    assert found["samples_lost"] == 4
+    assert len([one for one in found["rounds"] if not one["drain"]]) == ROUNDS
+    assert {one["class"] for one in found["members"]} == {"home", "slow"}
+
+
+# --- suggestions --------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_cuts_nobody_off_is_proposed_because_it_was_played(uneven: Forecast) -> None:
+    idea = next(idea for idea in suggest.find_ideas(uneven) if idea.text.startswith("max_round_train_time"))
+    assert idea.question.config.max_round_train_time >= 15
+    after = play(idea.question)
+    assert (after.cut_offs, after.lost_samples) == (0, 0)
+    text = suggest.Suggestion(idea, uneven, after).text
+    assert text.startswith("max_round_train_time = ")
+    assert "instead of 5" in text
+    assert "samples lost 25.0 % -> 0.0 %" in text
+
+
+def test_only_what_helped_is_suggested_and_the_best_comes_first(uneven: Forecast) -> None:
+    ideas = suggest.find_ideas(uneven)
+    speeds = dict(zip((id(idea.question) for idea in ideas), (0.5, 2.0, 3.0, 1.0, 1.0, 1.0), strict=False))
+
+    def answer(question: object) -> Forecast:
+        accounts = _Faster(uneven, speeds[id(question)])
+        return replace(uneven, accounts=accounts)  # pyright: ignore[reportArgumentType]
+
+    found = suggest.check_ideas(uneven, ideas, answer=answer)
+    assert [one.idea for one in found] == [ideas[2], ideas[1]]
+
+
+class _Faster:
+    """Accounts of a run that is so many times as fast."""
+
+    def __init__(self, forecast: Forecast, factor: float) -> None:
+        self._accounts = forecast.accounts
+        self.tokens_per_s = factor * forecast.accounts.tokens_per_s
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._accounts, name)
+
+
+def test_what_makes_the_run_stand_still_never_helps(even: Forecast, uneven: Forecast) -> None:
+    assert suggest.helps(uneven, even)
+    stuck = play(
+        build_question((build_machines(), 2), rounds=2, faults=(Kill(who=("client-0", "client-1"), at_s=6.0),))
+    )
+    assert stuck.stood_still
+    assert not suggest.helps(uneven, stuck)
+    assert "THE RUN STOOD STILL" in format_forecast(stuck) or "no round was finished" in format_forecast(stuck)
+
+
+def test_each_idea_has_its_reason(even: Forecast, uneven: Forecast) -> None:
+    found = {idea.text.partition(" ")[0] for idea in suggest.find_ideas(uneven)}
+    assert "max_round_train_time" in found
+    assert "without" not in found, "three clients would form no epoch"
+    fewer = replace(
+        uneven, question=replace(uneven.question, changes={**uneven.question.changes, "init_min_clients": 3})
+    )
+    assert any(idea.text == "without the 1 of class slow" for idea in suggest.find_ideas(fewer))
+    plain = replace(even, question=replace(even.question, changes={**even.question.changes, "overlap": False}))
+    assert any(idea.text == "overlap = true" for idea in suggest.find_ideas(plain))
+    assert not any(idea.text == "overlap = true" for idea in suggest.find_ideas(even))
+    assert not any(idea.text.startswith("max_round") for idea in suggest.find_ideas(even)), "nobody was cut off"
+
+
+# --- what is asked ------------------------------------------------------------------------------------
+
+
+def test_more_members_than_there_are_clients_are_refused() -> None:
+    question = build_question((build_machines(), 4), init_min_clients=5)
+    with pytest.raises(ConfigError, match=r"config.init_min_clients is 5, and there are 4 clients"):
+        play(question)
+
+
+def test_failures_are_drawn_for_each_machine_on_its_own() -> None:
+    weak = build_machines("weak", fails_every_h=1.0, back_after_min=5.0)
+    one = draw_failures(build_question((weak, 4)), 36_000)
+    more = draw_failures(build_question((weak, 4), (build_machines("strong"), 4)), 36_000)
+    assert one == more, "others change nothing for them"
+    assert 20 < len(one) < 60, "about ten hours of four machines"
+    assert {fault.for_s for fault in one} == {300.0}
+
+
+def test_who_never_comes_back_fails_once() -> None:
+    found = draw_failures(build_question((build_machines(fails_every_h=1.0), 4)), 360_000)
+    assert len(found) == 4
+    assert {fault.for_s for fault in found} == {0.0}
+
+
+def test_a_member_that_dies_is_away_until_it_is_back() -> None:
+    question = build_question(
+        (build_machines(), 4), rounds=6, init_min_clients=3, faults=(Kill(who=("client-2",), at_s=17.0, for_s=3.0),)
+    )
+    forecast = play(question)
+    assert forecast.outcome.violations == []
+    away = forecast.accounts.nodes["client-2"]
+    assert any(why == "its process died" for _, why in away.notices)
+    assert sum(s.end - s.start for s in away.spans[What.AWAY]) >= 3
+
+
+def test_limits_of_nodes_have_patience_for_what_payloads_stand_for() -> None:
+    limits = build_limits(build_question((build_machines(), 2), parameters=8 * 10**9).workload)
+    size = 8e9 / 4096 * 89 / 8
+    assert limits.slowest_rate_bytes_s * size / 8 == pytest.approx(64 << 10, rel=0.01)
+    assert limits.min_progress_s == pytest.approx(size / (64 << 10), rel=0.01)
+
+
+def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text('[[fault]]\nkind = "kill"\nwho = ["client-1", "random:2"]\nat_s = 40.0\nfor_s = 12.0\n')
+    assert load_faults(path, 4) == (Kill(who=("client-1", "random:2"), at_s=40.0, for_s=12.0),)
+    path.write_text('[[fault]]\nkind = "hang"\nwho = ["witnesses"]\nat_s = 1\nfor_s = 2\n')
+    assert load_faults(path, 4) == (Hang(who=("witnesses",), at_s=1, for_s=2),)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[fault", "is not TOML"),
+        ("[fault]\nkind = 'kill'", "fault: there is nothing but"),
+        ("x = 1", "x: there is nothing but"),
+        ('[[fault]]\nkind = "flood"', r"fault\[0\]: fault: kind 'flood' is unknown; there are kill"),
+        ('[[fault]]\nkind = "kill"\nwhom = ["a"]', r"fault\[0\]: .*whom is unknown"),
+        ('[[fault]]\nkind = "kill"\nwho = ["client-4"]', r"'client-4' is no machine: server, client-0 to client-3"),
+        ('[[fault]]\nkind = "partition"\ngroups = [["client-0"], ["me"]]', "'me' is no machine"),
+        ('[[fault]]\nkind = "kill"\nwho = ["server"]\nat_s = -1', "at_s is -1, must be a number of seconds"),
+        ('[[fault]]\nkind = "kill"\nwho = ["server"]\nat_s = "soon"', "at_s is 'soon'"),
+    ],
+)
+def test_a_plan_that_is_wrong_is_told_with_file_table_and_rule(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told) as found:
+        load_faults(path, 4)
+    assert str(found.value).startswith(str(path))
+
+
+def test_a_seed_or_a_file_can_be_played_again(tmp_path: Path) -> None:
+    assert find_scenario("17") == find_scenario("17")
+    assert find_scenario("17") != find_scenario("18")
+    (tmp_path / "s.toml").write_text("seed = 3\n[[class]]\ncount = 2\n")
+    assert (find_scenario(str(tmp_path / "s.toml")).seed, find_scenario(str(tmp_path / "s.toml")).clients) == (3, 2)
+    with pytest.raises(ConfigError, match="must be a seed"):
+        find_scenario("seven")
+
+
+# --- the picture --------------------------------------------------------------------------------------
+
+
+def test_the_picture_is_written_whole(uneven: Forecast, tmp_path: Path) -> None:
+    path = tmp_path / "run.png"
+    check_picture(path)
+    write_picture(uneven.accounts, "a title", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in tmp_path.iterdir()] == ["run.png"]
+
+
+def test_a_picture_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in \.png"):
+        check_picture(tmp_path / "run.svg")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_picture(tmp_path / "missing" / "run.png")

@@ -45,6 +45,7 @@ from psyche.simulator.scenario import (
 from psyche.simulator.trace import NodeLog
 from psyche.simulator.trainer import VOCAB, Faults, SimTrainer
 from psyche.wire.crypto import Identity
+from psyche.wire.ports import AddressRecord
 
 if TYPE_CHECKING:
     from psyche.simulator.world import World
@@ -252,6 +253,10 @@ class ClientHost(Host):
         honest = {host.key for host in self.world.clients if host.is_honest}
         clients = self.get_state().clients
         return next((member for member, client in enumerate(clients) if client.p2p in honest), 0)
+
+    def get_book(self) -> tuple[AddressRecord, ...]:
+        """Where the others are, as the server says."""
+        return tuple(self.backend.address_book()) if self.backend is not None else ()
 
     def send_to(self, key: bytes, raw: bytes) -> None:
         """Gossip to one peer alone."""

@@ -15,14 +15,14 @@ from psyche.core.errors import CoordinatorError
 from psyche.core.header import decode_header, encode_header
 from psyche.core.limits import BLOOM_BITS
 from psyche.core.messages import Gossip, Result, WitnessMessage
-from psyche.core.state import WitnessFlag
+from psyche.core.state import RoundFlag, WitnessFlag
 from psyche.core.timeline import get_attested_round
 from psyche.errors import BackendError, NetworkError
 from psyche.network.memory import MemoryNode
 from psyche.server.backend import TcpBackend
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
-from psyche.wire.ports import Backend, Network
+from psyche.wire.ports import AddressRecord, Backend, Network
 
 if TYPE_CHECKING:
     from psyche.simulator.hosts import ClientHost
@@ -49,6 +49,7 @@ class Lies:
         self.share = share
         self.rng = rng
         self.told = 0
+        self.refused = 0
 
     def is_due(self) -> bool:
         """Whether to lie this time."""
@@ -61,8 +62,8 @@ class Lies:
         del host
         await trio.sleep_forever()
 
-    def change_witness(self, host: "ClientHost", message: WitnessMessage) -> WitnessMessage:
-        """What the server is told instead."""
+    def change_witness(self, host: "ClientHost", message: WitnessMessage) -> WitnessMessage | None:
+        """What the server is told instead; None tells it nothing."""
         del host
         return message
 
@@ -160,6 +161,39 @@ class LieDigest(Lies):
         del host
         flags = message.flags & ~WitnessFlag.NO_DIGEST | WitnessFlag.FULL_DIGEST
         return replace(message, state_digest=_derive("digest", message), flags=flags)
+
+
+class NoEnd(Lies):
+    """Works like everybody, but leaves no record in the rounds that end an epoch (B20)."""
+
+    kind = "no_end"
+
+    def change_witness(self, host: "ClientHost", message: WitnessMessage) -> WitnessMessage | None:
+        is_drain = host.get_state().current.flags & RoundFlag.DRAIN
+        return None if is_drain else message
+
+
+class Forge(Lies):
+    """Asks to join under the keys of others, again and again (B12)."""
+
+    kind = "forge"
+
+    async def run(self, host: "ClientHost") -> None:
+        while True:
+            await trio.sleep(2.0)
+            others = [record for record in host.get_book() if record.p2p != host.key]
+            for record in others:
+                forged = replace(record, addresses=("/memory/9999",))
+                for claim in (record, forged, replace(forged, p2p=host.key)):
+                    self.told += 1
+                    await self._join(host, claim)
+
+    async def _join(self, host: "ClientHost", record: AddressRecord) -> None:
+        try:
+            if host.backend is not None:
+                await host.backend.announce(record)
+        except (CoordinatorError, BackendError):
+            self.refused += 1
 
 
 class Accuse(Lies):
@@ -285,7 +319,7 @@ class Silent(Lies):
 
 
 class Mute(Lies):
-    """Trains and talks, but never announces a result (F10)."""
+    """Trains and talks, but never announces a result; those who ask it for what they lack are told."""
 
     kind = "mute"
 
@@ -319,7 +353,8 @@ class Flood(Lies):
 KINDS: Final[dict[str, type[Lies]]] = {
     cls.kind: cls
     for cls in (
-        ClaimAll, ClaimNone, DenyOne, FullBloom, LieBloom, LieRoot, LieDigest, Accuse, Equivocate, EquivocateLoudly,
+        ClaimAll, ClaimNone, DenyOne, FullBloom, LieBloom, LieRoot, LieDigest, NoEnd, Forge, Accuse, Equivocate,
+        EquivocateLoudly,
         Replay, Withhold, Garbage, Silent, Mute, Flood,
     )
 }  # fmt: skip
@@ -341,6 +376,8 @@ class _LyingBackend(_Wrapped):
         for lies in self._host.lies:
             changed = lies.change_witness(self._host, message)
             if changed is not message and lies.is_due():
+                if changed is None:
+                    return
                 message = changed
         await self._inner.witness(message)
 

@@ -66,6 +66,7 @@ class Scenario:
             machines has one of its own.
         limits: of the clients' nodes.
         limit_s: when the run must have ended, in simulated seconds; 0 computes it.
+        must_advance: whether the run owes steps and an end (I5); not where more lie than the protocol bears.
         respawn_s: after how long somebody starts a client again that ended by itself without success; 0: never.
         sync_s: how long the server's disk takes for a write.
     """
@@ -80,6 +81,7 @@ class Scenario:
     shares_lines: bool = False
     limits: NetworkLimits = field(default_factory=NetworkLimits)
     limit_s: float = 0.0
+    must_advance: bool = True
     respawn_s: float = 5.0
     sync_s: float = 0.002
 

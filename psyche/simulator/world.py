@@ -248,7 +248,7 @@ class World:
             nursery.start_soon(self._watch)
             with trio.move_on_after(limit_s) as scope:
                 await self._wait_for_end()
-            if scope.cancelled_caught:
+            if scope.cancelled_caught and self.scenario.must_advance:
                 self.invariants.fail("I5", "the run ends", f"not after {limit_s:.0f} s", self.invariants.where())
             self.invariants.check_end()
             self._end()
@@ -313,7 +313,7 @@ class World:
             await trio.sleep(WATCH_S)
             self.invariants.check_limits()
             now = trio.current_time()
-            if self.disturbances or not self.is_able():
+            if self.disturbances or not self.is_able() or not self.scenario.must_advance:
                 self.quiet_since = now
             elif now - max(self.quiet_since, self.progress_at) > patience_s and not self.is_finished:
                 self.invariants.fail("I5", "a step", f"none for {patience_s:.0f} s", self.invariants.where())

@@ -1,0 +1,79 @@
+"""Dishonest members, one program each: what it costs them, and that the others do not even notice."""
+
+from dataclasses import replace
+
+import pytest
+from sim_kit import build, get_events, play
+
+from psyche.core.state import RunState, SlotState
+from psyche.simulator.liars import KINDS, Liar
+from psyche.simulator.world import Outcome
+
+LIAR = 4  # client-4 of five
+
+
+def play_with(kind: str, clients: int = 5, **config: int) -> Outcome:
+    outcome = play(build(2, clients=clients, liars=(Liar(who=LIAR, kind=kind),), **config))
+    assert outcome.state.run_state is RunState.FINISHED
+    return outcome
+
+
+def get_applied(outcome: Outcome) -> dict[tuple[int, int], list[int]]:
+    return {(e["epoch"], e["height"]): e["members"] for e in get_events(outcome, "applied") if e["update"]}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_run_with_one_dishonest_member_of_five_trains_every_step(kind: str) -> None:
+    outcome = play_with(kind)
+    applied = get_applied(outcome)
+    places = {e["index"] for e in get_events(outcome, "member", f"client-{LIAR}")}
+    assert len(places) == 1, "it stays where it is in every epoch"
+    honest = {0, 1, 2, 3, 4} - places
+    assert len(applied) == 8
+    assert all(honest <= set(members) for members in applied.values()), "nobody honest is left out, in any round"
+    honest_drops = {name for name in outcome.facts["dropped"] if name != f"client-{LIAR}"}
+    assert honest_drops == set(), "nobody honest is dropped"
+
+
+@pytest.mark.parametrize("kind", ["equivocate", "equivocate_loudly"])
+def test_who_signs_two_results_is_banned_and_what_was_decided_stays(kind: str) -> None:
+    outcome = play_with(kind)
+    banned = [slot for slot in outcome.state.registry.slots if slot.state is SlotState.BANNED]
+    assert len(banned) == 1
+    assert get_events(outcome, "equivocation")
+
+
+@pytest.mark.parametrize("kind", ["withhold", "garbage"])
+def test_who_delivers_nothing_is_out_after_three_rounds_without_credit(kind: str) -> None:
+    outcome = play_with(kind)
+    (member,) = {e["index"] for e in get_events(outcome, "member", f"client-{LIAR}")}
+    applied = get_applied(outcome)
+    assert all(member not in members for members in applied.values())
+    tried = {e["height"] for e in get_events(outcome, "trained", f"client-{LIAR}") if e["epoch"] == 0}
+    assert max(tried) <= 5, "late three times running: out (H2)"
+
+
+@pytest.mark.parametrize("kind", ["claim_all", "claim_none", "deny_one", "lie_root", "lie_digest", "lie_bloom"])
+def test_q_minus_one_colluding_witnesses_put_nothing_false_on_record(kind: str) -> None:
+    liars = tuple(Liar(who=who, kind=kind) for who in range(3, 7))  # four of seven; the quorum is five
+    # so many may hold a run up; what they may not is put something false on record
+    scenario = replace(build(3, clients=7, liars=liars), must_advance=False, limit_s=120.0)
+    assert play(scenario).rounds > 3
+
+
+def test_what_is_not_announced_is_asked_for() -> None:
+    outcome = play_with("mute")
+    (member,) = {e["index"] for e in get_events(outcome, "member", f"client-{LIAR}")}
+    assert all(member in members for members in get_applied(outcome).values())
+
+
+def test_nobody_joins_or_is_found_under_the_key_of_another() -> None:
+    outcome = play_with("forge")
+    assert len([slot for slot in outcome.state.registry.slots if slot.state is not SlotState.FREE]) == 5
+
+
+def test_false_accusations_eject_nobody() -> None:
+    outcome = play_with("accuse", total_steps=17)
+    refused = [e for e in get_events(outcome, "dropped") if e["node"] != f"client-{LIAR}"]
+    assert refused == []
+    assert outcome.facts["ejected"] == 0

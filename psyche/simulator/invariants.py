@@ -313,8 +313,21 @@ class Invariants:
         for host in self.world.clients:
             for complaint in host.trainer.complaints if host.trainer is not None and host.is_honest else ():
                 self.fail("R8", "each result's fate is told once", f"{host.name}: {complaint}")
+        self._check_weights()
         if self.world.shadow.exists:
             self._check_recovery()
+
+    def _check_weights(self) -> None:
+        """I1: who believes to hold the certified weights holds the same bits as all others that do."""
+        certified = self.world.shadow.state.certified.digest
+        roots: dict[bytes, str] = {}
+        for host in self.world.clients:
+            engine, trainer = host.engine, host.trainer
+            if certified == ZERO32 or engine is None or trainer is None or trainer.weights is None:
+                continue
+            if host.is_honest and engine.membership.weights_digest == certified:
+                roots.setdefault(trainer.compute_root(), host.name)
+        self.check(len(roots) <= 1, "I1", "one model behind the certified digest", sorted(roots.values()))
 
     def _check_recovery(self) -> None:
         """I8, I10: the server's files give the state that the shadow followed."""

@@ -243,11 +243,11 @@ def _daily(size: Size) -> Scenario:
     return _with(_base(size, rounds_per_epoch=5), *kills)
 
 
-def _lying(kind: str, share: float = 0.2, **config: int) -> Callable[[Size], Scenario]:
+def _lying(kind: str, share: float = 0.2) -> Callable[[Size], Scenario]:
     def build(size: Size) -> Scenario:
         count = max(1, min(int(share * size.clients), (size.clients - 1) // 3))
         liars = tuple(Liar(who=number, kind=kind) for number in range(count))
-        return _with(_base(size, **({"witness_nodes": 0} | config)), liars=liars)
+        return _with(_base(size, witness_nodes=0), liars=liars)
 
     return build
 

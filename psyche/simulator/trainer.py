@@ -212,7 +212,7 @@ class SimTrainer:
         else:
             self.weights = (np.arange(WEIGHTS, dtype=np.float32) - WEIGHTS / 2) / np.float32(WEIGHTS)
         return LoadReply(
-            plan=encode_plan(self.codec.plan), weight_root=self._compute_root(), parameters=WEIGHTS,
+            plan=encode_plan(self.codec.plan), weight_root=self.compute_root(), parameters=WEIGHTS,
             vocab_size=VOCAB, numeric_class=self.machine.numeric_class, device="simulated", chain=chain,
             train_count=self.trained, prev_commitment=prev,
         )  # fmt: skip
@@ -220,7 +220,8 @@ class SimTrainer:
     def _get_entry(self) -> TensorEntry:
         return TensorEntry(TENSOR, SHAPE, blob_id_of(self._get_weights().astype("<f4").tobytes()))
 
-    def _compute_root(self) -> bytes:
+    def compute_root(self) -> bytes:
+        """The weight root of what it holds; raises TrainerError where it holds nothing."""
         return blake3_hash(encode_manifest([self._get_entry()]))
 
     async def train(self, request: TrainRequest) -> TrainReply:
@@ -282,7 +283,7 @@ class SimTrainer:
             moved = (weights - np.float32(request.lr) * np.sign(votes).astype(np.float32)).astype(np.float32)
             self._flip(moved)
             self.weights = moved
-        return ApplyReply(weight_part=self._compute_root(), is_full=True, seconds=self.machine.apply_s)
+        return ApplyReply(weight_part=self.compute_root(), is_full=True, seconds=self.machine.apply_s)
 
     def _flip(self, weights: NDArray[np.float32]) -> None:
         if self.faults.flip is not None:
@@ -294,7 +295,7 @@ class SimTrainer:
         """Write what `load` reads."""
         self._check_alive()
         await trio.sleep(self.machine.snapshot_s)
-        root = self._compute_root()
+        root = self.compute_root()
         await trio.to_thread.run_sync(self._assemble, request, root)
         return SnapshotReply(path=request.path, size_bytes=4 * WEIGHTS, weight_root=root, seconds=0.0)
 

@@ -1,6 +1,8 @@
 """Scenarios as data: drawn from seeds, written as TOML, read again, and made small."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +66,12 @@ def test_shrinking_leaves_what_the_failure_needs() -> None:
     assert smallest.faults == needed
     assert smallest.clients == 3
     assert smallest.config["total_steps"] == 3
+
+
+def test_the_plan_of_the_documentation_can_be_read() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "simulator.md").read_text()
+    scenario = read_scenario(page.split("```toml\n")[1].split("```")[0])
+    assert (scenario.clients, len(scenario.faults), len(scenario.liars)) == (5, 1, 1)
+    assert scenario.classes[0].uplink.loss == 0.01
+    named = re.findall(r'kind = "\w+" +# (.*)\n.*# (.*)\n', page)[0]
+    assert set(re.findall(r"\w+", " ".join(named))) | {"kill"} == set(faults.KINDS)

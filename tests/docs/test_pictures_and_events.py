@@ -45,7 +45,9 @@ def test_the_pictures_are_those_of_the_code() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/tutorial.md", "docs/events.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/architecture.md", "docs/tutorial.md", "docs/events.md", "docs/promises.md"]
+)
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
     missing = [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()]

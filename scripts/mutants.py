@@ -245,6 +245,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="that many mutants, drawn at random (all)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     parser.add_argument("--module", nargs="+", default=[], metavar="NAME", help="only these modules of the core")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FILE:LINE", help="only these lines, as in the report")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="mutants at once (1)")
     parser.add_argument("--longest", type=float, default=5.0, metavar="S", help="leave out tests over S seconds (5)")
     parser.add_argument("--searches", action="store_true", help="with the tests that search small worlds")
@@ -260,6 +261,8 @@ def choose(options: argparse.Namespace, tree: Path) -> tuple[list[Mutant], dict[
     wanted = [
         m for name, some in found.items() if not options.module or Path(name).stem in options.module for m in some
     ]
+    if options.only:
+        wanted = [m for m in wanted if f"{m.path}:{m.line}" in options.only]
     if options.sample and options.sample < len(wanted):
         wanted = random.Random(options.seed).sample(wanted, options.sample)
     equivalent = read_equivalent()
@@ -294,7 +297,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if 100 * dead >= options.at_least * len(tally.outcomes) else 1
 
 
+def stop(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, stop)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

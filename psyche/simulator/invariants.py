@@ -121,7 +121,10 @@ class Invariants:
 
     def get_facts(self) -> dict[str, Any]:
         """What was counted on the way."""
-        return {"dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima}
+        return {
+            "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima,
+            "longest_wait_s": round(self.world.longest_wait_s, 1),
+        }  # fmt: skip
 
     # --- the record, at every one of the journal's ------------------------------------------------------
 

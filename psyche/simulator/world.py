@@ -106,6 +106,7 @@ class World:
         self.disturbances = 0  # faults under way
         self.quiet_since = 0.0  # since when none is
         self.progress_at = 0.0
+        self.longest_wait_s = 0.0  # for progress, while nothing was wrong
         self._partitions: dict[int, tuple[list[list[bytes]], bool]] = {}
         self._nursery: trio.Nursery | None = None
         self._recorded = trio.Event()
@@ -315,7 +316,10 @@ class World:
             now = trio.current_time()
             if self.disturbances or not self.is_able() or not self.scenario.must_advance:
                 self.quiet_since = now
-            elif now - max(self.quiet_since, self.progress_at) > patience_s and not self.is_finished:
+                continue
+            waited_s = 0.0 if self.is_finished else now - max(self.quiet_since, self.progress_at)
+            self.longest_wait_s = max(self.longest_wait_s, waited_s)
+            if waited_s > patience_s:
                 self.invariants.fail("I5", "a step", f"none for {patience_s:.0f} s", self.invariants.where())
                 return
 

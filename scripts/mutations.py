@@ -58,9 +58,8 @@ class Mutant:
         """The changed lines before and after, without indentation."""
         before, after = text.splitlines(), self.apply(text).splitlines()
         first = next((i for i, (old, new) in enumerate(zip(before, after, strict=False)) if old != new), 0)
-        tail = next(
-            (i for i, (old, new) in enumerate(zip(before[:first:-1], after[:first:-1], strict=False)) if old != new), 0
-        )
+        behind = list(zip(before[:first:-1], after[:first:-1], strict=False))
+        tail = next((i for i, (old, new) in enumerate(behind) if old != new), len(behind))
         cut = (lines[first : len(lines) - tail or None] for lines in (before, after))
         old, new = (" ".join(line.strip() for line in lines) for lines in cut)
         return old, new

@@ -105,6 +105,15 @@ def test_an_epoch_that_ends_before_its_first_round_holds_no_cold_start() -> None
     config = build_config(epoch_time=30, warmup_time=30, max_round_train_time=1)
     keys = [problem.key for problem in find_config_problems(config, build_model(cold_start_warmup_steps=1))]
     assert keys == ["config.warmup_time", "model.LLM.cold_start_warmup_steps"]
+    shorter = build_config(epoch_time=25, warmup_time=30, max_round_train_time=1)
+    assert [problem.key for problem in find_config_problems(shorter, build_model())] == ["config.warmup_time"]
+
+
+def test_the_rounds_of_an_epoch_are_counted_by_their_longest_time() -> None:
+    config = build_config(epoch_time=32, warmup_time=30, max_round_train_time=1)
+    assert find_config_problems(config, build_model(cold_start_warmup_steps=2)) == []
+    timeless = build_config(epoch_time=32, warmup_time=30, max_round_train_time=0)
+    assert [p.key for p in find_config_problems(timeless, build_model())] == ["config.max_round_train_time"]
 
 
 def test_a_cold_start_must_fit_into_an_epoch_that_ends_by_time() -> None:
@@ -167,6 +176,7 @@ BAD_MODELS: list[tuple[str, dict[str, object]]] = [
     ("optimizer", {"optimizer": replace(DISTRO, compression_topk=0)}),
     ("optimizer", {"optimizer": replace(DISTRO, compression_chunk=129)}),
     ("optimizer", {"optimizer": replace(ADAMW, betas=(0.9, 1.0))}),
+    ("optimizer", {"optimizer": replace(ADAMW, betas=(-0.5, 0.9))}),
     ("optimizer", {"optimizer": replace(ADAMW, eps=0.0)}),
 ]
 

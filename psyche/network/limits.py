@@ -40,7 +40,7 @@ class NetworkLimits:
     streams_per_peer: int = 8  # of one protocol, each way
     ranges_per_peer: int = 2
     ranges_total: int = 8
-    fetches: int = 8
+    fetches: int = 16  # fewer, and all fetch from the same few that announced first, while other lines stand idle
     sync_handlers: int = 32
 
     memory_blob_bytes: int = 1 << 30

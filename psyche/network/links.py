@@ -17,6 +17,7 @@ import trio
 from psyche.network.streams import Signal, StreamError, run_until
 
 FRAME_BYTES: Final = 256 << 10  # streams of one link take turns
+WEIGHTY_PARTS: Final = 4
 SEND_BUFFER_BYTES: Final = 256 << 10  # a writer is ahead of the line by so much, as with a socket
 WINDOW_BYTES: Final = 16 << 20  # written and not yet read, per stream
 RETRANSMIT_S: Final = 0.2
@@ -130,8 +131,8 @@ class Pipe:
             return
         view = memoryview(data)
         endless = self._access is None and math.isinf(self._wire.conditions.bandwidth_bytes_s)
-        # what stands for something larger goes in one part: cutting single bytes apart would cost and tell nothing
-        step = len(view) if endless or self._weight > 1 else FRAME_BYTES
+        # what stands for something larger goes in a few parts, enough for streams to share a line evenly
+        step = len(view) if endless else -(-len(view) // WEIGHTY_PARTS) if self._weight > 1 else FRAME_BYTES
         for start in range(0, len(view), max(step, 1)):
             await self._write_part(view[start : start + step])
 

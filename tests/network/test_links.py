@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from psyche.network.links import SEND_BUFFER_BYTES, LinkConditions, Links
-from psyche.network.streams import StreamError
+from psyche.network.streams import StreamError, read_exactly
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 
@@ -90,7 +90,7 @@ async def test_a_heavier_byte_of_an_answer_takes_more_of_the_line_and_a_request_
     await far.read_some(100)
     assert trio.current_time() - started == pytest.approx(0.1)
     await far.write(bytes(100))
-    await near.read_some(100)
+    assert await read_exactly(near, 100) == bytes(100)
     assert trio.current_time() - started == pytest.approx(5.1)
 
 

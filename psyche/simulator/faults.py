@@ -93,6 +93,8 @@ class Leave(Fault):
         for host in leaving:
             host.ask_to_end("stopped by its user")
         if self.for_s:
+            for host in leaving:
+                await world.wait_for_death(host)  # who cannot reach the server takes a while to end
             await trio.sleep(self.for_s)
             for host in leaving:
                 host.start()

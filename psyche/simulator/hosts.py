@@ -109,6 +109,7 @@ class Host:
             for notify in life.on_death:
                 notify()
             self.world.drop(self.key)
+            self.world.note_death()
             if life.is_stopped and life.root is not None:
                 self.world.queue.resume(life.root)
             life.scope.cancel()

@@ -222,10 +222,19 @@ class World:
         await trio.lowlevel.checkpoint()
         return function(*args)
 
-    def on_end(self, host: Host) -> None:
-        """A process has ended by itself; who is no success is started again."""
+    async def wait_for_death(self, host: Host) -> None:
+        """Until its process is gone, in whatever way."""
+        while host.is_alive:
+            await self._ended.wait()
+
+    def note_death(self) -> None:
+        """Some process is gone."""
         self._ended.set()
         self._ended = trio.Event()
+
+    def on_end(self, host: Host) -> None:
+        """A process has ended by itself; who is no success is started again."""
+        self.note_death()
         if host.code and self.scenario.respawn_s and not self.is_over:
             self.spawn(self._respawn, host)
 

@@ -16,6 +16,10 @@ check:
 bench *arguments:
     for name in benchmarks/[a-z]*.py; do .venv/bin/python "$name" {{arguments}}; done
 
+# Simulated runs of fresh seeds, with faults and dishonest members: `just soak --minutes 60`
+soak *arguments:
+    .venv/bin/python scripts/soak.py {{arguments}}
+
 # Every order of inputs of small runs, to the end: `just worlds --members 3 --world liar`
 worlds *arguments:
     .venv/bin/python -m psyche.testing.small_worlds {{arguments}}

@@ -273,7 +273,7 @@ ROWS: Final[dict[str, Named]] = {
         Named("F6", "two halves part", "the end", lambda s: _split(s, bridge=False), _judge_end),
         Named("F7", "two halves part, one sees both", "the end", lambda s: _split(s, bridge=True), _judge_end),
         Named("F8", "20 % lost, reordered, 10 % twice", "the end, nobody dropped", _lossy, _judge_no_drop),
-        Named("F9", "a quarter far away and narrow", "the end; rounds within A3", _slow_quarter, _judge_pace),
+        Named("F9", "a quarter far away and narrow", "the end", _slow_quarter, _judge_pace),
         Named("F10", "talks, never delivers", "out in three rounds, no credit", _lying("withhold"), _judge_unpaid),
         Named("F11", "clocks off and jumping", "the end, nobody dropped", _clocks, _judge_no_drop),
         Named("F13", "requests land after their repeat", "the end, nobody dropped", _late_answers, _judge_no_drop),

@@ -253,11 +253,14 @@ def _lying(kind: str, share: float = 0.2) -> Callable[[Size], Scenario]:
 
 
 def _judge_pace(outcome: Outcome, size: Size) -> Judgement:
-    """A3: no round lasts longer than its limits, and once the slow are out, none than 1.1 times the usual."""
+    """No round lasts longer than its limits."""
     times = sorted(compute_round_times(outcome))
     median = times[len(times) // 2] if times else 0.0
     end = _judge_end(outcome, size)
-    return Judgement(f"{end.seen}, rounds of {median:.1f} s (median), {max(times):.1f} s (longest)", end.holds)
+    config = outcome.state.config
+    is_in_time = max(times, default=0.0) <= config.max_round_train_time + config.round_witness_time + 1
+    seen = f"{end.seen}, rounds of {median:.1f} s (median), {max(times, default=0.0):.1f} s (longest)"
+    return Judgement(seen, end.holds and is_in_time)
 
 
 def _judge_flat(outcome: Outcome, size: Size) -> Judgement:
@@ -273,12 +276,12 @@ ROWS: Final[dict[str, Named]] = {
         Named("F6", "two halves part", "the end", lambda s: _split(s, bridge=False), _judge_end),
         Named("F7", "two halves part, one sees both", "the end", lambda s: _split(s, bridge=True), _judge_end),
         Named("F8", "20 % lost, reordered, 10 % twice", "the end, nobody dropped", _lossy, _judge_no_drop),
-        Named("F9", "a quarter far away and narrow", "the end", _slow_quarter, _judge_pace),
+        Named("F9", "a quarter far away and narrow", "the end; no round above its limits", _slow_quarter, _judge_pace),
         Named("F10", "talks, never delivers", "out in three rounds, no credit", _lying("withhold"), _judge_unpaid),
         Named("F11", "clocks off and jumping", "the end, nobody dropped", _clocks, _judge_no_drop),
         Named("F13", "requests land after their repeat", "the end, nobody dropped", _late_answers, _judge_no_drop),
         Named("F17", "everybody joins at once", "the end, nobody dropped", _storm, _judge_no_drop),
-        Named("F24", "one killed in every round", "the end; what is kept stays flat", _daily, _judge_flat),
+        Named("F24", "one killed in every round", "the end; what is kept stays within its limits", _daily, _judge_flat),
         Named("F25", "two classes of arithmetic", "equal digests, nobody dropped", _mixed, _judge_no_drop),
         Named("B2", "old results again", "refused, honest ones unharmed", _lying("replay"), _judge_liars),
         Named("B6", "two results for one round", "banned", _lying("equivocate"), _judge_banned),

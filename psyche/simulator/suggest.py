@@ -16,6 +16,7 @@ from psyche.telemetry.text import format_count
 
 MAX_TRIED: Final = 6
 GAIN: Final = 0.03  # less is the noise of another course of things
+WORTH: Final = 0.15  # so much speed may go for most of what is lost
 HEADROOM: Final = 1.25  # over the slowest training that was seen
 GOOD_SHARE: Final = 0.97
 LIMITS: Final[Mapping[str, int]] = {"max_round_train_time": 1 << 32, "global_batch_size_end": 0xFFFF}
@@ -175,11 +176,11 @@ def check_ideas(
 
 
 def helps(before: Forecast, after: Forecast) -> bool:
-    """Whether more tokens count in the same time, or as many with clearly less lost; standing still never helps."""
+    """Whether more tokens count in the same time, or nearly as many with far less lost; standing still never helps."""
     if after.stood_still or after.outcome.violations:
         return False
     speed, new_speed = before.accounts.tokens_per_s, after.accounts.tokens_per_s
     lost, new_lost = get_lost_share(before), get_lost_share(after)
     if new_speed > (1 + GAIN) * speed:
         return new_lost <= lost + GAIN
-    return new_lost < lost / 2 and new_speed > (1 - GAIN) * speed
+    return new_lost < lost / 2 and new_speed > (1 - WORTH) * speed

@@ -1,0 +1,200 @@
+"""The share of time in training at 16 clients with 100 Mbit/s and 100 ms, of a 1B and an 8B model, in simulated time.
+
+    python benchmarks/training_share.py [--json FILE] [--quick]
+
+The real clients and the real server run as `psyche simulate` runs them; training, lines and disks are made up.
+After the table: which batch, codec setting or line brings each model to 97 %. What a payload costs the processor
+is measured here, on this machine; what a GPU does is assumed, and said.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+from _table import finish, parse_args, print_table
+
+from psyche.config.load import load_run
+from psyche.config.profile import ClassTable
+from psyche.core.plan import compute_plan
+from psyche.modeling.distro.codec import ChunkSets, decode_payload, encode_payload
+from psyche.simulator.accounts import What
+from psyche.simulator.forecast import Forecast, Question, play
+from psyche.simulator.forecast_text import count_bounds
+from psyche.simulator.workload import Workload, compute_even_shapes, compute_payload_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+CLIENTS = 16
+MBIT_S, LATENCY_S = 100.0, 0.1
+SEQUENCE = 2_048
+SEQUENCES_PER_CLIENT = 64
+FLOPS = 400e12  # that a member's GPU sustains: a good half of an H100's dense bf16
+SPREAD_PERCENT = 1.0
+GPU_S = 0.1  # for each billion parameters: the transform of a step, and again of an apply
+CHUNK, TOPK = 64, 8
+GOAL = 0.97
+MODELS = {"1B": 10**9, "8B": 8 * 10**9}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What differs from the base; `batch` is a factor, `mbit_s` the line of every member, `cores` decode payloads."""
+
+    overlap: bool = True
+    batch: int = 1
+    topk: int = TOPK
+    mbit_s: float = MBIT_S
+    cores: int = 1
+
+    @property
+    def text(self) -> str:
+        parts = [f"overlap {'on' if self.overlap else 'off'}"]
+        parts += [f"batch x {self.batch}"] if self.batch > 1 else []
+        parts += [f"top-k {self.topk}"] if self.topk != TOPK else []
+        parts += [f"{self.mbit_s:.0f} Mbit/s"] if self.mbit_s != MBIT_S else []
+        parts += [f"decoding on {self.cores} cores"] if self.cores > 1 else []
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Coding:
+    """Processor seconds of one core, for a payload of a billion parameters."""
+
+    encode_s: float
+    decode_s: float
+
+
+def measure_coding() -> Coding:
+    """Code a payload of 100 million parameters."""
+    plan = compute_plan(compute_even_shapes(10**8, CHUNK), CHUNK, TOPK, one_bit=True)
+    (group,) = plan.groups
+    rng = np.random.default_rng(0)
+    steps = rng.integers(1, group.area // TOPK, size=(group.chunks, TOPK))
+    sets = [ChunkSets((np.cumsum(steps, axis=1) - 1).astype(np.int32), np.ones(steps.shape, dtype=np.int8))]
+    body = encode_payload(plan, sets)
+    encode_s = take(lambda: encode_payload(plan, sets))
+    return Coding(10 * encode_s, 10 * take(lambda: decode_payload(plan, body)))
+
+
+def take(call: Callable[[], object]) -> float:
+    """The least processor time of five calls."""
+    times: list[float] = []
+    for _ in range(5):
+        started = process_time()
+        call()
+        times.append(process_time() - started)
+    return min(times)
+
+
+def build_question(parameters: int, setting: Setting, coding: Coding, rounds: int) -> Question:
+    """The question that a row answers."""
+    run = load_run(ROOT / "config" / "dummy" / "run.toml")
+    optimizer = replace(run.model.optimizer, compression_chunk=CHUNK, compression_topk=setting.topk)
+    run = replace(run, model=replace(run.model, max_seq_len=SEQUENCE, optimizer=optimizer))
+    payload = compute_payload_bytes(compute_even_shapes(parameters, CHUNK), optimizer)
+    billions = parameters / 1e9
+    decode_s = CLIENTS * coding.decode_s / setting.cores
+    machine = ClassTable(
+        name="member", share=1.0, tokens_per_s=FLOPS / (6 * parameters), up_mbit_s=setting.mbit_s,
+        down_mbit_s=setting.mbit_s, latency_ms=LATENCY_S * 1e3, spread_percent=SPREAD_PERCENT, load_s=1.0,
+        step_s=billions * (GPU_S + coding.encode_s), apply_s=billions * (GPU_S + decode_s),
+    )  # fmt: skip
+    batch = CLIENTS * SEQUENCES_PER_CLIENT * setting.batch
+    changes = {
+        "init_min_clients": CLIENTS, "overlap": setting.overlap, "rounds_per_epoch": rounds,
+        "global_batch_size_start": batch, "global_batch_size_end": batch, "max_round_train_time": 3_600,
+        "warmup_time": 120,
+    }  # fmt: skip
+    return Question(
+        run=run, workload=Workload(parameters, payload, SEQUENCE, "parameters"), classes=(machine,), counts=(CLIENTS,),
+        rounds=rounds, changes=changes,
+    )  # fmt: skip
+
+
+def describe_bound(forecast: Forecast) -> str:
+    """What most rounds waited for last."""
+    (kind, _), _ = count_bounds(forecast)[0]
+    return {"training": "training", "transfer": "payloads on the line", "patience": "slow members"}.get(
+        kind, "messages"
+    )
+
+
+def get_row(model: str, setting: Setting, forecast: Forecast) -> tuple[object, ...]:
+    rounds = forecast.accounts.data_rounds[1:]  # in the first one nothing is due yet
+    shares = [
+        100 * sum(one.shares[what] * one.seconds for one in rounds) / sum(one.seconds for one in rounds)
+        for what in What
+    ]
+    named = dict(zip(What, shares, strict=True))
+    return (
+        model, setting.text, sum(one.seconds for one in rounds) / len(rounds), round(named[What.TRAIN], 1),
+        round(named[What.APPLY], 1), round(named[What.TRANSFER], 1), round(named[What.WAIT] + named[What.WITNESS], 1),
+        describe_bound(forecast),
+    )  # fmt: skip
+
+
+def find_better(setting: Setting) -> list[list[Setting]]:
+    """Ways to the goal, each from small steps to large ones; the first that reaches it ends its way."""
+    batches = [replace(setting, batch=batch) for batch in (2, 4, 8, 16, 32)]
+    cores = [replace(setting, batch=batch, cores=8) for batch in (1, 2, 4, 8)]
+    return [batches, [replace(setting, mbit_s=1_000.0)], [replace(setting, topk=4)], cores]
+
+
+def print_assumptions(coding: Coding) -> None:
+    """What the table rests on."""
+    print(
+        f"\n{CLIENTS} clients, {MBIT_S:.0f} Mbit/s up and down for all transfers of a client together, "
+        f"{LATENCY_S * 1e3:.0f} ms one way"
+    )
+    for name, parameters in MODELS.items():
+        tokens = FLOPS / 6 / parameters
+        size = build_question(parameters, Setting(), coding, 1).workload.payload_bytes
+        print(
+            f"{name}: payloads of {size / 1e6:.1f} MB (chunk {CHUNK}, k {TOPK}, 1-bit), {tokens:,.0f} tokens/s a "
+            f"member ({FLOPS / 1e12:.0f} TFLOP/s), {SEQUENCES_PER_CLIENT} x {SEQUENCE} tokens: "
+            f"{SEQUENCES_PER_CLIENT * SEQUENCE / tokens:.1f} s of training a round, "
+            f"times vary by {SPREAD_PERCENT:.0f} %"
+        )
+    print(
+        f"assumed for each billion parameters: {GPU_S} s of GPU for a step and for an apply; measured on one core of "
+        f"this machine: {coding.encode_s:.3f} s to encode a payload, {coding.decode_s:.3f} s to decode one of {CLIENTS}"
+    )
+
+
+def main() -> None:
+    args = parse_args(__doc__ or "")
+    rounds = 3 if args.quick else 6
+    coding = measure_coding()
+    rows: list[tuple[object, ...]] = []
+    result: dict[str, object] = {}
+
+    def ask(model: str, setting: Setting) -> float:
+        print(f"{model}, {setting.text} ...", file=sys.stderr, flush=True)
+        forecast = play(build_question(MODELS[model], setting, coding, rounds))
+        assert not forecast.outcome.violations, forecast.outcome.describe()
+        row = get_row(model, setting, forecast)
+        rows.append(row)
+        result[f"{model}, {setting.text}"] = {"round_s": row[2], "train": row[3], "apply": row[4], "transfer": row[5]}
+        return float(str(row[3])) / 100
+
+    for model in MODELS:
+        for overlap in (True, False):
+            ask(model, Setting(overlap=overlap))
+    base = len(rows)
+    for model in MODELS if not args.quick else ():
+        for way in find_better(Setting()):
+            for setting in way:
+                if ask(model, setting) >= GOAL:
+                    break
+    columns = ("model", "setting", "round s", "training %", "applying %", "payloads %", "waiting %", "waits last for")
+    print_assumptions(coding)
+    print_table("Share of a member's time", columns, rows[:base])
+    if rows[base:]:
+        print_table(f"Ways to {GOAL:.0%} in training", columns, rows[base:])
+    finish(args, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The page on the simulator, as it stands: every file written, every command run, in a fresh folder."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from psyche.cli.app import app
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "simulate.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+FILES = re.findall(r"^```toml file=(\S+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    line for block in re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each command printed."""
+    folder = tmp_path_factory.mktemp("page")
+    for name, content in FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+    found: dict[str, str] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for command in COMMANDS:
+            words = shlex.split(command)
+            assert words[0] == "psyche"
+            result = CliRunner().invoke(app, words[1:])
+            assert result.exit_code == 0, f"{command}\n{result.output}"
+            found[command] = result.output
+    found["picture"] = str((folder / "run.png").stat().st_size)
+    return found
+
+
+def test_every_command_of_the_page_runs(outputs: dict[str, str]) -> None:
+    assert len(COMMANDS) == 5
+    assert all(outputs[command] for command in COMMANDS)
+    assert int(outputs["picture"]) > 10_000
+
+
+def test_what_the_page_says_of_its_example_holds(outputs: dict[str, str]) -> None:
+    answer = outputs[COMMANDS[0]]
+    assert re.search(r"rounds waited last for max_round_train_time, 30 s \(laptop missing\)", answer)
+    change = re.search(
+        r"max_round_train_time = (\d+) instead of 30: .*samples lost (\S+ % -> 0.0 %), (cut off \d+ -> 0)", answer
+    )
+    assert change is not None, answer
+    for part in (f"max_round_train_time = {change[1]} instead of 30", change[2], change[3]):
+        assert part in TEXT, part
+    tried = re.search(r"\d changes tried, better were:", answer)
+    assert tried is not None
+    assert tried[0] in TEXT
+
+
+def test_every_kind_of_fault_is_named() -> None:
+    from psyche.simulator.faults import KINDS
+
+    for kind in KINDS:
+        assert kind in TEXT

@@ -1,0 +1,41 @@
+"""One run both ways: real processes on loopback, and simulated with the times that were measured there."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from e2e_kit import MakeRun, open_cluster
+
+from psyche.config.load import load_run
+from psyche.simulator.accounts import read_accounts
+from psyche.simulator.both_ways import compare_sets, play_measured
+from psyche.telemetry.events import Event
+
+pytestmark = pytest.mark.e2e
+CLIENTS = 4
+BATCH = 8
+
+
+async def run_real(folder: Path, config: Path) -> list[Event]:
+    """The real run; all events by time."""
+    async with open_cluster(folder, config) as cluster:
+        await cluster.start(clients=CLIENTS)
+        await cluster.until_ended(*(f"client-{number + 1}" for number in range(CLIENTS)))
+        cluster.read()
+        return sorted((e for node in cluster.nodes.values() for e in node.events), key=lambda event: event["t"])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_simulated_run_decides_the_sets_that_the_real_one_decided(
+    overlap: bool, make_run: MakeRun, tmp_path: Path
+) -> None:
+    config = make_run(
+        init_min_clients=CLIENTS, min_clients=CLIENTS, overlap=overlap, global_batch_size_start=BATCH,
+        global_batch_size_end=BATCH, straggler_percent=0,
+    )  # fmt: skip
+    real = read_accounts(trio.run(run_real, tmp_path, config))  # with a loop of its own, as the simulation has one
+    simulated = play_measured(load_run(config), real, CLIENTS)
+    assert simulated.outcome.violations == []
+    assert len(real.get_sets()) == 12, "steps 1 to 12"
+    assert compare_sets(real, simulated.accounts) == []
+    assert [one.place for one in real.rounds] == [one.place for one in simulated.accounts.rounds]

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLIENTS = 4
 TOLERANCE = 0.2
 CHANGES = {
+    "init_min_clients": "4",
     "rounds_per_epoch": "20",
     "total_steps": "41",
     "global_batch_size_start": "32",

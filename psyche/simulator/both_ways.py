@@ -5,7 +5,7 @@ from statistics import mean, median
 
 from psyche.config.load import LoadedRun
 from psyche.config.profile import ClassTable
-from psyche.simulator.accounts import Accounts, Place, Span, What
+from psyche.simulator.accounts import Accounts, Place, RoundAccount, Span, What, find_spans
 from psyche.simulator.forecast import Forecast, Question, play
 from psyche.simulator.workload import compute_workload
 
@@ -17,16 +17,31 @@ SKIPPED = 3  # rounds of an epoch: the first ones of a process load code and fil
 def measure_machines(run: LoadedRun, real: Accounts, clients: int) -> ClassTable:
     """One class whose times are the means of what the clients of a real run took."""
     nodes = [node for node in real.nodes.values() if node.present]
-    trained = [_get_seconds(span) for node in nodes for span in node.spans[What.TRAIN]]
     applied = [_get_seconds(span) for node in nodes for span in node.spans[What.APPLY]]
     samples = run.config.global_batch_size_end / clients
-    train_s = max(MIN_S, median(trained))
-    spread = 100 * mean(abs(t - train_s) for t in trained) / train_s * 2  # even to both sides: mean is half of the most
+    rounds = [times for one in real.data_rounds if len(times := find_training(real, one)) == clients]
+    train_s = max(MIN_S, median(map(mean, rounds)) if rounds else 0.0)
     return ClassTable(
         name="loopback", share=1.0, tokens_per_s=samples * run.model.max_seq_len / train_s, up_mbit_s=LOOPBACK_MBIT_S,
-        down_mbit_s=LOOPBACK_MBIT_S, latency_ms=0.2, spread_percent=min(99.0, spread),
+        down_mbit_s=LOOPBACK_MBIT_S, latency_ms=0.2, spread_percent=min(99.0, 100 * compute_spread(rounds)),
         apply_s=median(applied) if applied else 0.0, load_s=1.0,
     )  # fmt: skip
+
+
+def find_training(accounts: Accounts, one: RoundAccount) -> list[float]:
+    """How long each member trained in a round."""
+    spans = [find_spans(node.spans[What.TRAIN], one.start, one.end) for node in accounts.nodes.values()]
+    return [_get_seconds(found[0]) for found in spans if found]
+
+
+def compute_spread(rounds: Sequence[Sequence[float]]) -> float:
+    """How much members of one round differ, as a share of their mean, evenly to both sides.
+
+    Of n times the longest is (n - 1) / (n + 1) of that over the mean. What all have in common, such as other work of
+    their machine, is no difference.
+    """
+    over = [(max(times) / mean(times) - 1) * (len(times) + 1) / (len(times) - 1) for times in rounds if len(times) > 1]
+    return mean(over) if over else 0.0
 
 
 def _get_seconds(span: Span) -> float:

@@ -10,6 +10,7 @@ from forecast_kit import build_machines, build_question
 from psyche.errors import ConfigError
 from psyche.simulator import suggest
 from psyche.simulator.accounts import What
+from psyche.simulator.both_ways import compare_sets, compare_times, compute_spread, measure_machines
 from psyche.simulator.faults import Hang, Kill
 from psyche.simulator.forecast import Forecast, build_limits, draw_failures, play
 from psyche.simulator.forecast_text import build_json, count_bounds, format_forecast, format_question
@@ -270,3 +271,27 @@ def test_a_picture_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) 
         check_picture(tmp_path / "run.svg")
     with pytest.raises(ConfigError, match="there is no folder"):
         check_picture(tmp_path / "missing" / "run.png")
+
+
+# --- both ways ----------------------------------------------------------------------------------------
+
+
+def test_machines_measured_in_a_log_play_the_same_run(even: Forecast) -> None:
+    measured = measure_machines(replace(even.question.run, config=even.question.config), even.accounts, 4)
+    assert measured.tokens_per_s == pytest.approx(16, rel=0.05)
+    assert measured.apply_s == pytest.approx(0.05, rel=0.2)
+    assert measured.spread_percent == pytest.approx(5, abs=4)
+    again = play(replace(even.question, classes=(build_machines(**measured.model_dump(exclude={"name"})),)))
+    assert compare_sets(even.accounts, again.accounts) == []
+    real_s, simulated_s = compare_times(even.accounts, again.accounts)
+    assert simulated_s == pytest.approx(real_s, rel=0.2)
+
+
+def test_what_a_rounds_members_have_in_common_is_no_difference_between_them() -> None:
+    assert compute_spread([[1.0, 1.0], [2.0, 2.0]]) == 0
+    assert compute_spread([[0.9, 1.0, 1.1]]) == pytest.approx(0.2)
+    assert compute_spread([[1.0], []]) == 0
+
+
+def test_sets_that_differ_are_told(even: Forecast, uneven: Forecast) -> None:
+    assert compare_sets(even.accounts, uneven.accounts)[0] == "real: ((0, 0), 4), simulated: ((0, 0), 3)"

@@ -131,7 +131,9 @@ def test_a_run_with_random_kills_ends_with_equal_digests_and_exit_code_0(make_ru
     assert summary["problems"] == []
     assert [client["kills"] for client in summary["clients"]] == [0, 0, summary["kills"]]
     assert summary["kills"] >= 1
-    assert [client["starts"] for client in summary["clients"]] == [1, 1, 1 + summary["kills"]]
+    starts = [client["starts"] for client in summary["clients"]]
+    assert starts[:2] == [1, 1]
+    assert 2 <= starts[2] <= 1 + summary["kills"], "who is killed before it can say so has not started"
     assert len({client["digest"] for client in summary["clients"]}) == 1
     assert len({client["weights_sha256"] for client in summary["clients"]}) == 1
     waits = [overlong for n in (1, 2, 3) for overlong in find_overlong_waits(testnet.read(f"client-{n}"))]

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 STOP_S = 20  # for a check to end after Ctrl-C
 WORKERS = 2
+BY_FILE = ["--dist=loadfile", "--no-loadscope-reorder"]  # else the longest files would come last
 TESTS_OF_CORE = ["tests/core", "tests/conformance", "--ignore=tests/core/test_small_worlds.py"]
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|no tests ran)\b.* in .*=+$")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -51,7 +52,7 @@ def get_tests(seed: int) -> list[Stage]:
         Stage("tests of core", [*coverage, "run", *pytest, "-q", *TESTS_OF_CORE]),
         Stage("coverage of core", [*coverage, "report", "--fail-under=100", "--skip-covered", "-m"]),
         # A file's tests stay together on one of two workers: they share processes that are slow to start.
-        Stage("tests", [sys.executable, *pytest, "--durations=10", f"-n{WORKERS}", "--dist=loadfile"]),
+        Stage("tests", [sys.executable, *pytest, "--durations=10", f"-n{WORKERS}", *BY_FILE]),
     ]
 
 

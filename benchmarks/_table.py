@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
-def parse_args(description: str) -> argparse.Namespace:
-    """The arguments of a benchmark: `json` (a path or None) and `quick` (fewer repetitions)."""
-    parser = argparse.ArgumentParser(description=description)
+def build_parser(description: str | None) -> argparse.ArgumentParser:
+    """The arguments of every benchmark: `json` (a path or None) and `quick` (fewer repetitions)."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: shows that it runs, measures badly")
-    return parser.parse_args()
+    return parser
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -19,7 +19,7 @@ from statistics import median
 from time import perf_counter
 
 import trio
-from _table import finish, parse_args, print_table
+from _table import build_parser, finish, print_table
 
 from psyche.network.limits import NetworkLimits
 from psyche.network.node import P2PNode, open_node
@@ -147,7 +147,7 @@ async def run(size: int, rounds: int, folder: Path, sources: list[Source]) -> di
 
 
 def main() -> None:
-    args = parse_args(__doc__ or "")
+    args = build_parser(__doc__).parse_args()
     size, rounds = (32 * MIB, 2) if args.quick else (128 * MIB, 5)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)

@@ -5,7 +5,7 @@ from math import comb, log2
 from time import process_time
 
 import numpy as np
-from _table import finish, parse_args, print_table
+from _table import build_parser, finish, print_table
 
 from psyche.core.plan import PlanTensor, TransformPlan, get_payload_bytes
 from psyche.modeling.distro.codec import ChunkSets, decode_payload, encode_payload, validate_payload
@@ -37,7 +37,7 @@ def measure_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def main() -> None:
-    args = parse_args(__doc__ or "")
+    args = build_parser(__doc__).parse_args()
     chunks, repeats = (20_000, 2) if args.quick else (300_000, 3)
     rows: list[tuple[object, ...]] = []
     result: dict[str, object] = {"chunks": chunks}

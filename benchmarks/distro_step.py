@@ -10,7 +10,7 @@ from statistics import median
 from time import process_time
 
 import torch
-from _table import finish, parse_args, print_table
+from _table import build_parser, finish, print_table
 
 from psyche.core.plan import TransformPlan, compute_chunk_edge, compute_plan
 from psyche.modeling.distro.basis import get_float_basis
@@ -139,7 +139,7 @@ def measure_model(
 
 
 def main() -> None:
-    args = parse_args(__doc__ or "")
+    args = build_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     small, middle = make_shapes(256, 128, 4, 384), make_shapes(32_000, 256, 6, 688)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from time import perf_counter
 
-from _table import finish, parse_args, print_table
+from _table import build_parser, finish, print_table
 
 from psyche.core.layout import decode_state, encode_state
 from psyche.core.state import Audit, Client, Coordinator, Round, Slot, SlotState, WitnessRecord
@@ -43,7 +43,7 @@ def measure_ms(call: Callable[[], object], repeats: int) -> float:
 
 
 def main() -> None:
-    args = parse_args(__doc__ or "")
+    args = build_parser(__doc__).parse_args()
     repeats = 5 if args.quick else 201
     state = make_full_state()
     raw = encode_state(state)

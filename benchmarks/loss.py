@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from _table import finish, print_table
+from _table import build_parser, finish, print_table
 
 from psyche.data.corpus import build_demo_corpus
 from psyche.standalone.plot import Curve, write_loss_plot
@@ -23,9 +23,7 @@ PEERS = 3
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
-    parser.add_argument("--quick", action="store_true", help="few steps: shows that it runs, measures badly")
+    parser = build_parser(__doc__)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curves")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "psyche-benchmark-corpus")
     parser.add_argument("--model", type=Path, default=ROOT / "config" / "demo" / "model.json")

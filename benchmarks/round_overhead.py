@@ -10,7 +10,6 @@ scripts/demo` says where they are): the share of a round spent in forward and ba
 seconds from a client's start to its place in the run.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 
 import trio
-from _table import finish, print_table
+from _table import build_parser, finish, print_table
 
 from psyche.telemetry.events import Event, read_events
 from psyche.testing.builders import build_config
@@ -107,9 +106,7 @@ def show_run(folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: shows that it runs, measures badly")
+    parser = build_parser(__doc__)
     parser.add_argument("--run-dir", type=Path, metavar="FOLDER", help="read a real run's event logs instead")
     args = parser.parse_args()
     finish(args, measure_swarms(args.quick) if args.run_dir is None else show_run(args.run_dir))

@@ -7,7 +7,6 @@ trained and applied, gives a simulation machines with these times, and compares 
 round. With `--run-dir` an earlier testnet's folder is read instead.
 """
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from _table import finish, print_table
+from _table import build_parser, finish, print_table
 
 from psyche.config.load import LoadedRun, load_run
 from psyche.simulator.accounts import Accounts, What, read_accounts
@@ -90,9 +89,7 @@ def _get_tail(accounts: Accounts) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: shows that it runs, measures badly")
+    parser = build_parser(__doc__)
     parser.add_argument("--run-dir", type=Path, metavar="FOLDER", help="read a testnet of four clients instead")
     args = parser.parse_args()
     result: dict[str, object] = {}

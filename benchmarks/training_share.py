@@ -14,7 +14,7 @@ from pathlib import Path
 from time import process_time
 
 import numpy as np
-from _table import finish, parse_args, print_table
+from _table import build_parser, finish, print_table
 
 from psyche.config.load import load_run
 from psyche.config.profile import ClassTable
@@ -164,7 +164,7 @@ def print_assumptions(coding: Coding) -> None:
 
 
 def main() -> None:
-    args = parse_args(__doc__ or "")
+    args = build_parser(__doc__).parse_args()
     rounds = 3 if args.quick else 6
     coding = measure_coding()
     rows: list[tuple[object, ...]] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from psyche.simulator.accounts import Accounts
     from psyche.simulator.forecast import Forecast, Question
     from psyche.simulator.suggest import Suggestion
     from psyche.simulator.viewer import Filter
@@ -88,12 +89,8 @@ def simulate(
     Exit code 1 where the run would stand still, or where the replayed scenario breaks a promise.
     """
     from psyche.errors import ConfigError
-    from psyche.simulator.viewer import Filter
 
-    wanted = Filter(
-        nodes=tuple(node or ()), kinds=tuple(kind or ()), from_s=from_s, to_s=float("inf") if to_s is None else to_s,
-        height=height, all_kinds=all_kinds,
-    )  # fmt: skip
+    wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)
     if replay is not None:
         _replay(replay, wanted)
         return
@@ -212,25 +209,42 @@ def _write(
     events: Path | None,
 ) -> None:  # fmt: skip
     from psyche.simulator.forecast_text import build_json
-    from psyche.simulator.timeline import write_picture
 
-    if picture is not None:
-        question = forecast.question
-        write_picture(
-            forecast.accounts, f"{question.run.run_id}: {question.clients} clients, seed {question.seed}", picture
-        )
-        typer.echo(f"picture: {picture}")
-    if json_file is not None:
-        found = build_json(forecast)
-        found["suggestions"] = [
-            {"change": one.idea.text, "caution": one.idea.caution, "after": build_json(one.after)}
-            for one in suggestions
-        ]
-        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        typer.echo(f"figures: {json_file}")
+    question = forecast.question
+    found = build_json(forecast)
+    found["suggestions"] = [
+        {"change": one.idea.text, "caution": one.idea.caution, "after": build_json(one.after)} for one in suggestions
+    ]
+    title = f"{question.run.run_id}: {question.clients} clients, seed {question.seed}"
+    _write_figures(forecast.accounts, title, picture, found, json_file)
     if events is not None:
         events.write_bytes(b"".join(forecast.outcome.lines))
         typer.echo(f"events: {events}; look at them with: psyche trace {events}")
+
+
+def _write_figures(
+    accounts: "Accounts", title: str, picture: Path | None, figures: dict[str, Any], json_file: Path | None
+) -> None:
+    from psyche.simulator.timeline import write_picture
+
+    if picture is not None:
+        write_picture(accounts, title, picture)
+        typer.echo(f"picture: {picture}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        typer.echo(f"figures: {json_file}")
+
+
+def _build_filter(
+    node: list[str] | None, kind: list[str] | None, from_s: float, to_s: float | None, height: int | None, *,
+    all_kinds: bool,
+) -> "Filter":  # fmt: skip
+    from psyche.simulator.viewer import Filter
+
+    return Filter(
+        nodes=tuple(node or ()), kinds=tuple(kind or ()), from_s=from_s, to_s=float("inf") if to_s is None else to_s,
+        height=height, all_kinds=all_kinds,
+    )  # fmt: skip
 
 
 def _replay(text: str, wanted: "Filter") -> None:
@@ -284,23 +298,14 @@ def trace(
     """
     from psyche.simulator.accounts import read_accounts
     from psyche.simulator.forecast_text import build_accounts_json, format_accounts
-    from psyche.simulator.timeline import write_picture
-    from psyche.simulator.viewer import Filter, read_trace
+    from psyche.simulator.viewer import read_trace
 
     _check_outputs(picture, json_file, None)
     events: list[Any] = read_trace(path)
     if summary or picture is not None or json_file is not None:
         accounts = read_accounts(events)
         typer.echo(format_accounts(accounts))
-        if picture is not None:
-            write_picture(accounts, str(path), picture)
-            typer.echo(f"picture: {picture}")
-        if json_file is not None:
-            json_file.write_text(json.dumps(build_accounts_json(accounts), indent=1) + "\n", encoding="utf-8")
-            typer.echo(f"figures: {json_file}")
+        _write_figures(accounts, str(path), picture, build_accounts_json(accounts), json_file)
         return
-    wanted = Filter(
-        nodes=tuple(node or ()), kinds=tuple(kind or ()), from_s=from_s, to_s=float("inf") if to_s is None else to_s,
-        height=height, all_kinds=all_kinds,
-    )  # fmt: skip
+    wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)
     _show(events, wanted)

@@ -1,6 +1,5 @@
 """The trainer's part of healing: replay the epoch's sets, or make up the agreed weights with peers' tensors (S7)."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
@@ -8,7 +7,7 @@ from typing import Final, Protocol
 import trio
 
 from psyche.client.actions import Compare, Heal, Healed, HealFailed
-from psyche.client.loading import Loader, Source, compute_weights_digest
+from psyche.client.loading import Loader, Source, compute_weights_digest, remove_folder
 from psyche.client.replay import ReplayStore
 from psyche.client.serving import Manifest
 from psyche.core.manifest import decode_manifest
@@ -135,7 +134,7 @@ class HealTasks:
 
     async def _compare(self, action: Compare) -> Healed:
         """The own tensors where they are those of the agreed manifest, peers' tensors elsewhere."""
-        await trio.to_thread.run_sync(_remove, self._folder)
+        await trio.to_thread.run_sync(remove_folder, self._folder)
         try:
             own = await self._write_own(action) if action.own != ZERO32 else {}
             offer = await self._find_offer(action)
@@ -151,7 +150,7 @@ class HealTasks:
         finally:
             with trio.move_on_after(REMOVE_S) as scope:
                 scope.shield = True
-                await trio.to_thread.run_sync(_remove, self._folder)
+                await trio.to_thread.run_sync(remove_folder, self._folder)
         return Healed(action.epoch, action.height, offer.chain, {action.height: action.agreed}, {action.height: True})
 
     async def _write_own(self, action: Compare) -> Mapping[bytes, Path]:
@@ -179,7 +178,3 @@ class HealTasks:
             if over or not state.in_round or state.progress.epoch != action.epoch:
                 raise NetworkError(f"no peer showed the agreed weights of round {action.height}: {reason}")
             await trio.sleep(ASK_AGAIN_S)
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -146,10 +146,9 @@ class Healing:
 
     def _is_full(self, height: int) -> bool:
         """Whether the digest of a height covers all weights (S2)."""
-        return self._is_small() or is_full_digest_height(self._x.state.config, self._x.state.epoch, height)
-
-    def _is_small(self) -> bool:
-        return self._x.facts.parameters <= FULL_DIGEST_MAX_PARAMETERS
+        x = self._x
+        is_small = x.facts.parameters <= FULL_DIGEST_MAX_PARAMETERS
+        return is_small or is_full_digest_height(x.state.config, x.state.epoch, height)
 
     def _compare(self, comparison: Comparison, now: float) -> None:
         if self._is_too_late():

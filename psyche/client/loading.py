@@ -150,7 +150,7 @@ class Loader:
         paths = await trio.to_thread.run_sync(_spread, entries, {**found, **known}, folder)
         files = await self._get_model_files(state, offer, deadline)
         await trio.to_thread.run_sync(lambda: _assemble(path, state, offer, digest, paths, files))
-        await trio.to_thread.run_sync(_remove_folder, folder)
+        await trio.to_thread.run_sync(remove_folder, folder)
         return Source(path, is_snapshot=True, name="peers")
 
     async def find_leading(self, state: Coordinator, digest: bytes, deadline: float) -> Source | None:
@@ -240,7 +240,7 @@ class Loader:
         await self._serving.keep_only(frozenset(s.digest for s in kept))
         for snapshot in snapshots:
             if snapshot not in kept:
-                await trio.to_thread.run_sync(_remove_folder, snapshot.path)
+                await trio.to_thread.run_sync(remove_folder, snapshot.path)
 
     async def read(self, digest: bytes) -> SnapshotInfo | None:
         """What is known of an own snapshot."""
@@ -303,9 +303,10 @@ def _make_parts_folder(folder: Path) -> None:
     """The parts of other weights go: nobody will ask for them again, and they are as large as the model."""
     for other in folder.parent.glob(f"{PARTS}*"):
         if other != folder:
-            _remove_folder(other)
+            remove_folder(other)
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def _remove_folder(path: Path) -> None:
+def remove_folder(path: Path) -> None:
+    """Delete a folder; what cannot be deleted is left."""
     shutil.rmtree(path, ignore_errors=True)

@@ -58,10 +58,11 @@ class Named:
 # --- questions about an outcome --------------------------------------------------------------------------
 
 
-def get_events(outcome: Outcome, kind: str) -> list[Event]:
-    """All events of a kind."""
+def get_events(outcome: Outcome, kind: str, node: str = "") -> list[Event]:
+    """Events of a kind, of one machine or of all."""
     mark = f'"kind":"{kind}"'.encode()
-    return [json.loads(line) for line in outcome.lines if mark in line]
+    events = (json.loads(line) for line in outcome.lines if mark in line)
+    return [event for event in events if node in ("", event["node"])]
 
 
 def is_finished(outcome: Outcome) -> bool:

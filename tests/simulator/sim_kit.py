@@ -1,6 +1,5 @@
-"""What the simulator's tests share: small scenarios, and questions about their events."""
+"""What the simulator's tests share: small scenarios."""
 
-import json
 from typing import Any
 
 from psyche.simulator.faults import Fault
@@ -24,9 +23,3 @@ def play(scenario: Scenario) -> Outcome:
     outcome = simulate(scenario)
     assert not outcome.violations, outcome.describe()
     return outcome
-
-
-def get_events(outcome: Outcome, kind: str, node: str = "") -> list[dict[str, Any]]:
-    """Events of a kind, of one machine or of all."""
-    events = (json.loads(line) for line in outcome.lines)
-    return [e for e in events if e["kind"] == kind and node in ("", e["node"])]

@@ -1,7 +1,7 @@
 """One fault of each kind: what it does to a run, and that the run bears it."""
 
 import pytest
-from sim_kit import build, get_events, play
+from sim_kit import build, play
 
 from psyche.core.state import RunState
 from psyche.simulator.faults import (
@@ -18,6 +18,7 @@ from psyche.simulator.faults import (
     TrainerCrash,
     TrainerHang,
 )
+from psyche.simulator.named import get_events
 from psyche.simulator.world import Outcome, simulate
 
 

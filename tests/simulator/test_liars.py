@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from sim_kit import build, get_events, play
+from sim_kit import build, play
 
 from psyche.core.state import RunState, SlotState
 from psyche.simulator.liars import KINDS, Liar
+from psyche.simulator.named import get_events
 from psyche.simulator.world import Outcome
 
 LIAR = 4  # client-4 of five

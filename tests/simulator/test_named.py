@@ -4,11 +4,11 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from sim_kit import build, get_events, play
+from sim_kit import build, play
 
 from psyche.core.state import RunState
 from psyche.simulator.faults import Kill
-from psyche.simulator.named import ROWS, Size
+from psyche.simulator.named import ROWS, Size, get_events
 from psyche.simulator.world import simulate
 
 SMALL = Size(seed=1, clients=7, rounds=10)
@@ -32,11 +32,14 @@ def find_moments() -> list[float]:
     return sorted({e["t"] for e in events if starts[2] <= e["t"] < starts[3]})
 
 
-@pytest.mark.parametrize("at_s", find_moments())
-def test_a_client_killed_at_any_moment_of_a_round_stalls_nobody_beyond_a_deadline(at_s: float) -> None:
-    scenario = build(1, clients=3, total_steps=6, faults=(Kill(at_s=at_s + 1e-4, who=("client-1",)),))
-    outcome = play(replace(scenario, respawn_s=0.0))
-    assert outcome.state.run_state is RunState.FINISHED
-    limit_s = outcome.state.config.max_round_train_time + outcome.state.config.round_witness_time
-    times = [e["t"] for e in get_events(outcome, "state_changed", "server") if e["run_state"] == "round_train"]
-    assert max(b - a for a, b in itertools.pairwise(times)) <= limit_s + 1
+def test_a_client_killed_at_any_moment_of_a_round_stalls_nobody_beyond_a_deadline() -> None:
+    moments = find_moments()
+    assert len(moments) >= 5
+    for at_s in moments:
+        scenario = build(1, clients=3, total_steps=6, faults=(Kill(at_s=at_s + 1e-4, who=("client-1",)),))
+        outcome = play(replace(scenario, respawn_s=0.0))
+        assert outcome.state.run_state is RunState.FINISHED, f"killed at {at_s} s"
+        limit_s = outcome.state.config.max_round_train_time + outcome.state.config.round_witness_time
+        times = [e["t"] for e in get_events(outcome, "state_changed", "server") if e["run_state"] == "round_train"]
+        longest_s = max(b - a for a, b in itertools.pairwise(times))
+        assert longest_s <= limit_s + 1, f"killed at {at_s} s"

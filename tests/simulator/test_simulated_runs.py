@@ -10,6 +10,7 @@ import pytest
 from simulate_child import build_scenario
 
 from psyche.core.state import RunState
+from psyche.simulator.named import get_events
 from psyche.simulator.world import Outcome, simulate
 
 CHILD = Path(__file__).with_name("simulate_child.py")
@@ -20,10 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def outcome() -> Outcome:
     """One run that tests look at."""
     return simulate(build_scenario(5))
-
-
-def get_events(outcome: Outcome, kind: str) -> list[dict[str, object]]:
-    return [event for line in outcome.lines if (event := json.loads(line))["kind"] == kind]
 
 
 def test_a_run_without_faults_finishes_and_violates_nothing(outcome: Outcome) -> None:

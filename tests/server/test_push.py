@@ -53,6 +53,26 @@ def test_a_delta_rebuilds_the_bytes_whatever_changed(
     assert wire.decode_server_message(wire.encode_message(push)) == push
 
 
+def find_runs(before: bytes, after: bytes) -> list[tuple[int, int]]:
+    """Byte by byte: runs of differing bytes, those up to eight equal bytes apart as one."""
+    runs: list[tuple[int, int]] = []
+    for place in [i for i in range(len(before)) if before[i] != after[i]]:
+        if runs and place - runs[-1][1] <= 8:
+            runs[-1] = (runs[-1][0], place + 1)
+        else:
+            runs.append((place, place + 1))
+    return runs
+
+
+@given(st.lists(st.tuples(st.integers(0, 5_000), st.binary(min_size=1, max_size=40)), max_size=12))
+def test_runs_are_the_same_wherever_blocks_of_comparison_begin(some: list[tuple[int, bytes]]) -> None:
+    before = bytes(5_000)
+    after = change(before, [*some, (1_020, b"over a border"), (2_040, b"1"), (2_049, b"2")])[:5_000]
+    found = compute_runs(before, after)
+    assert [(run.offset, run.offset + len(run.data)) for run in found] == find_runs(before, after)
+    assert all(run.data == after[run.offset : run.offset + len(run.data)] for run in found)
+
+
 def test_runs_leave_out_what_is_equal_but_for_small_gaps() -> None:
     before = bytes(1_000)
     after = change(before, [(0, b"ab"), (10, b"c"), (30, b"d")])[:1_000]

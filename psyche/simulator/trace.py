@@ -14,6 +14,7 @@ LAST_EVENTS: Final = 50
 WORLD: Final = "world"
 MAX_FIELD: Final = 60  # characters of one field in `describe`
 Listener = Callable[[str, str, dict[str, object]], None]
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Trace:
@@ -38,7 +39,7 @@ class Trace:
         event: Event = {"t": round(trio.current_time(), 6), "node": node, "kind": kind}
         for name, value in fields.items():
             event[name] = self._clean(get_plain(value))
-        line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        line = _encode(event).encode() + b"\n"
         self._hasher.update(line)
         self.count += 1
         self.last.append(event)

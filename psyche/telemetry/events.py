@@ -24,6 +24,8 @@ MAX_PENDING: Final = 4_096  # events a subscriber may lag behind before the olde
 RESERVED: Final = frozenset({"t", "node", "kind"})
 
 Event = dict[str, Any]
+_CONTAINERS: Final = (Mapping, list, tuple, deque, set, frozenset)
+_encode: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class Subscription:
@@ -149,26 +151,26 @@ class EventLog:
 
 def encode_event(event: Mapping[str, Any]) -> bytes:
     """One line with its line feed, at most `MAX_LINE_BYTES`; too long, it keeps only t, node, kind and its size."""
-    line = json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    line = _encode(event).encode() + b"\n"
     if len(line) <= MAX_LINE_BYTES:
         return line
     short = {name: event[name] for name in ("t", "node", "kind")} | {"cut_bytes": len(line)}
-    return json.dumps(short, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    return _encode(short).encode() + b"\n"
 
 
 def get_plain(value: object) -> Any:
     """`value` as JSON can hold it: bytes as hex, enums by name, other objects as their text, cut at `MAX_TEXT`."""
     if isinstance(value, Enum):
         return value.name.lower() if value.name else value.value
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, int):
         return value
+    if isinstance(value, str | bytes) or not isinstance(value, _CONTAINERS):  # most fields are text or bytes
+        return _get_plain_scalar(value)
     if isinstance(value, Mapping):
         return {str(name): get_plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple | deque):
-        return [get_plain(item) for item in value]
     if isinstance(value, set | frozenset):
         return sorted((get_plain(item) for item in value), key=str)
-    return _get_plain_scalar(value)
+    return [get_plain(item) for item in value]
 
 
 def _get_plain_scalar(value: object) -> float | str:

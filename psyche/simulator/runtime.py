@@ -18,8 +18,7 @@ import trio
 import trio.testing
 
 T = TypeVar("T")
-COLLECT_EVERY_BATCHES: Final = 20_000  # trio's own cycles: freed at fixed places, not when memory happens to fill
-MAX_BATCHES_AT_ONCE: Final = 50_000
+LOOK_EVERY_BATCHES: Final = 25_000  # no run does so much at one moment, unless its tasks wake each other for ever
 _run: Final[Any] = importlib.import_module("trio._core._run")
 Task = trio.lowlevel.Task
 
@@ -36,7 +35,7 @@ class RunQueue(deque[Task]):
         self._on_stuck = on_stuck
         self._stopped: dict[Task, list[Task]] = {}
         self._batches = 0
-        self._time, self._since = -1.0, 0
+        self._looked_at_s = -1.0
 
     def append(self, task: Task) -> None:
         """A task can run."""
@@ -48,20 +47,17 @@ class RunQueue(deque[Task]):
 
     def clear(self) -> None:
         """A batch was taken."""
-        names = sorted({task.name for task in self}) if self._is_stuck() else None
-        super().clear()
         self._batches += 1
-        if names is not None:
-            self._since = self._batches
+        names = self._look() if self._batches % LOOK_EVERY_BATCHES == 0 else []
+        super().clear()
+        if names:
             self._on_stuck(names)
-        if self._batches % COLLECT_EVERY_BATCHES == 0:
-            gc.collect()
 
-    def _is_stuck(self) -> bool:
-        now = trio.current_time()
-        if now != self._time:
-            self._time, self._since = now, self._batches
-        return self._batches - self._since > MAX_BATCHES_AT_ONCE
+    def _look(self) -> list[str]:
+        """Free trio's own cycles, at fixed places and not when memory happens to fill; who stands still in time."""
+        gc.collect()
+        former, self._looked_at_s = self._looked_at_s, trio.current_time()
+        return sorted({task.name for task in self}) if self._looked_at_s == former else []
 
     def stop(self, root: Task) -> None:
         """Let no task of the process run until `resume`, as SIGSTOP does."""
@@ -106,9 +102,11 @@ def simulated_time(seed: int, run_blocking: Blocking) -> Iterator[None]:
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
     trio.to_thread.run_sync = functools.partial(_forward, run_blocking)  # pyright: ignore[reportAttributeAccessIssue]
     gc.disable()
+    gc.freeze()  # what was there before is no garbage of this run, and need not be looked at
     try:
         yield
     finally:
+        gc.unfreeze()
         _run._r.setstate(state)  # noqa: SLF001
         _run._ALLOW_DETERMINISTIC_SCHEDULING = flag  # noqa: SLF001
         trio.to_thread.run_sync = thread

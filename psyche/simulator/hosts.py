@@ -321,7 +321,8 @@ class ClientHost(Host):
         return open_backend(address, self.identity, sink=life.log, machine=machine)
 
     def _build_shell(self, life: Life, network: MemoryNode, backend: TcpBackend, trainer: SimTrainer) -> Shell:
-        self.engine = RoundEngine(self.identity)
+        shares = self.world.scenario.shares_checkpoints
+        self.engine = RoundEngine(self.identity, share=shares)
         check = PayloadCheck(self.world.codec.check)
         parts = Parts(
             engine=self.engine,
@@ -336,6 +337,7 @@ class ClientHost(Host):
         )
         settings = ClientSettings(
             run_id=RUN_ID, server_host=SERVER_HOST, server_port=SERVER_PORT, data_dir=self.folder,
-            local_root=self.folder, node_name=self.name,
+            local_root=self.folder, node_name=self.name, share_checkpoints=shares,
+            checkpoint_dir=self.folder if shares else None,
         )  # fmt: skip
         return Shell(parts, settings)

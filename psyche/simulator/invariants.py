@@ -7,10 +7,10 @@
 | I3 | epoch, height and step go forwards; a step goes back only where an epoch is given up (P3, P5) |
 | I4 | the set of a round is what its records say, and all honest members decide it alike |
 | I5 | healed, a run with enough members takes a step within its patience, and ends |
-| I6 | what is kept stays under its limits |
+| I6 | stored bytes, queues, tables and open streams stay under their limits (`kept`) |
 | I7 | who is banned changes nothing any more |
 | I8, I10 | the journal gives the state again, record by record, and from any snapshot |
-| I9 | nothing is believed that its member did not sign |
+| I9 | what is agreed is what its members signed, commitment by commitment; who signed nothing is in no set |
 | R7, M9 | an honest member signs one result for a round, over all its lives, and is never ejected |
 | R8 | a trainer hears the fate of each of its results, once |
 | H3 | a close never drops more than half |
@@ -20,8 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import trio
+
 from psyche.core.bits import get_members
 from psyche.core.layout import encode_state
+from psyche.core.results import compute_results_root
 from psyche.core.state import (
     ZERO32,
     ClientState,
@@ -33,17 +36,18 @@ from psyche.core.state import (
     WitnessFlag,
     WitnessRecord,
 )
+from psyche.core.timeline import get_round
 from psyche.server.events import Event, Witness
 from psyche.server.journal import Record
 from psyche.server.recovery import recover
 from psyche.simulator.disk import DiskHandle
+from psyche.simulator.kept import Kept
+from psyche.simulator.ledger import Ledger
 
 if TYPE_CHECKING:
     from psyche.simulator.hosts import ClientHost
     from psyche.simulator.world import World
 
-MAX_RECORDS: Final = 16  # rounds that a client remembers: four stored ones, and those that it is behind
-MAX_BODIES_PER_MEMBER: Final = 16
 MAX_VIOLATIONS: Final = 8
 
 
@@ -92,7 +96,10 @@ class Invariants:
         self._samples: tuple[int, int] = (0, 0)
         self._hosts = {host.name: host for host in world.clients}
         self._by_key = {host.key: host for host in world.clients}
-        world.trace.listeners.append(self.check_event)
+        honest = frozenset(host.name for host in world.clients if host.is_honest)
+        self.ledger = Ledger({host.key: host.name for host in world.clients}, honest)
+        self._kept = Kept(world, self._note_kept)
+        world.trace.listeners += [self.ledger.take_event, self.check_event]
 
     # --- saying so --------------------------------------------------------------------------------------
 
@@ -121,9 +128,11 @@ class Invariants:
 
     def get_facts(self) -> dict[str, Any]:
         """What was counted on the way."""
+        lies = [(host.name, one) for host in self.world.clients for one in host.lies]
         return {
-            "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima,
+            "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima, "ledger": self.ledger,
             "longest_wait_s": round(self.world.longest_wait_s, 1),
+            "told": {name: one.told for name, one in lies}, "lies_refused": {name: one.refused for name, one in lies},
         }  # fmt: skip
 
     # --- the record, at every one of the journal's ------------------------------------------------------
@@ -133,6 +142,7 @@ class Invariants:
         state = self.world.shadow.state
         for complaint in self.world.shadow.complaints:
             self.fail("I8", "the journal gives the state", complaint)
+        self.ledger.take(state, self.world.shadow.now, trio.current_time())
         self._check_course(state)
         self._check_round(state)
         self._check_members(state)
@@ -192,6 +202,7 @@ class Invariants:
             ]
             self.check(len(backers) >= q, "I4", f"{q} records with the agreed root", len(backers))
             self._check_honest(state, backers, "root")
+            self._check_signatures(state, round_)
         if round_.flags & RoundFlag.DIGEST:
             votes = [w for w in round_.witnesses if w.state_digest == round_.agreed_digest and not w.flags & _NO_DIGEST]
             self.check(len(votes) >= q, "I4", f"{q} records with the agreed digest", len(votes))
@@ -201,6 +212,23 @@ class Invariants:
         liars = sum(not self._is_honest(state, w.member) for w in state.current.witnesses)
         honest = any(self._is_honest(state, w.member) for w in backers)
         self.check(honest or liars >= state.current.quorum, "I4", f"an honest witness behind the agreed {what}", "none")
+
+    def _check_signatures(self, state: Coordinator, round_: Round) -> None:
+        """I9: the agreed set has only members that signed a result, and its root is that of what they signed."""
+        attested = round_.height - state.config.overlap
+        found = get_round(state, attested)
+        if found is None or found.batch_size < found.members.bit_count():
+            return  # who has no batch is in the set without a result (W1)
+        commitments: dict[int, bytes] = {}
+        for member in get_members(round_.agreed_held):
+            host = self._by_key.get(state.clients[member].p2p)
+            if host is None or not host.is_honest:
+                return  # what a liar signed is not known here
+            signed = self._signed.get((host.name, state.progress.epoch, attested))
+            self.check(signed, "I9", f"no result of {host.name} in round {attested}: it sent none", "it is agreed")
+            commitments[member] = signed or ZERO32
+        root = compute_results_root(state.progress.epoch, attested, round_.agreed_held, commitments)
+        self.check(root == round_.agreed_root, "I9", "the root of what the members signed", round_.agreed_root.hex())
 
     def _is_honest(self, state: Coordinator, member: int) -> bool:
         host = self._by_key.get(state.clients[member].p2p)
@@ -297,19 +325,13 @@ class Invariants:
 
     def check_limits(self) -> None:
         """I6."""
-        for host in self.world.clients:
-            if host.is_alive and host.engine is not None and host.shell is not None and host.network is not None:
-                self._check_limit("rounds remembered", len(host.engine.chain.context.book.all()), MAX_RECORDS)
-                members = max(1, len(host.get_state().clients))
-                bodies = len(host.shell._bodies)  # noqa: SLF001 - only the simulator asks
-                self._check_limit("payloads kept", bodies, MAX_BODIES_PER_MEMBER * members)
-                self._check_limit("blobs offered", len(host.network.store), MAX_BODIES_PER_MEMBER * members + 64)
-        self._check_limit("connections", self.world.tcp.open_connections, 2 * len(self.world.clients) + 8)
-        self._check_limit("journal files", len(self.world.server.files.files), 8)
+        self._kept.measure(self._seen.epoch)
 
-    def _check_limit(self, what: str, value: int, limit: int) -> None:
+    def _note_kept(self, what: str, value: int, limit: int | None) -> None:
         self.maxima[what] = max(value, self.maxima.get(what, 0))
-        self.check(value <= limit, "I6", f"at most {limit} {what}", value)
+        self.ledger.note(what, value)
+        if limit is not None:
+            self.check(value <= limit, "I6", f"at most {limit} {what}", value)
 
     def check_end(self) -> None:
         """What must hold when everything is over."""

@@ -69,6 +69,7 @@ class Scenario:
         must_advance: whether the run owes steps and an end (I5); not where more lie than the protocol bears.
         respawn_s: after how long somebody starts a client again that ended by itself without success; 0: never.
         sync_s: how long the server's disk takes for a write.
+        shares_checkpoints: whether clients name places from which the certified weights can be loaded (S10).
     """
 
     seed: int = 0
@@ -84,6 +85,7 @@ class Scenario:
     must_advance: bool = True
     respawn_s: float = 5.0
     sync_s: float = 0.002
+    shares_checkpoints: bool = False
 
     @property
     def clients(self) -> int:

@@ -18,7 +18,7 @@ from psyche.simulator.faults import (
     TrainerCrash,
     TrainerHang,
 )
-from psyche.simulator.named import get_events
+from psyche.simulator.row import get_events
 from psyche.simulator.world import Outcome, simulate
 
 

@@ -7,7 +7,7 @@ from sim_kit import build, play
 
 from psyche.core.state import RunState, SlotState
 from psyche.simulator.liars import KINDS, Liar
-from psyche.simulator.named import get_events
+from psyche.simulator.row import get_events
 from psyche.simulator.world import Outcome
 
 LIAR = 4  # client-4 of five

@@ -1,45 +1,125 @@
 """The named scenarios, small: each reaches its figure, and no invariant is violated."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
-from sim_kit import build, play
 
-from psyche.core.state import RunState
-from psyche.simulator.faults import Kill
-from psyche.simulator.named import ROWS, Size, get_events
-from psyche.simulator.world import simulate
+from psyche.simulator.ledger import EpochFacts, Ledger, Phase
+from psyche.simulator.liars import Liar
+from psyche.simulator.moments import Point, find_points, find_stall, play_killed
+from psyche.simulator.named import ROWS, play_row
+from psyche.simulator.named_judges import (
+    judge_admitted,
+    judge_clocks,
+    judge_inclusion,
+    judge_lies,
+    judge_records,
+    judge_unpaid,
+)
+from psyche.simulator.named_scenarios import build_base, build_quiet
+from psyche.simulator.row import Size, compute_applied_share, get_ledger
+from psyche.simulator.trend import compute_trends
+from psyche.simulator.world import Outcome, simulate
 
-SMALL = Size(seed=1, clients=7, rounds=10)
+SMALL = Size(clients=5, rounds=6)
+SIZES = {  # the smallest at which a row means something
+    "F2": Size(clients=3, rounds=4, points=9),
+    "F6": Size(clients=6, rounds=6),
+    "F9": Size(clients=5, rounds=8),
+    "B8": Size(clients=7, rounds=6),  # two who lie, each in its way
+}
 
 
 @pytest.mark.parametrize("row", sorted(ROWS))
 def test_a_named_scenario_reaches_its_figure(row: str) -> None:
     named = ROWS[row]
-    outcome = simulate(named.build(SMALL))
+    outcome, judgement = play_row(row, SIZES.get(row, SMALL))
     assert not outcome.violations, outcome.describe()
-    judgement = named.judge(outcome, SMALL)
     assert judgement.holds, f"{row}, {named.title}: expected {named.expected}, seen {judgement.seen}"
 
 
-def find_moments() -> list[float]:
-    """F2: every moment of one round at which a client does or is told something."""
-    quiet = play(build(1, clients=3, total_steps=6))
-    starts = {e["height"]: e["t"] for e in get_events(quiet, "round_started", "client-1") if e["epoch"] == 0}
-    events = [e for line_kind in ("trained", "result_sent", "payload_received", "applied", "decided", "witness_sent")
-              for e in get_events(quiet, line_kind, "client-1")]  # fmt: skip
-    return sorted({e["t"] for e in events if starts[2] <= e["t"] < starts[3]})
+# --- that the judges can say no ----------------------------------------------------------------------------------
 
 
-def test_a_client_killed_at_any_moment_of_a_round_stalls_nobody_beyond_a_deadline() -> None:
-    moments = find_moments()
-    assert len(moments) >= 5
-    for at_s in moments:
-        scenario = build(1, clients=3, total_steps=6, faults=(Kill(at_s=at_s + 1e-4, who=("client-1",)),))
-        outcome = play(replace(scenario, respawn_s=0.0))
-        assert outcome.state.run_state is RunState.FINISHED, f"killed at {at_s} s"
-        limit_s = outcome.state.config.max_round_train_time + outcome.state.config.round_witness_time
-        times = [e["t"] for e in get_events(outcome, "state_changed", "server") if e["run_state"] == "round_train"]
-        longest_s = max(b - a for a, b in itertools.pairwise(times))
-        assert longest_s <= limit_s + 1, f"killed at {at_s} s"
+@pytest.fixture(scope="module")
+def played() -> Outcome:
+    """A quiet run."""
+    return simulate(build_base(Size(clients=3, rounds=3)))
+
+
+def change(outcome: Outcome, **changes: object) -> Outcome:
+    """The same run with another ledger."""
+    known = get_ledger(outcome)
+    ledger = Ledger(known.names, known.honest)
+    for name in ("rounds", "phases", "formations", "epochs", "samples"):
+        setattr(ledger, name, changes.get(name, getattr(known, name)))
+    return replace(outcome, facts=outcome.facts | {"ledger": ledger})
+
+
+def test_a_result_that_nobody_sent_is_a_wrong_inclusion(played: Outcome) -> None:
+    assert judge_inclusion(played, SMALL).holds
+    rounds = dict(get_ledger(played).rounds)
+    rounds[0, 1] = replace(rounds[0, 1], sent=0b101)
+    assert not judge_inclusion(change(played, rounds=rounds), SMALL).holds
+
+
+def test_a_result_that_was_sent_and_left_out_shows(played: Outcome) -> None:
+    rounds = dict(get_ledger(played).rounds)
+    rounds[0, 1] = replace(rounds[0, 1], applied=0b011)
+    changed = change(played, rounds=rounds)
+    assert not judge_inclusion(changed, SMALL).holds
+    assert compute_applied_share(changed) == 8 / 9
+    rounds[0, 1] = replace(rounds[0, 1], lost=0b100)
+    assert compute_applied_share(change(played, rounds=rounds)) == 1
+
+
+def test_a_phase_that_ends_early_or_late_is_untimely(played: Outcome) -> None:
+    faulty = replace(played, lines=[b'{"node":"world","kind":"fault"}'])
+    assert judge_clocks(faulty, SMALL).holds
+    phases = get_ledger(played).phases
+    first = phases[0]
+    for moved_s in (-3.0, 3.0):
+        moved: list[Phase] = [replace(first, end_s=first.end_s + moved_s), *phases[1:]]
+        assert "WAITING_FOR_MEMBERS" in judge_clocks(change(faulty, phases=moved), SMALL).seen
+
+
+def test_witnesses_that_are_wrong_too_often_show(played: Outcome) -> None:
+    rounds = dict(get_ledger(played).rounds)
+    rounds[0, 1] = replace(rounds[0, 1], wrong_bits=1)
+    assert not judge_records(change(played, rounds=rounds), SMALL).holds
+
+
+def test_who_was_never_a_member_and_told_nothing_shows(played: Outcome) -> None:
+    formations = [replace(one, names=one.names[:2]) for one in get_ledger(played).formations]
+    assert judge_admitted(played, SMALL).holds
+    assert not judge_admitted(change(played, formations=formations), SMALL).holds
+
+
+def test_a_liar_that_is_paid_or_never_lied_shows(played: Outcome) -> None:
+    lying = replace(played, scenario=replace(played.scenario, liars=(Liar(who=2, kind="withhold"),)))
+    epochs = get_ledger(played).epochs
+    unpaid = [EpochFacts(one.epoch, one.credits | {"client-2": 0}, one.is_certified) for one in epochs]
+    assert judge_unpaid(0)(change(lying, epochs=unpaid), SMALL).holds
+    assert not judge_unpaid(0)(lying, SMALL).holds
+    assert not judge_lies(replace(lying, facts=lying.facts | {"told": {"client-2": 0}}), SMALL).holds
+
+
+def test_what_grows_shows_and_what_only_varies_does_not() -> None:
+    hours = [n / 4 for n in range(40)]
+    growing = [(3_600 * at, {"kept": 1_000 + round(20 * at)}) for at in hours]
+    varying = [(3_600 * at, {"kept": 1_000 + 50 * (n % 3)}) for n, at in enumerate(hours)]
+    (grows,), (varies,) = compute_trends(growing), compute_trends(varying)
+    assert grows.slope - 2 * grows.error > 0.01
+    assert varies.slope - 2 * varies.error < 0.01
+
+
+# --- F2 ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_victim_dies_at_the_very_step_that_was_found() -> None:
+    scenario = build_quiet(SIZES["F2"])
+    points = find_points(scenario)
+    assert len({(p.task, p.place) for p in points}) == len(points) > 10
+    assert {"psyche/client/trainer_tasks.py", "psyche/server/backend.py"} <= {p.place.split(":")[0] for p in points}
+    late = Point(points[-1].step + 100_000, "", "")
+    assert find_stall(play_killed(scenario, late)) == "it was not killed"

@@ -10,7 +10,7 @@ import pytest
 from simulate_child import build_scenario
 
 from psyche.core.state import RunState
-from psyche.simulator.named import get_events
+from psyche.simulator.row import get_events
 from psyche.simulator.world import Outcome, simulate
 
 CHILD = Path(__file__).with_name("simulate_child.py")

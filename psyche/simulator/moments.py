@@ -1,0 +1,128 @@
+"""F2: one client is killed at each point of a round at which one of its tasks waits for something.
+
+The points are found, not listed: a run in which nothing goes wrong is watched, and every place in the code where a
+task of the victim comes to rest within one round counts once, by the task's name and the innermost line of ours.
+The same seed then gives the same run up to that very step, and there the process dies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import trio
+
+from psyche.core.state import RunState
+from psyche.server.limits import TICK_S
+from psyche.simulator.hosts import ClientHost
+from psyche.simulator.ledger import Ledger
+from psyche.simulator.row import Judgement, Size
+from psyche.simulator.runtime import Task, find_root
+from psyche.simulator.scenario import Scenario
+from psyche.simulator.world import Outcome, World, simulate
+
+VICTIM: Final = "client-1"
+HEIGHT: Final = 2  # everything that a round may bring is under way: training, applying, fetching, attesting
+PACKAGE: Final = "/psyche/"
+STAND_INS: Final = ("/psyche/simulator/", "/psyche/network/links.py", "/psyche/network/memory.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step of the victim's tasks within the round, counted from its beginning, and where it left the task."""
+
+    step: int
+    task: str
+    place: str
+
+
+class Watch(trio.abc.Instrument):
+    """Follows the victim's tasks through its round.
+
+    Args:
+        world: the world.
+        kill_at: the step after which the process dies; None: none, `points` are found instead.
+    """
+
+    def __init__(self, world: World, kill_at: int | None = None) -> None:
+        self.points: dict[tuple[str, str], Point] = {}
+        self._victim: ClientHost = next(host for host in world.clients if host.name == VICTIM)
+        self._world = world
+        self._kill_at = kill_at
+        self._step = 0
+        self._is_on = False
+        world.trace.listeners.append(self._listen)
+
+    def _listen(self, node: str, kind: str, fields: Mapping[str, object]) -> None:
+        if node != VICTIM or kind != "round_started":
+            return
+        begins = (fields["epoch"], fields["height"]) == (0, HEIGHT)
+        if begins and not self._is_on:
+            trio.lowlevel.add_instrument(self)
+        elif self._is_on and not begins:
+            trio.lowlevel.remove_instrument(self)
+        self._is_on = begins
+
+    def after_task_step(self, task: Task) -> None:
+        """A task has run as far as it goes."""
+        life = self._victim.life
+        if not self._is_on or life is None or life.root is None or find_root(task, {life.root: None}) is None:
+            return
+        self._step += 1
+        if self._kill_at is None:
+            self._note(task)
+        elif self._step == self._kill_at:
+            self._victim.kill()
+
+    def _note(self, task: Task) -> None:
+        place = ""
+        for frame, line in task.iter_await_frames():
+            name = frame.f_code.co_filename
+            if PACKAGE in name and not any(one in name for one in STAND_INS):
+                place = f"{name[name.rindex(PACKAGE) + 1 :]}:{line}"
+        if place:  # others, of trio or of the simulation, do not exist in a real process; ended tasks wait for nothing
+            self.points.setdefault((task.name, place), Point(self._step, task.name, place))
+
+
+def find_points(scenario: Scenario) -> list[Point]:
+    """Every point of the round at which the victim waits, in the order in which it gets there."""
+    watches: list[Watch] = []
+    outcome = simulate(scenario, prepare=lambda world: watches.append(Watch(world)))
+    assert not outcome.violations, outcome.describe()
+    return sorted(watches[0].points.values(), key=lambda point: point.step)
+
+
+def play_killed(scenario: Scenario, point: Point) -> Outcome:
+    """The same run, with the victim dead from this point on."""
+    return simulate(scenario, prepare=lambda world: (Watch(world, point.step), None)[1])
+
+
+def find_stall(outcome: Outcome) -> str:
+    """What is wrong with a run whose victim was killed; empty where nothing is."""
+    if outcome.violations:
+        return str(outcome.violations[0])
+    ledger, config = outcome.facts["ledger"], outcome.state.config
+    assert isinstance(ledger, Ledger), "every outcome has one"
+    if not any(VICTIM in ledger.find_names(one.epoch, one.lost) for one in ledger.rounds.values()):
+        return "it was not killed"
+    if outcome.state.run_state is not RunState.FINISHED:
+        return "the run does not end"
+    limit_s = config.max_round_train_time + config.round_witness_time + 1 + TICK_S
+    longest_s = max(one.end_s - one.start_s for one in ledger.data_rounds)
+    return f"a round lasts {longest_s:.1f} s" if longest_s > limit_s else ""
+
+
+def choose_points(points: list[Point], count: int) -> list[Point]:
+    """So many of them, evenly spread; 0: all."""
+    if not 0 < count < len(points):
+        return points
+    return [points[number * len(points) // count] for number in range(count)]
+
+
+def judge_moments(outcome: Outcome, size: Size) -> Judgement:
+    """Kill the victim at each point of the quiet run."""
+    scenario = replace(outcome.scenario, respawn_s=0.0)
+    points = find_points(scenario)
+    chosen = choose_points(points, size.points)
+    wrong = [f"{p.task} at {p.place}: {problem}" for p in chosen if (problem := find_stall(play_killed(scenario, p)))]
+    seen = f"killed at {len(chosen)} of {len(points)} points, {len(wrong)} wrong"
+    return Judgement("; ".join([seen, *wrong[:3]]), bool(points) and not wrong)

@@ -1,0 +1,37 @@
+"""Whether what is kept grows: a straight line through each epoch's most."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+SKIPPED_EPOCHS: Final = 2  # until everything has been there once
+LEAST_EPOCHS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How much something grows in an hour, as a share of its mean, and the standard error of that."""
+
+    what: str
+    slope: float
+    error: float
+
+
+def compute_trends(samples: Sequence[tuple[float, dict[str, int]]]) -> list[Trend]:
+    """A trend for everything that was measured; samples are (seconds, most of each thing since the last one)."""
+    used = samples[SKIPPED_EPOCHS:]
+    names = sorted({name for _, values in used for name in values})
+    series = {name: [(at_s / 3_600, float(v[name])) for at_s, v in used if name in v] for name in names}
+    return [_fit(name, points) for name, points in series.items() if len(points) >= LEAST_EPOCHS]
+
+
+def _fit(what: str, points: list[tuple[float, float]]) -> Trend:
+    n = len(points)
+    mean_t, mean_v = sum(t for t, _ in points) / n, sum(v for _, v in points) / n
+    spread = sum((t - mean_t) ** 2 for t, _ in points)
+    if not mean_v or not spread:
+        return Trend(what, 0.0, 0.0)
+    slope = sum((t - mean_t) * (v - mean_v) for t, v in points) / spread
+    rest = sum((v - mean_v - slope * (t - mean_t)) ** 2 for t, v in points)
+    return Trend(what, slope / mean_v, math.sqrt(rest / max(1, n - 2) / spread) / mean_v)

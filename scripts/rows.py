@@ -1,0 +1,128 @@
+"""Plays the named scenarios at full size and prints whether each reaches its figure.
+
+python scripts/rows.py                                      all rows: 16 clients, 100 rounds, seed 1
+python scripts/rows.py --rows F6 F9 --clients 8 --rounds 40 --seeds 1 2 3
+python scripts/rows.py --rows F24 --rounds 864 --hours 24   a whole day, with the memory of this process by the hour
+python scripts/rows.py --list
+
+Rows that say most at another size are played at that one (--list shows it), except for what is given here.
+The exit code is 1 if one does not hold.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psyche.simulator.named import ROWS, play_row
+from psyche.simulator.row import Size
+from psyche.simulator.trend import compute_trends
+from psyche.simulator.world import World
+
+HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True)
+class Played:
+    """A row of the table."""
+
+    row: str
+    size: Size
+    seen: str
+    holds: bool
+    seconds: float
+    memory_mib: int
+
+    def describe(self) -> str:
+        """One line of a table in Markdown."""
+        named, size = ROWS[self.row], self.size
+        how = f"{size.clients} x {size.rounds}, seed {size.seed}"
+        holds = "yes" if self.holds else "**no**"
+        cells = (self.row, named.title, how, named.expected, self.seen, holds, f"{self.seconds:.0f} s")
+        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} | {self.memory_mib} MiB |"
+
+
+class Meter:
+    """The memory of this process, by hours of simulated time."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, dict[str, int]]] = []
+
+    def watch(self, world: World) -> None:
+        """Look whenever anything is logged."""
+
+        def listen(_node: str, _kind: str, _fields: object) -> None:
+            now = world.invariants.ledger.now
+            if now >= HOUR_S * len(self.samples):
+                self.samples.append((now, {"memory": get_memory_bytes()}))
+
+        world.trace.listeners.append(listen)
+
+    def describe(self) -> str:
+        """Its trend, where there are hours enough."""
+        trends = compute_trends(self.samples)
+        return "".join(f"; memory {t.slope:+.2%} ± {2 * t.error:.2%} an hour" for t in trends)
+
+
+def get_memory_bytes() -> int:
+    """What this process has in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def play(row: str, size: Size) -> Played:
+    meter, started = Meter(), time.monotonic()
+    try:
+        _, judgement = play_row(row, size, prepare=meter.watch if size.hours else None)
+        seen, holds = judgement.seen + meter.describe(), judgement.holds
+    except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
+        seen, holds = f"ended with {error!r}", False
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1_024
+    return Played(row, size, seen, holds, time.monotonic() - started, memory)
+
+
+def get_size(row: str, given: argparse.Namespace, seed: int) -> Size:
+    names = ("clients", "rounds", "hours", "points")
+    changes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    return dataclasses.replace(ROWS[row].full, seed=seed, **changes)
+
+
+def play_all(work: Sequence[tuple[str, Size]], processes: int) -> bool:
+    rows, sizes = zip(*work, strict=True)
+    with ProcessPoolExecutor(processes, max_tasks_per_child=1) as pool:  # so that each row's memory is its own
+        found = list[bool]()
+        for played in pool.map(play, rows, sizes):
+            print(played.describe(), flush=True)
+            found.append(played.holds)
+    return all(found)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), default=list(ROWS), metavar="ROW")
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--hours", type=float, help="of simulated time, for rows about time")
+    parser.add_argument("--points", type=int, help="of what a row enumerates, only so many")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="the rows and their sizes")
+    given = parser.parse_args()
+    work = [(row, get_size(row, given, seed)) for row, seed in itertools.product(given.rows, given.seeds)]
+    if given.list:
+        for row, size in work:
+            print(f"{row:4} {size.clients:>4} clients {size.rounds:>4} rounds  {ROWS[row].title}")
+        return 0
+    print("| row | what happens | clients x rounds | expected | seen | holds | took | memory |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    return 0 if play_all(work, given.processes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

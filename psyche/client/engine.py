@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from psyche.client.actions import (
     Action,
     Applied,
-    AskAnnouncements,
     Event,
     Exit,
     Expire,
@@ -30,21 +29,18 @@ from psyche.client.actions import (
 )
 from psyche.client.announcements import Announcements
 from psyche.client.attest import compute_report
+from psyche.client.asking import Asking
 from psyche.client.chain import Chain
 from psyche.client.context import ACTIVE_STATES, Context, Wait
 from psyche.client.duty import Duty
 from psyche.client.healing import Healing
 from psyche.client.membership import Membership
-from psyche.client.records import RoundRecord
 from psyche.core.limits import STORED_ROUNDS, U32_MAX
 from psyche.core.messages import Leave
 from psyche.core.roster import get_healthy, is_in_epoch
 from psyche.core.state import Coordinator, RunState
-from psyche.core.timeline import get_attested_height
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
-
-SYNC_EVERY_S = 2.0
 
 
 class RoundEngine:
@@ -57,10 +53,10 @@ class RoundEngine:
         self.duty = Duty(self._x, self.chain, self.announcements)
         self.membership = Membership(self._x, self.chain, self.duty, export=export, share=share)
         self.healing = Healing(self._x, self.chain, self.duty, self.membership)
+        self.asking = Asking(self._x)
         self._seen_state: tuple[RunState, int, int] | None = None
         self._epoch_key: tuple[int, int] | None = None
         self._round_key: tuple[int, int] | None = None
-        self._synced_at = 0.0
         self._exited = False
 
     # --- what others may ask ----------------------------------------------------------------------
@@ -102,8 +98,7 @@ class RoundEngine:
     def get_deadline(self, now: float) -> float | None:
         """When `on_tick` next has something to do, at the latest."""
         x = self._x
-        times = [self.announcements.get_next_retry(), self._synced_at + SYNC_EVERY_S if x.state.in_round else None]
-        times.append(self.healing.get_deadline())
+        times = [self.announcements.get_next_retry(), self.asking.get_deadline(), self.healing.get_deadline()]
         membership = self.membership
         times += [t for t in (membership.load_at, membership.join_at, membership.fetch_at) if t > now]
         record = x.current
@@ -139,6 +134,15 @@ class RoundEngine:
     def on_gossip(self, raw: bytes, now: float) -> list[Action]:
         """A message from anywhere."""
         self.announcements.on_gossip(raw, self.chain.digests, diverged=self.chain.diverged, now=now)
+        return self._go_on(now)
+
+    def on_answer(self, items: Sequence[bytes], now: float) -> list[Action]:
+        """What a peer knew of a round that was asked for."""
+        known = self.asking.count_known()
+        for raw in items:
+            self.announcements.on_gossip(raw, self.chain.digests, diverged=self.chain.diverged, now=now)
+        if self.asking.count_known() > known:
+            self.asking.on_news()
         return self._go_on(now)
 
     def on_event(self, event: Event, now: float) -> list[Action]:  # noqa: PLR0912  # one line per event
@@ -259,7 +263,6 @@ class RoundEngine:
             self.announcements.review_deferred(self.chain.digests, diverged=self.chain.diverged, now=now)
             return
         self._round_key = key
-        self._synced_at = now
         self.membership.find_member()
         if new:
             x.log("round_started", epoch=x.epoch, height=x.height, step=x.state.current.step, drain=new[-1].drain)
@@ -281,7 +284,7 @@ class RoundEngine:
         oldest = oldest if needed is None else min(oldest, needed)  # C6: what is not applied yet is kept
         if oldest >= 0:
             x.do(Expire(x.epoch, oldest))
-        self._ask_peers({get_attested_height(x.state.config, x.state.epoch, x.height)} - {x.height})
+        self.asking.begin_round(now)
 
     def _go_on(self, now: float) -> list[Action]:
         if self._exited:
@@ -302,7 +305,8 @@ class RoundEngine:
             self.membership.on_weights_changed()
         if x.state.in_round:
             self.duty.act(now)
-            self._sync(now)
+            is_over = x.state.run_state is RunState.ROUND_WITNESS
+            self.asking.act(now, is_waiting=self.duty.own.work_done or is_over)
         else:
             self.duty.finish_epoch()
 
@@ -315,34 +319,3 @@ class RoundEngine:
             count=len(entry.applied), update=entry.run_update, digest=self.chain.digests[entry.height],
         )  # fmt: skip
         self.announcements.review_deferred(self.chain.digests, diverged=self.chain.diverged, now=now)
-
-    # --- asking peers -----------------------------------------------------------------------------
-
-    def _sync(self, now: float) -> None:
-        """Gossip is a hint: what is still missing is asked for."""
-        if now - self._synced_at >= SYNC_EVERY_S:
-            self._synced_at = now
-            x = self._x
-            self._ask_peers({x.height, get_attested_height(x.state.config, x.state.epoch, x.height)})
-
-    def _ask_peers(self, heights: set[int | None]) -> None:
-        x = self._x
-        if x.member is None:
-            return
-        for height in sorted(h for h in heights if h is not None):
-            asked = x.book.get(height)
-            if asked is None:
-                continue
-            have = self._get_known(asked)
-            if asked.members & ~have:
-                x.do(AskAnnouncements(x.epoch, height, have))
-
-    def _get_known(self, record: RoundRecord) -> int:
-        """Members of whom nothing more can be missing in that round."""
-        bits = 0
-        for member in record.finished:
-            if member in record.results or member not in record.assignments:
-                bits |= 1 << member
-        if not self._x.state.config.overlap:
-            bits |= record.get_seen()
-        return bits

@@ -402,8 +402,8 @@ class Shell:
             reply = await self._parts.network.ask(peer, request, timeout_s=SYNC_TIMEOUT_S)
         except NetworkError:
             return  # others are asked the next time
-        for raw in reply.items:
-            self._execute(self._engine.on_gossip(raw, trio.current_time()))
+        if reply.items:
+            self._execute(self._engine.on_answer(reply.items, trio.current_time()))
 
     async def _ask_table(self, action: act.AskTable) -> None:
         items: tuple[bytes, ...] | None = None

@@ -366,15 +366,50 @@ def test_what_is_still_missing_is_tried_at_once_when_a_round_begins(bench: Bench
     assert [a.commitment for a in bench.get_all(act.FetchPayload)[asked:]] == [late.commitment]
 
 
-def test_peers_are_asked_for_what_is_missing_every_two_seconds(bench: Bench) -> None:
+def count_asked(bench: Bench) -> int:
+    return len(bench.get_all(act.AskAnnouncements))
+
+
+def test_peers_are_asked_for_what_is_missing_ever_more_rarely(bench: Bench) -> None:
     bench.hear(bench.build_finished(1))
     bench.deliver(1)
     bench.wait(1.9)
     assert bench.get_all(act.AskAnnouncements) == []
     bench.wait(0.1)
     assert [(a.epoch, a.height, a.have) for a in bench.get_all(act.AskAnnouncements)] == [(0, 0, 0b0010)]
+    bench.wait(3.9)
+    assert count_asked(bench) == 1
+    bench.wait(0.1)
+    assert count_asked(bench) == 2
+    bench.wait(8.0)
+    assert count_asked(bench) == 3
+    bench.wait(8.0)
+    assert count_asked(bench) == 4, "but never more rarely than every 8 s"
+
+
+def test_where_a_peer_knew_more_it_is_asked_again_soon(bench: Bench) -> None:
     bench.wait(2.0)
-    assert len(bench.get_all(act.AskAnnouncements)) == 2
+    bench.take_in(bench.engine.on_answer([encode_gossip(bench.build_finished(1))], bench.now))
+    bench.wait(2.0)
+    assert count_asked(bench) == 2
+
+
+def test_an_answer_that_is_known_already_is_no_news(bench: Bench) -> None:
+    finished = encode_gossip(bench.build_finished(1))
+    bench.hear(finished)
+    bench.wait(2.0)
+    bench.take_in(bench.engine.on_answer([finished], bench.now))
+    bench.wait(2.0)
+    assert count_asked(bench) == 1
+
+
+def test_who_has_done_its_own_work_asks_soon_again(bench: Bench) -> None:
+    """From then on it waits for others."""
+    bench.wait(2.0)
+    bench.wait(4.0)
+    bench.train()
+    bench.wait(2.0)
+    assert count_asked(bench) == 3
 
 
 def test_what_peers_may_ask_for_is_what_members_signed(bench: Bench) -> None:

@@ -40,8 +40,8 @@ class SilentEngine(RoundEngine):
         self.events.append(event)
         return []
 
-    def on_gossip(self, raw: bytes, now: float) -> list[act.Action]:
-        self.heard.append(raw)
+    def on_answer(self, items: Sequence[bytes], now: float) -> list[act.Action]:
+        self.heard += items
         return []
 
     def on_tick(self, now: float) -> list[act.Action]:

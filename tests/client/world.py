@@ -251,8 +251,8 @@ class Node:
         for node in self.world.nodes:
             if node is self or not node.alive or node.pace.gossip_cut or self.pace.gossip_cut or self.pace.deaf:
                 continue
-            for raw in node.engine.get_announcements(action.epoch, action.height, action.have):
-                self.execute(self.engine.on_gossip(raw, self.world.now))
+            items = node.engine.get_announcements(action.epoch, action.height, action.have)
+            self.execute(self.engine.on_answer(items, self.world.now))
 
     def ask_table(self, action: act.AskTable) -> None:
         node = self.world.by_key.get(action.key)

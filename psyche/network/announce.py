@@ -1,8 +1,9 @@
 """Gossip: what is let in, what is known already, and announcements over open streams.
 
 Up to 32 allowed peers a message goes straight to each of them; the mesh carries it too where an
-allowed peer is not connected, or where there are more. A message counts once per origin, whichever
-way it came.
+allowed peer stays out of reach, or where there are more. It costs several times as much, so that
+with a mesh at every start many nodes on a busy machine would not get to know each other at all. A
+message counts once per origin, whichever way it came.
 """
 
 from collections import deque

@@ -220,11 +220,11 @@ class BaseNode:
         """
         check_message(message)
         self._statistics.gossip_sent += 1
-        others, here = self.peers.allowed - {self.key}, self.connected()
-        if len(others) <= self.limits.direct_peers:
-            for key in sorted(here):
+        is_small = len(self.peers.allowed - {self.key}) <= self.limits.direct_peers
+        if is_small:
+            for key in sorted(self.connected()):
                 self._get_outbox(key).put(message)
-        if len(others) > self.limits.direct_peers or others - here:
+        if not is_small or self.peers.has_unreachable():
             await self._broadcast(message)
         await trio.lowlevel.checkpoint()
 

@@ -112,6 +112,7 @@ class PeerTable:
         self._peers: dict[bytes, Peer] = {}
         self._records: dict[bytes, AddressRecord] = {}
         self._redials: dict[bytes, _Redial] = {}
+        self._missing_since: dict[bytes, float] = {}
         self._wake = Signal()
         self._dials = trio.CapacityLimiter(MAX_DIALS)
 
@@ -125,6 +126,11 @@ class PeerTable:
         """Whether a peer is past hello."""
         peer = self._peers.get(key)
         return peer is not None and peer.admitted.is_set()
+
+    def has_unreachable(self) -> bool:
+        """Whether some allowed peer has been missing for longer than dialing it may take."""
+        latest = trio.current_time() - self._limits.relay_after_s
+        return any(since <= latest for since in self._missing_since.values())
 
     def get(self, key: bytes) -> Peer | None:
         """A connected peer, admitted or not."""
@@ -159,6 +165,9 @@ class PeerTable:
     def set_allowed(self, keys: frozenset[bytes]) -> None:
         """Close who dropped out, dial who is new."""
         new = keys - self.allowed
+        now = trio.current_time()
+        self._missing_since = {k: s for k, s in self._missing_since.items() if k in keys}
+        self._missing_since.update((k, now) for k in new if k != self._key and not self.is_connected(k))
         self.allowed = keys
         for key in list(self._peers):
             if key not in keys:
@@ -227,6 +236,7 @@ class PeerTable:
             return
         peer.gone.set()
         if peer.admitted.is_set():
+            self._note_missing(key)
             redial = self._redials.setdefault(key, _Redial(0.0, self._limits.redial_first_s))
             redial.delay_s = self._limits.redial_first_s
             redial.next_at = trio.current_time() + self._rng.random() * redial.delay_s
@@ -243,8 +253,13 @@ class PeerTable:
             self.refusals[key] = reason
         if peer.admitted.is_set():
             peer.admitted = trio.Event()
+            self._note_missing(key)
             self.changed.notify()
         self._start_soon(self._transport.disconnect, key)
+
+    def _note_missing(self, key: bytes) -> None:
+        if key in self.allowed:
+            self._missing_since.setdefault(key, trio.current_time())
 
     # hello
 
@@ -317,6 +332,7 @@ class PeerTable:
         if record.addresses and (old is None or old.expires_unix < record.expires_unix):
             self._records[peer.key] = record
         self.refusals.pop(peer.key, None)
+        self._missing_since.pop(peer.key, None)
         if not peer.admitted.is_set():
             peer.admitted.set()
             _log.info("peer %s is connected", peer.key.hex()[:16])

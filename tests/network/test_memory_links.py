@@ -39,6 +39,29 @@ async def test_a_message_takes_the_latency_of_its_link(tmp_path: Path, autojump_
         assert trio.current_time() - start == pytest.approx(0.25)
 
 
+async def test_a_peer_counts_as_out_of_reach_once_it_has_been_missing_for_long(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Whoever is only just being dialed needs no mesh."""
+    hub = MemoryHub(random.Random(1))
+    async with open_nodes(hub, 2, tmp_path) as (a, b):
+        await trio.sleep(60)
+        assert not a.peers.has_unreachable()
+        a.set_allowed(a.peers.allowed | {get_identity(77).public})
+        await trio.sleep(a.limits.relay_after_s - 0.1)
+        assert not a.peers.has_unreachable()
+        await trio.sleep(0.1)
+        assert a.peers.has_unreachable()
+        a.set_allowed(frozenset({b.key}))
+        assert not a.peers.has_unreachable()
+        hub.links.cut([a.key], [b.key])
+        await trio.sleep(60)
+        assert a.peers.has_unreachable()
+        hub.links.heal()
+        await trio.sleep(120)
+        assert not a.peers.has_unreachable()
+
+
 async def test_a_payload_takes_its_size_over_the_bandwidth(tmp_path: Path, autojump_clock: MockClock) -> None:
     hub = MemoryHub(random.Random(1))
     async with open_nodes(hub, 2, tmp_path) as (a, b):

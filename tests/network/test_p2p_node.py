@@ -163,7 +163,8 @@ async def test_a_mesh_carries_messages_to_who_is_not_connected_directly(tmp_path
 
 async def test_a_message_that_comes_both_ways_is_delivered_once(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        nodes = [await open_p2p(stack, n, tmp_path) for n in (1, 2, 3)]
+        limits = NetworkLimits(relay_after_s=0)
+        nodes = [await open_p2p(stack, n, tmp_path, limits=limits) for n in (1, 2, 3)]
         await meet(*nodes)
         await wait_for_mesh(nodes, 2)
         for node in nodes:  # one allowed peer is not there: the mesh carries everything too

@@ -1,6 +1,8 @@
 """What all tests share: how hypothesis searches, and how it says what it found."""
 
 import os
+import signal
+import threading
 
 from hypothesis import HealthCheck, settings
 
@@ -13,3 +15,7 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# A shell that starts this in the background without job control has it ignore Ctrl-C, and all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)

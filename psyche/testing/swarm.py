@@ -29,16 +29,16 @@ from psyche.testing.builders import START_UNIX, build_config, build_hash, build_
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.local_coordinator import LocalBackend, LocalCoordinator
 from psyche.wire.crypto import Identity
-from psyche.wire.ports import Network
+from psyche.wire.ports import Backend, Network
 
 EVENTS_KEPT = 100_000
+RUN_ID = "swarm"
 
 
 @dataclass
 class Member:
     """One client of a swarm."""
 
-    identity: Identity
     shell: Shell
     engine: RoundEngine
     network: Network
@@ -97,7 +97,7 @@ async def open_swarm(
     model = model or build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
     config = config or build_config(init_min_clients=clients, min_clients=1)
     # one second of slack: trio's clock starts at any fraction
-    state = create_run(config, model, "swarm", build_hash("swarm", seed), Metadata(), "test", START_UNIX - 1)
+    state = create_run(config, model, RUN_ID, build_hash(RUN_ID, seed), Metadata(), "test", START_UNIX - 1)
     start_unix = START_UNIX - int(trio.current_time())
     coordinator = LocalCoordinator(state, start_unix)
     hub = MemoryHub(random.Random(seed)) if over == "memory" else None  # noqa: S311
@@ -107,7 +107,10 @@ async def open_swarm(
             identity = Identity(build_hash("client", seed, index))
             network = await stack.enter_async_context(_open_network(hub, identity, folder / f"client-{index}"))
             trainer = make_trainer(index) if make_trainer is not None else DummyTrainer()
-            members.append(_build_member(identity, network, trainer, coordinator, folder, index))
+            backend, engine = LocalBackend(coordinator, identity.public), RoundEngine(identity)
+            members.append(
+                build_member(engine, backend, network, trainer, folder, index, unix_now=lambda: float(coordinator.now))
+            )
         yield Swarm(coordinator, members, hub)
 
 
@@ -119,12 +122,13 @@ def _open_network(hub: MemoryHub | None, identity: Identity, folder: Path) -> Ab
     return open_node(identity, "127.0.0.1", 0, folder / "network")
 
 
-def _build_member(
-    identity: Identity, network: Network, trainer: RestartableTrainer, coordinator: LocalCoordinator, folder: Path,
-    index: int,
+def build_member(
+    engine: RoundEngine, backend: Backend, network: Network, trainer: RestartableTrainer, folder: Path, index: int, *,
+    unix_now: Callable[[], float],
 ) -> Member:  # fmt: skip
+    """A whole client out of its parts; its data and its payloads' checks are dummies."""
     settings = ClientSettings(
-        run_id="swarm",
+        run_id=RUN_ID,
         server_host="",
         server_port=0,
         data_dir=folder / f"client-{index}",
@@ -132,15 +136,14 @@ def _build_member(
         node_name=f"client-{index}",
     )
     log = EventLog(None, node=settings.node_name)
-    engine = RoundEngine(identity)
     parts = Parts(
         engine=engine,
-        backend=LocalBackend(coordinator, identity.public),
+        backend=backend,
         network=network,
         trainer=trainer,
-        data=LocalProvider(DummyData(coordinator.state.model.max_seq_len, 256)),
+        data=LocalProvider(DummyData(build_model().max_seq_len, 256)),
         log=log,
-        unix_now=lambda: float(coordinator.now),
+        unix_now=unix_now,
         check_payload=lambda _body: None,
     )
-    return Member(identity, Shell(parts, settings), engine, network, trainer, settings, log.subscribe(EVENTS_KEPT))
+    return Member(Shell(parts, settings), engine, network, trainer, settings, log.subscribe(EVENTS_KEPT))

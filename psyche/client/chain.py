@@ -6,7 +6,15 @@ from psyche.client.actions import Applied, AppliedSet, Apply, AskTable, Healed, 
 from psyche.client.announcements import Announcements, compute_step_lr
 from psyche.client.context import Context
 from psyche.client.records import KnownResult, PayloadStatus, RoundRecord
-from psyche.core.decision import Decided, DecisionView, Undecided, Void, decide, get_deciding_height
+from psyche.core.decision import (
+    Decided,
+    DecisionView,
+    Undecided,
+    Void,
+    decide,
+    find_contradictors,
+    get_deciding_height,
+)
 from psyche.core.limits import BEHIND_LIMIT_ROUNDS, MAX_CLIENTS
 from psyche.core.messages import Gossip, Result
 from psyche.core.results import compute_results_root
@@ -24,6 +32,7 @@ from psyche.wire.gossip import decode_gossip, is_signed_by
 from psyche.wire.trainer import SentResult
 
 ASK_AGAIN_S = 2.0
+EVIDENCE_WITNESSES = 2  # whose lists are read for a second signature, where none is needed to decide
 APPLY_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN)
 
 
@@ -162,6 +171,8 @@ class Chain:
             if not isinstance(outcome, Undecided):
                 self._open.pop(height, None)
                 x.end_wait(f"decide {height}", "decided")
+                if isinstance(outcome, Decided):
+                    self._ask_tables(record, deciding, find_contradictors(view, outcome)[:EVIDENCE_WITNESSES], now)
                 self._settle(record, outcome, deciding, now)
                 return
             known = self._open[height] = OpenDecision(outcome, knowledge)
@@ -212,8 +223,12 @@ class Chain:
         x = self.context
         until = record.started_at + self._round_limit_s() * 2
         x.wait(f"decide {record.height}", f"the witnesses' lists of round {record.height}", until, "be behind")
+        self._ask_tables(record, deciding, outcome.ask, now)
+
+    def _ask_tables(self, record: RoundRecord, deciding: Round, witnesses: tuple[int, ...], now: float) -> None:
+        x = self.context
         roots = {w.member: w.results_root for w in deciding.witnesses}
-        for witness in outcome.ask:
+        for witness in witnesses:
             key = (record.height, witness)
             if witness == x.member or now - self._asked.get(key, -ASK_AGAIN_S) < ASK_AGAIN_S:
                 continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice, product
 from typing import Final
 
-from psyche.core.bits import get_members
+from psyche.core.bits import compute_bits, get_members
 from psyche.core.bloom import is_in_bloom
 from psyche.core.results import compute_results_root
 from psyche.core.state import Config, WitnessRecord
@@ -149,6 +149,16 @@ def _get_unanswered(view: DecisionView, member: int, holders: Sequence[WitnessRe
         r.member for r in holders if not any(is_in_bloom(r.broadcast_bloom, view.seed, r.member, c) for c in known)
     ]
     return [witness for witness in strange if witness not in view.answered]
+
+
+def find_contradictors(view: DecisionView, decided: Decided) -> tuple[int, ...]:
+    """Witnesses that hold a result, of a member left out of a decided set, that is none of those known here.
+
+    The set stands without them (C3), but their lists show what the member signed beside what is known: evidence (R7).
+    """
+    left_out = get_members(decided.held & view.owed & ~compute_bits(decided.commitments))
+    holders = {m: [r for r in view.records if r.held >> m & 1] for m in left_out if view.known.get(m)}
+    return tuple(sorted({w for member, found in holders.items() for w in _get_unanswered(view, member, found)}))
 
 
 def _get_honest_minimum(view: DecisionView) -> int:

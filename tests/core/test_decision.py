@@ -19,6 +19,7 @@ from psyche.core.decision import (
     compute_apply_order,
     compute_followed,
     decide,
+    find_contradictors,
     get_deciding_height,
 )
 from psyche.core.results import compute_results_root
@@ -175,6 +176,20 @@ def test_c3_fewer_than_q_less_f_silent_ones_count_for_nothing() -> None:
 def test_c3_an_answer_makes_the_other_commitment_known_and_neither_wins() -> None:
     known = {0: {commit(0), commit(0, 1)}}
     assert decide(make_view(split_tables(), 0b1, known)) == Decided(0b1, {}, by_root=False)
+
+
+def test_r7_a_slot_without_a_commitment_names_who_can_show_the_other_one() -> None:
+    """Six members, one of which signed two results, three holders for each: fewer strangers than C3 asks for."""
+    honest = {m: commit(m) for m in range(5)}
+    records = [make_record(w, honest | {5: commit(5, w % 2)}) for w in range(6)]
+    view = make_view(close(records, 6, 0b111111), 0b111111, {m: {c} for m, c in honest.items()} | {5: {commit(5, 0)}})
+    decided = decide(view)
+    assert isinstance(decided, Decided)
+    assert 5 not in decided.commitments
+    assert find_contradictors(view, decided) == (1, 3, 5)
+    whole = decide(make_view(close(records[::2], 3, 0b111111), 0b111111, view.known))
+    assert isinstance(whole, Decided)
+    assert find_contradictors(make_view(close(records[::2], 3, 0b111111), 0b111111, view.known), whole) == ()
 
 
 def test_c3_who_knows_nothing_at_all_asks_every_holder() -> None:

@@ -72,6 +72,12 @@ class MemoryNode(BaseNode):
         """A peer opened a stream."""
         self._start_soon(self.handle_stream, key, protocol, stream)
 
+    async def _broadcast(self, message: bytes) -> None:
+        """There is no mesh here: where members are too many for it, everybody hears directly all the same."""
+        if len(self.peers.allowed - {self.key}) > self.limits.direct_peers:
+            for key in sorted(self.connected()):
+                self.send_to(key, message)
+
     def send_to(self, key: bytes, message: bytes) -> None:
         """Gossip to one connected peer alone, as only a dishonest node does."""
         self._get_outbox(key).put(message)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Final
 
 from psyche.core.limits import MAX_CLIENTS, MAX_WITNESSES
-from psyche.network.limits import NetworkLimits
 from psyche.network.links import LinkConditions
 from psyche.simulator.faults import ClockJump, Degrade, Kill, Partition
 from psyche.simulator.liars import Liar
@@ -38,10 +37,7 @@ def build_base(size: Size, *, classes: tuple[MachineClass, ...] = (), **config: 
         "init_min_clients": max(2, size.clients // 2), "min_clients": max(2, size.clients // 4),
         "global_batch_size_start": 2 * size.clients, "global_batch_size_end": 2 * size.clients,
     }  # fmt: skip
-    found = classes or usual
-    # the in-memory network has no mesh: announcements go straight to everybody, however many they are
-    limits = NetworkLimits(direct_peers=max(NetworkLimits().direct_peers, sum(one.count for one in found)))
-    return Scenario(seed=size.seed, classes=found, config=values | config, limits=limits)
+    return Scenario(seed=size.seed, classes=classes or usual, config=values | config)
 
 
 def build_churn(size: Size) -> Scenario:
@@ -132,7 +128,7 @@ def build_late_answers(size: Size) -> Scenario:
 def build_storm(size: Size) -> Scenario:
     """F17: everybody comes within ten seconds. What follows is short: it is about the joins."""
     cls = MachineClass(count=size.clients, uplink=LINE, join_spread_s=STORM_S, machine=MACHINE)
-    brief = replace(size, rounds=min(size.rounds, 3))
+    brief = replace(size, rounds=1)
     return build_base(brief, classes=(cls,), init_min_clients=size.clients, warmup_time=120)
 
 

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from simulate_child import build_scenario
 
 from psyche.core.state import RunState
+from psyche.network.limits import NetworkLimits
 from psyche.simulator.row import get_events
 from psyche.simulator.world import Outcome, simulate
 
@@ -33,6 +35,14 @@ def test_every_step_of_a_quiet_run_is_trained_and_applied(outcome: Outcome) -> N
     applied = {(e["epoch"], e["height"]): e["members"] for e in get_events(outcome, "applied") if e["update"]}
     assert len(applied) == 9, "steps 1 to 9"
     assert all(applied.values()), "no set is empty"
+
+
+def test_members_hear_each_other_where_they_are_too_many_for_streams_to_everybody() -> None:
+    """The twin has no mesh; without it results would only come when asked for, and every forecast would be late."""
+    few = simulate(replace(build_scenario(5), limits=NetworkLimits(direct_peers=1)))
+    assert few.violations == []
+    heard = {e["node"]: e["gossip_received"] for e in get_events(few, "network")}
+    assert min(heard.values()) > 0
 
 
 def test_all_members_end_with_the_certified_weights(outcome: Outcome) -> None:

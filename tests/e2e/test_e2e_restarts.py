@@ -45,7 +45,8 @@ async def run(folder: Path, config: Path) -> Restarts:
 
 @pytest.fixture(scope="module")
 def restarts(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> Restarts:
-    config = make_run(total_steps=16, rounds_per_epoch=ROUNDS)
+    # the round in which all died lasts to its limit
+    config = make_run(total_steps=16, rounds_per_epoch=ROUNDS, max_round_train_time=20, round_witness_time=5)
     return trio.run(run, tmp_path_factory.mktemp("restarts"), config)
 
 

@@ -35,6 +35,7 @@ from psyche.network.streams import (
 from psyche.network.sync import REPLY_FRAME_BYTES, decode_reply, decode_request, encode_reply, encode_request
 from psyche.wire.crypto import Identity, blob_id_of, sign_address_record
 from psyche.wire.ports import AddressRecord, Network, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
+from psyche.wire.turns import AtOnce, take
 
 _log: Final = logging.getLogger("psyche.network")
 RECORD_VALID_S: Final = 24 * 3_600
@@ -71,7 +72,7 @@ class BaseNode:
         self._inbox = Inbox(identity.public, limits, self._statistics)
         self._round = (0, 0)
         self._fetching: dict[bytes, trio.Lock] = {}
-        self._fetches = trio.CapacityLimiter(limits.fetches)
+        self._fetches = trio.Semaphore(limits.fetches)
         self._book = SourceBook(limits)
         self.store = BlobStore(
             data_dir / "blobs", memory_bytes=limits.memory_blob_bytes, disk_bytes=limits.disk_blob_bytes, run_io=run_io
@@ -309,7 +310,7 @@ class BaseNode:
         reply = SyncReply(found=False)
         if self._handler is not None:
             try:
-                async with self._handling:
+                async with AtOnce(self._handling):
                     with trio.move_on_after(self.limits.serve_sync_s):
                         reply = await self._handler(key, request)
                 return encode_reply(reply)
@@ -357,21 +358,17 @@ class BaseNode:
     @asynccontextmanager
     async def _turn(self, blob_id: bytes, deadline: float) -> AsyncIterator[None]:
         """One fetch per blob at a time, and not too many in all."""
-        lock, borrower = self._fetching.setdefault(blob_id, trio.Lock()), object()
+        lock = self._fetching.setdefault(blob_id, trio.Lock())
         try:
-            with trio.move_on_at(deadline) as waiting:
-                await lock.acquire()
-            if waiting.cancelled_caught:
+            if not await take(lock, deadline):
                 raise NetworkError(f"blob {blob_id.hex()[:16]}: another fetch of it took too long")
             try:
-                with trio.move_on_at(deadline) as waiting:
-                    await self._fetches.acquire_on_behalf_of(borrower)
-                if waiting.cancelled_caught:
+                if not await take(self._fetches, deadline):
                     raise NetworkError(f"blob {blob_id.hex()[:16]}: {self.limits.fetches} other fetches took too long")
                 try:
                     yield
                 finally:
-                    self._fetches.release_on_behalf_of(borrower)
+                    self._fetches.release()
             finally:
                 lock.release()
         finally:

@@ -18,6 +18,7 @@ from psyche.network.blobwire import (
 )
 from psyche.network.limits import NetworkLimits
 from psyche.network.streams import ByteStream, read_exactly
+from psyche.wire.turns import AtOnce
 
 READ_CHUNKS: Final = 4  # of a file at once: what lies in memory per range that is being served
 MAX_PEER_LIMITERS: Final = 1_024
@@ -53,7 +54,7 @@ class BlobServer:
                 raw = await read_exactly(stream, REQUEST_BYTES)
             if idle.cancelled_caught:
                 return
-            async with self._get_limiter(key), self._total:
+            async with AtOnce(self._get_limiter(key)), AtOnce(self._total):
                 await self._answer(stream, decode_request(raw))
 
     def _get_limiter(self, key: bytes) -> trio.CapacityLimiter:

@@ -15,6 +15,7 @@ import trio
 from psyche.errors import NetworkError
 from psyche.network.blobwire import check_blob_size, compute_chunk_count, compute_range_bytes
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
+from psyche.wire.turns import AtOnce
 
 Round = tuple[int, int]  # (epoch, height)
 HASH_STEP_BYTES: Final = 16 << 20  # of a file, per call of a worker thread
@@ -196,7 +197,7 @@ class BlobStore:
         Raises:
             NetworkError: the quotas are full of what must be kept.
         """
-        async with self._lock:
+        async with AtOnce(self._lock):
             while self._memory + self._reserved + size_bytes > self._memory_max:
                 victim = self._find_victim()
                 if size_bytes > self._memory_max or victim is None:

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import trio
 
 from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.wire.turns import AtOnce
 
 HELLO: Final = "/psyche/hello/1"
 GOSSIP: Final = "/psyche/gossip/1"
@@ -165,7 +166,7 @@ class StreamPool:
 
     def __init__(self, open_stream: Callable[[], Awaitable[ByteStream]], max_streams: int, idle_s: float) -> None:
         self._open = open_stream
-        self._limiter = trio.CapacityLimiter(max_streams)
+        self._streams = trio.Semaphore(max_streams)
         self._idle: list[tuple[float, ByteStream]] = []
         self._idle_s = idle_s / 2  # the other side drops them after `idle_s`
 
@@ -176,9 +177,7 @@ class StreamPool:
         Raises:
             NetworkError: the peer is gone or does not open the protocol.
         """
-        borrower = object()
-        await self._limiter.acquire_on_behalf_of(borrower)
-        try:
+        async with AtOnce(self._streams):
             lease = await self._take()
             try:
                 yield lease
@@ -188,8 +187,6 @@ class StreamPool:
                 else:
                     with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
                         await lease.stream.reset()
-        finally:
-            self._limiter.release_on_behalf_of(borrower)
 
     async def _take(self) -> Lease:
         while self._idle:

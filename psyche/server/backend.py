@@ -26,6 +26,7 @@ from psyche.wire.crypto import Identity, check_address_record
 from psyche.wire.framing import FrameStream
 from psyche.wire.handshake import HandshakeError
 from psyche.wire.ports import AddressRecord
+from psyche.wire.turns import AtOnce
 
 MAX_PENDING: Final = 32  # half of the replies that the server keeps for resends (K4)
 PING_S: Final = 5.0
@@ -217,7 +218,7 @@ class TcpBackend:
             CoordinatorError: the coordinator refuses, and what was asked is not on record (K3).
             BackendError: the server refuses, or given up for good.
         """
-        async with self._room:
+        async with AtOnce(self._room):
             self._check_alive()
             self._next_id += 1
             pending = _Pending(self._next_id, wire.encode_message(wire.Request(self._next_id, body)))

@@ -10,6 +10,7 @@ from typing import Final
 import trio
 
 from psyche.errors import BackendError, WireError
+from psyche.wire.turns import AtOnce
 
 LENGTH_BYTES: Final = 4
 READ_BYTES: Final = 1 << 16  # how much is asked of the stream at once
@@ -76,7 +77,7 @@ class FrameStream:
         if len(data) > self.max_send_bytes:
             raise WireError(f"frame: {len(data)} bytes to send, at most {self.max_send_bytes}")
         with trio.move_on_after(timeout_s):
-            async with self._send_lock:
+            async with AtOnce(self._send_lock):
                 await self._send_all(_LENGTH.pack(len(data)) + data)
             return
         raise FrameTimeout(f"frame: {len(data)} bytes were not taken within {timeout_s:g} s")
@@ -89,7 +90,7 @@ class FrameStream:
         while len(self._buffer) < size_bytes:
             missing = size_bytes - len(self._buffer)
             try:
-                part = await self._stream.receive_some(min(READ_BYTES, missing))
+                part = await self._stream.receive_some(READ_BYTES)  # mostly a length and all that follows it
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ConnectionLost("connection: broken while receiving") from error
             if not part:

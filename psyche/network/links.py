@@ -111,7 +111,8 @@ class Pipe:
         self._parts: list[tuple[float, memoryview]] = []  # by arrival
         self._unread = 0
         self._last_arrival = 0.0
-        self._signal = Signal()
+        self._signal = Signal()  # the reader or the writer need not wait any more
+        self._reading: trio.CancelScope | None = None  # of a reader that waits: until the first part arrives
         self._broken = trio.Event()
         self.is_closed = False
 
@@ -145,12 +146,12 @@ class Pipe:
         self._put(part, departure)
         if self._is_lossy and self._wire.is_copied():
             self._put(part, departure)
-        self._signal.notify()
+        self._hurry()
         free = departure - SEND_BUFFER_BYTES / self._wire.conditions.bandwidth_bytes_s
         if free > trio.current_time():
             with trio.move_on_at(free):
                 await self._broken.wait()
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint_if_cancelled()  # a line that takes all at once lets nobody wait
 
     async def _compute_departure(self, size_bytes: float) -> float:
         if self._access is None:
@@ -171,6 +172,14 @@ class Pipe:
         self._last_arrival = max(self._last_arrival, arrival)
         self._parts.append((self._last_arrival, part))
 
+    def _hurry(self) -> None:
+        """The reader wakes when the first part arrives, and not before."""
+        arrival = self._parts[0][0]
+        if arrival <= trio.current_time():
+            self._signal.notify()
+        elif self._reading is not None and arrival < self._reading.deadline:
+            self._reading.deadline = arrival
+
     async def read(self, max_bytes: int) -> bytes:
         """What has arrived, at most `max_bytes` of it.
 
@@ -182,28 +191,30 @@ class Pipe:
                 raise StreamError("stream: reset")
             if self._wire.stall is not None:
                 await run_until(self._broken, self._wire.stall.wait)
-            elif not self._parts:
-                if self.is_closed:
-                    raise StreamError("stream: at its end")
-                await self._signal.wait()
-            elif self._parts[0][0] > trio.current_time():
-                with trio.move_on_at(self._parts[0][0]):
-                    await (self._signal.wait() if self._is_lossy else self._broken.wait())
-            else:
+            elif self._parts and self._parts[0][0] <= trio.current_time():
                 return await self._take(max_bytes)
+            elif self._parts or not self.is_closed:
+                await self._wait_until(self._parts[0][0] if self._parts else math.inf)
+            else:
+                raise StreamError("stream: at its end")
+
+    async def _wait_until(self, arrival: float) -> None:
+        with trio.CancelScope(deadline=arrival) as self._reading:  # pyright: ignore[reportCallIssue]
+            await self._signal.wait()
+        self._reading = None
 
     async def _take(self, max_bytes: int) -> bytes:
-        await trio.lowlevel.checkpoint_if_cancelled()  # from here on nothing is lost by a cancellation
+        await trio.lowlevel.checkpoint_if_cancelled()  # from here on nothing is lost by a cancellation; others
+        # need not run between: who reads on comes to an end of what has arrived
         arrival, part = self._parts[0]
         data = bytes(part[:max_bytes])
         self._unread -= len(data)
         if self._unread <= WINDOW_BYTES < self._unread + len(data):
             self._signal.notify()
         if len(part) > max_bytes:
-            self._parts[0] = (arrival, part[max_bytes:])  # the rest is asked for at once: others need not run between
-            return data
-        del self._parts[0]
-        await trio.lowlevel.cancel_shielded_checkpoint()
+            self._parts[0] = (arrival, part[max_bytes:])
+        else:
+            del self._parts[0]
         return data
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from psyche.core.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, DataError, NetworkError, PsycheError, WireError
 from psyche.wire.ports import AddressRecord, Backend, Network, SyncReply, SyncRequest
+from psyche.wire.turns import AtOnce
 
 T = TypeVar("T")
 FETCHES: Final = 16  # payload downloads at a time
@@ -85,7 +86,8 @@ class Shell:
         self._bodies: dict[bytes, tuple[int, int, bytes]] = {}  # blob id -> epoch, height, body
         self._data: dict[tuple[int, int], _Pending] = {}
         self._fetches = trio.CapacityLimiter(FETCHES)
-        self._wake = trio.Event()
+        self._next_tick = trio.CancelScope()  # pyright: ignore[reportCallIssue]  # ends when the engine wants to look
+        self._addresses: tuple[AddressRecord, ...] = ()
         self._exit: act.Exit | None = None
         self._withdrawn = trio.Event()  # the last withdrawal is answered
         self._withdrawn.set()
@@ -141,7 +143,7 @@ class Shell:
         self._parts.network.set_sync_handler(self._answer)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for task in (self._follow_states, self._follow_gossip, self._tick, self._tasks.run, self._follow_addresses):
+            for task in (self._follow_states, self._follow_gossip, self._tick, self._tasks.run):
                 nursery.start_soon(task)
             nursery.start_soon(self._report_statistics)
             await self._ended.wait()
@@ -156,7 +158,8 @@ class Shell:
     def _execute(self, actions: list[act.Action]) -> None:
         for action in actions:
             self._do(action)
-        self._wake.set()
+        self._follow_addresses()
+        self._next_tick.deadline = self._compute_next_tick()
 
     def _do(self, action: act.Action) -> None:  # noqa: PLR0912  # one line per action
         match action:
@@ -244,22 +247,23 @@ class Shell:
 
     async def _tick(self) -> None:
         while True:
-            self._wake = trio.Event()
-            deadline = self._engine.get_deadline(trio.current_time())
-            latest = trio.current_time() + IDLE_TICK_S
-            with trio.move_on_at(latest if deadline is None else min(deadline, latest)):
-                await self._wake.wait()
-                continue
+            self._next_tick = trio.CancelScope(deadline=self._compute_next_tick())  # pyright: ignore[reportCallIssue]
+            with self._next_tick:  # whatever the engine is told moves the deadline, and wakes nobody
+                await trio.sleep_forever()
             self._execute(self._engine.on_tick(trio.current_time()))
 
-    async def _follow_addresses(self) -> None:
-        known: tuple[AddressRecord, ...] = ()
-        while True:
-            book = tuple(self._parts.backend.address_book())
-            if book != known:
-                known = book
-                self._parts.network.set_addresses(book)
-            await trio.sleep(IDLE_TICK_S / 2)
+    def _compute_next_tick(self) -> float:
+        now = trio.current_time()
+        deadline = self._engine.get_deadline(now)
+        latest = now + IDLE_TICK_S
+        return latest if deadline is None else min(deadline, latest)
+
+    def _follow_addresses(self) -> None:
+        """Whatever wakes the client, it looks whom the server has heard of: others may join at any time."""
+        book = tuple(self._parts.backend.address_book())
+        if book != self._addresses:
+            self._addresses = book
+            self._parts.network.set_addresses(book)
 
     # --- messages out -----------------------------------------------------------------------------
 
@@ -332,7 +336,7 @@ class Shell:
 
     async def _fetch_payload(self, action: act.FetchPayload) -> None:
         try:
-            async with self._fetches:
+            async with AtOnce(self._fetches):
                 body = await self._parts.network.fetch(
                     action.blob_id, action.sources, size_bytes=action.size_bytes, deadline=action.deadline
                 )

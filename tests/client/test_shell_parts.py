@@ -35,6 +35,11 @@ class SilentEngine(RoundEngine):
         super().__init__(Identity(build_hash("identity")))
         self.events: list[act.Event] = []
         self.heard: list[bytes] = []
+        self.ticks: list[float] = []
+        self.deadline: float | None = None
+
+    def get_deadline(self, now: float) -> float | None:
+        return self.deadline if self.deadline is not None and self.deadline > now else None
 
     def on_event(self, event: act.Event, now: float) -> list[act.Action]:
         self.events.append(event)
@@ -45,6 +50,7 @@ class SilentEngine(RoundEngine):
         return []
 
     def on_tick(self, now: float) -> list[act.Action]:
+        self.ticks.append(now)
         return []
 
 
@@ -56,6 +62,7 @@ class FakeBackend:
     sent: list[tuple[str, Any]] = field(default_factory=list)
     answer_s: float = 0.0
     given_up: trio.Event = field(default_factory=trio.Event)
+    book: tuple[AddressRecord, ...] = ()
 
     async def states(self) -> AsyncIterator[Coordinator]:
         await self.given_up.wait()
@@ -72,7 +79,7 @@ class FakeBackend:
         return call
 
     def address_book(self) -> Sequence[AddressRecord]:
-        return ()
+        return self.book
 
 
 @dataclass
@@ -83,10 +90,14 @@ class FakeNetwork:
     provide_s: float = 0.0
     published: list[bytes] = field(default_factory=list)
     asked: list[tuple[bytes, SyncRequest]] = field(default_factory=list)
+    addresses: list[tuple[AddressRecord, ...]] = field(default_factory=list)
     reply: SyncReply = field(default_factory=lambda: SyncReply(True, (b"one", b"two")))
 
     def set_sync_handler(self, _handler: object) -> None:
         pass
+
+    def set_addresses(self, records: tuple[AddressRecord, ...]) -> None:
+        self.addresses.append(records)
 
     def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
         self._send, receive = trio.open_memory_channel[tuple[bytes, bytes]](1)
@@ -420,3 +431,29 @@ async def test_waits_are_logged_in_the_time_of_people(clock: MockClock, place: P
     place.shell._execute([act.Log("wait_started", {"what": "something", "until": trio.current_time() + 60.0})])
     (wait,) = place.log.get("wait_started")
     assert wait["until"] == pytest.approx(1_000_060.0, abs=1e-3)
+
+
+async def test_the_engine_looks_at_the_clock_when_it_last_wanted_to(place: Place, clock: MockClock) -> None:
+    start = trio.current_time()
+    place.engine.ticks.clear()
+    for wanted in (0.75, 0.5, 0.625):  # what it is told moves the time, back and forth
+        place.engine.deadline = start + wanted
+        place.shell.feed(act.TrainerLost("told"))
+    await trio.sleep(0.7)
+    assert place.engine.ticks == [pytest.approx(start + 0.625)]
+    await trio.sleep(1.5)
+    assert place.engine.ticks == pytest.approx([start + 0.625, start + 1.625]), (
+        "and once a second where it wants nothing"
+    )
+
+
+async def test_new_addresses_are_dialed_once_at_the_next_event_or_within_a_second(
+    place: Place, clock: MockClock
+) -> None:
+    first, second = (AddressRecord(key, ("/memory/1",), 1, bytes(64)) for key in KEYS[:2])
+    place.backend.book = (first,)
+    place.shell.feed(act.TrainerLost("any event"))
+    assert place.network.addresses == [(first,)]
+    place.backend.book = (first, second)
+    await trio.sleep(3.0)
+    assert place.network.addresses == [(first,), (first, second)]

@@ -61,6 +61,11 @@ class Connection:
         self._answers.append(answer)
         self.wake()
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether an answer waits to leave."""
+        return bool(self._answers)
+
     def take_answer(self, durable_seq: int) -> Answer | None:
         """The next answer that may leave."""
         if self._answers and self._answers[0].seq <= durable_seq:

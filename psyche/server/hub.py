@@ -74,7 +74,8 @@ class Hub:
     def note_durable(self) -> None:
         """More of the journal is on disk: answers that waited for it may leave."""
         for connection in self._open.values():
-            connection.wake()
+            if connection.has_answers:
+                connection.wake()
 
     def note_book(self) -> None:
         """The address book may have changed; called with the clock's ticks, so that changes go out together."""

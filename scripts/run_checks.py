@@ -1,6 +1,6 @@
 """Runs the checks one after another, says how long each took, and ends with pytest's closing line.
 
-With arguments: pytest alone, with these arguments. With --checks: all but the tests.
+With arguments: pytest alone, with these arguments. With --checks: neither tests nor simulated rounds.
 """
 
 import random
@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+SIMULATED_ROUNDS = 10_000  # about 400 seeds: five minutes on two cores
 STOP_S = 20  # for a check to end after Ctrl-C
 WORKERS = 2
 BY_FILE = ["--dist=loadfile", "--no-loadscope-reorder"]  # else the longest files would come last
@@ -56,6 +57,12 @@ def get_tests(seed: int) -> list[Stage]:
     ]
 
 
+def get_simulations(seed: int) -> list[Stage]:
+    """Fresh seeds in every run; one that fails prints how it is played again."""
+    soak = [sys.executable, "scripts/soak.py", "--from", str(seed), "--rounds", str(SIMULATED_ROUNDS)]
+    return [Stage("simulated rounds", soak)]
+
+
 def get_color() -> list[str]:
     return ["--color=yes"] if sys.stdout.isatty() else []
 
@@ -97,7 +104,7 @@ def run_pytest_alone(arguments: list[str]) -> int:
 
 def summarize(outcomes: list[Outcome], seed: int) -> int:
     """Print the table of stages, and the test run's closing line last of all."""
-    print(f"\n--- Python {sys.version.split()[0]}, hypothesis seed {seed}")
+    print(f"\n--- Python {sys.version.split()[0]}, seed {seed} of all random choices")
     for outcome in outcomes:
         verdict = "ok" if outcome.returncode == 0 else f"FAILED ({outcome.returncode})"
         print(f"{outcome.stage.name:<18} {outcome.seconds:7.1f} s  {verdict}")
@@ -116,7 +123,7 @@ def main(arguments: list[str]) -> int:
     if arguments and not only_checks:
         return run_pytest_alone(arguments)
     seed = random.randrange(1 << 32)
-    stages = get_checks() if only_checks else [*get_checks(), *get_tests(seed)]
+    stages = get_checks() if only_checks else [*get_checks(), *get_tests(seed), *get_simulations(seed)]
     return summarize([run(stage) for stage in stages], seed)
 
 

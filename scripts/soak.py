@@ -26,6 +26,7 @@ from psyche.simulator.world import Outcome, simulate
 
 LARGEST_SEED = 1 << 32
 AHEAD = 4  # seeds that wait for each process
+PROGRESS_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -46,22 +47,44 @@ def play_seed(seed: int) -> Played:
     return Played(seed, outcome.rounds, outcome.wall_s, outcome.describe() if outcome.violations else "")
 
 
+@dataclass
+class Counter:
+    """What has been played since `started`; tells of failures as they come, and now and then how far it is."""
+
+    started: float
+    rounds: int = 0
+    seeds: int = 0
+    failures: int = 0
+    told: float = 0.0
+
+    def add(self, played: Played) -> None:
+        self.rounds, self.seeds = self.rounds + played.rounds, self.seeds + 1
+        if played.failure:
+            self.failures += 1
+            print(played.failure, flush=True)
+
+    def tell(self, now: float) -> None:
+        if now - max(self.told, self.started) > PROGRESS_S:
+            self.told = now
+            print(self.describe(now), flush=True)
+
+    def describe(self, now: float) -> str:
+        wall_s = now - self.started
+        return f"{self.rounds} rounds of {self.seeds} seeds in {wall_s:.0f} s, {self.failures} seeds with violations"
+
+
 def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) -> int:
-    started, done, count, failures = time.monotonic(), 0, 0, 0
+    counter = Counter(time.monotonic())
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(play_seed, next(seeds)) for _ in range(processes * AHEAD)]
         while running:
-            played = running.pop(0).result()
-            count, done = count + 1, done + played.rounds
-            if played.failure:
-                failures += 1
-                print(played.failure, flush=True)
-            over = done >= rounds if rounds else time.monotonic() - started > 60 * minutes
+            counter.add(running.pop(0).result())
+            counter.tell(time.monotonic())
+            over = counter.rounds >= rounds if rounds else time.monotonic() - counter.started > 60 * minutes
             if not over:
                 running.append(pool.submit(play_seed, next(seeds)))
-    wall_s = time.monotonic() - started
-    print(f"{done} rounds of {count} seeds in {wall_s:.0f} s, {failures} seeds with violations", flush=True)
-    return failures
+    print(counter.describe(time.monotonic()), flush=True)
+    return counter.failures
 
 
 def play_one(scenario: Scenario, *, is_shrunk: bool, events: Path | None) -> int:

@@ -78,3 +78,13 @@ def test_false_accusations_eject_nobody() -> None:
     refused = [e for e in get_events(outcome, "dropped") if e["node"] != f"client-{LIAR}"]
     assert refused == []
     assert outcome.facts["ejected"] == 0
+
+
+def test_more_junk_than_is_taken_of_anybody_is_refused_and_what_the_flooder_means_comes_through() -> None:
+    outcome = play_with("flood", total_steps=17)
+    counted = [e for e in get_events(outcome, "network") if e["node"] not in (f"client-{LIAR}", "server")]
+    refused = {e["node"]: e["gossip_refused"] for e in counted}
+    assert len(refused) == 4
+    assert min(refused.values()) > 0, "at each of its peers"
+    (member,) = {e["index"] for e in get_events(outcome, "member", f"client-{LIAR}")}
+    assert any(member in members for members in get_applied(outcome).values())

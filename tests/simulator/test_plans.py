@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def test_all_kinds_of_faults_and_liars_are_drawn_by_some_seed() -> None:
     drawn = [draw_scenario(seed) for seed in range(600)]
     assert {fault.kind for one in drawn for fault in one.faults} == set(faults.KINDS)
     assert {liar.kind for one in drawn for liar in one.liars} == set(liars.KINDS)
+
+
+def test_all_sizes_from_3_to_16_are_drawn_and_most_are_small() -> None:
+    sizes = Counter(draw_scenario(seed).clients for seed in range(4_000))
+    assert set(sizes) == set(range(3, 17))
+    assert sum(sizes[size] for size in range(3, 7)) > 0.8 * sizes.total()
+    for size in (10, 12, 16):
+        assert 0.005 * sizes.total() < sizes[size] < 0.02 * sizes.total()
 
 
 def test_never_more_than_a_third_of_the_members_lie() -> None:

@@ -1,0 +1,48 @@
+"""What CI plays: fresh seeds in every run, which end, are told of, and fail the run where anything is violated."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_seeds_are_played_until_there_are_rounds_enough() -> None:
+    command = [sys.executable, str(SCRIPTS / "soak.py"), "--from", "400", "--rounds", "20", "--processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=SCRIPTS.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first == "seeds from 400 on"
+    assert int(last.split()[0]) >= 20
+    assert last.endswith("0 seeds with violations")
+
+
+def test_a_violation_fails_and_says_how_to_play_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    soak = load("soak")
+    counter = soak.Counter(0.0)
+    counter.add(soak.Played(7, 12, 1.0, ""))
+    counter.add(soak.Played(8, 5, 1.0, "seed 8: 5 rounds\nreplay: python scripts/soak.py --seed 8"))
+    assert counter.failures == 1
+    assert "--seed 8" in capsys.readouterr().out
+    assert counter.describe(3.0) == "17 rounds of 2 seeds in 3 s, 1 seeds with violations"
+
+
+def test_every_run_of_the_checks_plays_other_seeds_and_they_count() -> None:
+    checks = load("run_checks")
+    (stage,) = checks.get_simulations(77)
+    assert stage.command[1:] == ["scripts/soak.py", "--from", "77", "--rounds", "10000"]
+    assert checks.summarize([checks.Outcome(stage, 1, 2.0, "")], 77) == 1
+    assert checks.summarize([checks.Outcome(stage, 0, 2.0, "")], 77) == 0

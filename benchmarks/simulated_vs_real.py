@@ -1,10 +1,12 @@
 """One run both ways: four real clients on loopback, and the same in simulated time with what was measured there.
 
     python benchmarks/simulated_vs_real.py [--json FILE] [--quick] [--run-dir FOLDER]
+    python benchmarks/simulated_vs_real.py --delay-ms 50 --loss-percent 0.5      # each line, both ways; as root
 
 Starts `psyche local-testnet` with the demo's model and 40 rounds; measures in the event logs how long clients
 trained and applied, gives a simulation machines with these times, and compares decided sets and seconds of a
-round. With `--run-dir` an earlier testnet's folder is read instead.
+round. With `--run-dir` an earlier testnet's folder is read instead. With delay or loss
+server and clients live in a network namespace each, on lines that are so, and the simulation has the same lines.
 """
 
 import shutil
@@ -14,15 +16,25 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+import trio
 from _table import build_parser, finish, print_table
 
 from psyche.config.load import LoadedRun, load_run
+from psyche.modeling.trainer_process import HOST_VARIABLE
 from psyche.simulator.accounts import Accounts, What, read_accounts
 from psyche.simulator.both_ways import compare_sets, compare_times, get_round_times, measure_machines, play_measured
 from psyche.telemetry.events import read_events
+from psyche.testing.namespaces import Line, open_namespaces
+from psyche.testnet.commands import HOST, get_client_argv, get_server_argv, get_trainer_host_argv
+from psyche.testnet.prepare import prepare
+from psyche.testnet.process import Child
+from psyche.testnet.settings import TestnetSettings, get_node_name
 
 ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / "runs" / "cache"
 CLIENTS = 4
+LIMIT_S = 1_800.0
+LOOPBACK = Line(delay_s=1e-4)
 TOLERANCE = 0.2
 CHANGES = {
     "init_min_clients": "4",
@@ -58,15 +70,54 @@ def run_testnet(config: Path, folder: Path) -> Path:
         str(CLIENTS),
         "--wait-for-all",
     ]
-    command += ["--config-path", str(config), "--run-dir", str(folder), "--cache-dir", str(ROOT / "runs" / "cache")]
+    command += ["--config-path", str(config), "--run-dir", str(folder), "--cache-dir", str(CACHE)]
     subprocess.run([*command, "--no-sample", "--keep", "--threads", "1"], check=True, stdout=sys.stderr)
     return folder
 
 
-def compare(run: LoadedRun, folder: Path) -> dict[str, object]:
+def play_real(config: Path, folder: Path, line: Line) -> Path:
+    """The real run, on loopback where the line is nothing special; its folder."""
+    return run_testnet(config, folder) if line == Line() else trio.run(run_on_lines, config, folder, line)
+
+
+async def run_on_lines(config: Path, folder: Path, line: Line) -> Path:
+    """The same on machines that the kernel pretends, with a line each; its folder."""
+    settings = TestnetSettings(
+        num_clients=CLIENTS, config_path=config, run_dir=folder, cache_dir=CACHE, threads=1, wait_for_all=True
+    )
+    prepared = await prepare(settings, lambda text: print(text, file=sys.stderr))
+    names = [get_node_name(number) for number in range(1, CLIENTS + 1)]
+    with open_namespaces({"server": Line(), **dict.fromkeys(names, line)}) as machines:
+        path, server = prepared.run.path, machines.addresses["server"]
+        path.write_text(path.read_text().replace(HOST, server))  # the data server's place
+        trainers = Path(folder) / "trainers"
+
+        def start(node: str, argv: list[str]) -> Child:
+            bind = argv.index("--bind-ip" if node == "server" else "--bind-p2p-interface") + 1
+            there = [part.replace(HOST, server) for part in argv]
+            there[bind] = machines.addresses[node]
+            output = prepared.layout.logs / f"{node}.log"
+            return Child(node, [*machines.prefix[node], *there], output=output, env={HOST_VARIABLE: str(trainers)})
+
+        host = Child("trainers", get_trainer_host_argv(trainers), output=prepared.layout.logs / "trainers.log")
+        children = [host, start("server", get_server_argv(prepared, settings))]
+        try:
+            clients = [start(name, get_client_argv(prepared, settings, n)) for n, name in enumerate(names, 1)]
+            children += clients
+            with trio.fail_after(LIMIT_S):
+                codes = [await client.wait() for client in clients]
+            assert not any(codes), f"clients ended with {codes}; see {prepared.layout.logs}"
+        finally:
+            for child in children:
+                child.kill()
+    return folder
+
+
+def compare(run: LoadedRun, folder: Path, line: Line = LOOPBACK) -> dict[str, object]:
     """Figures of both ways."""
     real: Accounts = read_accounts(sorted(read_events(folder / "events"), key=lambda event: event["t"]))
-    simulated = play_measured(run, real, CLIENTS).accounts
+    lines = {"latency_ms": 2e3 * line.delay_s, "loss_percent": 100 * (1 - (1 - line.loss) ** 2)}
+    simulated = play_measured(run, real, CLIENTS, **lines).accounts
     machine = measure_machines(run, real, CLIENTS)
     seconds = compare_times(real, simulated)
     return {
@@ -91,7 +142,10 @@ def _get_tail(accounts: Accounts) -> float:
 def main() -> None:
     parser = build_parser(__doc__)
     parser.add_argument("--run-dir", type=Path, metavar="FOLDER", help="read a testnet of four clients instead")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="of each client's line, either way")
+    parser.add_argument("--loss-percent", type=float, default=0.0, help="of each client's line, either way")
     args = parser.parse_args()
+    line = Line(args.delay_ms / 1e3, args.loss_percent / 100)
     result: dict[str, object] = {}
     if args.run_dir is not None:
         result["given"] = compare(load_run(next(args.run_dir.rglob("run.toml"))), args.run_dir)
@@ -99,8 +153,8 @@ def main() -> None:
         for overlap in (True, False):
             with tempfile.TemporaryDirectory() as folder:
                 config = write_config(Path(folder) / "config", overlap=overlap, quick=args.quick)
-                made = run_testnet(config, Path(folder) / "run")
-                result[f"overlap {'on' if overlap else 'off'}"] = compare(load_run(config), made)
+                made = play_real(config, Path(folder) / "run", line)
+                result[f"overlap {'on' if overlap else 'off'}"] = compare(load_run(config), made, line)
     for name, found in result.items():
         assert isinstance(found, dict)
         print_table(f"{CLIENTS} clients, {name}", ("what", "value"), [(k, v) for k, v in found.items()])

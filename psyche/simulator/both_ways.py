@@ -10,6 +10,7 @@ from psyche.simulator.forecast import Forecast, Question, play
 from psyche.simulator.workload import compute_workload
 
 LOOPBACK_MBIT_S = 8_000.0
+LOOPBACK_MS = 0.2
 MIN_S = 1e-4
 SKIPPED = 3  # rounds of an epoch: the first ones of a process load code and fill pipelines
 
@@ -23,7 +24,7 @@ def measure_machines(run: LoadedRun, real: Accounts, clients: int) -> ClassTable
     train_s = max(MIN_S, median(map(mean, rounds)) if rounds else 0.0)
     return ClassTable(
         name="loopback", share=1.0, tokens_per_s=samples * run.model.max_seq_len / train_s, up_mbit_s=LOOPBACK_MBIT_S,
-        down_mbit_s=LOOPBACK_MBIT_S, latency_ms=0.2, spread_percent=min(99.0, 100 * compute_spread(rounds)),
+        down_mbit_s=LOOPBACK_MBIT_S, latency_ms=LOOPBACK_MS, spread_percent=min(99.0, 100 * compute_spread(rounds)),
         apply_s=median(applied) if applied else 0.0, load_s=1.0,
     )  # fmt: skip
 
@@ -48,14 +49,16 @@ def _get_seconds(span: Span) -> float:
     return span.end - span.start
 
 
-def play_measured(run: LoadedRun, real: Accounts, clients: int, *, seed: int = 0) -> Forecast:
-    """The same run in simulated time."""
+def play_measured(
+    run: LoadedRun, real: Accounts, clients: int, *, latency_ms: float = LOOPBACK_MS, loss_percent: float = 0.0
+) -> Forecast:
+    """The same run in simulated time, on lines as they were there."""
+    lines = {"latency_ms": latency_ms, "loss_percent": loss_percent}
+    machines = measure_machines(run, real, clients).model_copy(update=lines)
+    rounds = run.config.total_steps - 1
     return play(
-        Question(
-            run=run, workload=compute_workload(run), classes=(measure_machines(run, real, clients),), counts=(clients,),
-            rounds=run.config.total_steps - 1, seed=seed,
-        )
-    )  # fmt: skip
+        Question(run=run, workload=compute_workload(run), classes=(machines,), counts=(clients,), rounds=rounds, seed=0)
+    )
 
 
 def compare_sets(real: Accounts, simulated: Accounts) -> list[str]:

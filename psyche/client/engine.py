@@ -28,8 +28,8 @@ from psyche.client.actions import (
     WeightsPromised,
 )
 from psyche.client.announcements import Announcements
-from psyche.client.attest import compute_report
 from psyche.client.asking import Asking
+from psyche.client.attest import compute_report
 from psyche.client.chain import Chain
 from psyche.client.context import ACTIVE_STATES, Context, Wait
 from psyche.client.duty import Duty

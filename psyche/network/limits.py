@@ -33,7 +33,7 @@ class NetworkLimits:
     gossip_per_s: float = 20.0  # per origin: a member needs three messages a round
     gossip_burst: int = 100
     direct_peers: int = 32  # up to so many peers announcements go over open streams
-    relay_after_s: float = 15.0  # who is missing for so long gets announcements through others; before, it is being dialed
+    relay_after_s: float = 15.0  # who is missing for so long is told through others; before, it is being dialed
     inbox_messages: int = 4_096
     outbox_messages: int = 256
     seen_messages: int = 65_536

@@ -16,7 +16,7 @@ from psyche.simulator.runtime import build_rng
 from psyche.simulator.scenario import MachineClass, Scenario
 from psyche.simulator.trainer import MachineModel
 
-SIZES: Final = {3: 60, 4: 54, 5: 36, 6: 22, 7: 10, 8: 5, 9: 3, 10: 2, 11: 1, 12: 2, 13: 1, 14: 1, 15: 1, 16: 2}
+SIZES: Final = {3: 70, 4: 60, 5: 30, 6: 16, 7: 7, 8: 4, 9: 3, 10: 2, 11: 1, 12: 2, 13: 1, 14: 1, 15: 1, 16: 2}
 """How many of 200 seeds have so many clients: what can go wrong mostly does among few, and costs far less there."""
 KIND_SHARE: Final = 0.3  # of the kinds of faults that a seed has
 MAX_FAULTS: Final = 12

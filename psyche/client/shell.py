@@ -24,7 +24,7 @@ from psyche.wire.ports import AddressRecord, Backend, Network, SyncReply, SyncRe
 from psyche.wire.turns import AtOnce
 
 T = TypeVar("T")
-FETCHES: Final = 16  # payload downloads at a time
+FETCHES: Final = 1_024  # payloads asked for: of 256 members, four rounds; the node transfers few of them at a time
 SYNC_PEERS: Final = 4  # peers asked for announcements at a time
 SYNC_TIMEOUT_S: Final = 5.0
 STATISTICS_EVERY_S: Final = 5.0

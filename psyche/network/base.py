@@ -345,7 +345,8 @@ class BaseNode:
         """Fetch a payload from one source, another on failure; see the port.
 
         Raises:
-            NetworkError: no source delivered it in time, or there is no room for it.
+            NetworkError: no source delivered it in time, or any at all while other fetches wait; or there is no
+                room for it.
             WireError: `size_bytes` is more than 4 GiB.
         """
         check_blob_size(size_bytes)
@@ -382,7 +383,7 @@ class BaseNode:
         await self.store.reserve(size)
         try:
             sink = MemorySink(size)
-            job = self._build_job([Target(blob_id, size, sink)], sources, parallel=False)
+            job = self._build_job([Target(blob_id, size, sink)], sources, parallel=False, is_wanted=self._is_crowded)
             await job.run(deadline)
         finally:
             self.store.release(size)
@@ -393,10 +394,16 @@ class BaseNode:
 
     def _build_job(
         self, targets: list[Target], sources: Sequence[bytes], *, parallel: bool,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] | None = None, is_wanted: Callable[[], bool] = lambda: False,
     ) -> FetchJob:  # fmt: skip
         others = [s for s in sources if s != self.key]
-        return FetchJob(targets, others, self.peers, self._book, parallel=parallel, progress=progress)
+        return FetchJob(
+            targets, others, self.peers, self._book, parallel=parallel, progress=progress, is_wanted=is_wanted
+        )
+
+    def _is_crowded(self) -> bool:
+        """Whether a fetch waits for others to end."""
+        return self._fetches.statistics().tasks_waiting > 0
 
     async def fetch_file(
         self, blob_id: bytes, sources: Sequence[bytes], path: Path, *, size_bytes: int, deadline: float,

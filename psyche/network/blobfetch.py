@@ -37,6 +37,8 @@ _log: Final = logging.getLogger("psyche.network")
 FIRST_RETRY_S: Final = 0.25
 LONGEST_RETRY_S: Final = 4.0
 TAKE_OVER_AFTER_S: Final = 2.0
+LEAST_SOURCES: Final = 8  # that a payload is asked of before its fetch makes room for another
+LOOK_S: Final = 0.25  # how often a fetch that rests looks whether another one waits
 WINDOW_TARGET_S: Final = 4.0  # no source is asked for more than it delivers in about this time
 MAX_SOURCES: Final = 1_024
 
@@ -145,12 +147,15 @@ class FetchJob:
         book: statistics and bans.
         parallel: all sources at once, or one after another.
         progress: told the bytes present, resumed ones included, whenever they grow.
+        is_wanted: whether another fetch waits for this one's place: one that finds nothing then ends. Else who
+            announces and withholds would take the places of all who deliver (B7).
     """
 
     def __init__(
         self, targets: Sequence[Target], sources: Sequence[bytes], peers: Peers, book: SourceBook, *,
-        parallel: bool, progress: Callable[[int], None] | None = None,
+        parallel: bool, progress: Callable[[int], None] | None = None, is_wanted: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
+        self._is_wanted = is_wanted
         self._targets = list(targets)
         self._sources = list(dict.fromkeys(sources))
         self._peers = peers
@@ -234,13 +239,26 @@ class FetchJob:
     async def _run_in_turn(self) -> None:
         delay = FIRST_RETRY_S
         while not self._is_over():
-            for source in self._order_sources():
+            for tried, source in enumerate(self._order_sources()):
+                if self._is_in_vain(tried):
+                    return
                 await self._pull(source)
                 if self._is_over():
                     return
-            with trio.move_on_after(delay):
-                await self._peers.changed.wait()
+            await self._rest(trio.current_time() + delay)
+            if self._is_in_vain(LEAST_SOURCES):
+                return
             delay = min(2 * delay, LONGEST_RETRY_S)
+
+    def _is_in_vain(self, tried: int) -> bool:
+        return tried >= LEAST_SOURCES and not self._present and self._is_wanted()
+
+    async def _rest(self, until: float) -> None:
+        """Until some source may have something, or the place is wanted."""
+        while trio.current_time() < until and not self._is_in_vain(LEAST_SOURCES):
+            with trio.move_on_at(min(until, trio.current_time() + LOOK_S)):
+                await self._peers.changed.wait()
+                return
 
     def _order_sources(self) -> list[bytes]:
         usable = [s for s in self._sources if s not in self._book.banned]

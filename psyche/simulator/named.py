@@ -67,7 +67,7 @@ MISBEHAVIOURS: Final = (
     Named("B6", "two results for one round", "banned, no credit; what was decided stays",
           build_lying("equivocate"), _lies(judges.judge_banned)),
     Named("B7", "announced and withheld [33 %]", "rounds in time, no credit",
-          build_lying("withhold", share=0.34), _lies(judges.judge_limits, judges.judge_unpaid(0))),
+          build_lying("withhold", share=0.34), _lies(judges.judge_prompt, judges.judge_unpaid(0))),
     Named("B8", "witnesses claim all", "the sets stay right",
           build_lying("claim_all", "full_bloom", share=0.34), _lies(judges.judge_inclusion)),
     Named("B8n", "witnesses claim none", "the sets stay right",

@@ -1,6 +1,7 @@
 """Judges of the named rows: whether a run reached the figure that it must reach, beside the invariants."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from psyche.core.committee import compute_quorum
@@ -105,10 +106,9 @@ def judge_limits(outcome: Outcome, size: Size) -> Judgement:
     return Judgement(f"longest round {longest:.1f} s", 0 < longest <= limit)
 
 
-def _find_finish_times(outcome: Outcome) -> dict[int, list[float]]:
-    """When members said that they have finished (A2), by the round's height: with their own work, or after waiting."""
+def _find_finish_times(outcome: Outcome, ends: Mapping[str, str]) -> dict[int, list[float]]:
+    """When members ended these waits, the last of them, by the round's height."""
     found: dict[int, dict[tuple[str, float], float]] = {}
-    ends = {OWN_WORK: "done", OWN_WORK_AND_PAYLOADS: "sent"}
     since: dict[tuple[str, int], float] = {}
     for event in get_events(outcome, "wait_ended"):
         what, _, height = event["what"].rpartition(" ")
@@ -120,10 +120,24 @@ def _find_finish_times(outcome: Outcome) -> dict[int, list[float]]:
     return {height: list(times.values()) for height, times in found.items()}
 
 
+def judge_prompt(outcome: Outcome, size: Size) -> Judgement:
+    """B7: what never comes is waited for twice at most: before Finished is said, and by those who wait for it (A3)."""
+    del size
+    done, late = _find_finish_times(outcome, {OWN_WORK: "done"}), list[float]()
+    rounds = get_ledger(outcome).data_rounds
+    for one in rounds:
+        times = sorted(t - one.start_s for t in done.get(one.height, ()) if one.start_s <= t <= one.end_s)
+        work_s = times[min(len(times), compute_quorum(one.members.bit_count())) - 1] if times else 0.0
+        bound_s = 2 * max(1.5 * work_s, work_s + 2) + SLACK_S
+        late += [one.end_s - one.start_s] if one.end_s - one.start_s > bound_s else []
+    longest = max(get_durations(rounds), default=0.0)
+    return Judgement(f"longest round {longest:.1f} s, {len(late)} too long", bool(rounds) and not late)
+
+
 def judge_pace(outcome: Outcome, size: Size) -> Judgement:
     """F9: with slow members rounds are within A3's bound; without them as short as if there were none."""
     ledger, slow = get_ledger(outcome), set(get_slow(size))
-    done = _find_finish_times(outcome)
+    done = _find_finish_times(outcome, {OWN_WORK: "done", OWN_WORK_AND_PAYLOADS: "sent"})  # A2
     over, judged, alone = 0, 0, list[RoundFacts]()
     for one in ledger.data_rounds:
         fast = ledger.find_names(one.epoch, one.witnesses) - slow

@@ -143,6 +143,23 @@ async def test_a_source_that_gets_the_blob_late_is_asked_again(open_group: OpenG
         assert await b.fetch(blob_id_of(b"late"), [a.key], size_bytes=4, deadline=in_seconds(20)) == b"late"
 
 
+async def test_payloads_that_nobody_has_keep_no_other_from_being_fetched(open_group: OpenGroup) -> None:
+    """B7: who announces and withholds must not take the places of those who deliver."""
+    async with open_group(2, NetworkLimits(fetches=2)) as (a, b), trio.open_nursery() as nursery:
+
+        async def wait_for_nothing(data: bytes) -> None:
+            with pytest.raises(NetworkError):
+                await b.fetch(blob_id_of(data), [a.key], size_bytes=len(data), deadline=in_seconds(60))
+
+        for number in range(6):
+            nursery.start_soon(wait_for_nothing, bytes([number]))
+        await trio.sleep(1.0)
+        blob = await a.provide(b"here", expires=None)
+        with trio.fail_after(3.0):
+            assert await b.fetch(blob, [a.key], size_bytes=4, deadline=in_seconds(60)) == b"here"
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_wrong_size_in_the_announcement_bans_nobody_silently(open_group: OpenGroup) -> None:
     """A header that names a size other than the blob's can never be satisfied: the fetch fails by its deadline."""
     async with open_group(2) as (a, b):

@@ -6,8 +6,10 @@ import pytest
 from sim_kit import build, play
 
 from psyche.core.state import RunState, SlotState
+from psyche.network.limits import NetworkLimits
 from psyche.simulator.liars import KINDS, Liar
-from psyche.simulator.row import get_events
+from psyche.simulator.named_judges import judge_prompt
+from psyche.simulator.row import Size, get_events
 from psyche.simulator.world import Outcome
 
 LIAR = 4  # client-4 of five
@@ -52,6 +54,12 @@ def test_who_delivers_nothing_is_out_after_three_rounds_without_credit(kind: str
     assert all(member not in members for members in applied.values())
     tried = {e["height"] for e in get_events(outcome, "trained", f"client-{LIAR}") if e["epoch"] == 0}
     assert max(tried) <= 5, "late three times running: out (H2)"
+
+
+def test_payloads_that_nobody_delivers_take_no_places_from_others() -> None:
+    liars = tuple(Liar(who=who, kind="withhold") for who in (0, 1))
+    outcome = play(replace(build(1, clients=7, liars=liars), limits=NetworkLimits(fetches=3)))
+    assert judge_prompt(outcome, Size()).holds, judge_prompt(outcome, Size()).seen
 
 
 @pytest.mark.parametrize("kind", ["claim_all", "claim_none", "deny_one", "lie_root", "lie_digest", "lie_bloom"])

@@ -3,11 +3,16 @@
 With arguments: pytest alone, with these arguments. With --checks: neither tests nor simulated rounds.
 """
 
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,21 +62,52 @@ def get_tests(seed: int) -> list[Stage]:
     ]
 
 
-def get_simulations(seed: int) -> list[Stage]:
+def get_simulations(seed: int) -> Stage:
     """Fresh seeds in every run; one that fails prints how it is played again."""
     soak = [sys.executable, "scripts/soak.py", "--from", str(seed), "--rounds", str(SIMULATED_ROUNDS)]
-    return [Stage("simulated rounds", soak)]
+    return Stage("simulated rounds", soak)
 
 
 def get_color() -> list[str]:
     return ["--color=yes"] if sys.stdout.isatty() else []
 
 
+def show(stage: Stage, more: str = "") -> None:
+    shown = " ".join([Path(stage.command[0]).name, *stage.command[1:]])
+    print(f"\n--- {stage.name}{more}: {shown}")
+    sys.stdout.flush()
+
+
+@contextmanager
+def running_beside(stage: Stage) -> Iterator[Callable[[], Outcome]]:
+    """A stage that runs in what others leave of the processors: tests of whole runs wait for most of their time.
+
+    What is yielded waits for its end and shows what it printed.
+    """
+    started = time.monotonic()
+    command = ["nice", "-n", "19", *stage.command]
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process,
+    ):
+
+        def finish() -> Outcome:
+            show(stage, ", begun beside the tests")
+            returncode = process.wait()
+            output.seek(0)
+            sys.stdout.write(output.read())
+            return Outcome(stage, returncode, time.monotonic() - started, "")
+
+        try:
+            yield finish
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def run(stage: Stage) -> Outcome:
     """Run one stage with its output passed through."""
-    shown = " ".join([Path(stage.command[0]).name, *stage.command[1:]])
-    print(f"\n--- {stage.name}: {shown}")
-    sys.stdout.flush()
+    show(stage)
     started = time.monotonic()
     closing = ""
     with subprocess.Popen(
@@ -102,13 +138,13 @@ def run_pytest_alone(arguments: list[str]) -> int:
     ).returncode
 
 
-def summarize(outcomes: list[Outcome], seed: int) -> int:
+def summarize(outcomes: list[Outcome], seed: int, seconds: float) -> int:
     """Print the table of stages, and the test run's closing line last of all."""
     print(f"\n--- Python {sys.version.split()[0]}, seed {seed} of all random choices")
     for outcome in outcomes:
         verdict = "ok" if outcome.returncode == 0 else f"FAILED ({outcome.returncode})"
         print(f"{outcome.stage.name:<18} {outcome.seconds:7.1f} s  {verdict}")
-    print(f"{'in all':<18} {sum(outcome.seconds for outcome in outcomes):7.1f} s")
+    print(f"{'in all':<18} {seconds:7.1f} s")
     failed = [outcome.stage for outcome in outcomes if outcome.returncode != 0]
     if any(stage.name == "tests" for stage in failed):
         print(f"The same random choices again: bash scripts/test --hypothesis-seed={seed}")
@@ -122,12 +158,17 @@ def main(arguments: list[str]) -> int:
     only_checks = arguments == ["--checks"]
     if arguments and not only_checks:
         return run_pytest_alone(arguments)
-    seed = random.randrange(1 << 32)
-    stages = get_checks() if only_checks else [*get_checks(), *get_tests(seed), *get_simulations(seed)]
-    return summarize([run(stage) for stage in stages], seed)
+    seed, started = random.randrange(1 << 32), time.monotonic()
+    outcomes = [run(stage) for stage in get_checks()]
+    if not only_checks:
+        with running_beside(get_simulations(seed)) as finish_simulations:
+            outcomes += [run(stage) for stage in get_tests(seed)]
+            outcomes.append(finish_simulations())
+    return summarize(outcomes, seed, time.monotonic() - started)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing stays behind
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-SKIPPED_EPOCHS: Final = 2  # until everything has been there once
+SKIPPED_SHARE: Final = 4  # a quarter of the epochs: until everything has been there, in every combination
 LEAST_EPOCHS: Final = 4
 
 
@@ -20,7 +20,7 @@ class Trend:
 
 def compute_trends(samples: Sequence[tuple[float, dict[str, int]]]) -> list[Trend]:
     """A trend for everything that was measured; samples are (seconds, most of each thing since the last one)."""
-    used = samples[SKIPPED_EPOCHS:]
+    used = samples[len(samples) // SKIPPED_SHARE :]
     names = sorted({name for _, values in used for name in values})
     series = {name: [(at_s / 3_600, float(v[name])) for at_s, v in used if name in v] for name in names}
     return [_fit(name, points) for name, points in series.items() if len(points) >= LEAST_EPOCHS]

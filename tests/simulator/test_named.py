@@ -23,6 +23,7 @@ from psyche.simulator.world import Outcome, simulate
 
 SMALL = Size(clients=5, rounds=6)
 SIZES = {  # the smallest at which a row means something
+    "F1": Size(clients=6, rounds=8),  # fewer, and those who die are too many of a round's witnesses
     "F2": Size(clients=3, rounds=4),  # at each of its points
     "F6": Size(clients=6, rounds=6),
     "B6": Size(clients=6, rounds=6),  # half of the others see the one result: too few to be asked for the decision

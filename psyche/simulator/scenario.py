@@ -1,10 +1,11 @@
 """What is to be simulated, as data: the run, its machines and links, what goes wrong, and who lies."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from psyche.core.limits import WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT
 from psyche.core.state import (
     Checkpoint,
     CheckpointKind,
@@ -18,7 +19,7 @@ from psyche.core.state import (
 )
 from psyche.network.limits import NetworkLimits
 from psyche.network.links import LinkConditions
-from psyche.simulator.faults import Fault
+from psyche.simulator.faults import Fault, Kill
 from psyche.simulator.liars import Liar
 from psyche.simulator.trainer import MachineModel
 
@@ -151,15 +152,18 @@ class SimRunFile:
     pending_pause: bool = False
 
 
-def compute_patience_s(config: Config) -> float:
+def compute_patience_s(config: Config, faults: Sequence[Fault] = ()) -> float:
     """Within how long a run with enough living members must take a step, whatever state it is in.
 
     The longest way there: two rounds that run into their limits and close without agreement, Cooldown,
     waiting for members, a Warmup that fails, and another one that does not, then two rounds for the step.
+    Where `faults` erase disks, nobody may have the certified weights any more: so many Warmups more fail (P5).
     """
     round_s = config.max_round_train_time + config.round_witness_time
     forming_s = config.waiting_for_members_extra_time + config.warmup_time
-    return 4 * round_s + config.cooldown_time + 3 * forming_s + 30
+    is_erased = any(isinstance(fault, Kill) and fault.erase for fault in faults)
+    forms = 3 + (WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT if is_erased else 0)
+    return 4 * round_s + config.cooldown_time + forms * forming_s + 30
 
 
 def compute_limit_s(scenario: Scenario, config: Config) -> float:
@@ -168,7 +172,7 @@ def compute_limit_s(scenario: Scenario, config: Config) -> float:
         return scenario.limit_s
     round_s = config.max_round_train_time + config.round_witness_time
     epochs = math.ceil(config.total_steps / max(1, config.rounds_per_epoch)) + 1
-    overhead_s = compute_patience_s(config)
+    overhead_s = compute_patience_s(config, scenario.faults)
     last = max((fault.get_end_s() for fault in scenario.faults), default=0.0)
     return last + config.total_steps * round_s + 2 * epochs * overhead_s + 600
 

@@ -318,7 +318,7 @@ class World:
 
     async def _watch(self) -> None:
         """Liveness: healed, and with enough members, a run takes a step within its patience (I5)."""
-        patience_s = compute_patience_s(self.config)
+        patience_s = compute_patience_s(self.config, self.scenario.faults)
         while True:
             await trio.sleep(WATCH_S)
             self.invariants.check_limits()

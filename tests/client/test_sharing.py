@@ -258,7 +258,7 @@ async def test_a_client_that_shares_puts_the_runs_checkpoint_on_record(clock: Mo
     assert codes == [0, 0, 0]
     state = swarm.coordinator.state
     assert state.checkpoint.digest == state.certified.digest != ZERO32
-    assert state.registry.slots[state.checkpoint.uploader].p2p == sharer.identity.public
+    assert state.registry.slots[state.checkpoint.uploader].p2p == sharer.network.key
     assert state.model.checkpoint.kind is CheckpointKind.LOCAL
     assert read_snapshot_info(tmp_path / state.model.checkpoint.name).digest == state.certified.digest
     shared = [e for e in sharer.events.drain() if e["kind"] == "checkpoint_shared"]

@@ -43,4 +43,4 @@ async def test_members_that_fetch_all_payloads_keep_every_line_busy(tmp_path: Pa
                 await trio.sleep(0.1)
     on_the_line_s = (MEMBERS - 1) * BODY * WEIGHT / LINE_BYTES_S
     assert len(ended) == MEMBERS * (MEMBERS - 1)
-    assert max(ended) < 1.35 * on_the_line_s + 0.1 * MEMBERS
+    assert max(ended) < 1.45 * on_the_line_s + 0.1 * MEMBERS, "with half as many at a time it is twice the line's time"

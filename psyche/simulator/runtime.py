@@ -102,6 +102,7 @@ def simulated_time(seed: int, run_blocking: Blocking) -> Iterator[None]:
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
     trio.to_thread.run_sync = functools.partial(_forward, run_blocking)  # pyright: ignore[reportAttributeAccessIssue]
     gc.disable()
+    gc.collect()  # a former run's garbage, which would be frozen with the rest, run after run
     gc.freeze()  # what was there before is no garbage of this run, and need not be looked at
     try:
         yield

@@ -1,9 +1,11 @@
 """Whole runs of real clients and the real server in simulated time, and that they repeat byte for byte."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from simulate_child import build_scenario
 from psyche.core.state import RunState
 from psyche.network.limits import NetworkLimits
 from psyche.simulator.row import get_events
-from psyche.simulator.world import Outcome, simulate
+from psyche.simulator.runtime import simulated_time
+from psyche.simulator.world import Outcome, World, simulate
 
 CHILD = Path(__file__).with_name("simulate_child.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +67,24 @@ def test_hours_pass_in_seconds(outcome: Outcome) -> None:
 
 def test_another_seed_is_another_course_of_things(outcome: Outcome) -> None:
     assert simulate(build_scenario(6)).digest != outcome.digest
+
+
+def test_what_a_simulation_leaves_behind_is_gone_when_the_next_one_begins() -> None:
+    """Else an hour of seeds would fill the memory."""
+    former: list[weakref.ref[World]] = []
+    gc.disable()  # so that no chance frees it
+    try:
+        scenario = replace(build_scenario(1), config={"total_steps": 2})
+        simulate(scenario, keep_lines=False, prepare=lambda world: former.append(weakref.ref(world)))
+        assert former[0]() is not None, "a world is full of cycles"
+        with simulated_time(2, _run_nothing):
+            assert former[0]() is None
+    finally:
+        gc.enable()
+
+
+async def _run_nothing(_function: object, *_args: object) -> None:
+    """Nothing runs."""
 
 
 def find_interpreters() -> list[str]:

@@ -31,22 +31,22 @@ def draw_scenario(seed: int) -> Scenario:
     rng = build_rng(seed, "swarm")
     clients = rng.choices(list(SIZES), list(SIZES.values()))[0]
     found = _draw_liars(rng, clients)
-    config = _draw_config(rng, clients, has_liars=bool(found))
+    config = _draw_config(rng, clients, banned=len(found))
     return Scenario(
         seed=seed, classes=_draw_classes(rng, clients), config=config, faults=_draw_faults(rng, clients), liars=found,
         sync_s=rng.choice((0.0, 0.002, 0.02)),
     )  # fmt: skip
 
 
-def _draw_config(rng: random.Random, clients: int, *, has_liars: bool) -> dict[str, int]:
+def _draw_config(rng: random.Random, clients: int, *, banned: int) -> dict[str, int]:
     least = max(2, clients // 2)
     return {
         "total_steps": rng.randint(8, 24),
         "rounds_per_epoch": rng.randint(2, 10),
         "overlap": rng.random() < 0.7,
-        "witness_nodes": 0 if has_liars or rng.random() < 0.6 else rng.randint(3, clients),
+        "witness_nodes": 0 if banned or rng.random() < 0.6 else rng.randint(3, clients),
         "min_clients": least,
-        "init_min_clients": rng.randint(least, max(least, clients - 1)),
+        "init_min_clients": rng.randint(least, max(least, clients - max(1, banned))),  # who lies may be so
         "max_round_train_time": rng.choice((10, 20)),
         "round_witness_time": rng.choice((4, 8)),
         "warmup_time": rng.choice((20, 40)),

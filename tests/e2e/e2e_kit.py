@@ -378,10 +378,12 @@ class Cluster:
         for node in self.nodes.values():
             if node.child is None or node.child.is_running() or len(node.codes) == node.starts:
                 continue
-            node.codes.append(await node.child.wait())
+            is_ending = node.is_ending  # of this process: meanwhile another task may start the next one
+            code = await node.child.wait()
+            node.codes.append(code)
             node.read()
-            if node.codes[-1] != 0 and not node.is_ending:
-                text = f"{node.name} ended: {describe_exit(node.codes[-1])}, while waiting for {what}"
+            if code != 0 and not is_ending:
+                text = f"{node.name} ended: {describe_exit(code)}, while waiting for {what}"
                 raise AssertionError(f"{text}\n{self.describe()}")
 
     async def until_round(self, epoch: int, height: int, since: float = 0.0) -> Event:

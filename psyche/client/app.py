@@ -1,5 +1,6 @@
 """`psyche client train`: puts identity, backend, network, trainer and engine together and runs them."""
 
+import math
 import os
 import secrets
 import signal
@@ -28,6 +29,8 @@ from psyche.wire.crypto import Identity
 from psyche.wire.ports import Backend, Network
 
 LOCK_NAME = "client.lock"
+EXIT_INTERRUPTED = 130  # as shells count it
+EXIT_NOT_ENDED = 1  # it was asked to leave and had to be ended
 OpenBackend = Callable[[ClientSettings, Identity], AbstractAsyncContextManager[Backend]]
 
 
@@ -127,7 +130,7 @@ def check_sharing(settings: ClientSettings) -> None:
 
 
 async def run_client(settings: ClientSettings, log: Log, open_backend: OpenBackend) -> int:
-    """Run one client to its end; the exit code (0: finished or stopped by the user).
+    """Run one client to its end; the exit code (0: finished or stopped by the user; 130: stopped while it came up).
 
     `open_backend` connects to the coordinator's home (`server.backend.open_backend` for TCP).
 
@@ -137,12 +140,58 @@ async def run_client(settings: ClientSettings, log: Log, open_backend: OpenBacke
     check_sharing(settings)
     handle = lock_data_dir(settings.data_dir)
     try:
-        return await _run(settings, log, open_backend)
+        return await _run_obeying(settings, log, open_backend)
     finally:
         os.close(handle)
 
 
-async def _run(settings: ClientSettings, log: Log, open_backend: OpenBackend) -> int:
+class Orders:
+    """What signals ask for: before there is a shell, to end at once; then to withdraw first (F26)."""
+
+    def __init__(self, stop_grace_s: float) -> None:
+        self.shell: Shell | None = None
+        self.code = EXIT_INTERRUPTED  # where the client is ended and does not end
+        self.is_asked = False
+        self.scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
+        self._stop_grace_s = stop_grace_s
+
+    async def obey(self, signals: AsyncIterator[int]) -> None:
+        """Ctrl-C withdraws and ends within the grace; a second one ends at once."""
+        async for number in signals:
+            if self.shell is None or self.is_asked:
+                self.is_asked = True
+                self.scope.cancel()
+                return
+            self.is_asked = True
+            self.code = EXIT_NOT_ENDED
+            self.scope.deadline = trio.current_time() + self._stop_grace_s
+            self.shell.stop(f"stopped by {signal.Signals(number).name}")
+
+    def note_end(self, code: int) -> None:
+        """The shell has ended; what is left is to close everything."""
+        self.code = code
+        self.scope.deadline = math.inf
+
+
+async def _run_obeying(settings: ClientSettings, log: Log, open_backend: OpenBackend) -> int:
+    """Signals are taken from the first moment on: Ctrl-C inside of a library's task makes any error of it, or none."""
+    orders, failure = Orders(settings.stop_grace_s), None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(orders.obey, signals)
+            try:
+                with orders.scope:
+                    await _run(settings, log, open_backend, orders)
+            except Exception as error:  # noqa: BLE001 - raised again below, outside of the nursery
+                if orders.shell is not None or not orders.is_asked:
+                    failure = error  # else it is something half-begun that complains of its end
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return orders.code
+
+
+async def _run(settings: ClientSettings, log: Log, open_backend: OpenBackend, orders: Orders) -> None:
     identity = load_identity(settings)
     clean_leftovers((settings.checkpoint_dir or settings.data_dir) / "resume")
     threads = settings.threads or os.cpu_count() or 1
@@ -156,7 +205,7 @@ async def _run(settings: ClientSettings, log: Log, open_backend: OpenBackend) ->
             open_node(identity, settings.bind_ip, settings.bind_port, settings.data_dir / "network")
         )
         backend = await stack.enter_async_context(open_backend(settings, identity))
-        return await _participate(settings, identity, log, backend, network, trainer)
+        await _participate(settings, identity, log, backend, network, trainer, orders)
 
 
 async def _stop_trainer(trainer: TrainerProcess) -> None:
@@ -167,8 +216,8 @@ async def _stop_trainer(trainer: TrainerProcess) -> None:
 
 async def _participate(
     settings: ClientSettings, identity: Identity, log: Log, backend: Backend, network: Network,
-    trainer: RestartableTrainer,
-) -> int:  # fmt: skip
+    trainer: RestartableTrainer, orders: Orders,
+) -> None:  # fmt: skip
     engine = RoundEngine(
         identity, export=settings.checkpoint_dir is not None, share=settings.share_checkpoints
     )  # fmt: skip
@@ -190,26 +239,10 @@ async def _participate(
         check_payload=check,
         on_loaded=on_loaded,
     )
-    shell = Shell(parts, settings)
-    code = 1
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_obey, signals, shell, settings, nursery.cancel_scope)
-            code = await shell.run()
-            nursery.cancel_scope.cancel()
-    with trio.move_on_after(1) as scope:
-        scope.shield = True
-        await data.aclose()
-    return code
-
-
-async def _obey(signals: AsyncIterator[int], shell: Shell, settings: ClientSettings, scope: trio.CancelScope) -> None:
-    """Ctrl-C withdraws and ends within the grace; a second one ends at once (F26)."""
-    asked = False
-    async for number in signals:
-        if asked:
-            scope.cancel()
-            return
-        asked = True
-        shell.stop(f"stopped by {signal.Signals(number).name}")
-        scope.deadline = trio.current_time() + settings.stop_grace_s
+    orders.shell = Shell(parts, settings)
+    try:
+        orders.note_end(await orders.shell.run())
+    finally:
+        with trio.move_on_after(1) as scope:
+            scope.shield = True
+            await data.aclose()

@@ -1,19 +1,24 @@
 """What `psyche client train` is put together from: key, lock, data, payload check (R4, I9)."""
 
 import os
+import signal
 import stat
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 import trio
 
+from psyche.client import app
 from psyche.client.app import LazyData, PayloadCheck, load_identity, lock_data_dir
 from psyche.client.settings import ClientSettings
 from psyche.core.plan import compute_plan, encode_plan, get_payload_bytes
 from psyche.core.state import Coordinator, DataLocation, DataLocationKind
-from psyche.errors import ConfigError, PsycheError, WireError
+from psyche.errors import ConfigError, NetworkError, PsycheError, WireError
+from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_model
 from psyche.wire.crypto import Identity
+from psyche.wire.ports import Backend
 
 PLAN = compute_plan({"w": (64, 64)}, chunk=64, topk=8, one_bit=True)
 SECRET = bytes(range(32))
@@ -142,3 +147,41 @@ async def test_two_batches_asked_for_at_once_open_the_data_once(
         nursery.start_soon(data.get, 0, 1)
         nursery.start_soon(data.get, 2, 3)
     assert opened == [1]
+
+
+# --- signals
+
+
+@pytest.fixture
+def unstarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ClientSettings:
+    """A client that never comes up; where that is cut short, something half-begun complains."""
+
+    async def come_up(*_args: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as error:
+            raise NetworkError("libp2p ended") from error
+
+    monkeypatch.setattr(app, "_run", come_up)
+    return ClientSettings(run_id="r", server_host="127.0.0.1", server_port=1, data_dir=tmp_path, local_root=tmp_path)
+
+
+async def test_ctrl_c_while_a_client_comes_up_is_no_error_of_what_it_interrupts(unstarted: ClientSettings) -> None:
+    assert await app.run_client(unstarted, EventLog(None, node="n"), open_nothing) == 130
+
+
+async def test_what_keeps_a_client_from_coming_up_is_told(
+    unstarted: ClientSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_args: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise NetworkError("the port is taken")
+
+    monkeypatch.setattr(app, "_run", fail)
+    with pytest.raises(NetworkError, match="the port is taken"):
+        await app.run_client(unstarted, EventLog(None, node="n"), open_nothing)
+
+
+def open_nothing(_settings: ClientSettings, _identity: Identity) -> AbstractAsyncContextManager[Backend]:
+    raise AssertionError("it never gets so far")

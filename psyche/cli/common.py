@@ -10,9 +10,9 @@ import typer
 from typer.core import TyperGroup
 
 from psyche.errors import ConfigError, PsycheError
+from psyche.telemetry.loading import EXIT_INTERRUPTED
 
 EXIT_ERROR: Final = 1
-EXIT_INTERRUPTED: Final = 130  # stopped by Ctrl-C, as shells count it
 MAX_ERRORS: Final = 20
 KEY_BYTES: Final = 32
 

@@ -25,11 +25,11 @@ from psyche.errors import ConfigError
 from psyche.modeling.snapshot import clean_leftovers
 from psyche.modeling.trainer_process import TrainerProcess
 from psyche.network.node import open_node
+from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.wire.crypto import Identity
 from psyche.wire.ports import Backend, Network
 
 LOCK_NAME = "client.lock"
-EXIT_INTERRUPTED = 130  # as shells count it
 EXIT_NOT_ENDED = 1  # it was asked to leave and had to be ended
 OpenBackend = Callable[[ClientSettings, Identity], AbstractAsyncContextManager[Backend]]
 

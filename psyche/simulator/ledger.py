@@ -112,7 +112,7 @@ class Ledger:
         if not self.phases:  # the first record: the run has been waiting since it was made
             self.phases.append(Phase(RunState.WAITING_FOR_MEMBERS, now - (unix - state.state_start_unix)))
             self._seen = (RunState.WAITING_FOR_MEMBERS, 0, -1)
-        if state.run_state is RunState.WAITING_FOR_MEMBERS and self.phases and not self.phases[-1].enough_s:
+        if state.run_state is RunState.WAITING_FOR_MEMBERS and not self.phases[-1].enough_s:
             self._note_enough(state, unix, now)
         if here == self._seen:
             return
@@ -160,7 +160,7 @@ class Ledger:
         self._window = {}
 
     def _enter(self, state: Coordinator, before: tuple[RunState, int, int], now: float) -> None:
-        if self.phases and not self.phases[-1].end_s:
+        if not self.phases[-1].end_s:
             self._end_phase(now, is_complete=True)
         if state.run_state is RunState.WARMUP:
             names = tuple(self.names.get(client.p2p, "?") for client in state.clients)

@@ -6,16 +6,13 @@ The same seed then gives the same run up to that very step, and there the proces
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from psyche.core.state import RunState
-from psyche.server.limits import TICK_S
 from psyche.simulator.hosts import ClientHost
-from psyche.simulator.ledger import Ledger
-from psyche.simulator.row import Judgement, Size
+from psyche.simulator.row import Judgement, Size, compute_round_limit_s, get_durations, get_ledger, is_finished
 from psyche.simulator.runtime import Task, find_root
 from psyche.simulator.scenario import Scenario
 from psyche.simulator.world import Outcome, World, simulate
@@ -93,22 +90,24 @@ def find_points(scenario: Scenario) -> list[Point]:
 
 def play_killed(scenario: Scenario, point: Point) -> Outcome:
     """The same run, with the victim dead from this point on."""
-    return simulate(scenario, prepare=lambda world: (Watch(world, point.step), None)[1])
+
+    def prepare(world: World) -> None:
+        Watch(world, point.step)
+
+    return simulate(scenario, prepare=prepare)
 
 
 def find_stall(outcome: Outcome) -> str:
     """What is wrong with a run whose victim was killed; empty where nothing is."""
     if outcome.violations:
         return str(outcome.violations[0])
-    ledger, config = outcome.facts["ledger"], outcome.state.config
-    assert isinstance(ledger, Ledger), "every outcome has one"
+    ledger = get_ledger(outcome)
     if not any(VICTIM in ledger.find_names(one.epoch, one.lost) for one in ledger.rounds.values()):
         return "it was not killed"
-    if outcome.state.run_state is not RunState.FINISHED:
+    if not is_finished(outcome):
         return "the run does not end"
-    limit_s = config.max_round_train_time + config.round_witness_time + 1 + TICK_S
-    longest_s = max(one.end_s - one.start_s for one in ledger.data_rounds)
-    return f"a round lasts {longest_s:.1f} s" if longest_s > limit_s else ""
+    longest_s = get_durations(ledger.data_rounds)[-1]
+    return f"a round lasts {longest_s:.1f} s" if longest_s > compute_round_limit_s(outcome.state.config) else ""
 
 
 def choose_points(points: list[Point], count: int) -> list[Point]:
@@ -120,7 +119,7 @@ def choose_points(points: list[Point], count: int) -> list[Point]:
 
 def judge_moments(outcome: Outcome, size: Size) -> Judgement:
     """Kill the victim at each point of the quiet run."""
-    scenario = replace(outcome.scenario, respawn_s=0.0)
+    scenario = outcome.scenario
     points = find_points(scenario)
     chosen = choose_points(points, size.points)
     wrong = [f"{p.task} at {p.place}: {problem}" for p in chosen if (problem := find_stall(play_killed(scenario, p)))]

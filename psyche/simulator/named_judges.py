@@ -12,11 +12,13 @@ from psyche.simulator.kept import MAX_SNAPSHOT_BYTES
 from psyche.simulator.ledger import Phase, RoundFacts
 from psyche.simulator.named_scenarios import build_without_slow, get_halves, get_slow
 from psyche.simulator.row import (
+    GRAIN_S,
     Judge,
     Judgement,
     Size,
     compute_applied_share,
     compute_median,
+    compute_round_limit_s,
     get_durations,
     get_events,
     get_ledger,
@@ -26,7 +28,6 @@ from psyche.simulator.row import (
 from psyche.simulator.trend import compute_trends
 from psyche.simulator.world import Outcome, simulate
 
-GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
 SLACK_S: Final = 0.2  # a few crossings of a line, and the journal's disk
 ANSWER_S: Final = 0.2
 LARGEST_ERROR: Final = 0.01
@@ -100,10 +101,8 @@ def judge_halves(bridge: bool) -> Judge:
 def judge_limits(outcome: Outcome, size: Size) -> Judgement:
     """No round lasts longer than its two limits together."""
     del size
-    config = outcome.state.config
     longest = max(get_durations(get_ledger(outcome).data_rounds), default=0.0)
-    limit = config.max_round_train_time + config.round_witness_time + GRAIN_S + TICK_S
-    return Judgement(f"longest round {longest:.1f} s", 0 < longest <= limit)
+    return Judgement(f"longest round {longest:.1f} s", 0 < longest <= compute_round_limit_s(outcome.state.config))
 
 
 def _find_finish_times(outcome: Outcome, ends: Mapping[str, str]) -> dict[int, list[float]]:

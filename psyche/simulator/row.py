@@ -3,13 +3,15 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from psyche.core.state import RunState
+from psyche.core.state import Config, RunState
+from psyche.server.limits import TICK_S
 from psyche.simulator.ledger import Ledger, RoundFacts
 from psyche.simulator.scenario import Scenario
 from psyche.simulator.world import Outcome
 
+GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
 Event = dict[str, Any]
 
 
@@ -100,6 +102,11 @@ def compute_applied_share(outcome: Outcome) -> float:
         members = one.members & ~one.lost
         alive, applied = alive + members.bit_count(), applied + (one.applied & members).bit_count()
     return applied / alive if alive else 0.0
+
+
+def compute_round_limit_s(config: Config) -> float:
+    """How long a round may last at most, as simulated time has it."""
+    return config.max_round_train_time + config.round_witness_time + GRAIN_S + TICK_S
 
 
 def get_durations(rounds: list[RoundFacts]) -> list[float]:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130  # stopped by Ctrl-C, as shells count it
 
 
 @contextlib.contextmanager

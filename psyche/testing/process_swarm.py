@@ -10,7 +10,7 @@ importing libp2p in each would take longer than many a run.
 import multiprocessing
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -19,11 +19,12 @@ import trio
 
 from psyche.client.engine import RoundEngine
 from psyche.client.trainer_tasks import RestartableTrainer
-from psyche.core.state import Checkpoint, CheckpointKind, Config, Metadata, Model, Progress
+from psyche.core.state import Checkpoint, CheckpointKind, Config
 from psyche.errors import PsycheError
 from psyche.server.backend import open_backend
 from psyche.server.dial import ServerAddress
 from psyche.server.server import BoundServer, ServerSettings, run_server
+from psyche.simulator.scenario import SimRunFile
 from psyche.telemetry.events import Event
 from psyche.testing.builders import build_hash, build_model
 from psyche.testing.swarm import RUN_ID, build_member
@@ -40,18 +41,6 @@ class MemberReport:
     digest: bytes | None
     cpu_s: float
     events: list[Event]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What the server needs to know of a run."""
-
-    config: Config
-    model: Model
-    run_id: str = RUN_ID
-    metadata: Metadata = field(default_factory=Metadata)
-    progress: Progress = field(default_factory=Progress)
-    pending_pause: bool = False
 
 
 def run_processes(
@@ -113,7 +102,7 @@ def _run_child(function: Callable[..., None], sender: Connection, *args: object)
 
 def _serve(sender: Connection, config: Config, folder: Path) -> None:
     folder.mkdir()
-    run = _Run(config, build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model")))
+    run = SimRunFile(config, build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model")), RUN_ID)
     settings = ServerSettings(run=run, identity=Identity(build_hash("server")), state_dir=folder)
 
     async def main() -> None:

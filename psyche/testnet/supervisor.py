@@ -14,6 +14,7 @@ from psyche.errors import PsycheError
 from psyche.modeling.trainer_process import HOST_VARIABLE
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
+from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
 from psyche.testnet.commands import HOST, get_client_argv, get_owner_argv, get_server_argv, get_trainer_host_argv
@@ -33,7 +34,6 @@ STOP_SERVER_S: Final = 6.0
 PAUSE_S: Final = 30.0  # for the server to take the command
 DRAIN_S: Final = 180.0  # for the epoch to come to its end after a pause
 LAST_LINES: Final = 8
-EXIT_INTERRUPTED: Final = 130
 
 
 class Testnet:

@@ -32,8 +32,9 @@ PHASES = {
     "cooldown": "cooldown",
 }
 START_UP = ("loading", "trainer", "connecting")  # imports; then the trainer comes up; then network and server
-MOMENTS = [*START_UP, *START_UP, "waiting", "waiting", *["warmup", "training", "witness", "cooldown"] * 3]
-OWN_TRAINER = (*START_UP, "training")  # not forked by the host, but a child of the client, which imports torch for long
+AMID = [*START_UP, "waiting", "waiting", *["warmup", "witness", "cooldown"] * 3, "training", "training"]
+OWN = [*START_UP, "training"]  # with a trainer that no host forks: a child of the client, which imports torch for long
+MOMENTS = [*((moment, False) for moment in AMID), *((moment, True) for moment in OWN)]
 FAST_POLL_S = 0.005  # what follows a witness message may be over in a few hundredths of a second
 
 
@@ -122,13 +123,12 @@ async def interrupt(run: Run, name: str, moment: str, since: float) -> None:
     raise AssertionError(f"{name} did not leave at all, {moment}\n{cluster.describe()}")
 
 
-async def torment(run: Run, number: int, moments: list[str], seed: float) -> None:
+async def torment(run: Run, number: int, moments: list[tuple[str, bool]], seed: float) -> None:
     """Start a client and interrupt it, as often as there are moments; then it stays."""
     random = Random(seed)
-    for moment in moments:
+    for moment, has_own_trainer in moments:
         since = time.time()
-        own = {HOST_VARIABLE: ""} if moment in OWN_TRAINER else {}
-        name = run.cluster.start_client(number, **own).name
+        name = run.cluster.start_client(number, **({HOST_VARIABLE: ""} if has_own_trainer else {})).name
         await until_moment(run, name, moment, random, since)
         async with run.turn:  # one of four may go at a time: with two, a round of four would lack its quorum
             await interrupt(run, name, moment, since)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from psyche.errors import ConfigError
 from psyche.network.links import LinkConditions
+from psyche.simulator.checks import check_scenario
 from psyche.simulator.faults import get_table, read_fault
 from psyche.simulator.liars import KINDS, Liar
 from psyche.simulator.scenario import MachineClass, Scenario
@@ -26,19 +27,28 @@ def read_scenario(text: str) -> Scenario:
     """A scenario from TOML.
 
     Raises:
-        ConfigError: it is no TOML, or a key is unknown.
+        ConfigError: it is no TOML, or cannot be played; naming table, field and rule.
     """
     try:
         values: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"scenario: {error}") from error
-    return _build(
+    scenario = _build(
         Scenario,
         {name: value for name, value in values.items() if name not in _LISTS}
-        | {"classes": tuple(_read_class(one) for one in values.get("class", [{"count": 4}]))}
-        | {"faults": tuple(read_fault(one) for one in values.get("fault", ()))}
-        | {"liars": tuple(_read_liar(one) for one in values.get("liar", ()))},
+        | {"classes": tuple(_read_class(one) for one in _get_tables(values, "class", [{"count": 4}]))}
+        | {"faults": tuple(read_fault(one) for one in _get_tables(values, "fault", []))}
+        | {"liars": tuple(_read_liar(one) for one in _get_tables(values, "liar", []))},
     )
+    check_scenario(scenario)
+    return scenario
+
+
+def _get_tables(values: Mapping[str, Any], name: str, default: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = values.get(name, default)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ConfigError(f"{name}: must be [[{name}]] tables")
+    return found
 
 
 def _read_class(values: Mapping[str, Any]) -> MachineClass:
@@ -48,13 +58,15 @@ def _read_class(values: Mapping[str, Any]) -> MachineClass:
 
 def _read_liar(values: Mapping[str, Any]) -> Liar:
     found = _build(Liar, values)
-    if found.kind not in KINDS:
+    if found.kind not in tuple(KINDS):
         raise ConfigError(f"liar: kind {found.kind!r} is unknown; there are {', '.join(KINDS)}")
     return found
 
 
-def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
+def _build(cls: type[Any], values: Any) -> Any:
     known = {field.name for field in dataclasses.fields(cls)}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{cls.__name__}: {values!r} is no table; there are {', '.join(sorted(known))}")
     if unknown := sorted(set(values) - known):
         raise ConfigError(f"{cls.__name__}: {', '.join(unknown)} is unknown; there are {', '.join(sorted(known))}")
     try:

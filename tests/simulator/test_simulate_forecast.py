@@ -230,12 +230,15 @@ def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:
         ("[[fault", "is not TOML"),
         ("[fault]\nkind = 'kill'", "fault: there is nothing but"),
         ("x = 1", "x: there is nothing but"),
+        ("fault = [3]", "fault: there is nothing but"),
         ('[[fault]]\nkind = "flood"', r"fault\[0\]: fault: kind 'flood' is unknown; there are kill"),
         ('[[fault]]\nkind = "kill"\nwhom = ["a"]', r"fault\[0\]: .*whom is unknown"),
         ('[[fault]]\nkind = "kill"\nwho = ["client-4"]', r"'client-4' is no machine: server, client-0 to client-3"),
-        ('[[fault]]\nkind = "partition"\ngroups = [["client-0"], ["me"]]', "'me' is no machine"),
+        ('[[fault]]\nkind = "partition"\nfor_s = 1\ngroups = [["client-0"], ["me"]]', "'me' is no machine"),
         ('[[fault]]\nkind = "kill"\nwho = ["server"]\nat_s = -1', "at_s is -1, must be a number of seconds"),
         ('[[fault]]\nkind = "kill"\nwho = ["server"]\nat_s = "soon"', "at_s is 'soon'"),
+        ('[[fault]]\nkind = "bit_flip"\nwho = ["server"]', r"fault\[0\]: who: a bit_flip befalls clients"),
+        ('[[fault]]\nkind = "hang"\nwho = ["server"]', r"fault\[0\]: for_s is 0.0, must be above 0"),
     ],
 )
 def test_a_plan_that_is_wrong_is_told_with_file_table_and_rule(text: str, told: str, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """Gossip in: who was heard, which results are believed and fetched, who equivocates (R2, R3, R7)."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from psyche.client.actions import FetchPayload, PayloadArrived, PayloadFailed, SendEquivocation
 from psyche.client.checks import Expected, Verdict, judge_result
 from psyche.client.context import Context
 from psyche.client.records import KnownResult, PayloadStatus, RoundRecord
-from psyche.core.bits import get_members
 from psyche.core.header import ResultHeader
 from psyche.core.messages import Finished, Gossip, Leave, Ready, ReadyFlag, Result
 from psyche.core.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
@@ -189,9 +189,8 @@ class Announcements:
     def add(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> KnownResult:
         """Take in a result that is believed: by R3, or because the record decided it (C1)."""
         assert isinstance(message.body, Result), "only results are added"
-        known = record.results.setdefault(message.member, {})
         result = KnownResult(encode_gossip(message), header, message.body.commitment)
-        known[result.commitment] = result
+        record.add_result(message.member, result)
         if not self._x.state.config.overlap:
             record.finished_at.setdefault(message.member, now)  # A2: without overlap its Result stands for it
         self._fetch(result, record, message.member, now)
@@ -201,7 +200,7 @@ class Announcements:
         """The client's own result: held from the start."""
         assert isinstance(message.body, Result), "only results are added"
         result = KnownResult(encode_gossip(message), header, message.body.commitment, PayloadStatus.HELD, held_at=now)
-        record.results.setdefault(message.member, {})[result.commitment] = result
+        record.add_result(message.member, result)
         record.signed.setdefault(message.member, {})[result.commitment] = result.raw
         record.timely.add(result.commitment)
         record.heard |= 1 << message.member
@@ -213,9 +212,6 @@ class Announcements:
         config = x.state.config
         result.status = PayloadStatus.FETCHING
         result.attempts += 1
-        others = [m for m in get_members(record.members) if m not in (member, x.member) and x.is_healthy(m)]
-        turn = result.attempts - 1
-        rotated = others[turn % len(others) :] + others[: turn % len(others)] if others else []
         x.do(
             FetchPayload(
                 epoch=record.epoch,
@@ -224,18 +220,29 @@ class Announcements:
                 commitment=result.commitment,
                 blob_id=result.header.body_hash,
                 size_bytes=result.header.body_len,
-                sources=tuple(x.get_key(m) for m in (member, *rotated)),
+                sources=self._order_sources(record, member, result.attempts - 1),
                 deadline=now + config.max_round_train_time + config.round_witness_time,
             )
         )
 
+    def _order_sources(self, record: RoundRecord, member: int, turn: int) -> tuple[bytes, ...]:
+        """Who announced it first, then the others, each time another one of them first."""
+        members, keys = self._x.get_sources(record.members)
+        own = bisect_left(members, member)
+        if own < len(members) and members[own] == member:
+            keys = keys[:own] + keys[own + 1 :]
+        first = turn % len(keys) if keys else 0
+        return (self._x.get_key(member), *keys[first:], *keys[:first])
+
     def on_payload(self, event: PayloadArrived | PayloadFailed, now: float) -> None:
         """A body came, or did not."""
         for record in self._x.book.all():
-            for member, known in record.results.items():
-                result = known.get(event.commitment)
-                if result is not None and result.status is not PayloadStatus.HELD:
-                    self._note_payload(result, record, member, event, now)
+            member = record.trainers.get(event.commitment)
+            if member is None:
+                continue
+            result = record.results[member][event.commitment]
+            if result.status is not PayloadStatus.HELD:
+                self._note_payload(result, record, member, event, now)
 
     def _note_payload(
         self, result: KnownResult, record: RoundRecord, member: int, event: PayloadArrived | PayloadFailed, now: float

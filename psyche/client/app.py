@@ -13,10 +13,11 @@ import trio
 
 from psyche.client import actions as act
 from psyche.client.engine import RoundEngine
+from psyche.client.parts import Log, Parts
 from psyche.client.payloads import PayloadCheck
 from psyche.client.settings import ClientSettings
 from psyche.client.sharing import check_shared_folder
-from psyche.client.shell import Log, Parts, Shell
+from psyche.client.shell import Shell
 from psyche.client.trainer_tasks import RestartableTrainer
 from psyche.config.load import find_local_data
 from psyche.core.state import Coordinator, DataLocationKind

@@ -13,6 +13,7 @@ from psyche.core.state import ZERO32, ClientState, Coordinator, WitnessFlag, Wit
 from psyche.core.timeline import get_round
 
 GOSSIP_BUDGET = 20  # messages a second that all members together send at most; above that Ready rides in Finished
+_OPEN = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
 _MESSAGES = 3  # of a member in a round: Ready, Result, Finished
 
 
@@ -29,16 +30,13 @@ class Waiting:
     fetched_all: bool
     patience_s: float | None
     fetch_patience_s: float | None
-    missing: tuple[int, ...]
+    missing: int  # bitmap: who is not
 
 
 def get_awaited(state: Coordinator, record: RoundRecord) -> list[int]:
     """Whom a round waits for (A1): a common glitch must not empty the set."""
-    healthy = [
-        m
-        for m in get_members(record.members)
-        if m < len(state.clients) and state.clients[m].state is ClientState.HEALTHY and not record.left >> m & 1
-    ]
+    present = get_members(record.members & ~record.left & ((1 << len(state.clients)) - 1))
+    healthy = [m for m in present if state.clients[m].state is ClientState.HEALTHY]
     steady = [m for m in healthy if state.clients[m].good_streak >= GOOD_STREAK_ROUNDS]
     if 2 * len(steady) < record.members.bit_count():
         return [m for m in healthy if state.clients[m].missed == 0]
@@ -48,42 +46,43 @@ def get_awaited(state: Coordinator, record: RoundRecord) -> list[int]:
 def compute_waiting(state: Coordinator, record: RoundRecord, attested: RoundRecord | None) -> Waiting:
     """How far the awaited members of the running round are (A2)."""
     awaited = get_awaited(state, record)
-    finished_at = dict(record.finished_at)
-    due: list[int] = []
-    held_at: dict[int, float] = {}
-    announced: set[int] = set()
-    if attested is not None:
-        announced = get_announced(attested)
-        due = [m for m in awaited if m in announced]
-        held_at = attested.get_held_times()
-    lacking = [m for m in awaited if m not in finished_at]
+    announced = 0 if attested is None else get_announced(attested)
+    due = [m for m in awaited if announced >> m & 1]
+    lacking = compute_bits(m for m in awaited if m not in record.finished_at)
     # what was fetched and refused, or comes under two commitments, is not waited for either
-    unfetched = [m for m in due if attested is not None and not _is_settled(attested, m)]
+    unsettled = 0 if attested is None else announced & ~_get_settled(attested)
+    unfetched = unsettled and compute_bits(due) & unsettled
     straggler = state.config.straggler_percent
-    fetch_pace = compute_pace(due, held_at, record.started_at)
-    finish_pace = compute_pace(awaited, finished_at, record.started_at)
+    fetch_pace = compute_pace(due, {} if attested is None else attested.get_held_times(), record.started_at)
+    finish_pace = compute_pace(awaited, record.finished_at, record.started_at)
     return Waiting(
         all_in=not lacking and not unfetched,
-        fetched_all=attested is None or all(_is_settled(attested, m) for m in announced),
+        fetched_all=not unsettled,
         patience_s=compute_patience((fetch_pace, finish_pace), straggler),
         fetch_patience_s=compute_patience((fetch_pace,), straggler),
-        missing=tuple(sorted({*lacking, *unfetched})),
+        missing=lacking | unfetched,
     )
 
 
-def get_announced(attested: RoundRecord) -> set[int]:
+def get_announced(attested: RoundRecord) -> int:
     """Members whose Result of the attested round is known, or seen by more than a third of the members (R5).
 
     Who announced nothing owes this client nothing more: commitments are out before the next round begins.
     """
-    known = {m for m, results in attested.results.items() if results}
-    return known | (attested.get_widely_seen() & attested.assignments.keys())
+    seen = get_members(attested.get_widely_seen())
+    return compute_bits(attested.results) | compute_bits(m for m in seen if m in attested.assignments)
 
 
-def _is_settled(attested: RoundRecord, member: int) -> bool:
-    open_ = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
-    results = attested.results.get(member)
-    return results is not None and all(r.status not in open_ for r in results.values())
+def _get_settled(attested: RoundRecord) -> int:
+    """Members of whom no payload is still to come."""
+    settled = 0
+    for member, results in attested.results.items():
+        for result in results.values():
+            if result.status in _OPEN:
+                break
+        else:
+            settled |= 1 << member
+    return settled
 
 
 def is_crowded(state: Coordinator) -> bool:

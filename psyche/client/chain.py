@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from psyche.client.actions import Applied, AppliedSet, Apply, AskTable, Healed, StoreReplay, TableArrived
 from psyche.client.announcements import Announcements, compute_step_lr
-from psyche.client.context import Context
+from psyche.client.context import Context, describe_members
 from psyche.client.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.core.decision import (
     Decided,
@@ -352,7 +352,7 @@ class Chain:
         missing = [m for m, r in found if r is None or r.status is not PayloadStatus.HELD]
         if missing:
             until = now + self._round_limit_s()
-            what = f"payloads of members {missing} of round {decided}, to apply in round {height}"
+            what = f"payloads of {describe_members(missing)} of round {decided}, to apply in round {height}"
             self.context.wait("payloads", what, until, "be behind: go on fetching, do not train")
             return None
         results = [(m, r) for m, r in found if r is not None]

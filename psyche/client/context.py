@@ -1,11 +1,22 @@
 """What the parts of the round engine share: the newest state, who this client is in it, and the actions to do."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from psyche.client.actions import Action, Log
 from psyche.client.records import RoundBook, RoundRecord
+from psyche.core.bits import get_members
 from psyche.core.state import ZERO32, ClientState, Coordinator, RunState
 from psyche.wire.crypto import Identity
+
+NAMED_MEMBERS: Final = 8
+
+
+def describe_members(members: Sequence[int]) -> str:
+    """`members [1, 5]`; only few are named: a wait for very many is not logged anew with each of them that comes."""
+    few = len(members) <= NAMED_MEMBERS
+    return f"members {list(members)}" if few else f"more than {NAMED_MEMBERS} members"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,7 @@ class Context:
     actions: list[Action] = field(default_factory=list)
     waits: dict[str, Wait] = field(default_factory=dict)
     state_since: float = 0.0  # when this client first saw the present run state
+    _sources: "tuple[Coordinator, int, list[int], list[bytes]] | None" = None  # as `get_sources` found them last
 
     @property
     def epoch(self) -> int:
@@ -107,6 +119,14 @@ class Context:
     def is_healthy(self, index: int) -> bool:
         """Whether that member still takes part."""
         return self.state.clients[index].state is ClientState.HEALTHY
+
+    def get_sources(self, members: int) -> tuple[list[int], list[bytes]]:
+        """Who of the members of a round may have payloads: other members that still take part, and their keys."""
+        known = self._sources
+        if known is None or known[0] is not self.state or known[1] != members:
+            found = [m for m in get_members(members) if m != self.member and self.is_healthy(m)]
+            known = self._sources = (self.state, members, found, [self.get_key(m) for m in found])
+        return known[2:]
 
     def get_key(self, member: int) -> bytes:
         """The p2p key of a member."""

@@ -28,8 +28,9 @@ from psyche.client.attest import (
     is_crowded,
 )
 from psyche.client.chain import Chain
-from psyche.client.context import Context
+from psyche.client.context import Context, describe_members
 from psyche.client.records import RoundRecord, compute_pace
+from psyche.core.bits import get_members
 from psyche.core.header import NumericClass, ResultHeader, encode_header
 from psyche.core.messages import Finished, GossipBody, Ready, ReadyFlag, Result
 from psyche.core.schedule import get_lr_bits
@@ -446,7 +447,7 @@ class Duty:
         return not is_last_drain(x.state.config, x.state.epoch, x.height) or self.own.snapshot_done
 
     def _name_witness_wait(self, record: RoundRecord, waiting: Waiting) -> None:
-        who = f"members {list(waiting.missing)}" if waiting.missing else "own work"
+        who = describe_members(get_members(waiting.missing)) if waiting.missing else "own work"
         self.context.wait(
             "witness", f"{who} to finish round {record.height}", self._round_end(record), "report without"
         )

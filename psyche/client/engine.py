@@ -3,7 +3,8 @@
 `now` is the caller's monotonic clock in seconds. Every method returns the actions to execute, in order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from psyche.client.actions import (
     Action,
@@ -42,6 +43,8 @@ from psyche.core.state import Coordinator, RunState
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
 
+MANY_MEMBERS: Final = 32
+
 
 class RoundEngine:
     """One participant, from its first state to its exit."""
@@ -65,6 +68,11 @@ class RoundEngine:
     def state(self) -> Coordinator:
         """The newest state."""
         return self._x.state
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many take part that what they say and send is better looked at together, turn by turn."""
+        return len(self._x.state.clients) > MANY_MEMBERS
 
     @property
     def member(self) -> int | None:
@@ -133,7 +141,12 @@ class RoundEngine:
 
     def on_gossip(self, raw: bytes, now: float) -> list[Action]:
         """A message from anywhere."""
-        self.announcements.on_gossip(raw, self.chain.digests, diverged=self.chain.diverged, now=now)
+        return self.on_messages((raw,), now)
+
+    def on_messages(self, raws: Iterable[bytes], now: float) -> list[Action]:
+        """Several messages in the order in which they came."""
+        for raw in raws:
+            self.announcements.on_gossip(raw, self.chain.digests, diverged=self.chain.diverged, now=now)
         return self._go_on(now)
 
     def on_answer(self, items: Sequence[bytes], now: float) -> list[Action]:
@@ -145,8 +158,17 @@ class RoundEngine:
             self.asking.on_news()
         return self._go_on(now)
 
-    def on_event(self, event: Event, now: float) -> list[Action]:  # noqa: PLR0912  # one line per event
+    def on_event(self, event: Event, now: float) -> list[Action]:
         """Something the shell was asked for is done, or failed."""
+        return self.on_events((event,), now)
+
+    def on_events(self, events: Iterable[Event], now: float) -> list[Action]:
+        """Several of these in their order."""
+        for event in events:
+            self._take(event, now)
+        return self._go_on(now)
+
+    def _take(self, event: Event, now: float) -> None:  # noqa: PLR0912  # one line per event
         match event:
             case PayloadArrived() | PayloadFailed():
                 self.announcements.on_payload(event, now)
@@ -179,7 +201,6 @@ class RoundEngine:
                 self.chain.follow(now)
             case SnapshotFetched():
                 self.membership.on_snapshot_fetched(event, now)
-        return self._go_on(now)
 
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed."""

@@ -1,12 +1,12 @@
 """What a client knows of each round: announcements, payloads, presence. Pure data and pure questions."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from psyche.core.assignment import compute_assignments
-from psyche.core.bits import get_members
+from psyche.core.bits import BitCounter, compute_bits, get_members
 from psyche.core.committee import compute_quorum, get_witnesses
 from psyche.core.header import ResultHeader
 from psyche.core.limits import MIN_STRAGGLER_SLACK_S, STORED_ROUNDS
@@ -54,6 +54,7 @@ class RoundRecord:
     has_deadline: bool = False  # R5: a commitment counts only if it was out before the next round began
     timely: set[bytes] = field(default_factory=set)  # commitments that were
     results: dict[int, dict[bytes, KnownResult]] = field(default_factory=dict)
+    trainers: dict[bytes, int] = field(default_factory=dict)  # commitment -> member, of all results
     deferred: dict[bytes, Gossip] = field(default_factory=dict)  # by commitment (R3)
     signed: dict[int, dict[bytes, bytes]] = field(default_factory=dict)  # member -> commitment -> gossip, two at most
     finished: dict[int, Finished] = field(default_factory=dict)
@@ -63,6 +64,13 @@ class RoundRecord:
     heard: int = 0
     left: int = 0  # members that said Leave
     tables: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)  # results root -> signed results (W7)
+    _seen: BitCounter = field(default_factory=BitCounter)  # of the first `_counted` of `finished`
+    _counted: int = 0
+
+    def add_result(self, member: int, result: KnownResult) -> None:
+        """One more result is known."""
+        self.results.setdefault(member, {})[result.commitment] = result
+        self.trainers[result.commitment] = member
 
     def get_single(self, member: int) -> KnownResult | None:
         """The member's result if exactly one commitment of it is known, believed or not (W1)."""
@@ -71,41 +79,29 @@ class RoundRecord:
             return None
         return next(iter(known.values()))
 
-    def find(self, commitment: bytes) -> KnownResult | None:
-        """The result with this commitment, whoever sent it."""
-        for known in self.results.values():
-            if commitment in known:
-                return known[commitment]
-        return None
-
-    def iter_results(self) -> Iterable[KnownResult]:
-        """All known results."""
-        for known in self.results.values():
-            yield from known.values()
-
     def compute_held(self) -> int:
         """Which members did their duty, as far as this client holds what they owed (W1)."""
-        bits = 0
-        for member in get_members(self.members):
-            if member in self.assignments:
-                single = self.get_single(member)
-                done = single is not None and single.status is PayloadStatus.HELD
-                done = done and self._is_timely(member, single)
-            else:
-                done = member in self.finished  # no work due, or a verifier: its Finished
-            bits |= int(done) << member
-        return bits
+        bits = compute_bits(m for m, _ in self.iter_held() if m in self.assignments)
+        if self.has_deadline:  # R5
+            known = ((m, self.get_single(m)) for m in get_members(bits & ~self.get_widely_seen()))
+            bits &= ~compute_bits(m for m, result in known if result is None or result.commitment not in self.timely)
+        idle = self.finished.keys() - self.assignments.keys()  # no work due, or a verifier: its Finished
+        return (bits | compute_bits(idle)) & self.members
 
-    def _is_timely(self, member: int, result: KnownResult | None) -> bool:
-        if not self.has_deadline or result is None:
-            return True
-        return result.commitment in self.timely or member in self.get_widely_seen()
+    def iter_held(self) -> Iterable[tuple[int, KnownResult]]:
+        """Members of whom exactly one result is known, and held."""
+        for member, known in self.results.items():
+            if len(known) == 1 and len(self.signed.get(member, ())) <= 1:
+                (result,) = known.values()
+                if result.status is PayloadStatus.HELD:
+                    yield member, result
 
-    def get_widely_seen(self) -> set[int]:
-        """Members whose Result more than a third of the members say they have seen (R5)."""
-        enough = self.members.bit_count() // 3 + 1
-        seen = Counter(m for finished in self.finished.values() for m in get_members(finished.seen))
-        return {m for m, count in seen.items() if count >= enough}
+    def get_widely_seen(self) -> int:
+        """Bitmap of the members whose Result more than a third of the members say they have seen (R5)."""
+        for finished in islice(self.finished.values(), self._counted, None):  # nobody's is ever replaced
+            self._seen.add(finished.seen)
+        self._counted = len(self.finished)
+        return self._seen.get_at_least(self.members.bit_count() // 3 + 1)
 
     def get_commitments(self, held: int) -> dict[int, bytes]:
         """Member to commitment, for the members of `held` that owed a payload (W2)."""
@@ -122,16 +118,11 @@ class RoundRecord:
 
     def get_seen(self) -> int:
         """Bitmap of the members whose Result of this round is known (R2)."""
-        return sum(1 << member for member in self.results)
+        return compute_bits(self.results)
 
     def get_held_times(self) -> dict[int, float]:
         """When each single payload was held."""
-        times: dict[int, float] = {}
-        for member in self.results:
-            result = self.get_single(member)
-            if result is not None and result.status is PayloadStatus.HELD:
-                times[member] = result.held_at
-        return times
+        return {member: result.held_at for member, result in self.iter_held()}
 
 
 def make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
@@ -190,14 +181,13 @@ def _height(round_: Round) -> int:
     return round_.height
 
 
-def compute_pace(members: Iterable[int], at: Mapping[int, float], start: float) -> float | None:
+def compute_pace(members: Collection[int], at: Mapping[int, float], start: float) -> float | None:
     """t_q: seconds from `start` until q of `members` were there; None if they are not yet (A2)."""
-    wanted = list(members)
-    if not wanted:
+    if not members:
         return 0.0
-    times = sorted(max(0.0, at[m] - start) for m in wanted if m in at)
-    quorum = compute_quorum(len(wanted))
-    return times[quorum - 1] if len(times) >= quorum else None
+    times = [at[m] for m in members if m in at]
+    quorum = compute_quorum(len(members))
+    return max(0.0, sorted(times)[quorum - 1] - start) if len(times) >= quorum else None
 
 
 def compute_patience(paces: Iterable[float | None], straggler_percent: int) -> float | None:

@@ -1,26 +1,27 @@
 """The trio shell around the round engine: executes its actions, feeds it what happens."""
 
 import json
+import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from psyche.client import actions as act
-from psyche.client.engine import RoundEngine
 from psyche.client.loading import Loader
+from psyche.client.parts import Parts
 from psyche.client.replay import ReplayStore
 from psyche.client.serving import Serving
 from psyche.client.settings import ClientSettings
 from psyche.client.sharing import get_names_on_record, get_shared_name, remove_old_shared, share_snapshot
-from psyche.client.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
+from psyche.client.trainer_tasks import TrainerAction, TrainerTasks
 from psyche.core.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
 from psyche.core.state import ZERO32, Coordinator
-from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, DataError, NetworkError, PsycheError, WireError
-from psyche.wire.ports import AddressRecord, Backend, Network, SyncReply, SyncRequest
+from psyche.wire.ports import AddressRecord, SyncReply, SyncRequest
 from psyche.wire.turns import AtOnce
 
 T = TypeVar("T")
@@ -29,35 +30,14 @@ SYNC_PEERS: Final = 4  # peers asked for announcements at a time
 SYNC_TIMEOUT_S: Final = 5.0
 STATISTICS_EVERY_S: Final = 5.0
 IDLE_TICK_S: Final = 1.0
+SMALL_BODY_BYTES: Final = 4_096  # checked sooner than a thread begins to run
+TURN_S: Final = 0.02  # where members are many, what they say and send is looked at so often, and together
 LAST_WRITES_S: Final = 600.0  # for an export that still runs when the run is over
 FAREWELL_S: Final = 0.2
 WITHDRAW_S: Final = 2.0  # for the answer to a last withdrawal: a server that is away withdraws us itself (H6)
 TRAINER_ACTIONS: Final = (
     act.Load, act.Train, act.Apply, act.Heal, act.Compare, act.Snapshot, act.Export, act.FetchSnapshot,
 )  # fmt: skip
-
-
-class Log(Protocol):
-    """Where events go."""
-
-    def emit(self, kind: str, **fields: object) -> None:
-        """Write one event."""
-        ...
-
-
-@dataclass(slots=True)
-class Parts:
-    """What a shell is made of; the simulator and the tests put their own in."""
-
-    engine: RoundEngine
-    backend: Backend
-    network: Network
-    trainer: RestartableTrainer
-    data: DataProvider
-    log: Log
-    unix_now: Callable[[], float]
-    check_payload: Callable[[bytes], None]  # raises WireError (R4)
-    on_loaded: Callable[[act.Loaded], None] = lambda _loaded: None
 
 
 @dataclass(slots=True)
@@ -93,6 +73,8 @@ class Shell:
         self._withdrawn.set()
         self._ended = trio.Event()
         self._hurry = trio.Event()  # a second Exit: nobody waits for the first one's serving any more
+        self._arrived: list[act.Event] = []  # payloads that the engine hears of in the next turn
+        self._turn_at = math.inf  # when that is
         self._replay_writes = 0
         self._replay_idle = trio.Event()
         self._asked = 0
@@ -242,26 +224,43 @@ class Shell:
             self._do(act.Exit(1, str(error)))
 
     async def _follow_gossip(self) -> None:
-        async for _, raw in self._parts.network.messages():
-            self._execute(self._engine.on_gossip(raw, trio.current_time()))
+        """Whatever there is, together: to go on costs the more, the more members there are."""
+        messages = self._parts.network.messages()
+        async for _, raw in messages:
+            raws = [raw, *_take_rest(messages)]
+            self._execute(self._engine.on_messages(raws, trio.current_time()))
+            if self._engine.is_crowded:
+                await trio.sleep(TURN_S)
+
+    def _feed_soon(self, event: act.PayloadArrived | act.PayloadFailed) -> None:
+        """Tell the engine of a payload, in the next turn where there are very many."""
+        if self._engine.is_crowded:
+            if not self._arrived:
+                self._turn_at = trio.current_time() + TURN_S
+                self._next_tick.deadline = min(self._next_tick.deadline, self._turn_at)
+            self._arrived.append(event)
+        else:
+            self.feed(event)
 
     async def _tick(self) -> None:
         while True:
             self._next_tick = trio.CancelScope(deadline=self._compute_next_tick())  # pyright: ignore[reportCallIssue]
             with self._next_tick:  # whatever the engine is told moves the deadline, and wakes nobody
                 await trio.sleep_forever()
-            self._execute(self._engine.on_tick(trio.current_time()))
+            now, arrived = trio.current_time(), self._arrived
+            self._arrived, self._turn_at = [], math.inf
+            self._execute(self._engine.on_events(arrived, now) if arrived else self._engine.on_tick(now))
 
     def _compute_next_tick(self) -> float:
         now = trio.current_time()
         deadline = self._engine.get_deadline(now)
-        latest = now + IDLE_TICK_S
+        latest = min(now + IDLE_TICK_S, self._turn_at)
         return latest if deadline is None else min(deadline, latest)
 
     def _follow_addresses(self) -> None:
         """Whatever wakes the client, it looks whom the server has heard of: others may join at any time."""
         book = tuple(self._parts.backend.address_book())
-        if book != self._addresses:
+        if book is not self._addresses and book != self._addresses:
             self._addresses = book
             self._parts.network.set_addresses(book)
 
@@ -340,15 +339,18 @@ class Shell:
                 body = await self._parts.network.fetch(
                     action.blob_id, action.sources, size_bytes=action.size_bytes, deadline=action.deadline
                 )
-            await trio.to_thread.run_sync(self._parts.check_payload, body)
+            if len(body) > SMALL_BODY_BYTES:
+                await trio.to_thread.run_sync(self._parts.check_payload, body)
+            else:
+                self._parts.check_payload(body)
         except NetworkError as error:
-            self.feed(act.PayloadFailed(action.commitment, str(error), refused=False))
+            self._feed_soon(act.PayloadFailed(action.commitment, str(error), refused=False))
         except WireError as error:
-            self.feed(act.PayloadFailed(action.commitment, str(error), refused=True))
+            self._feed_soon(act.PayloadFailed(action.commitment, str(error), refused=True))
         else:
             self._keep_body(action.blob_id, action.epoch, action.height, body)
             self.log("payload_received", from_member=action.member, height=action.height, bytes=len(body))
-            self.feed(act.PayloadArrived(action.commitment))
+            self._feed_soon(act.PayloadArrived(action.commitment))
 
     async def _fetch_data(self, action: act.FetchData, pending: _Pending) -> None:
         try:
@@ -484,6 +486,13 @@ class Shell:
             "network", bytes_sent=s.bytes_sent, bytes_received=s.bytes_received, peers=s.peers,
             gossip_sent=s.gossip_sent, gossip_received=s.gossip_received, gossip_refused=s.gossip_refused,
         )  # fmt: skip
+
+
+def _take_rest(messages: trio.MemoryReceiveChannel[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """What has come and is not read yet."""
+    with suppress(trio.WouldBlock, trio.EndOfChannel):
+        while True:
+            yield messages.receive_nowait()[1]
 
 
 def _to_hex(value: object) -> str:

@@ -106,7 +106,10 @@ def _get_listed(view: DecisionView, member: int, backers: Sequence[WitnessRecord
 
     A backer may lie in its bloom, so none is ruled out; the root itself tells which is right.
     """
-    votes = {c: _count_votes(view, c, backers) for c in view.known.get(member, ())}
+    known = view.known.get(member, ())
+    if len(known) < 2:
+        return list(known)
+    votes = {c: _count_votes(view, c, backers) for c in known}
     return sorted(votes, key=lambda commitment: (-votes[commitment], commitment))
 
 

@@ -1,11 +1,8 @@
-"""What the records of a round agree on: root, digest, slots (W5, C1, C2, C4, S3).
-
-Counts over members are bit-sliced: plane k of a counter holds bit k of every member's count, so that
-adding a record costs a few operations on whole bitmaps, however many members there are.
-"""
+"""What the records of a round agree on: root, digest, slots (W5, C1, C2, C4, S3)."""
 
 from collections.abc import Iterable
 
+from psyche.core.bits import BitCounter
 from psyche.core.limits import U8_MAX
 from psyche.core.state import ZERO32, Coordinator, Epoch, Round, RoundFlag, WitnessFlag, WitnessRecord
 from psyche.core.timeline import get_attested_round, is_last_drain
@@ -13,21 +10,10 @@ from psyche.core.timeline import get_attested_round, is_last_drain
 
 def compute_at_least(bitmaps: Iterable[int], threshold: int, universe: int) -> int:
     """Bitmap of the members of `universe` whose bit is set in at least `threshold` of the bitmaps."""
-    planes: list[int] = []
+    counter = BitCounter()
     for bits in bitmaps:
-        carry = bits & universe
-        for k, plane in enumerate(planes):
-            planes[k], carry = plane ^ carry, plane & carry
-        if carry:
-            planes.append(carry)
-    above, level = 0, universe  # from the highest bit down: counts above the threshold, counts not below it
-    for k in reversed(range(max(len(planes), threshold.bit_length()))):
-        plane = planes[k] if k < len(planes) else 0
-        if threshold >> k & 1:
-            level &= plane
-        else:
-            above |= level & plane
-    return above | level
+        counter.add(bits & universe)
+    return counter.get_at_least(threshold) & universe
 
 
 def process_agreement(round_: Round, record: WitnessRecord) -> None:

@@ -7,6 +7,7 @@ message counts once per origin, whichever way it came.
 """
 
 from collections import deque
+from functools import lru_cache
 from typing import Final
 
 import trio
@@ -20,6 +21,7 @@ from psyche.wire.crypto import blake3_hash
 from psyche.wire.ports import NetworkStatistics
 
 FLOOD_PAUSE_S: Final = 0.05
+NAMES_KEPT: Final = 1_024  # of the messages that came last: each is asked for twice, and may come by several ways
 
 
 class Inbox:
@@ -51,6 +53,13 @@ class Inbox:
             return False
         return True
 
+    def take(self, origin: bytes, message: bytes) -> bool:
+        """Deliver a message if it is acceptable; whether it was."""
+        is_acceptable = self.is_acceptable(origin, message)
+        if is_acceptable:
+            self.deliver(origin, message)
+        return is_acceptable
+
     def deliver(self, origin: bytes, message: bytes) -> None:
         """Hand on a message that was accepted, unless it was seen; the oldest makes room for it."""
         if origin == self._own_key or not self._seen.add(_name(origin, message)):
@@ -74,6 +83,7 @@ class Inbox:
         self._send.close()
 
 
+@lru_cache(maxsize=NAMES_KEPT)
 def _name(origin: bytes, message: bytes) -> bytes:
     return blake3_hash(origin, message)
 
@@ -116,9 +126,7 @@ async def receive_announcements(stream: ByteStream, origin: bytes, inbox: Inbox)
     """
     while True:
         message = await read_frame(stream, MAX_MESSAGE_BYTES, "gossip")
-        if inbox.is_acceptable(origin, message):
-            inbox.deliver(origin, message)
-        else:
+        if not inbox.take(origin, message):
             await trio.sleep(FLOOD_PAUSE_S)  # B16: who floods fills its own window, not our processor
 
 

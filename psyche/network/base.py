@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +16,7 @@ from psyche.network.blobfetch import FetchJob, SourceBook, Target
 from psyche.network.blobserve import BlobServer
 from psyche.network.blobstore import BlobStore, RunIo, run_in_thread
 from psyche.network.blobwire import check_blob_size
+from psyche.network.fetchturn import FetchTurn
 from psyche.network.limits import MAX_BLOBS_AT_ONCE, SYNC_REQUEST_BYTES, NetworkLimits
 from psyche.network.peers import Peer, PeerTable, Transport
 from psyche.network.sinks import MemorySink, PartFile, check_room
@@ -35,7 +36,7 @@ from psyche.network.streams import (
 from psyche.network.sync import REPLY_FRAME_BYTES, decode_reply, decode_request, encode_reply, encode_request
 from psyche.wire.crypto import Identity, blob_id_of, sign_address_record
 from psyche.wire.ports import AddressRecord, Network, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
-from psyche.wire.turns import AtOnce, take
+from psyche.wire.turns import AtOnce
 
 _log: Final = logging.getLogger("psyche.network")
 RECORD_VALID_S: Final = 24 * 3_600
@@ -70,6 +71,7 @@ class BaseNode:
         self._handling = trio.CapacityLimiter(limits.sync_handlers)
         self._outboxes: dict[bytes, Outbox] = {}
         self._inbox = Inbox(identity.public, limits, self._statistics)
+        self._record: AddressRecord | None = None  # as signed last: every hello shows it
         self._round = (0, 0)
         self._fetching: dict[bytes, trio.Lock] = {}
         self._fetches = trio.Semaphore(limits.fetches)
@@ -123,7 +125,11 @@ class BaseNode:
 
     def address_record(self) -> AddressRecord:
         """A fresh signed record of where this node listens, good for a day."""
-        return sign_address_record(self._identity, self._transport.addresses(), self._get_unix() + RECORD_VALID_S)
+        addresses, expires_unix = self._transport.addresses(), self._get_unix() + RECORD_VALID_S
+        known = self._record
+        if known is None or (known.addresses, known.expires_unix) != (addresses, expires_unix):
+            known = self._record = sign_address_record(self._identity, addresses, expires_unix)
+        return known
 
     def set_allowed(self, keys: frozenset[bytes]) -> None:
         """Who may talk to this node; others are closed and their messages refused."""
@@ -223,11 +229,15 @@ class BaseNode:
         self._statistics.gossip_sent += 1
         is_small = len(self.peers.allowed - {self.key}) <= self.limits.direct_peers
         if is_small:
-            for key in sorted(self.connected()):
-                self._get_outbox(key).put(message)
+            self._announce(sorted(self.connected()), message)
         if not is_small or self.peers.has_unreachable():
             await self._broadcast(message)
         await trio.lowlevel.checkpoint()
+
+    def _announce(self, keys: Iterable[bytes], message: bytes) -> None:
+        """Give the message to connected peers one by one."""
+        for key in keys:
+            self._get_outbox(key).put(message)
 
     async def _broadcast(self, message: bytes) -> None:
         """Give the message to a mesh, where the transport has one."""
@@ -350,31 +360,11 @@ class BaseNode:
             WireError: `size_bytes` is more than 4 GiB.
         """
         check_blob_size(size_bytes)
-        async with self._turn(blob_id, deadline):
+        async with FetchTurn(self._fetching, self._fetches, blob_id, deadline):
             found = await self.store.get_data(blob_id)
             if found is not None and len(found) == size_bytes:
                 return found
             return await self._fetch_payload(blob_id, sources, size_bytes, deadline)
-
-    @asynccontextmanager
-    async def _turn(self, blob_id: bytes, deadline: float) -> AsyncIterator[None]:
-        """One fetch per blob at a time, and not too many in all."""
-        lock = self._fetching.setdefault(blob_id, trio.Lock())
-        try:
-            if not await take(lock, deadline):
-                raise NetworkError(f"blob {blob_id.hex()[:16]}: another fetch of it took too long")
-            try:
-                if not await take(self._fetches, deadline):
-                    raise NetworkError(f"blob {blob_id.hex()[:16]}: {self.limits.fetches} other fetches took too long")
-                try:
-                    yield
-                finally:
-                    self._fetches.release()
-            finally:
-                lock.release()
-        finally:
-            if not lock.locked():
-                self._fetching.pop(blob_id, None)
 
     async def _fetch_payload(self, blob_id: bytes, sources: Sequence[bytes], size: int, deadline: float) -> bytes:
         if not size:
@@ -396,9 +386,10 @@ class BaseNode:
         self, targets: list[Target], sources: Sequence[bytes], *, parallel: bool,
         progress: Callable[[int], None] | None = None, is_wanted: Callable[[], bool] = lambda: False,
     ) -> FetchJob:  # fmt: skip
-        others = [s for s in sources if s != self.key]
+        others = dict.fromkeys(sources)
+        others.pop(self.key, None)
         return FetchJob(
-            targets, others, self.peers, self._book, parallel=parallel, progress=progress, is_wanted=is_wanted
+            targets, list(others), self.peers, self._book, parallel=parallel, progress=progress, is_wanted=is_wanted
         )
 
     def _is_crowded(self) -> bool:
@@ -417,7 +408,7 @@ class BaseNode:
             NetworkError: no source delivered it in time, or the disk failed.
             WireError: `size_bytes` is more than 4 GiB.
         """
-        async with self._turn(blob_id, deadline):
+        async with FetchTurn(self._fetching, self._fetches, blob_id, deadline):
             await self._fetch_files({blob_id: (size_bytes, path)}, sources, deadline, progress)
 
     async def fetch_many(

@@ -7,7 +7,7 @@ source that dies costs at most the chunk it was sending.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -117,16 +117,36 @@ class _Stall(NetworkError):
 
 
 class _Patient:
-    """A stream whose reads do not wait for ever."""
+    """A stream whose reads do not wait for ever: neither for the next bytes nor for all of them."""
 
-    def __init__(self, stream: ByteStream, idle_s: float) -> None:
+    def __init__(self, stream: ByteStream, idle_s: float, limit_s: float) -> None:
         self._stream = stream
         self._idle_s = idle_s
+        self._limit_s = limit_s
+        self._until = trio.current_time() + limit_s
+        self._scope = trio.CancelScope(deadline=self._until)  # pyright: ignore[reportCallIssue]
+
+    async def run(self, function: Callable[["_Patient"], Awaitable[None]]) -> None:
+        """Let `function` read from this.
+
+        Raises:
+            _Stall: it waited for too long.
+        """
+        with self._scope:
+            await function(self)
+        if self._scope.cancelled_caught:
+            if trio.current_time() >= self._until:
+                raise _Stall(f"nothing complete within {self._limit_s:.1f} s", self._limit_s)
+            raise _Stall(f"sends nothing for {self._idle_s:.1f} s", self._idle_s)
 
     async def read_some(self, max_bytes: int) -> bytes:
-        with trio.move_on_after(self._idle_s):
+        idle_until = trio.current_time() + self._idle_s
+        if idle_until >= self._until:
             return await self._stream.read_some(max_bytes)
-        raise _Stall(f"sends nothing for {self._idle_s:.1f} s", self._idle_s)
+        self._scope.deadline = idle_until
+        data = await self._stream.read_some(max_bytes)
+        self._scope.deadline = self._until
+        return data
 
 
 @dataclass(slots=True)
@@ -142,7 +162,7 @@ class FetchJob:
 
     Args:
         targets: the blobs, all of at least one chunk.
-        sources: keys, preferred ones first.
+        sources: keys, each once, preferred ones first.
         peers: how to reach them.
         book: statistics and bans.
         parallel: all sources at once, or one after another.
@@ -157,7 +177,7 @@ class FetchJob:
     ) -> None:  # fmt: skip
         self._is_wanted = is_wanted
         self._targets = list(targets)
-        self._sources = list(dict.fromkeys(sources))
+        self._sources = list(sources)
         self._peers = peers
         self._book = book
         self._limits = book.limits
@@ -260,9 +280,15 @@ class FetchJob:
                 await self._peers.changed.wait()
                 return
 
-    def _order_sources(self) -> list[bytes]:
-        usable = [s for s in self._sources if s not in self._book.banned]
-        return sorted(usable, key=lambda s: not self._peers.is_connected(s))
+    def _order_sources(self) -> Iterator[bytes]:
+        """Those that are connected first; mostly the preferred one is, and has it."""
+        usable = [s for s in self._sources if s not in self._book.banned] if self._book.banned else self._sources
+        if not usable:
+            return
+        if self._peers.is_connected(usable[0]):
+            yield usable[0]
+            usable = usable[1:]
+        yield from sorted(usable, key=lambda s: not self._peers.is_connected(s))
 
     async def _pull(self, source: bytes) -> None:
         """Take from one source until it has nothing more to give, or fails."""
@@ -347,20 +373,20 @@ class FetchJob:
         statistics = self._book.get_statistics(source)
         idle_s = statistics.compute_limit_s(0, self._limits.min_progress_s)
         limit_s = statistics.compute_limit_s(request.size_bytes, self._limits.min_progress_s)
-        patient = _Patient(stream, idle_s)
-        started = trio.current_time()
-        with trio.move_on_after(limit_s):
+
+        async def read(patient: _Patient) -> None:
+            started = trio.current_time()
             status = await read_reply_head(patient, request.size_bytes)
-            statistics.add_wait(trio.current_time() - started)
+            began = trio.current_time()
+            statistics.add_wait(began - started)
             if status != Status.OK:
                 self._process_refusal(source, request.item, status)
                 return
-            began = trio.current_time()
             await self._receive_body(source, patient, request.item)
             statistics.add_transfer(request.size_bytes, trio.current_time() - began)
             self._scheduler.finish(request.item)
-            return
-        raise _Stall(f"nothing complete within {limit_s:.1f} s", limit_s)
+
+        await _Patient(stream, idle_s, limit_s).run(read)
 
     def _process_refusal(self, source: bytes, item: Range, status: Status) -> None:
         """The source lacks the blob: ask it again later, others now."""

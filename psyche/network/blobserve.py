@@ -1,5 +1,6 @@
 """Serving blobs: at most two ranges at once per peer and eight in all, in the order they were asked."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,13 +50,13 @@ class BlobServer:
             WireError: the peer breaks the format.
             StreamError: the stream ended.
         """
-        while True:
-            with trio.move_on_after(self._limits.idle_stream_s) as idle:
+        with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
+            while True:
+                scope.deadline = trio.current_time() + self._limits.idle_stream_s
                 raw = await read_exactly(stream, REQUEST_BYTES)
-            if idle.cancelled_caught:
-                return
-            async with AtOnce(self._get_limiter(key)), AtOnce(self._total):
-                await self._answer(stream, decode_request(raw))
+                scope.deadline = math.inf
+                async with AtOnce(self._get_limiter(key)), AtOnce(self._total):
+                    await self._answer(stream, decode_request(raw))
 
     def _get_limiter(self, key: bytes) -> trio.CapacityLimiter:
         found = self._per_peer.get(key)

@@ -32,6 +32,9 @@ class Status(IntEnum):
     REFUSED = 2  # the request breaks a rule
 
 
+_STATUSES: Final = frozenset(map(int, Status))
+
+
 @dataclass(frozen=True, slots=True)
 class BlobRequest:
     """A range of a blob, or with `count` 0 its manifest."""
@@ -105,7 +108,7 @@ async def read_reply_head(stream: Readable, expected_bytes: int) -> Status:
         StreamError: the stream ended.
     """
     status, size = _REPLY.unpack(await read_exactly(stream, _REPLY.size))
-    if status not in tuple(Status):
+    if status not in _STATUSES:
         raise WireError(f"blob reply: unknown status {status}")
     if size != (expected_bytes if status == Status.OK else 0):
         raise WireError(f"blob reply: {size} bytes announced, must be {expected_bytes}")

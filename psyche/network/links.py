@@ -5,9 +5,10 @@ Everything that crosses a link takes its time and its chances here: the streams 
 for every direction, so that what happens on one link does not depend on the traffic of another.
 """
 
+import heapq
 import math
 import random
-from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -37,6 +38,40 @@ class LinkConditions:
     loss: float = 0.0
     jitter_s: float = 0.0
     duplicate: float = 0.0
+
+
+class Arrivals:
+    """What is to be called when: one task for all that is under way, however many links there are."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []  # a heap, each time once
+        self._due: dict[float, list[tuple[Callable[..., None], tuple[object, ...]]]] = {}
+        self._waiting: trio.CancelScope | None = None
+        self._is_running = False
+
+    def call_at(self, time_s: float, function: Callable[..., None], *args: object) -> None:
+        """Call a function at a time on trio's clock; what is due at the same time, in the order of these calls."""
+        due = self._due.get(time_s)
+        if due is not None:
+            due.append((function, args))
+            return
+        self._due[time_s] = [(function, args)]
+        heapq.heappush(self._times, time_s)
+        if not self._is_running:
+            self._is_running = True
+            trio.lowlevel.spawn_system_task(self._run, name="arrivals")
+        elif self._waiting is not None and time_s < self._waiting.deadline:
+            self._waiting.deadline = time_s
+
+    async def _run(self) -> None:
+        """Ends with the loop that it runs in."""
+        while True:
+            with trio.CancelScope(deadline=self._times[0] if self._times else math.inf) as self._waiting:  # pyright: ignore[reportCallIssue]
+                await trio.sleep_forever()
+            now = trio.current_time()
+            while self._times and self._times[0] <= now:
+                for function, args in self._due.pop(heapq.heappop(self._times)):
+                    function(*args)
 
 
 class Access:
@@ -70,6 +105,7 @@ class Wire:
         self.rng = rng
         self.busy_until = 0.0
         self.stall: trio.Event | None = None  # nothing arrives until it is set
+        self.held: list[Callable[[], None]] = []  # called when it is
 
     def compute_departure(self, size_bytes: float) -> float:
         """When the last of `size_bytes` has left; the wire is taken until then."""
@@ -91,28 +127,90 @@ class Wire:
         return self.conditions.duplicate > 0 and self.rng.random() < self.conditions.duplicate
 
 
-class Pipe:
-    """One direction of a stream: what was written, and when it arrives.
+class Lane:
+    """Announcements from one node to another: each is a packet of its own that may be lost, copied or overtaken.
 
     Args:
         wire: what it runs over.
-        is_lossy: every write is a packet of its own that may be lost, copied or overtaken.
+        arrivals: of its links.
+        max_waiting: how many packets wait where the line is slower than they come; the oldest make room.
+        receive: told each packet when it arrives.
+    """
+
+    def __init__(
+        self, wire: Wire, arrivals: Arrivals, max_waiting: int, receive: Callable[[bytes], None]
+    ) -> None:  # fmt: skip
+        self._wire = wire
+        self._arrivals = arrivals
+        self._receive = receive
+        self._waiting: deque[bytes] = deque(maxlen=max_waiting)
+        self.is_broken = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def send(self, packet: bytes) -> None:
+        """Send a packet, at once or when the line is free."""
+        if self._waiting:
+            self._waiting.append(packet)
+        elif self._is_full():
+            self._waiting.append(packet)
+            self._arrivals.call_at(self._compute_free(), self._send_waiting)
+        else:
+            self._send(packet)
+
+    def _compute_free(self) -> float:
+        return self._wire.busy_until - SEND_BUFFER_BYTES / self._wire.conditions.bandwidth_bytes_s
+
+    def _is_full(self) -> bool:
+        return self._wire.busy_until > 0 and self._compute_free() > trio.current_time()
+
+    def _send_waiting(self) -> None:
+        while self._waiting and not self.is_broken and not self._is_full():
+            self._send(self._waiting.popleft())
+        if self._waiting and not self.is_broken:
+            self._arrivals.call_at(self._compute_free(), self._send_waiting)
+
+    def _send(self, packet: bytes) -> None:
+        wire = self._wire
+        if wire.is_lost():
+            return
+        departure = wire.compute_departure(len(packet))
+        self._arrivals.call_at(departure + wire.compute_delay(), self._arrive, packet)
+        if wire.is_copied():
+            self._arrivals.call_at(departure + wire.compute_delay(), self._arrive, packet)
+
+    def _arrive(self, packet: bytes) -> None:
+        if self.is_broken:
+            return
+        if self._wire.stall is not None:
+            self._wire.held.append(lambda: self._arrive(packet))
+            return
+        self._receive(packet)
+
+
+class Pipe:
+    """One direction of a stream: what was written, and when it arrives, in order.
+
+    Args:
+        wire: what it runs over.
+        arrivals: of its links.
         weight: how many bytes of the line each byte takes.
         access: the ways out and in that it shares with others of its machines; None: it has the wire for itself.
     """
 
     def __init__(
-        self, wire: Wire, *, is_lossy: bool, weight: float = 1.0, access: tuple[Access, Access] | None = None
+        self, wire: Wire, arrivals: Arrivals, *, weight: float = 1.0, access: tuple[Access, Access] | None = None
     ) -> None:
         self._wire = wire
-        self._is_lossy = is_lossy
+        self._arrivals = arrivals
         self._weight = weight
         self._access = access
-        self._parts: list[tuple[float, memoryview]] = []  # by arrival
+        self._parts: deque[tuple[float, memoryview]] = deque()  # by arrival
         self._unread = 0
         self._last_arrival = 0.0
-        self._signal = Signal()  # the reader or the writer need not wait any more
-        self._reading: trio.CancelScope | None = None  # of a reader that waits: until the first part arrives
+        self._room = Signal()  # the writer need not wait any more
+        self._reader: trio.lowlevel.Task | None = None  # that waits for what comes next
         self._broken = trio.Event()
         self.is_closed = False
 
@@ -127,9 +225,6 @@ class Pipe:
         Raises:
             StreamError: broken.
         """
-        if self._is_lossy and self._wire.is_lost():
-            await trio.lowlevel.checkpoint()
-            return
         view = memoryview(data)
         endless = self._access is None and math.isinf(self._wire.conditions.bandwidth_bytes_s)
         # what stands for something larger goes in a few parts, enough for streams to share a line evenly
@@ -139,14 +234,11 @@ class Pipe:
 
     async def _write_part(self, part: memoryview) -> None:
         while self._unread > WINDOW_BYTES and not self._broken.is_set():
-            await self._signal.wait()
+            await self._room.wait()
         if self._broken.is_set() or self.is_closed:
             raise StreamError("stream: broken while writing")
         departure = await self._compute_departure(len(part) * self._weight)
         self._put(part, departure)
-        if self._is_lossy and self._wire.is_copied():
-            self._put(part, departure)
-        self._hurry()
         free = departure - SEND_BUFFER_BYTES / self._wire.conditions.bandwidth_bytes_s
         if free > trio.current_time():
             with trio.move_on_at(free):
@@ -163,22 +255,27 @@ class Pipe:
 
     def _put(self, part: memoryview, departure: float) -> None:
         arrival = departure + self._wire.compute_delay()
-        self._unread += len(part)
-        if self._is_lossy:
-            self._parts.insert(bisect_right(self._parts, arrival, key=_get_arrival), (arrival, part))
-            return
         if self._wire.is_lost():
             arrival += RETRANSMIT_S + 2 * self._wire.conditions.latency_s
-        self._last_arrival = max(self._last_arrival, arrival)
-        self._parts.append((self._last_arrival, part))
+        self._last_arrival = arrival = max(self._last_arrival, arrival)
+        self._unread += len(part)
+        self._parts.append((arrival, part))
+        if len(self._parts) == 1:
+            self._call_reader(arrival)
 
-    def _hurry(self) -> None:
+    def _call_reader(self, arrival: float) -> None:
         """The reader wakes when the first part arrives, and not before."""
-        arrival = self._parts[0][0]
+        if self._reader is None:
+            return
         if arrival <= trio.current_time():
-            self._signal.notify()
-        elif self._reading is not None and arrival < self._reading.deadline:
-            self._reading.deadline = arrival
+            self._wake()
+        else:
+            self._arrivals.call_at(arrival, self._wake)
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            trio.lowlevel.reschedule(self._reader)
+            self._reader = None
 
     async def read(self, max_bytes: int) -> bytes:
         """What has arrived, at most `max_bytes` of it.
@@ -194,14 +291,20 @@ class Pipe:
             elif self._parts and self._parts[0][0] <= trio.current_time():
                 return await self._take(max_bytes)
             elif self._parts or not self.is_closed:
-                await self._wait_until(self._parts[0][0] if self._parts else math.inf)
+                await self._wait()
             else:
                 raise StreamError("stream: at its end")
 
-    async def _wait_until(self, arrival: float) -> None:
-        with trio.CancelScope(deadline=arrival) as self._reading:  # pyright: ignore[reportCallIssue]
-            await self._signal.wait()
-        self._reading = None
+    async def _wait(self) -> None:
+        """Until the first part arrives, or none comes any more."""
+        self._reader = trio.lowlevel.current_task()
+        if self._parts:
+            self._arrivals.call_at(self._parts[0][0], self._wake)
+        await trio.lowlevel.wait_task_rescheduled(self._stop_waiting)
+
+    def _stop_waiting(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._reader = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def _take(self, max_bytes: int) -> bytes:
         await trio.lowlevel.checkpoint_if_cancelled()  # from here on nothing is lost by a cancellation; others
@@ -210,27 +313,26 @@ class Pipe:
         data = bytes(part[:max_bytes])
         self._unread -= len(data)
         if self._unread <= WINDOW_BYTES < self._unread + len(data):
-            self._signal.notify()
+            self._room.notify()
         if len(part) > max_bytes:
             self._parts[0] = (arrival, part[max_bytes:])
         else:
-            del self._parts[0]
+            self._parts.popleft()
         return data
 
     def close(self) -> None:
         """Nothing more is written; what was written still arrives."""
         self.is_closed = True
-        self._signal.notify()
+        if not self._parts:
+            self._wake()
+        self._room.notify()
 
     def break_off(self) -> None:
         """Both ends see a reset; what was under way is lost."""
         self._parts.clear()
         self._broken.set()
-        self._signal.notify()
-
-
-def _get_arrival(part: tuple[float, memoryview]) -> float:
-    return part[0]
+        self._wake()
+        self._room.notify()
 
 
 class MemoryStream:
@@ -282,6 +384,7 @@ class Links:
         self._wires: dict[tuple[bytes, bytes], Wire] = {}
         self._access: dict[bytes, tuple[Access, Access]] = {}
         self._cuts: set[frozenset[bytes]] = set()
+        self._arrivals = Arrivals()
 
     def build_rng(self, *names: bytes) -> random.Random:
         """Chance of one link or node: independent of what the others do, and in which order."""
@@ -310,19 +413,22 @@ class Links:
         return self._access.get(key)
 
     def open_pair(
-        self, opener: bytes, other: bytes, *, is_lossy: bool = False, answer_weight: float | None = None
+        self, opener: bytes, other: bytes, *, answer_weight: float | None = None
     ) -> tuple[MemoryStream, MemoryStream]:
         """A stream: the opener's end, and the other's.
 
         `answer_weight`: what the other answers is bulky, and each byte takes so many of the line.
         """
-        there = Pipe(self.get_wire(opener, other), is_lossy=is_lossy)
+        there = Pipe(self.get_wire(opener, other), self._arrivals)
         access = None
         if answer_weight is not None and opener in self._access and other in self._access:
             access = (self._access[other][0], self._access[opener][1])
-        weight = answer_weight or 1.0
-        back = Pipe(self.get_wire(other, opener), is_lossy=is_lossy, weight=weight, access=access)
+        back = Pipe(self.get_wire(other, opener), self._arrivals, weight=answer_weight or 1.0, access=access)
         return MemoryStream(back, there), MemoryStream(there, back)
+
+    def open_lane(self, source: bytes, target: bytes, max_waiting: int, receive: Callable[[bytes], None]) -> Lane:
+        """A way for packets of their own from one end to the other."""
+        return Lane(self.get_wire(source, target), self._arrivals, max_waiting, receive)
 
     def set_link(self, first: bytes, second: bytes, conditions: LinkConditions) -> None:
         """Both directions between two ends; holds for what is written from now on."""
@@ -366,3 +472,6 @@ class Links:
             if wire.stall is not None:
                 wire.stall.set()
                 wire.stall = None
+                held, wire.held = wire.held, []
+                for arrive in held:
+                    arrive()

@@ -8,6 +8,7 @@ Links have latency, bandwidth and loss, and can be cut; everything runs on trio'
         ...
 """
 
+import functools
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -19,17 +20,19 @@ from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
 from psyche.network.blobstore import RunIo, run_inline
 from psyche.network.limits import NetworkLimits
-from psyche.network.links import LinkConditions, Links, MemoryStream
-from psyche.network.streams import BLOB, GOSSIP
+from psyche.network.links import Lane, LinkConditions, Links, MemoryStream
+from psyche.network.peers import Peer
+from psyche.network.streams import BLOB
 from psyche.wire.crypto import Identity
 
 
 class _Connection:
-    """Two connected nodes and their open streams."""
+    """Two connected nodes, their open streams, and by sender the lanes of their announcements."""
 
     def __init__(self, ends: tuple["_MemoryTransport", "_MemoryTransport"]) -> None:
         self.ends = ends
         self.streams: list[MemoryStream] = []
+        self.lanes: dict[bytes, Lane] = {}
 
     def other(self, key: bytes) -> "_MemoryTransport":
         return self.ends[1] if self.ends[0].key == key else self.ends[0]
@@ -64,23 +67,60 @@ class _MemoryTransport:
         if connection is not None:
             self._hub.disconnect(connection)
 
+    def get_lane(self, key: bytes) -> Lane | None:
+        """The way of announcements to a connected node."""
+        connection = self.connections.get(key)
+        if connection is None:
+            return None
+        lane = connection.lanes.get(self.key)
+        return lane or self._hub.open_lane(connection, self)
+
 
 class MemoryNode(BaseNode):
     """A node of a `MemoryHub`; made by `MemoryHub.open_node`."""
+
+    place: _MemoryTransport
 
     def start_serving(self, key: bytes, protocol: str, stream: MemoryStream) -> None:
         """A peer opened a stream."""
         self._start_soon(self.handle_stream, key, protocol, stream)
 
+    def _announce(self, keys: Iterable[bytes], message: bytes) -> None:
+        """Announcements are packets here: no stream has to be kept for them between each two nodes."""
+        for key in keys:
+            self.send_to(key, message)
+
     async def _broadcast(self, message: bytes) -> None:
         """There is no mesh here: where members are too many for it, everybody hears directly all the same."""
         if len(self.peers.allowed - {self.key}) > self.limits.direct_peers:
-            for key in sorted(self.connected()):
-                self.send_to(key, message)
+            self._announce(sorted(self.connected()), message)
 
     def send_to(self, key: bytes, message: bytes) -> None:
         """Gossip to one connected peer alone, as only a dishonest node does."""
-        self._get_outbox(key).put(message)
+        lane = self.place.get_lane(key)
+        if lane is not None:
+            self._statistics.bytes_sent += len(message)
+            lane.send(message)
+
+    def count_unsent(self) -> int:
+        """How many announcements wait for the line to one peer, at most."""
+        lanes = (c.lanes.get(self.key) for c in self.place.connections.values())
+        return max((len(lane) for lane in lanes if lane is not None), default=0)
+
+    def take_announcement(self, origin: bytes, message: bytes) -> None:
+        """A packet of a peer has arrived; it waits for the peer's hello."""
+        peer = self.peers.get(origin)
+        if peer is None:
+            return
+        if peer.admitted.is_set():
+            self._inbox.take(origin, message)
+        else:
+            self._start_soon(self._take_early, peer, message)
+
+    async def _take_early(self, peer: Peer, message: bytes) -> None:
+        with trio.move_on_after(self.limits.hello_s):
+            await peer.admitted.wait()
+            self._inbox.take(peer.key, message)
 
 
 class MemoryHub:
@@ -116,7 +156,7 @@ class MemoryHub:
             identity, place, data_dir, limits=limits or NetworkLimits(),
             rng=self.links.build_rng(b"node", identity.public), run_io=run_io, get_unix=get_unix,
         )  # fmt: skip
-        place.node = node
+        place.node, node.place = node, place
         async with node.running():
             self._places[place.address] = place
             try:
@@ -186,16 +226,26 @@ class MemoryHub:
         """A stream from `opener`; the other node serves its end."""
         other = connection.other(opener.key)
         weight = self._blob_weight if protocol == BLOB else None
-        near, far = self.links.open_pair(opener.key, other.key, is_lossy=protocol == GOSSIP, answer_weight=weight)
+        near, far = self.links.open_pair(opener.key, other.key, answer_weight=weight)
         connection.streams = [s for s in connection.streams if not s.is_over]
         connection.streams += [near, far]
         other.node.start_serving(opener.key, protocol, far)
         return near
 
+    def open_lane(self, connection: _Connection, sender: _MemoryTransport) -> Lane:
+        """The way of announcements from one end of a connection to the other."""
+        other = connection.other(sender.key)
+        receive = functools.partial(other.node.take_announcement, sender.key)
+        waiting = sender.node.limits.outbox_messages
+        lane = connection.lanes[sender.key] = self.links.open_lane(sender.key, other.key, waiting, receive)
+        return lane
+
     def disconnect(self, connection: _Connection) -> None:
         """Break a connection at both ends."""
         for stream in connection.streams:
             stream.break_off()
+        for lane in connection.lanes.values():
+            lane.is_broken = True
         for end, other in (connection.ends, connection.ends[::-1]):
             if end.connections.get(other.key) is connection:
                 del end.connections[other.key]

@@ -7,9 +7,8 @@ are, of which run and plan, and have accepted each other, or the connection is c
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -17,12 +16,9 @@ from psyche.core.state import ZERO32
 from psyche.errors import NetworkError, PsycheError, WireError
 from psyche.network import hello
 from psyche.network.limits import NetworkLimits
-from psyche.network.streams import HELLO, ByteStream, Lease, Signal, StreamPool, run_until
+from psyche.network.streams import HELLO, ByteStream, PoolLease, Signal, StreamPool, run_until
 from psyche.wire.crypto import check_address_record
 from psyche.wire.ports import AddressRecord
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 _log: Final = logging.getLogger("psyche.network")
 MAX_DIALS: Final = 2  # with their hello: more at once, and on a busy machine none is done in time
@@ -136,9 +132,8 @@ class PeerTable:
         """A connected peer, admitted or not."""
         return self._peers.get(key)
 
-    @asynccontextmanager
-    async def lease(self, key: bytes, protocol: str) -> "AsyncIterator[Lease]":
-        """A stream to an admitted peer, out of its pool.
+    def lease(self, key: bytes, protocol: str) -> PoolLease:
+        """A stream to an admitted peer, out of its pool; entering raises NetworkError where there is none.
 
         Raises:
             NetworkError: not connected.
@@ -148,12 +143,10 @@ class PeerTable:
             raise NetworkError(f"peer {key.hex()[:16]}: not connected")
         pool = peer.pools.get(protocol)
         if pool is None:
-            pool = StreamPool(
+            pool = peer.pools[protocol] = StreamPool(
                 lambda: self._open(key, protocol), self._limits.streams_per_peer, self._limits.idle_stream_s
             )
-            peer.pools[protocol] = pool
-        async with pool.lease() as lease:
-            yield lease
+        return pool.lease()
 
     async def _open(self, key: bytes, protocol: str) -> ByteStream:
         with trio.move_on_after(self._limits.stream_open_s):
@@ -194,6 +187,8 @@ class PeerTable:
         new: set[bytes] = set()
         for record in records:
             old = self._records.get(record.p2p)
+            if old is record:
+                continue
             if record.p2p == self._key or (old is not None and old.expires_unix > record.expires_unix) or old == record:
                 continue
             try:

@@ -53,7 +53,8 @@ class SeenSet:
 
     def __init__(self, max_items: int) -> None:
         self._max = max_items
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: set[bytes] = set()
+        self._order: deque[bytes] = deque()
 
     def __contains__(self, item: bytes) -> bool:
         return item in self._seen
@@ -66,8 +67,9 @@ class SeenSet:
         if item in self._seen:
             return False
         if len(self._seen) >= self._max:
-            self._seen.popitem(last=False)
-        self._seen[item] = None
+            self._seen.discard(self._order.popleft())
+        self._seen.add(item)
+        self._order.append(item)
         return True
 
 

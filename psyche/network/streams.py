@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import trio
 
 from psyche.errors import NetworkError, PsycheError, WireError
-from psyche.wire.turns import AtOnce
+from psyche.wire.turns import take
 
 HELLO: Final = "/psyche/hello/1"
 GOSSIP: Final = "/psyche/gossip/1"
@@ -101,15 +101,18 @@ class Signal:
     """Something changed: wakes all who wait, remembers nothing."""
 
     def __init__(self) -> None:
-        self._event = trio.Event()
+        self._event: trio.Event | None = None  # there while somebody waits
 
     def notify(self) -> None:
         """Wake everyone who waits now."""
-        self._event.set()
-        self._event = trio.Event()
+        if self._event is not None:
+            self._event.set()
+            self._event = None
 
     async def wait(self) -> None:
         """Until the next `notify`; the caller bounds it."""
+        if self._event is None:
+            self._event = trio.Event()
         await self._event.wait()
 
 
@@ -170,28 +173,52 @@ class StreamPool:
         self._idle: list[tuple[float, ByteStream]] = []
         self._idle_s = idle_s / 2  # the other side drops them after `idle_s`
 
-    @asynccontextmanager
-    async def lease(self) -> AsyncIterator[Lease]:
-        """A stream for one exchange; goes back to the pool iff the user marked it clean.
+    def lease(self) -> "PoolLease":
+        """A stream for one exchange, as a context; goes back to the pool iff the user marked it clean.
 
-        Raises:
-            NetworkError: the peer is gone or does not open the protocol.
+        Entering raises NetworkError where the peer is gone or does not open the protocol.
         """
-        async with AtOnce(self._streams):
-            lease = await self._take()
-            try:
-                yield lease
-            finally:
-                if lease.is_clean:
-                    self._idle.append((trio.current_time(), lease.stream))
-                else:
-                    with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
-                        await lease.stream.reset()
+        return PoolLease(self)
 
-    async def _take(self) -> Lease:
-        while self._idle:
-            since, stream = self._idle.pop()
-            if trio.current_time() - since < self._idle_s:
-                return Lease(stream, is_reused=True)
-            await stream.reset()
-        return Lease(await self._open(), is_reused=False)
+    async def take(self) -> Lease:
+        """A stream that is nobody else's until it is given back."""
+        await take(self._streams)
+        try:
+            while self._idle:
+                since, stream = self._idle.pop()
+                if trio.current_time() - since < self._idle_s:
+                    return Lease(stream, is_reused=True)
+                await stream.reset()
+            return Lease(await self._open(), is_reused=False)
+        except BaseException:
+            self._streams.release()
+            raise
+
+    async def give_back(self, lease: Lease) -> None:
+        """The exchange is over."""
+        try:
+            if lease.is_clean:
+                self._idle.append((trio.current_time(), lease.stream))
+            else:
+                with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
+                    await lease.stream.reset()
+        finally:
+            self._streams.release()
+
+
+class PoolLease:
+    """`async with pool.lease() as lease:`."""
+
+    __slots__ = ("_lease", "_pool")
+
+    def __init__(self, pool: StreamPool) -> None:
+        self._pool = pool
+        self._lease: Lease | None = None
+
+    async def __aenter__(self) -> Lease:
+        self._lease = await self._pool.take()
+        return self._lease
+
+    async def __aexit__(self, *_error: object) -> None:
+        assert self._lease is not None, "entered"
+        await self._pool.give_back(self._lease)

@@ -109,6 +109,7 @@ class TcpBackend:
         self._clock_offset_s = 0.0
         self._record: AddressRecord | None = None
         self._book: dict[bytes, AddressRecord] = {}
+        self._listed: tuple[AddressRecord, ...] = ()  # the book's records, the same object while none changes
 
     @property
     def is_connected(self) -> bool:
@@ -209,7 +210,7 @@ class TcpBackend:
 
     def address_book(self) -> Sequence[AddressRecord]:
         """Where the run's nodes are; signatures are checked."""
-        return tuple(self._book.values())
+        return self._listed
 
     async def _request(self, body: wire.RequestBody) -> wire.Reply:
         """Send a request and wait for its answer, over any number of connections.
@@ -376,6 +377,7 @@ class TcpBackend:
             record = wire.get_address_record(message)
             check_address_record(record)
             self._book[record.p2p] = record
+        self._listed = tuple(self._book.values())
         self._note_change()
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from psyche.client.engine import RoundEngine
+from psyche.client.parts import Parts
 from psyche.client.payloads import PayloadCheck
 from psyche.client.settings import ClientSettings
-from psyche.client.shell import Parts, Shell
+from psyche.client.shell import Shell
 from psyche.core.state import Coordinator
 from psyche.data.dummy import DummyData
 from psyche.data.provider import LocalProvider

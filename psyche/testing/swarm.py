@@ -16,8 +16,9 @@ from pathlib import Path
 import trio
 
 from psyche.client.engine import RoundEngine
+from psyche.client.parts import Parts
 from psyche.client.settings import ClientSettings
-from psyche.client.shell import Parts, Shell
+from psyche.client.shell import Shell
 from psyche.client.trainer_tasks import RestartableTrainer
 from psyche.core.genesis import create_run
 from psyche.core.state import Checkpoint, CheckpointKind, Config, Metadata, Model

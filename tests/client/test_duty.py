@@ -6,6 +6,7 @@ import pytest
 from bench import Bench, build_bench, build_train_reply
 
 from psyche.client import actions as act
+from psyche.client.context import describe_members
 from psyche.client.records import PayloadStatus
 from psyche.core.committee import get_roles
 from psyche.core.header import decode_header
@@ -333,3 +334,9 @@ def test_a_single_member_runs_an_epoch_alone(overlap: bool) -> None:
     assert rounds == (4 if overlap else 3)
     assert bench.state.certified.digest == bench.engine.membership.weights_digest
     assert [f["members"] for f in bench.get_logs("applied") if f["update"]] == [[0], [0]]
+
+
+def test_a_wait_for_very_many_is_not_named_anew_with_each_that_comes() -> None:
+    assert describe_members([3, 5]) == "members [3, 5]"
+    assert describe_members(range(8)) == "members [0, 1, 2, 3, 4, 5, 6, 7]"
+    assert describe_members(range(9)) == describe_members(range(200)) == "more than 8 members"

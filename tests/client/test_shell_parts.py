@@ -1,6 +1,6 @@
 """The shell around the engine, action by action: what fails is an event, never the client's death (F16, F26, P8)."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from trio.testing import MockClock
 
 from psyche.client import actions as act
 from psyche.client.engine import RoundEngine
+from psyche.client.parts import Parts
 from psyche.client.settings import ClientSettings
-from psyche.client.shell import Parts, Shell
+from psyche.client.shell import TURN_S, Shell
 from psyche.core.errors import DigestMismatch, WrongRound
 from psyche.core.state import Coordinator
 from psyche.errors import BackendError, DataError, NetworkError, WireError
@@ -36,13 +37,31 @@ class SilentEngine(RoundEngine):
         self.events: list[act.Event] = []
         self.heard: list[bytes] = []
         self.ticks: list[float] = []
+        self.turns: list[tuple[float, int]] = []
+        self.crowd = False
         self.deadline: float | None = None
 
     def get_deadline(self, now: float) -> float | None:
         return self.deadline if self.deadline is not None and self.deadline > now else None
 
+    @property
+    def is_crowded(self) -> bool:
+        return self.crowd
+
     def on_event(self, event: act.Event, now: float) -> list[act.Action]:
         self.events.append(event)
+        return []
+
+    def on_events(self, events: Iterable[act.Event], now: float) -> list[act.Action]:
+        told = list(events)
+        self.events += told
+        self.turns.append((now, len(told)))
+        return []
+
+    def on_messages(self, raws: Iterable[bytes], now: float) -> list[act.Action]:
+        told = list(raws)
+        self.heard += told
+        self.turns.append((now, len(told)))
         return []
 
     def on_answer(self, items: Sequence[bytes], now: float) -> list[act.Action]:
@@ -100,7 +119,7 @@ class FakeNetwork:
         self.addresses.append(records)
 
     def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
-        self._send, receive = trio.open_memory_channel[tuple[bytes, bytes]](1)
+        self._send, receive = trio.open_memory_channel[tuple[bytes, bytes]](100)
         return receive
 
     def address_record(self) -> str:
@@ -457,3 +476,41 @@ async def test_new_addresses_are_dialed_once_at_the_next_event_or_within_a_secon
     place.backend.book = (first, second)
     await trio.sleep(3.0)
     assert place.network.addresses == [(first,), (first, second)]
+
+
+async def send_gossip(place: Place, count: int) -> None:
+    """A message every 6 ms."""
+    assert place.network._send is not None
+    for number in range(count):
+        place.network._send.send_nowait((KEYS[1], bytes([number])))
+        await trio.sleep(0.006)
+    await trio.sleep(1.0)
+
+
+async def test_what_came_at_the_same_time_is_looked_at_together(place: Place, clock: MockClock) -> None:
+    assert place.network._send is not None
+    for number in range(3):
+        place.network._send.send_nowait((KEYS[1], bytes([number])))
+    await trio.sleep(1.0)
+    assert [count for _, count in place.engine.turns] == [3]
+    assert place.engine.heard == [b"\0", b"\1", b"\2"]
+
+
+@pytest.mark.parametrize(("crowd", "turns"), [(False, [1] * 9), (True, [1, 3, 3, 2])])
+async def test_a_crowd_is_listened_to_turn_by_turn(
+    crowd: bool, turns: list[int], place: Place, clock: MockClock
+) -> None:
+    place.engine.crowd = crowd
+    await send_gossip(place, 9)
+    assert [count for _, count in place.engine.turns] == turns
+    assert place.engine.heard == [bytes([number]) for number in range(9)]
+
+
+async def test_payloads_of_a_crowd_are_told_in_the_next_turn(place: Place, clock: MockClock) -> None:
+    place.engine.crowd = True
+    start = trio.current_time()
+    events = await place.do(*(build_fetch(commitment=bytes([n]) * 32) for n in range(5)))
+    assert {event.commitment for event in events if isinstance(event, act.PayloadArrived)} == {
+        bytes([n]) * 32 for n in range(5)
+    }
+    assert place.engine.turns == [(pytest.approx(start + TURN_S), 5)]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.bits import compute_bits, from_bytes32, get_members, to_bytes32
+from psyche.core.bits import BitCounter, compute_bits, from_bytes32, get_members, to_bytes32
 from psyche.errors import WireError
 
 BITMAPS = st.integers(0, (1 << 256) - 1)
@@ -35,3 +35,12 @@ def test_bytes_of_another_length_are_refused(length: int) -> None:
 def test_a_bit_beyond_the_last_member_is_our_own_error(bits: int) -> None:
     with pytest.raises(AssertionError):
         to_bytes32(bits)
+
+
+@given(st.lists(BITMAPS, max_size=20), st.integers(1, 40))
+def test_a_counter_knows_who_is_in_so_many_bitmaps(bitmaps: list[int], threshold: int) -> None:
+    counter = BitCounter()
+    for bits in bitmaps:
+        counter.add(bits)
+    counts = {m: sum(bits >> m & 1 for bits in bitmaps) for m in range(256)}
+    assert counter.get_at_least(threshold) == compute_bits(m for m, count in counts.items() if count >= threshold)

@@ -16,8 +16,18 @@ def build_links(**conditions: float) -> Links:
     return Links(random.Random(3), LinkConditions(**conditions))
 
 
-async def read_packets(links: Links, count: int, *, is_lossy: bool) -> list[int]:
-    near, far = links.open_pair(A, B, is_lossy=is_lossy)
+async def send_packets(links: Links, count: int) -> list[int]:
+    found: list[int] = []
+    lane = links.open_lane(A, B, 16, lambda packet: found.append(packet[0]))
+    for number in range(count):
+        lane.send(bytes([number]))
+        await trio.sleep(0.01)
+    await trio.sleep(60)
+    return found
+
+
+async def send_in_order(links: Links, count: int) -> list[int]:
+    near, far = links.open_pair(A, B)
     for number in range(count):
         await near.write(bytes([number]))
         await trio.sleep(0.01)
@@ -29,19 +39,60 @@ async def read_packets(links: Links, count: int, *, is_lossy: bool) -> list[int]
 
 
 async def test_announcements_overtake_each_other_where_the_line_jitters(autojump_clock: MockClock) -> None:
-    found = await read_packets(build_links(jitter_s=0.2), 50, is_lossy=True)
+    found = await send_packets(build_links(jitter_s=0.2), 50)
     assert sorted(found) == list(range(50))
     assert found != sorted(found)
 
 
 async def test_streams_keep_their_order_whatever_the_line_does(autojump_clock: MockClock) -> None:
-    assert await read_packets(build_links(jitter_s=0.2, loss=0.3, duplicate=0.5), 50, is_lossy=False) == list(range(50))
+    assert await send_in_order(build_links(jitter_s=0.2, loss=0.3, duplicate=0.5), 50) == list(range(50))
 
 
 async def test_a_copied_announcement_comes_twice(autojump_clock: MockClock) -> None:
-    found = await read_packets(build_links(duplicate=0.5), 50, is_lossy=True)
+    found = await send_packets(build_links(duplicate=0.5), 50)
     assert set(found) == set(range(50))
     assert 60 < len(found) < 90
+
+
+async def test_a_lost_announcement_is_gone(autojump_clock: MockClock) -> None:
+    assert 20 < len(await send_packets(build_links(loss=0.5), 50)) < 35
+
+
+async def test_a_packet_that_overtakes_others_comes_when_it_arrives(autojump_clock: MockClock) -> None:
+    links = build_links(latency_s=2.0)
+    came: list[tuple[float, bytes]] = []
+    lane = links.open_lane(A, B, 16, lambda packet: came.append((trio.current_time(), packet)))
+    lane.send(b"slow")
+    links.set_link(A, B, LinkConditions(latency_s=0.25))
+    await trio.sleep(1.0)
+    lane.send(b"quick")
+    await trio.sleep(5.0)
+    assert came == [(1.25, b"quick"), (2.0, b"slow")]
+
+
+async def test_packets_wait_for_a_slow_line_and_the_oldest_make_room(autojump_clock: MockClock) -> None:
+    links = build_links(bandwidth_bytes_s=SEND_BUFFER_BYTES)
+    came: list[tuple[float, int]] = []
+    lane = links.open_lane(A, B, 3, lambda packet: came.append((trio.current_time(), packet[0])))
+    for number in range(7):
+        lane.send(bytes([number]) * SEND_BUFFER_BYTES)
+    assert len(lane) == 3
+    await trio.sleep(60)
+    assert came == [(1.0, 0), (2.0, 1), (3.0, 4), (4.0, 5), (5.0, 6)]
+
+
+async def test_a_stalled_line_keeps_packets_and_a_broken_one_loses_them(autojump_clock: MockClock) -> None:
+    links = build_links(latency_s=0.1)
+    came: list[bytes] = []
+    lane, broken = links.open_lane(A, B, 16, came.append), links.open_lane(A, C, 16, came.append)
+    links.stall([A], [B, C])
+    for each in (lane, broken):
+        each.send(b"late")
+    await trio.sleep(30)
+    assert came == []
+    broken.is_broken = True
+    links.heal()
+    assert came == [b"late"]
 
 
 async def test_a_stalled_line_delivers_what_was_sent_once_it_is_healed(autojump_clock: MockClock) -> None:
@@ -149,13 +200,13 @@ async def test_machines_that_share_nothing_do_not_wait_for_each_other(autojump_c
 async def test_announcements_do_not_wait_behind_what_is_bulky(autojump_clock: MockClock) -> None:
     links = build_shared_links()
     async with trio.open_nursery() as nursery:
-        near, far = links.open_pair(A, B, is_lossy=True)
+        came: list[bytes] = []
+        lane = links.open_lane(A, B, 16, came.append)
         nursery.start_soon(time_answers, links, [(A, B), (B, A)])
         await trio.sleep(0.1)
-        sent = trio.current_time()
-        await near.write(b"small")
-        assert await far.read_some(5) == b"small"
-        assert trio.current_time() == sent
+        lane.send(b"small")
+        await trio.sleep(1e-9)
+        assert came == [b"small"]
         nursery.cancel_scope.cancel()
 
 

@@ -42,25 +42,6 @@ async def test_a_reader_takes_one_step_for_each_message(autojump_clock: MockCloc
     assert steps.count["reader"] == 1 + 5
 
 
-async def test_a_packet_that_overtakes_others_is_read_when_it_arrives(autojump_clock: MockClock) -> None:
-    links = Links(random.Random(1), LinkConditions(latency_s=2.0))
-    near, far = links.open_pair(b"a", b"b", is_lossy=True)
-    await near.write(b"slow")
-    links.set_link(b"a", b"b", FAR)
-    came: list[tuple[float, bytes]] = []
-
-    async def read() -> None:
-        for _ in range(2):
-            data = await far.read_some(100)
-            came.append((trio.current_time(), data))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
-        await trio.sleep(1.0)
-        await near.write(b"quick")
-    assert came == [(1.25, b"quick"), (2.0, b"slow")]
-
-
 @pytest.mark.parametrize("ends", ["close", "reset"])
 async def test_a_reader_that_waits_hears_of_the_end(ends: str, autojump_clock: MockClock) -> None:
     near, far = Links(random.Random(1), FAR).open_pair(b"a", b"b")

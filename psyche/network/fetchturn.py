@@ -1,0 +1,46 @@
+"""Whose turn it is to fetch: blobs that others fetch already, or that there is no place for, wait."""
+
+import trio
+
+from psyche.errors import NetworkError
+from psyche.wire.turns import take
+
+
+class FetchTurn:
+    """One fetch per blob at a time, and not too many in all."""
+
+    __slots__ = ("_blob_id", "_deadline", "_fetches", "_locks")
+
+    def __init__(
+        self, locks: dict[bytes, trio.Lock], fetches: trio.Semaphore, blob_id: bytes, deadline: float
+    ) -> None:  # fmt: skip
+        self._locks = locks
+        self._fetches = fetches
+        self._blob_id = blob_id
+        self._deadline = deadline
+
+    async def __aenter__(self) -> None:
+        name = self._blob_id.hex()[:16]
+        lock = self._locks.setdefault(self._blob_id, trio.Lock())
+        try:
+            if not await take(lock, self._deadline):
+                raise NetworkError(f"blob {name}: another fetch of it took too long")
+            try:
+                if not await take(self._fetches, self._deadline):
+                    raise NetworkError(f"blob {name}: other fetches took too long")
+            except BaseException:
+                lock.release()
+                raise
+        except BaseException:
+            self._forget(lock)
+            raise
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._fetches.release()
+        lock = self._locks[self._blob_id]
+        lock.release()
+        self._forget(lock)
+
+    def _forget(self, lock: trio.Lock) -> None:
+        if not lock.locked():
+            self._locks.pop(self._blob_id, None)

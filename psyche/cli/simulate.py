@@ -1,9 +1,10 @@
 """`psyche simulate`: what a run will do, before anybody rents a machine; `psyche trace`: a run step by step."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -42,9 +43,15 @@ Picture = Annotated[
     Path | None, typer.Option(help="Draw who trained, waited, fetched and was cut off, as a PNG; needs matplotlib.")
 ]
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
+FILTERS: Final = ("node", "kind", "from_s", "to_s", "height", "all_kinds")
+QUESTION: Final = (
+    "state", "clients", "profile", "faults", "rounds", "seed", "parameters", "model", "no_suggestions", "picture",
+    "json_file", "events",
+)  # fmt: skip
 
 
 def simulate(
+    ctx: typer.Context,
     *,
     state: Annotated[Path | None, typer.Option(help="The run: a run.toml, or its folder.")] = None,
     clients: Annotated[int, typer.Option(min=1, max=256, help="How many take part.")] = 16,
@@ -90,10 +97,11 @@ def simulate(
     """
     from psyche.errors import ConfigError
 
-    wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)
     if replay is not None:
-        _replay(replay, wanted)
+        _refuse_unused(ctx, QUESTION, "with --replay")
+        _replay(replay, _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds))
         return
+    _refuse_unused(ctx, FILTERS, "without --replay; write --events and look at them with psyche trace")
     if state is None or profile is None:
         raise ConfigError("psyche simulate: needs --state and --profile, or --replay")
     question = _read_question(state, clients, profile, faults, rounds, seed, parameters, model)
@@ -101,6 +109,19 @@ def simulate(
     forecast, suggestions = _answer(question, parameters, model, keep=events is not None, suggest=not no_suggestions)
     _write(forecast, suggestions, picture, json_file, events)
     raise typer.Exit(1 if forecast.stood_still else 0)
+
+
+def _refuse_unused(ctx: typer.Context, names: tuple[str, ...], where: str) -> None:
+    """Who gives an option means it to change something."""
+    from psyche.errors import ConfigError
+
+    def is_given(name: str) -> bool:
+        source = ctx.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    given = [one.opts[0] for one in ctx.command.params if one.name in names and is_given(one.name)]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: no effect {where}")
 
 
 def _read_question(
@@ -140,7 +161,7 @@ def parse_parameters(text: str) -> int:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1e13 or (text and value < 1):
-        raise ConfigError(f"--parameters {text!r}: must be a number of parameters, as in 1e9")
+        raise ConfigError(f"--parameters {text!r}: must be a number of parameters from 1 to 1e13, as in 1e9")
     return int(value)
 
 
@@ -159,14 +180,13 @@ def _check_outputs(picture: Path | None, json_file: Path | None, events: Path | 
 def _answer(
     question: "Question", parameters: str, model: Path | None, *, keep: bool, suggest: bool
 ) -> "tuple[Forecast, list[Suggestion]]":
-    from psyche.simulator.forecast_text import format_forecast, format_question
+    from psyche.simulator.forecast_text import format_defects, format_forecast, format_question
 
     typer.echo(format_question(question) + "\n")
     forecast = _play(question, "playing", keep=keep)
     typer.echo(format_forecast(forecast))
-    defects = [v for v in forecast.outcome.violations if v.name != "I5"]
-    if defects:
-        typer.echo(f"\nA DEFECT of the program, please report it:\n{forecast.outcome.describe()}")
+    if defects := format_defects(forecast):
+        typer.echo(f"\n{defects}")
     if not suggest or forecast.stood_still:
         return forecast, []
     return forecast, _suggest(forecast, parameters, model)
@@ -176,7 +196,7 @@ def _play(question: "Question", title: str, *, keep: bool = False) -> "Forecast"
     from psyche.cli.progress import ProgressBar
     from psyche.simulator.forecast import play
 
-    with ProgressBar(title, show=lambda number: f"round {number}") as bar:
+    with ProgressBar(f"{title}, round", show=str) as bar:
         return play(
             question, on_round=lambda done: bar.set(min(done, question.rounds), question.rounds), keep_lines=keep
         )
@@ -208,6 +228,7 @@ def _write(
     forecast: "Forecast", suggestions: "list[Suggestion]", picture: Path | None, json_file: Path | None,
     events: Path | None,
 ) -> None:  # fmt: skip
+    from psyche.simulator.forecast import build_log
     from psyche.simulator.forecast_text import build_json
 
     question = forecast.question
@@ -218,7 +239,7 @@ def _write(
     title = f"{question.run.run_id}: {question.clients} clients, seed {question.seed}"
     _write_figures(forecast.accounts, title, picture, found, json_file)
     if events is not None:
-        events.write_bytes(b"".join(forecast.outcome.lines))
+        events.write_bytes(build_log(forecast))
         typer.echo(f"events: {events}; look at them with: psyche trace {events}")
 
 
@@ -268,7 +289,12 @@ def _show(events: "list[Event]", wanted: "Filter") -> None:
 
     from psyche.simulator.viewer import format_trace
 
-    lines = (f"{line}\n" for line in format_trace(events, wanted))
+    shown = format_trace(events, wanted)
+    first = next(shown, None)
+    if first is None:
+        sys.stderr.write(f"no event matches, of {len(events)}\n")
+        return
+    lines = (f"{line}\n" for line in itertools.chain((first,), shown))
     if sys.stdout.isatty():
         click.echo_via_pager(lines)
         return
@@ -277,6 +303,7 @@ def _show(events: "list[Event]", wanted: "Filter") -> None:
 
 
 def trace(
+    ctx: typer.Context,
     path: Annotated[Path, typer.Argument(help="An event log, or a folder with some: of a run, or of a simulation.")],
     *,
     node: Nodes = None,
@@ -300,9 +327,12 @@ def trace(
     from psyche.simulator.forecast_text import build_accounts_json, format_accounts
     from psyche.simulator.viewer import read_trace
 
+    is_summed = summary or picture is not None or json_file is not None
+    if is_summed:
+        _refuse_unused(ctx, FILTERS, "on figures of a whole run: --summary, --picture, --json")
     _check_outputs(picture, json_file, None)
     events: list[Any] = read_trace(path)
-    if summary or picture is not None or json_file is not None:
+    if is_summed:
         accounts = read_accounts(events)
         typer.echo(format_accounts(accounts))
         _write_figures(accounts, str(path), picture, build_accounts_json(accounts), json_file)

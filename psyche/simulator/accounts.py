@@ -9,16 +9,18 @@ A member's time in a round is one of these, the first that holds: it was away; i
 it applies; payloads that are due are announced and not here yet; the round only waits for witnesses; it waits.
 """
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from psyche.simulator.spans import Span, find_spans, take_out
 from psyche.telemetry.events import Event
 
 WORLD: Final = "world"
+SIMULATED: Final = "simulated"  # the world's event with what a log of a played run stands for
+CARRIED: Final = "carried"  # the world's event with all that a client's line has carried
 SERVER: Final = "server"
 ROUND_STATES: Final = frozenset({"round_train", "round_witness"})
 PATIENCE_S: Final = 1.5  # a round that goes on for so long after the last thing anybody did waits for somebody
@@ -35,14 +37,6 @@ class What(StrEnum):
     WITNESS = "witness"
     WAIT = "wait"
     AWAY = "away"
-
-
-@dataclass(slots=True)
-class Span:
-    """A stretch of time; seconds on the log's clock."""
-
-    start: float
-    end: float
 
 
 @dataclass(slots=True)
@@ -153,9 +147,15 @@ class Accounts:
         reference: whose view of the record counts.
         limit_s: max_round_train_time, where it is known.
         overlap: whether results are due one round later.
+        tokens_scale: how many tokens one of the log stands for.
+
+    `is_stand_in`: the log is of a small model whose tokens and bytes stand for nobody's.
     """
 
-    def __init__(self, *, reference: str = SERVER, limit_s: float = 0.0, overlap: bool = True) -> None:
+    def __init__(
+        self, *, reference: str = SERVER, limit_s: float = 0.0, overlap: bool = True, tokens_scale: float = 1.0
+    ) -> None:
+        self.is_stand_in = False
         self.nodes: dict[str, NodeAccount] = {}
         self.rounds: list[RoundAccount] = []
         self.phases: defaultdict[str, float] = defaultdict(float)  # seconds by state of the record
@@ -163,6 +163,7 @@ class Accounts:
         self.seen = 0
         self._reference = reference
         self._limit_s = limit_s
+        self._scale = tokens_scale
         self._delay = int(overlap)
         self._state = ("", 0.0)
         self._by_place: dict[Place, RoundAccount] = {}
@@ -258,6 +259,8 @@ class Accounts:
             node.away_since = t if node.away_since is None else node.away_since
         elif event["kind"] == "resumed":
             self._return(node, t)
+        elif event["kind"] == CARRIED:
+            node.bytes_sent, node.bytes_received = _get_int(event, "bytes_sent"), _get_int(event, "bytes_received")
 
     def _return(self, node: NodeAccount, t: float) -> None:
         if node.away_since is not None:
@@ -294,7 +297,7 @@ class Accounts:
         node.training_since = t
 
     def _on_trained(self, node: NodeAccount, t: float, event: Event) -> None:
-        seconds, tokens = event.get("seconds"), _get_int(event, "tokens")
+        seconds, tokens = event.get("seconds"), round(_get_int(event, "tokens") * self._scale)
         start = t - float(seconds) if isinstance(seconds, int | float) else t
         node.add(What.TRAIN, start, t)
         node.training_since = None
@@ -426,33 +429,6 @@ def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
     return times
 
 
-def find_spans(spans: Sequence[Span], start: float, end: float) -> list[Span]:
-    """Those of rising spans that touch a stretch."""
-    first = bisect_left(spans, start, key=lambda span: span.end)
-    found: list[Span] = []
-    for span in spans[first:]:
-        if span.start >= end:
-            break
-        found.append(span)
-    return found
-
-
-def take_out(left: Iterable[Span], taken: Sequence[Span]) -> tuple[float, list[Span]]:
-    """How many seconds of `left` lie within `taken`, and what then is left."""
-    seconds, rest = 0.0, list(left)
-    for span in taken:
-        parts: list[Span] = []
-        for free in rest:
-            start, end = max(free.start, span.start), min(free.end, span.end)
-            if start >= end:
-                parts.append(free)
-                continue
-            seconds += end - start
-            parts += [part for part in (Span(free.start, start), Span(end, free.end)) if part.start < part.end]
-        rest = parts
-    return seconds, rest
-
-
 def find_reference(events: Iterable[Event]) -> str:
     """Whose view of the record a log has: the server's, else the client's that tells most."""
     counts = Counter(str(event["node"]) for event in events if event["kind"] == "state_changed")
@@ -473,8 +449,18 @@ def is_overlapped(events: Iterable[Event]) -> bool:
 
 
 def read_accounts(events: Sequence[Event]) -> Accounts:
-    """The accounts of a log that is over."""
-    accounts = Accounts(reference=find_reference(events), overlap=is_overlapped(events))
+    """The accounts of a log that is over; one of `psyche simulate` says itself what it stands for."""
+    reference = find_reference(events)
+    told = next((event for event in events if event["node"] == WORLD and event["kind"] == SIMULATED), None)
+    if told is None:
+        accounts = Accounts(reference=reference, overlap=is_overlapped(events))
+        accounts.is_stand_in = any(event["node"] == WORLD for event in events)
+    else:
+        limit_s, scale = (float(_get_int(told, name, 1)) for name in ("limit_s", "sequence_tokens"))
+        small = _get_int(told, "played_tokens", 1) or 1
+        accounts = Accounts(
+            reference=reference, limit_s=limit_s, overlap=told.get("overlap") is True, tokens_scale=scale / small
+        )
     for event in events:
         accounts.take(event)
     accounts.finish()

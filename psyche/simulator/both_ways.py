@@ -5,8 +5,9 @@ from statistics import mean, median
 
 from psyche.config.load import LoadedRun
 from psyche.config.profile import ClassTable
-from psyche.simulator.accounts import Accounts, Place, RoundAccount, Span, What, find_spans
+from psyche.simulator.accounts import Accounts, Place, RoundAccount, What
 from psyche.simulator.forecast import Forecast, Question, play
+from psyche.simulator.spans import Span, find_spans
 from psyche.simulator.workload import compute_workload
 
 LOOPBACK_MBIT_S = 8_000.0

@@ -4,6 +4,7 @@ forecast = play(Question(run, workload, classes, counts))
 print(format_forecast(forecast))
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
@@ -16,7 +17,7 @@ from psyche.core.state import Client, ClientState, Config, RoundFlag
 from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.links import LinkConditions
-from psyche.simulator.accounts import SERVER, Accounts
+from psyche.simulator.accounts import CARRIED, SERVER, SIMULATED, WORLD, Accounts
 from psyche.simulator.faults import Fault, Kill
 from psyche.simulator.runtime import build_rng
 from psyche.simulator.scenario import MachineClass, Scenario, build_model, compute_limit_s
@@ -213,10 +214,12 @@ class Recorder:
 
     def __init__(self, question: Question, on_round: OnRound | None) -> None:
         config = question.config
-        self.accounts = Accounts(limit_s=config.max_round_train_time, overlap=config.overlap)
+        self.accounts = Accounts(
+            limit_s=config.max_round_train_time, overlap=config.overlap,
+            tokens_scale=question.workload.sequence_tokens / build_model().max_seq_len,
+        )  # fmt: skip
         self.exits: list[Exit] = []
         self._tokens = question.workload.sequence_tokens
-        self._scale = question.workload.sequence_tokens / build_model().max_seq_len
         self._config = config
         self._on_round = on_round
         self._states: dict[bytes, ClientState] = {}
@@ -233,8 +236,6 @@ class Recorder:
             return
         event: Event = {name: get_plain(value) for name, value in given.items()}
         event |= {"t": trio.current_time(), "node": node, "kind": kind}
-        if kind == "trained":
-            event["tokens"] = round(event["tokens"] * self._scale)
         self.accounts.take(event)
         if node == SERVER and kind == "state_changed":
             self._look(event["t"])
@@ -296,3 +297,25 @@ def count_bytes(recorder: Recorder) -> tuple[dict[str, float], dict[str, float]]
         sent[host.name] = bulk[0] + (node.bytes_sent if node else 0)
         received[host.name] = bulk[1] + (node.bytes_received if node else 0)
     return sent, received
+
+
+def build_log(forecast: Forecast) -> bytes:
+    """The event log of a forecast that kept its lines, with what its small model stands for: `read_accounts` gives
+    the forecast's own figures for it.
+    """
+    question, end_s = forecast.question, forecast.outcome.simulated_s
+    played: Event = {
+        "t": 0.0, "node": WORLD, "kind": SIMULATED, "limit_s": question.config.max_round_train_time,
+        "overlap": bool(question.config.overlap), "sequence_tokens": question.workload.sequence_tokens,
+        "played_tokens": build_model().max_seq_len, "payload_bytes": question.workload.payload_bytes,
+    }  # fmt: skip
+    carried: list[Event] = [
+        {"t": end_s, "node": WORLD, "kind": CARRIED, "who": name, "bytes_sent": round(sent),
+         "bytes_received": round(forecast.bytes_received[name])}
+        for name, sent in forecast.bytes_sent.items()
+    ]  # fmt: skip
+
+    def write(event: Event) -> bytes:
+        return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+    return b"".join((write(played), *forecast.outcome.lines, *map(write, carried)))

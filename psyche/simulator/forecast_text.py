@@ -10,7 +10,8 @@ from psyche.simulator.accounts import Accounts, Bound, NodeAccount, What
 from psyche.simulator.forecast import Forecast, Question
 from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
 
-COLUMNS: Final = (What.TRAIN, What.TRANSFER, What.WAIT, What.AWAY)
+COLUMNS: Final = (What.TRAIN, What.VAIN, What.TRANSFER, What.WAIT, What.AWAY)
+COLUMN_NAMES: Final = ("training", "in vain", "payloads", "others", "away")
 SHOWN: Final = 8  # members that are named one by one
 NAMES: Final = {
     What.TRAIN: "training", What.VAIN: "training in vain", What.TRANSFER: "waiting for payloads",
@@ -74,13 +75,14 @@ def format_forecast(forecast: Forecast) -> str:
 
 def _format_times(accounts: Accounts) -> list[str]:
     times = sorted(one.seconds for one in accounts.data_rounds)
+    mean = sum(times) / len(times)
     lines = [
         (
-            f"time per round         {format_seconds(median(times))} (shortest {format_seconds(times[0])}, "
+            f"time per round         {format_seconds(median(times))} (median; shortest {format_seconds(times[0])}, "
             f"longest {format_seconds(times[-1])})"
-        )
+        ),
+        f"on average             {format_seconds(mean)}, of which",
     ]
-    mean = sum(times) / len(times)
     for what, name in NAMES.items():
         share = accounts.shares[what]
         lines.append(f"  {name:<21}{format_seconds(share * mean):>8}  {format_percent(share):>7}")
@@ -142,10 +144,7 @@ def format_classes(forecast: Forecast) -> str:
     head = (
         "class",
         "members",
-        "training",
-        "payloads",
-        "others",
-        "away",
+        *COLUMN_NAMES,
         "cut off",
         "tokens",
         "sent/round",
@@ -196,6 +195,19 @@ def _format_exits(forecast: Forecast) -> list[str]:
     return lines
 
 
+def format_defects(forecast: Forecast) -> str:
+    """What the program itself did wrong, with all that is needed to find out why; empty where it is sound."""
+    outcome = forecast.outcome
+    found = [str(violation) for violation in outcome.violations if violation.name != "I5"]
+    if not found:
+        return ""
+    head = (
+        "A DEFECT of the program. Please report it, with this command and its run.toml, profile and plan of faults "
+        f"(seed {forecast.question.seed}), and with these last events:"
+    )
+    return "\n".join([head, *outcome.last, *(f"violated {one}" for one in found)])
+
+
 def find_obstacle(forecast: Forecast) -> str:
     """Why a run does not get on, as far as its end shows."""
     state = forecast.outcome.state
@@ -214,15 +226,17 @@ def format_accounts(accounts: Accounts) -> str:
         return "no round was finished"
     bounds = accounts.bounds.most_common(3)
     last = "; ".join(f"{Bound(kind, who, 'others').text} ({n} of {len(rounds)})" for (kind, who), n in bounds)
-    head = ("node", "training", "payloads", "others", "away", "cut off", "tokens", "sent", "received")
+    head = ("node", *COLUMN_NAMES, "cut off", "tokens", "sent", "received")
     rows = [
         [node.name, *(format_percent(_compute_shares([node])[what]) for what in COLUMNS), str(len(node.cut_off)),
          format_count(node.tokens), format_bytes(node.bytes_sent), format_bytes(node.bytes_received)]
         for node in accounts.nodes.values() if node.present
     ]  # fmt: skip
+    small = ["the log says of no real model: tokens and bytes are those of the small one that was played"]
     return "\n".join(
         [
             f"{format_number(len(rounds), 'round')} in {format_seconds(rounds[-1].end - rounds[0].start)}",
+            *(small if accounts.is_stand_in else ()),
             "",
             *_format_times(accounts),
             "",
@@ -235,8 +249,9 @@ def format_accounts(accounts: Accounts) -> str:
 
 
 def build_accounts_json(accounts: Accounts) -> dict[str, Any]:
-    """Figures of any run's log as plain data."""
+    """Figures of any run's log as plain data; `stand_in`: its tokens and bytes are of no real model."""
     return {
+        "stand_in": accounts.is_stand_in,
         "tokens_per_s": accounts.tokens_per_s,
         "tokens": accounts.tokens,
         "shares": {what.value: share for what, share in accounts.shares.items()},

@@ -157,18 +157,10 @@ def _iter_sizes(forecast: Forecast, rebuild: Callable[[int], Workload]) -> Itera
         yield Idea(f"compression_topk = {topk // 2} instead of {topk}", question, "each round then tells less")
 
 
-def check_ideas(
-    before: Forecast,
-    ideas: list[Idea],
-    *,
-    answer: Answer = play,
-    on_idea: Callable[[int, int, Idea], None] | None = None,
-) -> list[Suggestion]:
+def check_ideas(before: Forecast, ideas: list[Idea], *, answer: Answer = play) -> list[Suggestion]:
     """Play each idea; those that help, the best first."""
     found: list[Suggestion] = []
-    for number, idea in enumerate(ideas):
-        if on_idea is not None:
-            on_idea(number + 1, len(ideas), idea)
+    for idea in ideas:
         after = answer(idea.question)
         if helps(before, after):
             found.append(Suggestion(idea, before, after))

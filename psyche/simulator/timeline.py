@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from psyche.errors import ConfigError
-from psyche.simulator.accounts import Accounts, NodeAccount, RoundAccount, Span, What, find_spans
+from psyche.simulator.accounts import Accounts, NodeAccount, RoundAccount, What
+from psyche.simulator.spans import Span, find_spans
 
 COLORS: Final = {
     What.WAIT: "#d9d9d9", What.WITNESS: "#f0c95c", What.TRANSFER: "#4c8fd0", What.TRAIN: "#4daf62",

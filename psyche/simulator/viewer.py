@@ -78,11 +78,3 @@ def format_trace(events: Sequence[Event], wanted: Filter) -> Iterator[str]:
         since_s = float(event["t"]) - first
         if wanted.shows(event, since_s):
             yield describe_event(event | {"t": since_s})
-
-
-def count_kinds(events: Iterable[Event]) -> dict[str, int]:
-    """How often each kind happened, the most frequent first."""
-    counts: dict[str, int] = {}
-    for event in events:
-        counts[event["kind"]] = counts.get(event["kind"], 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -17,6 +17,7 @@ from psyche.cli.progress import ProgressBar, format_progress
 from psyche.cli.simulate import parse_parameters
 from psyche.errors import ConfigError
 from psyche.telemetry.console import Console
+from psyche.telemetry.text import format_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = """
@@ -42,7 +43,10 @@ def profile(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_is_played_and_everything_is_written(profile: Path, tmp_path: Path) -> None:
+def test_a_run_is_played_and_everything_is_written(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psyche.cli.progress.PLAIN_EVERY_S", 0.0)
     figures, picture, events = tmp_path / "f.json", tmp_path / "p.png", tmp_path / "e.jsonl"
     result = run(
         *BASE, "--profile", profile, "--no-suggestions", "--json", figures, "--picture", picture, "--events", events
@@ -55,9 +59,42 @@ def test_a_run_is_played_and_everything_is_written(profile: Path, tmp_path: Path
     look = run("trace", events, "--kind", "decided", "--node", "client-1")
     assert look.exit_code == 0
     assert len(look.stdout.splitlines()) == 3
-    summed = run("trace", events, "--summary")
+    progress = re.findall(r"^playing, round \[.*\d+% (\d) of 3", result.output, re.MULTILINE)
+    assert progress[-1] == "3"
+    summed = run("trace", events, "--summary", "--json", tmp_path / "s.json")
     assert "3 rounds in" in summed.output
     assert "client-2" in summed.output
+    for line in result.output.splitlines():
+        if line.startswith(("time per round", "on average", "tokens per second")):
+            assert line in summed.output.splitlines()
+    told = json.loads(figures.read_text())["members"][2]
+    assert f"  {format_bytes(told['bytes_sent'])}  " in summed.output
+    assert not json.loads((tmp_path / "s.json").read_text())["stand_in"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((*BASE, "--profile", "p.toml", "--node", "a", "--from", "3"), "--node, --from: no effect without --replay"),
+        (("simulate", "--replay", "3", "--seed", "4", "--events", "e"), "--seed, --events: no effect with --replay"),
+        (("simulate", "--replay", "3", "--no-suggestions"), "--no-suggestions: no effect with --replay"),
+        (("trace", "e.jsonl", "--summary", "--kind", "applied"), "--kind: no effect on figures of a whole run"),
+        (("trace", "e.jsonl", "--picture", "p.png", "--all-kinds"), "--all-kinds: no effect on figures"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(arguments: tuple[object, ...], told: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert told in result.output
+
+
+def test_a_filter_that_fits_no_event_is_told(tmp_path: Path) -> None:
+    events = tmp_path / "e.jsonl"
+    events.write_text('{"t": 1.0, "node": "client-0", "kind": "applied"}\n')
+    result = run("trace", events, "--node", "client-9")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert result.stderr == "no event matches, of 1\n"
 
 
 def test_suggestions_are_played_and_printed(profile: Path, tmp_path: Path) -> None:
@@ -103,13 +140,13 @@ def test_bytes_are_shown_where_nothing_else_is_said() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (("--parameters", "many"), "--parameters 'many': must be a number of parameters"),
+        (("--parameters", "many"), "--parameters 'many': must be a number of parameters from 1 to 1e13"),
+        (("--parameters", "1e30"), "must be a number of parameters from 1 to 1e13"),
         (("--profile", "missing.toml"), "missing.toml: cannot be read"),
         (("--faults", "missing.toml"), "missing.toml: cannot be read"),
         (("--picture", "run.svg"), "must end in .png"),
         (("--json", "no/such/f.json"), "there is no folder"),
         (("--clients", "1"), "config.init_min_clients is 2, and there are 1 clients"),
-        (("--replay", "nothing"), "must be a seed (a number), or a scenario's TOML file"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_played(change: tuple[str, str], told: str, profile: Path) -> None:
@@ -117,6 +154,17 @@ def test_what_is_wrong_is_told_before_anything_is_played(change: tuple[str, str]
     assert result.exit_code == 1
     assert told in result.output
     assert "rounds in" not in result.output
+
+
+def test_what_cannot_be_replayed_is_told(tmp_path: Path) -> None:
+    result = run("simulate", "--replay", "nothing")
+    assert result.exit_code == 1
+    assert "must be a seed (a number), or a scenario's TOML file" in result.output
+    path = tmp_path / "scenario.toml"
+    path.write_text("[[liar]]\nwho = 99\nkind = 'replay'\n")
+    result = run("simulate", "--replay", path)
+    assert result.exit_code == 1
+    assert "scenario.toml: liar[0]: who is 99, must be the number of a client, 0 to 3" in result.output
 
 
 def test_without_a_run_there_is_nothing_to_play() -> None:

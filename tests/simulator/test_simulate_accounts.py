@@ -10,16 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche.errors import ConfigError
-from psyche.simulator.accounts import (
-    Accounts,
-    Span,
-    What,
-    find_reference,
-    is_overlapped,
-    read_accounts,
-    take_out,
-)
-from psyche.simulator.viewer import Filter, count_kinds, format_trace, read_trace
+from psyche.simulator.accounts import Accounts, What, find_reference, is_overlapped, read_accounts
+from psyche.simulator.forecast_text import format_accounts
+from psyche.simulator.spans import Span, take_out
+from psyche.simulator.viewer import Filter, format_trace, read_trace
 from psyche.telemetry.events import Event
 
 
@@ -197,6 +191,22 @@ def test_a_log_without_the_servers_is_read_from_the_client_that_tells_most() -> 
     assert len(read_accounts(only).rounds) == 2
 
 
+def test_a_log_says_what_it_stands_for_or_that_it_stands_for_nothing() -> None:
+    log = build_log()
+    assert not log.read().is_stand_in
+    assert not read_accounts(log.events).is_stand_in
+    log.add(9, "world", "fault", what="kill", for_s=0.0)
+    assert read_accounts(log.events).is_stand_in
+    assert "those of the small one" in format_accounts(read_accounts(log.events))
+    log.add(-1, "world", "simulated", limit_s=9, overlap=True, sequence_tokens=2_000, played_tokens=8)
+    log.add(30, "world", "carried", who="b", bytes_sent=7_000, bytes_received=8_000)
+    accounts = read_accounts(log.events)
+    assert not accounts.is_stand_in
+    assert "those of the small one" not in format_accounts(accounts)
+    assert accounts.tokens == 300 * 250
+    assert (accounts.nodes["b"].bytes_sent, accounts.nodes["b"].bytes_received) == (7_000, 8_000)
+
+
 @pytest.mark.parametrize(("decided", "overlap"), [(0, True), (1, False)])
 def test_overlap_shows_in_when_sets_are_decided(decided: int, overlap: bool) -> None:
     log = Log()
@@ -272,12 +282,6 @@ def test_nodes_kinds_times_and_rounds_narrow_a_trace() -> None:
     assert all(5 <= float(line.split()[0]) <= 8 for line in show(from_s=5, to_s=8))
     assert len(show(from_s=5, to_s=8)) == 4
     assert all("height=1" in line for line in show(height=1))
-
-
-def test_kinds_are_counted_the_most_frequent_first() -> None:
-    counts = count_kinds(build_log().events)
-    assert next(iter(counts)) == "state_changed"
-    assert sum(counts.values()) == len(build_log().events)
 
 
 def test_logs_of_several_nodes_are_read_in_the_order_of_time(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a simulated run tells its owner: times, losses, who was dropped, what would be better."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,22 @@ from forecast_kit import build_machines, build_question
 
 from psyche.errors import ConfigError
 from psyche.simulator import suggest
-from psyche.simulator.accounts import What
+from psyche.simulator.accounts import What, read_accounts
 from psyche.simulator.both_ways import compare_sets, compare_times, compute_spread, measure_machines
 from psyche.simulator.faults import Hang, Kill
-from psyche.simulator.forecast import Forecast, build_limits, draw_failures, play
-from psyche.simulator.forecast_text import build_json, count_bounds, format_forecast, format_question
+from psyche.simulator.forecast import Forecast, build_limits, build_log, draw_failures, play
+from psyche.simulator.forecast_text import (
+    build_json,
+    count_bounds,
+    format_classes,
+    format_defects,
+    format_forecast,
+    format_question,
+)
 from psyche.simulator.inputs import find_scenario, load_faults
+from psyche.simulator.invariants import Violation
 from psyche.simulator.timeline import check_picture, write_picture
+from psyche.simulator.viewer import read_lines
 
 ROUNDS = 4
 
@@ -31,7 +41,8 @@ def uneven() -> Forecast:
     """Three machines, and one that takes three times as long as the limit allows."""
     slow = build_machines("slow", tokens_per_s=16 / 15)
     return play(
-        build_question((build_machines(), 3), (slow, 1), rounds=ROUNDS, max_round_train_time=5, straggler_percent=0)
+        build_question((build_machines(), 3), (slow, 1), rounds=ROUNDS, max_round_train_time=5, straggler_percent=0),
+        keep_lines=True,
     )
 
 
@@ -96,13 +107,58 @@ def test_who_is_too_slow_is_cut_off_and_dropped_and_the_reason_is_told(uneven: F
 def test_the_answer_says_all_of_it(uneven: Forecast) -> None:
     text = format_forecast(uneven)
     for part in (
-        "4 rounds in", "time per round", "training in vain", "tokens per second", "samples lost           4 of 16",
+        "4 rounds in", "time per round", "(median; shortest", "on average", ", of which", "training in vain",
+        "tokens per second", "samples lost           4 of 16",
         "max_round_train_time, 5 s (slow missing)", "client-3 (slow)", "was late in 3 rounds", "sent/round",
     ):  # fmt: skip
         assert part in text
     asked = format_question(uneven.question)
     for part in ("4 clients (3 home, 1 slow), seed 0", "model of 1.0G parameters", "payloads of 2.7 MB", "overlap on"):
         assert part in asked
+
+
+def test_the_parts_of_a_round_add_up_to_the_average_one(uneven: Forecast) -> None:
+    lines = format_forecast(uneven).splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("on average"))
+    mean, *parts = (float(re.findall(r"([\d.]+) s\b", line)[0]) for line in lines[head : head + len(What) + 1])
+    assert sum(parts) == pytest.approx(mean, abs=0.05)
+    times = sorted(one.seconds for one in uneven.accounts.data_rounds)
+    assert mean == pytest.approx(sum(times) / len(times), abs=0.01)
+
+
+def test_who_trains_in_vain_has_that_in_its_row(uneven: Forecast) -> None:
+    head, *rows = format_classes(uneven).splitlines()
+    column = re.split(r"  +", head).index("in vain")
+    shares = {row.split()[0]: re.split(r"  +", row)[column] for row in rows}
+    assert shares["home"] == "0.0 %"
+    assert float(shares["slow"].removesuffix(" %")) > 50
+
+
+def test_the_log_of_a_simulated_run_gives_the_same_figures_as_the_simulation(uneven: Forecast) -> None:
+    accounts = read_accounts(read_lines(build_log(uneven).splitlines()))
+    told = uneven.accounts
+    assert not accounts.is_stand_in
+    assert (accounts.tokens, accounts.bounds, accounts.get_sets()) == (told.tokens, told.bounds, told.get_sets())
+    assert accounts.tokens_per_s == pytest.approx(told.tokens_per_s)
+    for name, node in accounts.nodes.items():
+        assert (node.tokens, node.cut_off) == (told.nodes[name].tokens, told.nodes[name].cut_off)
+        assert node.bytes_sent == pytest.approx(uneven.bytes_sent[name], abs=1)
+        assert node.bytes_received == pytest.approx(uneven.bytes_received[name], abs=1)
+        assert node.times == pytest.approx(told.nodes[name].times, abs=1e-3)
+
+
+def test_a_defect_is_told_with_what_is_needed_to_play_it_again(even: Forecast) -> None:
+    assert format_defects(even) == ""
+    stuck = Violation("I5", "a step", "none for 60 s", "epoch 0")
+    wrong = Violation("I1", "equal weights", "two", "epoch 0")
+    assert format_defects(replace(even, outcome=replace(even.outcome, violations=[stuck]))) == ""
+    text = format_defects(replace(even, outcome=replace(even.outcome, violations=[stuck, wrong])))
+    head, *events, violated = text.splitlines()
+    for part in ("run.toml", "profile", "plan", "seed 0"):
+        assert part in head
+    assert violated == "violated I1 at epoch 0: expected equal weights; found two"
+    assert events == even.outcome.last
+    assert "soak" not in text, "another scenario would be played there"
 
 
 def test_all_figures_are_plain_data(uneven: Forecast) -> None:

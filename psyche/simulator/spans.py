@@ -1,0 +1,40 @@
+"""Stretches of time, and how much of one lies within others."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Span:
+    """A stretch of time; seconds on the log's clock."""
+
+    start: float
+    end: float
+
+
+def find_spans(spans: Sequence[Span], start: float, end: float) -> list[Span]:
+    """Those of rising spans that touch a stretch."""
+    first = bisect_left(spans, start, key=lambda span: span.end)
+    found: list[Span] = []
+    for span in spans[first:]:
+        if span.start >= end:
+            break
+        found.append(span)
+    return found
+
+
+def take_out(left: Iterable[Span], taken: Sequence[Span]) -> tuple[float, list[Span]]:
+    """How many seconds of `left` lie within `taken`, and what then is left."""
+    seconds, rest = 0.0, list(left)
+    for span in taken:
+        parts: list[Span] = []
+        for free in rest:
+            start, end = max(free.start, span.start), min(free.end, span.end)
+            if start >= end:
+                parts.append(free)
+                continue
+            seconds += end - start
+            parts += [part for part in (Span(free.start, start), Span(end, free.end)) if part.start < part.end]
+        rest = parts
+    return seconds, rest

@@ -78,7 +78,10 @@ def simulate(
     events: Annotated[Path | None, typer.Option(help="Write the event log, for `psyche trace`.")] = None,
     replay: Annotated[
         str | None,
-        typer.Option(help="Instead: play a seed of the project's own tests, or a scenario's TOML file, step by step."),
+        typer.Option(
+            help="Instead: play a seed of the project's own tests, or a scenario's TOML file, step by step. The "
+            "options above are not for it, those below for it alone."
+        ),
     ] = None,
     node: Nodes = None,
     kind: Kinds = None,

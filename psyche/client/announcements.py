@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from psyche.client.actions import FetchPayload, PayloadArrived, PayloadFailed, SendEquivocation
 from psyche.client.checks import Expected, Verdict, judge_result
-from psyche.client.context import Context
+from psyche.client.context import Context, RunFacts
 from psyche.client.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.core.header import ResultHeader
 from psyche.core.messages import Finished, Gossip, Leave, Ready, ReadyFlag, Result
@@ -34,6 +34,7 @@ class Announcements:
         self._early: dict[int, list[bytes]] = {}  # by member: messages of a round that this client has not seen yet
         self._failed: dict[tuple[int, int, bytes], KnownResult] = {}  # height, member, commitment: to be fetched again
         self.refused = 0
+        self._expected: tuple[tuple[Coordinator, RunFacts, int, bytes | None], Expected] | None = None  # the last one
 
     def clear(self) -> None:
         """Another epoch."""
@@ -153,6 +154,14 @@ class Announcements:
         round_ = get_round(x.state, record.height)
         if base is None and round_ is not None and round_.flags & RoundFlag.DIGEST:
             base = round_.agreed_digest  # who is behind or diverged still holds what others agree on (S4)
+        key = (x.state, x.facts, record.height, base)
+        known = self._expected
+        if known is None or known[0][0] is not key[0] or known[0][1] is not key[1] or known[0][2:] != key[2:]:
+            known = self._expected = (key, self._make_expected(record, base))
+        return known[1]
+
+    def _make_expected(self, record: RoundRecord, base: bytes | None) -> Expected:
+        x = self._x
         return Expected(
             run_uid=x.state.run_uid,
             plan_hash=x.facts.plan_hash,

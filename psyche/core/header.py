@@ -3,6 +3,7 @@
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final
 
 from psyche.core.limits import HEADER_BYTES, SIGNED_BYTES
@@ -11,6 +12,7 @@ from psyche.errors import WireError
 
 MAGIC: Final = b"PSYR"
 VERSION: Final = 1
+HEADERS_KEPT: Final = 1_024  # about 1 MB
 _LAYOUT: Final = struct.Struct("<4sHH32sHHIIIQQ32s32s32s32s32s32s32s32s32s32sQIB3x32s8x")
 _SIGNED: Final = struct.Struct("<32sHIH32s")
 _PREFIX: Final = struct.Struct("<32sHIH")
@@ -71,8 +73,11 @@ def encode_header(header: ResultHeader) -> bytes:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=HEADERS_KEPT)
 def decode_header(raw: bytes) -> ResultHeader:
     """Read a header; refuses whatever does not encode back to the same bytes (R3).
+
+    The last ones are kept: the same header is judged again whenever more is known, and comes by several ways.
 
     Raises:
         WireError: wrong length, magic, version, or a pad or reserve that is not zero.

@@ -61,9 +61,9 @@ class BlobServer:
     def _get_limiter(self, key: bytes) -> trio.CapacityLimiter:
         found = self._per_peer.get(key)
         if found is None:
-            idle = [k for k, limiter in self._per_peer.items() if not limiter.borrowed_tokens]
-            for old in idle[: max(0, len(self._per_peer) - MAX_PEER_LIMITERS)]:
-                del self._per_peer[old]
+            if len(self._per_peer) >= MAX_PEER_LIMITERS:
+                idle = next((k for k, limiter in self._per_peer.items() if not limiter.borrowed_tokens), key)
+                self._per_peer.pop(idle, None)
             found = self._per_peer[key] = trio.CapacityLimiter(self._limits.ranges_per_peer)
         return found
 

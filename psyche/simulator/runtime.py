@@ -19,6 +19,7 @@ import trio.testing
 
 T = TypeVar("T")
 LOOK_EVERY_BATCHES: Final = 25_000  # no run does so much at one moment, unless its tasks wake each other for ever
+COLLECT_EVERY_STEPS: Final = 1_500_000  # of tasks: with very many clients a batch is many
 _run: Final[Any] = importlib.import_module("trio._core._run")
 Task = trio.lowlevel.Task
 
@@ -35,6 +36,7 @@ class RunQueue(deque[Task]):
         self._on_stuck = on_stuck
         self._stopped: dict[Task, list[Task]] = {}
         self._batches = 0
+        self._steps = 0
         self._looked_at_s = -1.0
 
     def append(self, task: Task) -> None:
@@ -48,14 +50,19 @@ class RunQueue(deque[Task]):
     def clear(self) -> None:
         """A batch was taken."""
         self._batches += 1
+        self._steps += len(self)
         names = self._look() if self._batches % LOOK_EVERY_BATCHES == 0 else []
         super().clear()
+        if self._steps >= COLLECT_EVERY_STEPS:
+            self._steps = 0
+            gc.collect()
         if names:
             self._on_stuck(names)
 
     def _look(self) -> list[str]:
         """Free trio's own cycles, at fixed places and not when memory happens to fill; who stands still in time."""
         gc.collect()
+        self._steps = 0
         former, self._looked_at_s = self._looked_at_s, trio.current_time()
         return sorted({task.name for task in self}) if self._looked_at_s == former else []
 

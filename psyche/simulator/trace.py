@@ -38,7 +38,7 @@ class Trace:
         """Something happened at `node`."""
         event: Event = {"t": round(trio.current_time(), 6), "node": node, "kind": kind}
         for name, value in fields.items():
-            event[name] = self._clean(get_plain(value))
+            event[name] = value if type(value) is int else self._clean(get_plain(value))
         line = _encode(event).encode() + b"\n"
         self._hasher.update(line)
         self.count += 1

@@ -1,6 +1,7 @@
 """Signed gossip as bytes (`docs/protocol.md` R2): signed bytes | signature 64 | for a Result the header."""
 
 import struct
+from functools import lru_cache
 from typing import Final
 
 from psyche.core.header import RESULT_TAG, signed_prefix
@@ -10,6 +11,7 @@ from psyche.errors import WireError
 from psyche.wire.crypto import Identity, compute_commitment, verify
 
 SIGNATURE_BYTES: Final = 64
+MESSAGES_KEPT: Final = 1_024  # about 1 MB
 _PREFIX: Final = struct.Struct("<32sHIH")
 _TAGS: Final[dict[bytes, type[GossipBody]]] = {
     RESULT_TAG: Result,
@@ -70,8 +72,11 @@ def encode_gossip(message: Gossip) -> bytes:
     return raw + message.signature + header
 
 
+@lru_cache(maxsize=MESSAGES_KEPT)
 def decode_gossip(raw: bytes) -> Gossip:
     """Read a message; the signature is not checked here (`is_signed_by`).
+
+    The last ones are kept: the same message comes by gossip, by sync and in witnesses' tables.
 
     Raises:
         WireError: unknown tag, wrong length, a member out of range, or a header that does not

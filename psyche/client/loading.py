@@ -149,7 +149,7 @@ class Loader:
             await self._network.withdraw(blob_id)  # the files move into the snapshot, from where they are offered
         paths = await trio.to_thread.run_sync(_spread, entries, {**found, **known}, folder)
         files = await self._get_model_files(state, offer, deadline)
-        await trio.to_thread.run_sync(lambda: _assemble(path, state, offer, digest, paths, files))
+        await trio.to_thread.run_sync(_assemble, path, state, offer, digest, paths, files)
         await trio.to_thread.run_sync(remove_folder, folder)
         return Source(path, is_snapshot=True, name="peers")
 

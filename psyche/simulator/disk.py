@@ -19,10 +19,25 @@ WRITERS: Final = frozenset(
 
 @dataclass(slots=True)
 class DiskConditions:
-    """What a machine's disk is like now."""
+    """What a machine's disk is like now.
 
-    is_full: bool = False
-    sync_s: float = 0.0  # how long a write takes
+    `sync_s` is how long a write takes; `fills` are the faults under way that fill it, `slowed_s` what those
+    under way that slow it say.
+    """
+
+    sync_s: float = 0.0
+    fills: int = 0
+    slowed_s: list[float] = field(default_factory=list)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes nothing."""
+        return self.fills > 0
+
+    @property
+    def write_s(self) -> float:
+        """How long a write takes now."""
+        return max(self.sync_s, *self.slowed_s, 0.0)
 
     def check_room(self) -> None:
         """Refuse to write on a full disk.
@@ -44,15 +59,15 @@ class ServerDisk:
     """The server's files; survives its processes.
 
     `on_append` (told whether its last bytes are torn) and `on_replace` hear what has reached the disk. With
-    `tear_after` a write that would bring the bytes written since to more than that stops there, and `on_torn`
-    is called: the machine fails.
+    `tear_after` a write that would bring the bytes written since to more than that stops there: the machine
+    fails, and all that wait for it in `on_torn` are told, once.
     """
 
     conditions: DiskConditions = field(default_factory=DiskConditions)
     files: dict[str, bytearray] = field(default_factory=dict)
     on_append: Callable[[str, bytes, bool], None] = lambda _name, _data, _is_torn: None
     on_replace: Callable[[str, bytes], None] = lambda _name, _data: None
-    on_torn: Callable[[], None] = lambda: None
+    on_torn: list[Callable[[], None]] = field(default_factory=list)
     tear_after: int | None = None
 
     def open(self) -> "DiskHandle":
@@ -137,5 +152,7 @@ class DiskHandle(JournalDisk):
     def _fail(self) -> None:
         self._disk.tear_after = None
         self._is_revoked = True
-        self._disk.on_torn()
+        waiting, self._disk.on_torn = self._disk.on_torn, []
+        for notify in waiting:
+            notify()
         raise OSError(errno.EIO, "Input/output error")

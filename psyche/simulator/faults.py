@@ -72,12 +72,10 @@ class Hang(Fault):
 
     async def happen(self, world: "World") -> None:
         """Stop and go on."""
-        stopped = world.choose(self, self.who)
-        for host in stopped:
-            host.stop()
+        stopped = [(host, host.stop()) for host in world.choose(self, self.who)]
         await trio.sleep(self.for_s)
-        for host in stopped:
-            host.resume()
+        for host, life in stopped:
+            host.resume(life)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +179,10 @@ class DiskFull(Fault):
         """Fill and free."""
         chosen = world.choose(self, self.who)
         for host in chosen:
-            host.disk.is_full = True
+            host.disk.fills += 1
         await trio.sleep(self.for_s)
         for host in chosen:
-            host.disk.is_full = False
+            host.disk.fills -= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,12 +196,11 @@ class SlowDisk(Fault):
     async def happen(self, world: "World") -> None:
         """Slow down and speed up."""
         chosen = world.choose(self, self.who)
-        before = [host.disk.sync_s for host in chosen]
         for host in chosen:
-            host.disk.sync_s = self.sync_s
+            host.disk.slowed_s.append(self.sync_s)
         await trio.sleep(self.for_s)
-        for host, sync_s in zip(chosen, before, strict=True):
-            host.disk.sync_s = sync_s
+        for host in chosen:
+            host.disk.slowed_s.remove(self.sync_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +218,7 @@ class TornWrite(Fault):
             world.server.kill()
             failed.set()
 
-        world.server.files.on_torn = fail
+        world.server.files.on_torn.append(fail)
         world.server.files.tear_after = self.after_bytes
         await failed.wait()
         await trio.sleep(self.for_s)

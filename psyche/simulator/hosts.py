@@ -63,7 +63,7 @@ class Life:
     number: int
     scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope())  # noqa: PLW0108  # pyright: ignore[reportCallIssue]
     root: Task | None = None
-    is_stopped: bool = False
+    stops: int = 0  # faults under way that let it stand still
     on_death: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -111,7 +111,7 @@ class Host:
                 notify()
             self.world.drop(self.key)
             self.world.note_death()
-            if life.is_stopped and life.root is not None:
+            if life.stops and life.root is not None:
                 self.world.queue.resume(life.root)
             life.scope.cancel()
         if erase:
@@ -120,19 +120,33 @@ class Host:
     def erase(self) -> None:
         """The disk is empty from now on."""
 
-    def stop(self) -> None:
-        """Let its process stand still."""
-        if self.life is not None and self.life.root is not None and not self.life.is_stopped:
-            self.life.is_stopped = True
+    def stop(self) -> Life | None:
+        """Let its process stand still, which is returned."""
+        life = self.life
+        if life is None or life.root is None:
+            return None
+        life.stops += 1
+        if life.stops == 1:
             self.world.note("stopped", who=self.name)
-            self.world.queue.stop(self.life.root)
+            self.world.queue.stop(life.root)
+        return life
 
-    def resume(self) -> None:
-        """Let a process that stands still go on."""
-        if self.life is not None and self.life.root is not None and self.life.is_stopped:
-            self.life.is_stopped = False
+    def resume(self, life: Life | None) -> None:
+        """Let a process go on that `stop` returned, unless something else still stops it."""
+        if life is not None and life is self.life:
+            life.stops -= 1
+            self._go_on(life)
+
+    def wake(self) -> None:
+        """Let its process go on, whatever stopped it."""
+        if self.life is not None and self.life.stops:
+            self.life.stops = 0
+            self._go_on(self.life)
+
+    def _go_on(self, life: Life) -> None:
+        if not life.stops and life.root is not None:
             self.world.note("resumed", who=self.name)
-            self.world.queue.resume(self.life.root)
+            self.world.queue.resume(life.root)
 
     def degrade(self, fault: Degrade) -> None:
         """Its lines are worse."""
@@ -234,6 +248,7 @@ class ClientHost(Host):
         self.folder = world.folder / self.name
         self.trainer_faults = Faults()
         self.lies: list[Lies] = []
+        self.complaints: list[str] = []  # its trainers', over all lives
         self.shell: Shell | None = None
         self.engine: RoundEngine | None = None
         self.network: MemoryNode | None = None
@@ -287,7 +302,7 @@ class ClientHost(Host):
         clean_leftovers(self.folder / "resume")
         self.trainer = SimTrainer(
             self.world.codec, self.cls.machine, build_rng(self.world.scenario.seed, self.name, "train", life.number),
-            self.trainer_faults,
+            self.trainer_faults, complaints=self.complaints,
         )  # fmt: skip
         for lies in self.lies:
             self.trainer.tamper = lies.change_payload

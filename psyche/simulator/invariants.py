@@ -37,7 +37,7 @@ from psyche.core.state import (
     WitnessRecord,
 )
 from psyche.core.timeline import get_round
-from psyche.server.events import Event, Witness
+from psyche.server.events import Event
 from psyche.server.journal import Record
 from psyche.server.recovery import recover
 from psyche.simulator.disk import DiskHandle
@@ -73,7 +73,7 @@ class _Seen:
     step: int = 0
     height: int = 0
     certified: bytes = ZERO32
-    credits: int = 0
+    credits: tuple[int, ...] = ()
     healthy: int = 0
     agreed: tuple[bytes, int, bytes] = (ZERO32, 0, ZERO32)
 
@@ -140,16 +140,19 @@ class Invariants:
     def check_record(self, record: Record, event: Event) -> None:
         """The state after one more record."""
         state = self.world.shadow.state
-        for complaint in self.world.shadow.complaints:
-            self.fail("I8", "the journal gives the state", complaint)
+        self._check_shadow()
         self.ledger.take(state, self.world.shadow.now, trio.current_time())
         self._check_course(state)
         self._check_round(state)
         self._check_members(state)
-        if isinstance(event, Witness):
-            self.check(event.sender not in self.ejected, "I7", "no record of a banned member", event.sender.hex()[:16])
+        sender = getattr(event, "sender", ZERO32)
+        self.check(sender not in self.ejected, "I7", "no record of a banned member", sender.hex()[:16])
         self._remember(state)
         del record
+
+    def _check_shadow(self) -> None:
+        for complaint in self.world.shadow.complaints:
+            self.fail("I8", "the journal gives the state", complaint)
 
     def _check_course(self, state: Coordinator) -> None:
         """I3."""
@@ -169,6 +172,9 @@ class Invariants:
         round_ = state.current
         closed = self._seen.run_state is RunState.ROUND_WITNESS and state.run_state is not RunState.ROUND_WITNESS
         self.rounds += closed
+        if state.run_state is RunState.COOLDOWN and state.certified.digest not in (self._seen.certified, ZERO32):
+            end, found = sum(self._samples), state.certified.data_index
+            self.check(found == end, "I2", f"certified weights have the samples before {end}", found)
         if not state.in_round:
             return
         if (state.progress.epoch, round_.height) != (self._seen.epoch, self._seen.height) or (
@@ -183,14 +189,18 @@ class Invariants:
             self._check_agreement(state, round_)
 
     def _check_new_round(self, state: Coordinator) -> None:
-        """I2: the samples of a round follow those of the one before."""
+        """I2: the samples of a round follow those of the one before, an epoch's those behind its weights."""
         round_ = state.current
         first, size = round_.data_index, round_.batch_size
         if round_.flags & RoundFlag.DRAIN or not size:
             return
+        certified = state.certified
         if round_.height and self._seen.epoch == state.progress.epoch:
             end = sum(self._samples)
             self.check(first == end, "I2", f"round {round_.height} begins at sample {end}", first)
+        elif not round_.height and certified.digest != ZERO32:
+            same = first == certified.data_index
+            self.check(same, "I2", f"an epoch begins at sample {certified.data_index}, as its weights say", first)
         self._samples = (first, size)
 
     def _check_agreement(self, state: Coordinator, round_: Round) -> None:
@@ -222,11 +232,12 @@ class Invariants:
         commitments: dict[int, bytes] = {}
         for member in get_members(round_.agreed_held):
             host = self._by_key.get(state.clients[member].p2p)
-            if host is None or not host.is_honest:
-                return  # what a liar signed is not known here
-            signed = self._signed.get((host.name, state.progress.epoch, attested))
-            self.check(signed, "I9", f"no result of {host.name} in round {attested}: it sent none", "it is agreed")
-            commitments[member] = signed or ZERO32
+            if host is not None and host.is_honest:  # what a liar signed is not known here
+                signed = self._signed.get((host.name, state.progress.epoch, attested))
+                self.check(signed, "I9", f"no result of {host.name} in round {attested}: it sent none", "it is agreed")
+                commitments[member] = signed or ZERO32
+        if len(commitments) < round_.agreed_held.bit_count():
+            return
         root = compute_results_root(state.progress.epoch, attested, round_.agreed_held, commitments)
         self.check(root == round_.agreed_root, "I9", "the root of what the members signed", round_.agreed_root.hex())
 
@@ -240,18 +251,19 @@ class Invariants:
                 self.ejected.add(slot.p2p)
                 host = self._by_key.get(slot.p2p)
                 self.check(host is None or not host.is_honest, "R7", "only liars are ejected", host and host.name)
-        credits_ = sum(client.credits for client in state.clients)
         if state.in_round or self._seen.run_state in _ROUND:
-            self._check_credits(state, credits_)
+            self._check_credits(state)
         for client in state.clients:
             if client.p2p in self.ejected:
                 self.check(client.state is not ClientState.HEALTHY, "I7", "no banned member is Healthy", "one is")
 
-    def _check_credits(self, state: Coordinator, credits_: int) -> None:
-        """I2: a close credits each member of the agreed set at most once; H3: it drops at most half."""
-        given = credits_ - self._seen.credits
-        members = len(state.clients)
-        self.check(given <= members, "I2", f"at most {members} credits at one event", given)
+    def _check_credits(self, state: Coordinator) -> None:
+        """I2: a close credits each member of the agreed set, once (M7); H3: it drops at most half."""
+        closed = get_round(state, self._seen.height) if self._seen.run_state is RunState.ROUND_WITNESS else None
+        held = 0 if closed is None else closed.agreed_held
+        for member, (was, client) in enumerate(zip(self._seen.credits, state.clients, strict=True)):
+            allowed = (0,) if client.p2p in self.ejected else (was, was + (held >> member & 1))
+            self.check(client.credits in allowed, "I2", f"credits of member {member} in {allowed}", client.credits)
         healthy = sum(client.state is ClientState.HEALTHY for client in state.clients)
         lost = self._seen.healthy - healthy
         if self._seen.run_state in _ROUND:  # when a Warmup's time is up, whoever is not ready leaves (T8)
@@ -262,7 +274,7 @@ class Invariants:
         seen, round_ = self._seen, state.current
         seen.run_state, seen.epoch, seen.step = state.run_state, state.progress.epoch, state.progress.step
         seen.height, seen.certified = round_.height, state.certified.digest
-        seen.credits = sum(client.credits for client in state.clients)
+        seen.credits = tuple(client.credits for client in state.clients)
         seen.healthy = sum(client.state is ClientState.HEALTHY for client in state.clients)
         seen.agreed = (round_.agreed_root, round_.agreed_held, round_.agreed_digest)
 
@@ -314,8 +326,14 @@ class Invariants:
         for round_ in state.rounds:
             decides = round_.height == fields["height"] + (1 if state.config.overlap else 0)
             if round_.members and decides and round_.flags & RoundFlag.ROOT:
-                listed = set(get_members(round_.agreed_held))
-                self.check(set(mine[1]) <= listed, "I4", f"round {place}: a subset of {sorted(listed)}", mine[1])
+                self._check_by_root(state, fields["height"], tuple(get_members(round_.agreed_held)), mine[1])
+
+    def _check_by_root(self, state: Coordinator, height: int, listed: tuple[int, ...], found: tuple[int, ...]) -> None:
+        """I4: who had samples for all decides all that are listed; else those of them who had any."""
+        attested = get_round(state, height)
+        all_trained = attested is not None and attested.batch_size >= attested.members.bit_count()
+        holds = found == listed if all_trained else set(found) <= set(listed)
+        self.check(holds, "I4", f"round {height}: {'all' if all_trained else 'a subset'} of {listed}", found)
 
     def _check_signed(self, host: "ClientHost", fields: Mapping[str, Any]) -> None:
         """M9: one result for a round, over all lives."""
@@ -337,8 +355,9 @@ class Invariants:
 
     def check_end(self) -> None:
         """What must hold when everything is over."""
+        self._check_shadow()
         for host in self.world.clients:
-            for complaint in host.trainer.complaints if host.trainer is not None and host.is_honest else ():
+            for complaint in host.complaints if host.is_honest else ():
                 self.fail("R8", "each result's fate is told once", f"{host.name}: {complaint}")
         self._check_weights()
         if self.world.shadow.exists:

@@ -313,9 +313,8 @@ class Silent(Lies):
     kind = "silent"
 
     async def publish(self, host: "ClientHost", node: Network, raw: bytes) -> None:
-        del host, raw
+        del host, node, raw
         self.told += 1
-        await node.publish(b"\0")
 
 
 class Mute(Lies):

@@ -21,7 +21,7 @@ SIZES: Final = {3: 70, 4: 60, 5: 30, 6: 16, 7: 7, 8: 4, 9: 3, 10: 2, 11: 1, 12: 
 KIND_SHARE: Final = 0.3  # of the kinds of faults that a seed has
 MAX_FAULTS: Final = 12
 TROUBLE_S: Final = 150.0  # faults begin within so long; then the run must come to its end
-LIAR_SHARE: Final = 0.4  # of the seeds have liars
+LIAR_SHARE: Final = 0.4  # of the seeds with four clients or more have liars
 ANYONE: Final = "random:1"
 Draw = Callable[[random.Random, float], Fault]
 
@@ -33,7 +33,7 @@ def draw_scenario(seed: int) -> Scenario:
     found = _draw_liars(rng, clients)
     config = _draw_config(rng, clients, banned=len(found))
     return Scenario(
-        seed=seed, classes=_draw_classes(rng, clients), config=config, faults=_draw_faults(rng, clients), liars=found,
+        seed=seed, classes=_draw_classes(rng, clients), config=config, faults=_draw_faults(rng), liars=found,
         sync_s=rng.choice((0.0, 0.002, 0.02)),
     )  # fmt: skip
 
@@ -77,19 +77,18 @@ def _draw_liars(rng: random.Random, clients: int) -> tuple[Liar, ...]:
     """At most (n - 1) / 3 of them: so many the protocol bears."""
     if rng.random() > LIAR_SHARE:
         return ()
-    kinds = sorted(liars.KINDS)
-    who = rng.sample(range(clients), rng.randint(0, (clients - 1) // 3))
+    kinds, most = sorted(liars.KINDS), (clients - 1) // 3
+    who = rng.sample(range(clients), rng.randint(min(1, most), most))
     together = rng.choice(kinds) if rng.random() < 0.5 else None
     return tuple(Liar(who=one, kind=together or rng.choice(kinds), share=rng.choice((0.3, 1.0))) for one in who)
 
 
-def _draw_faults(rng: random.Random, clients: int) -> tuple[Fault, ...]:
+def _draw_faults(rng: random.Random) -> tuple[Fault, ...]:
     kinds = [draw for draw in DRAWS if rng.random() < KIND_SHARE]
     if not kinds:
         return ()
     count = rng.randint(1, MAX_FAULTS)
     times = sorted(rng.uniform(0, TROUBLE_S) for _ in range(count))
-    del clients
     return tuple(rng.choice(kinds)(rng, round(at_s, 3)) for at_s in times)
 
 
@@ -127,7 +126,7 @@ def _draw_torn(rng: random.Random, at_s: float) -> Fault:
 
 def _draw_partition(rng: random.Random, at_s: float) -> Fault:
     some = ("random:1", "random:2", "random:3")
-    groups = rng.choice(((("server",), (rng.choice(some),)), (("all",), (rng.choice(some),)), (("server",), ("all",))))
+    groups = rng.choice(((("server",), (rng.choice(some),)), ((rng.choice(some),), ("all",)), (("server",), ("all",))))
     return faults.Partition(at_s=at_s, groups=groups, silent=rng.random() < 0.4, for_s=_length(rng))
 
 

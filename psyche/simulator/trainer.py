@@ -51,6 +51,7 @@ SHAPE: Final = (16, 16)
 TENSOR: Final = "weight"
 WEIGHTS: Final = SHAPE[0] * SHAPE[1]
 VOCAB: Final = 256
+LATEST_FATE: Final = 3  # rounds after its own in which a result's fate is known to a member
 T = TypeVar("T")
 
 
@@ -152,8 +153,8 @@ class Faults:
 class SimTrainer:
     """Implements `wire.ports.Trainer`.
 
-    It also keeps its owner honest: every result it gave is to be told applied or not, once, or given up by a
-    load (R8); `complaints` says where that did not hold.
+    It also keeps its owner honest: every result it gave is to be told applied or not, once and soon, or given
+    up by a load (R8); `complaints` says where that did not hold.
     """
 
     codec: PayloadCodec
@@ -166,7 +167,7 @@ class SimTrainer:
     trained: int = 0
     complaints: list[str] = field(default_factory=list)
     is_corrupt: bool = False  # a weight was flipped since the last load
-    _sent: dict[int, bool] = field(default_factory=dict)  # heights of this momentum's results that await their fate
+    _sent: set[int] = field(default_factory=set)  # heights of this momentum's results that await their fate
     _cancel: trio.Event | None = None
 
     async def start(self) -> None:
@@ -238,7 +239,7 @@ class SimTrainer:
         gradient = bytes([self.machine.numeric_class])
         self.momentum = blake3_hash(weights.tobytes(), request.tokens, self.momentum, gradient)
         self.trained += 1
-        self._sent[request.height] = request.in_flight
+        self._sent.add(request.height)
         payload = self.codec.make(self.momentum)
         payload = payload if self.tamper is None else self.tamper(payload)
         return self._reply(request, payload, seconds, cancelled=False)
@@ -257,15 +258,18 @@ class SimTrainer:
     def _note_fates(self, request: TrainRequest) -> None:
         for fate in request.decided:
             if fate.height in self._sent:
-                del self._sent[fate.height]
+                self._sent.remove(fate.height)
             elif fate.applied:
                 self.complaints.append(
                     f"round {request.height}: told of an applied result of {fate.height}, never sent"
                 )
+        forgotten = sorted(one for one in self._sent if not request.height - LATEST_FATE <= one < request.height)
+        if forgotten:
+            self.complaints.append(f"round {request.height}: never told of the results of {forgotten}")
 
     def _retell(self, request: TrainRequest) -> None:
         """A cancelled batch has undone everything, what it was told included (A4)."""
-        self._sent.update({fate.height: request.in_flight for fate in request.decided})
+        self._sent.update(fate.height for fate in request.decided)
 
     def _reply(self, request: TrainRequest, payload: bytes, seconds: float, *, cancelled: bool) -> TrainReply:
         return TrainReply(

@@ -7,6 +7,7 @@ from typing import Final
 
 SKIPPED_SHARE: Final = 4  # a quarter of the epochs: until everything has been there, in every combination
 LEAST_EPOCHS: Final = 4
+LEAST_GROWTH: Final = 2  # things over the whole time: what is now none and now one does not grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ def _fit(what: str, points: list[tuple[float, float]]) -> Trend:
     n = len(points)
     mean_t, mean_v = sum(t for t, _ in points) / n, sum(v for _, v in points) / n
     spread = sum((t - mean_t) ** 2 for t, _ in points)
-    if not mean_v or not spread:
+    slope = sum((t - mean_t) * (v - mean_v) for t, v in points) / spread if spread else 0.0
+    if abs(slope) * (points[-1][0] - points[0][0]) < LEAST_GROWTH:
         return Trend(what, 0.0, 0.0)
-    slope = sum((t - mean_t) * (v - mean_v) for t, v in points) / spread
     rest = sum((v - mean_v - slope * (t - mean_t)) ** 2 for t, v in points)
     return Trend(what, slope / mean_v, math.sqrt(rest / max(1, n - 2) / spread) / mean_v)

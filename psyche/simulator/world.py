@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -168,9 +169,11 @@ class World:
             self._cut(groups, silent=silent)
 
     def _cut(self, groups: list[list[bytes]], *, silent: bool) -> None:
-        for index, group in enumerate(groups):
-            others = [key for other in groups[index + 1 :] for key in other if key not in group]
-            (self.links.stall if silent else self.links.cut)(group, others)
+        """Who is in two groups is in the one that is no part of the other: "all" beside "random:1" are the rest."""
+        for first, second in combinations(groups, 2):
+            near = [key for key in first if key not in second] or first
+            far = [key for key in second if key not in first] or second
+            (self.links.stall if silent else self.links.cut)(near, far)
 
     def choose(self, fault: Fault, names: Sequence[str]) -> list[Any]:
         """The machines that names stand for now, each once."""
@@ -215,8 +218,8 @@ class World:
         """What would run in a thread runs here, and takes the time of its machine's disk if it writes."""
         host = self.find_host()
         if host is not None and is_writer(function):
-            if host.disk.sync_s:
-                await trio.sleep(host.disk.sync_s)
+            if host.disk.write_s:
+                await trio.sleep(host.disk.write_s)
             if host is not self.server:
                 host.disk.check_room()
         await trio.lowlevel.checkpoint()
@@ -271,7 +274,7 @@ class World:
     def _end(self) -> None:
         self.is_over = True
         for host in (self.server, *self.clients):
-            host.resume()  # who stands still could not even be cancelled
+            host.wake()  # who stands still could not even be cancelled
         assert self._nursery is not None, "while it runs"
         self._nursery.cancel_scope.cancel()
 
@@ -338,7 +341,7 @@ class World:
         return self.shadow.state.run_state is RunState.FINISHED
 
     def is_able(self) -> bool:
-        """Whether enough honest members live, and lines and disks let them work."""
+        """Whether the server and enough honest members live."""
         living = sum(host.is_alive and host.is_honest for host in self.clients)
         needed = max(self.config.init_min_clients, self.config.min_clients)
         return self.server.is_alive and living >= needed

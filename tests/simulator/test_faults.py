@@ -1,6 +1,10 @@
 """One fault of each kind: what it does to a run, and that the run bears it."""
 
+from collections.abc import Iterable
+from itertools import permutations
+
 import pytest
+import trio
 from sim_kit import build, play
 
 from psyche.core.state import RunState
@@ -9,6 +13,7 @@ from psyche.simulator.faults import (
     ClockJump,
     Degrade,
     DiskFull,
+    Fault,
     Hang,
     Kill,
     Leave,
@@ -18,8 +23,9 @@ from psyche.simulator.faults import (
     TrainerCrash,
     TrainerHang,
 )
+from psyche.simulator.hosts import ClientHost
 from psyche.simulator.row import get_events
-from psyche.simulator.world import Outcome, simulate
+from psyche.simulator.world import Outcome, World, simulate
 
 
 def is_finished(outcome: Outcome) -> bool:
@@ -55,9 +61,10 @@ def test_a_server_that_fails_within_a_write_loses_nothing_that_it_promised(after
     torn = TornWrite(at_epoch=0, at_height=1, after_bytes=after_bytes, for_s=2.0)
     outcome = play(build(faults=(torn,)))
     assert is_finished(outcome)
-    assert get_events(outcome, "killed") == [] or outcome.facts["dropped"] == {}
-    notes = get_events(outcome, "journal_note")
-    assert all("torn tail" in note["note"] for note in notes)
+    assert [event["who"] for event in get_events(outcome, "killed")] == ["server"]
+    assert outcome.facts["dropped"] == {}
+    notes = [note["note"] for note in get_events(outcome, "journal_note")]
+    assert ["torn tail" in note for note in notes] == [True] * bool(after_bytes)
 
 
 def test_a_full_disk_stops_the_server_and_it_goes_on_when_there_is_room() -> None:
@@ -76,9 +83,43 @@ def test_a_full_disk_ends_no_client_and_costs_no_round() -> None:
 
 
 def test_a_slow_disk_only_slows() -> None:
+    quiet = play(build())
     outcome = play(build(faults=(SlowDisk(at_s=4.0, who=("server", "client-1"), sync_s=0.4, for_s=30.0),)))
     assert is_finished(outcome)
     assert outcome.facts["dropped"] == {}
+    assert outcome.simulated_s > quiet.simulated_s + 0.4
+
+
+def play_until_end(*faults: Fault) -> World:
+    """The world after a run in which all these faults are over."""
+    worlds: list[World] = []
+    outcome = simulate(build(faults=faults, total_steps=30), prepare=worlds.append)
+    assert not outcome.violations, outcome.describe()
+    assert len(get_events(outcome, "fault_over")) == len(faults)
+    return worlds[0]
+
+
+def test_faults_of_one_kind_that_overlap_leave_the_disk_as_it_was() -> None:
+    slow = (SlowDisk(at_s=2.0, who=("server",), sync_s=0.2, for_s=5.0),)
+    slow += (SlowDisk(at_s=4.0, who=("server",), sync_s=0.1, for_s=8.0),)
+    full = (DiskFull(at_s=14.0, who=("server",), for_s=2.0), DiskFull(at_s=15.0, who=("server",), for_s=4.0))
+    world = play_until_end(*slow, *full)
+    assert world.server.disk.write_s == world.scenario.sync_s
+    assert not world.server.disk.is_full
+
+
+def test_who_is_stopped_twice_stands_still_until_both_are_over() -> None:
+    hangs = (Hang(at_s=6.0, who=("client-1",), for_s=4.0), Hang(at_s=8.0, who=("client-1",), for_s=9.0))
+    outcome = play(build(faults=hangs, total_steps=30))
+    moments = [get_events(outcome, kind, "world")[0]["t"] for kind in ("stopped", "resumed")]
+    assert moments == [6.0, 17.0]
+
+
+def test_two_torn_writes_that_wait_at_once_are_one_failure() -> None:
+    torn = [TornWrite(at_s=6.0, after_bytes=left, for_s=2.0) for left in (9_000, 100)]
+    world = play_until_end(*torn)
+    assert world.server.lives == 2
+    assert world.disturbances == 0
 
 
 def test_a_server_that_stands_still_is_a_pause_for_all() -> None:
@@ -103,12 +144,38 @@ def test_a_client_cut_off_from_all_comes_back_when_the_lines_are_healed(silent: 
     assert outcome.codes == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    "groups", [(("all",), ("client-2",)), (("client-2",), ("all",)), (("client-2", "client-3"), ("all",))]
+)
+def test_all_beside_some_of_them_are_the_others(groups: tuple[tuple[str, ...], ...]) -> None:
+    apart: list[set[tuple[str, str]]] = []
+
+    def look(world: World) -> None:
+        def see(_node: str, kind: str, _fields: object) -> None:
+            if kind == "fault":
+                pairs = permutations(world.clients, 2)
+                world.spawn(note, world, pairs)
+
+        world.trace.listeners.append(see)
+
+    async def note(world: World, pairs: Iterable[tuple[ClientHost, ClientHost]]) -> None:
+        await trio.sleep(0.1)
+        apart.append({(a.name, b.name) for a, b in pairs if world.links.is_cut(a.key, b.key)})
+
+    cut = Partition(at_epoch=0, at_height=1, groups=groups, for_s=5.0)
+    outcome = simulate(build(faults=(cut,)), prepare=look)
+    assert not outcome.violations, outcome.describe()
+    some = min(groups, key=lambda group: group == ("all",))
+    rest = {f"client-{number}" for number in range(4)} - set(some)
+    assert {pair for pair in apart[0] if pair[0] in some} == {(one, other) for one in some for other in rest}
+
+
 def test_worse_lines_lose_duplicate_and_reorder_announcements_and_change_nothing_else() -> None:
     worse = Degrade(at_s=2.0, who=("all",), loss=0.2, duplicate=0.3, jitter_s=0.4, for_s=60.0)
     outcome = play(build(faults=(worse,)))
     assert is_finished(outcome)
-    applied = [e["count"] for e in get_events(outcome, "applied") if e["update"]]
-    assert all(applied), "no round is void"
+    applied = {e["height"]: e["count"] for e in get_events(outcome, "applied") if e["update"]}
+    assert list(applied.values()) == [4] * 8, "no round is void"
 
 
 def test_a_server_whose_clock_jumps_while_it_runs_does_not_notice() -> None:

@@ -1,12 +1,19 @@
 """The checks themselves: a world that breaks a promise is caught, and says what a person needs."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
 import trio
 from sim_kit import build, play
 
-from psyche.core.state import RunState
+from psyche.core.state import Coordinator, RunState
 from psyche.simulator.faults import Kill
 from psyche.simulator.shrink import fails_alike, shrink
+from psyche.simulator.trainer import SimTrainer
 from psyche.simulator.world import Outcome, World, simulate
+from psyche.wire.trainer import TrainRequest
 
 
 def break_arithmetic(world: World) -> None:
@@ -58,6 +65,63 @@ def test_a_second_result_of_an_honest_member_is_reported() -> None:
 
     names = {violation.name for violation in simulate(build(), prepare=forget).violations}
     assert names == {"R7"}
+
+
+def tamper(change: Callable[[Coordinator], None]) -> Outcome:
+    """A run whose record is changed behind everybody's back in its third round."""
+
+    def prepare(world: World) -> None:
+        def see(_node: str, kind: str, fields: Mapping[str, Any]) -> None:
+            if kind == "trained" and fields["height"] == 3:
+                change(world.shadow.state)
+                world.trace.listeners.remove(see)
+
+        world.trace.listeners.append(see)
+
+    return simulate(build(), prepare=prepare)
+
+
+@pytest.mark.parametrize("credits_", [-1, 2, 9])
+def test_a_credit_that_nothing_earned_is_reported(credits_: int) -> None:
+    def change(state: Coordinator) -> None:
+        state.clients[2].credits += credits_
+
+    first = tamper(change).violations[0]
+    assert first.name == "I2"
+    assert "member 2" in first.expected
+
+
+def test_samples_that_are_left_out_are_reported() -> None:
+    def change(state: Coordinator) -> None:
+        state.current.batch_size += 1
+
+    names = [violation.name for violation in tamper(change).violations]
+    assert "I2" in names
+
+
+def test_a_result_whose_fate_is_never_told_is_reported() -> None:
+    def forget(world: World) -> None:
+        note = SimTrainer._note_fates
+
+        def note_some(trainer: SimTrainer, request: TrainRequest) -> None:
+            told = tuple(fate for fate in request.decided if fate.height != 1)
+            note(trainer, msgspec.structs.replace(request, decided=told))
+
+        patch.setattr(SimTrainer, "_note_fates", note_some)
+
+    with pytest.MonkeyPatch.context() as patch:
+        violations = simulate(build(), prepare=forget).violations
+    assert {violation.name for violation in violations} == {"R8"}
+    assert "never told of the results of [1]" in violations[0].found
+
+
+def test_what_a_former_life_complained_of_is_not_forgotten() -> None:
+    def complain(world: World) -> None:
+        world.clients[0].complaints.append("of long ago")
+
+    kill = Kill(at_epoch=0, at_height=2, who=("client-0",), for_s=1.0)
+    violations = simulate(build(faults=(kill,), total_steps=17), prepare=complain).violations
+    assert [(violation.name, violation.found) for violation in violations] == [("R8", "client-0: of long ago")]
 
 
 def test_a_process_that_dies_of_a_defect_is_reported() -> None:

@@ -28,6 +28,7 @@ def get_applied(outcome: Outcome) -> dict[tuple[int, int], list[int]]:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_run_with_one_dishonest_member_of_five_trains_every_step(kind: str) -> None:
     outcome = play_with(kind)
+    assert outcome.facts["told"][f"client-{LIAR}"], "it lied"
     applied = get_applied(outcome)
     places = {e["index"] for e in get_events(outcome, "member", f"client-{LIAR}")}
     assert len(places) == 1, "it stays where it is in every epoch"

@@ -115,6 +115,11 @@ def test_what_grows_shows_and_what_only_varies_does_not() -> None:
     assert varies.slope - 2 * varies.error < 0.01
 
 
+def test_what_is_now_none_and_now_one_does_not_grow() -> None:
+    rare = [(400.0 * number, {"fetches": int(number in (15, 17, 19))}) for number in range(20)]
+    assert [one.slope for one in compute_trends(rare)] == [0.0]
+
+
 # --- F2 ----------------------------------------------------------------------------------------------------------
 
 

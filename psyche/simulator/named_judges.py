@@ -25,6 +25,7 @@ from psyche.simulator.row import (
     get_liars,
     is_finished,
 )
+from psyche.simulator.trace import EVENT_DIGITS
 from psyche.simulator.trend import compute_trends
 from psyche.simulator.world import Outcome, simulate
 
@@ -69,7 +70,8 @@ def judge_witnesses_replaced(outcome: Outcome, size: Size) -> Judgement:
     silent = [
         one
         for one in ledger.data_rounds
-        if one.start_s <= at_s < one.end_s and ledger.find_names(one.epoch, one.witnesses) == killed
+        if round(one.start_s, EVENT_DIGITS) <= at_s < one.end_s
+        and ledger.find_names(one.epoch, one.witnesses) == killed
     ]
     following = [ledger.rounds.get((one.epoch, one.height + 1)) for one in silent]
     others = [one is not None and not killed & ledger.find_names(one.epoch, one.witnesses) for one in following]

@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from psyche.telemetry.events import Event, get_plain
 
+EVENT_DIGITS: Final = 6  # of an event's time in seconds
 LAST_EVENTS: Final = 50
 WORLD: Final = "world"
 MAX_FIELD: Final = 60  # characters of one field in `describe`
@@ -36,7 +37,7 @@ class Trace:
 
     def emit(self, node: str, kind: str, fields: dict[str, object]) -> None:
         """Something happened at `node`."""
-        event: Event = {"t": round(trio.current_time(), 6), "node": node, "kind": kind}
+        event: Event = {"t": round(trio.current_time(), EVENT_DIGITS), "node": node, "kind": kind}
         for name, value in fields.items():
             event[name] = value if type(value) is int else self._clean(get_plain(value))
         line = _encode(event).encode() + b"\n"

@@ -15,9 +15,10 @@ from psyche.simulator.named_judges import (
     judge_lies,
     judge_records,
     judge_unpaid,
+    judge_witnesses_replaced,
 )
 from psyche.simulator.named_scenarios import build_base, build_quiet
-from psyche.simulator.row import Size, compute_applied_share, get_ledger
+from psyche.simulator.row import Size, compute_applied_share, get_events, get_ledger
 from psyche.simulator.trend import compute_trends
 from psyche.simulator.world import Outcome, simulate
 
@@ -104,6 +105,18 @@ def test_a_liar_that_is_paid_or_never_lied_shows(played: Outcome) -> None:
     assert judge_unpaid(0)(change(lying, epochs=unpaid), SMALL).holds
     assert not judge_unpaid(0)(lying, SMALL).holds
     assert not judge_lies(replace(lying, facts=lying.facts | {"told": {"client-2": 0}}), SMALL).holds
+
+
+def test_a_kill_at_the_very_moment_at_which_a_round_begins_is_in_that_round() -> None:
+    """Events have whole microseconds, rounds have not."""
+    outcome, _ = play_row("F3", SMALL)
+    at_s = get_events(outcome, "killed")[0]["t"]
+    rounds = get_ledger(outcome).rounds
+    (place,) = [place for place, one in rounds.items() if one.start_s <= at_s + 1e-6 and at_s < one.end_s]
+    moved = rounds | {place: replace(rounds[place], start_s=at_s + 4e-7)}
+    assert judge_witnesses_replaced(change(outcome, rounds=moved), SMALL).holds
+    moved = rounds | {place: replace(rounds[place], start_s=at_s + 1.0)}
+    assert not judge_witnesses_replaced(change(outcome, rounds=moved), SMALL).holds
 
 
 def test_what_grows_shows_and_what_only_varies_does_not() -> None:

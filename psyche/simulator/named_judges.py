@@ -33,6 +33,7 @@ SLACK_S: Final = 0.2  # a few crossings of a line, and the journal's disk
 ANSWER_S: Final = 0.2
 LARGEST_ERROR: Final = 0.01
 LARGEST_SLOPE: Final = 0.01  # per simulated hour
+CHANCE: Final = 4.0  # standard errors: of twenty things one is beyond two of them in every third run
 LEAST_HOURS: Final = 2.0
 SLOWDOWN: Final = 1.1
 OWN_WORK: Final = "the own work of round"
@@ -234,10 +235,10 @@ def judge_flat(outcome: Outcome, size: Size) -> Judgement:
     hours = outcome.simulated_s / 3_600
     if hours < LEAST_HOURS or not trends:
         return Judgement(f"{hours:.1f} h: too short for a slope, {killed} rounds with a loss", killed > 0)
-    worst = max(trends, key=lambda one: one.slope - 2 * one.error)
-    holds = killed > 0 and worst.slope - 2 * worst.error < LARGEST_SLOPE
+    worst = max(trends, key=lambda one: one.slope - CHANCE * one.error)
+    holds = killed > 0 and worst.slope - CHANCE * worst.error < LARGEST_SLOPE
     seen = f"{hours:.1f} h, of {len(trends)} things kept {worst.what} grows most: "
-    return Judgement(f"{seen}{worst.slope:+.2%} ± {2 * worst.error:.2%} an hour", holds)
+    return Judgement(f"{seen}{worst.slope:+.2%} ± {CHANCE * worst.error:.2%} an hour", holds)
 
 
 def judge_classes(outcome: Outcome, size: Size) -> Judgement:

@@ -424,13 +424,14 @@ class TrainerLost:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
-    """A resume snapshot is on disk."""
+    """A resume snapshot is on disk; without a reply it could not be written, and `failed` is what was asked for."""
 
     epoch: int
     height: int
     digest: bytes
     path: Path
     reply: SnapshotReply | None
+    failed: Snapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)

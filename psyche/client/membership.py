@@ -14,6 +14,7 @@ from psyche.client.actions import (
     SetPeers,
     SetPlan,
     ShareCheckpoint,
+    Snapshot,
     SnapshotFetched,
     SnapshotWritten,
     Withdraw,
@@ -54,6 +55,8 @@ class Membership:
     withdrawn_epoch: int | None = None
     exported: bytes = ZERO32
     kept: bytes = ZERO32  # digest of the newest own snapshot
+    unwritten: Snapshot | None = None  # that there was no room for
+    write_at: float = 0.0
     shared: bytes = ZERO32
     stopping: str = ""
     fetching: bool = False
@@ -154,6 +157,7 @@ class Membership:
             fits = fits and self.synchronised == (x.epoch, self.weights_digest)
         if fits:
             self._start_chain()
+            self._write_again(now)
             return
         self.chain.loaded = False
         if self.loading or now < self.load_at:
@@ -275,9 +279,19 @@ class Membership:
             x.do(Export(certified.epoch, certified.step, certified.digest))
 
     def on_snapshot(self, event: SnapshotWritten) -> None:
-        """Weights are on disk."""
+        """Weights are on disk, or could not be written."""
+        self.unwritten = event.failed
         if event.reply is not None:
             self.kept = event.digest
+
+    def _write_again(self, now: float) -> None:
+        """The snapshot that failed at the epoch's end, while the trainer has its weights: nobody else may (P6, S9)."""
+        snapshot = self.unwritten
+        if snapshot is None or now < self.write_at:
+            return
+        self.unwritten, self.write_at = None, now + LOAD_AGAIN_S
+        if snapshot.digest == self.weights_digest:
+            self.context.do(snapshot)
 
     def _share_checkpoint(self) -> None:
         """From Cooldown on a member of the epoch may name where the certified weights can be had (S10)."""

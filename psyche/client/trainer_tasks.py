@@ -204,7 +204,7 @@ class TrainerTasks:
             case Load():
                 self._x.feed(LoadFailed(action.epoch, reason))
             case Snapshot():
-                self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, Path(), None))
+                self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, Path(), None, action))
             case FetchSnapshot():
                 self._x.feed(SnapshotFetched(action.digest, ok=False))
             case Apply():

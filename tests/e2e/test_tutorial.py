@@ -18,7 +18,7 @@ from psyche.testnet.process import Child, stop_all
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DEADLINE_S = 300.0  # of one step; only a broken run reaches it
-POLL_S = 4.0  # each look is a process that imports much
+POLL_S = 1.5  # each look is a process that imports much; rarer ones miss what they wait for, on a busy machine
 
 
 @dataclass(frozen=True)

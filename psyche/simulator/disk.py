@@ -37,7 +37,7 @@ class DiskConditions:
     @property
     def write_s(self) -> float:
         """How long a write takes now."""
-        return max(self.sync_s, *self.slowed_s, 0.0)
+        return max((self.sync_s, *self.slowed_s))
 
     def check_room(self) -> None:
         """Refuse to write on a full disk.

@@ -100,6 +100,25 @@ async def test_a_cut_ends_connections_and_healing_brings_them_back(tmp_path: Pat
             await a.wait_for_peers(frozenset({b.key, c.key}))
 
 
+async def test_announcements_under_way_are_lost_with_their_connection(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """All of them, and not only the last one, whether or not the two are connected again when they would arrive."""
+    hub = MemoryHub(random.Random(1))
+    async with open_nodes(hub, 2, tmp_path) as (a, b):
+        hub.set_link(a.key, b.key, LinkConditions(latency_s=60))
+        for number in range(3):
+            await a.publish(b"lost %d" % number)
+        hub.set_link(a.key, b.key, LinkConditions())
+        hub.cut([a.key], [b.key])
+        hub.heal()
+        await trio.sleep(50)
+        assert b.key in a.connected()
+        await trio.sleep(50)
+        await a.publish(b"after")
+        assert (await b.messages().receive())[1] == b"after"
+
+
 async def test_redialing_doubles_from_one_second_to_a_minute(tmp_path: Path, autojump_clock: MockClock) -> None:
     hub = MemoryHub(random.Random(1))
     async with hub.open_node(get_identity(1), tmp_path / "a") as a, hub.open_node(get_identity(2), tmp_path / "b") as b:

@@ -96,6 +96,7 @@ def test_a_slice_has_exactly_these_bytes() -> None:
     raw = encode_slice([(69, b"\x02" * 32), (5, b"\x01" * 32)])
     assert raw == b"psyche/model/1\x02\0\0\0\x05\0\0\0" + b"\x01" * 32 + b"\x45\0\0\0" + b"\x02" * 32
     assert encode_slice([]) == b"psyche/model/1\0\0\0\0"
+    assert encode_slice([(0, b"\x03" * 32)]) == b"psyche/model/1\x01\0\0\0" + bytes(4) + b"\x03" * 32
 
 
 @pytest.mark.parametrize(

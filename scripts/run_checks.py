@@ -80,7 +80,7 @@ def show(stage: Stage, more: str = "") -> None:
 
 @contextmanager
 def running_beside(stage: Stage) -> Iterator[Callable[[], Outcome]]:
-    """A stage that runs in what others leave of the processors: tests of whole runs wait for most of their time.
+    """A stage that runs in what others leave of the processors: type checks use one, tests of whole runs often wait.
 
     What is yielded waits for its end and shows what it printed.
     """
@@ -159,11 +159,11 @@ def main(arguments: list[str]) -> int:
     if arguments and not only_checks:
         return run_pytest_alone(arguments)
     seed, started = random.randrange(1 << 32), time.monotonic()
-    outcomes = [run(stage) for stage in get_checks()]
-    if not only_checks:
-        with running_beside(get_simulations(seed)) as finish_simulations:
-            outcomes += [run(stage) for stage in get_tests(seed)]
-            outcomes.append(finish_simulations())
+    if only_checks:
+        return summarize([run(stage) for stage in get_checks()], seed, time.monotonic() - started)
+    with running_beside(get_simulations(seed)) as finish_simulations:
+        outcomes = [run(stage) for stage in [*get_checks(), *get_tests(seed)]]
+        outcomes.append(finish_simulations())
     return summarize(outcomes, seed, time.monotonic() - started)
 
 

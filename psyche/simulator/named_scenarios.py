@@ -149,7 +149,7 @@ def build_large(size: Size) -> Scenario:
 def build_daily(size: Size) -> Scenario:
     """F24: one in ten is killed in every round; over hours, rounds are as long as it takes."""
     round_s = 3_600 * size.hours / size.rounds if size.hours else 2.0
-    batch_s = 0.6 * round_s  # somebody is missing in every round: the others wait half as long again for it
+    batch_s = round_s / 1.5  # somebody is missing in every round: the others wait half as long again for it
     cls = MachineClass(count=size.clients, uplink=LINE, machine=MachineModel(sample_s=batch_s / 2))
     rng = build_rng(size.seed, "F24")
     kills = tuple(

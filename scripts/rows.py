@@ -2,7 +2,7 @@
 
 python scripts/rows.py                                      all rows: 16 clients, 100 rounds, seed 1
 python scripts/rows.py --rows F6 F9 --clients 8 --rounds 40 --seeds 1 2 3
-python scripts/rows.py --rows F24 --rounds 864 --hours 24   a whole day, with the memory of this process by the hour
+python scripts/rows.py --rows F24 --rounds 960 --hours 24   a whole day, with the memory of this process by the hour
 python scripts/rows.py --list
 
 Rows that say most at another size are played at that one (--list shows it), except for what is given here.

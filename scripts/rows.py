@@ -21,12 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from soak import LARGEST_SEED, MOST_PROCESSES, MOST_ROUNDS, bounded
+
+from psyche.core.limits import MAX_CLIENTS
 from psyche.simulator.named import ROWS, play_row
 from psyche.simulator.row import Size
 from psyche.simulator.trend import compute_trends
 from psyche.simulator.world import World
 
 HOUR_S = 3_600.0
+MOST_HOURS = 10_000
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,12 @@ def play_all(work: Sequence[tuple[str, Size]], processes: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), default=list(ROWS), metavar="ROW")
-    parser.add_argument("--clients", type=int)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--hours", type=float, help="of simulated time, for rows about time")
-    parser.add_argument("--points", type=int, help="of what a row enumerates, only so many")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--clients", type=bounded(3, MAX_CLIENTS))
+    parser.add_argument("--rounds", type=bounded(1, MOST_ROUNDS))
+    parser.add_argument("--hours", type=bounded(1, MOST_HOURS), help="of simulated time, for rows about time")
+    parser.add_argument("--points", type=bounded(1, MOST_ROUNDS), help="of what a row enumerates, only so many")
+    parser.add_argument("--seeds", type=bounded(0, LARGEST_SEED), nargs="+", default=[1])
+    parser.add_argument("--processes", type=bounded(1, MOST_PROCESSES), default=1)
     parser.add_argument("--list", action="store_true", help="the rows and their sizes")
     given = parser.parse_args()
     work = [(row, get_size(row, given, seed)) for row, seed in itertools.product(given.rows, given.seeds)]

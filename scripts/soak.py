@@ -13,7 +13,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,8 @@ from psyche.simulator.swarm import draw_scenario
 from psyche.simulator.world import Outcome, simulate
 
 LARGEST_SEED = 1 << 32
+MOST_ROUNDS = 10_000_000
+MOST_PROCESSES = 256
 AHEAD = 4  # seeds that wait for each process
 PROGRESS_S = 15.0
 
@@ -37,6 +39,21 @@ class Played:
     rounds: int
     wall_s: float
     failure: str
+
+
+def bounded(least: int, most: int) -> Callable[[str], int]:
+    """A whole number of the command line, within these bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return number
+
+    return parse
 
 
 def play_seed(seed: int) -> Played:
@@ -105,10 +122,14 @@ def print_smallest(scenario: Scenario, outcome: Outcome) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0, help="how long to play fresh seeds")
-    parser.add_argument("--rounds", type=int, default=0, help="play until so many rounds are done instead")
-    parser.add_argument("--from", dest="first", type=int, help="the first seed; a random one if not given")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, help="play this seed alone")
+    parser.add_argument(
+        "--rounds", type=bounded(0, MOST_ROUNDS), default=0, help="play until so many rounds are done instead"
+    )
+    parser.add_argument(
+        "--from", dest="first", type=bounded(0, LARGEST_SEED), help="the first seed; a random one if not given"
+    )
+    parser.add_argument("--processes", type=bounded(1, MOST_PROCESSES), default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=bounded(0, LARGEST_SEED), help="play this seed alone")
     parser.add_argument("--plan", type=Path, help="play this plan alone")
     parser.add_argument("--shrink", action="store_true", help="make what fails as small as it goes")
     parser.add_argument("--events", type=Path, help="write the event log there")

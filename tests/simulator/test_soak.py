@@ -30,6 +30,22 @@ def test_seeds_are_played_until_there_are_rounds_enough() -> None:
     assert last.endswith("0 seeds with violations")
 
 
+@pytest.mark.parametrize(
+    ("script", "option", "value"),
+    [
+        ("rows", "--clients", "1000000000000"),
+        ("rows", "--clients", "-4"),
+        ("soak", "--seed", "x"),
+        ("soak", "--processes", "0"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused_with_its_bounds(script: str, option: str, value: str) -> None:
+    command = [sys.executable, str(SCRIPTS / f"{script}.py"), f"{option}={value}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2
+    assert f"argument {option}: '{value}' is not a whole number from" in done.stderr
+
+
 def test_a_violation_fails_and_says_how_to_play_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     soak = load("soak")
     counter = soak.Counter(0.0)

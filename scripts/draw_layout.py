@@ -1,9 +1,9 @@
-"""Draws the tables of docs/protocol.md that follow from the code, between their markers.
+"""Draws the tables of docs/protocol.md and its reference that follow from the code, between their markers.
 
     python scripts/draw_layout.py           write them
-    python scripts/draw_layout.py --check   only say whether the page is stale
+    python scripts/draw_layout.py --check   only say whether a page is stale
 
-A block stands between `<!-- BEGIN name -->` and `<!-- END name -->`.
+A block stands between `<!-- BEGIN name -->` and `<!-- END name -->`, on one of the pages.
 """
 
 import math
@@ -37,7 +37,8 @@ from psyche.core.timeline import (
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import SIGNATURE_BYTES, encode_gossip, sign_gossip, signed_bytes
 
-PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "protocol.md"
+DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+PAGES: Final = (DOCS / "protocol.md", DOCS / "protocol-reference.md")
 NUMBERS: Final = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "f": "f32", "d": "f64"}
 TEXTS: Final[dict[Any, str]] = {bytes: "bytes", str: "text", int: "bitmap", list: "list of u16", tuple: "two f32"}
 DISCRIMINATOR_BYTES: Final = 8
@@ -340,31 +341,35 @@ BLOCKS: Final[dict[str, Callable[[], list[str]]]] = {
 }
 
 
-def draw_page(text: str) -> str:
-    """The page with every block drawn anew.
+def draw_pages(texts: Sequence[str]) -> list[str]:
+    """The pages with every block drawn anew.
 
     Raises:
-        ValueError: a block's markers are not there exactly once.
+        ValueError: a block's markers are not there exactly once on all pages together.
     """
+    drawn = list(texts)
     for name, draw in BLOCKS.items():
         pattern = re.compile(rf"(<!-- BEGIN {name} -->\n).*?(<!-- END {name} -->)", re.DOTALL)
         block = "\n" + "\n".join(draw()) + "\n\n"
-        text, found = pattern.subn(lambda match, block=block: match[1] + block + match[2], text)
-        if found != 1:
-            raise ValueError(f"{PAGE.name}: the markers of {name!r} are there {found} times, must be once")
-    return text
+        found = [pattern.subn(lambda match, block=block: match[1] + block + match[2], text) for text in drawn]
+        times = sum(count for _, count in found)
+        if times != 1:
+            raise ValueError(f"the markers of {name!r} are there {times} times, must be once")
+        drawn = [text for text, _ in found]
+    return drawn
 
 
 def main(arguments: list[str]) -> int:
-    text = PAGE.read_text(encoding="utf-8")
-    drawn = draw_page(text)
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    drawn = draw_pages(texts)
     if arguments == ["--check"]:
-        print("up to date" if drawn == text else "stale: run `python scripts/draw_layout.py`")
-        return int(drawn != text)
+        print("up to date" if drawn == texts else "stale: run `python scripts/draw_layout.py`")
+        return int(drawn != texts)
     if arguments:
         print(__doc__)
         return 2
-    PAGE.write_text(drawn, encoding="utf-8")
+    for page, text in zip(PAGES, drawn, strict=True):
+        page.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Bloom filters of commitments, keyed per witness and round (`docs/protocol.md`, W3).
+"""Bloom filters of commitments, keyed per witness and round (`docs/protocol-reference.md`, W3).
 
 Bit p of a filter is bit p mod 8 of byte p div 8; a filter has 2,560 bits in 320 bytes.
 """

@@ -1,4 +1,4 @@
-"""Who does what in a round: quorum, roles and witnesses (`docs/protocol.md` 2.5 and 3.3).
+"""Who does what in a round: quorum, roles and witnesses (`docs/protocol-reference.md` 2.5 and 3.3).
 
 Elections run over the ranks of the round's `members` bitmap: rank = set bits below the member's
 index. With nobody gone rank and index are the same. Everything here is total: numbers that a

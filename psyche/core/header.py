@@ -1,4 +1,4 @@
-"""The header of a training result and the bytes that are signed (`docs/protocol.md`, R1 to R3)."""
+"""The header of a training result and the bytes that are signed (`docs/protocol-reference.md`, R1 to R3)."""
 
 import struct
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The state of a run as bytes: what the chain stores and the TCP server sends (`docs/protocol.md` 3).
+"""The state of a run as bytes: what the chain stores and the TCP server sends (`docs/protocol-reference.md` 3).
 
 `layout_tables` declares every field. Settings of optimizers are float32 on record: `decode_state`
 gives float32 values, so configuration must be rounded by `schedule.round_f32` before it becomes

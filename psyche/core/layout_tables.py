@@ -1,4 +1,4 @@
-"""The tables of the account, field by field (`docs/protocol.md`, section State).
+"""The tables of the account, field by field (`docs/protocol-reference.md`, section State).
 
 The inner order:
 

@@ -1,7 +1,7 @@
 """Messages that the coordinator and the members exchange, as plain data.
 
 The bytes of a witness message are those of the chain instruction less its discriminator
-(`docs/protocol.md`, section Witness message); gossip bodies are those of R2.
+(`docs/protocol-reference.md`, section Witness message); gossip bodies are those of R2.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The root over the results that a witness holds (`docs/protocol.md`, W2)."""
+"""The root over the results that a witness holds (`docs/protocol-reference.md`, W2)."""
 
 import hashlib
 import struct

@@ -1,4 +1,4 @@
-"""The round's seed and the mix of its witnesses (`docs/protocol.md`, E1 to E6, W5)."""
+"""The round's seed and the mix of its witnesses (`docs/protocol-reference.md`, E1 to E6, W5)."""
 
 import hashlib
 import struct

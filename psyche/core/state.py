@@ -1,4 +1,4 @@
-"""The whole state of a training run as plain data (`docs/protocol.md`, section State).
+"""The whole state of a training run as plain data (`docs/protocol-reference.md`, section State).
 
 Bitmaps of members are integers: bit i is member i. Hashes are 32 bytes, all zero meaning unset.
 Times are unix seconds given by the caller. Fields that a later feature fills are zero until then.

@@ -1,4 +1,4 @@
-"""Which round is applied and attested when (`docs/protocol.md`, section 4, P1, P2, S2).
+"""Which round is applied and attested when (`docs/protocol-reference.md`, section 4, P1, P2, S2).
 
 Heights count the rounds of an epoch from 0. `epoch.drain_from_height` is the first drain round, 0
 while the epoch goes on. With overlap the results of round h are trained in h, attested in h+1 and

@@ -1,4 +1,4 @@
-"""Weights as bytes: blobs, the manifest, and the weight part of the state digest (`docs/protocol.md` S2)."""
+"""Weights as bytes: blobs, the manifest, and the weight part of the state digest (`docs/protocol-reference.md` S2)."""
 
 from collections.abc import Callable, Mapping
 

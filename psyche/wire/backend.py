@@ -1,4 +1,4 @@
-"""What a client and the coordinator server say to each other (msgpack in frames, `docs/protocol.md` 16).
+"""What a client and the coordinator server say to each other (msgpack in frames, `docs/protocol-reference.md` 16).
 
     client -> server   Request(id, body)      one of the bodies below; the first is HelloRequest
     server -> client   Reply                  exactly one per request, echoing its id (K4)

@@ -1,4 +1,4 @@
-"""Keys, signatures and BLAKE3 hashes: everything cryptographic that stays off chain (`docs/protocol.md` 2.1)."""
+"""Keys, signatures and BLAKE3 hashes: all cryptography that stays off chain (`docs/protocol-reference.md` 2.1)."""
 
 import struct
 from collections.abc import Iterable, Sequence

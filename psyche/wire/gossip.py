@@ -1,4 +1,4 @@
-"""Signed gossip as bytes (`docs/protocol.md` R2): signed bytes | signature 64 | for a Result the header."""
+"""Signed gossip as bytes (`docs/protocol-reference.md` R2): signed bytes | signature 64 | for a Result the header."""
 
 import struct
 from functools import lru_cache

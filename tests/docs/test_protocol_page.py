@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: tables, rule names, the diagram, limits and what is not used yet."""
+"""docs/protocol.md and its reference say what the code does: tables, rules, the diagram, limits, what is not used."""
 
 import copy
 import importlib
@@ -20,18 +20,27 @@ from psyche.testing.builders import Run, build_run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "protocol.md"
+REFERENCE = ROOT / "docs" / "protocol-reference.md"
+MOST_WORDS = 4_300  # of the page, its diagram and tables included: twenty minutes
 RULE = re.compile(r"\b[TRWCASEHMPKV]\d{1,2}\b")
 RULE_IN_TEST_NAME = re.compile(r"(?<=_)[trwcasehmpkv]\d{1,2}(?=_|\b)")
 TEST_NAME = re.compile(r"def (test_\w+)")
 EDGE = re.compile(r"^    (\w+) --> (\w+)(?:: (\w+))?$", re.MULTILINE)
 LIMIT = re.compile(r"^\| `([a-z_.]+)\.([A-Z_]+)` \| ([\d,.]+) \|", re.MULTILINE)
-SECTION = re.compile(r"`docs/protocol\.md`,? (?:section )?(\d+)(?:\.(\d))?")
+SECTION = re.compile(r"`docs/protocol-reference\.md`,? (?:section )?(\d+)(?:\.(\d))?")
 Edge = tuple[str, str, str]
 
 
 @cache
 def read_page() -> str:
+    """The story."""
     return PAGE.read_text(encoding="utf-8")
+
+
+@cache
+def read_reference() -> str:
+    """Every rule and byte."""
+    return REFERENCE.read_text(encoding="utf-8")
 
 
 @cache
@@ -67,23 +76,31 @@ def find_names_in_code() -> dict[str, str]:
 
 def get_names_without_code() -> set[str]:
     """The names of which the page says that no code carries them."""
-    table = read_page().partition("stand in no code")[2].partition("\n## ")[0]
+    table = read_reference().partition("stand in no code")[2].partition("\n## ")[0]
     return {row.split("|")[1].strip() for row in table.splitlines() if RULE.match(row.removeprefix("| "))}
 
 
 def test_the_tables_are_those_of_the_code() -> None:
-    drawn = load_script().draw_page(read_page())
-    assert drawn == read_page(), "docs/protocol.md is stale: run `python scripts/draw_layout.py`"
+    texts = [read_page(), read_reference()]
+    assert load_script().draw_pages(texts) == texts, "a page is stale: run `python scripts/draw_layout.py`"
+
+
+def test_the_story_is_short() -> None:
+    assert len(read_page().split()) <= MOST_WORDS, "what is for looking up belongs to docs/protocol-reference.md"
+
+
+def test_every_rule_that_the_story_names_is_in_the_reference() -> None:
+    assert set(RULE.findall(read_page())) <= set(RULE.findall(read_reference()))
 
 
 def test_every_rule_on_the_page_is_named_in_code_or_tests() -> None:
-    lacking = set(RULE.findall(read_page())) - find_names_in_code().keys() - get_names_without_code()
+    lacking = set(RULE.findall(read_reference())) - find_names_in_code().keys() - get_names_without_code()
     assert not lacking, f"{sorted(lacking)}: no code or test names them; name them there, or say in section 15 why not"
 
 
 def test_every_rule_named_in_code_or_tests_is_on_the_page() -> None:
-    lacking = {name: path for name, path in find_names_in_code().items() if name not in RULE.findall(read_page())}
-    assert not lacking, f"{lacking}: docs/protocol.md does not know these rules"
+    lacking = {name: path for name, path in find_names_in_code().items() if name not in RULE.findall(read_reference())}
+    assert not lacking, f"{lacking}: docs/protocol-reference.md does not know these rules"
 
 
 def test_rules_that_the_page_calls_unbuilt_are_named_in_no_code() -> None:
@@ -92,11 +109,11 @@ def test_rules_that_the_page_calls_unbuilt_are_named_in_no_code() -> None:
 
 
 def test_every_rule_is_told_once() -> None:
-    told = re.findall(r"^- \*\*([A-Z]\d+) ", read_page(), re.MULTILINE)
+    told = re.findall(r"^- \*\*([A-Z]\d+) ", read_reference(), re.MULTILINE)
     assert len(told) == len(set(told))
     letters = {name[0] for name in told}
     assert letters == set("TRWCASEHMPK")
-    elsewhere = {name for name in RULE.findall(read_page()) if name not in told and name[0] in letters}
+    elsewhere = {name for name in RULE.findall(read_reference()) if name not in told and name[0] in letters}
     assert elsewhere <= get_names_without_code() | {"R6"}, "a rule is mentioned but told nowhere"
 
 
@@ -104,7 +121,7 @@ def test_sections_that_the_code_points_to_are_there() -> None:
     pointers = {(path.name, *found) for path, text in iterate_sources() for found in SECTION.findall(text)}
     assert pointers
     for name, number, item in pointers:
-        section = re.search(rf"^## {number}\. .*?(?=^## |\Z)", read_page(), re.MULTILINE | re.DOTALL)
+        section = re.search(rf"^## {number}\. .*?(?=^## |\Z)", read_reference(), re.MULTILINE | re.DOTALL)
         assert section, f"{name} points to section {number}"
         assert not item or re.search(rf"^{item}\. ", section[0], re.MULTILINE), f"{name} points to {number}.{item}"
 
@@ -182,14 +199,14 @@ def test_the_diagram_has_the_changes_of_state_that_runs_make() -> None:
 # --- numbers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("module", "name", "value"), LIMIT.findall(PAGE.read_text(encoding="utf-8")))
+@pytest.mark.parametrize(("module", "name", "value"), LIMIT.findall(REFERENCE.read_text(encoding="utf-8")))
 def test_limits_have_the_values_of_the_code(module: str, name: str, value: str) -> None:
     assert getattr(importlib.import_module(f"psyche.{module}"), name) == float(value.replace(",", ""))
 
 
 def test_the_table_of_limits_is_read_whole() -> None:
-    rows = read_page().partition("## 17. Limits")[2].partition("\n## ")[0].count("\n| `")
-    assert rows == len(LIMIT.findall(read_page())) > 30
+    rows = read_reference().partition("## 17. Limits")[2].partition("\n## ")[0].count("\n| `")
+    assert rows == len(LIMIT.findall(read_reference())) > 30
 
 
 def test_fields_marked_as_not_used_are_used_nowhere_in_core() -> None:

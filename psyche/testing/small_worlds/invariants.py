@@ -1,6 +1,6 @@
 """What must hold in every state and over every step of a small world.
 
-The names are those of `docs/protocol.md`. What the records of a round decide is computed here once more,
+The names are those of `docs/protocol-reference.md`. What the records of a round decide is computed here once more,
 member by member and by its definition, so that a mistake of the bit-sliced counters would show.
 """
 

@@ -1,6 +1,5 @@
 """The trio shell around the round engine: executes its actions, feeds it what happens."""
 
-import json
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,6 +10,7 @@ from typing import Final, TypeVar
 import trio
 
 from psyche.client import actions as act
+from psyche.client.files import write_distro, write_evidence
 from psyche.client.loading import Loader
 from psyche.client.parts import Parts
 from psyche.client.replay import ReplayStore
@@ -206,12 +206,7 @@ class Shell:
             fields["until"] = self._parts.unix_now() + until - trio.current_time()
         self.log(action.kind, **fields)
         if action.kind == "evidence":
-            self._start(self._write_evidence, fields)
-
-    async def _write_evidence(self, fields: dict[str, object]) -> None:
-        """An own replay that contradicts agreed digests: kept for whoever wants to judge (section 9, last table)."""
-        path = trio.Path(self._settings.data_dir) / f"evidence-epoch-{self.state.progress.epoch:05d}.json"
-        await path.write_text(json.dumps(fields, default=_to_hex, indent=1) + "\n")
+            self._start(write_evidence, self._settings.data_dir, self.state.progress.epoch, fields)
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -324,12 +319,7 @@ class Shell:
         await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))
         await self._parts.network.publish(action.raw)
         if self._settings.distro_dir is not None:
-            await self._write_distro(action)
-
-    async def _write_distro(self, action: act.Announce) -> None:
-        root = trio.Path(self._settings.distro_dir or "")
-        await root.mkdir(parents=True, exist_ok=True)
-        await (root / f"epoch-{action.epoch:05d}-round-{action.height:06d}.distro").write_bytes(action.body)
+            await write_distro(self._settings.distro_dir, action.epoch, action.height, action.body)
 
     # --- payloads and data ------------------------------------------------------------------------
 
@@ -493,7 +483,3 @@ def _take_rest(messages: trio.MemoryReceiveChannel[tuple[bytes, bytes]]) -> Iter
     with suppress(trio.WouldBlock, trio.EndOfChannel):
         while True:
             yield messages.receive_nowait()[1]
-
-
-def _to_hex(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)

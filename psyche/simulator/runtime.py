@@ -9,9 +9,10 @@ import functools
 import gc
 import importlib
 import random
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, TypeVar
 
 import trio
@@ -21,6 +22,7 @@ T = TypeVar("T")
 LOOK_EVERY_BATCHES: Final = 25_000  # no run does so much at one moment, unless its tasks wake each other for ever
 COLLECT_EVERY_STEPS: Final = 1_500_000  # of tasks: with very many clients a batch is many
 _run: Final[Any] = importlib.import_module("trio._core._run")
+_cache: Final[Any] = importlib.import_module("trio._core._thread_cache")
 Task = trio.lowlevel.Task
 
 
@@ -102,7 +104,7 @@ Blocking = Callable[..., Awaitable[Any]]
 
 @contextmanager
 def simulated_time(seed: int, run_blocking: Blocking) -> Iterator[None]:
-    """Within, `trio.run` schedules by the seed, and blocking functions go to `run_blocking`, not to threads."""
+    """Within, `trio.run` schedules by the seed, and blocking functions go to `run_blocking`; no thread starts."""
     state, flag, thread = _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING, trio.to_thread.run_sync  # noqa: SLF001
     collecting = gc.isenabled()
     _run._r.seed(f"scheduler {seed}")  # noqa: SLF001
@@ -112,7 +114,10 @@ def simulated_time(seed: int, run_blocking: Blocking) -> Iterator[None]:
     gc.collect()  # a former run's garbage, which would be frozen with the rest, run after run
     gc.freeze()  # what was there before is no garbage of this run, and need not be looked at
     try:
-        yield
+        with ExitStack() as stack:
+            for cls, name in ((_cache.ThreadCache, "start_thread_soon"), (threading.Thread, "start")):
+                stack.enter_context(_refused(cls, name))
+            yield
     finally:
         gc.unfreeze()
         _run._r.setstate(state)  # noqa: SLF001
@@ -120,6 +125,29 @@ def simulated_time(seed: int, run_blocking: Blocking) -> Iterator[None]:
         trio.to_thread.run_sync = thread
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def _refused(cls: type[Any], name: str) -> Iterator[None]:
+    """Let this thread start no other one: that would go on while simulated time jumps, and no seed would repeat it.
+
+    Other threads of the process, which know nothing of the simulation, may.
+    """
+    mine, former = threading.get_ident(), getattr(cls, name)
+
+    def start(*args: Any, **options: Any) -> Any:
+        if threading.get_ident() == mine:
+            raise RuntimeError(
+                "no thread starts in simulated time: use trio.to_thread.run_sync(function, ...), by that very name "
+                "(trio.Path and other helpers of trio have their own way to threads)"
+            )
+        return former(*args, **options)
+
+    setattr(cls, name, start)
+    try:
+        yield
+    finally:
+        setattr(cls, name, former)
 
 
 async def _forward(run_blocking: Blocking, function: Callable[..., Any], *args: Any, **_options: Any) -> Any:

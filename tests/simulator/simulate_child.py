@@ -1,8 +1,12 @@
-"""Plays the scenario of a seed and prints the digest of its event log; run by tests in other interpreters."""
+"""Plays scenarios and prints the digests of their event logs; run by tests in other interpreters."""
 
-import sys
+from dataclasses import replace
 
+from sim_kit import build
+
+from psyche.simulator.liars import Liar
 from psyche.simulator.scenario import MachineClass, Scenario
+from psyche.simulator.swarm import draw_scenario
 from psyche.simulator.world import simulate
 
 
@@ -12,7 +16,25 @@ def build_scenario(seed: int) -> Scenario:
     return Scenario(seed=seed, classes=(MachineClass(count=3), newcomer), config={"total_steps": 10})
 
 
-if __name__ == "__main__":
-    outcome = simulate(build_scenario(int(sys.argv[1])))
+def build_outvoted() -> Scenario:
+    """More lie about their digest than the protocol bears: the honest one heals in vain, and writes its evidence."""
+    liars = tuple(Liar(who=who, kind="lie_digest") for who in (1, 2, 3))
+    scenario = build(5, clients=4, liars=liars, rounds_per_epoch=14, total_steps=20)
+    return replace(scenario, must_advance=False, limit_s=300.0)
+
+
+def build_repeated() -> dict[str, Scenario]:
+    """What is played again and again: a quiet run, one with evidence, one with a liar and five faults."""
+    return {"quiet": build_scenario(5), "outvoted": build_outvoted(), "drawn": draw_scenario(88)}
+
+
+def play_digest(scenario: Scenario) -> str:
+    """The digest of its event log."""
+    outcome = simulate(scenario)
     assert not outcome.violations, outcome.describe()
-    print(outcome.digest)
+    return outcome.digest
+
+
+if __name__ == "__main__":
+    for name, scenario in build_repeated().items():
+        print(name, play_digest(scenario))

@@ -303,6 +303,7 @@ class ClientHost(Host):
         self.trainer = SimTrainer(
             self.world.codec, self.cls.machine, build_rng(self.world.scenario.seed, self.name, "train", life.number),
             self.trainer_faults, complaints=self.complaints,
+            on_fate=functools.partial(self.world.invariants.agreement.check_fate, self, life.number),
         )  # fmt: skip
         for lies in self.lies:
             self.trainer.tamper = lies.change_payload

@@ -22,24 +22,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from psyche.core.bits import get_members
 from psyche.core.layout import encode_state
-from psyche.core.results import compute_results_root
 from psyche.core.state import (
     ZERO32,
     ClientState,
     Coordinator,
-    Round,
     RoundFlag,
     RunState,
     SlotState,
-    WitnessFlag,
-    WitnessRecord,
 )
 from psyche.core.timeline import get_round
 from psyche.server.events import Event
 from psyche.server.journal import Record
 from psyche.server.recovery import recover
+from psyche.simulator.agreement import Agreement
 from psyche.simulator.disk import DiskHandle
 from psyche.simulator.kept import Kept
 from psyche.simulator.ledger import Ledger
@@ -91,13 +87,12 @@ class Invariants:
         self._seen = _Seen()
         self._applied: dict[tuple[int, int], tuple[str, bytes, tuple[int, ...]]] = {}
         self._applied_by: dict[tuple[str, int], tuple[int, int]] = {}
-        self._decided: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
-        self._signed: dict[tuple[str, int, int], bytes] = {}
         self._samples: tuple[int, int] = (0, 0)
         self._hosts = {host.name: host for host in world.clients}
         self._by_key = {host.key: host for host in world.clients}
         honest = frozenset(host.name for host in world.clients if host.is_honest)
         self.ledger = Ledger({host.key: host.name for host in world.clients}, honest)
+        self.agreement = Agreement(self._by_key, self.check, overlap=world.config.overlap)
         self._kept = Kept(world, self._note_kept)
         world.trace.listeners += [self.ledger.take_event, self.check_event]
 
@@ -172,6 +167,8 @@ class Invariants:
         round_ = state.current
         closed = self._seen.run_state is RunState.ROUND_WITNESS and state.run_state is not RunState.ROUND_WITNESS
         self.rounds += closed
+        if closed:
+            self.agreement.close(state, self._seen.height)
         if state.run_state is RunState.COOLDOWN and state.certified.digest not in (self._seen.certified, ZERO32):
             end, found = sum(self._samples), state.certified.data_index
             self.check(found == end, "I2", f"certified weights have the samples before {end}", found)
@@ -186,7 +183,7 @@ class Invariants:
         for name, was, now in zip(("root", "held", "digest"), self._seen.agreed, agreed, strict=True):
             self.check(was in (now, ZERO32, 0), "I4", f"the agreed {name} stands for good", f"{was!r}, then {now!r}")
         if agreed != self._seen.agreed:
-            self._check_agreement(state, round_)
+            self.agreement.check_agreed(state, round_)
 
     def _check_new_round(self, state: Coordinator) -> None:
         """I2: the samples of a round follow those of the one before, an epoch's those behind its weights."""
@@ -202,48 +199,6 @@ class Invariants:
             same = first == certified.data_index
             self.check(same, "I2", f"an epoch begins at sample {certified.data_index}, as its weights say", first)
         self._samples = (first, size)
-
-    def _check_agreement(self, state: Coordinator, round_: Round) -> None:
-        """I4: what is agreed, q records say; with fewer than q liars, an honest one among them."""
-        q = round_.quorum
-        if round_.flags & RoundFlag.ROOT:
-            backers = [
-                w for w in round_.witnesses if (w.results_root, w.held) == (round_.agreed_root, round_.agreed_held)
-            ]
-            self.check(len(backers) >= q, "I4", f"{q} records with the agreed root", len(backers))
-            self._check_honest(state, backers, "root")
-            self._check_signatures(state, round_)
-        if round_.flags & RoundFlag.DIGEST:
-            votes = [w for w in round_.witnesses if w.state_digest == round_.agreed_digest and not w.flags & _NO_DIGEST]
-            self.check(len(votes) >= q, "I4", f"{q} records with the agreed digest", len(votes))
-            self._check_honest(state, votes, "digest")
-
-    def _check_honest(self, state: Coordinator, backers: list[WitnessRecord], what: str) -> None:
-        liars = sum(not self._is_honest(state, w.member) for w in state.current.witnesses)
-        honest = any(self._is_honest(state, w.member) for w in backers)
-        self.check(honest or liars >= state.current.quorum, "I4", f"an honest witness behind the agreed {what}", "none")
-
-    def _check_signatures(self, state: Coordinator, round_: Round) -> None:
-        """I9: the agreed set has only members that signed a result, and its root is that of what they signed."""
-        attested = round_.height - state.config.overlap
-        found = get_round(state, attested)
-        if found is None or found.batch_size < found.members.bit_count():
-            return  # who has no batch is in the set without a result (W1)
-        commitments: dict[int, bytes] = {}
-        for member in get_members(round_.agreed_held):
-            host = self._by_key.get(state.clients[member].p2p)
-            if host is not None and host.is_honest:  # what a liar signed is not known here
-                signed = self._signed.get((host.name, state.progress.epoch, attested))
-                self.check(signed, "I9", f"no result of {host.name} in round {attested}: it sent none", "it is agreed")
-                commitments[member] = signed or ZERO32
-        if len(commitments) < round_.agreed_held.bit_count():
-            return
-        root = compute_results_root(state.progress.epoch, attested, round_.agreed_held, commitments)
-        self.check(root == round_.agreed_root, "I9", "the root of what the members signed", round_.agreed_root.hex())
-
-    def _is_honest(self, state: Coordinator, member: int) -> bool:
-        host = self._by_key.get(state.clients[member].p2p)
-        return host is not None and host.is_honest
 
     def _check_members(self, state: Coordinator) -> None:
         for slot in state.registry.slots:
@@ -289,11 +244,12 @@ class Invariants:
             return
         match kind:
             case "applied":
+                self.agreement.check_applied(host, fields)
                 self._check_applied(host, fields)
             case "decided":
-                self._check_decided(host, fields)
+                self.agreement.check_decided(host, fields)
             case "result_sent":
-                self._check_signed(host, fields)
+                self.agreement.check_signed(host, fields)
             case "dropped":
                 self.dropped[node] = self.dropped.get(node, 0) + 1
             case _:
@@ -315,31 +271,6 @@ class Invariants:
         former = self._applied_by.get(by, (-1, -1))
         self.check(place > former, "I2", f"{host.name} applies a round after {former}", place)
         self._applied_by[by] = place
-
-    def _check_decided(self, host: "ClientHost", fields: Mapping[str, Any]) -> None:
-        """I4: all honest members decide alike, and by root exactly what is on record."""
-        state = host.get_state()
-        place = (state.progress.epoch, fields["height"])
-        mine = (host.name, tuple(fields["members"]))
-        known = self._decided.setdefault(place, mine)
-        self.check(known[1] == mine[1], "I4", f"round {place}: {known[0]} decided {known[1]}", f"{mine[0]}: {mine[1]}")
-        for round_ in state.rounds:
-            decides = round_.height == fields["height"] + (1 if state.config.overlap else 0)
-            if round_.members and decides and round_.flags & RoundFlag.ROOT:
-                self._check_by_root(state, fields["height"], tuple(get_members(round_.agreed_held)), mine[1])
-
-    def _check_by_root(self, state: Coordinator, height: int, listed: tuple[int, ...], found: tuple[int, ...]) -> None:
-        """I4: who had samples for all decides all that are listed; else those of them who had any."""
-        attested = get_round(state, height)
-        all_trained = attested is not None and attested.batch_size >= attested.members.bit_count()
-        holds = found == listed if all_trained else set(found) <= set(listed)
-        self.check(holds, "I4", f"round {height}: {'all' if all_trained else 'a subset'} of {listed}", found)
-
-    def _check_signed(self, host: "ClientHost", fields: Mapping[str, Any]) -> None:
-        """M9: one result for a round, over all lives."""
-        place = (host.name, fields["epoch"], fields["height"])
-        known = self._signed.setdefault(place, fields["commitment"])
-        self.check(known == fields["commitment"], "R7", f"one result of {place}", "a second one was signed")
 
     # --- now and then, and at the end -------------------------------------------------------------------
 
@@ -383,4 +314,3 @@ class Invariants:
 
 
 _ROUND: Final = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
-_NO_DIGEST: Final = WitnessFlag.NO_DIGEST

@@ -166,8 +166,10 @@ class SimTrainer:
     momentum: bytes = ZERO32
     trained: int = 0
     complaints: list[str] = field(default_factory=list)
+    on_fate: Callable[[int, int, bool], None] | None = None  # hears epoch, height and fate of a result of its own
     is_corrupt: bool = False  # a weight was flipped since the last load
     _sent: set[int] = field(default_factory=set)  # heights of this momentum's results that await their fate
+    _epochs: dict[int, int] = field(default_factory=dict)  # in which epoch each height was trained last
     _cancel: trio.Event | None = None
 
     async def start(self) -> None:
@@ -240,6 +242,7 @@ class SimTrainer:
         self.momentum = blake3_hash(weights.tobytes(), request.tokens, self.momentum, gradient)
         self.trained += 1
         self._sent.add(request.height)
+        self._epochs[request.height] = request.epoch
         payload = self.codec.make(self.momentum)
         payload = payload if self.tamper is None else self.tamper(payload)
         return self._reply(request, payload, seconds, cancelled=False)
@@ -259,6 +262,8 @@ class SimTrainer:
         for fate in request.decided:
             if fate.height in self._sent:
                 self._sent.remove(fate.height)
+                if self.on_fate is not None:
+                    self.on_fate(self._epochs[fate.height], fate.height, fate.applied)
             elif fate.applied:
                 self.complaints.append(
                     f"round {request.height}: told of an applied result of {fate.height}, never sent"

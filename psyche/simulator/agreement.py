@@ -1,0 +1,186 @@
+"""What a round's records decide, worked out from the records alone, and whether all honest members do just that.
+
+The machine's own flags, and what clients say of their sets, are compared with what is computed here (I4, I9, R8).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from psyche.core.bits import get_members
+from psyche.core.bloom import is_in_bloom
+from psyche.core.results import compute_results_root
+from psyche.core.state import ZERO32, Coordinator, Round, RoundFlag, WitnessFlag, WitnessRecord
+from psyche.core.timeline import get_round
+
+if TYPE_CHECKING:
+    from psyche.simulator.hosts import ClientHost
+
+_NO_DIGEST: Final = WitnessFlag.NO_DIGEST
+Check = Callable[[object, str, object, object], None]  # whether it holds, its name, what was expected and found
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The set of a closed round: who must be in it, and who may (what a liar signed is not known here)."""
+
+    must: frozenset[int]
+    may: frozenset[int]
+
+    def allows(self, found: frozenset[int]) -> bool:
+        """Whether this is the set."""
+        return self.must <= found <= self.may
+
+    def __str__(self) -> str:
+        maybe = sorted(self.may - self.must)
+        return f"{sorted(self.must)}{f', perhaps with {maybe}' if maybe else ''}"
+
+
+NOTHING: Final = Decision(frozenset(), frozenset())
+
+
+class Agreement:
+    """Follows the rounds of a world.
+
+    Args:
+        hosts: the clients, by key.
+        check: notes a violation unless something holds.
+        overlap: whether rounds overlap in this run.
+    """
+
+    def __init__(self, hosts: Mapping[bytes, "ClientHost"], check: Check, *, overlap: int) -> None:
+        self._hosts = hosts
+        self._check = check
+        self._lag = 2 if overlap else 1  # rounds from a result to its apply
+        self._decisions: dict[tuple[int, int], Decision] = {}  # by epoch and height of the results
+        self._indexes: dict[int, dict[str, int]] = {}  # each epoch's members, by name
+        self._signed: dict[tuple[str, int, int], bytes] = {}
+        self._named: dict[tuple[str, int, int], tuple[str, frozenset[int]]] = {}  # who named a set first
+        self._told: dict[tuple[str, int, int, int], bool] = {}  # by name, life, epoch, height: own result decided in
+
+    # --- the record --------------------------------------------------------------------------------------
+
+    def check_agreed(self, state: Coordinator, round_: Round) -> None:
+        """I4: what is agreed, q records say; with fewer than q liars, an honest one among them."""
+        q = round_.quorum
+        if round_.flags & RoundFlag.ROOT:
+            backers = [
+                w for w in round_.witnesses if (w.results_root, w.held) == (round_.agreed_root, round_.agreed_held)
+            ]
+            self._check(len(backers) >= q, "I4", f"{q} records with the agreed root", len(backers))
+            self._check_honest(state, backers, "root")
+            self._check_signatures(state, round_)
+        if round_.flags & RoundFlag.DIGEST:
+            votes = [w for w in round_.witnesses if w.state_digest == round_.agreed_digest and not w.flags & _NO_DIGEST]
+            self._check(len(votes) >= q, "I4", f"{q} records with the agreed digest", len(votes))
+            self._check_honest(state, votes, "digest")
+
+    def _check_honest(self, state: Coordinator, backers: list[WitnessRecord], what: str) -> None:
+        liars = sum(self._find_honest(state, w.member) is None for w in state.current.witnesses)
+        honest = any(self._find_honest(state, w.member) for w in backers)
+        holds = honest or liars >= state.current.quorum
+        self._check(holds, "I4", f"an honest witness behind the agreed {what}", "none")
+
+    def _check_signatures(self, state: Coordinator, round_: Round) -> None:
+        """I9: the agreed set has only members that signed a result, and its root is that of what they signed."""
+        attested = round_.height - state.config.overlap
+        found = get_round(state, attested)
+        if found is None or found.batch_size < found.members.bit_count():
+            return  # who has no batch is in the set without a result (W1)
+        commitments: dict[int, bytes] = {}
+        for member in get_members(round_.agreed_held):
+            name = self._find_honest(state, member)
+            if name is not None:  # what a liar signed is not known here
+                signed = self._signed.get((name, state.progress.epoch, attested))
+                self._check(signed, "I9", f"no result of {name} in round {attested}: it sent none", "it is agreed")
+                commitments[member] = signed or ZERO32
+        if len(commitments) < round_.agreed_held.bit_count():
+            return
+        root = compute_results_root(state.progress.epoch, attested, round_.agreed_held, commitments)
+        self._check(root == round_.agreed_root, "I9", "the root of what the members signed", round_.agreed_root.hex())
+
+    def _find_honest(self, state: Coordinator, member: int) -> str | None:
+        host = self._hosts.get(state.clients[member].p2p)
+        return host.name if host is not None and host.is_honest else None
+
+    def close(self, state: Coordinator, height: int) -> None:
+        """A round is over: what its records decide stands for good."""
+        deciding = get_round(state, height)
+        attested = get_round(state, height - state.config.overlap)
+        if deciding is None or attested is None or attested.flags & RoundFlag.DRAIN:
+            return
+        epoch = state.progress.epoch
+        names = {member: self._find_honest(state, member) for member in range(len(state.clients))}
+        self._indexes[epoch] = {name: member for member, name in names.items() if name is not None}
+        self._decisions[epoch, attested.height] = self._decide(state, deciding, attested)
+
+    def _decide(self, state: Coordinator, deciding: Round, attested: Round) -> Decision:
+        """C1, C2: an honest member is in exactly where the records say so of the one result that it signed."""
+        must, may = set[int](), set[int]()
+        has_root = bool(deciding.flags & RoundFlag.ROOT)
+        all_trained = attested.batch_size >= attested.members.bit_count()
+        for member in get_members(attested.members):
+            name = self._find_honest(state, member)
+            holders = [w for w in deciding.witnesses if w.held >> member & 1]
+            listed = deciding.agreed_held >> member & 1 if has_root else len(holders) >= deciding.quorum
+            if not listed:
+                continue
+            if name is None:
+                may.add(member)
+                if has_root and all_trained:
+                    must.add(member)
+                continue
+            signed = self._signed.get((name, state.progress.epoch, attested.height))
+            if signed is not None and (has_root or self._count(deciding, holders, signed) >= deciding.quorum):
+                must.add(member)
+        return Decision(frozenset(must), frozenset(must | may))
+
+    def _count(self, deciding: Round, holders: list[WitnessRecord], commitment: bytes) -> int:
+        return sum(is_in_bloom(w.broadcast_bloom, deciding.seed, w.member, commitment) for w in holders)
+
+    # --- what honest members log -------------------------------------------------------------------------
+
+    def check_signed(self, host: "ClientHost", fields: Mapping[str, Any]) -> None:
+        """M9: one result for a round, over all lives."""
+        place = (host.name, fields["epoch"], fields["height"])
+        known = self._signed.setdefault(place, fields["commitment"])
+        self._check(known == fields["commitment"], "R7", f"one result of {place}", "a second one was signed")
+
+    def check_decided(self, host: "ClientHost", fields: Mapping[str, Any]) -> None:
+        """I4: what an honest member decides is what the record says."""
+        epoch, height = host.get_state().progress.epoch, fields["height"]
+        found = frozenset(fields["members"])
+        self._check_set(host, "decided", (epoch, height), found)
+        member = self._indexes.get(epoch, {}).get(host.name)
+        self._told[host.name, host.lives, epoch, height] = member in found
+
+    def check_applied(self, host: "ClientHost", fields: Mapping[str, Any]) -> None:
+        """I4: what an honest member applies is the set of the round that is due, and nothing else."""
+        place = (fields["epoch"], fields["height"] - self._lag)
+        is_due = place in self._decisions
+        self._check(
+            bool(fields["update"]) is is_due, "I4",
+            f"{'an' if is_due else 'no'} update at height {fields['height']}", f"{host.name}: {fields['update']}",
+        )  # fmt: skip
+        self._check_set(host, "applied", place, frozenset(fields["members"]))
+
+    def _check_set(self, host: "ClientHost", what: str, place: tuple[int, int], found: frozenset[int]) -> None:
+        decision = self._decisions.get(place, NOTHING)
+        self._check(
+            decision.allows(found), "I4", f"the set of round {place} is {decision}",
+            f"{host.name} {what} {sorted(found)}",
+        )  # fmt: skip
+        name, first = self._named.setdefault((what, *place), (host.name, found))
+        self._check(
+            first == found, "I4", f"round {place}: {name} {what} {sorted(first)}", f"{host.name} {sorted(found)}"
+        )
+
+    def check_fate(self, host: "ClientHost", life: int, epoch: int, height: int, applied: bool) -> None:
+        """R8: a trainer hears of its result what its client has decided; what it never could decide was not applied."""
+        if not host.is_honest or host.life is None or host.life.number != life:
+            return  # nobody hears the log of a process that was killed
+        expected = self._told.get((host.name, life, epoch, height), False)
+        self._check(
+            applied is expected, "R8", f"{host.name}'s result of round {(epoch, height)}: applied {expected}",
+            f"the trainer is told {applied}",
+        )  # fmt: skip

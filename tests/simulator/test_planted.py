@@ -1,0 +1,56 @@
+"""Production code is broken on purpose, and a simulated run says by which promise it shows."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sim_kit import build
+
+from psyche.client.chain import Chain
+from psyche.client.records import KnownResult
+from psyche.simulator.scenario import Scenario
+from psyche.simulator.world import World, simulate
+from psyche.wire.trainer import SentResult
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def get_names(scenario: Scenario, prepare: Callable[[World], None] | None = None) -> set[str]:
+    """The invariants that a run violates."""
+    return {violation.name for violation in simulate(scenario, prepare=prepare).violations}
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_decided_result_that_everybody_leaves_out_is_reported(patch: pytest.MonkeyPatch, overlap: int) -> None:
+    collect: Any = Chain._collect
+
+    def collect_some(chain: Chain, decided: int, height: int, now: float) -> list[tuple[int, KnownResult]] | None:
+        found = collect(chain, decided, height, now)
+        return found[:-1] if found else found
+
+    patch.setattr(Chain, "_collect", collect_some)
+    assert get_names(build(overlap=overlap)) == {"I4"}
+
+
+def test_a_listed_result_that_everybody_forgets_when_it_decides_is_reported(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Chain, "_is_newcomer", lambda _chain, member, height: member == 1 and height == 1)
+    assert get_names(build()) == {"I4"}
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_fate_that_is_told_the_wrong_way_round_is_reported(patch: pytest.MonkeyPatch, overlap: int) -> None:
+    settle: Any = Chain._settle
+
+    def settle_wrongly(chain: Chain, record: Any, outcome: Any, deciding: Any, now: float) -> None:
+        before = len(chain.own_fates)
+        settle(chain, record, outcome, deciding, now)
+        for index in range(before, len(chain.own_fates)):
+            one = chain.own_fates[index]
+            chain.own_fates[index] = SentResult(height=one.height, applied=not one.applied)
+
+    patch.setattr(Chain, "_settle", settle_wrongly)
+    assert get_names(build(overlap=overlap)) == {"R8"}

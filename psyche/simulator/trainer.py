@@ -1,9 +1,9 @@
 """A trainer whose model is a few hundred weights: exact arithmetic, real payloads, the times of a described machine.
 
 What a batch gives depends on weights, tokens and the trainer's own momentum, so that payloads of different
-trainers, rounds and histories differ, and equal histories, only they, give equal weights. An apply adds up
-the signs of all payloads, coefficient by coefficient, and moves each weight by the learning rate: float32,
-one rounding for each weight, equal on every machine.
+trainers, rounds and histories differ, and equal histories, only they, give equal weights. An apply goes through the
+payloads in the order in which it gets them, and each counts twice what the one before it does: sums of full values
+depend on their order in the last bits, these in the first. float32, equal on every machine.
 """
 
 import random
@@ -124,18 +124,18 @@ class PayloadCodec:
         """Refuse what is no payload (R4); raises WireError."""
         self._checked.get(body, lambda: validate_payload(plan, body))
 
-    def get_votes(self, body: bytes) -> NDArray[np.int32]:
-        """The payload's sign for each weight: int32 [256], 0 where it has none."""
+    def get_votes(self, body: bytes) -> NDArray[np.float32]:
+        """The payload's sign for each weight: float32 [256], 0 where it has none."""
         return self._votes.get(body, lambda: self._count_votes(body))
 
-    def _count_votes(self, body: bytes) -> NDArray[np.int32]:
-        votes = np.zeros(WEIGHTS, dtype=np.int32)
+    def _count_votes(self, body: bytes) -> NDArray[np.float32]:
+        votes = np.zeros(WEIGHTS, dtype=np.float32)
         offset = 0
         for group, sets in zip(self.plan.groups, decode_payload(self.plan, body), strict=True):
             for chunk in range(group.chunks):
                 here = sets.indices[chunk]
                 used = here < group.area
-                votes[offset + here[used]] += sets.values[chunk][used].astype(np.int32)
+                votes[offset + here[used]] += sets.values[chunk][used].astype(np.float32)
                 offset += group.area
         return votes
 
@@ -283,13 +283,15 @@ class SimTrainer:
         )  # fmt: skip
 
     async def apply(self, request: ApplyRequest) -> ApplyReply:
-        """Add the payloads' signs and move every weight by the rate."""
+        """Take payload after payload, and move every weight by the rate times what they say together."""
         self._check_alive()
         await trio.sleep(self.machine.apply_s)
         weights = self._get_weights()
         if request.run_update:
-            votes = sum((self.codec.get_votes(body) for body in request.payloads), np.zeros(WEIGHTS, dtype=np.int32))
-            moved = (weights - np.float32(request.lr) * np.sign(votes).astype(np.float32)).astype(np.float32)
+            total = np.zeros(WEIGHTS, dtype=np.float32)
+            for body in request.payloads:
+                total = total / np.float32(2) + self.codec.get_votes(body)
+            moved = (weights - np.float32(request.lr) * total).astype(np.float32)
             self._flip(moved)
             self.weights = moved
         return ApplyReply(weight_part=self.compute_root(), is_full=True, seconds=self.machine.apply_s)

@@ -31,9 +31,11 @@ from psyche.network.memory import MemoryNode
 from psyche.server.backend import Machine, TcpBackend, open_backend
 from psyche.server.dial import ServerAddress
 from psyche.server.server import BoundListener, ServerSettings, run_server
+from psyche.simulator.believed import SimIdentity
 from psyche.simulator.disk import DiskConditions, DiskHandle, ServerDisk
 from psyche.simulator.faults import Degrade
-from psyche.simulator.liars import Lies, wrap_backend, wrap_network
+from psyche.simulator.liars import wrap_backend, wrap_network
+from psyche.simulator.lies import Lies
 from psyche.simulator.runtime import Task, build_rng
 from psyche.simulator.scenario import (
     MODEL_FOLDER,
@@ -45,7 +47,6 @@ from psyche.simulator.scenario import (
 )
 from psyche.simulator.trace import NodeLog
 from psyche.simulator.trainer import VOCAB, Faults, SimTrainer
-from psyche.wire.crypto import Identity
 from psyche.wire.ports import AddressRecord
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Life:
 class Host:
     """A machine."""
 
-    def __init__(self, world: "World", name: str, identity: Identity) -> None:
+    def __init__(self, world: "World", name: str, identity: SimIdentity) -> None:
         self.world = world
         self.name = name
         self.identity = identity
@@ -207,7 +208,7 @@ def _split(error: BaseException) -> tuple[list[BaseException], list[BaseExceptio
 class ServerHost(Host):
     """The coordinator's machine."""
 
-    def __init__(self, world: "World", identity: Identity) -> None:
+    def __init__(self, world: "World", identity: SimIdentity) -> None:
         super().__init__(world, SERVER_HOST, identity)
         self.files = ServerDisk(self.disk)
         self._entropy = build_rng(world.scenario.seed, "entropy")
@@ -239,7 +240,7 @@ class ServerHost(Host):
 class ClientHost(Host):
     """A participant's machine."""
 
-    def __init__(self, world: "World", number: int, identity: Identity, cls: MachineClass) -> None:
+    def __init__(self, world: "World", number: int, identity: SimIdentity, cls: MachineClass) -> None:
         super().__init__(world, f"client-{number}", identity)
         self.number = number
         self.cls = cls

@@ -10,7 +10,7 @@
 | I6 | stored bytes, queues, tables and open streams stay under their limits (`kept`) |
 | I7 | who is banned changes nothing any more |
 | I8, I10 | the journal gives the state again, record by record, and from any snapshot |
-| I9 | what is agreed is what its members signed, commitment by commitment; who signed nothing is in no set |
+| I9 | what is agreed or believed is what its members signed; what the server takes in a member's name, it sent |
 | R7, M9 | an honest member signs one result for a round, over all its lives, and is never ejected |
 | R8 | a trainer hears the fate of each of its results, once |
 | H3 | a close never drops more than half |
@@ -36,6 +36,7 @@ from psyche.server.events import Event
 from psyche.server.journal import Record
 from psyche.server.recovery import recover
 from psyche.simulator.agreement import Agreement
+from psyche.simulator.believed import Believed
 from psyche.simulator.disk import DiskHandle
 from psyche.simulator.kept import Kept
 from psyche.simulator.ledger import Ledger
@@ -94,6 +95,7 @@ class Invariants:
         self.ledger = Ledger({host.key: host.name for host in world.clients}, honest)
         self.agreement = Agreement(self._by_key, self.check, overlap=world.config.overlap)
         self._kept = Kept(world, self._note_kept)
+        self._believed = Believed(self._by_key, self.check)
         world.trace.listeners += [self.ledger.take_event, self.check_event]
 
     # --- saying so --------------------------------------------------------------------------------------
@@ -128,7 +130,12 @@ class Invariants:
             "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima, "ledger": self.ledger,
             "longest_wait_s": round(self.world.longest_wait_s, 1),
             "told": {name: one.told for name, one in lies}, "lies_refused": {name: one.refused for name, one in lies},
+            "banned_sources": {host.name: self._get_banned(host) for host in self.world.clients if host.is_honest},
         }  # fmt: skip
+
+    def _get_banned(self, host: "ClientHost") -> list[str]:
+        banned = host.network.banned() if host.network is not None else {}
+        return sorted(self._by_key[key].name for key in banned)
 
     # --- the record, at every one of the journal's ------------------------------------------------------
 
@@ -142,6 +149,7 @@ class Invariants:
         self._check_members(state)
         sender = getattr(event, "sender", ZERO32)
         self.check(sender not in self.ejected, "I7", "no record of a banned member", sender.hex()[:16])
+        self._believed.check_event(self._seen.run_state, state, event)
         self._remember(state)
         del record
 
@@ -243,6 +251,8 @@ class Invariants:
         if host is None or not host.is_honest:
             return
         match kind:
+            case "round_started" | "equivocation":
+                self._believed.check_gossip(host)
             case "applied":
                 self.agreement.check_applied(host, fields)
                 self._check_applied(host, fields)
@@ -275,8 +285,9 @@ class Invariants:
     # --- now and then, and at the end -------------------------------------------------------------------
 
     def check_limits(self) -> None:
-        """I6."""
+        """I6, and I9 where only who lied knows."""
         self._kept.measure(self._seen.epoch)
+        self._believed.check_lies()
 
     def _note_kept(self, what: str, value: int, limit: int | None) -> None:
         self.maxima[what] = max(value, self.maxima.get(what, 0))
@@ -287,6 +298,7 @@ class Invariants:
     def check_end(self) -> None:
         """What must hold when everything is over."""
         self._check_shadow()
+        self._believed.check_lies()
         for host in self.world.clients:
             for complaint in host.complaints if host.is_honest else ():
                 self.fail("R8", "each result's fate is told once", f"{host.name}: {complaint}")

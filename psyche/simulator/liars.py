@@ -5,9 +5,9 @@ What colluding members say depends on the round alone, so that they say the same
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
 
@@ -20,66 +20,16 @@ from psyche.core.timeline import get_attested_round
 from psyche.errors import BackendError
 from psyche.network.memory import MemoryNode
 from psyche.server.backend import TcpBackend
+from psyche.simulator.liars_forge import Forge, Impersonate, Swap
+from psyche.simulator.lies import RESULT_TAG, Liar, Lies
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
-from psyche.wire.ports import AddressRecord, Backend, Network
+from psyche.wire.ports import Backend, Network
 
 if TYPE_CHECKING:
     from psyche.simulator.hosts import ClientHost
 
-RESULT_TAG: Final = b"psyche/result/1"
 BLOOM_BYTES: Final = BLOOM_BITS // 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Liar:
-    """Which client lies, how, and in which share of the occasions."""
-
-    who: int
-    kind: str
-    share: float = 1.0
-
-
-class Lies:
-    """A dishonest program; what it does not change goes through as it is."""
-
-    kind: ClassVar[str] = ""
-
-    def __init__(self, share: float, rng: random.Random) -> None:
-        self.share = share
-        self.rng = rng
-        self.told = 0
-        self.refused = 0
-
-    def is_due(self) -> bool:
-        """Whether to lie this time."""
-        due = self.rng.random() < self.share
-        self.told += due
-        return due
-
-    async def run(self, host: "ClientHost") -> None:
-        """What it does by itself, until the client ends."""
-        del host
-        await trio.sleep_forever()
-
-    def change_witness(self, host: "ClientHost", message: WitnessMessage) -> WitnessMessage | None:
-        """What the server is told instead; None tells it nothing."""
-        del host
-        return message
-
-    async def publish(self, host: "ClientHost", node: Network, raw: bytes) -> None:
-        """What the peers are told instead."""
-        del host
-        await node.publish(raw)
-
-    def change_body(self, host: "ClientHost", body: bytes) -> bytes | None:
-        """Which payload is offered instead; None offers nothing."""
-        del host
-        return body
-
-    def change_payload(self, payload: bytes) -> bytes:
-        """What comes out of the trainer instead."""
-        return payload
 
 
 def _derive(what: str, message: WitnessMessage) -> bytes:
@@ -171,29 +121,6 @@ class NoEnd(Lies):
     def change_witness(self, host: "ClientHost", message: WitnessMessage) -> WitnessMessage | None:
         is_drain = host.get_state().current.flags & RoundFlag.DRAIN
         return None if is_drain else message
-
-
-class Forge(Lies):
-    """Asks to join under the keys of others, again and again (B12)."""
-
-    kind = "forge"
-
-    async def run(self, host: "ClientHost") -> None:
-        while True:
-            await trio.sleep(2.0)
-            others = [record for record in host.get_book() if record.p2p != host.key]
-            for record in others:
-                forged = replace(record, addresses=("/memory/9999",))
-                for claim in (record, forged, replace(forged, p2p=host.key)):
-                    self.told += 1
-                    await self._join(host, claim)
-
-    async def _join(self, host: "ClientHost", record: AddressRecord) -> None:
-        try:
-            if host.backend is not None:
-                await host.backend.announce(record)
-        except (CoordinatorError, BackendError):
-            self.refused += 1
 
 
 class Accuse(Lies):
@@ -355,7 +282,7 @@ KINDS: Final[dict[str, type[Lies]]] = {
     for cls in (
         ClaimAll, ClaimNone, DenyOne, FullBloom, LieBloom, LieRoot, LieDigest, NoEnd, Forge, Accuse, Equivocate,
         EquivocateLoudly,
-        Replay, Withhold, Garbage, Silent, Mute, Flood,
+        Replay, Withhold, Garbage, Silent, Mute, Flood, Impersonate, Swap,
     )
 }  # fmt: skip
 

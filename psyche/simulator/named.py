@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Final
 
 from psyche.simulator import named_judges as judges
+from psyche.simulator import named_lie_judges as lying
 from psyche.simulator import named_scenarios as scenarios
 from psyche.simulator.moments import judge_moments
-from psyche.simulator.named_judges import judge_end, judge_lies, judge_nobody_dropped
+from psyche.simulator.named_judges import judge_end, judge_nobody_dropped
+from psyche.simulator.named_lie_judges import judge_lies
 from psyche.simulator.named_scenarios import build_lying
 from psyche.simulator.row import Judge, Judgement, Named, Size, judge_all
 from psyche.simulator.world import Outcome, World, simulate
@@ -46,7 +48,7 @@ FAULTS: Final = (
     Named("F9", "a quarter far away and narrow, later gone", "rounds within A3's bound; then at most 1.1 times as long",
           scenarios.build_slow_quarter, judge_all(judge_end, judges.judge_limits, judges.judge_pace)),
     Named("F10", "there, but never delivers", "out in three rounds, no credit",
-          build_lying("withhold"), _lies(judges.judge_unpaid(0))),
+          build_lying("withhold"), _lies(lying.judge_unpaid(0))),
     Named("F11", "clocks off and jumping", "nothing early or late, nobody dropped",
           scenarios.build_clocks, judge_all(judge_end, judge_nobody_dropped, judges.judge_clocks)),
     Named("F13", "requests land after their repeat", "once each, nobody dropped",
@@ -63,23 +65,27 @@ FAULTS: Final = (
 
 MISBEHAVIOURS: Final = (
     Named("B2", "old results again", "refused, no credit but for the first",
-          build_lying("replay"), _lies(judges.judge_refused_results, judges.judge_unpaid(1))),
+          build_lying("replay"), _lies(lying.judge_refused_results, lying.judge_unpaid(1))),
     Named("B6", "two results for one round", "banned, no credit; what was decided stays",
-          build_lying("equivocate"), _lies(judges.judge_banned)),
+          build_lying("equivocate"), _lies(lying.judge_banned)),
     Named("B7", "announced and withheld [33 %]", "rounds in time, no credit",
-          build_lying("withhold", share=0.34), _lies(judges.judge_prompt, judges.judge_unpaid(0))),
+          build_lying("withhold", share=0.34), _lies(judges.judge_prompt, lying.judge_unpaid(0))),
     Named("B8", "witnesses claim all", "the sets stay right",
-          build_lying("claim_all", "full_bloom", share=0.34), _lies(judges.judge_inclusion)),
+          build_lying("claim_all", "full_bloom", share=0.34), _lies(lying.judge_inclusion)),
     Named("B8n", "witnesses claim none", "the sets stay right",
-          build_lying("claim_none", share=0.34), _lies(judges.judge_inclusion)),
+          build_lying("claim_none", share=0.34), _lies(lying.judge_inclusion)),
     Named("B10", "blooms that lie", "no wrong inclusion",
-          build_lying("lie_bloom", share=0.34), _lies(judges.judge_inclusion)),
-    Named("B12", "joins under others' keys", "refused, no slot too many",
-          build_lying("forge"), _lies(judges.judge_refused_joins)),
+          build_lying("lie_bloom", share=0.34), _lies(lying.judge_inclusion)),
+    Named("B11", "others' names, and what they signed, changed", "refused by all, nobody harmed",
+          build_lying("impersonate"), _lies(lying.judge_refused_gossip, lying.judge_unharmed)),
+    Named("B12", "connections and requests in others' names", "refused, slots and credits as they are",
+          build_lying("forge"), _lies(lying.judge_refused_joins, lying.judge_unharmed)),
+    Named("B17", "other bytes than asked for", "refused chunk by chunk, no source any more, no credit",
+          scenarios.build_swapping, _lies(lying.judge_refused_blobs, lying.judge_unharmed, lying.judge_unpaid(0))),
     Named("B18", "false accusations", "nobody ejected or dropped",
-          build_lying("accuse"), _lies(judges.judge_nobody_ejected)),
+          build_lying("accuse"), _lies(lying.judge_nobody_ejected)),
     Named("B20", "no record at an epoch's end", "each epoch certified, any honest checkpoint accepted",
-          scenarios.build_no_end, _lies(judges.judge_certified)),
+          scenarios.build_no_end, _lies(lying.judge_certified)),
 )  # fmt: skip
 
 ROWS: Final[dict[str, Named]] = {row.row: row for row in (*FAULTS, *MISBEHAVIOURS)}

@@ -1,11 +1,10 @@
 """Judges of the named rows: whether a run reached the figure that it must reach, beside the invariants."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
 from psyche.core.committee import compute_quorum
-from psyche.core.limits import LATE_LIMIT_ROUNDS, MAX_CLIENTS
+from psyche.core.limits import MAX_CLIENTS
 from psyche.core.state import RunState, SlotState
 from psyche.server.limits import TICK_S
 from psyche.simulator.kept import MAX_SNAPSHOT_BYTES
@@ -248,86 +247,3 @@ def judge_classes(outcome: Outcome, size: Size) -> Judgement:
     second = [name for name in outcome.scenario.names if name not in first]
     least = min(sum(credits_.get(name, 0) for name in half) for half in (first, second))
     return Judgement(f"each kind credited {least} times or more", least > 0)
-
-
-# --- members that misbehave ------------------------------------------------------------------------------------
-
-
-def judge_lies(outcome: Outcome, size: Size) -> Judgement:
-    """They lied, and no honest member was dropped or ejected for it."""
-    told, other = outcome.facts["told"], judge_nobody_dropped(outcome, size)
-    seen = f"{sum(told.values())} lies of {len(told)}, honest ones {other.seen}"
-    return Judgement(seen, other.holds and bool(told) and all(told.values()))
-
-
-def judge_banned(outcome: Outcome, size: Size) -> Judgement:
-    """B6: banned, and without credit."""
-    del size
-    banned = sum(slot.state is SlotState.BANNED for slot in outcome.state.registry.slots)
-    liars, credits_ = get_liars(outcome), get_ledger(outcome).credits
-    paid = sum(credits_.get(name, 0) for name in liars)
-    return Judgement(f"banned {banned} of {len(liars)}, {paid} credits", banned == len(liars) and not paid)
-
-
-def judge_nobody_ejected(outcome: Outcome, size: Size) -> Judgement:
-    """B18: not one, in however many rounds."""
-    del size
-    ejected = outcome.facts["ejected"]
-    return Judgement(f"{ejected} ejected in {outcome.rounds} rounds", not ejected)
-
-
-def judge_unpaid(most_credits: int) -> Judge:
-    """F10, B7, B2: who never delivers is out after three rounds of an epoch, without credit."""
-
-    def judge(outcome: Outcome, size: Size) -> Judgement:
-        del size
-        ledger, liars = get_ledger(outcome), get_liars(outcome)
-        trained = Counter(
-            (one.epoch, name)
-            for one in ledger.data_rounds
-            for name in ledger.find_names(one.epoch, one.members) & liars
-        )
-        most, paid = max(trained.values(), default=0), max(ledger.credits.get(name, 0) for name in liars)
-        late = LATE_LIMIT_ROUNDS + outcome.state.config.overlap  # one is under way when the third lateness is on record
-        seen = f"in at most {most} rounds of an epoch, at most {paid} credits"
-        return Judgement(seen, 0 < most <= late + most_credits and paid <= most_credits)
-
-    return judge
-
-
-def judge_inclusion(outcome: Outcome, size: Size) -> Judgement:
-    """B8, B10: what honest members sent is in the sets, and nothing that nobody sent."""
-    del size
-    ledger, liars = get_ledger(outcome), get_liars(outcome)
-    rounds = ledger.data_rounds
-    wrong = sum(((one.applied | one.agreed) & ~one.sent).bit_count() for one in rounds)
-    included = sum(one.applied.bit_count() for one in rounds)
-    left = sum(len(ledger.find_names(one.epoch, one.sent & ~one.applied) - liars) for one in rounds)
-    seen = f"{wrong} of {included} wrongly included, {left} honest ones left out"
-    return Judgement(seen, included > 0 and not wrong and not left)
-
-
-def judge_refused_results(outcome: Outcome, size: Size) -> Judgement:
-    """B2: receivers refused."""
-    del size
-    refused = sum(e["node"] not in get_liars(outcome) for e in get_events(outcome, "refused"))
-    return Judgement(f"refused {refused} times", refused > 0)
-
-
-def judge_refused_joins(outcome: Outcome, size: Size) -> Judgement:
-    """B12: no slot too many, and no key twice."""
-    del size
-    keys = [slot.p2p for slot in outcome.state.registry.slots if slot.state is not SlotState.FREE]
-    refused = sum(outcome.facts["lies_refused"].values())
-    seen = f"{refused} refused, {len(keys)} slots"
-    return Judgement(seen, refused > 0 and len(keys) == len(set(keys)) == outcome.scenario.clients)
-
-
-def judge_certified(outcome: Outcome, size: Size) -> Judgement:
-    """B20: each epoch's weights are certified, and the last ones can be had from a checkpoint on record."""
-    del size
-    state, epochs = outcome.state, get_ledger(outcome).epochs
-    certified = sum(one.is_certified for one in epochs)
-    named = state.checkpoint.digest == state.certified.digest
-    seen = f"{certified} of {len(epochs)} epochs certified, checkpoint on record: {'yes' if named else 'no'}"
-    return Judgement(seen, 0 < certified == len(epochs) and named)

@@ -190,3 +190,12 @@ def build_no_end(size: Size) -> Scenario:
     built = build_lying("no_end", share=0.34)(size)
     shorter = dict(built.config) | {"rounds_per_epoch": max(2, min(EPOCH_ROUNDS, size.rounds // 2))}
     return replace(built, config=shorter, shares_checkpoints=True)
+
+
+def build_swapping(size: Size) -> Scenario:
+    """B17: payloads and, for the client that comes when an epoch is on its way and has no model, weights."""
+    built = build_lying("swap")(size)
+    shorter = dict(built.config) | {"rounds_per_epoch": max(2, min(EPOCH_ROUNDS, size.rounds // 2))}
+    cls = built.classes[0]
+    bare = replace(cls, count=1, has_model=False, join_s=LATE_S)
+    return replace(built, config=shorter, classes=(replace(cls, count=size.clients - 1), bare))

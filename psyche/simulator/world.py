@@ -24,6 +24,7 @@ from psyche.network.memory import MemoryHub
 from psyche.server.events import Event
 from psyche.server.journal import Record
 from psyche.simulator import runtime
+from psyche.simulator.believed import SimIdentity
 from psyche.simulator.disk import is_writer
 from psyche.simulator.faults import Fault
 from psyche.simulator.hosts import ClientHost, Host, ServerHost
@@ -42,7 +43,7 @@ from psyche.simulator.shadow import Shadow
 from psyche.simulator.tcp import Tcp
 from psyche.simulator.trace import Trace
 from psyche.simulator.trainer import PayloadCodec
-from psyche.wire.crypto import Identity, blake3_hash
+from psyche.wire.crypto import blake3_hash
 
 WATCH_S: Final = 5.0  # how often progress is looked at
 FAREWELL_S: Final = 120.0  # for the clients to end once the run is finished
@@ -115,8 +116,8 @@ class World:
         self._decoded: tuple[bytes, Coordinator] | None = None
         self._prepare()
 
-    def _build_identity(self, name: str) -> Identity:
-        return Identity(blake3_hash(f"psyche/simulator {self.scenario.seed} {name}".encode()))
+    def _build_identity(self, name: str) -> SimIdentity:
+        return SimIdentity(blake3_hash(f"psyche/simulator {self.scenario.seed} {name}".encode()))
 
     def _prepare(self) -> None:
         self.server.disk.sync_s = self.scenario.sync_s

@@ -1,16 +1,23 @@
 """Dishonest members, one program each: what it costs them, and that the others do not even notice."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from sim_kit import build, play
 
-from psyche.core.state import RunState, SlotState
+from psyche.client import announcements, chain
+from psyche.core import membership, readiness, witnessing
+from psyche.core.state import Client, Coordinator, RunState, SlotState
+from psyche.network import blobfetch
 from psyche.network.limits import NetworkLimits
+from psyche.server import evidence
 from psyche.simulator.liars import KINDS, Liar
+from psyche.simulator.named import play_row
 from psyche.simulator.named_judges import judge_prompt
 from psyche.simulator.row import Size, get_events
-from psyche.simulator.world import Outcome
+from psyche.simulator.world import Outcome, simulate
+from psyche.wire import handshake
 
 LIAR = 4  # client-4 of five
 
@@ -79,6 +86,7 @@ def test_what_is_not_announced_is_asked_for() -> None:
 
 def test_nobody_joins_or_is_found_under_the_key_of_another() -> None:
     outcome = play_with("forge")
+    assert outcome.facts["lies_refused"] == outcome.facts["told"]
     assert len([slot for slot in outcome.state.registry.slots if slot.state is not SlotState.FREE]) == 5
 
 
@@ -97,3 +105,45 @@ def test_more_junk_than_is_taken_of_anybody_is_refused_and_what_the_flooder_mean
     assert min(refused.values()) > 0, "at each of its peers"
     (member,) = {e["index"] for e in get_events(outcome, "member", f"client-{LIAR}")}
     assert any(member in members for members in get_applied(outcome).values())
+
+
+# --- that a check which is not made shows -------------------------------------------------------------------------
+
+
+def believe_any_signature(patch: pytest.MonkeyPatch) -> None:
+    for module in (announcements, chain, evidence):
+        patch.setattr(module, "is_signed_by", lambda _message, _key: True)
+
+
+def believe_any_member(patch: pytest.MonkeyPatch) -> None:
+    def get_member(state: Coordinator, _now: int, _sender: bytes, member: int) -> Client:
+        return state.clients[member]
+
+    for module in (witnessing, membership, readiness):
+        patch.setattr(module, "get_member", get_member)
+
+
+def believe_any_handshake(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(handshake, "_get_refusal", lambda *_: "")
+
+
+def believe_any_chunk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(blobfetch.Target, "is_right", lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "break_check", "name"),
+    [
+        ("B11", "impersonate", believe_any_signature, "I9"),
+        ("B12", "forge", believe_any_member, "I9"),
+        ("B12", "forge", believe_any_handshake, "I9"),
+        ("B17", "swap", believe_any_chunk, "I1"),
+    ],
+)
+def test_what_is_believed_without_its_check_is_reported(
+    monkeypatch: pytest.MonkeyPatch, row: str, kind: str, break_check: Callable[[pytest.MonkeyPatch], None], name: str
+) -> None:
+    break_check(monkeypatch)
+    outcome = simulate(build(2, clients=5, liars=(Liar(who=LIAR, kind=kind),)))
+    assert outcome.violations[0].name == name, outcome.describe()
+    assert not play_row(row, Size(clients=5, rounds=6))[1].holds

@@ -12,12 +12,10 @@ from psyche.simulator.named_judges import (
     judge_admitted,
     judge_clocks,
     judge_flat,
-    judge_inclusion,
-    judge_lies,
     judge_records,
-    judge_unpaid,
     judge_witnesses_replaced,
 )
+from psyche.simulator.named_lie_judges import judge_inclusion, judge_lies, judge_unpaid
 from psyche.simulator.named_scenarios import build_base, build_quiet
 from psyche.simulator.row import Size, compute_applied_share, get_events, get_ledger
 from psyche.simulator.trend import compute_trends

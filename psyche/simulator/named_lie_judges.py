@@ -1,0 +1,122 @@
+"""Judges of the rows about members that misbehave: what it must come to, beside the invariants."""
+
+from collections import Counter
+
+from psyche.core.limits import LATE_LIMIT_ROUNDS
+from psyche.core.state import SlotState
+from psyche.simulator.named_judges import judge_nobody_dropped
+from psyche.simulator.row import Judge, Judgement, Size, get_events, get_ledger, get_liars
+from psyche.simulator.world import Outcome
+
+
+def judge_lies(outcome: Outcome, size: Size) -> Judgement:
+    """They lied, and no honest member was dropped or ejected for it."""
+    told, other = outcome.facts["told"], judge_nobody_dropped(outcome, size)
+    seen = f"{sum(told.values())} lies of {len(told)}, honest ones {other.seen}"
+    return Judgement(seen, other.holds and bool(told) and all(told.values()))
+
+
+def judge_banned(outcome: Outcome, size: Size) -> Judgement:
+    """B6: banned, and without credit."""
+    del size
+    banned = sum(slot.state is SlotState.BANNED for slot in outcome.state.registry.slots)
+    liars, credits_ = get_liars(outcome), get_ledger(outcome).credits
+    paid = sum(credits_.get(name, 0) for name in liars)
+    return Judgement(f"banned {banned} of {len(liars)}, {paid} credits", banned == len(liars) and not paid)
+
+
+def judge_nobody_ejected(outcome: Outcome, size: Size) -> Judgement:
+    """B18: not one, in however many rounds."""
+    del size
+    ejected = outcome.facts["ejected"]
+    return Judgement(f"{ejected} ejected in {outcome.rounds} rounds", not ejected)
+
+
+def judge_unpaid(most_credits: int) -> Judge:
+    """F10, B7, B2: who never delivers is out after three rounds of an epoch, without credit."""
+
+    def judge(outcome: Outcome, size: Size) -> Judgement:
+        del size
+        ledger, liars = get_ledger(outcome), get_liars(outcome)
+        trained = Counter(
+            (one.epoch, name)
+            for one in ledger.data_rounds
+            for name in ledger.find_names(one.epoch, one.members) & liars
+        )
+        most, paid = max(trained.values(), default=0), max(ledger.credits.get(name, 0) for name in liars)
+        late = LATE_LIMIT_ROUNDS + outcome.state.config.overlap  # one is under way when the third lateness is on record
+        seen = f"in at most {most} rounds of an epoch, at most {paid} credits"
+        return Judgement(seen, 0 < most <= late + most_credits and paid <= most_credits)
+
+    return judge
+
+
+def judge_inclusion(outcome: Outcome, size: Size) -> Judgement:
+    """B8, B10: what honest members sent is in the sets, and nothing that nobody sent."""
+    del size
+    ledger, liars = get_ledger(outcome), get_liars(outcome)
+    rounds = ledger.data_rounds
+    wrong = sum(((one.applied | one.agreed) & ~one.sent).bit_count() for one in rounds)
+    included = sum(one.applied.bit_count() for one in rounds)
+    left = sum(len(ledger.find_names(one.epoch, one.sent & ~one.applied) - liars) for one in rounds)
+    seen = f"{wrong} of {included} wrongly included, {left} honest ones left out"
+    return Judgement(seen, included > 0 and not wrong and not left)
+
+
+def judge_refused_results(outcome: Outcome, size: Size) -> Judgement:
+    """B2: receivers refused."""
+    del size
+    refused = sum(e["node"] not in get_liars(outcome) for e in get_events(outcome, "refused"))
+    return Judgement(f"refused {refused} times", refused > 0)
+
+
+def judge_refused_joins(outcome: Outcome, size: Size) -> Judgement:
+    """B12: no slot too many, and no key twice."""
+    del size
+    keys = [slot.p2p for slot in outcome.state.registry.slots if slot.state is not SlotState.FREE]
+    refused = sum(outcome.facts["lies_refused"].values())
+    seen = f"{refused} refused, {len(keys)} slots"
+    return Judgement(seen, refused > 0 and len(keys) == len(set(keys)) == outcome.scenario.clients)
+
+
+def judge_certified(outcome: Outcome, size: Size) -> Judgement:
+    """B20: each epoch's weights are certified, and the last ones can be had from a checkpoint on record."""
+    del size
+    state, epochs = outcome.state, get_ledger(outcome).epochs
+    certified = sum(one.is_certified for one in epochs)
+    named = state.checkpoint.digest == state.certified.digest
+    seen = f"{certified} of {len(epochs)} epochs certified, checkpoint on record: {'yes' if named else 'no'}"
+    return Judgement(seen, 0 < certified == len(epochs) and named)
+
+
+def judge_refused_gossip(outcome: Outcome, size: Size) -> Judgement:
+    """B11: every honest client refuses what its member did not sign."""
+    del size
+    liars = get_liars(outcome)
+    unsigned = Counter(e["node"] for e in get_events(outcome, "refused") if e["what"] == "unsigned")
+    deaf = sorted(name for name in outcome.scenario.names if name not in liars and not unsigned[name])
+    seen = f"{sum(unsigned.values())} unsigned messages refused, none by: {', '.join(deaf) or 'nobody'}"
+    return Judgement(seen, bool(unsigned) and not deaf)
+
+
+def judge_refused_blobs(outcome: Outcome, size: Size) -> Judgement:
+    """B17: who was there from the start was served other bytes by each liar, and takes nothing more of it."""
+    del size
+    liars, first = get_liars(outcome), get_ledger(outcome).formations[0].names
+    found = outcome.facts["banned_sources"]
+    trusting = sorted(name for name in first if name not in liars and not liars <= set(found[name]))
+    wronged = sorted({one for banned in found.values() for one in banned} - liars)
+    seen = f"still trusted by: {', '.join(trusting) or 'nobody'}; honest sources banned: {', '.join(wronged) or 'none'}"
+    return Judgement(seen, bool(liars) and not trusting and not wronged)
+
+
+def judge_unharmed(outcome: Outcome, size: Size) -> Judgement:
+    """B11, B12, B17: every honest client has its slot, and a credit for each round that it was a member of."""
+    del size
+    ledger, liars = get_ledger(outcome), get_liars(outcome)
+    keys = {key: name for key, name in ledger.names.items() if name not in liars}
+    slots = [slot for slot in outcome.state.registry.slots if slot.p2p in keys and slot.state is SlotState.JOINED]
+    due = Counter(name for one in ledger.data_rounds for name in ledger.find_names(one.epoch, one.members))
+    short = sorted(name for name in keys.values() if ledger.credits.get(name, 0) != due[name])
+    seen = f"{len(slots)} of {len(keys)} honest slots, short of credits: {', '.join(short) or 'nobody'}"
+    return Judgement(seen, len(slots) == len(keys) and not short)

@@ -35,13 +35,16 @@ class ProgressBar:
     ) -> None:
         self._console.clear_status()
 
-    def set(self, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes (or what `show` writes) are done; may be called as often as you like."""
+    def set(self, done: int, total: int, note: str = "") -> None:
+        """Show that `done` of `total` bytes (or what `show` writes) are done, and `note` after them.
+
+        May be called as often as you like.
+        """
         now = self._now()
         if now - self._shown_at < (EVERY_S if self._console.live else PLAIN_EVERY_S):
             return
         self._shown_at = now
-        text = format_progress(self._title, done, total, now - self._started, self._show)
+        text = format_progress(self._title, done, total, now - self._started, self._show, note)
         if self._console.live:
             self._console.set_status(text)
         else:
@@ -49,10 +52,10 @@ class ProgressBar:
 
 
 def format_progress(
-    title: str, done: int, total: int, elapsed_s: float, show: Callable[[int], str] = format_bytes
+    title: str, done: int, total: int, elapsed_s: float, show: Callable[[int], str] = format_bytes, note: str = ""
 ) -> str:
     """One line with bar, percentage, amounts and the time left at this pace."""
     share = min(1.0, done / total) if total else 1.0
     bar = "#" * int(share * WIDTH)
-    left = f", {format_seconds(elapsed_s * (1 - share) / share)} left" if share > 0 else ""
-    return f"{title} [{bar:<{WIDTH}}] {share:4.0%} {show(done)} of {show(total)}{left}"
+    left = f", {format_seconds(elapsed_s * (1 - share) / share)} left" if 0 < share < 1 else ""
+    return f"{title} [{bar:<{WIDTH}}] {share:4.0%} {show(done)} of {show(total)}{f', {note}' if note else ''}{left}"

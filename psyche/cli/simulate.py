@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from psyche.simulator.accounts import Accounts
-    from psyche.simulator.forecast import Forecast, Question
+    from psyche.simulator.forecast import Forecast, Played, Question
     from psyche.simulator.suggest import Suggestion
     from psyche.simulator.viewer import Filter
     from psyche.telemetry.events import Event
@@ -201,8 +201,18 @@ def _play(question: "Question", title: str, *, keep: bool = False) -> "Forecast"
 
     with ProgressBar(f"{title}, round", show=str) as bar:
         return play(
-            question, on_round=lambda done: bar.set(min(done, question.rounds), question.rounds), keep_lines=keep
+            question,
+            on_progress=lambda at: bar.set(min(at.rounds, question.rounds), question.rounds, format_played(at)),
+            keep_lines=keep,
         )
+
+
+def format_played(at: "Played") -> str:
+    """What shows that a simulation lives while no round closes."""
+    from psyche.telemetry.text import format_number, format_seconds
+
+    lost = f", {format_number(at.given_up, 'round')} given up" if at.given_up else ""
+    return f"{format_seconds(at.simulated_s)} simulated{lost}"
 
 
 def _suggest(forecast: "Forecast", parameters: str, model: Path | None) -> "list[Suggestion]":

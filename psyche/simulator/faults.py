@@ -21,6 +21,7 @@ from psyche.errors import ConfigError
 from psyche.network.links import LinkConditions
 
 if TYPE_CHECKING:
+    from psyche.simulator.hosts import Host
     from psyche.simulator.world import World
 
 
@@ -44,6 +45,12 @@ class Fault:
         raise NotImplementedError
 
 
+def set_gone(hosts: "Sequence[Host]") -> None:
+    """Nobody means to start these again."""
+    for host in hosts:
+        host.is_gone = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill(Fault):
     """The processes of these machines die as by SIGKILL and are started again after `for_s` (0: never)."""
@@ -60,6 +67,25 @@ class Kill(Fault):
         if self.for_s:
             await trio.sleep(self.for_s)
             for host in victims:
+                host.start()
+        else:
+            set_gone(victims)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure(Kill):
+    """A machine fails by chance: who is away for good for another reason does not come back by it."""
+
+    async def happen(self, world: "World") -> None:
+        """Kill, wait, start."""
+        victims = [host for host in world.choose(self, self.who) if not host.is_gone]
+        for host in victims:
+            host.kill(erase=self.erase)
+        if not self.for_s:
+            set_gone(victims)
+        await trio.sleep(self.for_s)
+        for host in victims:
+            if not host.is_gone:
                 host.start()
 
 
@@ -96,6 +122,8 @@ class Leave(Fault):
             await trio.sleep(self.for_s)
             for host in leaving:
                 host.start()
+        else:
+            set_gone(leaving)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,10 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.links import LinkConditions
 from psyche.simulator.accounts import CARRIED, SERVER, SIMULATED, WORLD, Accounts
-from psyche.simulator.faults import Fault, Kill
+from psyche.simulator.faults import Failure, Fault
+from psyche.simulator.headway import Headway, compute_patience_s_of, find_missed
 from psyche.simulator.runtime import build_rng
-from psyche.simulator.scenario import MachineClass, Scenario, build_model, compute_limit_s
+from psyche.simulator.scenario import MachineClass, Scenario, build_config, build_model, compute_limit_s
 from psyche.simulator.trainer import MachineModel
 from psyche.simulator.workload import Workload
 from psyche.simulator.world import Outcome, World, simulate
@@ -30,7 +31,18 @@ BODY_BYTES: Final = 8  # a simulated payload
 REPLY_BYTES: Final = 17  # with what stands before it on the line
 PART_BYTES: Final = 4 << 20  # what a node writes at once of a large payload
 BYTES_PER_MBIT: Final = 125_000
-OnRound = Callable[[int], None]  # told how many rounds are over
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How far a forecast is. `rounds` never falls; `given_up` were played and do not count."""
+
+    rounds: int
+    given_up: int
+    simulated_s: float
+
+
+OnProgress = Callable[[Played], None]  # told at every event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +107,8 @@ class Forecast:
     exits: list[Exit]
     bytes_sent: dict[str, float]
     bytes_received: dict[str, float]
+    obstacle: str = ""  # why it was ended before its end
+    missed: tuple[Fault, ...] = ()  # of the question's: they never happened
 
     @property
     def stood_still(self) -> bool:
@@ -152,8 +166,15 @@ def build_scenario(question: Question) -> Scenario:
         config=values, blob_weight=max(1.0, workload.payload_bytes / REPLY_BYTES), shares_lines=True,
         limits=build_limits(workload),
     )  # fmt: skip
-    limit_s = 1.5 * compute_limit_s(scenario, config)
+    limit_s = compute_end_s(question, scenario)
     return replace(scenario, limit_s=limit_s, faults=(*question.faults, *draw_failures(question, limit_s)))
+
+
+def compute_end_s(question: Question, scenario: Scenario) -> float:
+    """When the played rounds must be over, after everybody has joined and what the plan has is done."""
+    joined_s = max(60 * one.joins_after_min for one in question.classes)
+    planned = replace(scenario, faults=question.faults)
+    return joined_s + 1.5 * compute_limit_s(planned, build_config(planned)) + compute_patience_s_of(question)
 
 
 def build_limits(workload: Workload) -> NetworkLimits:
@@ -199,7 +220,7 @@ def draw_failures(question: Question, limit_s: float) -> list[Fault]:
         back_s = 60 * (one.back_after_min or 0.0)
         at_s = rng.expovariate(1 / (3600 * one.fails_every_h))
         while at_s < limit_s:
-            found.append(Kill(who=(name,), at_s=at_s, for_s=back_s))
+            found.append(Failure(who=(name,), at_s=at_s, for_s=back_s))
             if not back_s:
                 break
             at_s += back_s + rng.expovariate(1 / (3600 * one.fails_every_h))
@@ -212,7 +233,7 @@ def draw_failures(question: Question, limit_s: float) -> list[Fault]:
 class Recorder:
     """Keeps the accounts while a world is played."""
 
-    def __init__(self, question: Question, on_round: OnRound | None) -> None:
+    def __init__(self, question: Question, on_progress: OnProgress | None) -> None:
         config = question.config
         self.accounts = Accounts(
             limit_s=config.max_round_train_time, overlap=config.overlap,
@@ -221,17 +242,23 @@ class Recorder:
         self.exits: list[Exit] = []
         self._tokens = question.workload.sequence_tokens
         self._config = config
-        self._on_round = on_round
+        self._on_progress = on_progress
         self._states: dict[bytes, ClientState] = {}
-        self._closed = 0
+        self._closed = self._furthest = self._given_up = 0
+        self._question = question
         self.world: World
+        self.headway: Headway
 
     def attach(self, world: World) -> None:
         """Listen to a world that is about to start."""
         self.world = world
+        self.headway = Headway(world, self._question)
+        world.companions.append(self.headway.watch)
         world.trace.listeners.append(self._listen)
 
     def _listen(self, node: str, kind: str, given: Mapping[str, object]) -> None:
+        if self._on_progress is not None:
+            self._on_progress(Played(self._furthest, self._given_up, trio.current_time()))
         if not self.accounts.wants(node, kind):
             return
         event: Event = {name: get_plain(value) for name, value in given.items()}
@@ -249,9 +276,8 @@ class Recorder:
         for client in state.clients:
             self._look_at(client, now)
         closed = max(0, state.progress.step - 1)
-        if closed > self._closed and self._on_round is not None:
-            self._on_round(closed)
-        self._closed = closed
+        self._given_up += max(0, self._closed - closed)
+        self._closed, self._furthest = closed, max(closed, self._furthest)
 
     def _look_at(self, client: Client, now: float) -> None:
         before, self._states[client.p2p] = self._states.get(client.p2p), client.state
@@ -273,17 +299,20 @@ def describe_exit(client: Client, config: Config) -> str:
     return "did not report as a witness" if client.witness_missed else "was not ready in time"
 
 
-def play(question: Question, *, on_round: OnRound | None = None, keep_lines: bool = False) -> Forecast:
+def play(question: Question, *, on_progress: OnProgress | None = None, keep_lines: bool = False) -> Forecast:
     """Play a question to its end; takes seconds to minutes of one core.
 
     Raises:
         ConfigError: it cannot be played.
     """
-    recorder = Recorder(question, on_round)
+    recorder = Recorder(question, on_progress)
     outcome = simulate(build_scenario(question), keep_lines=keep_lines, prepare=recorder.attach)
     recorder.accounts.finish()
     sent, received = count_bytes(recorder)
-    return Forecast(question, recorder.accounts, outcome, recorder.exits, sent, received)
+    return Forecast(
+        question, recorder.accounts, outcome, recorder.exits, sent, received, recorder.headway.obstacle,
+        find_missed(question.faults, recorder.world.happened),
+    )  # fmt: skip
 
 
 def count_bytes(recorder: Recorder) -> tuple[dict[str, float], dict[str, float]]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from psyche.config.profile import ClassTable
 from psyche.simulator.accounts import Accounts, Bound, NodeAccount, What
 from psyche.simulator.forecast import Forecast, Question
+from psyche.simulator.headway import describe_obstacle
 from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
 
 COLUMNS: Final = (What.TRAIN, What.VAIN, What.TRANSFER, What.WAIT, What.AWAY)
@@ -54,7 +55,7 @@ def format_forecast(forecast: Forecast) -> str:
     accounts = forecast.accounts
     rounds = accounts.data_rounds
     if not rounds:
-        return f"no round was finished in {format_seconds(forecast.outcome.simulated_s)}: {find_obstacle(forecast)}"
+        return f"no round was finished in {format_seconds(forecast.outcome.simulated_s)}: {describe_obstacle(forecast)}"
     lines = [
         (
             f"{format_number(len(rounds), 'round')} in {format_seconds(forecast.outcome.simulated_s)}, "
@@ -69,7 +70,7 @@ def format_forecast(forecast: Forecast) -> str:
         *_format_exits(forecast),
     ]
     if forecast.stood_still:
-        lines += ["", f"THE RUN STOOD STILL: {find_obstacle(forecast)}"]
+        lines += ["", f"THE RUN STOOD STILL: {describe_obstacle(forecast)}"]
     return "\n".join(lines)
 
 
@@ -206,17 +207,6 @@ def format_defects(forecast: Forecast) -> str:
         f"(seed {forecast.question.seed}), and with these last events:"
     )
     return "\n".join([head, *outcome.last, *(f"violated {one}" for one in found)])
-
-
-def find_obstacle(forecast: Forecast) -> str:
-    """Why a run does not get on, as far as its end shows."""
-    state = forecast.outcome.state
-    where = (
-        f"{state.run_state.name.lower().replace('_', ' ')}, epoch {state.progress.epoch}, step {state.progress.step}"
-    )
-    alive = sum(not node.ended_away for node in forecast.accounts.nodes.values())
-    needed = forecast.question.config.init_min_clients
-    return f"it ended in state {where}; an epoch needs {format_number(needed, 'client')}, {alive} were there"
 
 
 def format_accounts(accounts: Accounts) -> str:

@@ -80,6 +80,7 @@ class Host:
         self.disk = DiskConditions()
         self.life: Life | None = None
         self.lives = 0
+        self.is_gone = False  # ended, and nobody means to start it again
         self.code: int | None = None  # how its last process ended by itself
         self.degraded: list[Degrade] = []
         self.uplink = self.downlink = LinkConditions()
@@ -97,7 +98,7 @@ class Host:
         """Start its process, unless it runs."""
         if self.life is None and not self.world.is_over:
             self.lives += 1
-            self.code = None
+            self.code, self.is_gone = None, False
             self.life = Life(NodeLog(self.world.trace, self.name), self.lives)
             self.world.note("started", who=self.name, life=self.lives)
             self.world.spawn(self._live, self.life)

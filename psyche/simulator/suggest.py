@@ -11,6 +11,7 @@ from typing import Final
 from psyche.simulator.accounts import What
 from psyche.simulator.forecast import Forecast, Question, play
 from psyche.simulator.forecast_text import count_bounds, format_percent
+from psyche.simulator.headway import estimate_slowest_s
 from psyche.simulator.workload import Workload
 from psyche.telemetry.text import format_count
 
@@ -93,16 +94,6 @@ def _iter_times(forecast: Forecast) -> Iterator[Idea]:
     waits = {kind for (kind, _), _ in count_bounds(forecast)}
     if not config.straggler_percent and waits & {"limit", "patience"}:
         yield _change(question, "straggler_percent = 150 instead of 0", straggler_percent=150)
-
-
-def estimate_slowest_s(question: Question) -> float:
-    """How long the slowest class trains its share of a round, with its own spread."""
-    samples = math.ceil(question.config.global_batch_size_end / question.clients)
-    return max(
-        (samples * question.workload.sequence_tokens / one.tokens_per_s + one.step_s) * (1 + one.spread_percent / 100)
-        for one, count in zip(question.classes, question.counts, strict=True)
-        if count
-    )
 
 
 def _iter_settings(forecast: Forecast) -> Iterator[Idea]:

@@ -105,7 +105,9 @@ class World:
         self.shadow = Shadow(self._on_record)
         self.invariants = Invariants(self)
         self.is_over = False
-        self.disturbances = 0  # faults under way
+        self.under_way: list[Fault] = []
+        self.happened: list[Fault] = []  # those that began
+        self.companions: list[Callable[[], Awaitable[object]]] = []  # run beside the world; set before it starts
         self.quiet_since = 0.0  # since when none is
         self.progress_at = 0.0
         self.longest_wait_s = 0.0  # for progress, while nothing was wrong
@@ -259,13 +261,20 @@ class World:
                 nursery.start_soon(self._join, host, number)
             for fault in self.scenario.faults:
                 nursery.start_soon(self._carry_out, fault)
-            nursery.start_soon(self._watch)
+            for watch in (self._watch, *self.companions):
+                nursery.start_soon(watch)
             with trio.move_on_after(limit_s) as scope:
                 await self._wait_for_end()
             if scope.cancelled_caught and self.scenario.must_advance:
                 self.invariants.fail("I5", "the run ends", f"not after {limit_s:.0f} s", self.invariants.where())
             self.invariants.check_end()
             self._end()
+
+    def give_up(self, expected: str, found: str) -> None:
+        """The run stands still (I5): it ends now, though no record may come any more."""
+        self.invariants.fail("I5", expected, found, self.invariants.where())
+        self._recorded.set()
+        self._recorded = trio.Event()
 
     def _end_stuck(self, names: list[str]) -> None:
         """Tasks run without end and time stands still: nothing can be simulated any more."""
@@ -299,11 +308,12 @@ class World:
         while self.shadow.seq < fault.at_seq or not self._has_come(fault):
             await self._wait_for_record()
         self.note("fault", what=fault.kind, for_s=fault.for_s)
-        self.disturbances += 1
+        self.happened.append(fault)
+        self.under_way.append(fault)
         try:
             await fault.happen(self)
         finally:
-            self.disturbances -= 1
+            self.under_way.remove(fault)
             self.quiet_since = trio.current_time()
         self.note("fault_over", what=fault.kind)
 
@@ -327,13 +337,13 @@ class World:
             await trio.sleep(WATCH_S)
             self.invariants.check_limits()
             now = trio.current_time()
-            if self.disturbances or not self.is_able() or not self.scenario.must_advance:
+            if self.under_way or not self.is_able() or not self.scenario.must_advance:
                 self.quiet_since = now
                 continue
             waited_s = 0.0 if self.is_finished else now - max(self.quiet_since, self.progress_at)
             self.longest_wait_s = max(self.longest_wait_s, waited_s)
             if waited_s > patience_s:
-                self.invariants.fail("I5", "a step", f"none for {patience_s:.0f} s", self.invariants.where())
+                self.give_up("a step", f"none for {patience_s:.0f} s")
                 return
 
     @property

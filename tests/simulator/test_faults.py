@@ -119,7 +119,7 @@ def test_two_torn_writes_that_wait_at_once_are_one_failure() -> None:
     torn = [TornWrite(at_s=6.0, after_bytes=left, for_s=2.0) for left in (9_000, 100)]
     world = play_until_end(*torn)
     assert world.server.lives == 2
-    assert world.disturbances == 0
+    assert world.under_way == []
 
 
 def test_a_server_that_stands_still_is_a_pause_for_all() -> None:

@@ -107,17 +107,21 @@ def play_all(work: Sequence[tuple[str, Size]], processes: int) -> bool:
     return all(found)
 
 
-def main() -> int:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), default=list(ROWS), metavar="ROW")
     parser.add_argument("--clients", type=bounded(3, MAX_CLIENTS))
     parser.add_argument("--rounds", type=bounded(1, MOST_ROUNDS))
-    parser.add_argument("--hours", type=bounded(1, MOST_HOURS), help="of simulated time, for rows about time")
-    parser.add_argument("--points", type=bounded(1, MOST_ROUNDS), help="of what a row enumerates, only so many")
+    parser.add_argument("--hours", type=bounded(0, MOST_HOURS), help="of simulated time, for rows about time")
+    parser.add_argument("--points", type=bounded(0, MOST_ROUNDS), help="of what a row enumerates, only so many; 0: all")
     parser.add_argument("--seeds", type=bounded(0, LARGEST_SEED), nargs="+", default=[1])
     parser.add_argument("--processes", type=bounded(1, MOST_PROCESSES), default=1)
     parser.add_argument("--list", action="store_true", help="the rows and their sizes")
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    given = build_parser().parse_args()
     work = [(row, get_size(row, given, seed)) for row, seed in itertools.product(given.rows, given.seeds)]
     if given.list:
         for row, size in work:

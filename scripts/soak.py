@@ -15,10 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from psyche.simulator.plan import read_scenario, write_scenario
+from psyche.simulator.inputs import load_scenario
+from psyche.simulator.plan import write_scenario
 from psyche.simulator.scenario import Scenario
 from psyche.simulator.shrink import fails_alike, shrink
 from psyche.simulator.swarm import draw_scenario
@@ -135,8 +136,7 @@ def main() -> int:
     parser.add_argument("--events", type=Path, help="write the event log there")
     given = parser.parse_args()
     if given.plan is not None:
-        scenario = replace(read_scenario(given.plan.read_text()), name=str(given.plan))
-        return min(1, play_one(scenario, is_shrunk=given.shrink, events=given.events))
+        return min(1, play_one(load_scenario(given.plan), is_shrunk=given.shrink, events=given.events))
     if given.seed is not None:
         return min(1, play_one(draw_scenario(given.seed), is_shrunk=given.shrink, events=given.events))
     first = secrets.randbelow(LARGEST_SEED) if given.first is None else given.first

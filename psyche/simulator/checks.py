@@ -129,7 +129,7 @@ def check_scenario(scenario: Scenario) -> None:
         ConfigError: naming the table, the field and the rule.
     """
     check_fields(scenario)
-    _require(isinstance(scenario.limits, NetworkLimits), "limits", scenario.limits, "left out")
+    _within("limits", _check_limits, scenario.limits)
     for number, one in enumerate(scenario.classes):
         _within(f"class[{number}]", _check_class, one)
     right = f"1 to {MOST_CLIENTS} clients"
@@ -139,6 +139,13 @@ def check_scenario(scenario: Scenario) -> None:
     for number, liar in enumerate(scenario.liars):
         _within(f"liar[{number}]", _check_liar, liar, scenario.clients)
     _within("config", _check_config, scenario)
+
+
+def _check_limits(limits: NetworkLimits) -> None:
+    check_fields(limits)
+    for field in fields(limits):
+        value = getattr(limits, field.name)
+        _require(value > 0, field.name, value, "above 0")
 
 
 def _within(where: str, check: Any, *args: object) -> None:

@@ -1,5 +1,6 @@
 """What a person hands to `psyche simulate` beside the run and the profile: faults, and what is to be played again."""
 
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -59,7 +60,18 @@ def find_scenario(text: str) -> Scenario:
     path = Path(text)
     if not path.is_file():
         raise ConfigError(f"--replay {text}: must be a seed (a number), or a scenario's TOML file")
+    return load_scenario(path)
+
+
+def load_scenario(path: Path) -> Scenario:
+    """The scenario of a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read or played; naming file, table, field and rule.
+    """
+    text = _read(path)
     try:
-        return read_scenario(_read(path))
+        found = read_scenario(text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    return found.with_origin(f"python scripts/soak.py --plan {shlex.quote(str(path))}")

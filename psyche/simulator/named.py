@@ -6,6 +6,7 @@ seconds or a table of hours (`scripts/rows.py`).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from psyche.simulator import named_judges as judges
@@ -91,10 +92,20 @@ MISBEHAVIOURS: Final = (
 ROWS: Final[dict[str, Named]] = {row.row: row for row in (*FAULTS, *MISBEHAVIOURS)}
 
 
+def get_command(row: str, size: Size) -> str:
+    """The command that plays a row at this size."""
+    command = f"python scripts/rows.py --rows {row} --clients {size.clients} --rounds {size.rounds} --seeds {size.seed}"
+    for name in ("hours", "points"):
+        if getattr(size, name) != getattr(ROWS[row].full, name):  # else it is played so without being told
+            command += f" --{name} {getattr(size, name):g}"
+    return command
+
+
 def play_row(row: str, size: Size, *, prepare: Callable[[World], None] | None = None) -> tuple[Outcome, Judgement]:
     """Play a row and judge it; what is violated does not hold either. `prepare` as of `simulate`."""
     named = ROWS[row]
-    outcome = simulate(named.build(size), keep_lines=named.keep_lines, prepare=prepare)
+    scenario = replace(named.build(size), name=row).with_origin(get_command(row, size))
+    outcome = simulate(scenario, keep_lines=named.keep_lines, prepare=prepare)
     if outcome.violations:
         return outcome, Judgement(f"violated {outcome.violations[0]}", holds=False)
     return outcome, named.judge(outcome, size)

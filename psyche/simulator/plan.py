@@ -1,7 +1,8 @@
 """Scenarios as TOML: what a person writes, what the shrinker leaves, and what the corpus keeps.
 
 Only what differs from the defaults is written. Tables: `[config]` (keys of the run), `[[class]]` with
-`[class.machine]`, `[class.uplink]` and `[class.downlink]`, `[[fault]]` with its `kind`, `[[liar]]`.
+`[class.machine]`, `[class.uplink]` and `[class.downlink]`, `[[fault]]` with its `kind`, `[[liar]]`, and `[limits]`
+of the clients' nodes.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from psyche.errors import ConfigError
+from psyche.network.limits import NetworkLimits
 from psyche.network.links import LinkConditions
 from psyche.simulator.checks import check_scenario
 from psyche.simulator.faults import get_table, read_fault
@@ -36,6 +38,7 @@ def read_scenario(text: str) -> Scenario:
     scenario = _build(
         Scenario,
         {name: value for name, value in values.items() if name not in _LISTS}
+        | {"limits": _build(NetworkLimits, values.get("limits", {}))}
         | {"classes": tuple(_read_class(one) for one in _get_tables(values, "class", [{"count": 4}]))}
         | {"faults": tuple(read_fault(one) for one in _get_tables(values, "fault", []))}
         | {"liars": tuple(_read_liar(one) for one in _get_tables(values, "liar", []))},
@@ -64,7 +67,7 @@ def _read_liar(values: Mapping[str, Any]) -> Liar:
 
 
 def _build(cls: type[Any], values: Any) -> Any:
-    known = {field.name for field in dataclasses.fields(cls)}
+    known = {field.name for field in dataclasses.fields(cls) if field.init}
     if not isinstance(values, Mapping):
         raise ConfigError(f"{cls.__name__}: {values!r} is no table; there are {', '.join(sorted(known))}")
     if unknown := sorted(set(values) - known):
@@ -79,6 +82,8 @@ def write_scenario(scenario: Scenario) -> str:
     """A scenario as TOML; `read_scenario` gives it back."""
     lines = list(_write_plain(scenario, Scenario()))
     lines += ["", "[config]", *(f"{name} = {_write(value)}" for name, value in scenario.config.items())]
+    if limits := list(_write_plain(scenario.limits, NetworkLimits())):
+        lines += ["", "[limits]", *limits]
     for one in scenario.classes:
         lines += ["", "[[class]]", *_write_plain(one, MachineClass(count=-1))]
         for name, cls in _INNER.items():
@@ -96,7 +101,7 @@ def _write_plain(value: Any, default: Any) -> Iterator[str]:
     for field in dataclasses.fields(value):
         here = getattr(value, field.name)
         is_plain = isinstance(here, bool | int | float | str)
-        if is_plain and here != getattr(default, field.name):
+        if field.init and is_plain and here != getattr(default, field.name):
             yield f"{field.name} = {_write(here)}"
 
 
@@ -106,7 +111,7 @@ def _write(value: Any) -> str:
     if isinstance(value, float):
         return "inf" if math.isinf(value) else repr(value)
     if isinstance(value, str):
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False)  # TOML knows no pairs of surrogates
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_write, value))}]"
     return str(value)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psyche.core.limits import WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT
@@ -57,7 +57,7 @@ class Scenario:
 
     Args:
         seed: of all chance.
-        name: what it is called; empty where the seed says it all (`swarm`).
+        name: what it is called, if anything.
         classes: the clients, class by class.
         config: settings of the run that differ from `DEFAULTS`.
         faults: what goes wrong, and when.
@@ -71,6 +71,9 @@ class Scenario:
         respawn_s: after how long somebody starts a client again that ended by itself without success; 0: never.
         sync_s: how long the server's disk takes for a write.
         shares_checkpoints: whether clients name places from which the certified weights can be loaded (S10).
+
+    `origin` is the command that plays it again, set by whoever makes scenarios out of so little (`with_origin`).
+    What is changed with `replace` is another scenario and has none: only its plan says it all (`report`).
     """
 
     seed: int = 0
@@ -87,6 +90,13 @@ class Scenario:
     respawn_s: float = 5.0
     sync_s: float = 0.002
     shares_checkpoints: bool = False
+    origin: str = field(default="", init=False, compare=False)
+
+    def with_origin(self, command: str) -> "Scenario":
+        """The same, which this command plays again."""
+        found = replace(self)
+        object.__setattr__(found, "origin", command)  # a copy that nobody has yet
+        return found
 
     @property
     def clients(self) -> int:

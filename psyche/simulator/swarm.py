@@ -35,7 +35,7 @@ def draw_scenario(seed: int) -> Scenario:
     return Scenario(
         seed=seed, classes=_draw_classes(rng, clients), config=config, faults=_draw_faults(rng), liars=found,
         sync_s=rng.choice((0.0, 0.002, 0.02)),
-    )  # fmt: skip
+    ).with_origin(f"python scripts/soak.py --seed {seed}")  # fmt: skip
 
 
 def _draw_config(rng: random.Random, clients: int, *, banned: int) -> dict[str, int]:

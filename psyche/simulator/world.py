@@ -30,6 +30,7 @@ from psyche.simulator.faults import Fault
 from psyche.simulator.hosts import ClientHost, Host, ServerHost
 from psyche.simulator.invariants import Invariants, Violation
 from psyche.simulator.liars import build_lies
+from psyche.simulator.report import describe_replay
 from psyche.simulator.runtime import build_rng, find_root
 from psyche.simulator.scenario import (
     Scenario,
@@ -72,13 +73,13 @@ class Outcome:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """What a person needs of a failure: the seed, the last events, what was violated."""
+        """What a person needs of a failure: how to see it again, the last events, what was violated."""
         name, seed = self.scenario.name, self.scenario.seed
         head = f"{name} seed {seed}: {self.rounds} rounds, {self.events} events, {self.simulated_s:.0f} s".lstrip()
         if not self.violations:
             return f"{head}, nothing violated"
-        replay = f"replay: python scripts/soak.py {f'--plan {name}' if name else f'--seed {seed}'}"
-        return "\n".join([head, replay, *self.last, *(f"violated {violation}" for violation in self.violations)])
+        replay = describe_replay(self.scenario)
+        return "\n".join([head, *replay, *self.last, *(f"violated {violation}" for violation in self.violations)])
 
 
 class World:

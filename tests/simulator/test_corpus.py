@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sim_kit import play
 
-from psyche.simulator.plan import read_scenario
+from psyche.simulator.inputs import load_scenario
 from psyche.simulator.swarm import draw_scenario
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.toml"))
@@ -14,7 +14,7 @@ SMALL = [seed for seed in range(400, 440) if draw_scenario(seed).clients <= 4][:
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_a_plan_that_failed_once_does_not_fail_again(path: Path) -> None:
-    play(read_scenario(path.read_text()))
+    play(load_scenario(path))
 
 
 def test_there_is_a_corpus() -> None:

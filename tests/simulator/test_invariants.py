@@ -36,15 +36,6 @@ def test_different_arithmetic_is_reported_with_both_sides() -> None:
     assert "client-1" in first.found + first.expected
 
 
-def test_a_failure_says_how_to_see_it_again_and_what_came_before() -> None:
-    text = simulate(build(8), prepare=break_arithmetic).describe()
-    assert text.startswith("seed 8: ")
-    assert "replay: python scripts/soak.py --seed 8" in text
-    lines = text.splitlines()
-    assert len([line for line in lines if line[:12].strip().replace(".", "").isdigit()]) == 50
-    assert "violated I1 at epoch 0 " in text
-
-
 def test_a_run_that_does_not_end_is_reported() -> None:
     kill = Kill(at_epoch=0, at_height=1, who=("server",))
     scenario = build(faults=(kill,))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from psyche.errors import ConfigError
+from psyche.network.limits import NetworkLimits
 from psyche.simulator import faults, liars
 from psyche.simulator.faults import Fault
 from psyche.simulator.plan import read_scenario, write_scenario
@@ -20,6 +21,13 @@ from psyche.simulator.swarm import draw_scenario
 def test_a_drawn_scenario_is_the_same_after_it_was_written_and_read(seed: int) -> None:
     scenario = draw_scenario(seed)
     assert read_scenario(write_scenario(scenario)) == dataclasses.replace(scenario, config=dict(scenario.config))
+
+
+def test_limits_and_any_name_are_the_same_after_they_were_written_and_read() -> None:
+    limits = NetworkLimits(fetches=3, hello_s=1.5)
+    for name in ("F8", 'two\nlines, "quoted"', "caf\u00e9 \U0001f600"):
+        scenario = Scenario(seed=3, name=name, limits=limits)
+        assert read_scenario(write_scenario(scenario)) == scenario
 
 
 def test_a_seed_draws_the_same_scenario_every_time() -> None:
@@ -60,7 +68,11 @@ def test_never_more_than_a_third_of_the_members_lie() -> None:
         ("seed = 'one'", "seed is 'one', must be a whole number"),
         ("must_advance = 1", "must_advance is 1, must be true or false"),
         ("limit_s = -1", "limit_s is -1, must be a number of seconds, at least 0"),
-        ("limits = {hello_s = 1}", "limits is {'hello_s': 1}, must be left out"),
+        ("limits = {hello = 1}", "NetworkLimits: hello is unknown"),
+        ("limits = 3", "NetworkLimits: 3 is no table"),
+        ("[limits]\nfetches = 0", "limits: fetches is 0, must be above 0"),
+        ("[limits]\nfetches = 1.5", "limits: fetches is 1.5, must be a whole number"),
+        ("origin = 'here'", "Scenario: origin is unknown"),
         ("fault = 3", "fault: must be [[fault]] tables"),
         ("class = [3]", "class: must be [[class]] tables"),
         ("class = []", "the sum of count over all [[class]] is 0, must be 1 to 1000 clients"),

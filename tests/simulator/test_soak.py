@@ -1,23 +1,10 @@
 """What CI plays: fresh seeds in every run, which end, are told of, and fail the run where anything is violated."""
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from script_kit import SCRIPTS, load
 
 
 def test_seeds_are_played_until_there_are_rounds_enough() -> None:

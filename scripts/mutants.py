@@ -49,20 +49,20 @@ class Baseline:
     covering: dict[str, dict[int, list[str]]]  # file -> line -> tests
 
     def get_tests(self, mutant: Mutant, longest_s: float) -> list[str]:
-        """Who should notice, the quickest first; a line that runs at import concerns all tests of its file first."""
+        """Who should notice: the tests that run the line, the quickest first.
+
+        What runs at import concerns every test: then those of its file come next, and all others.
+        """
         lines = self.covering.get(mutant.path, {})
         own: set[str] = set()
         for line in range(mutant.lines[0], mutant.lines[1] + 1):
             own.update(lines.get(line, []))
-        chosen = own - {""}
-        if not chosen:
-            if "" not in own:
-                return []
+        groups = [own - {""}]
+        if "" in own:
             near = {test for tests in lines.values() for test in tests if test}
-            rest = sorted(set(self.seconds) - near, key=self.seconds.__getitem__)
-            order = [*sorted(near, key=self.seconds.__getitem__), *rest]
-            return [test for test in order if self.seconds[test] <= longest_s]
-        return sorted((t for t in chosen if self.seconds[t] <= longest_s), key=self.seconds.__getitem__)
+            groups += [near - own, set(self.seconds) - near - own]
+        order = [test for group in groups for test in sorted(group, key=self.seconds.__getitem__)]
+        return [test for test in order if self.seconds[test] <= longest_s]
 
 
 @dataclass

@@ -383,3 +383,58 @@ def test_at_most_one_list_can_win_whatever_the_order() -> None:
         round_ = close(records[::-1], n, 0b11)
         assert round_.agreed_held == 0b01
         assert round_.agreed_root not in (ZERO32, records[-1].results_root) or quorum == n
+
+
+# --- what is easily mistaken
+
+
+def test_c1_a_witness_with_another_root_over_the_same_list_is_not_asked() -> None:
+    table = {m: commit(m) for m in range(4)}
+    other = replace(make_record(3, table), results_root=build_hash("another"))
+    round_ = close([*(make_record(w, table) for w in range(3)), other], 4, 0b1111)
+    assert decide(make_view(round_, 0b1111, {})) == Undecided((0, 1, 2), 0b1111, for_root=True)
+
+
+def test_c1_only_members_that_owed_a_payload_are_open() -> None:
+    table = {0: commit(0), 2: commit(2)}
+    round_ = close([make_record(w, table, held=0b111) for w in range(3)], 3, 0b111)
+    assert decide(make_view(round_, 0b101, {})) == Undecided((0, 1, 2), 0b101, for_root=True)
+
+
+def test_c1_of_many_equivocators_what_most_backers_hold_is_tried_first() -> None:
+    """512 lists are possible, the last by bytes is right: more than are tried."""
+    members = range(9)
+    table = {m: max(commit(m), commit(m, 1)) for m in members}
+    round_ = close([make_record(w, table) for w in range(9)], 9, 0b111111111)
+    known = {m: {commit(m), commit(m, 1)} for m in members}
+    assert decide(make_view(round_, 0b111111111, known)) == Decided(0b111111111, table, by_root=True)
+
+
+def test_c2_the_bloom_of_a_witness_without_the_bit_does_not_count() -> None:
+    a = commit(0)
+    records = [replace(make_record(w, {0: a}), results_root=build_hash(w)) for w in range(4)]
+    records[2] = replace(records[2], broadcast_bloom=compute_bloom(SEED, 2, []))
+    records[3] = replace(records[3], held=0)
+    round_ = close(records, 4, 0b1)
+    assert round_.agreed_held == 0b1, "three bits, but only two of these blooms"
+    assert decide(make_view(round_, 0b1, {0: {a}})) == Decided(0b1, {}, by_root=False)
+
+
+def test_c3_a_member_whose_slot_has_no_q_is_not_open() -> None:
+    tables = [{0: commit(0), 1: commit(1)}, {0: commit(0), 1: commit(1)}, {0: commit(0)}, {0: commit(0), 2: commit(2)}]
+    round_ = close([make_record(w, t) for w, t in enumerate(tables)], 4, 0b111)
+    assert round_.agreed_held == 0b001
+    assert decide(make_view(round_, 0b111, {0: {commit(0)}})) == Decided(0b001, {0: commit(0)}, by_root=False)
+
+
+def test_r7_who_does_not_hold_a_result_of_the_set_contradicts_nobody() -> None:
+    """Of what is not in the set nothing is shown, and who lacks a result's bit has no other one to show."""
+    one, two = {0: commit(0), 1: commit(1)}, {0: commit(0), 1: commit(1, 1)}
+    records = [make_record(w, t) for w, t in enumerate([one, one, two, two, {0: commit(0)}, one])]
+    late = {0: commit(0), 1: commit(1), 2: commit(2, 1)}
+    records[5] = make_record(5, late)
+    known = {0: {commit(0)}, 1: {commit(1)}, 2: {commit(2)}}
+    view = make_view(close(records, 6, 0b111), 0b111, known)
+    decided = decide(view)
+    assert decided == Decided(0b011, {0: commit(0)}, by_root=False)
+    assert find_contradictors(view, decided) == (2, 3)

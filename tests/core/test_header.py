@@ -42,6 +42,14 @@ def test_r1_a_header_has_448_bytes_and_reads_back(header: ResultHeader) -> None:
     assert decode_header(raw) == header
 
 
+def test_r1_a_header_begins_with_its_magic_and_version_and_codes_are_fixed() -> None:
+    raw = encode_header(HEADER)
+    assert raw[:6] == b"PSYR\x01\x00"
+    assert raw[404] == NumericClass.BF16 == 1
+    assert HEADER.flags == 0
+    assert raw[6:8] == bytes(2)
+
+
 def test_r1_every_field_stands_in_the_bytes() -> None:
     raw = encode_header(HEADER)
     for field in fields(ResultHeader):

@@ -16,7 +16,7 @@ from psyche.core.errors import (
 from psyche.core.layout import encode_state
 from psyche.core.limits import NO_UPLOADER
 from psyche.core.seeds import EXPIRED, compute_seed, get_random_seed
-from psyche.core.state import ZERO32, ClientState, RunState
+from psyche.core.state import ZERO32, ClientFlag, ClientState, RunState
 from psyche.testing.builders import Run, build_hash, build_keys, build_run, expect_refusal
 
 OTHER = build_hash("other weights")
@@ -325,6 +325,16 @@ def test_s8_a_winner_with_too_few_members_does_not_start() -> None:
     run.wait(30)
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
     assert get_states(run) == [HEALTHY, HEALTHY, DROPPED]
+
+
+def test_s8_what_a_member_shows_leaves_its_other_flags_as_they_are() -> None:
+    run = build_warmup(3)
+    for client in run.state.clients:
+        client.flags |= ClientFlag.NEWCOMER
+    run.show(0)
+    run.show(1, digest=OTHER)
+    assert all(client.flags & ClientFlag.NEWCOMER for client in run.state.clients)
+    assert [bool(client.flags & ClientFlag.CANDIDATE_LOW) for client in run.state.clients] == [False, True, False]
 
 
 def test_s8_a_fifth_candidate_is_refused_and_an_abandoned_one_makes_room() -> None:

@@ -12,6 +12,7 @@ BYTES = (
     + (b"\x01\0a" + b"\0" + b"\x01" * 32)
     + (b"\x01\0b" + b"\x02" + b"\x02\0\0\0\x03\0\0\0" + b"\x02" * 32)
 )
+LAST_IN_THE_MIDDLE = [TensorEntry(name, (), bytes(32)) for name in ("w", "x", "y")]
 ENTRY = st.builds(
     TensorEntry,
     st.text(st.characters(codec="utf-8"), max_size=12),
@@ -57,6 +58,7 @@ def test_a_cut_manifest_is_refused(length: int) -> None:
         (BYTES.replace(b"\x01\0a", b"\x01\0c"), "names do not rise at 'b'"),
         (BYTES.replace(b"\x01\0a", b"\x01\0b"), "names do not rise at 'b'"),
         (BYTES.replace(b"\x01\0a", b"\x01\0\xff"), "name is not UTF-8"),
+        (encode_manifest(LAST_IN_THE_MIDDLE).replace(b"\x01\0x", b"\x01\0z", 1), "names do not rise at 'y'"),
         (b"psyche/model/1\xff\xff\xff\xff", "name length is cut off"),
     ],
 )
@@ -95,6 +97,7 @@ def test_a_slice_is_what_the_seed_says() -> None:
 def test_a_slice_has_exactly_these_bytes() -> None:
     raw = encode_slice([(69, b"\x02" * 32), (5, b"\x01" * 32)])
     assert raw == b"psyche/model/1\x02\0\0\0\x05\0\0\0" + b"\x01" * 32 + b"\x45\0\0\0" + b"\x02" * 32
+    assert encode_slice([((1 << 32) - 1, bytes(32))])[18:22] == b"\xff" * 4
     assert encode_slice([]) == b"psyche/model/1\0\0\0\0"
     assert encode_slice([(0, b"\x03" * 32)]) == b"psyche/model/1\x01\0\0\0" + bytes(4) + b"\x03" * 32
 

@@ -111,6 +111,8 @@ def test_changed_bytes_are_refused_or_mean_another_plan(place: int, change: int)
         (BYTES[:-1] + b"\0", "basis hash is not"),
         (b"psyche/plan/2" + BYTES[13:], "tag is not"),
         (BYTES.replace(b"\x01\0a", b"\x01\0z"), "names do not rise at 's'"),
+        (BYTES.replace(b"\x01\0s", b"\x01\0a"), "names do not rise at 'a'"),
+        (BYTES.replace(b"\x01\0s", b"\x01\0x"), "names do not rise at 'w'"),
         (BYTES.replace(b"\x04\0\x03\0\x03\0\x01", b"\x03\0\x03\0\x03\0\x01"), "do not divide"),
         (BYTES.replace(b"\x04\0\x03\0\x03\0\x01", b"\x00\0\x03\0\x03\0\x01"), "do not divide"),
         (BYTES.replace(b"\x03\0\0\0\x08", b"\0\0\0\0\x08"), "no elements"),

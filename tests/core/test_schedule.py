@@ -71,6 +71,28 @@ def test_a_schedule_that_ends_within_its_warm_up_goes_to_the_final_rate(kind: Sc
     assert compute_learning_rate(short, 10) == 0.25
 
 
+@pytest.mark.parametrize(("cosine_steps", "linear_steps", "step"), [(0, 0, 7), (3, 0, 10), (0, 4, 11), (3, 4, 14)])
+def test_a_span_of_no_steps_is_skipped_and_each_ends_before_its_last_step(
+    cosine_steps: int, linear_steps: int, step: int
+) -> None:
+    spans = LrSchedule(
+        ScheduleKind.WARMUP_STABLE_DECAY, 3.0, 0.0, 2, stable_steps=5, cosine_decay_steps=cosine_steps,
+        cosine_decay_final_lr=2.0, linear_decay_steps=linear_steps, linear_decay_final_lr=1.0,
+    )  # fmt: skip
+    assert compute_learning_rate(spans, 6) == 3.0
+    assert compute_learning_rate(spans, step) == 1.0
+    assert compute_learning_rate(spans, step - 1) > 1.0
+
+
+@pytest.mark.parametrize("kind", [ScheduleKind.LINEAR, ScheduleKind.COSINE])
+def test_a_schedule_that_ends_with_its_warm_up_has_the_final_rate_then(kind: ScheduleKind) -> None:
+    assert compute_learning_rate(LrSchedule(kind, 1.0, 0.0, 10, total_steps=10, final_lr=0.5), 10) == 0.5
+
+
+def test_a_schedule_has_no_spans_and_no_rates_of_its_own() -> None:
+    assert LrSchedule() == LrSchedule(ScheduleKind.CONSTANT, 0.0, 0.0, 0, 0, 0.0, 0, 0, 0.0, 0, 0.0)
+
+
 @pytest.mark.parametrize(("step", "factor"), [(99, 1.0), (100, 0.0), (101, 0.25), (104, 1.0), (105, 1.0)])
 def test_cold_start_rises_from_zero_over_a_closed_interval(step: int, factor: float) -> None:
     assert compute_learning_rate(LrSchedule(base_lr=2.0), step, (100, 104)) == 2.0 * factor

@@ -22,6 +22,13 @@ def test_the_order_of_all_is_the_inverse_of_single_positions(n: int, seed: bytes
     assert all(permute(order[p], n, seed) == p for p in range(0, n, 1 + n // 8))
 
 
+@pytest.mark.parametrize("n", [255, 256, 257, 512, 513])
+def test_the_order_of_all_at_the_ends_of_a_hash_is_that_of_single_positions(n: int) -> None:
+    seed = bytes(range(32))
+    order = compute_order(n, seed)
+    assert all(permute(order[p], n, seed) == p for p in (0, 1, n // 2, n - 2, n - 1))
+
+
 @pytest.mark.parametrize(("index", "n"), [(5, 5), (-1, 5), (0, 0)])
 def test_an_index_outside_the_permutation_is_refused(index: int, n: int) -> None:
     with pytest.raises(InvalidCommitteeSelection, match=f"index {index} is not below {n}"):

@@ -6,6 +6,7 @@ from statistics import mean, median
 from psyche.config.load import LoadedRun
 from psyche.config.profile import ClassTable
 from psyche.simulator.accounts import Accounts, Place, RoundAccount, What
+from psyche.simulator.faults import Leave
 from psyche.simulator.forecast import Forecast, Question, play
 from psyche.simulator.spans import Span, find_spans
 from psyche.simulator.workload import compute_workload
@@ -53,26 +54,70 @@ def _get_seconds(span: Span) -> float:
 def play_measured(
     run: LoadedRun, real: Accounts, clients: int, *, latency_ms: float = LOOPBACK_MS, loss_percent: float = 0.0
 ) -> Forecast:
-    """The same run in simulated time, on lines as they were there."""
+    """The same run in simulated time, on lines as they were there; who came later or left comes and leaves.
+
+    Args:
+        run: its configuration.
+        real: what its logs tell.
+        clients: how many took part in a round.
+        latency_ms, loss_percent: of its lines.
+    """
     lines = {"latency_ms": latency_ms, "loss_percent": loss_percent}
     machines = measure_machines(run, real, clients).model_copy(update=lines)
-    rounds = run.config.total_steps - 1
+    names, epochs = get_names(real), _get_epochs(real)
+    founders = sum(epochs[name][0] == epochs[names[0]][0] for name in names) if names else clients
+    late = [_build_latecomer(run, real, machines, epochs[name][0]) for name in names[founders:]]
+    last = max((epoch for _, epoch in epochs.values()), default=0)
+    leaving = [(number, epochs[name][1]) for number, name in enumerate(names) if epochs[name][1] < last]
     return play(
-        Question(run=run, workload=compute_workload(run), classes=(machines,), counts=(clients,), rounds=rounds, seed=0)
-    )
+        Question(
+            run=run, workload=compute_workload(run), classes=(machines, *late), counts=(founders, *(1 for _ in late)),
+            rounds=run.config.total_steps - 1, seed=0,
+            faults=tuple(Leave(who=(f"client-{number}",), at_epoch=epoch + 1) for number, epoch in leaving),
+        )
+    )  # fmt: skip
+
+
+def _build_latecomer(run: LoadedRun, real: Accounts, machines: ClassTable, epoch: int) -> ClassTable:
+    """A machine that comes while the epoch before its first one is on."""
+    before = [one for one in real.rounds if one.epoch == epoch - 1]
+    after_s = before[len(before) // 2].start - real.rounds[0].start if before else 0.0
+    formed_s = run.config.waiting_for_members_extra_time + 1 + machines.load_s
+    return machines.model_copy(update={"joins_after_min": (formed_s + after_s) / 60})
+
+
+def _get_epochs(accounts: Accounts) -> dict[str, tuple[int, int]]:
+    """The first and the last epoch of each member."""
+    found = {node.name: [epoch for epoch, _ in node.present] for node in accounts.nodes.values() if node.present}
+    return {name: (min(epochs), max(epochs)) for name, epochs in found.items()}
+
+
+def get_names(accounts: Accounts) -> list[str]:
+    """All who ever were members, in the order in which they came; of those who came together, by number."""
+    epochs = _get_epochs(accounts)
+    return sorted(epochs, key=lambda name: (epochs[name][0], len(name), name))
 
 
 def compare_sets(real: Accounts, simulated: Accounts) -> list[str]:
-    """Where the decided sets differ, in words; clients have other names, so sizes of sets are compared."""
-    ours, theirs = _get_sizes(real), _get_sizes(simulated)
+    """Where the decided sets differ, in words: member by member.
+
+    Clients have other names there, and places in an epoch are a matter of who joined first. So a member is named by
+    its place among all that ever came.
+    """
+    ours, theirs = _get_numbered(real), _get_numbered(simulated)
     found = [f"real: {a}, simulated: {b}" for a, b in zip(ours, theirs, strict=False) if a != b]
     if len(ours) != len(theirs):
         found.append(f"real: {len(ours)} sets, simulated: {len(theirs)}")
     return found
 
 
-def _get_sizes(accounts: Accounts) -> list[tuple[Place, int]]:
-    return [(place, len(members)) for place, members in accounts.get_sets()]
+def _get_numbered(accounts: Accounts) -> list[tuple[Place, list[int | str]]]:
+    numbers: dict[str, int | str] = {name: number for number, name in enumerate(get_names(accounts))}
+
+    def number_all(members: Sequence[str]) -> list[int | str]:
+        return sorted((numbers.get(name, name) for name in members), key=str)
+
+    return [(place, number_all(members)) for place, members in accounts.get_sets()]
 
 
 def get_round_times(accounts: Accounts) -> list[float]:

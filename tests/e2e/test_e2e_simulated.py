@@ -12,15 +12,20 @@ from psyche.simulator.both_ways import compare_sets, play_measured
 from psyche.telemetry.events import Event
 
 pytestmark = pytest.mark.e2e
-CLIENTS = 4
-BATCH = 8
+MEMBERS = 3
+BATCH = 6
+LEAVER, NEWCOMER = 3, 4
+BETWEEN_EPOCHS_S = 10  # for a loaded machine: whoever leaves is gone before the next epoch forms
 
 
 async def run_real(folder: Path, config: Path) -> list[Event]:
-    """The real run; all events by time."""
+    """The real run, in whose second epoch one client is replaced by another; all events by time."""
     async with open_cluster(folder, config) as cluster:
-        await cluster.start(clients=CLIENTS)
-        await cluster.until_ended(*(f"client-{number + 1}" for number in range(CLIENTS)))
+        await cluster.start(clients=MEMBERS)
+        await cluster.until_state("cooldown", epoch=0)
+        cluster.interrupt(f"client-{LEAVER}")
+        cluster.start_client(NEWCOMER)  # the second epoch cannot form without it
+        await cluster.until_ended(*(f"client-{number + 1}" for number in range(MEMBERS + 1)))
         cluster.read()
         return sorted((e for node in cluster.nodes.values() for e in node.events), key=lambda event: event["t"])
 
@@ -30,12 +35,14 @@ def test_a_simulated_run_decides_the_sets_that_the_real_one_decided(
     overlap: bool, make_run: MakeRun, tmp_path: Path
 ) -> None:
     config = make_run(
-        init_min_clients=CLIENTS, min_clients=CLIENTS, overlap=overlap, global_batch_size_start=BATCH,
-        global_batch_size_end=BATCH, straggler_percent=0,
+        init_min_clients=MEMBERS, min_clients=MEMBERS, overlap=overlap, global_batch_size_start=BATCH,
+        global_batch_size_end=BATCH, straggler_percent=0, waiting_for_members_extra_time=BETWEEN_EPOCHS_S,
     )  # fmt: skip
     real = read_accounts(trio.run(run_real, tmp_path, config))  # with a loop of its own, as the simulation has one
-    simulated = play_measured(load_run(config), real, CLIENTS)
+    simulated = play_measured(load_run(config), real, MEMBERS)
     assert simulated.outcome.violations == []
-    assert len(real.get_sets()) == 12, "steps 1 to 12"
+    sets = dict(real.get_sets())
+    assert len(sets) == 12, "steps 1 to 12"
+    assert sets[0, 0] != sets[1, 0], "another member"
     assert compare_sets(real, simulated.accounts) == []
     assert [one.place for one in real.rounds] == [one.place for one in simulated.accounts.rounds]

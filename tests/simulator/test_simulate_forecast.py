@@ -1,5 +1,6 @@
 """What a simulated run tells its owner: times, losses, who was dropped, what would be better."""
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -352,5 +353,16 @@ def test_what_a_rounds_members_have_in_common_is_no_difference_between_them() ->
     assert compute_spread([[1.0], []]) == 0
 
 
+def test_sets_of_one_size_with_other_members_are_told(even: Forecast) -> None:
+    without = [copy.deepcopy(even.accounts) for _ in range(2)]
+    for accounts, name in zip(without, ("client-1", "client-2"), strict=True):
+        first = accounts.rounds[0]
+        first.members = tuple(member for member in first.members if member != name)
+    assert compare_sets(*without) == ["real: ((0, 0), [0, 2, 3]), simulated: ((0, 0), [0, 1, 3])"]
+
+
 def test_sets_that_differ_are_told(even: Forecast, uneven: Forecast) -> None:
-    assert compare_sets(even.accounts, uneven.accounts)[0] == "real: ((0, 0), 4), simulated: ((0, 0), 3)"
+    assert (
+        compare_sets(even.accounts, uneven.accounts)[0]
+        == "real: ((0, 0), [0, 1, 2, 3]), simulated: ((0, 0), [0, 1, 2])"
+    )

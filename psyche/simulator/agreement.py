@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from psyche.core.bits import get_members
-from psyche.core.bloom import is_in_bloom
+from psyche.core.bloom import compute_positions
 from psyche.core.results import compute_results_root
 from psyche.core.state import ZERO32, Coordinator, Round, RoundFlag, WitnessFlag, WitnessRecord
 from psyche.core.timeline import get_round
@@ -53,6 +53,7 @@ class Agreement:
         self._check = check
         self._lag = 2 if overlap else 1  # rounds from a result to its apply
         self._decisions: dict[tuple[int, int], Decision] = {}  # by epoch and height of the results
+        self.by_slots: dict[tuple[int, int], tuple[int, int]] = {}  # honest ones let in, and ruled out by blooms alone
         self._indexes: dict[int, dict[str, int]] = {}  # each epoch's members, by name
         self._signed: dict[tuple[str, int, int], bytes] = {}
         self._named: dict[tuple[str, int, int], tuple[str, frozenset[int]]] = {}  # who named a set first
@@ -116,7 +117,7 @@ class Agreement:
 
     def _decide(self, state: Coordinator, deciding: Round, attested: Round) -> Decision:
         """C1, C2: an honest member is in exactly where the records say so of the one result that it signed."""
-        must, may = set[int](), set[int]()
+        must, may, ruled_out = set[int](), set[int](), 0
         has_root = bool(deciding.flags & RoundFlag.ROOT)
         all_trained = attested.batch_size >= attested.members.bit_count()
         for member in get_members(attested.members):
@@ -133,10 +134,19 @@ class Agreement:
             signed = self._signed.get((name, state.progress.epoch, attested.height))
             if signed is not None and (has_root or self._count(deciding, holders, signed) >= deciding.quorum):
                 must.add(member)
+            else:
+                ruled_out += signed is not None
+        if ruled_out or (must and not has_root):
+            self.by_slots[state.progress.epoch, attested.height] = (len(must), ruled_out)
         return Decision(frozenset(must), frozenset(must | may))
 
     def _count(self, deciding: Round, holders: list[WitnessRecord], commitment: bytes) -> int:
-        return sum(is_in_bloom(w.broadcast_bloom, deciding.seed, w.member, commitment) for w in holders)
+        """How many have all of its bits set: told bit by bit, for the test of the whole is what is watched."""
+        found = 0
+        for record in holders:
+            places = compute_positions(deciding.seed, record.member, commitment)
+            found += all(record.broadcast_bloom[place >> 3] >> (place & 7) & 1 for place in places)
+        return found
 
     # --- what honest members log -------------------------------------------------------------------------
 

@@ -130,6 +130,7 @@ class Invariants:
             "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima, "ledger": self.ledger,
             "longest_wait_s": round(self.world.longest_wait_s, 1),
             "told": {name: one.told for name, one in lies}, "lies_refused": {name: one.refused for name, one in lies},
+            "by_slots": self.agreement.by_slots,
             "banned_sources": {host.name: self._get_banned(host) for host in self.world.clients if host.is_honest},
         }  # fmt: skip
 

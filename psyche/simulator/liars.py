@@ -81,15 +81,18 @@ class FullBloom(Lies):
 
 
 class LieBloom(Lies):
-    """A bloom filter of as many bits as allowed, all of them wrong (B10)."""
+    """A bloom filter of as many bits as allowed, all of them wrong, and a root that leaves it to the blooms (B10)."""
 
     kind = "lie_bloom"
 
     def change_witness(self, host: "ClientHost", message: WitnessMessage) -> WitnessMessage:
         del host
+        if not message.held:
+            return message
         bits = 7 * message.held.bit_count()
         bloom = sum(1 << place for place in self.rng.sample(range(BLOOM_BITS), min(bits, 1_400)))
-        return replace(message, broadcast_bloom=bloom.to_bytes(BLOOM_BYTES, "little"))
+        raw = bloom.to_bytes(BLOOM_BYTES, "little")
+        return replace(message, broadcast_bloom=raw, results_root=_derive("root", message))
 
 
 class LieRoot(Lies):

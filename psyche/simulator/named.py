@@ -75,8 +75,8 @@ MISBEHAVIOURS: Final = (
           build_lying("claim_all", "full_bloom", share=0.34), _lies(lying.judge_inclusion)),
     Named("B8n", "witnesses claim none", "the sets stay right",
           build_lying("claim_none", share=0.34), _lies(lying.judge_inclusion)),
-    Named("B10", "blooms that lie", "no wrong inclusion",
-          build_lying("lie_bloom", share=0.34), _lies(lying.judge_inclusion)),
+    Named("B10", "blooms that lie, where no root is agreed", "in is what a quorum's blooms hold, and nothing else",
+          scenarios.build_blooms, judge_all(judge_end, lying.judge_told, lying.judge_blooms)),  # who hangs is dropped
     Named("B11", "others' names, and what they signed, changed", "refused by all, nobody harmed",
           build_lying("impersonate"), _lies(lying.judge_refused_gossip, lying.judge_unharmed)),
     Named("B12", "connections and requests in others' names", "refused, slots and credits as they are",

@@ -9,11 +9,17 @@ from psyche.simulator.row import Judge, Judgement, Size, get_events, get_ledger,
 from psyche.simulator.world import Outcome
 
 
+def judge_told(outcome: Outcome, size: Size) -> Judgement:
+    """They all lied."""
+    del size
+    told = outcome.facts["told"]
+    return Judgement(f"{sum(told.values())} lies of {len(told)}", bool(told) and all(told.values()))
+
+
 def judge_lies(outcome: Outcome, size: Size) -> Judgement:
     """They lied, and no honest member was dropped or ejected for it."""
-    told, other = outcome.facts["told"], judge_nobody_dropped(outcome, size)
-    seen = f"{sum(told.values())} lies of {len(told)}, honest ones {other.seen}"
-    return Judgement(seen, other.holds and bool(told) and all(told.values()))
+    told, other = judge_told(outcome, size), judge_nobody_dropped(outcome, size)
+    return Judgement(f"{told.seen}, honest ones {other.seen}", told.holds and other.holds)
 
 
 def judge_banned(outcome: Outcome, size: Size) -> Judgement:
@@ -61,6 +67,17 @@ def judge_inclusion(outcome: Outcome, size: Size) -> Judgement:
     left = sum(len(ledger.find_names(one.epoch, one.sent & ~one.applied) - liars) for one in rounds)
     seen = f"{wrong} of {included} wrongly included, {left} honest ones left out"
     return Judgement(seen, included > 0 and not wrong and not left)
+
+
+def judge_blooms(outcome: Outcome, size: Size) -> Judgement:
+    """B10: blooms let results in, and ruled others out that a quorum says it holds; all decided just so (I4)."""
+    del size
+    found = outcome.facts["by_slots"].values()
+    rounds = get_ledger(outcome).data_rounds
+    wrong = sum(((one.applied | one.agreed) & ~one.sent).bit_count() for one in rounds)
+    kept, ruled_out = sum(one for one, _ in found), sum(one for _, one in found)
+    seen = f"{len(found)} of {len(rounds)} rounds decided by slots: {kept} let in, {ruled_out} ruled out by blooms"
+    return Judgement(f"{seen}, {wrong} wrongly included", kept > 0 and ruled_out > 0 and not wrong)
 
 
 def judge_refused_results(outcome: Outcome, size: Size) -> Judgement:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from psyche.core.committee import compute_quorum
 from psyche.core.limits import MAX_CLIENTS, MAX_WITNESSES
 from psyche.network.links import LinkConditions
-from psyche.simulator.faults import ClockJump, Degrade, Kill, Partition
+from psyche.simulator.faults import ClockJump, Degrade, Hang, Kill, Partition
 from psyche.simulator.liars import Liar
 from psyche.simulator.row import Size
 from psyche.simulator.runtime import build_rng
@@ -23,6 +24,7 @@ LATE_S: Final = 13.5  # when clients come that find a run on its way
 LATE_SHARE: Final = 300 / 256
 PARTED_ROUNDS: Final = 5
 JUMP_EVERY_S: Final = 13.0
+HANG_S: Final = 9.5  # the rest of a round, and a bit of the next
 FOR_EVER_S: Final = 1e6
 SLOW_S, SLOW_JITTER_S, SLOW_BYTES_S = 0.1, 0.8, 125_000.0  # 500 +- 400 ms each way, 1 Mbit/s
 DAILY_EPOCH_ROUNDS: Final = 5
@@ -199,3 +201,21 @@ def build_swapping(size: Size) -> Scenario:
     cls = built.classes[0]
     bare = replace(cls, count=1, has_model=False, join_s=LATE_S)
     return replace(built, config=shorter, classes=(replace(cls, count=size.clients - 1), bare))
+
+
+def build_blooms(size: Size) -> Scenario:
+    """B10: in some rounds so many honest witnesses hang that no root has a quorum: then slots and blooms decide.
+
+    First as few as that takes, and the blooms of all others let results in; then more, and those that lie rule
+    them out, though a quorum says that it holds them.
+    """
+    built = build_lying("lie_bloom", "lie_root", share=0.34)(size)
+    names = [name for number, name in enumerate(built.names) if number >= len(built.liars)]
+    spare = size.clients - compute_quorum(size.clients) - len(built.liars)  # honest ones that a root can do without
+    truthful = sum(liar.kind == "lie_root" for liar in built.liars)  # in their blooms
+    hangs = tuple(
+        Hang(at_epoch=epoch, at_height=height, who=tuple(names[-count:]), for_s=HANG_S)
+        for epoch in range(math.ceil(size.rounds / EPOCH_ROUNDS))
+        for height, count in ((2, spare + 1), (5, spare + truthful + 1))
+    )
+    return replace(built, faults=hangs)

@@ -7,7 +7,7 @@ import pytest
 from sim_kit import build, play
 
 from psyche.client import announcements, chain
-from psyche.core import membership, readiness, witnessing
+from psyche.core import decision, membership, readiness, witnessing
 from psyche.core.state import Client, Coordinator, RunState, SlotState
 from psyche.network import blobfetch
 from psyche.network.limits import NetworkLimits
@@ -147,3 +147,12 @@ def test_what_is_believed_without_its_check_is_reported(
     outcome = simulate(build(2, clients=5, liars=(Liar(who=LIAR, kind=kind),)))
     assert outcome.violations[0].name == name, outcome.describe()
     assert not play_row(row, Size(clients=5, rounds=6))[1].holds
+
+
+def test_a_bloom_that_is_said_to_hold_everything_is_reported_where_no_root_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decision, "is_in_bloom", lambda *_: True)
+    outcome, judgement = play_row("B10", Size(clients=7, rounds=8))
+    assert outcome.violations[0].name == "I4", outcome.describe()
+    assert not judgement.holds

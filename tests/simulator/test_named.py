@@ -29,6 +29,7 @@ SIZES = {  # the smallest at which a row means something
     "B6": Size(clients=6, rounds=6),  # half of the others see the one result: too few to be asked for the decision
     "F9": Size(clients=5, rounds=8),
     "B8": Size(clients=7, rounds=6),  # two who lie, each in its way
+    "B10": Size(clients=7, rounds=8),  # as many, and rounds enough to hang in two of them
 }
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from psyche.simulator.inputs import load_scenario
 from psyche.simulator.plan import write_scenario
+from psyche.simulator.report import get_report
 from psyche.simulator.scenario import Scenario
 from psyche.simulator.shrink import fails_alike, shrink
 from psyche.simulator.swarm import draw_scenario
@@ -61,7 +62,8 @@ def play_seed(seed: int) -> Played:
     try:
         outcome = simulate(draw_scenario(seed), keep_lines=False)
     except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
-        return Played(seed, 0, 0.0, f"seed {seed}: the simulation itself ended with {error!r}")
+        drawn = Scenario(seed=seed).with_origin(f"python scripts/soak.py --seed {seed}")  # if it could not be drawn
+        return Played(seed, 0, 0.0, get_report(error, drawn))
     return Played(seed, outcome.rounds, outcome.wall_s, outcome.describe() if outcome.violations else "")
 
 
@@ -106,18 +108,24 @@ def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) 
 
 
 def play_one(scenario: Scenario, *, is_shrunk: bool, events: Path | None) -> int:
-    outcome = simulate(scenario)
-    print(outcome.describe())
-    if events is not None:
-        events.write_bytes(b"".join(outcome.lines))
-    if outcome.violations and is_shrunk:
-        print_smallest(scenario, outcome)
-    return len(outcome.violations)
+    try:
+        outcome = simulate(scenario)
+    except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
+        print(get_report(error, scenario), flush=True)
+        failure: Outcome | Exception | None = error
+    else:
+        print(outcome.describe(), flush=True)
+        if events is not None:
+            events.write_bytes(b"".join(outcome.lines))
+        failure = outcome if outcome.violations else None
+    if failure is not None and is_shrunk:
+        print_smallest(scenario, failure)
+    return int(failure is not None)
 
 
-def print_smallest(scenario: Scenario, outcome: Outcome) -> None:
-    print("\nthe smallest plan that still fails:\n")
-    print(write_scenario(shrink(scenario, fails_alike(outcome))))
+def print_smallest(scenario: Scenario, failure: Outcome | Exception) -> None:
+    print("\nthe smallest plan that still fails:\n", flush=True)
+    print(write_scenario(shrink(scenario, fails_alike(failure))))
 
 
 def main() -> int:
@@ -136,9 +144,9 @@ def main() -> int:
     parser.add_argument("--events", type=Path, help="write the event log there")
     given = parser.parse_args()
     if given.plan is not None:
-        return min(1, play_one(load_scenario(given.plan), is_shrunk=given.shrink, events=given.events))
+        return play_one(load_scenario(given.plan), is_shrunk=given.shrink, events=given.events)
     if given.seed is not None:
-        return min(1, play_one(draw_scenario(given.seed), is_shrunk=given.shrink, events=given.events))
+        return play_one(draw_scenario(given.seed), is_shrunk=given.shrink, events=given.events)
     first = secrets.randbelow(LARGEST_SEED) if given.first is None else given.first
     print(f"seeds from {first} on", flush=True)
     return min(1, play_all(itertools.count(first), given.minutes, given.rounds, given.processes))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from psyche.core.layout import encode_state
+from psyche.core.layout import decode_state, encode_state
 from psyche.core.state import (
     ZERO32,
     ClientState,
@@ -40,6 +40,7 @@ from psyche.simulator.believed import Believed
 from psyche.simulator.disk import DiskHandle
 from psyche.simulator.kept import Kept
 from psyche.simulator.ledger import Ledger
+from psyche.wire.crypto import blake3_hash
 
 if TYPE_CHECKING:
     from psyche.simulator.hosts import ClientHost
@@ -321,9 +322,23 @@ class Invariants:
 
     def _check_recovery(self) -> None:
         """I8, I10: the server's files give the state that the shadow followed."""
-        found = recover(DiskHandle(self.world.server.files.copy()))
-        same = found is not None and encode_state(found.state) == encode_state(self.world.shadow.state)
-        self.check(same, "I10", "the files give the state", "another one")
+        expected = encode_state(self.world.shadow.state)
+        try:
+            found = recover(DiskHandle(self.world.server.files.copy()))
+        except Exception as error:  # noqa: BLE001 - whatever it ends with, a server would not start again
+            self.fail("I10", f"the files give {_describe(expected)}", f"recovery ends with {error!r}")
+            return
+        raw = b"" if found is None else encode_state(found.state)
+        self.check(raw == expected, "I10", f"the files give {_describe(expected)}", _describe(raw))
+
+
+def _describe(raw: bytes) -> str:
+    """A state in a few words."""
+    if not raw:
+        return "no run"
+    state = decode_state(raw)
+    where = f"epoch {state.progress.epoch} {state.run_state.name} height {state.current.height}"
+    return f"{where} step {state.progress.step}, state {blake3_hash(raw).hex()[:16]}"
 
 
 _ROUND: Final = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from psyche.network.links import LinkConditions
+from psyche.simulator.report import find_cause
 from psyche.simulator.scenario import Scenario
 from psyche.simulator.trainer import MachineModel
 from psyche.simulator.world import Outcome, simulate
@@ -13,14 +14,24 @@ T = TypeVar("T")
 IsFailing = Callable[[Scenario], bool]
 
 
-def fails_alike(outcome: Outcome) -> IsFailing:
-    """Whether a scenario violates the same invariant as `outcome` did."""
-    name = outcome.violations[0].name
+def fails_alike(failure: Outcome | Exception) -> IsFailing:
+    """Whether a scenario violates the same invariant, or ends with an exception of the same type."""
+    name = _get_names(failure)[0]
+    return lambda scenario: name in _get_names(_play(scenario))
 
-    def is_failing(scenario: Scenario) -> bool:
-        return any(violation.name == name for violation in simulate(scenario, keep_lines=False).violations)
 
-    return is_failing
+def _play(scenario: Scenario) -> Outcome | Exception:
+    try:
+        return simulate(scenario, keep_lines=False)
+    except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a failure
+        return error
+
+
+def _get_names(played: Outcome | Exception) -> list[str]:
+    """What failed, by name."""
+    if isinstance(played, Outcome):
+        return [violation.name for violation in played.violations]
+    return [f"exception {type(find_cause(played)).__name__}"]
 
 
 def shrink(scenario: Scenario, is_failing: IsFailing, *, max_tries: int = 200) -> Scenario:

@@ -4,6 +4,7 @@ outcome = simulate(Scenario(seed=7))
 print(outcome.describe())
 """
 
+import functools
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,7 +31,7 @@ from psyche.simulator.faults import Fault
 from psyche.simulator.hosts import ClientHost, Host, ServerHost
 from psyche.simulator.invariants import Invariants, Violation
 from psyche.simulator.liars import build_lies
-from psyche.simulator.report import describe_replay
+from psyche.simulator.report import describe_crash, describe_replay
 from psyche.simulator.runtime import build_rng, find_root
 from psyche.simulator.scenario import (
     Scenario,
@@ -360,15 +361,22 @@ class World:
 
 
 def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[World], None] | None = None) -> Outcome:
-    """Play a scenario to its end. `prepare` may look at the world, or change it, before it starts."""
+    """Play a scenario to its end. `prepare` may look at the world, or change it, before it starts.
+
+    An exception that ends it has a note, which says what a person needs (`report`).
+    """
     shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="psyche-simulator-", dir=shared))
     started = perf_counter()
+    world: World | None = None
     try:
         world = World(scenario, folder, keep_lines=keep_lines)
         if prepare is not None:
             prepare(world)
-        simulated_s = runtime.run(lambda: _play(world), scenario.seed, world.run_blocking)
+        simulated_s = runtime.run(functools.partial(_play, world), scenario.seed, world.run_blocking)
+    except Exception as error:
+        error.add_note(describe_crash(scenario, error, [] if world is None else world.trace.describe_last()))
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Outcome(

@@ -1,5 +1,6 @@
 """What is told of a simulation that failed: how to see it again, what came before, what was wrong."""
 
+import functools
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +11,11 @@ from script_kit import load
 from sim_kit import build
 
 from psyche.network.limits import NetworkLimits
-from psyche.simulator.faults import Kill
+from psyche.server.journal import JournalDisk
+from psyche.server.recovery import Recovered, recover
+from psyche.simulator import invariants
+from psyche.simulator.disk import DiskHandle
+from psyche.simulator.faults import Kill, TornWrite
 from psyche.simulator.inputs import load_scenario
 from psyche.simulator.liars import Liar
 from psyche.simulator.named import ROWS, get_command, play_row
@@ -19,7 +24,7 @@ from psyche.simulator.report import describe_replay
 from psyche.simulator.row import Size
 from psyche.simulator.scenario import Scenario
 from psyche.simulator.swarm import draw_scenario
-from psyche.simulator.world import World, simulate
+from psyche.simulator.world import Outcome, World, simulate
 
 
 def break_record(world: World) -> None:
@@ -95,3 +100,89 @@ def test_a_row_that_fails_says_how_to_play_it() -> None:
     text = outcome.describe()
     assert text.startswith("F8 seed 3: ")
     assert "replay: python scripts/rows.py --rows F8 --clients 4 --rounds 4 --seeds 3\n" in text
+
+
+# --- what ends a simulation --------------------------------------------------------------------------------------
+
+
+def build_torn() -> Scenario:
+    """The server's disk fails within a write; the server comes back and goes on."""
+    return build(1, clients=3, faults=(TornWrite(at_height=1, after_bytes=20, for_s=1.0),), total_steps=5)
+
+
+def test_a_torn_tail_that_recovery_leaves_is_reported_with_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not simulate(build_torn()).violations
+    monkeypatch.setattr(DiskHandle, "truncate", lambda *_arguments: None)
+    (violation,) = simulate(build_torn()).violations
+    assert violation.name == "I10"
+    assert violation.expected.startswith("the files give epoch ")
+    assert violation.found.startswith("recovery ends with JournalError(")
+
+
+def test_a_record_that_is_not_in_the_files_is_reported_with_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(disk: JournalDisk) -> Recovered | None:
+        found = recover(disk)
+        if found is not None:
+            found.state.progress.step += 1
+        return found
+
+    monkeypatch.setattr(invariants, "recover", forget)
+    (violation,) = simulate(build(total_steps=3)).violations
+    assert (violation.name, " step 3, " in violation.expected, " step 4, " in violation.found) == ("I10", True, True)
+
+
+def break_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks themselves end with an error, once a client has been killed."""
+
+    def fail(checks: invariants.Invariants) -> None:
+        if any(host.lives > 1 for host in checks.world.clients):
+            raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(invariants.Invariants, "check_end", fail)
+
+
+def test_an_error_that_ends_a_simulation_says_what_a_violation_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_checks(monkeypatch)
+    soak = load("soak")
+    scenario = build(faults=(Kill(at_s=9.0, who=("client-1",), for_s=2.0),), total_steps=4)
+    monkeypatch.setattr(soak, "draw_scenario", lambda seed: scenario.with_origin(f"--seed {seed}"))
+    text = soak.play_seed(9).failure
+    assert text.startswith(
+        "seed 1: the simulation itself ended with ZeroDivisionError('on purpose')\nreplay: --seed 9\n"
+    )
+    lines = text.splitlines()
+    assert len([line for line in lines if line[:12].strip().replace(".", "").isdigit()]) == 50
+    assert lines[-1] == "ZeroDivisionError: on purpose"
+    assert soak.play_one(scenario, is_shrunk=False, events=None) == 1
+    assert "# plan.toml begins" in capsys.readouterr().out
+
+
+def test_a_plan_that_ends_with_an_error_is_made_small(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_checks(monkeypatch)
+    kills = tuple(Kill(at_s=at, who=(who,), for_s=2.0) for at, who in ((9.0, "client-1"), (6.0, "server")))
+    scenario = build(faults=kills, clients=3, total_steps=3, init_min_clients=3)
+    monkeypatch.setattr("psyche.simulator.shrink.simulate", functools.partial(simulate_briefly, []))
+    assert load("soak").play_one(scenario, is_shrunk=True, events=None) == 1
+    smallest = read_scenario(capsys.readouterr().out.split("that still fails:\n")[1])
+    assert smallest.faults == kills[:1]
+
+
+def simulate_briefly(tries: list[Scenario], scenario: Scenario, **options: bool) -> Outcome:
+    """The first tries of the shrinker, and nothing fails after them."""
+    tries.append(scenario)
+    if len(tries) > 3:
+        return simulate(build(total_steps=1), **options)
+    return simulate(scenario, **options)
+
+
+def test_an_error_in_a_world_that_cannot_be_drawn_has_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    soak = load("soak")
+    monkeypatch.setattr(soak, "draw_scenario", {}.__getitem__)
+    text = soak.play_seed(9).failure
+    assert text.startswith(
+        "seed 9: the simulation itself ended with KeyError(9)\nreplay: python scripts/soak.py --seed 9"
+    )

@@ -188,11 +188,23 @@ def _answer(
     typer.echo(format_question(question) + "\n")
     forecast = _play(question, "playing", keep=keep)
     typer.echo(format_forecast(forecast))
+    for told in find_remarks(forecast):
+        typer.echo(f"\n{told}")
     if defects := format_defects(forecast):
         typer.echo(f"\n{defects}")
     if not suggest or forecast.stood_still:
         return forecast, []
     return forecast, _suggest(forecast, parameters, model)
+
+
+def find_remarks(forecast: "Forecast") -> list[str]:
+    """What the figures alone do not say."""
+    from psyche.simulator.settled import describe_transient
+
+    found: list[str] = []
+    if transient := describe_transient(forecast):
+        found.append(f"not settled; {transient}")
+    return found
 
 
 def _play(question: "Question", title: str, *, keep: bool = False) -> "Forecast":
@@ -218,7 +230,8 @@ def format_played(at: "Played") -> str:
 def _suggest(forecast: "Forecast", parameters: str, model: Path | None) -> "list[Suggestion]":
     from dataclasses import replace
 
-    from psyche.simulator.suggest import check_ideas, find_ideas
+    from psyche.simulator.settled import describe_transient
+    from psyche.simulator.suggest import check_ideas, find_ideas, format_suggestions
     from psyche.simulator.workload import Workload, compute_workload
 
     def rebuild(topk: int) -> Workload:
@@ -230,10 +243,8 @@ def _suggest(forecast: "Forecast", parameters: str, model: Path | None) -> "list
     ideas = find_ideas(forecast, rebuild)
     titles = {id(idea.question): f"trying {number} of {len(ideas)}" for number, idea in enumerate(ideas, 1)}
     found = check_ideas(forecast, ideas, answer=lambda question: _play(question, titles[id(question)]))
-    tried = f"\n{len(ideas)} changes tried" if len(ideas) != 1 else "\n1 change tried"
-    typer.echo(tried + (", better were:" if found else ", none was better"))
-    for suggestion in found:
-        typer.echo(f"  {suggestion.text}")
+    transient = describe_transient(forecast)
+    typer.echo("\n" + format_suggestions(len(ideas), found, transient))
     return found
 
 
@@ -247,7 +258,13 @@ def _write(
     question = forecast.question
     found = build_json(forecast)
     found["suggestions"] = [
-        {"change": one.idea.text, "caution": one.idea.caution, "after": build_json(one.after)} for one in suggestions
+        {
+            "change": one.idea.text,
+            "caution": one.idea.caution,
+            "verdict": one.verdict.value,
+            "after": build_json(one.after),
+        }
+        for one in suggestions
     ]
     title = f"{question.run.run_id}: {question.clients} clients, seed {question.seed}"
     _write_figures(forecast.accounts, title, picture, found, json_file)

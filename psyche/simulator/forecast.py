@@ -42,6 +42,7 @@ class Played:
     simulated_s: float
 
 
+LATE: Final = "was late in"
 OnProgress = Callable[[Played], None]  # told at every event
 
 
@@ -295,7 +296,7 @@ def describe_exit(client: Client, config: Config) -> str:
     if config.evict_after and client.missed >= config.evict_after:
         return f"was silent for {client.missed} rounds"
     if config.late_limit and client.late >= config.late_limit:
-        return f"was late in {client.late} rounds"
+        return f"{LATE} {client.late} rounds"
     return "did not report as a witness" if client.witness_missed else "was not ready in time"
 
 

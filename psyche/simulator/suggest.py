@@ -1,23 +1,26 @@
 """What an owner could change, each tried out: the same population, seed and faults with that one change.
 
-A change is proposed for a reason that the forecast shows, and kept only if it helps when it is played.
+A change is proposed for a reason that the forecast shows, and kept only if it helps when it is played: it is better,
+or a trade-off, where less is lost at the price of tokens a second.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
 from psyche.simulator.accounts import What
 from psyche.simulator.forecast import Forecast, Question, play
 from psyche.simulator.forecast_text import count_bounds, format_percent
 from psyche.simulator.headway import estimate_slowest_s
+from psyche.simulator.settled import compute_late_speed
 from psyche.simulator.workload import Workload
-from psyche.telemetry.text import format_count
+from psyche.telemetry.text import format_count, format_number
 
 MAX_TRIED: Final = 6
 GAIN: Final = 0.03  # less is the noise of another course of things
-WORTH: Final = 0.15  # so much speed may go for most of what is lost
+WORTH: Final = 0.15  # so much speed may go for most of what is lost: a trade-off
 HEADROOM: Final = 1.25  # over the slowest training that was seen
 GOOD_SHARE: Final = 0.97
 LIMITS: Final[Mapping[str, int]] = {"max_round_train_time": 1 << 32, "global_batch_size_end": 0xFFFF}
@@ -39,6 +42,13 @@ class Idea:
     caution: str = ""
 
 
+class Verdict(StrEnum):
+    """What a change is worth."""
+
+    BETTER = "better"  # more tokens a second, or as many with less lost
+    TRADE_OFF = "trade-off"  # less is lost, and tokens come slower
+
+
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """A change that helped, with what it was like before and after."""
@@ -46,13 +56,14 @@ class Suggestion:
     idea: Idea
     before: Forecast
     after: Forecast
+    verdict: Verdict
 
     @property
     def text(self) -> str:
         """For people: the change, and the figures before and after."""
         before, after = self.before, self.after
         figures = [
-            ("tokens/s", *(format_count(f.accounts.tokens_per_s) for f in (before, after))),
+            ("tokens/s", *(format_count(compute_late_speed(f)) for f in (before, after))),
             ("in training", *(format_percent(f.accounts.shares[What.TRAIN]) for f in (before, after))),
             ("samples lost", *(format_percent(get_lost_share(f)) for f in (before, after))),
             ("cut off", *(str(f.cut_offs) for f in (before, after))),
@@ -149,21 +160,41 @@ def _iter_sizes(forecast: Forecast, rebuild: Callable[[int], Workload]) -> Itera
 
 
 def check_ideas(before: Forecast, ideas: list[Idea], *, answer: Answer = play) -> list[Suggestion]:
-    """Play each idea; those that help, the best first."""
+    """Play each idea; those that help, the best first, trade-offs last."""
     found: list[Suggestion] = []
     for idea in ideas:
         after = answer(idea.question)
-        if helps(before, after):
-            found.append(Suggestion(idea, before, after))
-    return sorted(found, key=lambda one: -one.after.accounts.tokens_per_s)
+        verdict = weigh(before, after)
+        if verdict is not None:
+            found.append(Suggestion(idea, before, after, verdict))
+    return sorted(found, key=lambda one: (one.verdict is Verdict.TRADE_OFF, -compute_late_speed(one.after)))
 
 
-def helps(before: Forecast, after: Forecast) -> bool:
-    """Whether more tokens count in the same time, or nearly as many with far less lost; standing still never helps."""
+def format_suggestions(tried: int, found: Sequence[Suggestion], transient: str) -> str:
+    """What came of the changes, those that are better before those that have a price."""
+    head = f"{format_number(tried, 'change')} tried"
+    better, traded = ([one for one in found if one.verdict is verdict] for verdict in Verdict)
+    lines = [f"{head}, better were:" if better else f"{head}, none was better", *(f"  {one.text}" for one in better)]
+    if traded:
+        lines += ["trade-offs: less is lost, and tokens come slower:", *(f"  {one.text}" for one in traded)]
+    if found:
+        lines.append("tokens/s here are those of the later half of the rounds")
+    return "\n".join([*lines, *([f"these figures may change; {transient}"] if found and transient else ())])
+
+
+def weigh(before: Forecast, after: Forecast) -> Verdict | None:
+    """What a change is worth: None where it is worth nothing; standing still never helps.
+
+    Speeds are those of the later rounds, for the first ones of a run are not like the rest.
+    """
     if after.stood_still or after.outcome.violations:
-        return False
-    speed, new_speed = before.accounts.tokens_per_s, after.accounts.tokens_per_s
+        return None
+    speed, new_speed = compute_late_speed(before), compute_late_speed(after)
     lost, new_lost = get_lost_share(before), get_lost_share(after)
     if new_speed > (1 + GAIN) * speed:
-        return new_lost <= lost + GAIN
-    return new_lost < lost / 2 and new_speed > (1 - WORTH) * speed
+        return Verdict.BETTER if new_lost <= lost + GAIN else None
+    if new_lost >= lost / 2:
+        return None
+    if new_speed >= (1 - GAIN) * speed:
+        return Verdict.BETTER
+    return Verdict.TRADE_OFF if new_speed > (1 - WORTH) * speed else None

@@ -104,7 +104,7 @@ def test_suggestions_are_played_and_printed(profile: Path, tmp_path: Path) -> No
     assert re.search(r"\n\d changes? tried, (better were:|none was better)", result.output)
     for one in json.loads(figures.read_text())["suggestions"]:
         assert f"  {one['change']}: tokens/s" in result.output
-        assert one["after"]["tokens_per_s"] > json.loads(figures.read_text())["tokens_per_s"]
+        assert one["verdict"] in ("better", "trade-off")
 
 
 def test_without_a_terminal_progress_is_plain_lines() -> None:

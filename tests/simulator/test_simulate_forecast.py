@@ -178,7 +178,7 @@ def test_a_limit_that_cuts_nobody_off_is_proposed_because_it_was_played(uneven: 
     assert idea.question.config.max_round_train_time >= 15
     after = play(idea.question)
     assert (after.cut_offs, after.lost_samples) == (0, 0)
-    text = suggest.Suggestion(idea, uneven, after).text
+    text = suggest.Suggestion(idea, uneven, after, suggest.Verdict.BETTER).text
     assert text.startswith("max_round_train_time = ")
     assert "instead of 5" in text
     assert "samples lost 25.0 % -> 0.0 %" in text
@@ -201,19 +201,20 @@ class _Faster:
 
     def __init__(self, forecast: Forecast, factor: float) -> None:
         self._accounts = forecast.accounts
-        self.tokens_per_s = factor * forecast.accounts.tokens_per_s
+        rounds = [replace(one, start=one.start / factor, end=one.end / factor) for one in forecast.accounts.data_rounds]
+        self.rounds = self.data_rounds = rounds
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._accounts, name)
 
 
 def test_what_makes_the_run_stand_still_never_helps(even: Forecast, uneven: Forecast) -> None:
-    assert suggest.helps(uneven, even)
+    assert suggest.weigh(uneven, even) is suggest.Verdict.BETTER
     stuck = play(
         build_question((build_machines(), 2), rounds=2, faults=(Kill(who=("client-0", "client-1"), at_s=6.0),))
     )
     assert stuck.stood_still
-    assert not suggest.helps(uneven, stuck)
+    assert suggest.weigh(uneven, stuck) is None
     assert "THE RUN STOOD STILL" in format_forecast(stuck) or "no round was finished" in format_forecast(stuck)
 
 

@@ -11,6 +11,7 @@
 | I7 | who is banned changes nothing any more |
 | I8, I10 | the journal gives the state again, record by record, and from any snapshot |
 | I9 | what is agreed or believed is what its members signed; what the server takes in a member's name, it sent |
+| K1 | nobody is told what is not on disk |
 | R7, M9 | an honest member signs one result for a round, over all its lives, and is never ejected |
 | R8 | a trainer hears the fate of each of its results, once |
 | H3 | a close never drops more than half |
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from psyche.core.layout import decode_state, encode_state
+from psyche.core.messages import WitnessMessage
 from psyche.core.state import (
     ZERO32,
     ClientState,
@@ -242,6 +244,18 @@ class Invariants:
         seen.credits = tuple(client.credits for client in state.clients)
         seen.healthy = sum(client.state is ClientState.HEALTHY for client in state.clients)
         seen.agreed = (round_.agreed_root, round_.agreed_held, round_.agreed_digest)
+
+    # --- what the server says ----------------------------------------------------------------------------
+
+    def check_shown(self, raw: bytes) -> None:
+        """K1: a client is shown a state."""
+        self.check(self.world.shadow.has_state(raw), "K1", "states that are on disk", "a client is shown another one")
+
+    def check_answered(self, who: str, message: WitnessMessage) -> None:
+        """K1: a witness is told that its report is on record."""
+        place = (message.epoch, message.height, message.member)
+        known = self.world.shadow.has_report(*place)
+        self.check(known, "K1", "an answer when the record is on disk", f"{who} has one for its report {place} before")
 
     # --- what the machines log --------------------------------------------------------------------------
 

@@ -330,9 +330,15 @@ class _LyingNetwork(_Wrapped):
         return await self._inner.provide(data, expires=expires)
 
 
+class _HonestBackend(_Wrapped):
+    async def witness(self, message: WitnessMessage) -> None:
+        await self._inner.witness(message)
+        self._host.world.invariants.check_answered(self._host.name, message)
+
+
 def wrap_backend(backend: TcpBackend, host: "ClientHost") -> Backend:
-    """The client's way to the server, as its lies have it."""
-    return cast("Backend", _LyingBackend(backend, host)) if host.lies else backend
+    """The client's way to the server, as its lies have it; what the server answers to others must be true."""
+    return cast("Backend", _LyingBackend(backend, host) if host.lies else _HonestBackend(backend, host))
 
 
 def wrap_network(node: MemoryNode, host: "ClientHost") -> Network:

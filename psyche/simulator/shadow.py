@@ -6,9 +6,9 @@ find (I8), at every single event.
 
 from collections.abc import Callable
 
-from psyche.core.layout import decode_state, encode_state
+from psyche.core.layout import decode_state, decode_witness, encode_state
 from psyche.core.state import Coordinator
-from psyche.server.events import Event, decode_event
+from psyche.server.events import Event, Witness, decode_event
 from psyche.server.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
 from psyche.wire.crypto import blake3_hash
 
@@ -29,11 +29,21 @@ class Shadow:
         self.now = 0
         self.complaints: list[str] = []
         self._on_record = on_record
+        self._hashes: set[bytes] = set()  # of every state on disk, as the journal gives them
+        self._reports: set[tuple[int, int, int]] = set()
 
     @property
     def exists(self) -> bool:
         """Whether there is a run."""
         return self.seq >= 0
+
+    def has_state(self, raw: bytes) -> bool:
+        """Whether this state is on disk, or once was the newest there: only then may anybody be shown it (K1)."""
+        return blake3_hash(raw)[:HASH_BYTES] in self._hashes
+
+    def has_report(self, epoch: int, height: int, member: int) -> bool:
+        """Whether a witness's record of a round is on disk."""
+        return (epoch, height, member) in self._reports
 
     def take_append(self, name: str, data: bytes, is_torn: bool) -> None:
         """Records have reached the disk; where the write was torn, those before the tear."""
@@ -47,6 +57,10 @@ class Shadow:
         event = decode_event(record.kind, record.body)
         event.process(self.state, record.now)
         self.seq, self.now = record.seq, record.now
+        self._hashes.add(record.state_hash)
+        if isinstance(event, Witness):
+            message = decode_witness(event.message)
+            self._reports.add((message.epoch, message.height, message.member))
         if record.seq % CHECK_EVERY_RECORDS == 0:
             self.check_hash(record)
         self._on_record(record, event)
@@ -64,6 +78,7 @@ class Shadow:
             self.complaints.append(f"{name}: cannot be read")
         elif not self.exists:
             self.state, self.seq, self.now = decode_state(snapshot.raw), snapshot.seq, snapshot.now
+            self._hashes.add(blake3_hash(snapshot.raw)[:HASH_BYTES])
         elif snapshot.seq == self.seq and encode_state(self.state) != snapshot.raw:
             self.complaints.append(f"{name}: is not the state after its record")
         elif snapshot.seq != self.seq:

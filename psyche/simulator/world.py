@@ -211,6 +211,7 @@ class World:
         """A state's bytes as an object; the clients of a world share it, for none of them changes it."""
         known = self._decoded
         if known is None or known[0] != raw:
+            self.invariants.check_shown(raw)
             known = self._decoded = (raw, decode_state(raw))
         return known[1]
 

@@ -1,6 +1,7 @@
 """Production code is broken on purpose, and a simulated run says by which promise it shows."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from sim_kit import build
 
 from psyche.client.chain import Chain
 from psyche.client.records import KnownResult
+from psyche.server.connection import Connection
+from psyche.server.server import _Server
 from psyche.simulator.scenario import Scenario
 from psyche.simulator.world import World, simulate
 from psyche.wire.trainer import SentResult
@@ -54,3 +57,21 @@ def test_a_fate_that_is_told_the_wrong_way_round_is_reported(patch: pytest.Monke
 
     patch.setattr(Chain, "_settle", settle_wrongly)
     assert get_names(build(overlap=overlap)) == {"R8"}
+
+
+def test_answers_before_the_disk_has_the_record_are_reported(patch: pytest.MonkeyPatch) -> None:
+    take: Any = Connection.take_answer
+    patch.setattr(Connection, "take_answer", lambda connection, _durable: take(connection, 1 << 40))
+    assert get_names(replace(build(), sync_s=0.02)) == {"K1"}
+
+
+def test_states_that_are_pushed_before_the_disk_has_them_are_reported(patch: pytest.MonkeyPatch) -> None:
+    flush: Any = _Server._flush
+
+    async def flush_late(server: _Server) -> None:
+        server._durable = server._handler.version
+        server._news.set()
+        await flush(server)
+
+    patch.setattr(_Server, "_flush", flush_late)
+    assert get_names(replace(build(), sync_s=0.02)) == {"K1"}

@@ -3,6 +3,7 @@
 The machine's own flags, and what clients say of their sets, are compared with what is computed here (I4, I9, R8).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from psyche.simulator.hosts import ClientHost
 
 _NO_DIGEST: Final = WitnessFlag.NO_DIGEST
+_MOST_WITNESSES: Final = 32
 Check = Callable[[object, str, object, object], None]  # whether it holds, its name, what was expected and found
 
 
@@ -37,6 +39,19 @@ class Decision:
 
 
 NOTHING: Final = Decision(frozenset(), frozenset())
+
+
+def count_needed(n: int) -> int:
+    """How many of n elected witnesses must agree, as section 2.5 has it: more than two thirds, of three two.
+
+    Written down again on purpose: what the machine takes for a quorum is compared with this.
+    """
+    return 2 if n == 3 else next((q for q in range(n + 1) if 3 * q > 2 * n), 1)
+
+
+def count_elected(witness_nodes: int, members: int) -> int:
+    """How many witnesses a round of so many members has (section 2.5)."""
+    return min(witness_nodes or _MOST_WITNESSES, members, _MOST_WITNESSES)
 
 
 class Agreement:
@@ -61,9 +76,16 @@ class Agreement:
 
     # --- the record --------------------------------------------------------------------------------------
 
+    def check_new_round(self, state: Coordinator, round_: Round) -> None:
+        """I4: as many witnesses and as large a quorum as the rule says; two sets can never both have it."""
+        n = count_elected(state.config.witness_nodes, round_.members.bit_count())
+        q = count_needed(n)
+        found = (round_.witnesses_expected, round_.quorum)
+        self._check(found == (n, q) and 2 * q > n, "I4", f"{n} witnesses, of whom {q} must agree", found)
+
     def check_agreed(self, state: Coordinator, round_: Round) -> None:
         """I4: what is agreed, q records say; with fewer than q liars, an honest one among them."""
-        q = round_.quorum
+        q = self._count_needed(state, round_)
         if round_.flags & RoundFlag.ROOT:
             backers = [
                 w for w in round_.witnesses if (w.results_root, w.held) == (round_.agreed_root, round_.agreed_held)
@@ -79,7 +101,7 @@ class Agreement:
     def _check_honest(self, state: Coordinator, backers: list[WitnessRecord], what: str) -> None:
         liars = sum(self._find_honest(state, w.member) is None for w in state.current.witnesses)
         honest = any(self._find_honest(state, w.member) for w in backers)
-        holds = honest or liars >= state.current.quorum
+        holds = honest or liars >= self._count_needed(state, state.current)
         self._check(holds, "I4", f"an honest witness behind the agreed {what}", "none")
 
     def _check_signatures(self, state: Coordinator, round_: Round) -> None:
@@ -113,30 +135,42 @@ class Agreement:
         epoch = state.progress.epoch
         names = {member: self._find_honest(state, member) for member in range(len(state.clients))}
         self._indexes[epoch] = {name: member for member, name in names.items() if name is not None}
-        self._decisions[epoch, attested.height] = self._decide(state, deciding, attested)
+        root = self._find_root(state, deciding)
+        agreed = (deciding.agreed_root, deciding.agreed_held) if deciding.flags & RoundFlag.ROOT else None
+        self._check(root == agreed, "I4", f"the root and set of round {height} that its records have: {root}", agreed)
+        self._decisions[epoch, attested.height] = self._decide(state, deciding, attested, root)
 
-    def _decide(self, state: Coordinator, deciding: Round, attested: Round) -> Decision:
+    def _count_needed(self, state: Coordinator, round_: Round) -> int:
+        return count_needed(count_elected(state.config.witness_nodes, round_.members.bit_count()))
+
+    def _find_root(self, state: Coordinator, deciding: Round) -> tuple[bytes, int] | None:
+        """W5: root and set that a quorum of records has; a root of nothing never wins."""
+        counts = Counter((w.results_root, w.held) for w in deciding.witnesses if w.results_root != ZERO32)
+        best = max(counts, key=counts.__getitem__, default=None)
+        return best if best is not None and counts[best] >= self._count_needed(state, deciding) else None
+
+    def _decide(self, state: Coordinator, deciding: Round, attested: Round, root: tuple[bytes, int] | None) -> Decision:
         """C1, C2: an honest member is in exactly where the records say so of the one result that it signed."""
         must, may, ruled_out = set[int](), set[int](), 0
-        has_root = bool(deciding.flags & RoundFlag.ROOT)
+        q = self._count_needed(state, deciding)
         all_trained = attested.batch_size >= attested.members.bit_count()
         for member in get_members(attested.members):
             name = self._find_honest(state, member)
             holders = [w for w in deciding.witnesses if w.held >> member & 1]
-            listed = deciding.agreed_held >> member & 1 if has_root else len(holders) >= deciding.quorum
+            listed = root[1] >> member & 1 if root is not None else len(holders) >= q
             if not listed:
                 continue
             if name is None:
                 may.add(member)
-                if has_root and all_trained:
+                if root is not None and all_trained:
                     must.add(member)
                 continue
             signed = self._signed.get((name, state.progress.epoch, attested.height))
-            if signed is not None and (has_root or self._count(deciding, holders, signed) >= deciding.quorum):
+            if signed is not None and (root is not None or self._count(deciding, holders, signed) >= q):
                 must.add(member)
             else:
                 ruled_out += signed is not None
-        if ruled_out or (must and not has_root):
+        if ruled_out or (must and root is None):
             self.by_slots[state.progress.epoch, attested.height] = (len(must), ruled_out)
         return Decision(frozenset(must), frozenset(must | may))
 

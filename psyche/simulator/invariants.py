@@ -200,6 +200,7 @@ class Invariants:
     def _check_new_round(self, state: Coordinator) -> None:
         """I2: the samples of a round follow those of the one before, an epoch's those behind its weights."""
         round_ = state.current
+        self.agreement.check_new_round(state, round_)
         first, size = round_.data_index, round_.batch_size
         if round_.flags & RoundFlag.DRAIN or not size:
             return

@@ -9,8 +9,12 @@ from sim_kit import build
 
 from psyche.client.chain import Chain
 from psyche.client.records import KnownResult
+from psyche.core import rounds, tally, witnessing
+from psyche.core.committee import compute_quorum
+from psyche.core.state import Round, WitnessRecord
 from psyche.server.connection import Connection
 from psyche.server.server import _Server
+from psyche.simulator.agreement import count_needed
 from psyche.simulator.scenario import Scenario
 from psyche.simulator.world import World, simulate
 from psyche.wire.trainer import SentResult
@@ -75,3 +79,27 @@ def test_states_that_are_pushed_before_the_disk_has_them_are_reported(patch: pyt
 
     patch.setattr(_Server, "_flush", flush_late)
     assert get_names(replace(build(), sync_s=0.02)) == {"K1"}
+
+
+@pytest.mark.parametrize(("clients", "too_few"), [(3, 1), (4, 2), (6, 4)])
+def test_a_quorum_that_is_too_small_by_one_is_reported(patch: pytest.MonkeyPatch, clients: int, too_few: int) -> None:
+    patch.setattr(rounds, "compute_quorum", lambda n: too_few if n == clients else compute_quorum(n))
+    assert "I4" in get_names(build(clients=clients))
+
+
+def test_agreement_that_too_few_records_have_is_reported_whatever_the_round_says(patch: pytest.MonkeyPatch) -> None:
+    process: Any = tally.process_agreement
+
+    def agree_early(round_: Round, record: WitnessRecord) -> None:
+        quorum, round_.quorum = round_.quorum, round_.quorum - 1
+        process(round_, record)
+        round_.quorum = quorum
+
+    patch.setattr(witnessing, "process_agreement", agree_early)
+    assert get_names(build()) == {"I4"}
+
+
+def test_the_quorums_are_those_of_the_rule() -> None:
+    table = {1: 1, 2: 2, 3: 2, 4: 3, 5: 4, 6: 5, 7: 5, 8: 6, 9: 7, 10: 7, 16: 11, 32: 22}
+    assert {n: count_needed(n) for n in table} == table
+    assert all(2 * count_needed(n) > n for n in range(33))

@@ -10,7 +10,8 @@ import typer
 
 if TYPE_CHECKING:
     from psyche.simulator.accounts import Accounts
-    from psyche.simulator.forecast import Forecast, Played, Question
+    from psyche.simulator.forecast import Forecast, Question
+    from psyche.simulator.recorder import Played
     from psyche.simulator.suggest import Suggestion
     from psyche.simulator.viewer import Filter
     from psyche.telemetry.events import Event

@@ -11,133 +11,18 @@ it applies; payloads that are due are announced and not here yet; the round only
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
-from psyche.simulator.spans import Span, find_spans, take_out
+from psyche.simulator.tally import DIED, Bound, NodeAccount, Place, RoundAccount, What, compute_times
 from psyche.telemetry.events import Event
 
 WORLD: Final = "world"
 SIMULATED: Final = "simulated"  # the world's event with what a log of a played run stands for
 CARRIED: Final = "carried"  # the world's event with all that a client's line has carried
+ROUND_MEMBERS: Final = "round_members"  # the world's event with whom the record has in a round
 SERVER: Final = "server"
 ROUND_STATES: Final = frozenset({"round_train", "round_witness"})
 PATIENCE_S: Final = 1.5  # a round that goes on for so long after the last thing anybody did waits for somebody
-Place = tuple[int, int]  # epoch, height
-
-
-class What(StrEnum):
-    """What a member's time is spent on."""
-
-    TRAIN = "train"
-    VAIN = "vain"  # trained, and broken off because the round was over
-    APPLY = "apply"
-    TRANSFER = "transfer"
-    WITNESS = "witness"
-    WAIT = "wait"
-    AWAY = "away"
-
-
-@dataclass(slots=True)
-class NodeAccount:
-    """One client's spans and sums."""
-
-    name: str
-    spans: dict[What, list[Span]] = field(default_factory=lambda: {what: [] for what in What})
-    times: dict[What, float] = field(
-        default_factory=lambda: dict.fromkeys(What, 0.0)
-    )  # seconds within rounds with data
-    cut_off: list[Place] = field(default_factory=list)  # its work of these rounds is in no set
-    tokens: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    notices: list[tuple[float, str]] = field(default_factory=list)  # when it was put out, died, left, and why
-    epoch: int = 0
-    away_since: float | None = None
-    ended_away: bool = False
-    round_since: float = 0.0
-    is_out: bool = False  # put out of the running epoch
-    is_applying: bool = False
-    training_since: float | None = None
-    present: set[Place] = field(default_factory=set)
-    _counted: tuple[int, int] = (0, 0)
-    _before: tuple[int, int] = (0, 0)
-
-    def add(self, what: What, start: float, end: float) -> None:
-        """Add a span; it is joined with those before it that it meets. Ends do not fall."""
-        spans = self.spans[what]
-        while spans and start <= spans[-1].end:
-            start = min(start, spans.pop().start)
-        spans.append(Span(start, end))
-
-    def start_process(self) -> None:
-        """Counters begin anew."""
-        self._before = (self.bytes_sent, self.bytes_received)
-
-    def count_bytes(self, sent: int, received: int) -> None:
-        """Take the counters of the running process."""
-        self.bytes_sent, self.bytes_received = self._before[0] + sent, self._before[1] + received
-
-
-@dataclass(slots=True)
-class Bound:
-    """What a round waited for last: `kind` is training, transfer, patience, limit or none."""
-
-    kind: str
-    who: str = ""
-    other: str = ""  # the receiver of a transfer
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        if self.kind == "transfer":
-            return f"payload of {self.who} on its way to {self.other}"
-        if self.kind in ("patience", "limit"):
-            named = {"patience": "patience with", "limit": "max_round_train_time, missing"}[self.kind]
-            return f"{named} {self.who or 'nobody in particular'}"
-        return f"training of {self.who}" if self.kind == "training" else "messages alone"
-
-
-@dataclass(slots=True)
-class RoundAccount:
-    """One round."""
-
-    epoch: int
-    height: int
-    step: int
-    start: float
-    closing: float = 0.0  # when training had ended
-    end: float = 0.0
-    is_drain: bool = False
-    bound: Bound = field(default_factory=lambda: Bound("none"))
-    trained: dict[str, int] = field(default_factory=dict)  # tokens, by node
-    batch_tokens: int = 0  # of all members, where it is known
-    members: tuple[str, ...] = ()  # of the set, once it is decided
-    is_void: bool = False
-    is_decided: bool = False
-    shares: dict[What, float] = field(default_factory=dict)  # of its members' time
-
-    @property
-    def place(self) -> Place:
-        """Epoch and height."""
-        return self.epoch, self.height
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.end - self.start
-
-    @property
-    def tokens(self) -> int:
-        """Tokens whose training counts."""
-        return sum(tokens for node, tokens in self.trained.items() if node in self.members)
-
-    @property
-    def lost_tokens(self) -> int:
-        """Tokens that were handed out, or trained, in vain; 0 while nothing is decided."""
-        handed_out = max(self.batch_tokens, sum(self.trained.values()))
-        return handed_out - self.tokens if self.is_decided else 0
 
 
 class Accounts:
@@ -169,13 +54,16 @@ class Accounts:
         self._by_place: dict[Place, RoundAccount] = {}
         self._open: RoundAccount | None = None
         self._names: dict[Place, str] = {}  # (epoch, member): node
+        self._keys: dict[str, str] = {}  # identity: node
+        self._is_told = False  # the log says itself who is a member of each round
         self._sent: dict[tuple[int, int, str], float] = {}
         self._handlers: dict[str, Callable[[NodeAccount, float, Event], None]] = {
             "state_changed": self._on_state, "member": self._on_member, "round_started": self._on_round,
             "applied": self._on_applied, "trained": self._on_trained, "result_sent": self._on_sent,
             "payload_received": self._on_payload, "decided": self._on_decided, "network": self._on_network,
             "client_started": self._on_process, "dropped": self._on_notice, "left": self._on_notice,
-            "not_sent": self._on_notice, "trainer_lost": self._on_notice,
+            "withdrew": self._on_withdrew, "not_sent": self._on_notice,
+            "trainer_lost": self._on_notice,
         }  # fmt: skip
         self._last_trained: tuple[float, Bound] = (0.0, Bound("none"))
         self._last_arrived: tuple[float, Bound] = (0.0, Bound("none"))
@@ -193,7 +81,8 @@ class Accounts:
         elif kind in ("killed", "process_ended"):  # of a testnet
             self._take_process(str(event.get("name", "")), t, event)
         elif node == SERVER:
-            return  # its events are not a client's
+            if kind == "client_withdrawn":
+                self._take_withdrawal(str(event.get("key", "")))
         elif handler := self._handlers.get(kind):
             handler(self._get(node), t, event)
 
@@ -217,12 +106,13 @@ class Accounts:
         running = self._open
         if running is not None and not running.closing:
             running.closing = t
+            self._admit(running)
             running.bound = self._find_bound(running)
         if running is not None and (state not in ROUND_STATES or running.place != place):
             running.end = t
             self._open = None
         if state in ROUND_STATES and self._open is None:
-            self._open = RoundAccount(*place, _get_int(event, "step"), t)
+            self._open = RoundAccount(*place, _get_int(event, "step"), t, healthy=_get_int(event, "members"))
             self.rounds.append(self._open)
             self._by_place[place] = self._open
 
@@ -245,9 +135,50 @@ class Accounts:
         if place in self._by_place:
             self._by_place[place].batch_tokens = tokens
 
+    # --- who is a member -----------------------------------------------------------------------------
+
+    def _admit(self, one: RoundAccount) -> None:
+        """Who is a member of the epoch is one of its round, and silent ones too: the record keeps them for a while.
+
+        Where it has fewer than were heard of, those are out who were not heard of for longest.
+        """
+        if self._is_told:
+            return
+        members = [node for node in self.nodes.values() if node.member_of == one.epoch]
+        silent = sorted((node for node in members if one.place not in node.present), key=lambda node: node.round_since)
+        for node in silent[max(0, len(members) - one.healthy) if one.healthy else 0 :]:
+            node.present.add(one.place)
+
+    def _admit_self(self, node: NodeAccount, place: Place) -> None:
+        if not self._is_told and node.member_of == place[0]:
+            node.present.add(place)
+
+    def _take_members(self, event: Event) -> None:
+        """The record's own word: nothing else is looked at any more."""
+        self._is_told = True
+        place = (_get_int(event, "epoch"), _get_int(event, "height"))
+        names = event.get("members")
+        for name in names if isinstance(names, Sequence) else ():
+            self._get(str(name)).present.add(place)
+        self.set_batch(place, _get_int(event, "tokens"))
+
+    def _take_withdrawal(self, key: str) -> None:
+        """Somebody's connection was gone for too long; the round that runs was still to be its."""
+        node = self.nodes.get(self._keys.get(key, ""))
+        if node is None:
+            return
+        if self._open is not None and node.member_of == self._open.epoch and not self._is_told:
+            node.present.add(self._open.place)
+        node.leave()
+
+    def _on_withdrew(self, node: NodeAccount, _t: float, _event: Event) -> None:
+        node.leave()
+
     # --- what clients tell ---------------------------------------------------------------------------
 
     def _take_process(self, who: str, t: float, event: Event) -> None:
+        if event["kind"] == ROUND_MEMBERS:
+            self._take_members(event)
         if not who or who == SERVER:
             return
         node = self._get(who)
@@ -255,7 +186,7 @@ class Accounts:
             self._on_process(node, t, event)
         elif event["kind"] in ("killed", "ended", "stopped", "process_ended"):
             if event["kind"] == "killed":
-                node.notices.append((t, "its process died"))
+                node.notices.append((t, DIED))
             node.away_since = t if node.away_since is None else node.away_since
         elif event["kind"] == "resumed":
             self._return(node, t)
@@ -267,8 +198,10 @@ class Accounts:
             node.add(What.AWAY, node.away_since, t)
         node.away_since = None
 
-    def _on_process(self, node: NodeAccount, t: float, _event: Event) -> None:
+    def _on_process(self, node: NodeAccount, t: float, event: Event) -> None:
         self._return(node, t)
+        if "identity" in event:
+            self._keys[str(event["identity"])] = node.name
         node.start_process()
 
     def _on_state(self, node: NodeAccount, t: float, event: Event) -> None:
@@ -279,14 +212,13 @@ class Accounts:
         node.epoch = _get_int(event, "epoch", node.epoch)
         index = event.get("index")
         if isinstance(index, int):
-            node.is_out = False
+            node.member_of, node.out_of = node.epoch, None
             self._names[node.epoch, index] = node.name
 
     def _on_round(self, node: NodeAccount, t: float, event: Event) -> None:
         place = (_get_int(event, "epoch", node.epoch), _get_int(event, "height"))
         node.epoch, node.round_since, node.is_applying = place[0], t, True
-        if not node.is_out:
-            node.present.add(place)
+        self._admit_self(node, place)
         if place in self._by_place and event.get("drain"):
             self._by_place[place].is_drain = True
 
@@ -304,6 +236,9 @@ class Accounts:
         place = (_get_int(event, "epoch", node.epoch), _get_int(event, "height"))
         if (found := self._by_place.get(place)) is not None:
             found.trained[node.name] = tokens
+            if node.out_of != place[0]:
+                node.member_of = place[0]  # the beginning of its epoch may lie before the log's
+            self._admit_self(node, place)
         self._last_trained = (t, Bound("training", node.name))
 
     def _on_sent(self, node: NodeAccount, t: float, event: Event) -> None:
@@ -333,7 +268,8 @@ class Accounts:
         fields = {"dropped": "state", "left": "reason", "not_sent": "reason", "trainer_lost": "reason"}
         said = str(event.get(fields[event["kind"]], "")) or "?"
         node.notices.append((t, f"{event['kind']}: {said}"))
-        node.is_out = node.is_out or event["kind"] == "dropped"
+        if event["kind"] == "dropped":
+            node.leave()
         if event["kind"] == "not_sent" and node.training_since is not None:
             node.add(What.VAIN, node.training_since, t)
             node.training_since = None
@@ -416,17 +352,6 @@ class Accounts:
     def get_sets(self) -> list[tuple[Place, tuple[str, ...]]]:
         """The decided sets, in order, with their members' names sorted."""
         return [(one.place, tuple(sorted(one.members))) for one in self.rounds if one.is_decided]
-
-
-def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
-    """How a member's time in a round was spent, in seconds that add up to the round's."""
-    left = [Span(one.start, one.end)]
-    times: dict[What, float] = {}
-    for what in (What.AWAY, What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER):
-        times[what], left = take_out(left, find_spans(node.spans[what], one.start, one.end))
-    times[What.WITNESS], left = take_out(left, [Span(one.closing, one.end)])
-    times[What.WAIT] = sum(span.end - span.start for span in left)
-    return times
 
 
 def find_reference(events: Iterable[Event]) -> str:

@@ -5,45 +5,31 @@ print(format_forecast(forecast))
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-import trio
-
 from psyche.config.load import LoadedRun
 from psyche.config.profile import ClassTable
-from psyche.core.state import Client, ClientState, Config, RoundFlag
+from psyche.core.state import Config
 from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.links import LinkConditions
-from psyche.simulator.accounts import CARRIED, SERVER, SIMULATED, WORLD, Accounts
+from psyche.simulator.accounts import CARRIED, SIMULATED, WORLD, Accounts, NodeAccount
 from psyche.simulator.faults import Failure, Fault
 from psyche.simulator.headway import Headway, compute_patience_s_of, find_missed
+from psyche.simulator.recorder import Exit, OnProgress, Recorder, count_bytes
 from psyche.simulator.runtime import build_rng
 from psyche.simulator.scenario import MachineClass, Scenario, build_config, build_model, compute_limit_s
 from psyche.simulator.trainer import MachineModel
 from psyche.simulator.workload import Workload
 from psyche.simulator.world import Outcome, World, simulate
-from psyche.telemetry.events import Event, get_plain
+from psyche.telemetry.events import Event
 
 BODY_BYTES: Final = 8  # a simulated payload
 REPLY_BYTES: Final = 17  # with what stands before it on the line
 PART_BYTES: Final = 4 << 20  # what a node writes at once of a large payload
 BYTES_PER_MBIT: Final = 125_000
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """How far a forecast is. `rounds` never falls; `given_up` were played and do not count."""
-
-    rounds: int
-    given_up: int
-    simulated_s: float
-
-
-LATE: Final = "was late in"
-OnProgress = Callable[[Played], None]  # told at every event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +76,6 @@ class Question:
 
 
 @dataclass(slots=True)
-class Exit:
-    """A member that left the epoch before its end."""
-
-    at_s: float
-    name: str
-    why: str
-
-
-@dataclass(slots=True)
 class Forecast:
     """What came out. Bytes are by client; `lines` is the event log, where it was kept."""
 
@@ -125,6 +102,11 @@ class Forecast:
     def samples(self) -> float:
         """Samples handed out in rounds that were decided."""
         return self.lost_samples + self.accounts.tokens / self.question.workload.sequence_tokens
+
+    @property
+    def members(self) -> list[NodeAccount]:
+        """Clients that were a member in some round."""
+        return [node for node in self.accounts.nodes.values() if node.present]
 
     @property
     def cut_offs(self) -> int:
@@ -231,102 +213,27 @@ def draw_failures(question: Question, limit_s: float) -> list[Fault]:
 # --- playing ------------------------------------------------------------------------------------------
 
 
-class Recorder:
-    """Keeps the accounts while a world is played."""
-
-    def __init__(self, question: Question, on_progress: OnProgress | None) -> None:
-        config = question.config
-        self.accounts = Accounts(
-            limit_s=config.max_round_train_time, overlap=config.overlap,
-            tokens_scale=question.workload.sequence_tokens / build_model().max_seq_len,
-        )  # fmt: skip
-        self.exits: list[Exit] = []
-        self._tokens = question.workload.sequence_tokens
-        self._config = config
-        self._on_progress = on_progress
-        self._states: dict[bytes, ClientState] = {}
-        self._closed = self._furthest = self._given_up = 0
-        self._question = question
-        self.world: World
-        self.headway: Headway
-
-    def attach(self, world: World) -> None:
-        """Listen to a world that is about to start."""
-        self.world = world
-        self.headway = Headway(world, self._question)
-        world.companions.append(self.headway.watch)
-        world.trace.listeners.append(self._listen)
-
-    def _listen(self, node: str, kind: str, given: Mapping[str, object]) -> None:
-        if self._on_progress is not None:
-            self._on_progress(Played(self._furthest, self._given_up, trio.current_time()))
-        if not self.accounts.wants(node, kind):
-            return
-        event: Event = {name: get_plain(value) for name, value in given.items()}
-        event |= {"t": trio.current_time(), "node": node, "kind": kind}
-        self.accounts.take(event)
-        if node == SERVER and kind == "state_changed":
-            self._look(event["t"])
-
-    def _look(self, now: float) -> None:
-        """Read from the record what no client's event tells."""
-        state = self.world.shadow.state
-        if state.in_round and not state.current.flags & RoundFlag.DRAIN:
-            place = (state.progress.epoch, state.current.height)
-            self.accounts.set_batch(place, state.current.batch_size * self._tokens)
-        for client in state.clients:
-            self._look_at(client, now)
-        closed = max(0, state.progress.step - 1)
-        self._given_up += max(0, self._closed - closed)
-        self._closed, self._furthest = closed, max(closed, self._furthest)
-
-    def _look_at(self, client: Client, now: float) -> None:
-        before, self._states[client.p2p] = self._states.get(client.p2p), client.state
-        if before is ClientState.HEALTHY and client.state is not before:
-            name = next(host.name for host in self.world.clients if host.key == client.p2p)
-            self.exits.append(Exit(now, name, describe_exit(client, self._config)))
-
-
-def describe_exit(client: Client, config: Config) -> str:
-    """Why a member is none any more."""
-    if client.state is ClientState.WITHDRAWN:
-        return "left the epoch"
-    if client.state is ClientState.EJECTED:
-        return "signed two results for one round"
-    if config.evict_after and client.missed >= config.evict_after:
-        return f"was silent for {client.missed} rounds"
-    if config.late_limit and client.late >= config.late_limit:
-        return f"{LATE} {client.late} rounds"
-    return "did not report as a witness" if client.witness_missed else "was not ready in time"
-
-
 def play(question: Question, *, on_progress: OnProgress | None = None, keep_lines: bool = False) -> Forecast:
     """Play a question to its end; takes seconds to minutes of one core.
 
     Raises:
         ConfigError: it cannot be played.
     """
-    recorder = Recorder(question, on_progress)
-    outcome = simulate(build_scenario(question), keep_lines=keep_lines, prepare=recorder.attach)
+    recorder = Recorder(question.config, question.workload, on_progress)
+    headways: list[Headway] = []
+
+    def prepare(world: World) -> None:
+        recorder.attach(world)
+        headways.append(Headway(world, question))
+        world.companions.append(headways[0].watch)
+
+    outcome = simulate(build_scenario(question), keep_lines=keep_lines, prepare=prepare)
     recorder.accounts.finish()
     sent, received = count_bytes(recorder)
     return Forecast(
-        question, recorder.accounts, outcome, recorder.exits, sent, received, recorder.headway.obstacle,
+        question, recorder.accounts, outcome, recorder.exits, sent, received, headways[0].obstacle,
         find_missed(question.faults, recorder.world.happened),
     )  # fmt: skip
-
-
-def count_bytes(recorder: Recorder) -> tuple[dict[str, float], dict[str, float]]:
-    """What every client sent and received: payloads at their real size, and everything else."""
-    sent: dict[str, float] = {}
-    received: dict[str, float] = {}
-    for host in recorder.world.clients:
-        node = recorder.accounts.nodes.get(host.name)
-        ways = recorder.world.links.get_access(host.key)
-        bulk = (0.0, 0.0) if ways is None else (ways[0].carried_bytes, ways[1].carried_bytes)
-        sent[host.name] = bulk[0] + (node.bytes_sent if node else 0)
-        received[host.name] = bulk[1] + (node.bytes_received if node else 0)
-    return sent, received
 
 
 def build_log(forecast: Forecast) -> bytes:

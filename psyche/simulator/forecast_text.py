@@ -61,6 +61,7 @@ def format_forecast(forecast: Forecast) -> str:
             f"{format_number(len(rounds), 'round')} in {format_seconds(forecast.outcome.simulated_s)}, "
             f"{format_number(len({one.epoch for one in rounds}), 'epoch')}"
         ),
+        *_format_members(forecast),
         "",
         *_format_times(accounts),
         "",
@@ -72,6 +73,19 @@ def format_forecast(forecast: Forecast) -> str:
     if forecast.stood_still:
         lines += ["", f"THE RUN STOOD STILL: {describe_obstacle(forecast)}"]
     return "\n".join(lines)
+
+
+def _format_members(forecast: Forecast) -> list[str]:
+    """How many take part, where not all do, and why the others do not."""
+    clients, members = forecast.question.clients, len(forecast.members)
+    if members == clients:
+        return []
+    late = sum(not node.is_dead for node in forecast.accounts.nodes.values() if not node.present)
+    away = clients - members - late
+    formed = f"came after the epoch had formed (init_min_clients {forecast.question.config.init_min_clients})"
+    why = f"{late} {formed}, {away} had died or never came" if late else "the others had died or never came"
+    why = why if away else f"the others {formed}"
+    return [f"{members} of {clients} clients are members; {why}"]
 
 
 def _format_times(accounts: Accounts) -> list[str]:
@@ -155,16 +169,18 @@ def format_classes(forecast: Forecast) -> str:
     rounds = max(1, len(forecast.accounts.data_rounds))
     for one, count in zip(question.classes, question.counts, strict=True):
         names = get_names(question, one)
-        nodes = [forecast.accounts.nodes[name] for name in names if name in forecast.accounts.nodes]
-        if not count or not nodes:
+        nodes = [node for node in forecast.members if node.name in names]
+        if not nodes:
+            rows += [[one.name, f"0 of {count}", *["-"] * (len(head) - 2)]] if count else []
             continue
-        shares = _compute_shares(nodes)
+        shares, members = _compute_shares(nodes), str(count) if len(nodes) == count else f"{len(nodes)} of {count}"
         sent, received = (
-            sum(b[n] for n in names) / count / rounds for b in (forecast.bytes_sent, forecast.bytes_received)
+            sum(b[node.name] for node in nodes) / len(nodes) / rounds
+            for b in (forecast.bytes_sent, forecast.bytes_received)
         )
         rows.append(
             [
-                one.name, str(count), *(format_percent(shares[w]) for w in COLUMNS),
+                one.name, members, *(format_percent(shares[w]) for w in COLUMNS),
                 str(sum(len(node.cut_off) for node in nodes)), format_count(sum(node.tokens for node in nodes)),
                 format_bytes(sent), format_bytes(received),
             ]
@@ -258,6 +274,7 @@ def build_json(forecast: Forecast) -> dict[str, Any]:
         "run": question.run.run_id,
         "seed": question.seed,
         "clients": question.clients,
+        "members_of_rounds": len(forecast.members),
         "classes": {one.name: count for one, count in zip(question.classes, question.counts, strict=True)},
         "changes": dict(question.changes),
         "workload": asdict(question.workload),
@@ -292,6 +309,7 @@ def _get_member(forecast: Forecast, node: NodeAccount) -> dict[str, Any]:
     return {
         "name": node.name, "class": get_class_name(forecast.question, node.name), "tokens": node.tokens,
         "seconds": {what.value: seconds for what, seconds in node.times.items()},
+        "rounds_as_member": len(node.present),
         "cut_off": [list(place) for place in node.cut_off],
         "bytes_sent": forecast.bytes_sent.get(node.name, 0.0),
         "bytes_received": forecast.bytes_received.get(node.name, 0.0),

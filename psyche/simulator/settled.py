@@ -7,7 +7,8 @@ import math
 from typing import Final
 
 from psyche.simulator.accounts import RoundAccount
-from psyche.simulator.forecast import LATE, Forecast
+from psyche.simulator.forecast import Forecast
+from psyche.simulator.recorder import LATE
 
 LAST_SHARE: Final = 0.25  # of the rounds
 IN_A_ROW: Final = 2  # rounds that a member was cut off in, so that it may soon be dropped

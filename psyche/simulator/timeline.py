@@ -1,4 +1,4 @@
-"""The picture of a run: a row for each client, who trained, fetched, applied, waited, was cut off or away."""
+"""The picture of a run: a row for each client, who trained, fetched, applied, waited, was cut off, away, or out."""
 
 import importlib
 from collections.abc import Sequence
@@ -11,13 +11,14 @@ from psyche.simulator.spans import Span, find_spans
 
 COLORS: Final = {
     What.WAIT: "#d9d9d9", What.WITNESS: "#f0c95c", What.TRANSFER: "#4c8fd0", What.TRAIN: "#4daf62",
-    What.VAIN: "#e58a7d", What.APPLY: "#1d5c34", What.AWAY: "#ffffff",
+    What.VAIN: "#e58a7d", What.APPLY: "#1d5c34", What.AWAY: "#4a4a4a",
 }  # fmt: skip
 LABELS: Final = {
     What.TRAIN: "trains", What.VAIN: "trains in vain", What.APPLY: "applies", What.TRANSFER: "waits for payloads",
     What.WITNESS: "witnesses", What.WAIT: "waits for others", What.AWAY: "away",
 }  # fmt: skip
 CUT_OFF: Final = "#c0392b"
+NO_MEMBER: Final = "#f1e4f5"  # white is only what lies between epochs
 ROW_INCHES: Final = 0.2
 MAX_INCHES: Final = 40.0
 LEGEND_INCHES: Final = 0.55  # below the axis, past its label
@@ -49,7 +50,7 @@ def write_picture(accounts: Accounts, title: str, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    nodes = [node for _, node in sorted(accounts.nodes.items(), key=lambda item: _get_order(item[0])) if node.present]
+    nodes = sort_nodes(accounts)
     height = min(MAX_INCHES, 1.6 + ROW_INCHES * max(4, len(nodes)))
     figure, axes = plt.subplots(figsize=(WIDTH_INCHES, height), dpi=DOTS)
     try:
@@ -59,6 +60,11 @@ def write_picture(accounts: Accounts, title: str, path: Path) -> None:
         part.replace(path)
     finally:
         plt.close(figure)
+
+
+def sort_nodes(accounts: Accounts) -> list[NodeAccount]:
+    """All clients, client-2 before client-10."""
+    return [node for _, node in sorted(accounts.nodes.items(), key=lambda item: _get_order(item[0]))]
 
 
 def _get_order(name: str) -> tuple[str, int]:
@@ -71,6 +77,8 @@ def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: st
 
     origin = accounts.rounds[0].start if accounts.rounds else accounts.started
     for row, node in enumerate(nodes):
+        outside = [(span.start - origin, span.end - span.start) for span in get_absences(accounts, node)]
+        axes.broken_barh(outside, (row - 0.4, 0.8), facecolors=NO_MEMBER, linewidth=0)
         for what in COLORS:
             bars = [(span.start - origin, span.end - span.start) for span in get_bars(accounts, node, what)]
             axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=COLORS[what], linewidth=0)
@@ -86,18 +94,28 @@ def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: st
     axes.set_title(title)
     below = -LEGEND_INCHES / (0.77 * axes.figure.get_figheight())
     handles = [Patch(facecolor=COLORS[what], edgecolor="grey", label=text) for what, text in LABELS.items()]
+    handles.append(Patch(facecolor=NO_MEMBER, edgecolor="grey", label="not a member"))
+    handles.append(Patch(facecolor="white", edgecolor="grey", label="between epochs"))
     handles.append(Patch(facecolor="none", edgecolor=CUT_OFF, label="its work is in no set"))
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=8, fontsize=7)
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=10, fontsize=7)
 
 
 def get_bars(accounts: Accounts, node: NodeAccount, what: What) -> list[Span]:
     """The stretches to draw of one kind; later kinds of `COLORS` are drawn over earlier ones."""
     present = [one for one in accounts.rounds if one.place in node.present]
+    if what is What.AWAY:  # also while it is no member, and between epochs
+        first, last = accounts.rounds[0].start, accounts.rounds[-1].end
+        return [Span(max(span.start, first), min(span.end, last)) for span in find_spans(node.spans[what], first, last)]
     if what is What.WAIT:
         return [Span(one.start, one.end) for one in present]
     if what is What.WITNESS:
         return [Span(one.closing, one.end) for one in present if one.end > one.closing]
     return [clip(span, one) for one in present for span in find_spans(node.spans[what], one.start, one.end)]
+
+
+def get_absences(accounts: Accounts, node: NodeAccount) -> list[Span]:
+    """The rounds that it is no member of."""
+    return [Span(one.start, one.end) for one in accounts.rounds if one.place not in node.present]
 
 
 def clip(span: Span, one: RoundAccount) -> Span:

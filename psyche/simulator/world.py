@@ -115,6 +115,7 @@ class World:
         self.longest_wait_s = 0.0  # for progress, while nothing was wrong
         self._partitions: dict[int, tuple[list[list[bytes]], bool]] = {}
         self._nursery: trio.Nursery | None = None
+        self.listeners: list[Callable[[], None]] = []  # called after each record of the journal
         self._recorded = trio.Event()
         self._ended = trio.Event()
         self._decoded: tuple[bytes, Coordinator] | None = None
@@ -330,6 +331,8 @@ class World:
         self.invariants.check_record(record, event)
         if self.invariants.place != before:
             self.progress_at = trio.current_time()
+        for listener in self.listeners:
+            listener()
         self._recorded.set()
         self._recorded = trio.Event()
 

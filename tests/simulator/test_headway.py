@@ -4,9 +4,10 @@ import pytest
 from forecast_kit import build_machines, build_question
 
 from psyche.simulator.faults import Kill, Partition
-from psyche.simulator.forecast import Played, build_scenario, play
+from psyche.simulator.forecast import build_scenario, play
 from psyche.simulator.forecast_text import format_forecast
 from psyche.simulator.headway import compute_patience_s_of, find_missed
+from psyche.simulator.recorder import Played
 
 HOUR_S = 3600
 

@@ -174,6 +174,47 @@ def test_who_was_put_out_is_in_no_round_until_the_next_epoch() -> None:
     assert accounts.nodes["b"].cut_off == []
 
 
+def test_who_never_was_a_member_is_in_no_round_though_it_sees_them() -> None:
+    log = build_log()
+    log.add(0, "c", "round_started", epoch=0, height=0, step=1, drain=False)
+    accounts = log.read()
+    assert accounts.nodes["c"].present == set()
+    assert accounts.nodes["c"].cut_off == []
+
+
+def test_a_member_that_is_silent_stays_one_until_the_record_has_fewer() -> None:
+    log = Log()
+    log.join("a", "b")
+    log.begin(0, 0, "a", "b")
+    log.close(9, 0)
+    for height, members in ((1, 2), (2, 1)):
+        log.add(10.0 * height, "server", "state_changed", run_state="round_train", epoch=0, height=height, step=1,
+                members=members)  # fmt: skip
+        log.add(10.0 * height + 0.1, "a", "round_started", epoch=0, height=height, step=1, drain=False)
+        log.close(10.0 * height + 9, height)
+    log.state(30, "cooldown", 2)
+    accounts = log.read()
+    assert accounts.nodes["b"].present == {(0, 0), (0, 1)}
+    assert accounts.nodes["a"].present == {(0, 0), (0, 1), (0, 2)}
+
+
+def test_whose_connection_was_lost_for_too_long_is_no_member_even_if_it_comes_back() -> None:
+    log = build_log()
+    log.add(-2, "b", "client_started", identity="b0b0")
+    log.add(8, "server", "client_withdrawn", key="b0b0", reason="connection lost")
+    accounts = log.read()
+    assert accounts.nodes["b"].present == {(0, 0)}, "its training of the next round is not in the log then"
+
+
+def test_the_records_own_word_goes_before_what_clients_tell() -> None:
+    log = build_log()
+    log.add(0, "world", "round_members", epoch=0, height=0, members=["a", "b"], tokens=300)
+    log.add(10, "world", "round_members", epoch=0, height=1, members=["a"], tokens=100)
+    accounts = log.read()
+    assert accounts.nodes["b"].present == {(0, 0)}
+    assert [one.lost_tokens for one in accounts.rounds] == [100, 100]
+
+
 def test_counters_of_a_process_that_started_anew_add_up() -> None:
     log = build_log()
     log.add(1, "a", "network", bytes_sent=10, bytes_received=20)

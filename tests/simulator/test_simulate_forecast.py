@@ -25,7 +25,7 @@ from psyche.simulator.forecast_text import (
 )
 from psyche.simulator.inputs import find_scenario, load_faults
 from psyche.simulator.invariants import Violation
-from psyche.simulator.timeline import check_picture, write_picture
+from psyche.simulator.timeline import COLORS, NO_MEMBER, check_picture, get_absences, write_picture
 from psyche.simulator.viewer import read_lines
 
 ROUNDS = 4
@@ -168,6 +168,64 @@ def test_all_figures_are_plain_data(uneven: Forecast) -> None:
     assert found["samples_lost"] == 4
     assert len([one for one in found["rounds"] if not one["drain"]]) == ROUNDS
     assert {one["class"] for one in found["members"]} == {"home", "slow"}
+
+
+# --- who is a member ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def crowded() -> Forecast:
+    """Eight machines, of which an epoch takes three at once."""
+    return play(build_question((build_machines(), 8), rounds=ROUNDS, init_min_clients=3), keep_lines=True)
+
+
+def test_who_comes_after_the_epoch_has_formed_is_no_member_of_its_rounds(crowded: Forecast) -> None:
+    accounts = crowded.accounts
+    assert len(crowded.members) == 3
+    assert crowded.cut_offs == 0
+    assert sum(accounts.shares.values()) == pytest.approx(1)
+    assert accounts.shares[What.TRAIN] > 0.5
+    assert all(not node.times[What.WAIT] for node in accounts.nodes.values() if node not in crowded.members)
+    assert "3 of 8 clients are members; the others came after the epoch had formed (init_min_clients 3)" in (
+        format_forecast(crowded)
+    )
+    found = build_json(crowded)
+    assert found["members_of_rounds"] == 3
+    assert sum(one["rounds_as_member"] > 0 for one in found["members"]) == 3
+
+
+def test_means_of_a_class_are_over_its_members(crowded: Forecast) -> None:
+    row = re.split(r"  +", format_classes(crowded).splitlines()[1])
+    assert row[1] == "3 of 8"
+    each = ROUNDS * 2 * crowded.question.workload.payload_bytes
+    assert [crowded.bytes_sent[node.name] for node in crowded.members] == pytest.approx([each] * 3, rel=0.05)
+
+
+def test_who_dies_is_cut_off_only_in_the_rounds_that_gave_it_work() -> None:
+    fault = Kill(who=("client-1",), at_s=15.0, for_s=20.0)
+    forecast = play(
+        build_question((build_machines(tokens_per_s=4.0), 4), rounds=8, init_min_clients=3, faults=(fault,)),
+        keep_lines=True,
+    )
+    node = forecast.accounts.nodes["client-1"]
+    sets = [one for one in forecast.accounts.rounds if one.place in node.present]
+    assert len(node.cut_off) == sum(
+        "client-1" not in one.members for one in sets if one.is_decided and not one.is_drain
+    )
+    assert all(one.start < 15 + 15 + 1 for one in sets), "the server waits 15 s for a lost connection"
+    assert forecast.cut_offs == len(node.cut_off)
+    again = read_accounts(read_lines(build_log(forecast).splitlines()))
+    assert {name: one.present for name, one in again.nodes.items()} == {
+        name: one.present for name, one in forecast.accounts.nodes.items()
+    }
+    assert again.lost_tokens == forecast.accounts.lost_tokens
+
+
+def test_the_picture_tells_who_is_no_member_and_who_is_away(crowded: Forecast) -> None:
+    outside = next(node for node in crowded.accounts.nodes.values() if not node.present)
+    assert len(get_absences(crowded.accounts, outside)) == len(crowded.accounts.rounds)
+    assert get_absences(crowded.accounts, crowded.members[0]) == []
+    assert len({*COLORS.values(), NO_MEMBER, "#ffffff"}) == len(COLORS) + 2, "each has a colour of its own"
 
 
 # --- suggestions --------------------------------------------------------------------------------------

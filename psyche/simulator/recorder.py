@@ -1,0 +1,123 @@
+"""What is written down while a forecast is played: the accounts, who left and why, and what lines carried."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from psyche.core.bits import get_members
+from psyche.core.state import Client, ClientState, Config, Coordinator, RoundFlag
+from psyche.simulator.accounts import ROUND_MEMBERS, Accounts, Place
+from psyche.simulator.scenario import build_model
+from psyche.simulator.workload import Workload
+from psyche.simulator.world import World
+from psyche.telemetry.events import Event, get_plain
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How far a forecast is. `rounds` never falls; `given_up` were played and do not count."""
+
+    rounds: int
+    given_up: int
+    simulated_s: float
+
+
+LATE: Final = "was late in"
+OnProgress = Callable[[Played], None]  # told at every event
+
+
+@dataclass(slots=True)
+class Exit:
+    """A member that left the epoch before its end."""
+
+    at_s: float
+    name: str
+    why: str
+
+
+class Recorder:
+    """Keeps the accounts while a world is played."""
+
+    def __init__(self, config: Config, workload: Workload, on_progress: OnProgress | None) -> None:
+        self.accounts = Accounts(
+            limit_s=config.max_round_train_time, overlap=config.overlap,
+            tokens_scale=workload.sequence_tokens / build_model().max_seq_len,
+        )  # fmt: skip
+        self.exits: list[Exit] = []
+        self._tokens = workload.sequence_tokens
+        self._config = config
+        self._on_progress = on_progress
+        self._states: dict[bytes, ClientState] = {}
+        self._closed = self._furthest = self._given_up = 0
+        self._place: Place | None = None
+        self._names: dict[bytes, str] = {}  # by key
+        self.world: World
+
+    def attach(self, world: World) -> None:
+        """Listen to a world that is about to start."""
+        self.world = world
+        self._names = {host.key: host.name for host in world.clients}
+        world.trace.listeners.append(self._listen)
+        world.listeners.append(self._look)
+
+    def _listen(self, node: str, kind: str, given: Mapping[str, object]) -> None:
+        if self._on_progress is not None:
+            self._on_progress(Played(self._furthest, self._given_up, trio.current_time()))
+        if not self.accounts.wants(node, kind):
+            return
+        event: Event = {name: get_plain(value) for name, value in given.items()}
+        event |= {"t": trio.current_time(), "node": node, "kind": kind}
+        self.accounts.take(event)
+
+    def _look(self) -> None:
+        """Read from the record, as each of its changes reaches the disk, what no client's event tells."""
+        state = self.world.shadow.state
+        place = (state.progress.epoch, state.current.height)
+        if state.in_round and place != self._place:
+            self._place = place
+            self._tell_members(state)
+        for client in state.clients:
+            self._look_at(client, trio.current_time())
+        closed = max(0, state.progress.step - 1)
+        self._given_up += max(0, self._closed - closed)
+        self._closed, self._furthest = closed, max(closed, self._furthest)
+
+    def _tell_members(self, state: Coordinator) -> None:
+        """Whom a round began with, and what it hands out; also in the log."""
+        one = state.current
+        names = [self._names[state.clients[member].p2p] for member in get_members(one.members)]
+        tokens = 0 if one.flags & RoundFlag.DRAIN else one.batch_size * self._tokens
+        self.world.note(ROUND_MEMBERS, epoch=state.progress.epoch, height=one.height, members=names, tokens=tokens)
+
+    def _look_at(self, client: Client, now: float) -> None:
+        before, self._states[client.p2p] = self._states.get(client.p2p), client.state
+        if before is ClientState.HEALTHY and client.state is not before:
+            self.exits.append(Exit(now, self._names[client.p2p], describe_exit(client, self._config)))
+
+
+def describe_exit(client: Client, config: Config) -> str:
+    """Why a member is none any more."""
+    if client.state is ClientState.WITHDRAWN:
+        return "left the epoch"
+    if client.state is ClientState.EJECTED:
+        return "signed two results for one round"
+    if config.evict_after and client.missed >= config.evict_after:
+        return f"was silent for {client.missed} rounds"
+    if config.late_limit and client.late >= config.late_limit:
+        return f"{LATE} {client.late} rounds"
+    return "did not report as a witness" if client.witness_missed else "was not ready in time"
+
+
+def count_bytes(recorder: Recorder) -> tuple[dict[str, float], dict[str, float]]:
+    """What every client sent and received: payloads at their real size, and everything else."""
+    sent: dict[str, float] = {}
+    received: dict[str, float] = {}
+    for host in recorder.world.clients:
+        node = recorder.accounts.nodes.get(host.name)
+        ways = recorder.world.links.get_access(host.key)
+        bulk = (0.0, 0.0) if ways is None else (ways[0].carried_bytes, ways[1].carried_bytes)
+        sent[host.name] = bulk[0] + (node.bytes_sent if node else 0)
+        received[host.name] = bulk[1] + (node.bytes_received if node else 0)
+    return sent, received

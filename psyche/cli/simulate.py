@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from psyche.cli.outputs import Output, Speaker, check_target, write_outputs
+
 if TYPE_CHECKING:
     from psyche.simulator.accounts import Accounts
     from psyche.simulator.forecast import Forecast, Question
@@ -110,9 +112,13 @@ def simulate(
         raise ConfigError("psyche simulate: needs --state and --profile, or --replay")
     question = _read_question(state, clients, profile, faults, rounds, seed, parameters, model)
     _check_outputs(picture, json_file, events)
-    forecast, suggestions = _answer(question, parameters, model, keep=events is not None, suggest=not no_suggestions)
-    _write(forecast, suggestions, picture, json_file, events)
-    raise typer.Exit(1 if forecast.stood_still else 0)
+    say = Speaker()
+    forecast, suggestions = _answer(
+        say, question, parameters, model, keep=events is not None, suggest=not no_suggestions
+    )
+    is_written = _write(say, forecast, suggestions, picture, json_file, events)
+    say.check()
+    raise typer.Exit(1 if forecast.stood_still or not is_written else 0)
 
 
 def _refuse_unused(ctx: typer.Context, names: tuple[str, ...], where: str) -> None:
@@ -170,32 +176,30 @@ def parse_parameters(text: str) -> int:
 
 
 def _check_outputs(picture: Path | None, json_file: Path | None, events: Path | None) -> None:
-    """Minutes later would be too late to learn that there is no such folder."""
-    from psyche.errors import ConfigError
     from psyche.simulator.timeline import check_picture
 
     if picture is not None:
         check_picture(picture)
-    for name, path in (("--json", json_file), ("--events", events)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{name} {path}: there is no folder {path.absolute().parent}")
+    for name, path in (("--picture", picture), ("--json", json_file), ("--events", events)):
+        check_target(name, path)
 
 
 def _answer(
-    question: "Question", parameters: str, model: Path | None, *, keep: bool, suggest: bool
+    say: Speaker, question: "Question", parameters: str, model: Path | None, *, keep: bool, suggest: bool
 ) -> "tuple[Forecast, list[Suggestion]]":
     from psyche.simulator.forecast_text import format_defects, format_forecast, format_question
 
-    typer.echo(format_question(question) + "\n")
+    say(format_question(question) + "\n")
+    say.check()
     forecast = _play(question, "playing", keep=keep)
-    typer.echo(format_forecast(forecast))
+    say(format_forecast(forecast))
     for told in find_remarks(forecast):
-        typer.echo(f"\n{told}")
+        say(f"\n{told}")
     if defects := format_defects(forecast):
-        typer.echo(f"\n{defects}")
+        say(f"\n{defects}")
     if not suggest or forecast.stood_still:
         return forecast, []
-    return forecast, _suggest(forecast, parameters, model)
+    return forecast, _suggest(say, forecast, parameters, model)
 
 
 def find_remarks(forecast: "Forecast") -> list[str]:
@@ -228,7 +232,7 @@ def format_played(at: "Played") -> str:
     return f"{format_seconds(at.simulated_s)} simulated{lost}"
 
 
-def _suggest(forecast: "Forecast", parameters: str, model: Path | None) -> "list[Suggestion]":
+def _suggest(say: Speaker, forecast: "Forecast", parameters: str, model: Path | None) -> "list[Suggestion]":
     from dataclasses import replace
 
     from psyche.simulator.settled import describe_transient
@@ -245,14 +249,14 @@ def _suggest(forecast: "Forecast", parameters: str, model: Path | None) -> "list
     titles = {id(idea.question): f"trying {number} of {len(ideas)}" for number, idea in enumerate(ideas, 1)}
     found = check_ideas(forecast, ideas, answer=lambda question: _play(question, titles[id(question)]))
     transient = describe_transient(forecast)
-    typer.echo("\n" + format_suggestions(len(ideas), found, transient))
+    say("\n" + format_suggestions(len(ideas), found, transient))
     return found
 
 
 def _write(
-    forecast: "Forecast", suggestions: "list[Suggestion]", picture: Path | None, json_file: Path | None,
-    events: Path | None,
-) -> None:  # fmt: skip
+    say: Speaker, forecast: "Forecast", suggestions: "list[Suggestion]", picture: Path | None,
+    json_file: Path | None, events: Path | None,
+) -> bool:  # fmt: skip
     from psyche.simulator.forecast import build_log
     from psyche.simulator.forecast_text import build_json
 
@@ -268,23 +272,29 @@ def _write(
         for one in suggestions
     ]
     title = f"{question.run.run_id}: {question.clients} clients, seed {question.seed}"
-    _write_figures(forecast.accounts, title, picture, found, json_file)
-    if events is not None:
-        events.write_bytes(build_log(forecast))
-        typer.echo(f"events: {events}; look at them with: psyche trace {events}")
+    log = Output(
+        "events", events, lambda path: path.write_bytes(build_log(forecast)),
+        f"; look at them with: psyche trace {events}",
+    )  # fmt: skip
+    return _write_figures(say, forecast.accounts, title, picture, found, json_file, log)
 
 
 def _write_figures(
-    accounts: "Accounts", title: str, picture: Path | None, figures: dict[str, Any], json_file: Path | None
-) -> None:
-    from psyche.simulator.timeline import write_picture
+    say: Speaker, accounts: "Accounts", title: str, picture: Path | None, figures: dict[str, Any],
+    json_file: Path | None, *others: Output,
+) -> bool:  # fmt: skip
+    def write_json(path: Path) -> None:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
-    if picture is not None:
-        write_picture(accounts, title, picture)
-        typer.echo(f"picture: {picture}")
-    if json_file is not None:
-        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        typer.echo(f"figures: {json_file}")
+    def draw(path: Path) -> None:
+        from psyche.simulator.timeline import write_picture
+
+        try:
+            write_picture(accounts, title, path)
+        finally:
+            path.with_suffix(".part.png").unlink(missing_ok=True)
+
+    return write_outputs((Output("figures", json_file, write_json), *others, Output("picture", picture, draw)), say)
 
 
 def _build_filter(
@@ -365,8 +375,10 @@ def trace(
     events: list[Any] = read_trace(path)
     if is_summed:
         accounts = read_accounts(events)
-        typer.echo(format_accounts(accounts))
-        _write_figures(accounts, str(path), picture, build_accounts_json(accounts), json_file)
-        return
+        say = Speaker()
+        say(format_accounts(accounts))
+        is_written = _write_figures(say, accounts, str(path), picture, build_accounts_json(accounts), json_file)
+        say.check()
+        raise typer.Exit(0 if is_written else 1)
     wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)
     _show(events, wanted)

@@ -1,0 +1,115 @@
+"""What a command that works for minutes writes at its end: looked at before the work, each written for itself."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from psyche.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One file.
+
+    Args:
+        name: what it is, for people.
+        path: where; None: it is not wanted.
+        write: writes it there.
+        hint: what to do with it.
+    """
+
+    name: str
+    path: Path | None
+    write: Callable[[Path], object]
+    hint: str = ""
+
+
+def check_target(option: str, path: Path | None) -> None:
+    """Minutes later would be too late to learn that a file cannot be written.
+
+    Raises:
+        ConfigError: a folder, in no folder, or not writable.
+    """
+    if path is None:
+        return
+    parent = path.absolute().parent
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: is a folder, must be a file")
+    if not parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {parent}")
+    try:
+        _try_to_write(path, parent)
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from error
+
+
+def _try_to_write(path: Path, parent: Path) -> None:
+    """What lies there stays as it is; opening a pipe would wait for its reader."""
+    if path.is_file():
+        with path.open("ab"):
+            return
+    if path.exists():
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        return
+    with tempfile.TemporaryFile(dir=parent):
+        return
+
+
+def write_outputs(outputs: Sequence[Output], say: "Speaker") -> bool:
+    """Write each that is wanted; what fails is told on stderr and costs no other one. Whether all went well."""
+    is_well = True
+    for one in outputs:
+        if one.path is None:
+            continue
+        try:
+            one.write(one.path)
+        except (OSError, ValueError, RuntimeError) as error:
+            is_well = False
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            sys.stderr.write(f"error: {one.name} {one.path}: cannot be written: {why}\n")
+        else:
+            say(f"{one.name}: {one.path}{one.hint}")
+    return is_well
+
+
+class Speaker:
+    """Writes to standard output; where that fails, what else there is to do goes on, and the end is an error."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+
+    def __call__(self, text: str) -> None:
+        """Write a text and a line feed. A reader that went away ends the command, as everywhere."""
+        if self.problem:
+            return
+        try:
+            typer.echo(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.problem = f"standard output cannot be written: {error.strerror}"
+            _drop_stdout()
+
+    def check(self) -> None:
+        """Raise what went wrong.
+
+        Raises:
+            ConfigError: standard output cannot be written.
+        """
+        if self.problem:
+            raise ConfigError(self.problem)
+
+
+def _drop_stdout() -> None:
+    """What is left in its buffer would fail once more when the interpreter ends."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

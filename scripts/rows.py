@@ -6,7 +6,7 @@ python scripts/rows.py --rows F24 --rounds 960 --hours 24   a whole day, with th
 python scripts/rows.py --list
 
 Rows that say most at another size are played at that one (--list shows it), except for what is given here.
-The exit code is 1 if one does not hold.
+The exit code is 1 if one does not hold; why, and how to play it again, goes to stderr.
 """
 
 import argparse
@@ -21,13 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soak import LARGEST_SEED, MOST_PROCESSES, MOST_ROUNDS, bounded
+from soak import LARGEST_SEED, MOST_PROCESSES, MOST_ROUNDS, bounded, run_for_reader
 
 from psyche.core.limits import MAX_CLIENTS
-from psyche.simulator.named import ROWS, play_row
+from psyche.simulator.named import ROWS, get_command, play_row
+from psyche.simulator.report import describe_replay, find_cause, get_report
 from psyche.simulator.row import Size
+from psyche.simulator.scenario import Scenario
 from psyche.simulator.trend import compute_trends
-from psyche.simulator.world import World
+from psyche.simulator.world import Outcome, World
 
 HOUR_S = 3_600.0
 MOST_HOURS = 10_000
@@ -43,6 +45,7 @@ class Played:
     holds: bool
     seconds: float
     memory_mib: int
+    failure: str = ""
 
     def describe(self) -> str:
         """One line of a table in Markdown."""
@@ -50,7 +53,7 @@ class Played:
         how = f"{size.clients} x {size.rounds}, seed {size.seed}"
         holds = "yes" if self.holds else "**no**"
         cells = (self.row, named.title, how, named.expected, self.seen, holds, f"{self.seconds:.0f} s")
-        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} | {self.memory_mib} MiB |"
+        return f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} | {self.memory_mib} MiB |"
 
 
 class Meter:
@@ -81,14 +84,22 @@ def get_memory_bytes() -> int:
 
 
 def play(row: str, size: Size) -> Played:
-    meter, started = Meter(), time.monotonic()
+    meter, started, failure = Meter(), time.monotonic(), ""
     try:
-        _, judgement = play_row(row, size, prepare=meter.watch if size.hours else None)
+        outcome, judgement = play_row(row, size, prepare=meter.watch if size.hours else None)
         seen, holds = judgement.seen + meter.describe(), judgement.holds
+        if not holds:
+            failure = outcome.describe() if outcome.violations else describe_miss(outcome)
     except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
-        seen, holds = f"ended with {error!r}", False
+        seen, holds = f"ended with {find_cause(error)!r}", False
+        failure = get_report(error, Scenario(seed=size.seed, name=row).with_origin(get_command(row, size)))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1_024
-    return Played(row, size, seen, holds, time.monotonic() - started, memory)
+    return Played(row, size, seen, holds, time.monotonic() - started, memory, failure)
+
+
+def describe_miss(outcome: Outcome) -> str:
+    """A row that violates nothing and yet does not reach its figure."""
+    return "\n".join([f"{outcome.scenario.name} does not hold", *describe_replay(outcome.scenario)])
 
 
 def get_size(row: str, given: argparse.Namespace, seed: int) -> Size:
@@ -103,6 +114,8 @@ def play_all(work: Sequence[tuple[str, Size]], processes: int) -> bool:
         found = list[bool]()
         for played in pool.map(play, rows, sizes):
             print(played.describe(), flush=True)
+            if played.failure:
+                print(played.failure, file=sys.stderr, flush=True)
             found.append(played.holds)
     return all(found)
 
@@ -133,4 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_reader(main))

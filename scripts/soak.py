@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from psyche.errors import ConfigError
 from psyche.simulator.inputs import load_scenario
 from psyche.simulator.plan import write_scenario
 from psyche.simulator.report import get_report
@@ -98,8 +99,12 @@ def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) 
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(play_seed, next(seeds)) for _ in range(processes * AHEAD)]
         while running:
-            counter.add(running.pop(0).result())
-            counter.tell(time.monotonic())
+            try:
+                counter.add(running.pop(0).result())
+                counter.tell(time.monotonic())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # nobody would hear of what waits
+                raise
             over = counter.rounds >= rounds if rounds else time.monotonic() - counter.started > 60 * minutes
             if not over:
                 running.append(pool.submit(play_seed, next(seeds)))
@@ -108,6 +113,7 @@ def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) 
 
 
 def play_one(scenario: Scenario, *, is_shrunk: bool, events: Path | None) -> int:
+    write_events(events, [])  # better to know before than after
     try:
         outcome = simulate(scenario)
     except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
@@ -115,12 +121,20 @@ def play_one(scenario: Scenario, *, is_shrunk: bool, events: Path | None) -> int
         failure: Outcome | Exception | None = error
     else:
         print(outcome.describe(), flush=True)
-        if events is not None:
-            events.write_bytes(b"".join(outcome.lines))
+        write_events(events, outcome.lines)
         failure = outcome if outcome.violations else None
     if failure is not None and is_shrunk:
         print_smallest(scenario, failure)
     return int(failure is not None)
+
+
+def write_events(path: Path | None, lines: list[bytes]) -> None:
+    """Write the event log, if anybody wants it."""
+    if path is not None:
+        try:
+            path.write_bytes(b"".join(lines))
+        except OSError as error:
+            raise ConfigError(f"--events {path}: cannot be written: {error.strerror}") from error
 
 
 def print_smallest(scenario: Scenario, failure: Outcome | Exception) -> None:
@@ -143,6 +157,13 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="make what fails as small as it goes")
     parser.add_argument("--events", type=Path, help="write the event log there")
     given = parser.parse_args()
+    try:
+        return play(given)
+    except ConfigError as error:
+        parser.exit(2, f"soak.py: {error}\n")
+
+
+def play(given: argparse.Namespace) -> int:
     if given.plan is not None:
         return play_one(load_scenario(given.plan), is_shrunk=given.shrink, events=given.events)
     if given.seed is not None:
@@ -152,5 +173,17 @@ def main() -> int:
     return min(1, play_all(itertools.count(first), given.minutes, given.rounds, given.processes))
 
 
+def run_for_reader(main: Callable[[], int]) -> int:
+    """Run a script; whoever reads what it prints may have read enough, as `head` has: then it ends quietly."""
+    try:
+        try:
+            return main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        return 1
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_reader(main))

@@ -1,10 +1,21 @@
 """What CI plays: fresh seeds in every run, which end, are told of, and fail the run where anything is violated."""
 
+import builtins
+import dataclasses
+import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from script_kit import SCRIPTS, load
+
+from psyche.simulator.invariants import Invariants
+from psyche.simulator.named import ROWS
+from psyche.simulator.plan import write_scenario
+from psyche.simulator.row import Judgement, Size
+from psyche.simulator.scenario import Scenario
 
 
 def test_seeds_are_played_until_there_are_rounds_enough() -> None:
@@ -31,6 +42,73 @@ def test_a_number_that_makes_no_sense_is_refused_with_its_bounds(script: str, op
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
     assert f"argument {option}: '{value}' is not a whole number from" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--plan", "missing.toml"], "missing.toml: cannot be read: No such file or directory"),
+        (["--plan", "."], ".: cannot be read: Is a directory"),
+        (["--plan", "bad.toml"], "bad.toml: scenario: Invalid value (at line 1, column 8)"),
+        (["--plan", "wrong.toml"], "wrong.toml: Scenario: sead is unknown; there are"),
+        (["--seed", "1", "--events", "nowhere/log"], "--events nowhere/log: cannot be written: No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line_and_exit_code_2(given: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("seed = \n")
+    (tmp_path / "wrong.toml").write_text("sead = 1\n")
+    command = [sys.executable, str(SCRIPTS / "soak.py"), *given]
+    env = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"soak.py: {message}")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["soak.py --from 88 --rounds 9 --processes 1", "soak.py --plan p.toml", "soak.py --help", "rows.py --list"],
+)
+def test_who_reads_no_further_sees_no_traceback(command: str, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(write_scenario(Scenario(config={"total_steps": 1})))
+    line = f"{sys.executable} {SCRIPTS}/{command} | true"
+    env = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
+    done = subprocess.run(
+        line, shell=True, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path, env=env
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_row_that_does_not_hold_says_why_and_how_to_play_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, size = load("rows"), Size(clients=3, rounds=3, seed=2)
+    replay = "replay: python scripts/rows.py --rows F8 --clients 3 --rounds 3 --seeds 2"
+    monkeypatch.setattr(rows, "ProcessPoolExecutor", lambda *_args, **_options: nullcontext(builtins))
+
+    def fail(checks: Invariants) -> None:
+        checks.fail("I2", "nothing", "some\nthing")
+
+    monkeypatch.setattr(Invariants, "check_end", fail)
+    assert not rows.play_all([("F8", size)], 1)
+    told = capsys.readouterr()
+    (table,) = told.out.splitlines()
+    assert "violated I2" in table
+    first, second, *events, last = told.err.splitlines()
+    assert (first[:11], second, len(events) > 50, last) == ("F8 seed 2: ", replay, True, "thing")
+
+
+def test_a_row_that_ends_with_an_error_or_misses_its_figure_says_how_to_play_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, size = load("rows"), Size(clients=3, rounds=3, seed=2)
+    replay = "replay: python scripts/rows.py --rows F8 --clients 3 --rounds 3 --seeds 2"
+    monkeypatch.setitem(ROWS, "F8", dataclasses.replace(ROWS["F8"], judge=lambda *_: Judgement("nothing", holds=False)))
+    assert rows.play("F8", size).failure.splitlines() == ["F8 does not hold", replay]
+    monkeypatch.setitem(ROWS, "F8", dataclasses.replace(ROWS["F8"], judge=lambda *_: {}["x"]))
+    played = rows.play("F8", size)
+    assert (played.holds, played.seen) == (False, "ended with KeyError('x')")
+    assert played.failure.splitlines()[1] == replay
 
 
 def test_a_violation_fails_and_says_how_to_play_it_again(capsys: pytest.CaptureFixture[str]) -> None:

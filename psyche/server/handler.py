@@ -84,6 +84,7 @@ class CoordinatorHandler:
         self._advance(now)
         kept = self._replies.get(sender, request.id)
         if kept is not None:
+            self._note_repeat(sender, request, "memory")
             return kept
         try:
             reply = wire.Reply(request.id, body=self._answer(sender, request.body), nonce=self.state.nonce)
@@ -248,12 +249,18 @@ class CoordinatorHandler:
                 raise wire.BadRequest(f"{type(body).__name__} is not a message to the run")
         return event
 
+    def _note_repeat(self, sender: bytes, request: wire.Request, answered_from: str) -> None:
+        self._sink.emit("request_repeated", key=sender, request=type(request.body).__name__, answered=answered_from)
+
     def _refuse(self, sender: bytes, request: wire.Request, error: PsycheError) -> wire.Reply:
+        on_record = is_on_record(self.state, sender, request.body)
+        if on_record:
+            self._note_repeat(sender, request, "record")
         return wire.Reply(
             request.id,
             code=wire.code_of(error),
             message=wire.shorten(str(error)),
-            on_record=is_on_record(self.state, sender, request.body),
+            on_record=on_record,
             nonce=self.state.nonce,
         )
 

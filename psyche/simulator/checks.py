@@ -17,12 +17,14 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.links import LinkConditions
 from psyche.simulator.faults import (
+    ANSWERED,
     ClockJump,
     Degrade,
     DiskFull,
     Fault,
     Hang,
     Kill,
+    LostAnswer,
     Partition,
     SlowDisk,
     TrainerHang,
@@ -32,7 +34,7 @@ from psyche.simulator.scenario import MachineClass, Scenario, build_config, buil
 
 MACHINES: Final = re.compile(r"server|all|witnesses|trainers|random:[1-9]\d*|client-(0|[1-9]\d*)")
 SERVERS_TOO: Final = (Kill, Hang, Partition, Degrade, ClockJump, DiskFull, SlowDisk)  # what can befall the server
-LASTING: Final = (Hang, Partition, Degrade, DiskFull, SlowDisk, TrainerHang)  # do nothing in no time
+LASTING: Final = (Hang, Partition, Degrade, DiskFull, SlowDisk, TrainerHang, LostAnswer)  # do nothing in no time
 MOST: Final = 1e12  # of anything that is measured: more is a slip of the pen
 MOST_CLIENTS: Final = 1_000  # each is a whole client in this one process
 SIGNED: Final = ("offset_s", "clock_s")
@@ -110,6 +112,8 @@ def check_fault(fault: Fault, clients: int) -> None:
         _check_machines(field, names, clients)
         if "server" in names and not isinstance(fault, SERVERS_TOO):
             raise ConfigError(f"{field}: a {fault.kind} befalls clients, not the server")
+    if isinstance(fault, LostAnswer):
+        _require(fault.what in ANSWERED, "what", fault.what, f"one of {', '.join(ANSWERED)}")
     if isinstance(fault, LASTING):
         _require(fault.for_s > 0, "for_s", fault.for_s, f"above 0: a {fault.kind} of no time does nothing")
 

@@ -19,10 +19,13 @@ import trio
 
 from psyche.errors import ConfigError
 from psyche.network.links import LinkConditions
+from psyche.server.events import Event, Join, WarmupWitness, Witness
 
 if TYPE_CHECKING:
     from psyche.simulator.hosts import Host
     from psyche.simulator.world import World
+
+ANSWERED: Final[dict[str, type[Event]]] = {"join": Join, "warmup_witness": WarmupWitness, "witness": Witness}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +257,36 @@ class TornWrite(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostAnswer(Fault):
+    """As the next `what` of these clients goes on record, its connection breaks: the answer is lost, not the request.
+
+    Within `for_s`; no later record may be the same again, though the request is.
+    """
+
+    kind: ClassVar[str] = "lost_answer"
+    who: tuple[str, ...] = ()
+    what: str = "witness"  # or join, warmup_witness
+
+    async def happen(self, world: "World") -> None:
+        """Break the connection, and look for a second effect."""
+        wanted = {host.key: host.name for host in world.choose(self, self.who)}
+        cut: list[Event] = []
+
+        def see(event: Event) -> None:
+            key = event.signer if isinstance(event, Join) else getattr(event, "sender", b"")
+            if event in cut:
+                world.note("recorded_twice", who=wanted[key], what=self.what)
+            elif not cut and type(event) is ANSWERED[self.what] and key in wanted:
+                cut.append(event)
+                world.note("answer_lost", who=wanted[key], what=self.what)
+                world.tcp.drop(key)
+
+        world.record_listeners.append(see)
+        await trio.sleep(self.for_s)
+        world.record_listeners.remove(see)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCrash(Fault):
     """The trainer processes of these clients end at their next request."""
 
@@ -297,7 +330,7 @@ KINDS: Final[dict[str, type[Fault]]] = {
     cls.kind: cls
     for cls in (
         Kill, Hang, Leave, Partition, Degrade, ClockJump, DiskFull, SlowDisk, TornWrite, TrainerCrash, TrainerHang,
-        BitFlip,
+        BitFlip, LostAnswer,
     )
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Judges of the named rows: whether a run reached the figure that it must reach, beside the invariants."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -183,12 +184,18 @@ def _is_untimely(phase: Phase, limit_s: float, *, is_timed: bool) -> bool:
 
 
 def judge_once(outcome: Outcome, size: Size) -> Judgement:
-    """F13: connections broke, and yet each client has one slot."""
+    """F13: of each kind some requests landed, lost their answer and landed again; each has one effect."""
     del size
+    names = {"join": "JoinRequest", "warmup_witness": "WarmupWitnessRequest", "witness": "WitnessRequest"}
+    lost = Counter(e["what"] for e in get_events(outcome, "answer_lost"))
+    repeats = Counter(e["request"] for e in get_events(outcome, "request_repeated"))
+    landed = all(0 < lost[what] <= repeats[request] for what, request in names.items())
+    twice = len(get_events(outcome, "recorded_twice"))
     breaks = len(get_events(outcome, "server_lost"))
     slots = sum(slot.state is not SlotState.FREE for slot in outcome.state.registry.slots)
-    seen = f"{breaks} connections lost, {slots} slots"
-    return Judgement(seen, breaks > 0 and slots == outcome.scenario.clients)
+    told = ", ".join(f"{what} {lost[what]} and {repeats[request]}" for what, request in names.items())
+    seen = f"{breaks} connections lost; answers lost and repeats: {told}; {twice} recorded twice, {slots} slots"
+    return Judgement(seen, landed and not twice and slots == outcome.scenario.clients)
 
 
 def judge_admitted(outcome: Outcome, size: Size) -> Judgement:

@@ -9,7 +9,7 @@ from typing import Final
 from psyche.core.committee import compute_quorum
 from psyche.core.limits import MAX_CLIENTS, MAX_WITNESSES
 from psyche.network.links import LinkConditions
-from psyche.simulator.faults import ClockJump, Degrade, Hang, Kill, Partition
+from psyche.simulator.faults import ClockJump, Degrade, Hang, Kill, LostAnswer, Partition
 from psyche.simulator.liars import Liar
 from psyche.simulator.row import Size
 from psyche.simulator.runtime import build_rng
@@ -119,12 +119,23 @@ def build_clocks(size: Size) -> Scenario:
 
 
 def build_late_answers(size: Size) -> Scenario:
-    """F13: connections to the server break and stall all the time: requests land after they were repeated."""
+    """F13: connections to the server break and stall all the time, and some as a request has gone on record.
+
+    So the answer is lost of a join, of a word on the weights and of a witness record, of a third of the clients each.
+    """
     cuts = tuple(
         Partition(at_s=4.0 + 3.1 * n, groups=(("server",), ("all",)), silent=n % 2 == 0, for_s=0.7)
         for n in range(12 + size.rounds // 4)
     )
-    return replace(build_base(size), faults=cuts)
+    some = [f"client-{number}" for number in range(0, size.clients, 3)]
+    early = tuple(
+        LostAnswer(who=(name,), what=what, for_s=30.0) for name in some for what in ("join", "warmup_witness")
+    )
+    late = tuple(
+        LostAnswer(at_height=1 + number % max(1, size.rounds - 2), who=(name,), for_s=30.0)
+        for number, name in enumerate(some)
+    )
+    return replace(build_base(size, witness_nodes=0), faults=(*cuts, *early, *late))
 
 
 def build_storm(size: Size) -> Scenario:

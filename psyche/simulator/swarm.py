@@ -130,6 +130,11 @@ def _draw_partition(rng: random.Random, at_s: float) -> Fault:
     return faults.Partition(at_s=at_s, groups=groups, silent=rng.random() < 0.4, for_s=_length(rng))
 
 
+def _draw_lost_answer(rng: random.Random, at_s: float) -> Fault:
+    what = rng.choice(sorted(faults.ANSWERED))
+    return faults.LostAnswer(at_s=at_s, who=_pick(rng), what=what, for_s=_length(rng))
+
+
 def _draw_degrade(rng: random.Random, at_s: float) -> Fault:
     return faults.Degrade(
         at_s=at_s, who=_pick(rng), for_s=_length(rng),
@@ -168,4 +173,5 @@ def _draw_flip(rng: random.Random, at_s: float) -> Fault:
 DRAWS: Final[tuple[Draw, ...]] = (
     _draw_kill, _draw_hang, _draw_leave, _draw_server_kill, _draw_server_hang, _draw_torn, _draw_partition,
     _draw_degrade, _draw_clock, _draw_full, _draw_slow, _draw_crash, _draw_trainer_hang, _draw_flip,
+    _draw_lost_answer,
 )  # fmt: skip

@@ -106,6 +106,7 @@ class World:
         self.queue = runtime.RunQueue(self._end_stuck)
         self.shadow = Shadow(self._on_record)
         self.invariants = Invariants(self)
+        self.record_listeners: list[Callable[[Event], None]] = []
         self.is_over = False
         self.under_way: list[Fault] = []
         self.happened: list[Fault] = []  # those that began
@@ -329,6 +330,8 @@ class World:
     def _on_record(self, record: Record, event: Event) -> None:
         before = self.invariants.place
         self.invariants.check_record(record, event)
+        for listen in tuple(self.record_listeners):
+            listen(event)
         if self.invariants.place != before:
             self.progress_at = trio.current_time()
         for listener in self.listeners:

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from psyche.server import handler
+from psyche.server.replies import ReplyCache
 from psyche.simulator.ledger import EpochFacts, Ledger, Phase
 from psyche.simulator.liars import Liar
 from psyche.simulator.moments import Point, find_points, find_stall, play_killed
@@ -133,6 +135,12 @@ def test_what_grows_shows_and_what_only_varies_does_not(played: Outcome) -> None
 def test_what_is_now_none_and_now_one_does_not_grow() -> None:
     rare = [(400.0 * number, {"fetches": int(number in (15, 17, 19))}) for number in range(20)]
     assert [one.slope for one in compute_trends(rare)] == [0.0]
+
+
+def test_repeats_that_the_server_does_not_know_again_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplyCache, "get", lambda *_: None)
+    monkeypatch.setattr(handler, "is_on_record", lambda *_: False)
+    assert not play_row("F13", SMALL)[1].holds
 
 
 # --- F2 ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 
 Names of `who`: a machine ("server", "client-3"), "random:N", "witnesses" or "trainers" of the running
 round, "all" (clients). A fault happens at `at_s`, but not before the journal's record `at_seq`, nor before
-the round (`at_epoch`, `at_height`) is on record.
+the round (`at_epoch`, `at_height`) is on record, and then `after_s` later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,11 +37,12 @@ class Fault:
     at_seq: int = 0
     at_epoch: int = 0
     at_height: int = -1
+    after_s: float = 0.0
     for_s: float = 0.0
 
     def get_end_s(self) -> float:
         """When it is over, as far as that is known beforehand."""
-        return self.at_s + self.for_s
+        return self.at_s + self.after_s + self.for_s
 
     async def happen(self, world: "World") -> None:
         """Do it, and undo it."""

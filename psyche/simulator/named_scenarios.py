@@ -19,6 +19,7 @@ from psyche.simulator.trainer import MachineModel
 EPOCH_ROUNDS: Final = 20
 LINE: Final = LinkConditions(latency_s=0.02)
 MACHINE: Final = MachineModel(sample_s=0.25)
+ROUND_S: Final = 0.6  # of a quiet one, with half a second of training
 STORM_S: Final = 10.0
 LATE_S: Final = 13.5  # when clients come that find a run on its way
 LATE_SHARE: Final = 300 / 256
@@ -43,11 +44,17 @@ def build_base(size: Size, *, classes: tuple[MachineClass, ...] = (), **config: 
 
 
 def build_churn(size: Size) -> Scenario:
-    """F1: in every epoch three of ten are killed, each at a moment of its own; they come back."""
+    """F1: in every epoch three of ten are killed, each in a round and at a point of it of its own; they come back."""
     rng = build_rng(size.seed, "F1")
     epochs, per_epoch = math.ceil(size.rounds / EPOCH_ROUNDS), min(EPOCH_ROUNDS, size.rounds)
     kills = [
-        Kill(at_epoch=epoch, at_height=rng.randrange(1, per_epoch), who=(f"client-{who}",), for_s=3)
+        Kill(
+            at_epoch=epoch,
+            at_height=rng.randrange(1, per_epoch),
+            after_s=rng.uniform(0, ROUND_S),
+            who=(f"client-{who}",),
+            for_s=3,
+        )
         for epoch in range(epochs)
         for who in rng.sample(range(size.clients), round(0.3 * size.clients))
     ]

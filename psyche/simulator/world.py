@@ -312,6 +312,8 @@ class World:
         await trio.sleep(fault.at_s)
         while self.shadow.seq < fault.at_seq or not self._has_come(fault):
             await self._wait_for_record()
+        if fault.after_s:
+            await trio.sleep(fault.after_s)
         self.note("fault", what=fault.kind, for_s=fault.for_s)
         self.happened.append(fault)
         self.under_way.append(fault)

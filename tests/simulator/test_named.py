@@ -137,6 +137,15 @@ def test_what_is_now_none_and_now_one_does_not_grow() -> None:
     assert [one.slope for one in compute_trends(rare)] == [0.0]
 
 
+def test_those_who_are_killed_in_every_epoch_die_at_points_of_their_own_within_a_round() -> None:
+    outcome, _ = play_row("F1", Size(clients=8, rounds=6))
+    begins = [one.start_s for one in get_ledger(outcome).rounds.values()]
+    points = [min(e["t"] - at for at in begins if at <= e["t"]) for e in get_events(outcome, "killed")]
+    assert len(points) == 2
+    assert min(points) > 0.01
+    assert len(set(points)) == len(points)
+
+
 def test_repeats_that_the_server_does_not_know_again_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplyCache, "get", lambda *_: None)
     monkeypatch.setattr(handler, "is_on_record", lambda *_: False)

@@ -5,6 +5,7 @@ What colluding members say depends on the round alone, so that they say the same
 """
 
 import random
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -20,7 +21,7 @@ from psyche.core.timeline import get_attested_round
 from psyche.errors import BackendError
 from psyche.network.memory import MemoryNode
 from psyche.server.backend import TcpBackend
-from psyche.simulator.liars_forge import Forge, Impersonate, Swap
+from psyche.simulator.liars_forge import STRANGE_COUNT, Forge, Impersonate, Swap, build_result, find_record
 from psyche.simulator.lies import RESULT_TAG, Liar, Lies
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
@@ -127,7 +128,7 @@ class NoEnd(Lies):
 
 
 class Accuse(Lies):
-    """Accuses every other member in every round (B18)."""
+    """Accuses every other member in every round, of silence and of two results for one round (B18)."""
 
     kind = "accuse"
 
@@ -140,15 +141,29 @@ class Accuse(Lies):
             if not state.in_round or now == seen or host.backend is None:
                 continue
             seen = now
-            for member in range(len(state.clients)):
-                await self._accuse(host.backend, now, member)
+            for member, client in enumerate(state.clients):
+                await self._tell(host.backend.health_check(*now, member))
+                if client.p2p != host.key and await self._tell(self._report(host, host.backend, member)):
+                    self.believed += 1
 
-    async def _accuse(self, backend: TcpBackend, round_: tuple[int, int], member: int) -> None:
+    async def _report(self, host: "ClientHost", backend: TcpBackend, member: int) -> None:
+        """A result that the member signed in the last round, and the same with other figures."""
+        record = find_record(host, host.get_state().current.height - 1)
+        signed = list(record.signed.get(member, {}).values()) if record is not None else []
+        if len(signed) != 1:
+            raise BackendError("there is nothing to report: it signed nothing, or two results indeed")
+        message = decode_gossip(signed[0])
+        other = replace(message, body=build_result(message.body, train_count=STRANGE_COUNT))
+        await backend.report_equivocation(signed[0], encode_gossip(other))
+
+    async def _tell(self, accusation: Awaitable[None]) -> bool:
+        self.told += 1
         try:
-            self.told += 1
-            await backend.health_check(*round_, member)
+            await accusation
         except (CoordinatorError, BackendError):
-            return
+            self.refused += 1
+            return False
+        return True
 
 
 class _ResultLies(Lies):

@@ -146,28 +146,30 @@ class Impersonate(Lies):
         """What it says itself, as if another said it, with all that this takes but the key."""
         body = message.body
         if isinstance(body, Result):
-            record = _find_record(host, message.height)
+            record = find_record(host, message.height)
             batch = None if record is None else record.assignments.get(member)
             if batch is None:
                 return []
             key = host.get_state().clients[member].p2p
             start, end = batch
-            body = _build_result(body, member=member, trainer_key=key, batch_start=start, batch_end=end)
+            body = build_result(body, member=member, trainer_key=key, batch_start=start, batch_end=end)
         return [sign_gossip(host.identity, message.run_uid, message.epoch, message.height, member, body)]
 
     def _change(self, host: "ClientHost", height: int, member: int) -> list[Gossip]:
         """What another signed, with other figures under the old signature."""
-        record = _find_record(host, height)
+        record = find_record(host, height)
         signed = {} if record is None else record.signed.get(member, {})
         found = [decode_gossip(raw) for raw in signed.values()]
-        return [replace(one, body=_build_result(one.body, train_count=STRANGE_COUNT)) for one in found[:1]]
+        return [replace(one, body=build_result(one.body, train_count=STRANGE_COUNT)) for one in found[:1]]
 
 
-def _find_record(host: "ClientHost", height: int) -> RoundRecord | None:
+def find_record(host: "ClientHost", height: int) -> RoundRecord | None:
+    """What the engine beside it knows of a round."""
     return host.engine.chain.context.book.get(height) if host.engine is not None else None
 
 
-def _build_result(body: GossipBody, **changes: Any) -> Result:
+def build_result(body: GossipBody, **changes: Any) -> Result:
+    """The same result under another header."""
     assert isinstance(body, Result), "only results have headers"
     header = encode_header(replace(decode_header(body.header), **changes))
     return Result(compute_commitment(header), header)

@@ -95,6 +95,7 @@ def test_false_accusations_eject_nobody() -> None:
     refused = [e for e in get_events(outcome, "dropped") if e["node"] != f"client-{LIAR}"]
     assert refused == []
     assert outcome.facts["ejected"] == 0
+    assert sum(outcome.facts["lies_refused"].values()) > 3 * outcome.rounds
 
 
 def test_more_junk_than_is_taken_of_anybody_is_refused_and_what_the_flooder_means_comes_through() -> None:
@@ -131,6 +132,10 @@ def believe_any_chunk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(blobfetch.Target, "is_right", lambda *_: True)
 
 
+def believe_any_evidence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(evidence, "is_signed_by", lambda _message, _key: True)
+
+
 @pytest.mark.parametrize(
     ("row", "kind", "break_check", "name"),
     [
@@ -138,6 +143,7 @@ def believe_any_chunk(patch: pytest.MonkeyPatch) -> None:
         ("B12", "forge", believe_any_member, "I9"),
         ("B12", "forge", believe_any_handshake, "I9"),
         ("B17", "swap", believe_any_chunk, "I1"),
+        ("B18", "accuse", believe_any_evidence, "R7"),
     ],
 )
 def test_what_is_believed_without_its_check_is_reported(

@@ -83,6 +83,20 @@ class Agreement:
         found = (round_.witnesses_expected, round_.quorum)
         self._check(found == (n, q) and 2 * q > n, "I4", f"{n} witnesses, of whom {q} must agree", found)
 
+    def check_records(self, state: Coordinator, round_: Round) -> None:
+        """W4: each member has one record at most, which speaks of those who were there, and contradicts itself not."""
+        members = [w.member for w in round_.witnesses]
+        n = count_elected(state.config.witness_nodes, round_.members.bit_count())
+        few = len(members) == len(set(members)) <= n
+        self._check(few, "W4", f"at most {n} records of round {round_.height}, one of each member", sorted(members))
+        attested = get_round(state, round_.height - state.config.overlap)
+        owed = 0 if attested is None or attested.flags & RoundFlag.DRAIN else attested.members
+        for w in round_.witnesses[-1:]:  # the others were looked at when they came
+            known = not w.held & ~owed and not w.heard & ~round_.members and round_.members >> w.member & 1
+            self._check(known, "W4", f"member {w.member} took part, and names who did", f"{w.held:#x}, {w.heard:#x}")
+            whole = (w.results_root == ZERO32) is (w.held == 0) and (w.state_digest != ZERO32 or w.flags & _NO_DIGEST)
+            self._check(whole, "W4", "a root where something is held, a digest unless it says none", w.flags)
+
     def check_agreed(self, state: Coordinator, round_: Round) -> None:
         """I4: what is agreed, q records say; with fewer than q liars, an honest one among them."""
         q = self._count_needed(state, round_)

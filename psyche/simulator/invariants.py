@@ -11,6 +11,7 @@
 | I7 | who is banned changes nothing any more |
 | I8, I10 | the journal gives the state again, record by record, and from any snapshot |
 | I9 | what is agreed or believed is what its members signed; what the server takes in a member's name, it sent |
+| W4 | a member has one record for a round, which names only who took part |
 | K1 | nobody is told what is not on disk |
 | R7, M9 | an honest member signs one result for a round, over all its lives, and is never ejected |
 | R8 | a trainer hears the fate of each of its results, once |
@@ -186,6 +187,7 @@ class Invariants:
             self.check(found == end, "I2", f"certified weights have the samples before {end}", found)
         if not state.in_round:
             return
+        self.agreement.check_records(state, round_)
         if (state.progress.epoch, round_.height) != (self._seen.epoch, self._seen.height) or (
             self._seen.run_state not in _ROUND
         ):

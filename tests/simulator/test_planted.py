@@ -12,6 +12,7 @@ from psyche.client.records import KnownResult
 from psyche.core import rounds, tally, witnessing
 from psyche.core.committee import compute_quorum
 from psyche.core.state import Round, WitnessRecord
+from psyche.server.backend import TcpBackend
 from psyche.server.connection import Connection
 from psyche.server.server import _Server
 from psyche.simulator.agreement import count_needed
@@ -103,3 +104,26 @@ def test_the_quorums_are_those_of_the_rule() -> None:
     table = {1: 1, 2: 2, 3: 2, 4: 3, 5: 4, 6: 5, 7: 5, 8: 6, 9: 7, 10: 7, 16: 11, 32: 22}
     assert {n: count_needed(n) for n in table} == table
     assert all(2 * count_needed(n) > n for n in range(33))
+
+
+def test_a_second_record_of_a_member_is_reported(patch: pytest.MonkeyPatch) -> None:
+    process: Any = tally.process_agreement
+
+    def count_twice(round_: Round, record: WitnessRecord) -> None:
+        process(round_, record)
+        if record.member == 1 and len(round_.witnesses) < round_.witnesses_expected:
+            round_.witnesses.append(record)
+
+    patch.setattr(witnessing, "process_agreement", count_twice)
+    assert "W4" in get_names(build())
+
+
+def test_a_record_that_names_who_took_no_part_is_reported(patch: pytest.MonkeyPatch) -> None:
+    witness: Any = TcpBackend.witness
+
+    async def claim_more(backend: TcpBackend, message: Any) -> None:
+        await witness(backend, replace(message, heard=message.heard | 1 << 200))
+
+    patch.setattr(TcpBackend, "witness", claim_more)
+    patch.setattr(witnessing, "_check_bitmaps", lambda _state, _message: None)
+    assert "W4" in get_names(build())

@@ -8,7 +8,7 @@ for every direction, so that what happens on one link does not depend on the tra
 import heapq
 import math
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,10 +18,12 @@ import trio
 from psyche.network.streams import Signal, StreamError, run_until
 
 FRAME_BYTES: Final = 256 << 10  # streams of one link take turns
-WEIGHTY_PARTS: Final = 4
+WEIGHTY_PARTS: Final = 4  # of what stands for something larger, or more of these:
+WEIGHTY_PART_BYTES: Final = 16 << 20
 SEND_BUFFER_BYTES: Final = 256 << 10  # a writer is ahead of the line by so much, as with a socket
 WINDOW_BYTES: Final = 16 << 20  # written and not yet read, per stream
 RETRANSMIT_S: Final = 0.2
+Weigh = Callable[[int], float]  # how many bytes of the line those take that are written at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +81,26 @@ class Access:
 
     def __init__(self) -> None:
         self.bandwidth_bytes_s = math.inf
-        self.carried_bytes = 0.0
+        self.carried: defaultdict[int, float] = defaultdict(float)  # by the length of what was written at once
         self._turn = trio.Lock()
         self._busy_until = 0.0
 
-    async def carry(self, size_bytes: float) -> None:
+    @property
+    def carried_bytes(self) -> float:
+        """All that has passed."""
+        return sum(self.carried.values())
+
+    async def carry(self, size_bytes: float, kind: int) -> None:
         """Wait for a turn, and until `size_bytes` have passed."""
         async with self._turn:
             await trio.sleep(size_bytes / self.bandwidth_bytes_s)
-        self.carried_bytes += size_bytes
+        self.carried[kind] += size_bytes
 
-    def compute_passage(self, begun: float, size_bytes: float) -> float:
+    def compute_passage(self, begun: float, size_bytes: float, kind: int) -> float:
         """When `size_bytes` that have begun to come at `begun` are through; the way is taken until then."""
         passed = max(begun, self._busy_until) + size_bytes / self.bandwidth_bytes_s
         self._busy_until = max(passed, trio.current_time())
-        self.carried_bytes += size_bytes
+        self.carried[kind] += size_bytes
         return self._busy_until
 
 
@@ -195,16 +202,16 @@ class Pipe:
     Args:
         wire: what it runs over.
         arrivals: of its links.
-        weight: how many bytes of the line each byte takes.
+        weigh: how many bytes of the line something takes; None: as many as it has.
         access: the ways out and in that it shares with others of its machines; None: it has the wire for itself.
     """
 
     def __init__(
-        self, wire: Wire, arrivals: Arrivals, *, weight: float = 1.0, access: tuple[Access, Access] | None = None
+        self, wire: Wire, arrivals: Arrivals, *, weigh: Weigh | None = None, access: tuple[Access, Access] | None = None
     ) -> None:
         self._wire = wire
         self._arrivals = arrivals
-        self._weight = weight
+        self._weigh = weigh
         self._access = access
         self._parts: deque[tuple[float, memoryview]] = deque()  # by arrival
         self._unread = 0
@@ -228,16 +235,18 @@ class Pipe:
         view = memoryview(data)
         endless = self._access is None and math.isinf(self._wire.conditions.bandwidth_bytes_s)
         # what stands for something larger goes in a few parts, enough for streams to share a line evenly
-        step = len(view) if endless else -(-len(view) // WEIGHTY_PARTS) if self._weight > 1 else FRAME_BYTES
-        for start in range(0, len(view), max(step, 1)):
-            await self._write_part(view[start : start + step])
+        weight = self._weigh(len(view)) / len(view) if self._weigh is not None and view else 1.0
+        parts = max(WEIGHTY_PARTS, math.ceil(weight * len(view) / WEIGHTY_PART_BYTES))
+        step = max(1, len(view) if endless else -(-len(view) // parts) if weight > 1 else FRAME_BYTES)
+        for start in range(0, len(view), step):
+            await self._write_part(view[start : start + step], weight, len(view))
 
-    async def _write_part(self, part: memoryview) -> None:
+    async def _write_part(self, part: memoryview, weight: float, kind: int) -> None:
         while self._unread > WINDOW_BYTES and not self._broken.is_set():
             await self._room.wait()
         if self._broken.is_set() or self.is_closed:
             raise StreamError("stream: broken while writing")
-        departure = await self._compute_departure(len(part) * self._weight)
+        departure = await self._compute_departure(len(part) * weight, kind)
         self._put(part, departure)
         free = departure - SEND_BUFFER_BYTES / self._wire.conditions.bandwidth_bytes_s
         if free > trio.current_time():
@@ -245,13 +254,13 @@ class Pipe:
                 await self._broken.wait()
         await trio.lowlevel.checkpoint_if_cancelled()  # a line that takes all at once lets nobody wait
 
-    async def _compute_departure(self, size_bytes: float) -> float:
+    async def _compute_departure(self, size_bytes: float, kind: int) -> float:
         if self._access is None:
             return self._wire.compute_departure(size_bytes)
         way_out, way_in = self._access
-        await way_out.carry(size_bytes)
+        await way_out.carry(size_bytes, kind)
         begun = trio.current_time() - size_bytes / way_out.bandwidth_bytes_s
-        return max(trio.current_time(), way_in.compute_passage(begun, size_bytes))
+        return max(trio.current_time(), way_in.compute_passage(begun, size_bytes, kind))
 
     def _put(self, part: memoryview, departure: float) -> None:
         arrival = departure + self._wire.compute_delay()
@@ -413,17 +422,17 @@ class Links:
         return self._access.get(key)
 
     def open_pair(
-        self, opener: bytes, other: bytes, *, answer_weight: float | None = None
+        self, opener: bytes, other: bytes, *, answer_weigh: Weigh | None = None
     ) -> tuple[MemoryStream, MemoryStream]:
         """A stream: the opener's end, and the other's.
 
-        `answer_weight`: what the other answers is bulky, and each byte takes so many of the line.
+        `answer_weigh`: what the other answers is bulky, and takes so much of the line.
         """
         there = Pipe(self.get_wire(opener, other), self._arrivals)
         access = None
-        if answer_weight is not None and opener in self._access and other in self._access:
+        if answer_weigh is not None and opener in self._access and other in self._access:
             access = (self._access[other][0], self._access[opener][1])
-        back = Pipe(self.get_wire(other, opener), self._arrivals, weight=answer_weight or 1.0, access=access)
+        back = Pipe(self.get_wire(other, opener), self._arrivals, weigh=answer_weigh, access=access)
         return MemoryStream(back, there), MemoryStream(there, back)
 
     def open_lane(self, source: bytes, target: bytes, max_waiting: int, receive: Callable[[bytes], None]) -> Lane:

@@ -20,7 +20,7 @@ from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
 from psyche.network.blobstore import RunIo, run_inline
 from psyche.network.limits import NetworkLimits
-from psyche.network.links import Lane, LinkConditions, Links, MemoryStream
+from psyche.network.links import Lane, LinkConditions, Links, MemoryStream, Weigh
 from psyche.network.peers import Peer
 from psyche.network.streams import BLOB
 from psyche.wire.crypto import Identity
@@ -130,16 +130,16 @@ class MemoryHub:
         rng: the source of all chance: loss, and the jitter of redialing.
         link: what links are like that were not set otherwise.
         links: the lines to use, where others use them too; made from `rng` and `link` if not given.
-        blob_weight: how many bytes of the line a byte of a blob takes, for payloads that stand for larger ones;
-            requests are as they are.
+        weigh_blobs: how many bytes of the line the answer to a request for a blob takes, by its length, where blobs
+            stand for larger ones; requests are as they are.
     """
 
     def __init__(
         self, rng: random.Random, link: LinkConditions | None = None, *, links: Links | None = None,
-        blob_weight: float = 1.0,
+        weigh_blobs: Weigh = float,
     ) -> None:  # fmt: skip
         self.links = links or Links(rng, link)
-        self._blob_weight = blob_weight
+        self._weigh_blobs = weigh_blobs
         self._places: dict[str, _MemoryTransport] = {}
         self._count = 0
         self.links.on_cut.append(self._break_cut)
@@ -225,8 +225,8 @@ class MemoryHub:
     def open_stream(self, connection: _Connection, opener: _MemoryTransport, protocol: str) -> MemoryStream:
         """A stream from `opener`; the other node serves its end."""
         other = connection.other(opener.key)
-        weight = self._blob_weight if protocol == BLOB else None
-        near, far = self.links.open_pair(opener.key, other.key, answer_weight=weight)
+        weigh = self._weigh_blobs if protocol == BLOB else None
+        near, far = self.links.open_pair(opener.key, other.key, answer_weigh=weigh)
         connection.streams = [s for s in connection.streams if not s.is_over]
         connection.streams += [near, far]
         other.node.start_serving(opener.key, protocol, far)

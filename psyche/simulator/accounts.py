@@ -192,6 +192,7 @@ class Accounts:
             self._return(node, t)
         elif event["kind"] == CARRIED:
             node.bytes_sent, node.bytes_received = _get_int(event, "bytes_sent"), _get_int(event, "bytes_received")
+            node.weights_received = _get_int(event, "weights_received")
 
     def _return(self, node: NodeAccount, t: float) -> None:
         if node.away_since is not None:

@@ -18,7 +18,7 @@ from psyche.network.links import LinkConditions
 from psyche.simulator.accounts import CARRIED, SIMULATED, WORLD, Accounts, NodeAccount
 from psyche.simulator.faults import Failure, Fault
 from psyche.simulator.headway import Headway, compute_patience_s_of, find_missed
-from psyche.simulator.recorder import Exit, OnProgress, Recorder, count_bytes
+from psyche.simulator.recorder import BODY_BYTES, Carried, Exit, OnProgress, Recorder, build_sizes, count_bytes
 from psyche.simulator.runtime import build_rng
 from psyche.simulator.scenario import MachineClass, Scenario, build_config, build_model, compute_limit_s
 from psyche.simulator.trainer import MachineModel
@@ -26,8 +26,6 @@ from psyche.simulator.workload import Workload
 from psyche.simulator.world import Outcome, World, simulate
 from psyche.telemetry.events import Event
 
-BODY_BYTES: Final = 8  # a simulated payload
-REPLY_BYTES: Final = 17  # with what stands before it on the line
 PART_BYTES: Final = 4 << 20  # what a node writes at once of a large payload
 BYTES_PER_MBIT: Final = 125_000
 
@@ -77,14 +75,13 @@ class Question:
 
 @dataclass(slots=True)
 class Forecast:
-    """What came out. Bytes are by client; `lines` is the event log, where it was kept."""
+    """What came out. `carried` is by client; `lines` is the event log, where it was kept."""
 
     question: Question
     accounts: Accounts
     outcome: Outcome
     exits: list[Exit]
-    bytes_sent: dict[str, float]
-    bytes_received: dict[str, float]
+    carried: dict[str, Carried]
     obstacle: str = ""  # why it was ended before its end
     missed: tuple[Fault, ...] = ()  # of the question's: they never happened
 
@@ -146,7 +143,7 @@ def build_scenario(question: Question) -> Scenario:
     population = [pair for pair in zip(question.classes, question.counts, strict=True) if pair[1]]
     scenario = Scenario(
         seed=question.seed, classes=tuple(build_class(one, count, workload) for one, count in population),
-        config=values, blob_weight=max(1.0, workload.payload_bytes / REPLY_BYTES), shares_lines=True,
+        config=values, blob_bytes=build_sizes(workload), shares_lines=True,
         limits=build_limits(workload),
     )  # fmt: skip
     limit_s = compute_end_s(question, scenario)
@@ -169,7 +166,7 @@ def build_limits(workload: Workload) -> NetworkLimits:
         usual,
         slowest_rate_bytes_s=min(usual.slowest_rate_bytes_s, slowest),
         min_progress_s=max(usual.min_progress_s, patience_s),
-        write_s=usual.write_s * max(1.0, workload.payload_bytes / PART_BYTES),
+        write_s=usual.write_s * max(1.0, workload.payload_bytes / PART_BYTES, workload.weights_bytes / PART_BYTES),
     )
 
 
@@ -229,9 +226,8 @@ def play(question: Question, *, on_progress: OnProgress | None = None, keep_line
 
     outcome = simulate(build_scenario(question), keep_lines=keep_lines, prepare=prepare)
     recorder.accounts.finish()
-    sent, received = count_bytes(recorder)
     return Forecast(
-        question, recorder.accounts, outcome, recorder.exits, sent, received, headways[0].obstacle,
+        question, recorder.accounts, outcome, recorder.exits, count_bytes(recorder), headways[0].obstacle,
         find_missed(question.faults, recorder.world.happened),
     )  # fmt: skip
 
@@ -247,9 +243,10 @@ def build_log(forecast: Forecast) -> bytes:
         "played_tokens": build_model().max_seq_len, "payload_bytes": question.workload.payload_bytes,
     }  # fmt: skip
     carried: list[Event] = [
-        {"t": end_s, "node": WORLD, "kind": CARRIED, "who": name, "bytes_sent": round(sent),
-         "bytes_received": round(forecast.bytes_received[name])}
-        for name, sent in forecast.bytes_sent.items()
+        {"t": end_s, "node": WORLD, "kind": CARRIED, "who": name, "bytes_sent": round(one.sent),
+         "bytes_received": round(one.received), "weights_sent": round(one.weights_sent),
+         "weights_received": round(one.weights_received)}
+        for name, one in forecast.carried.items()
     ]  # fmt: skip
 
     def write(event: Event) -> bytes:

@@ -9,6 +9,7 @@ from psyche.config.profile import ClassTable
 from psyche.simulator.accounts import Accounts, Bound, NodeAccount, What
 from psyche.simulator.forecast import Forecast, Question
 from psyche.simulator.headway import describe_obstacle
+from psyche.simulator.recorder import Carried
 from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
 
 COLUMNS: Final = (What.TRAIN, What.VAIN, What.TRANSFER, What.WAIT, What.AWAY)
@@ -45,7 +46,11 @@ def format_question(question: Question) -> str:
                 f"overlap {'on' if config.overlap else 'off'}, "
                 f"max_round_train_time {config.max_round_train_time} s"
             ),
-            "assumed: everybody has the first weights on disk; a line carries its Mbit/s for all transfers together",
+            (
+                "assumed: everybody has the first weights on disk; who comes back and lacks some fetches "
+                f"{format_bytes(work.weights_bytes) if work.parameters else 'nothing of size'} (float32) from others; "
+                "a line carries its Mbit/s for all transfers together"
+            ),
         ]
     )
 
@@ -164,6 +169,7 @@ def format_classes(forecast: Forecast) -> str:
         "tokens",
         "sent/round",
         "recv/round",
+        "weights fetched",
     )
     question, rows = forecast.question, []
     rounds = max(1, len(forecast.accounts.data_rounds))
@@ -175,14 +181,15 @@ def format_classes(forecast: Forecast) -> str:
             continue
         shares, members = _compute_shares(nodes), str(count) if len(nodes) == count else f"{len(nodes)} of {count}"
         sent, received = (
-            sum(b[node.name] for node in nodes) / len(nodes) / rounds
-            for b in (forecast.bytes_sent, forecast.bytes_received)
+            sum(getattr(forecast.carried[node.name], way) for node in nodes) / len(nodes) / rounds
+            for way in ("sent", "received")
         )
         rows.append(
             [
                 one.name, members, *(format_percent(shares[w]) for w in COLUMNS),
                 str(sum(len(node.cut_off) for node in nodes)), format_count(sum(node.tokens for node in nodes)),
                 format_bytes(sent), format_bytes(received),
+                format_bytes(sum(forecast.carried[name].weights_received for name in names)),
             ]
         )  # fmt: skip
     return format_table(head, rows)
@@ -306,11 +313,12 @@ def _get_round(one: Any) -> dict[str, Any]:
 
 
 def _get_member(forecast: Forecast, node: NodeAccount) -> dict[str, Any]:
+    carried = forecast.carried.get(node.name, Carried())
     return {
         "name": node.name, "class": get_class_name(forecast.question, node.name), "tokens": node.tokens,
         "seconds": {what.value: seconds for what, seconds in node.times.items()},
         "rounds_as_member": len(node.present),
         "cut_off": [list(place) for place in node.cut_off],
-        "bytes_sent": forecast.bytes_sent.get(node.name, 0.0),
-        "bytes_received": forecast.bytes_received.get(node.name, 0.0),
+        "bytes_sent": carried.sent, "bytes_received": carried.received,
+        "weights_sent": carried.weights_sent, "weights_received": carried.weights_received,
     }  # fmt: skip

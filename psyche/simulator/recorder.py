@@ -8,11 +8,27 @@ import trio
 
 from psyche.core.bits import get_members
 from psyche.core.state import Client, ClientState, Config, Coordinator, RoundFlag
+from psyche.network.blobwire import REPLY_HEAD_BYTES
 from psyche.simulator.accounts import ROUND_MEMBERS, Accounts, Place
 from psyche.simulator.scenario import build_model
+from psyche.simulator.trainer import WEIGHTS
 from psyche.simulator.workload import Workload
 from psyche.simulator.world import World
 from psyche.telemetry.events import Event, get_plain
+
+BODY_BYTES: Final = 8  # a simulated payload
+PAYLOAD_REPLY: Final = REPLY_HEAD_BYTES + BODY_BYTES
+WEIGHTS_REPLY: Final = REPLY_HEAD_BYTES + 4 * WEIGHTS
+
+
+@dataclass(slots=True)
+class Carried:
+    """Bytes of one client, at the size of what they stand for: payloads and messages, and apart from them weights."""
+
+    sent: float = 0.0
+    received: float = 0.0
+    weights_sent: float = 0.0
+    weights_received: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +126,24 @@ def describe_exit(client: Client, config: Config) -> str:
     return "did not report as a witness" if client.witness_missed else "was not ready in time"
 
 
-def count_bytes(recorder: Recorder) -> tuple[dict[str, float], dict[str, float]]:
-    """What every client sent and received: payloads at their real size, and everything else."""
-    sent: dict[str, float] = {}
-    received: dict[str, float] = {}
+def build_sizes(workload: Workload) -> dict[int, int]:
+    """What the small model's blobs stand for, by the length of the answers that bring them."""
+    return {
+        PAYLOAD_REPLY: max(PAYLOAD_REPLY, workload.payload_bytes),
+        WEIGHTS_REPLY: max(WEIGHTS_REPLY, workload.weights_bytes),
+    }
+
+
+def count_bytes(recorder: Recorder) -> dict[str, Carried]:
+    """What every client sent and received."""
+    found: dict[str, Carried] = {}
     for host in recorder.world.clients:
         node = recorder.accounts.nodes.get(host.name)
-        ways = recorder.world.links.get_access(host.key)
-        bulk = (0.0, 0.0) if ways is None else (ways[0].carried_bytes, ways[1].carried_bytes)
-        sent[host.name] = bulk[0] + (node.bytes_sent if node else 0)
-        received[host.name] = bulk[1] + (node.bytes_received if node else 0)
-    return sent, received
+        one = found[host.name] = Carried(node.bytes_sent, node.bytes_received) if node else Carried()
+        for out, way in zip((True, False), recorder.world.links.get_access(host.key) or (), strict=False):
+            weights = way.carried.get(WEIGHTS_REPLY, 0.0)
+            one.weights_sent += weights if out else 0.0
+            one.weights_received += 0.0 if out else weights
+            one.sent += way.carried_bytes - weights if out else 0.0
+            one.received += 0.0 if out else way.carried_bytes - weights
+    return found

@@ -62,7 +62,7 @@ class Scenario:
         config: settings of the run that differ from `DEFAULTS`.
         faults: what goes wrong, and when.
         liars: which clients are dishonest, and how.
-        blob_weight: how many bytes of the line a byte of a payload takes.
+        blob_bytes: how many bytes of the line the answer with a blob takes, by its true length; others as they are.
         shares_lines: what a machine sends and receives in bulk shares its line, as at home; else each pair of
             machines has one of its own.
         limits: of the clients' nodes.
@@ -82,7 +82,7 @@ class Scenario:
     config: Mapping[str, int] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     liars: tuple[Liar, ...] = ()
-    blob_weight: float = 1.0
+    blob_bytes: Mapping[int, int] = field(default_factory=dict)
     shares_lines: bool = False
     limits: NetworkLimits = field(default_factory=NetworkLimits)
     limit_s: float = 0.0
@@ -107,6 +107,10 @@ class Scenario:
     def names(self) -> tuple[str, ...]:
         """The clients' names."""
         return tuple(f"client-{number}" for number in range(self.clients))
+
+    def weigh_blob(self, size_bytes: int) -> float:
+        """How many bytes of the line an answer of this length takes."""
+        return float(self.blob_bytes.get(size_bytes, size_bytes))
 
     def get_class(self, number: int) -> MachineClass:
         """The class of a client."""

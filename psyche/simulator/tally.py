@@ -34,6 +34,7 @@ class NodeAccount:
     tokens: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    weights_received: int = 0  # of a simulated run; in others among the bytes received
     notices: list[tuple[float, str]] = field(default_factory=list)  # when it was put out, died, left, and why
     epoch: int = 0
     away_since: float | None = None

@@ -38,6 +38,11 @@ class Workload:
     sequence_tokens: int
     source: str
 
+    @property
+    def weights_bytes(self) -> int:
+        """Of the model as clients keep it and hand it on: float32."""
+        return 4 * self.parameters
+
 
 def compute_llama_shapes(settings: dict[str, Any], place: str) -> Shapes:
     """The trainable tensors of a Llama with these settings, as the trainer names and shapes them.

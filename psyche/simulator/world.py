@@ -94,7 +94,7 @@ class World:
         self.codec = PayloadCodec(self.model.optimizer)
         self.trace = Trace(str(folder), keep_lines=keep_lines)
         self.links = Links(build_rng(scenario.seed, "links"))
-        self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, blob_weight=scenario.blob_weight)
+        self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, weigh_blobs=scenario.weigh_blob)
         self.tcp = Tcp(self.links)
         self.owner = self._build_identity("owner")
         self.server = ServerHost(self, self._build_identity("server"))

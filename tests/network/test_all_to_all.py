@@ -19,7 +19,7 @@ LIMITS = NetworkLimits(min_progress_s=120.0, write_s=120.0)  # what a small body
 
 
 async def test_members_that_fetch_all_payloads_keep_every_line_busy(tmp_path: Path, autojump_clock: MockClock) -> None:
-    hub = MemoryHub(random.Random(1), LinkConditions(latency_s=0.05), blob_weight=WEIGHT)
+    hub = MemoryHub(random.Random(1), LinkConditions(latency_s=0.05), weigh_blobs=lambda size: WEIGHT * size)
     ended: list[float] = []
     async with AsyncExitStack() as stack:
         nodes: list[MemoryNode] = []

@@ -135,7 +135,7 @@ async def test_a_writer_is_ahead_of_the_line_by_a_buffer_and_no_more(autojump_cl
 async def test_a_heavier_byte_of_an_answer_takes_more_of_the_line_and_a_request_does_not(
     autojump_clock: MockClock,
 ) -> None:
-    near, far = build_links(bandwidth_bytes_s=1_000).open_pair(A, B, answer_weight=50)
+    near, far = build_links(bandwidth_bytes_s=1_000).open_pair(A, B, answer_weigh=lambda size: 50.0 * size)
     started = trio.current_time()
     await near.write(bytes(100))
     await far.read_some(100)
@@ -145,13 +145,27 @@ async def test_a_heavier_byte_of_an_answer_takes_more_of_the_line_and_a_request_
     assert trio.current_time() - started == pytest.approx(5.1)
 
 
+async def test_what_is_heavier_is_told_by_its_length_and_counted_apart(autojump_clock: MockClock) -> None:
+    links = build_links()
+    for key in (A, B):
+        links.set_access(key, 1e6, 1e6)
+    near, far = links.open_pair(A, B, answer_weigh=lambda size: 1e6 if size == 100 else 4e6)
+    started = trio.current_time()
+    for size in (100, 1_000):
+        await far.write(bytes(size))
+        assert await read_exactly(near, size) == bytes(size)
+    assert trio.current_time() - started == pytest.approx(5)
+    ways = [way for key in (B, A) if (way := links.get_access(key))]
+    assert [ways[0][0].carried, ways[1][1].carried] == [{100: 1e6, 1_000: 4e6}] * 2
+
+
 async def time_answers(links: Links, pairs: list[tuple[bytes, bytes]]) -> list[float]:
     """When each of these (asker, server) has its answer of a megabyte."""
     ended = [0.0] * len(pairs)
 
     async def exchange(number: int) -> None:
         asker, server = pairs[number]
-        near, far = links.open_pair(asker, server, answer_weight=1.0)
+        near, far = links.open_pair(asker, server, answer_weigh=float)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(far.write, bytes(1_000_000))
             left = 1_000_000

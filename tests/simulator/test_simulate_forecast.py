@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from forecast_kit import build_machines, build_question
 
+from psyche.core.plan import compute_plan, get_payload_bytes
 from psyche.errors import ConfigError
+from psyche.network.blobwire import REPLY_HEAD_BYTES
 from psyche.simulator import suggest
 from psyche.simulator.accounts import What, read_accounts
 from psyche.simulator.both_ways import compare_sets, compare_times, compute_spread, measure_machines
@@ -25,7 +27,10 @@ from psyche.simulator.forecast_text import (
 )
 from psyche.simulator.inputs import find_scenario, load_faults
 from psyche.simulator.invariants import Violation
+from psyche.simulator.recorder import BODY_BYTES, build_sizes
+from psyche.simulator.scenario import build_model
 from psyche.simulator.timeline import COLORS, NO_MEMBER, check_picture, get_absences, write_picture
+from psyche.simulator.trainer import SHAPE, TENSOR, WEIGHTS
 from psyche.simulator.viewer import read_lines
 
 ROUNDS = 4
@@ -68,9 +73,35 @@ def test_shares_are_of_the_whole(even: Forecast) -> None:
 
 def test_every_member_sends_its_payload_to_each_other_once(even: Forecast) -> None:
     wanted = ROUNDS * 3 * even.question.workload.payload_bytes
-    assert sum(even.bytes_sent.values()) == pytest.approx(4 * wanted, rel=0.05)
-    for received in even.bytes_received.values():
-        assert received == pytest.approx(wanted, rel=0.05)
+    assert sum(one.sent for one in even.carried.values()) == pytest.approx(4 * wanted, rel=0.05)
+    for one in even.carried.values():
+        assert one.received == pytest.approx(wanted, rel=0.05)
+
+
+def test_weights_that_somebody_fetches_have_the_models_size_and_count_apart() -> None:
+    fault = Kill(who=("client-1",), at_s=12.5, for_s=1.0)
+    parameters = 10**8
+    question = build_question(
+        (build_machines(), 4), parameters=parameters, rounds=12, rounds_per_epoch=4, init_min_clients=3, warmup_time=60,
+        faults=(fault,),
+    )  # fmt: skip
+    forecast = play(question)
+    one = forecast.carried["client-1"]
+    assert one.weights_received > 0.99 * 4 * parameters, "whole, and perhaps from two sources"
+    assert sum(c.weights_sent for c in forecast.carried.values()) == pytest.approx(
+        sum(c.weights_received for c in forecast.carried.values())
+    )
+    rounds = len(forecast.accounts.data_rounds)
+    assert one.received < 1.1 * rounds * 3 * question.workload.payload_bytes, "no more than all payloads of others"
+
+
+def test_the_sizes_of_the_small_models_blobs_are_known(even: Forecast) -> None:
+    optimizer = build_model().optimizer
+    plan = compute_plan(
+        {TENSOR: SHAPE}, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
+    )
+    assert get_payload_bytes(plan) == BODY_BYTES
+    assert set(build_sizes(even.question.workload)) == {REPLY_HEAD_BYTES + BODY_BYTES, REPLY_HEAD_BYTES + 4 * WEIGHTS}
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(even: Forecast) -> None:
@@ -143,8 +174,8 @@ def test_the_log_of_a_simulated_run_gives_the_same_figures_as_the_simulation(une
     assert accounts.tokens_per_s == pytest.approx(told.tokens_per_s)
     for name, node in accounts.nodes.items():
         assert (node.tokens, node.cut_off) == (told.nodes[name].tokens, told.nodes[name].cut_off)
-        assert node.bytes_sent == pytest.approx(uneven.bytes_sent[name], abs=1)
-        assert node.bytes_received == pytest.approx(uneven.bytes_received[name], abs=1)
+        assert node.bytes_sent == pytest.approx(uneven.carried[name].sent, abs=1)
+        assert node.bytes_received == pytest.approx(uneven.carried[name].received, abs=1)
         assert node.times == pytest.approx(told.nodes[name].times, abs=1e-3)
 
 
@@ -198,7 +229,7 @@ def test_means_of_a_class_are_over_its_members(crowded: Forecast) -> None:
     row = re.split(r"  +", format_classes(crowded).splitlines()[1])
     assert row[1] == "3 of 8"
     each = ROUNDS * 2 * crowded.question.workload.payload_bytes
-    assert [crowded.bytes_sent[node.name] for node in crowded.members] == pytest.approx([each] * 3, rel=0.05)
+    assert [crowded.carried[node.name].sent for node in crowded.members] == pytest.approx([each] * 3, rel=0.05)
 
 
 def test_who_dies_is_cut_off_only_in_the_rounds_that_gave_it_work() -> None:

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from psyche.simulator.spans import Span
 from psyche.simulator.tally import DIED, Bound, NodeAccount, Place, RoundAccount, What, compute_times
 from psyche.telemetry.events import Event
 
@@ -22,6 +23,7 @@ CARRIED: Final = "carried"  # the world's event with all that a client's line ha
 ROUND_MEMBERS: Final = "round_members"  # the world's event with whom the record has in a round
 SERVER: Final = "server"
 ROUND_STATES: Final = frozenset({"round_train", "round_witness"})
+EPOCH_STATES: Final = ROUND_STATES | {"warmup", "cooldown"}
 PATIENCE_S: Final = 1.5  # a round that goes on for so long after the last thing anybody did waits for somebody
 
 
@@ -51,6 +53,7 @@ class Accounts:
         self._scale = tokens_scale
         self._delay = int(overlap)
         self._state = ("", 0.0)
+        self._worked: Span | None = None  # from the first Warmup to the end of the last Cooldown
         self._by_place: dict[Place, RoundAccount] = {}
         self._open: RoundAccount | None = None
         self._names: dict[Place, str] = {}  # (epoch, member): node
@@ -101,6 +104,8 @@ class Accounts:
     def _take_state(self, t: float, event: Event) -> None:
         state = str(event.get("run_state", "")).lower()
         self.phases[self._state[0] or "starting"] += t - (self._state[1] or self.started)
+        if self._state[0] in EPOCH_STATES:
+            self._note_work(t)
         self._state = (state, t)
         place = (_get_int(event, "epoch"), _get_int(event, "height"))
         running = self._open
@@ -115,6 +120,11 @@ class Accounts:
             self._open = RoundAccount(*place, _get_int(event, "step"), t, healthy=_get_int(event, "members"))
             self.rounds.append(self._open)
             self._by_place[place] = self._open
+
+    def _note_work(self, end: float) -> None:
+        if self._worked is None:
+            self._worked = Span(self._state[1], end)
+        self._worked.end = end
 
     def _find_bound(self, running: RoundAccount) -> Bound:
         last, bound = max(self._last_trained, self._last_arrived, key=lambda found: found[0])
@@ -284,6 +294,8 @@ class Accounts:
             self._open.closing = self._open.closing or self.ended
         if self._state[0]:
             self.phases[self._state[0]] += self.ended - self._state[1]
+        if self._state[0] in EPOCH_STATES:
+            self._note_work(self.ended)
         for node in self.nodes.values():
             node.ended_away = node.away_since is not None
             self._return(node, self.ended)
@@ -313,6 +325,17 @@ class Accounts:
         return [one for one in self.rounds if not one.is_drain and one.seconds > 0]
 
     @property
+    def rounds_s(self) -> float:
+        """From the first round with data to the end of the last one."""
+        rounds = self.data_rounds
+        return rounds[-1].end - rounds[0].start if rounds else 0.0
+
+    @property
+    def before_s(self) -> float:
+        """Start and Warmup: until the first round."""
+        return self.rounds[0].start - self.started if self.rounds else 0.0
+
+    @property
     def shares(self) -> dict[What, float]:
         """Of all members' time in rounds with data."""
         total = {what: sum(node.times[what] for node in self.nodes.values()) for what in What}
@@ -336,10 +359,10 @@ class Accounts:
 
     @property
     def whole_training_share(self) -> float:
-        """Of all members' time from the first round on, Warmup, drains and Cooldown included."""
-        if not self.rounds:
+        """Of all members' time from the first Warmup to the end of the last Cooldown."""
+        if not self.rounds or self._worked is None:
             return 0.0
-        start, end = self.rounds[0].start, max(one.end for one in self.rounds)
+        start, end = self._worked.start, self._worked.end
         members = [node for node in self.nodes.values() if node.present]
         trained = sum(span.end - span.start for node in members for span in node.spans[What.TRAIN])
         return trained / (len(members) * (end - start)) if members and end > start else 0.0

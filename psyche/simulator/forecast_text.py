@@ -63,8 +63,9 @@ def format_forecast(forecast: Forecast) -> str:
         return f"no round was finished in {format_seconds(forecast.outcome.simulated_s)}: {describe_obstacle(forecast)}"
     lines = [
         (
-            f"{format_number(len(rounds), 'round')} in {format_seconds(forecast.outcome.simulated_s)}, "
-            f"{format_number(len({one.epoch for one in rounds}), 'epoch')}"
+            f"{format_number(len(rounds), 'round')} in {format_seconds(accounts.rounds_s)}, "
+            f"{format_number(len({one.epoch for one in rounds}), 'epoch')}; "
+            f"before them {format_seconds(accounts.before_s)} of start and Warmup"
         ),
         *_format_members(forecast),
         "",
@@ -248,7 +249,7 @@ def format_accounts(accounts: Accounts) -> str:
     small = ["the log says of no real model: tokens and bytes are those of the small one that was played"]
     return "\n".join(
         [
-            f"{format_number(len(rounds), 'round')} in {format_seconds(rounds[-1].end - rounds[0].start)}",
+            f"{format_number(len(rounds), 'round')} in {format_seconds(accounts.rounds_s)}",
             *(small if accounts.is_stand_in else ()),
             "",
             *_format_times(accounts),
@@ -268,6 +269,8 @@ def build_accounts_json(accounts: Accounts) -> dict[str, Any]:
         "tokens_per_s": accounts.tokens_per_s,
         "tokens": accounts.tokens,
         "shares": {what.value: share for what, share in accounts.shares.items()},
+        "rounds_s": accounts.rounds_s,
+        "before_rounds_s": accounts.before_s,
         "whole_training_share": accounts.whole_training_share,
         "seconds_by_state": dict(accounts.phases),
         "rounds": [_get_round(one) for one in accounts.rounds],
@@ -294,6 +297,8 @@ def build_json(forecast: Forecast) -> dict[str, Any]:
         "samples_lost": forecast.lost_samples,
         "cut_offs": forecast.cut_offs,
         "shares": {what.value: share for what, share in accounts.shares.items()},
+        "rounds_s": accounts.rounds_s,
+        "before_rounds_s": accounts.before_s,
         "whole_training_share": accounts.whole_training_share,
         "seconds_by_state": dict(accounts.phases),
         "bounds": [{"kind": kind, "class": who, "rounds": n} for (kind, who), n in count_bounds(forecast)],

@@ -32,6 +32,7 @@ from psyche.simulator.scenario import build_model
 from psyche.simulator.timeline import COLORS, NO_MEMBER, check_picture, get_absences, write_picture
 from psyche.simulator.trainer import SHAPE, TENSOR, WEIGHTS
 from psyche.simulator.viewer import read_lines
+from psyche.telemetry.text import format_seconds
 
 ROUNDS = 4
 
@@ -69,6 +70,27 @@ def test_training_takes_the_time_that_the_machines_need(even: Forecast) -> None:
 def test_shares_are_of_the_whole(even: Forecast) -> None:
     assert sum(even.accounts.shares.values()) == pytest.approx(1)
     assert 0 < even.accounts.whole_training_share < even.accounts.shares[What.TRAIN] < 1
+
+
+def test_the_time_of_the_rounds_is_told_apart_from_start_and_warmup(even: Forecast) -> None:
+    accounts = even.accounts
+    assert accounts.rounds_s == pytest.approx(sum(one.seconds for one in accounts.data_rounds))
+    assert accounts.before_s == pytest.approx(accounts.rounds[0].start - accounts.started)
+    first = format_forecast(even).splitlines()[0]
+    assert first == (
+        f"4 rounds in {format_seconds(accounts.rounds_s)}, 1 epoch; "
+        f"before them {format_seconds(accounts.before_s)} of start and Warmup"
+    )
+    assert build_json(even)["rounds_s"] == accounts.rounds_s
+
+
+def test_the_whole_share_in_training_is_of_warmup_and_cooldown_too(even: Forecast) -> None:
+    accounts = even.accounts
+    trained = sum(span.end - span.start for node in accounts.nodes.values() for span in node.spans[What.TRAIN])
+    phases = accounts.phases
+    seconds = sum(phases[name] for name in ("warmup", "round_train", "round_witness", "cooldown"))
+    assert phases["warmup"] > 0.5
+    assert accounts.whole_training_share == pytest.approx(trained / (4 * seconds), rel=1e-3)
 
 
 def test_every_member_sends_its_payload_to_each_other_once(even: Forecast) -> None:

@@ -99,7 +99,7 @@ def simulate(
     machines and the payload sizes of your model. Tells how long rounds take and what they wait for, what is lost and
     who is dropped, and proposes settings that were better when they were tried.
 
-    Exit code 1 where the run would stand still, or where the replayed scenario breaks a promise.
+    Exit code 1 where the run would stand still or learn nothing, or where the replayed scenario breaks a promise.
     """
     from psyche.errors import ConfigError
 
@@ -118,7 +118,7 @@ def simulate(
     )
     is_written = _write(say, forecast, suggestions, picture, json_file, events)
     say.check()
-    raise typer.Exit(1 if forecast.stood_still or not is_written else 0)
+    raise typer.Exit(1 if forecast.stood_still or forecast.came_to_nothing or not is_written else 0)
 
 
 def _refuse_unused(ctx: typer.Context, names: tuple[str, ...], where: str) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from psyche.simulator.spans import Span
 from psyche.simulator.tally import DIED, Bound, NodeAccount, Place, RoundAccount, What, compute_times
+from psyche.simulator.transfers import Pending, Transfers
 from psyche.telemetry.events import Event
 
 WORLD: Final = "world"
@@ -59,7 +60,7 @@ class Accounts:
         self._names: dict[Place, str] = {}  # (epoch, member): node
         self._keys: dict[str, str] = {}  # identity: node
         self._is_told = False  # the log says itself who is a member of each round
-        self._sent: dict[tuple[int, int, str], float] = {}
+        self._transfers = Transfers()
         self._handlers: dict[str, Callable[[NodeAccount, float, Event], None]] = {
             "state_changed": self._on_state, "member": self._on_member, "round_started": self._on_round,
             "applied": self._on_applied, "trained": self._on_trained, "result_sent": self._on_sent,
@@ -112,7 +113,7 @@ class Accounts:
         if running is not None and not running.closing:
             running.closing = t
             self._admit(running)
-            running.bound = self._find_bound(running)
+            running.bound = self._find_bound(running, self._count_pending(running))
         if running is not None and (state not in ROUND_STATES or running.place != place):
             running.end = t
             self._open = None
@@ -126,14 +127,26 @@ class Accounts:
             self._worked = Span(self._state[1], end)
         self._worked.end = end
 
-    def _find_bound(self, running: RoundAccount) -> Bound:
+    def _count_pending(self, running: RoundAccount) -> list[Pending]:
+        """Payloads that are due in a round that closes, and not where they are wanted, cost time until then."""
+        receivers = [node.name for node in self.nodes.values() if running.place in node.present]
+        pending = self._transfers.find_pending((running.epoch, running.height - self._delay), receivers)
+        for name, since in {one.receiver: one.since for one in reversed(pending)}.items():
+            self.nodes[name].add(What.TRANSFER, max(running.start, since), running.closing)
+        return pending
+
+    def _find_bound(self, running: RoundAccount, pending: Sequence[Pending]) -> Bound:
         last, bound = max(self._last_trained, self._last_arrived, key=lambda found: found[0])
         if last < running.start:
             last, bound = running.start, Bound("none")
         if self._limit_s and running.closing - running.start >= self._limit_s - 0.1:
-            return Bound("limit", self._find_missing(running))
+            is_idle, kind = True, "limit"
+        else:
+            is_idle, kind = running.closing - last > PATIENCE_S, "patience"
         missing = self._find_missing(running)
-        return Bound("patience", missing) if missing and running.closing - last > PATIENCE_S else bound
+        if is_idle and pending and not missing:
+            return Bound("transfer", pending[0].sender, pending[0].receiver)
+        return Bound(kind, missing) if is_idle and (missing or kind == "limit") else bound
 
     def _find_missing(self, running: RoundAccount) -> str:
         """Who was in the round and had not trained when it closed; the first three."""
@@ -253,15 +266,17 @@ class Accounts:
         self._last_trained = (t, Bound("training", node.name))
 
     def _on_sent(self, node: NodeAccount, t: float, event: Event) -> None:
-        self._sent[_get_int(event, "epoch", node.epoch), _get_int(event, "height"), node.name] = t
+        self._transfers.send((_get_int(event, "epoch", node.epoch), _get_int(event, "height")), node.name, t)
 
     def _on_payload(self, node: NodeAccount, t: float, event: Event) -> None:
         name = self._names.get((node.epoch, _get_int(event, "from_member", -1)), "")
         height = _get_int(event, "height")
+        self._transfers.arrive((node.epoch, height), name, node.name)
         needing = self._by_place.get((node.epoch, height + self._delay))
         if needing is None:
             return  # it came before anybody waited for it
-        start = max(needing.start, self._sent.get((node.epoch, height, name), needing.start))
+        sent = self._transfers.get_sent((node.epoch, height), name)
+        start = needing.start if sent is None else max(needing.start, sent)
         node.add(What.TRANSFER, start, t)
         self._last_arrived = (t, Bound("transfer", name or "somebody", node.name))
 

@@ -101,6 +101,11 @@ class Forecast:
         return self.lost_samples + self.accounts.tokens / self.question.workload.sequence_tokens
 
     @property
+    def came_to_nothing(self) -> bool:
+        """Whether rounds were played, and no result of any was applied."""
+        return bool(self.accounts.data_rounds) and not self.accounts.tokens
+
+    @property
     def members(self) -> list[NodeAccount]:
         """Clients that were a member in some round."""
         return [node for node in self.accounts.nodes.values() if node.present]

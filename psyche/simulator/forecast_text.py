@@ -61,7 +61,9 @@ def format_forecast(forecast: Forecast) -> str:
     rounds = accounts.data_rounds
     if not rounds:
         return f"no round was finished in {format_seconds(forecast.outcome.simulated_s)}: {describe_obstacle(forecast)}"
+    nothing = ["THE RUN LEARNS NOTHING: 0 tokens per second, no result of any round was applied", ""]
     lines = [
+        *(nothing if forecast.came_to_nothing else ()),
         (
             f"{format_number(len(rounds), 'round')} in {format_seconds(accounts.rounds_s)}, "
             f"{format_number(len({one.epoch for one in rounds}), 'epoch')}; "
@@ -121,8 +123,16 @@ def _format_sums(forecast: Forecast) -> list[str]:
         ),
         f"tokens per second      {format_count(accounts.tokens_per_s)}",
         f"samples lost           {lost:.0f} of {samples:.0f} ({format_percent(lost / samples if samples else 0.0)})",
+        *_format_voids(accounts),
         f"rounds waited last for {_format_bounds(forecast)}",
     ]
+
+
+def _format_voids(accounts: Accounts) -> list[str]:
+    """Rounds of which nothing was applied, by their heights."""
+    void = [str(one.height) for one in accounts.data_rounds if one.is_void]
+    named = ", ".join(void[:SHOWN]) + (f" and {len(void) - SHOWN} more" if len(void) > SHOWN else "")
+    return [f"void rounds            {len(void)} (nothing of them was applied: height {named})"] if void else []
 
 
 def _format_bounds(forecast: Forecast) -> str:
@@ -290,6 +300,7 @@ def build_json(forecast: Forecast) -> dict[str, Any]:
         "workload": asdict(question.workload),
         "simulated_s": forecast.outcome.simulated_s,
         "stood_still": forecast.stood_still,
+        "came_to_nothing": forecast.came_to_nothing,
         "digest": forecast.outcome.digest,
         "tokens_per_s": accounts.tokens_per_s,
         "tokens": accounts.tokens,
@@ -311,7 +322,8 @@ def build_json(forecast: Forecast) -> dict[str, Any]:
 def _get_round(one: Any) -> dict[str, Any]:
     return {
         "epoch": one.epoch, "height": one.height, "step": one.step, "start_s": one.start, "seconds": one.seconds,
-        "drain": one.is_drain, "decided": one.is_decided, "members": list(one.members), "tokens": one.tokens,
+        "drain": one.is_drain, "decided": one.is_decided, "void": one.is_void,
+        "members": list(one.members), "tokens": one.tokens,
         "lost_tokens": one.lost_tokens, "waited_for": one.bound.text,
         "shares": {what.value: share for what, share in one.shares.items()},
     }  # fmt: skip

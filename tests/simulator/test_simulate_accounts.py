@@ -118,6 +118,16 @@ def test_a_round_that_nobody_works_in_any_more_waits_for_who_is_missing() -> Non
     assert log.read(limit_s=9).rounds[0].bound.text == "max_round_train_time, missing b"
 
 
+def test_a_payload_that_is_on_its_way_when_a_round_closes_is_what_it_waited_for() -> None:
+    log = build_log()
+    log.events = [event for event in log.events if event["kind"] != "payload_received" or event["node"] != "b"]
+    accounts = log.read()
+    assert accounts.rounds[1].bound.text == "payload of a on its way to b"
+    assert accounts.nodes["b"].times[What.TRANSFER] == pytest.approx(2)
+    assert accounts.nodes["b"].times[What.WITNESS] == pytest.approx(1 + 2)
+    assert accounts.nodes["a"].times[What.TRANSFER] == 0
+
+
 def test_work_that_is_in_no_set_is_lost_and_its_member_cut_off() -> None:
     accounts = build_log().read()
     assert [one.tokens for one in accounts.rounds] == [200, 100]

@@ -142,6 +142,21 @@ def test_slow_lines_show_in_the_time_for_payloads_and_in_what_rounds_wait_for(ev
     assert rounds >= ROUNDS - 1, "in the first round nothing is due yet"
 
 
+def test_payloads_that_never_arrive_are_what_rounds_wait_for_and_the_answer_says_that_nothing_is_learned() -> None:
+    home = build_machines(up_mbit_s=1.0)
+    stuck = play(build_question((home, 4), parameters=70 * 10**9, rounds=2))
+    assert stuck.came_to_nothing
+    assert stuck.accounts.shares[What.TRANSFER] > 0.5
+    second = stuck.accounts.rounds[1]
+    assert (second.bound.kind, second.is_void) == ("transfer", True)
+    text = format_forecast(stuck)
+    assert text.startswith("THE RUN LEARNS NOTHING: 0 tokens per second")
+    assert "void rounds            2 (nothing of them was applied: height 0, 1)" in text
+    found = build_json(stuck)
+    assert found["came_to_nothing"]
+    assert [one["void"] for one in found["rounds"]][:2] == [True, True]
+
+
 def test_without_overlap_a_payload_is_waited_for_in_its_own_round(even: Forecast) -> None:
     plain = play(build_question((build_machines(), 4), rounds=ROUNDS, overlap=False))
     assert plain.accounts.shares[What.TRANSFER] > even.accounts.shares[What.TRANSFER]

@@ -1,4 +1,8 @@
-"""The in-memory twin of the libp2p node: same code above the streams, simulated links below.
+"""The in-memory twin of the libp2p node: the code of `base.py` above the streams, simulated links below.
+
+One thing above the streams is replaced. Among more than `STREAMED_MEMBERS`, and on lines that lose or copy
+packets, announcements are packets of their own (`links.Lane`), not messages of an outbox on a stream: streams
+would be too many, and lose nothing. Where libp2p has a mesh everybody hears directly.
 
 Links have latency, bandwidth and loss, and can be cut; everything runs on trio's clock, so a
 `MockClock` runs hours in seconds. All chance comes from the `random.Random` that the hub is given:
@@ -13,6 +17,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -24,6 +29,8 @@ from psyche.network.links import Lane, LinkConditions, Links, MemoryStream, Weig
 from psyche.network.peers import Peer
 from psyche.network.streams import BLOB
 from psyche.wire.crypto import Identity
+
+STREAMED_MEMBERS: Final = 16  # up to so many announcements go over streams: among 256 these would be 65,280
 
 
 class _Connection:
@@ -67,6 +74,11 @@ class _MemoryTransport:
         if connection is not None:
             self._hub.disconnect(connection)
 
+    def is_lossy(self, key: bytes) -> bool:
+        """Whether packets to a node may be lost, or come twice."""
+        conditions = self._hub.links.get_wire(self.key, key).conditions
+        return conditions.loss > 0 or conditions.duplicate > 0
+
     def get_lane(self, key: bytes) -> Lane | None:
         """The way of announcements to a connected node."""
         connection = self.connections.get(key)
@@ -86,9 +98,15 @@ class MemoryNode(BaseNode):
         self._start_soon(self.handle_stream, key, protocol, stream)
 
     def _announce(self, keys: Iterable[bytes], message: bytes) -> None:
-        """Announcements are packets here: no stream has to be kept for them between each two nodes."""
-        for key in keys:
+        """By outbox and stream, as in production; as packets where those are too many, or packets are lost or copied.
+
+        A stream loses nothing, but a mesh does, and what is announced here must bear both.
+        """
+        is_crowd = len(self.peers.allowed | {self.key}) > STREAMED_MEMBERS
+        by_packet = [key for key in keys if is_crowd or self.place.is_lossy(key)]
+        for key in by_packet:
             self.send_to(key, message)
+        super()._announce([key for key in keys if key not in by_packet], message)
 
     async def _broadcast(self, message: bytes) -> None:
         """There is no mesh here: where members are too many for it, everybody hears directly all the same."""
@@ -101,11 +119,6 @@ class MemoryNode(BaseNode):
         if lane is not None:
             self._statistics.bytes_sent += len(message)
             lane.send(message)
-
-    def count_unsent(self) -> int:
-        """How many announcements wait for the line to one peer, at most."""
-        lanes = (c.lanes.get(self.key) for c in self.place.connections.values())
-        return max((len(lane) for lane in lanes if lane is not None), default=0)
 
     def take_announcement(self, origin: bytes, message: bytes) -> None:
         """A packet of a peer has arrived; it waits for the peer's hello."""

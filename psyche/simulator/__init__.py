@@ -5,8 +5,10 @@
 
 What runs is what production runs: each client is a `client.shell.Shell` around a `RoundEngine`, its
 `TrainerTasks`, loader, replay store and `server.backend.TcpBackend`; the server is `server.server.run_server`
-with hub, handler, journal and recovery; the nodes are `network.memory.MemoryNode`s, which share all code above
-the streams with the libp2p node. Replaced are five things, each where production has a seam for it:
+with hub, handler, journal and recovery; the nodes are `network.memory.MemoryNode`s, which share with the libp2p
+node whatever stands above the streams: hello, peers, sync, blobs, the inbox, and up to 16 members the outboxes of
+announcements. Above that, and on lines that lose or copy packets, announcements are packets of their own. There is
+no mesh. Replaced are five things, each where production has a seam for it:
 
 | of the world | in simulation | where |
 |---|---|---|

@@ -79,7 +79,8 @@ class Kept:
         self._note("bytes of payloads on disk", node.store.disk_bytes, limits.disk_blob_bytes)
         unread = inbox._receive.statistics().current_buffer_used  # noqa: SLF001
         self._note("announcements unread", unread, limits.inbox_messages)
-        self._note("announcements unsent", node.count_unsent(), limits.outbox_messages)
+        unsent = max((len(one._queue) for one in node._outboxes.values()), default=0)  # noqa: SLF001
+        self._note("announcements unsent", unsent, limits.outbox_messages)
         peers = [peer for key in node.connected() if (peer := node.peers.get(key)) is not None]
         served = max((count for peer in peers for count in peer.inbound.values()), default=0)
         self._note("streams that a peer has open", served, limits.streams_per_peer)

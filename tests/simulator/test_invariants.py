@@ -1,6 +1,8 @@
 """The checks themselves: a world that breaks a promise is caught, and says what a person needs."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,6 +11,10 @@ import trio
 from sim_kit import build, play
 
 from psyche.core.state import Coordinator, RunState
+from psyche.network.announce import Outbox
+from psyche.network.limits import NetworkLimits
+from psyche.network.links import LinkConditions
+from psyche.network.streams import ByteStream
 from psyche.simulator.faults import Kill
 from psyche.simulator.shrink import fails_alike, shrink
 from psyche.simulator.trainer import SimTrainer
@@ -150,3 +156,33 @@ def test_a_failing_plan_is_made_small() -> None:
     scenario = build(faults=(*others, kill), clients=3, total_steps=5)
     outcome: Outcome = simulate(scenario, keep_lines=False)
     assert shrink(scenario, fails_alike(outcome), max_tries=6).faults == (kill,)
+
+
+def test_announcements_that_pile_up_for_a_peer_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I6, on production's own queue: nothing is sent, and it has no bound."""
+
+    async def send_nothing(self: Outbox, stream: ByteStream) -> None:
+        self._queue = deque(self._queue)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Outbox, "run", send_nothing)
+    scenario = replace(build(), limits=NetworkLimits(outbox_messages=4))
+    found = simulate(scenario).violations[0]
+    assert (found.name, found.expected) == ("I6", "at most 4 announcements unsent")
+
+
+@pytest.mark.parametrize(("clients", "loss", "streamed"), [(4, 0.0, True), (4, 0.01, False), (17, 0.0, False)])
+def test_announcements_of_few_on_good_lines_go_through_the_outbox_of_production(
+    clients: int, loss: float, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[bytes] = []
+    queue = Outbox.put
+
+    def watch(self: Outbox, message: bytes) -> None:
+        put.append(message)
+        queue(self, message)
+
+    monkeypatch.setattr(Outbox, "put", watch)
+    line = LinkConditions(latency_s=0.01, loss=loss)
+    play(build(clients=clients, cls={"uplink": line}, total_steps=3))
+    assert bool(put) is streamed

@@ -9,8 +9,9 @@ import trio
 from psyche.core.bits import get_members
 from psyche.core.state import Client, ClientState, Config, Coordinator, RoundFlag
 from psyche.network.blobwire import REPLY_HEAD_BYTES
-from psyche.simulator.accounts import ROUND_MEMBERS, Accounts, Place
+from psyche.simulator.accounts import ROUND_MEMBERS, SERVER, Accounts, Place
 from psyche.simulator.scenario import build_model
+from psyche.simulator.tally import DIED
 from psyche.simulator.trainer import WEIGHTS
 from psyche.simulator.workload import Workload
 from psyche.simulator.world import World
@@ -41,6 +42,7 @@ class Played:
 
 
 LATE: Final = "was late in"
+GONE: Final = "its process had died"
 OnProgress = Callable[[Played], None]  # told at every event
 
 
@@ -69,6 +71,8 @@ class Recorder:
         self._closed = self._furthest = self._given_up = 0
         self._place: Place | None = None
         self._names: dict[bytes, str] = {}  # by key
+        self._lost: dict[bytes, str] = {}  # whom the server withdrew, and why
+        self._epoch_since = 0.0
         self.world: World
 
     def attach(self, world: World) -> None:
@@ -81,6 +85,8 @@ class Recorder:
     def _listen(self, node: str, kind: str, given: Mapping[str, object]) -> None:
         if self._on_progress is not None:
             self._on_progress(Played(self._furthest, self._given_up, trio.current_time()))
+        if node == SERVER and kind == "client_withdrawn" and isinstance(key := given.get("key"), bytes):
+            self._lost[key] = f"was cut off from the server for {given.get('after_s')} s"
         if not self.accounts.wants(node, kind):
             return
         event: Event = {name: get_plain(value) for name, value in given.items()}
@@ -91,6 +97,8 @@ class Recorder:
         """Read from the record, as each of its changes reaches the disk, what no client's event tells."""
         state = self.world.shadow.state
         place = (state.progress.epoch, state.current.height)
+        if self._place is None or self._place[0] != place[0]:
+            self._epoch_since = trio.current_time()
         if state.in_round and place != self._place:
             self._place = place
             self._tell_members(state)
@@ -110,13 +118,21 @@ class Recorder:
     def _look_at(self, client: Client, now: float) -> None:
         before, self._states[client.p2p] = self._states.get(client.p2p), client.state
         if before is ClientState.HEALTHY and client.state is not before:
-            self.exits.append(Exit(now, self._names[client.p2p], describe_exit(client, self._config)))
+            self.exits.append(Exit(now, self._names[client.p2p], self._describe(client)))
+
+    def _describe(self, client: Client) -> str:
+        """Why a member is none any more; of one that was withdrawn, what befell it."""
+        node = self.accounts.nodes.get(self._names[client.p2p])
+        is_dead = node is not None and node.away_since is not None
+        if client.state is not ClientState.WITHDRAWN:
+            return describe_exit(client, self._config) + (f": {GONE}" if is_dead else "")
+        died = node is not None and any(why == DIED and t >= self._epoch_since for t, why in node.notices)
+        lost = self._lost.pop(client.p2p, "left the epoch")
+        return GONE if is_dead else f"{GONE}, and a new one came" if died else lost
 
 
 def describe_exit(client: Client, config: Config) -> str:
     """Why a member is none any more."""
-    if client.state is ClientState.WITHDRAWN:
-        return "left the epoch"
     if client.state is ClientState.EJECTED:
         return "signed two results for one round"
     if config.evict_after and client.missed >= config.evict_after:

@@ -62,11 +62,16 @@ def simulate(
         Path | None, typer.Option(help="Who they are: a TOML file of classes, as in config/profiles/home.toml.")
     ] = None,
     faults: Annotated[
-        Path | None, typer.Option(help="What goes wrong beside: a TOML file of [[fault]] tables.")
+        Path | None,
+        typer.Option(
+            help="What goes wrong beside: a TOML file of [[fault]] tables; at_s counts from the start of the server."
+        ),
     ] = None,
     rounds: Annotated[
         int,
-        typer.Option(min=1, help="How many rounds are played; of 16 clients one takes about a second, of 64 about 25."),
+        typer.Option(
+            help="How many rounds are played, up to 100000; of 16 clients one takes about a second, of 64 about 25."
+        ),
     ] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all chance; the same one gives the same run.")] = 0,
     parameters: Annotated[
@@ -99,7 +104,8 @@ def simulate(
     machines and the payload sizes of your model. Tells how long rounds take and what they wait for, what is lost and
     who is dropped, and proposes settings that were better when they were tried.
 
-    Exit code 1 where the run would stand still or learn nothing, or where the replayed scenario breaks a promise.
+    Exit code 1 where the run would stand still or learn nothing, where the replayed scenario breaks a promise, and after any error,
+    which is a line on stderr; 2 for options that do not exist; 130 after Ctrl-C, 143 after SIGTERM.
     """
     from psyche.errors import ConfigError
 
@@ -189,7 +195,7 @@ def _answer(
 ) -> "tuple[Forecast, list[Suggestion]]":
     from psyche.simulator.forecast_text import format_defects, format_forecast, format_question
 
-    say(format_question(question) + "\n")
+    say("\n".join([format_question(question), *describe_length(question)]) + "\n")
     say.check()
     forecast = _play(question, "playing", keep=keep)
     say(format_forecast(forecast))
@@ -202,13 +208,26 @@ def _answer(
     return forecast, _suggest(say, forecast, parameters, model)
 
 
+def describe_length(question: "Question") -> list[str]:
+    """Where the run itself would be over sooner than what is played."""
+    total = question.config.total_steps
+    if total > question.rounds:
+        return []
+    return [f"the run itself would be over sooner: its total_steps is {total}, {question.rounds} rounds are played"]
+
+
 def find_remarks(forecast: "Forecast") -> list[str]:
     """What the figures alone do not say."""
     from psyche.simulator.settled import describe_transient
+    from psyche.telemetry.text import format_seconds
 
     found: list[str] = []
     if transient := describe_transient(forecast):
         found.append(f"not settled; {transient}")
+    end = format_seconds(forecast.outcome.simulated_s)
+    for number, fault in enumerate(forecast.question.faults):
+        if any(fault is one for one in forecast.missed):
+            found.append(f"fault[{number}], {fault.kind} at {fault.at_s:g} s, never happened: all was over after {end}")
     return found
 
 

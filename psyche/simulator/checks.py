@@ -37,6 +37,7 @@ SERVERS_TOO: Final = (Kill, Hang, Partition, Degrade, ClockJump, DiskFull, SlowD
 LASTING: Final = (Hang, Partition, Degrade, DiskFull, SlowDisk, TrainerHang, LostAnswer)  # do nothing in no time
 MOST: Final = 1e12  # of anything that is measured: more is a slip of the pen
 MOST_CLIENTS: Final = 1_000  # each is a whole client in this one process
+WORSE: Final = ("latency_s", "jitter_s", "bandwidth_bytes_s", "loss", "duplicate")  # what a line may be degraded by
 SIGNED: Final = ("offset_s", "clock_s")
 SHARES: Final = ("loss", "duplicate", "spread", "share")
 NAMES: Final = tuple[str, ...]
@@ -88,7 +89,7 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(one, str) for one in value)
 
 
-def _require(holds: bool, name: str, value: object, right: str) -> None:
+def _require(holds: object, name: str, value: object, right: str) -> None:
     if not holds:
         raise ConfigError(f"{name} is {_write(value)}, must be {right}")
 
@@ -116,6 +117,17 @@ def check_fault(fault: Fault, clients: int) -> None:
         _require(fault.what in ANSWERED, "what", fault.what, f"one of {', '.join(ANSWERED)}")
     if isinstance(fault, LASTING):
         _require(fault.for_s > 0, "for_s", fault.for_s, f"above 0: a {fault.kind} of no time does nothing")
+    if isinstance(fault, Degrade):
+        _check_degrade(fault)
+    if isinstance(fault, ClockJump):
+        _require(fault.offset_s, "offset_s", fault.offset_s, "another number than 0: the clock would not jump")
+
+
+def _check_degrade(fault: Degrade) -> None:
+    if not any(getattr(fault, name) for name in WORSE):
+        raise ConfigError(f"{', '.join(WORSE)}: one must be above 0, or nothing is degraded")
+    if not fault.up and not fault.down:
+        raise ConfigError("up, down: one must be true, or no line is degraded")
 
 
 def _check_machines(field: str, names: Iterable[str], clients: int) -> None:
@@ -124,6 +136,8 @@ def _check_machines(field: str, names: Iterable[str], clients: int) -> None:
         if found is None or (found[1] and int(found[1]) >= clients):
             known = "client-0" if clients == 1 else f"client-0 to client-{clients - 1}"
             raise ConfigError(f"{field}: {name!r} is no machine: server, {known}, random:N, witnesses, trainers or all")
+        if name.startswith("random:") and int(name.removeprefix("random:")) > clients:
+            raise ConfigError(f"{field}: {name!r} is more than there are: random:{clients} are all clients")
 
 
 def check_scenario(scenario: Scenario) -> None:
@@ -133,16 +147,16 @@ def check_scenario(scenario: Scenario) -> None:
         ConfigError: naming the table, the field and the rule.
     """
     check_fields(scenario)
-    _within("limits", _check_limits, scenario.limits)
+    check_within("limits", _check_limits, scenario.limits)
     for number, one in enumerate(scenario.classes):
-        _within(f"class[{number}]", _check_class, one)
+        check_within(f"class[{number}]", _check_class, one)
     right = f"1 to {MOST_CLIENTS} clients"
     _require(1 <= scenario.clients <= MOST_CLIENTS, "the sum of count over all [[class]]", scenario.clients, right)
     for number, fault in enumerate(scenario.faults):
-        _within(f"fault[{number}]", check_fault, fault, scenario.clients)
+        check_within(f"fault[{number}]", check_fault, fault, scenario.clients)
     for number, liar in enumerate(scenario.liars):
-        _within(f"liar[{number}]", _check_liar, liar, scenario.clients)
-    _within("config", _check_config, scenario)
+        check_within(f"liar[{number}]", _check_liar, liar, scenario.clients)
+    check_within("config", _check_config, scenario)
 
 
 def _check_limits(limits: NetworkLimits) -> None:
@@ -152,7 +166,12 @@ def _check_limits(limits: NetworkLimits) -> None:
         _require(value > 0, field.name, value, "above 0")
 
 
-def _within(where: str, check: Any, *args: object) -> None:
+def check_within(where: str, check: Any, *args: object) -> None:
+    """Call a check; what it refuses is told with its place.
+
+    Raises:
+        ConfigError: of the check.
+    """
     try:
         check(*args)
     except ConfigError as error:
@@ -162,7 +181,7 @@ def _within(where: str, check: Any, *args: object) -> None:
 def _check_class(one: MachineClass) -> None:
     check_fields(one)
     for name in ("machine", "uplink", "downlink"):
-        _within(name, check_fields, getattr(one, name))
+        check_within(name, check_fields, getattr(one, name))
     for name in ("uplink", "downlink"):
         line: LinkConditions = getattr(one, name)
         _require(line.bandwidth_bytes_s > 0, f"{name}: bandwidth_bytes_s", line.bandwidth_bytes_s, "above 0")

@@ -11,7 +11,7 @@ round, "all" (clients). A fault happens at `at_s`, but not before the journal's 
 the round (`at_epoch`, `at_height`) is on record, and then `after_s` later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -344,12 +344,28 @@ def read_fault(values: Mapping[str, Any]) -> Fault:
     """
     cls = KINDS.get(str(values.get("kind")))
     if cls is None:
-        raise ConfigError(f"fault: kind {values.get('kind')!r} is unknown; there are {', '.join(KINDS)}")
+        said = f"kind {values['kind']!r} is unknown" if "kind" in values else "kind is missing"
+        raise ConfigError(f"{said}; there are {', '.join(KINDS)}")
     known = {field.name for field in fields(cls)}
     given = {name: _freeze(value) for name, value in values.items() if name != "kind"}
     if unknown := sorted(set(given) - known):
-        raise ConfigError(f"fault {cls.kind}: {', '.join(unknown)} is unknown; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"{', '.join(unknown)} is unknown in a {cls.kind}; there are {', '.join(sorted(known))}")
     return cls(**given)
+
+
+def read_faults(tables: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
+    """The faults of `[[fault]]` tables.
+
+    Raises:
+        ConfigError: an unknown kind or key, naming the table.
+    """
+    found: list[Fault] = []
+    for number, table in enumerate(tables):
+        try:
+            found.append(read_fault(table))
+        except ConfigError as error:
+            raise ConfigError(f"fault[{number}]: {error}") from error
+    return tuple(found)
 
 
 def _freeze(value: Any) -> Any:

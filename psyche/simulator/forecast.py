@@ -26,6 +26,7 @@ from psyche.simulator.workload import Workload
 from psyche.simulator.world import Outcome, World, simulate
 from psyche.telemetry.events import Event
 
+MOST_ROUNDS: Final = 100_000  # days of a processor
 PART_BYTES: Final = 4 << 20  # what a node writes at once of a large payload
 BYTES_PER_MBIT: Final = 125_000
 
@@ -131,8 +132,8 @@ def check_question(question: Question) -> None:
             f"{question.run.path}: config.init_min_clients is {config.init_min_clients}, and there are {clients} "
             "clients: no epoch would ever form -> more --clients, or a lower init_min_clients"
         )
-    if question.rounds < 1:
-        raise ConfigError(f"--rounds {question.rounds}: must be at least 1")
+    if not 1 <= question.rounds <= MOST_ROUNDS:
+        raise ConfigError(f"--rounds {question.rounds}: must be from 1 to {MOST_ROUNDS}")
 
 
 def build_scenario(question: Question) -> Scenario:

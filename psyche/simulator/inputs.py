@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from psyche.errors import ConfigError
-from psyche.simulator.checks import check_fault
-from psyche.simulator.faults import Fault, read_fault
+from psyche.simulator.checks import check_fault, check_within
+from psyche.simulator.faults import Fault, read_faults
 from psyche.simulator.plan import read_scenario
 from psyche.simulator.scenario import Scenario
 from psyche.simulator.swarm import draw_scenario
@@ -21,22 +21,21 @@ def load_faults(path: Path, clients: int) -> tuple[Fault, ...]:
     Raises:
         ConfigError: naming file, table and rule.
     """
+    text = _read(path)
     try:
-        values: dict[str, Any] = tomllib.loads(_read(path))
+        values: dict[str, Any] = tomllib.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
     tables = values.pop("fault", [])
     if values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{path}: {', '.join(values) or 'fault'}: there is nothing but [[fault]] tables in a plan")
-    found: list[Fault] = []
-    for number, table in enumerate(tables):
-        try:
-            fault = read_fault(table)
-            check_fault(fault, clients)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: fault[{number}]: {error}") from error
-        found.append(fault)
-    return tuple(found)
+    try:
+        found = read_faults(tables)
+        for number, fault in enumerate(found):
+            check_within(f"fault[{number}]", check_fault, fault, clients)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return found
 
 
 def _read(path: Path) -> str:

@@ -16,7 +16,7 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.links import LinkConditions
 from psyche.simulator.checks import check_scenario
-from psyche.simulator.faults import get_table, read_fault
+from psyche.simulator.faults import get_table, read_faults
 from psyche.simulator.liars import KINDS, Liar
 from psyche.simulator.scenario import MachineClass, Scenario
 from psyche.simulator.trainer import MachineModel
@@ -40,7 +40,7 @@ def read_scenario(text: str) -> Scenario:
         {name: value for name, value in values.items() if name not in _LISTS}
         | {"limits": _build(NetworkLimits, values.get("limits", {}))}
         | {"classes": tuple(_read_class(one) for one in _get_tables(values, "class", [{"count": 4}]))}
-        | {"faults": tuple(read_fault(one) for one in _get_tables(values, "fault", []))}
+        | {"faults": read_faults(_get_tables(values, "fault", []))}
         | {"liars": tuple(_read_liar(one) for one in _get_tables(values, "liar", []))},
     )
     check_scenario(scenario)

@@ -90,7 +90,9 @@ def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: st
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
-    axes.set_xlabel("seconds since the first round; a thin line is the start of a round")
+    begun_s = origin - accounts.started
+    since = f"seconds since the first round, which began {begun_s:.0f} s after the start"
+    axes.set_xlabel(f"{since}; a thin line is the start of a round")
     axes.set_title(title)
     below = -LEGEND_INCHES / (0.77 * axes.figure.get_figheight())
     handles = [Patch(facecolor=COLORS[what], edgecolor="grey", label=text) for what, text in LABELS.items()]

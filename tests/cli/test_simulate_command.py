@@ -214,3 +214,35 @@ def test_ctrl_c_ends_a_simulation_at_once_and_leaves_nothing(profile: Path) -> N
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_what_a_plan_has_for_later_than_the_end_is_told(profile: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    table = '[[fault]]\nkind = "kill"\nwho = ["client-0"]\nfor_s = 1.0\nat_s = '
+    plan.write_text(f"{table}2.0\n{table}5000.0\n")
+    result = run(*BASE, "--profile", profile, "--no-suggestions", "--faults", plan)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"\nfault\[1\], kill at 5000 s, never happened: all was over after \d+ s\n", result.output)
+    assert "fault[0]" not in result.output
+
+
+def test_more_rounds_than_can_be_played_are_refused_with_the_bound(profile: Path) -> None:
+    for rounds in ("99999999999", "0"):
+        result = run(*BASE, "--profile", profile, "--rounds", rounds)
+        assert result.exit_code == 1
+        assert f"error: --rounds {rounds}: must be from 1 to 100000\n" in result.stderr
+
+
+def test_a_run_that_is_shorter_than_what_is_played_is_told(profile: Path, tmp_path: Path) -> None:
+    text = (ROOT / "config" / "dummy" / "run.toml").read_text()
+    (tmp_path / "run.toml").write_text(re.sub(r"total_steps = \d+", "total_steps = 1", text, count=1))
+    result = run(*BASE, "--profile", profile, "--no-suggestions", "--rounds", "2", "--state", tmp_path)
+    assert "the run itself would be over sooner: its total_steps is 1, 2 rounds are played\n" in result.output
+
+
+def test_a_plan_that_is_no_text_is_named_once(profile: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "bad.toml"
+    plan.write_bytes(b"\xff\xfe")
+    result = run(*BASE, "--profile", profile, "--faults", plan)
+    assert result.exit_code == 1
+    assert result.stderr.count("bad.toml") == 1

@@ -59,8 +59,8 @@ def test_never_more_than_a_third_of_the_members_lie() -> None:
     ("text", "message"),
     [
         ("sead = 1", "Scenario: sead is unknown"),
-        ("[[fault]]\nkind = 'explode'", "fault: kind 'explode' is unknown"),
-        ("[[fault]]\nkind = 'kill'\nwhom = ['all']", "fault kill: whom is unknown"),
+        ("[[fault]]\nkind = 'explode'", "fault[0]: kind 'explode' is unknown"),
+        ("[[fault]]\nkind = 'kill'\nwhom = ['all']", "fault[0]: whom is unknown in a kill"),
         ("[[liar]]\nwho = 1\nkind = 'nice'", "liar: kind 'nice' is unknown"),
         ("[[liar]]\nkind = 'replay'", "missing 1 required keyword-only argument: 'who'"),
         ("[[class]]\ncount = 2\n[class.machine]\nspeed = 3", "MachineModel: speed is unknown"),
@@ -142,7 +142,8 @@ def test_a_fault_that_is_impossible_or_does_nothing_is_refused_with_its_field(te
 def test_what_can_happen_to_the_server_and_clocks_of_both_signs_are_played() -> None:
     kinds = ("kill", "hang", "degrade", "clock", "disk_full", "slow_disk")
     text = "".join(f"[[fault]]\nkind = '{kind}'\nwho = ['server']\nfor_s = 1\n" for kind in kinds)
-    scenario = read_scenario(text.replace("'clock'\n", "'clock'\noffset_s = -300\n"))
+    text = text.replace("'clock'\n", "'clock'\noffset_s = -300\n")
+    scenario = read_scenario(text.replace("'degrade'\n", "'degrade'\nloss = 0.1\n"))
     assert [fault.kind for fault in scenario.faults] == list(kinds)
 
 

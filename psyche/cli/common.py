@@ -1,9 +1,12 @@
 """What the commands share: one way to fail, one way to stop, one way to write examples."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Final
 
 import typer
@@ -13,6 +16,7 @@ from psyche.errors import ConfigError, PsycheError
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 
 EXIT_ERROR: Final = 1
+EXIT_TERMINATED: Final = 128 + signal.SIGTERM
 MAX_ERRORS: Final = 20
 KEY_BYTES: Final = 32
 
@@ -91,6 +95,27 @@ def run_async(function: Any, *args: Any) -> Any:
     import trio
 
     return trio.run(function, *args)
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends what runs within as Ctrl-C does, so that it cleans up; the exit code is 143."""
+    is_ended = False
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_ended
+        is_ended = True
+        signal.raise_signal(signal.SIGINT)
+
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except BaseException:
+        if is_ended:
+            raise typer.Exit(EXIT_TERMINATED) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def parse_hex(name: str, text: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from psyche.cli.common import ending_on_sigterm
 from psyche.cli.outputs import Output, Speaker, check_target, write_outputs
 
 if TYPE_CHECKING:
@@ -104,27 +105,36 @@ def simulate(
     machines and the payload sizes of your model. Tells how long rounds take and what they wait for, what is lost and
     who is dropped, and proposes settings that were better when they were tried.
 
-    Exit code 1 where the run would stand still or learn nothing, where the replayed scenario breaks a promise, and after any error,
-    which is a line on stderr; 2 for options that do not exist; 130 after Ctrl-C, 143 after SIGTERM.
+    Exit code 1 where the run would stand still or learn nothing, where the replayed scenario breaks a promise, and
+    after any error, which is a line on stderr; 2 for options that do not exist; 130 after Ctrl-C, 143 after SIGTERM.
     """
     from psyche.errors import ConfigError
 
     if replay is not None:
         _refuse_unused(ctx, QUESTION, "with --replay")
-        _replay(replay, _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds))
+        with ending_on_sigterm():
+            _replay(replay, _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds))
         return
     _refuse_unused(ctx, FILTERS, "without --replay; write --events and look at them with psyche trace")
     if state is None or profile is None:
         raise ConfigError("psyche simulate: needs --state and --profile, or --replay")
     question = _read_question(state, clients, profile, faults, rounds, seed, parameters, model)
     _check_outputs(picture, json_file, events)
+    with ending_on_sigterm():
+        is_well = _foretell(question, parameters, model, picture, json_file, events, suggest=not no_suggestions)
+    raise typer.Exit(0 if is_well else 1)
+
+
+def _foretell(
+    question: "Question", parameters: str, model: Path | None, picture: Path | None, json_file: Path | None,
+    events: Path | None, *, suggest: bool,
+) -> bool:  # fmt: skip
+    """Play, answer and write; whether the run gets on and all could be written."""
     say = Speaker()
-    forecast, suggestions = _answer(
-        say, question, parameters, model, keep=events is not None, suggest=not no_suggestions
-    )
+    forecast, suggestions = _answer(say, question, parameters, model, keep=events is not None, suggest=suggest)
     is_written = _write(say, forecast, suggestions, picture, json_file, events)
     say.check()
-    raise typer.Exit(1 if forecast.stood_still or forecast.came_to_nothing or not is_written else 0)
+    return is_written and not forecast.stood_still and not forecast.came_to_nothing
 
 
 def _refuse_unused(ctx: typer.Context, names: tuple[str, ...], where: str) -> None:

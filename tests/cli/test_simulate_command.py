@@ -204,16 +204,29 @@ def test_parameters_that_are_no_size_are_refused(text: str) -> None:
         parse_parameters(text)
 
 
-def test_ctrl_c_ends_a_simulation_at_once_and_leaves_nothing(profile: Path) -> None:
-    command = [sys.executable, "-m", "psyche", *map(str, BASE), "--profile", str(profile), "--rounds", "2000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_end_a_simulation_at_once_and_leave_nothing(
+    number: signal.Signals, code: int, profile: Path, tmp_path: Path
+) -> None:
+    program = (
+        f"from pathlib import Path; from psyche.simulator import world; world.SHARED_MEMORY = Path({str(tmp_path)!r}); "
+        "from psyche.cli.main import main; main()"
+    )
+    arguments = [*map(str, BASE), "--profile", str(profile), "--rounds", "2000"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert "3 clients" in process.stdout.readline()
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob("psyche-simulator-*/client-2")) and time.monotonic() < deadline:
+        time.sleep(0.1)
     time.sleep(2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "Traceback" not in errors
+    assert list(tmp_path.glob("psyche-simulator-*")) == []
 
 
 def test_what_a_plan_has_for_later_than_the_end_is_told(profile: Path, tmp_path: Path) -> None:

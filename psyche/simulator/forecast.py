@@ -160,7 +160,9 @@ def compute_end_s(question: Question, scenario: Scenario) -> float:
     """When the played rounds must be over, after everybody has joined and what the plan has is done."""
     joined_s = max(60 * one.joins_after_min for one in question.classes)
     planned = replace(scenario, faults=question.faults)
-    return joined_s + 1.5 * compute_limit_s(planned, build_config(planned)) + compute_patience_s_of(question)
+    epochs = question.rounds // max(1, question.config.rounds_per_epoch) + 2
+    waits_s = epochs * compute_patience_s_of(question)  # each may have to wait for machines that come back
+    return joined_s + 1.5 * compute_limit_s(planned, build_config(planned)) + waits_s
 
 
 def build_limits(workload: Workload) -> NetworkLimits:

@@ -71,7 +71,7 @@ class Headway:
 def compute_patience_s_of(question: "Question") -> float:
     """How long no step may be gained before a forecast ends; a machine that comes back may be what all wait for."""
     back_s = [60 * (one.back_after_min or 0.0) for one in question.classes if one.fails_every_h is not None]
-    return PATIENCES * compute_patience_s(question.config) + max(back_s, default=0.0)
+    return PATIENCES * (compute_patience_s(question.config) + max(back_s, default=0.0))
 
 
 # --- in words -----------------------------------------------------------------------------------------

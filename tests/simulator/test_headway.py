@@ -17,7 +17,7 @@ def test_a_run_whose_members_are_all_gone_for_good_ends_soon_and_says_what_it_la
     question = build_question((build_machines(), 3), (weak, 1), rounds=2, faults=(Kill(who=("all",), at_s=6.0),))
     forecast = play(question)
     assert forecast.stood_still
-    assert forecast.outcome.simulated_s < HOUR_S
+    assert forecast.outcome.simulated_s < 3 * HOUR_S
     assert "no step was gained for " in forecast.obstacle
     assert "an epoch needs 4 clients, 0 were there" in format_forecast(forecast)
 
@@ -77,10 +77,16 @@ def test_who_joins_late_and_a_fault_with_an_end_are_waited_for() -> None:
 def test_patience_covers_machines_that_come_back() -> None:
     plain = compute_patience_s_of(build_question((build_machines(), 2)))
     back = compute_patience_s_of(build_question((build_machines(fails_every_h=9.0, back_after_min=30.0), 2)))
-    assert back == plain + 1800
+    assert back == plain + 3 * 1800
 
 
 @pytest.mark.parametrize(("happened", "missed"), [((0, 1), 0), ((0,), 1), ((), 2)])
 def test_faults_that_never_happened_are_found_one_by_one(happened: tuple[int, ...], missed: int) -> None:
     plan = (Kill(who=("all",), at_s=1.0), Kill(who=("all",), at_s=1.0))
     assert len(find_missed(plan, [plan[number] for number in happened])) == missed
+
+
+def test_every_epoch_may_wait_for_machines_that_come_back() -> None:
+    weak = build_machines(fails_every_h=6.0, back_after_min=30.0)
+    played = build_scenario(build_question((weak, 4), rounds=100, rounds_per_epoch=10))
+    assert played.limit_s > 10 * 3 * 1800

@@ -1,5 +1,6 @@
 """A progress bar for commands that run to an end."""
 
+import math
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -25,7 +26,7 @@ class ProgressBar:
         self._now = now
         self._show = show
         self._started = now()
-        self._shown_at = self._started
+        self._shown_at = -math.inf if self._console.live else self._started  # a terminal shows life at once
 
     def __enter__(self) -> Self:
         return self

@@ -246,6 +246,7 @@ def _play(question: "Question", title: str, *, keep: bool = False) -> "Forecast"
     from psyche.simulator.forecast import play
 
     with ProgressBar(f"{title}, round", show=str) as bar:
+        bar.set(0, question.rounds, "starting")
         return play(
             question,
             on_progress=lambda at: bar.set(min(at.rounds, question.rounds), question.rounds, format_played(at)),
@@ -291,6 +292,7 @@ def _write(
 
     question = forecast.question
     found = build_json(forecast)
+    found["remarks"], found["obstacle"] = find_remarks(forecast), forecast.obstacle
     found["suggestions"] = [
         {
             "change": one.idea.text,

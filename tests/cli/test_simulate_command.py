@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from psyche.cli.app import app
 from psyche.cli.progress import ProgressBar, format_progress
-from psyche.cli.simulate import parse_parameters
+from psyche.cli.simulate import format_played, parse_parameters
 from psyche.errors import ConfigError
+from psyche.simulator.recorder import Played
 from psyche.telemetry.console import Console
 from psyche.telemetry.text import format_bytes
 
@@ -131,6 +132,17 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
         bar.set(5, 20)
     assert stream.text.endswith(" 25% 5 rounds of 20 rounds, 30 s left\n")
     assert "\x1b" not in stream.text
+
+
+def test_a_terminal_shows_life_at_once_and_what_was_given_up() -> None:
+    shown: list[str] = []
+    console = Console(live=True)
+    console.set_status = shown.append  # type: ignore[method-assign]
+    with ProgressBar("playing, round", console, now=lambda: 1.0, show=str) as bar:
+        bar.set(0, 3, "starting")
+    assert shown[0].endswith("  0% 0 of 3, starting")
+    assert format_played(Played(2, 0, 21.0)) == "21 s simulated"
+    assert format_played(Played(2, 1, 100.0)) == "1 min 40 s simulated, 1 round given up"
 
 
 def test_bytes_are_shown_where_nothing_else_is_said() -> None:

@@ -10,10 +10,12 @@ from psyche.simulator.accounts import Accounts, Bound, NodeAccount, What
 from psyche.simulator.forecast import Forecast, Question
 from psyche.simulator.headway import describe_obstacle
 from psyche.simulator.recorder import Carried
+from psyche.simulator.tally import sort_nodes
 from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
 
-COLUMNS: Final = (What.TRAIN, What.VAIN, What.TRANSFER, What.WAIT, What.AWAY)
-COLUMN_NAMES: Final = ("training", "in vain", "payloads", "others", "away")
+COLUMNS: Final = (What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER, What.WITNESS, What.WAIT, What.AWAY)
+COLUMN_NAMES: Final = ("training", "in vain", "applying", "payloads", "witnesses", "others", "away")
+assert set(COLUMNS) == set(What), "a row adds up to the whole"
 SHOWN: Final = 8  # members that are named one by one
 NAMES: Final = {
     What.TRAIN: "training", What.VAIN: "training in vain", What.TRANSFER: "waiting for payloads",
@@ -27,13 +29,22 @@ def format_percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def format_size(parameters: int) -> str:
+    """`1.0 billion`, `919 thousand`."""
+    for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"), (10**3, "thousand")):
+        if parameters >= unit:
+            count = parameters / unit
+            return f"{count:.0f} {name}" if count >= 100 else f"{count:.1f} {name}"
+    return str(parameters)
+
+
 def format_question(question: Question) -> str:
     """What is played, and what is assumed of it."""
     population = ", ".join(
         f"{count} {one.name}" for one, count in zip(question.classes, question.counts, strict=True) if count
     )
     work, config = question.workload, question.config
-    size = format_count(work.parameters) if work.parameters else "unknown"
+    size = format_size(work.parameters) if work.parameters else "unknown"
     return "\n".join(
         [
             f"{question.run.run_id}: {format_number(question.clients, 'client')} ({population}), seed {question.seed}",
@@ -163,8 +174,8 @@ def describe_bound(forecast: Forecast, kind: str, who: str) -> str:
     """What a round waited for, with the class of the machine."""
     limit = forecast.question.config.max_round_train_time
     return {
-        "training": f"a {who} to train",
-        "transfer": f"a payload of a {who}",
+        "training": f"training of class {who}",
+        "transfer": f"payloads of class {who}",
         "patience": f"members that were too slow or away ({who})",
         "limit": f"max_round_train_time, {limit} s ({who or 'nobody'} missing)",
     }.get(kind, "messages alone")
@@ -254,7 +265,7 @@ def format_accounts(accounts: Accounts) -> str:
     rows = [
         [node.name, *(format_percent(_compute_shares([node])[what]) for what in COLUMNS), str(len(node.cut_off)),
          format_count(node.tokens), format_bytes(node.bytes_sent), format_bytes(node.bytes_received)]
-        for node in accounts.nodes.values() if node.present
+        for node in sort_nodes(accounts.nodes.values()) if node.present
     ]  # fmt: skip
     small = ["the log says of no real model: tokens and bytes are those of the small one that was played"]
     return "\n".join(
@@ -315,7 +326,7 @@ def build_json(forecast: Forecast) -> dict[str, Any]:
         "bounds": [{"kind": kind, "class": who, "rounds": n} for (kind, who), n in count_bounds(forecast)],
         "exits": [asdict(one) for one in forecast.exits],
         "rounds": [_get_round(one) for one in accounts.rounds],
-        "members": [_get_member(forecast, node) for node in accounts.nodes.values()],
+        "members": [_get_member(forecast, node) for node in sort_nodes(accounts.nodes.values())],
     }
 
 

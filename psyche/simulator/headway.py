@@ -90,7 +90,7 @@ def _describe_lack(forecast: "Forecast") -> str:
     alive = sum(not node.ended_away for node in forecast.accounts.nodes.values())
     if alive < config.init_min_clients:
         needed = format_number(config.init_min_clients, "client")
-        return f"an epoch needs {needed}, {alive} were there"
+        return f"an epoch needs {needed}, {alive} {'was' if alive == 1 else 'were'} there"
     rounds = forecast.accounts.data_rounds
     trained = sum(len(one.trained) for one in rounds)
     wanted = sum(one.place in node.present for node in forecast.accounts.nodes.values() for one in rounds)

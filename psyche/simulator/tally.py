@@ -1,5 +1,6 @@
 """What is counted of one client, and of one round; `accounts.py` folds a run's events into these."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -143,3 +144,13 @@ def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
     times[What.WITNESS], left = take_out(left, [Span(one.closing, one.end)])
     times[What.WAIT] = sum(span.end - span.start for span in left)
     return times
+
+
+def sort_nodes(nodes: Iterable[NodeAccount]) -> list[NodeAccount]:
+    """By name, client-2 before client-10."""
+    return sorted(nodes, key=lambda node: _get_order(node.name))
+
+
+def _get_order(name: str) -> tuple[str, int]:
+    head, _, number = name.rpartition("-")
+    return (head, int(number)) if number.isdecimal() else (name, 0)

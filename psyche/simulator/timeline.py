@@ -8,6 +8,7 @@ from typing import Any, Final
 from psyche.errors import ConfigError
 from psyche.simulator.accounts import Accounts, NodeAccount, RoundAccount, What
 from psyche.simulator.spans import Span, find_spans
+from psyche.simulator.tally import sort_nodes
 
 COLORS: Final = {
     What.WAIT: "#d9d9d9", What.WITNESS: "#f0c95c", What.TRANSFER: "#4c8fd0", What.TRAIN: "#4daf62",
@@ -50,7 +51,7 @@ def write_picture(accounts: Accounts, title: str, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    nodes = sort_nodes(accounts)
+    nodes = sort_nodes(accounts.nodes.values())
     height = min(MAX_INCHES, 1.6 + ROW_INCHES * max(4, len(nodes)))
     figure, axes = plt.subplots(figsize=(WIDTH_INCHES, height), dpi=DOTS)
     try:
@@ -60,16 +61,6 @@ def write_picture(accounts: Accounts, title: str, path: Path) -> None:
         part.replace(path)
     finally:
         plt.close(figure)
-
-
-def sort_nodes(accounts: Accounts) -> list[NodeAccount]:
-    """All clients, client-2 before client-10."""
-    return [node for _, node in sorted(accounts.nodes.items(), key=lambda item: _get_order(item[0]))]
-
-
-def _get_order(name: str) -> tuple[str, int]:
-    head, _, number = name.rpartition("-")
-    return (head, int(number)) if number.isdigit() else (name, 0)
 
 
 def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: str) -> None:

@@ -190,7 +190,7 @@ def test_a_run_that_would_stand_still_is_exit_code_1(profile: Path, tmp_path: Pa
     plan.write_text('[[fault]]\nkind = "kill"\nwho = ["client-0", "client-1"]\nat_s = 5.0\n')
     result = run(*BASE, "--profile", profile, "--faults", plan)
     assert result.exit_code == 1
-    assert "an epoch needs 2 clients, 1 were there" in result.output
+    assert "an epoch needs 2 clients, 1 was there" in result.output
     assert "tried" not in result.output
 
 

@@ -225,6 +225,17 @@ def test_the_records_own_word_goes_before_what_clients_tell() -> None:
     assert [one.lost_tokens for one in accounts.rounds] == [100, 100]
 
 
+def test_clients_are_listed_in_the_order_of_their_numbers() -> None:
+    log = Log()
+    names = [f"client-{number}" for number in (10, 2, 0, 1)]
+    log.join(*names)
+    log.begin(0, 0, *names)
+    log.close(9, 0)
+    log.state(10, "cooldown", 0)
+    shown = [line.split()[0] for line in format_accounts(log.read()).splitlines() if line.startswith("client-")]
+    assert shown == ["client-0", "client-1", "client-2", "client-10"]
+
+
 def test_counters_of_a_process_that_started_anew_add_up() -> None:
     log = build_log()
     log.add(1, "a", "network", bytes_sent=10, bytes_received=20)

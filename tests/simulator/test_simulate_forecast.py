@@ -18,18 +18,20 @@ from psyche.simulator.both_ways import compare_sets, compare_times, compute_spre
 from psyche.simulator.faults import Hang, Kill
 from psyche.simulator.forecast import Forecast, build_limits, build_log, draw_failures, play
 from psyche.simulator.forecast_text import (
+    COLUMN_NAMES,
     build_json,
     count_bounds,
+    describe_bound,
     format_classes,
     format_defects,
     format_forecast,
     format_question,
+    format_size,
 )
 from psyche.simulator.inputs import find_scenario, load_faults
 from psyche.simulator.invariants import Violation
 from psyche.simulator.recorder import BODY_BYTES, build_sizes
 from psyche.simulator.scenario import build_model
-from psyche.simulator.timeline import COLORS, NO_MEMBER, check_picture, get_absences, write_picture
 from psyche.simulator.trainer import SHAPE, TENSOR, WEIGHTS
 from psyche.simulator.viewer import read_lines
 from psyche.telemetry.text import format_seconds
@@ -182,7 +184,12 @@ def test_the_answer_says_all_of_it(uneven: Forecast) -> None:
     ):  # fmt: skip
         assert part in text
     asked = format_question(uneven.question)
-    for part in ("4 clients (3 home, 1 slow), seed 0", "model of 1.0G parameters", "payloads of 2.7 MB", "overlap on"):
+    for part in (
+        "4 clients (3 home, 1 slow), seed 0",
+        "model of 1.0 billion parameters",
+        "payloads of 2.7 MB",
+        "overlap on",
+    ):
         assert part in asked
 
 
@@ -193,6 +200,24 @@ def test_the_parts_of_a_round_add_up_to_the_average_one(uneven: Forecast) -> Non
     assert sum(parts) == pytest.approx(mean, abs=0.05)
     times = sorted(one.seconds for one in uneven.accounts.data_rounds)
     assert mean == pytest.approx(sum(times) / len(times), abs=0.01)
+
+
+def test_the_shares_of_a_class_add_up_to_the_whole(uneven: Forecast) -> None:
+    head, *rows = format_classes(uneven).splitlines()
+    assert re.split(r"  +", head)[2:9] == list(COLUMN_NAMES)
+    for row in rows:
+        assert sum(float(share) for share in re.findall(r"([\d.]+) %", row)) == pytest.approx(100, abs=0.4)
+
+
+def test_sizes_of_models_are_said_in_words() -> None:
+    assert [format_size(n) for n in (12, 919_000, 10**9, 70 * 10**9, 405 * 10**9, 10**13)] == [
+        "12", "919 thousand", "1.0 billion", "70.0 billion", "405 billion", "10.0 trillion",
+    ]  # fmt: skip
+
+
+def test_a_class_named_with_an_article_reads_well(even: Forecast) -> None:
+    assert describe_bound(even, "training", "a") == "training of class a"
+    assert describe_bound(even, "transfer", "a") == "payloads of class a"
 
 
 def test_who_trains_in_vain_has_that_in_its_row(uneven: Forecast) -> None:
@@ -287,13 +312,6 @@ def test_who_dies_is_cut_off_only_in_the_rounds_that_gave_it_work() -> None:
         name: one.present for name, one in forecast.accounts.nodes.items()
     }
     assert again.lost_tokens == forecast.accounts.lost_tokens
-
-
-def test_the_picture_tells_who_is_no_member_and_who_is_away(crowded: Forecast) -> None:
-    outside = next(node for node in crowded.accounts.nodes.values() if not node.present)
-    assert len(get_absences(crowded.accounts, outside)) == len(crowded.accounts.rounds)
-    assert get_absences(crowded.accounts, crowded.members[0]) == []
-    assert len({*COLORS.values(), NO_MEMBER, "#ffffff"}) == len(COLORS) + 2, "each has a colour of its own"
 
 
 # --- suggestions --------------------------------------------------------------------------------------
@@ -448,24 +466,6 @@ def test_a_seed_or_a_file_can_be_played_again(tmp_path: Path) -> None:
     assert (find_scenario(str(tmp_path / "s.toml")).seed, find_scenario(str(tmp_path / "s.toml")).clients) == (3, 2)
     with pytest.raises(ConfigError, match="must be a seed"):
         find_scenario("seven")
-
-
-# --- the picture --------------------------------------------------------------------------------------
-
-
-def test_the_picture_is_written_whole(uneven: Forecast, tmp_path: Path) -> None:
-    path = tmp_path / "run.png"
-    check_picture(path)
-    write_picture(uneven.accounts, "a title", path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert [file.name for file in tmp_path.iterdir()] == ["run.png"]
-
-
-def test_a_picture_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must end in \.png"):
-        check_picture(tmp_path / "run.svg")
-    with pytest.raises(ConfigError, match="there is no folder"):
-        check_picture(tmp_path / "missing" / "run.png")
 
 
 # --- both ways ----------------------------------------------------------------------------------------

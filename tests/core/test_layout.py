@@ -305,7 +305,7 @@ def read(code: str, offset: int) -> tuple[Any, ...]:
     return struct.unpack_from("<" + code, RAW, offset)
 
 
-def test_the_run_lies_where_the_paper_says() -> None:
+def test_the_run_lies_at_its_fixed_place() -> None:
     assert RAW[METADATA : METADATA + 64] == FULL.metadata.name.encode().ljust(64, b"\0")
     assert read("QQ", METADATA + 344) == (FULL.metadata.num_parameters, FULL.metadata.vocab_size)
     assert RAW[METADATA + 360 : METADATA + 362] == b"v1"
@@ -314,7 +314,7 @@ def test_the_run_lies_where_the_paper_says() -> None:
     assert read("B7xQB", RUN + 64) == (FULL.run_state, FULL.state_start_unix, FULL.pending_pause)
 
 
-def test_progress_and_marks_lie_where_the_paper_says() -> None:
+def test_progress_and_marks_lie_at_their_fixed_places() -> None:
     p, c = FULL.progress, FULL.certified
     assert read("H2xIQ", PROGRESS) == (p.epoch, p.step, p.epoch_start_data_index)
     assert RAW[PROGRESS + 16 : PROGRESS + 48] == FULL.last_seed
@@ -322,7 +322,7 @@ def test_progress_and_marks_lie_where_the_paper_says() -> None:
     assert RAW[PROGRESS + 96 : PROGRESS + 128] == FULL.checkpoint.digest
 
 
-def test_the_epoch_lies_where_the_paper_says() -> None:
+def test_the_epoch_lies_at_its_fixed_place() -> None:
     e = FULL.epoch
     assert read("IIIHHQQ", EPOCH) == (
         e.rounds_head, e.start_step, e.drain_from_height, 2, e.ready_len, e.start_timestamp, e.ready_quorum_unix,
@@ -332,7 +332,7 @@ def test_the_epoch_lies_where_the_paper_says() -> None:
     assert read("Q", EPOCH + 200) == (e.credit_total,)
 
 
-def test_rounds_and_records_lie_where_the_paper_says() -> None:
+def test_rounds_and_records_lie_at_their_fixed_places() -> None:
     r, at = FULL.rounds[1], ROUNDS + 18_752
     assert read("32s", at + 160) == (r.mix,)
     assert read("QQQQII", at + 192) == (
@@ -351,7 +351,7 @@ def test_rounds_and_records_lie_where_the_paper_says() -> None:
     assert read("HHBB2x32s", at) == (a.verifier, a.target, a.status, a.reason, a.commit)
 
 
-def test_clients_challenges_and_registry_lie_where_the_paper_says() -> None:
+def test_clients_challenges_and_registry_lie_at_their_fixed_places() -> None:
     c, at = FULL.clients[1], CLIENTS + 128
     assert read("32s32s", at) == (c.signer, c.p2p)
     assert read("6BHIIIHH4BI", at + 64) == (
@@ -375,7 +375,7 @@ def test_clients_challenges_and_registry_lie_where_the_paper_says() -> None:
     assert read("Q", NONCE) == (FULL.nonce,)
 
 
-def test_config_and_model_lie_where_the_original_has_them() -> None:
+def test_config_and_model_lie_at_their_fixed_places() -> None:
     c = FULL.config
     assert encode_config(c) == RAW[CONFIG : CONFIG + 128]
     assert read("6QI5HBBIHBB4BIIHHQ", CONFIG) == tuple(getattr(c, field.name) for field in fields(c))
@@ -534,6 +534,8 @@ def change(path: str, value: object) -> Callable[[Coordinator], None]:
         ("rounds", [Round()], "Coordinator.rounds: 1 entries, must be 4"),
         ("clients", [Client()] * 257, "Coordinator.clients: 257 entries, at most 256"),
         ("challenges.3.voters", [0] * 15, "Challenge.voters: must be 16 numbers"),
+        ("challenges.3.voters", [0] * 15 + [1 << 16], "Challenge.voters: must be 16 numbers"),
+        ("clients", [Client(slot=256)], "Client.slot: 256 is above"),
         ("challenges.3.voters", [-1] * 16, "Challenge.voters: must be 16 numbers"),
         ("epoch.start_candidates", [StartCandidate()], "start_candidates: an entry that is all zero"),
         ("epoch.start_candidates", [StartCandidate(b"\1" * 32)] * 5, "start_candidates: 5 entries, at most 4"),

@@ -1,6 +1,7 @@
 """S10: checkpoints; K2: recovery; genesis."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from psyche.core.errors import (
 )
 from psyche.core.genesis import create_run
 from psyche.core.layout import decode_state, encode_state
+from psyche.core.limits import NAME_BYTES, RUN_ID_BYTES
 from psyche.core.state import (
     ZERO32,
     Checkpoint,
@@ -291,6 +293,20 @@ def test_a_run_may_begin_at_a_later_step() -> None:
 def test_a_run_may_begin_at_the_last_number_of_each_kind() -> None:
     last = Progress(epoch=65_535, step=(1 << 32) - 1, epoch_start_data_index=(1 << 64) - 1)
     assert create(progress=last).progress == last
+
+
+def test_names_and_numbers_may_be_as_large_as_their_places_and_no_larger() -> None:
+    metadata = Metadata(name="n" * NAME_BYTES, num_parameters=(1 << 64) - 1, vocab_size=0)
+    assert create(run_id="r" * RUN_ID_BYTES, metadata=metadata).metadata == metadata
+    beyond: list[dict[str, Any]] = [
+        {"metadata": replace(metadata, name="n" * (NAME_BYTES + 1))},
+        {"metadata": replace(metadata, num_parameters=1 << 64)},
+        {"run_id": "r" * (RUN_ID_BYTES + 1)},
+        {"progress": Progress(epoch=-1)},
+    ]
+    for changes in beyond:
+        with pytest.raises(ConfigRefused):
+            create(**changes)
 
 
 def test_a_new_run_does_not_share_its_settings() -> None:

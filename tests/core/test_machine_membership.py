@@ -433,6 +433,7 @@ BAD_EVIDENCE: list[tuple[str, Callable[[Run], None], type[CoordinatorError]]] = 
     ("a round to come", lambda run: eject(run, 0, height=2), WrongRound),
     ("a negative round", lambda run: eject(run, 0, height=-1), WrongRound),
     ("no such member", lambda run: eject(run, 4), UnknownMember),
+    ("a member counted from the end", lambda run: eject(run, -1), UnknownMember),
     ("ejected already", lambda run: eject(run, 3), InvalidEvidence),
 ]
 
@@ -443,6 +444,12 @@ def test_r7_evidence_is_checked(call: Callable[[Run], None], error: type[Coordin
     eject(run, 3)
     with expect_refusal(run.state, error):
         call(run)
+
+
+def test_m4_nobody_withdraws_a_member_that_is_counted_from_the_end() -> None:
+    run = build_training(3, rounds=1)
+    with expect_refusal(run.state, UnknownMember):
+        transitions.withdraw(run.state, run.now, build_keys(2)[1], run.state.progress.epoch, -1)
 
 
 def test_r7_evidence_needs_rounds() -> None:

@@ -6,7 +6,7 @@
 | I2 | a round's samples are nobody else's, a batch is applied once, and a credit is given once for it |
 | I3 | epoch, height and step go forwards; a step goes back only where an epoch is given up (P3, P5) |
 | I4 | the set of a round is what its records say, and all honest members decide it alike |
-| I5 | healed, a run with enough members takes a step within its patience, and ends |
+| I5 | healed, a run with enough members takes a step within its patience, and ends; so do its honest clients (`owed`) |
 | I6 | stored bytes, queues, tables and open streams stay under their limits (`kept`) |
 | I7 | who is banned changes nothing any more |
 | I8, I10 | the journal gives the state again, record by record, and from any snapshot |
@@ -43,6 +43,7 @@ from psyche.simulator.believed import Believed
 from psyche.simulator.disk import DiskHandle
 from psyche.simulator.kept import Kept
 from psyche.simulator.ledger import Ledger
+from psyche.simulator.owed import Owed
 from psyche.wire.crypto import blake3_hash
 
 if TYPE_CHECKING:
@@ -98,9 +99,10 @@ class Invariants:
         honest = frozenset(host.name for host in world.clients if host.is_honest)
         self.ledger = Ledger({host.key: host.name for host in world.clients}, honest)
         self.agreement = Agreement(self._by_key, self.check, overlap=world.config.overlap)
+        self._owed = Owed(world, self.check)
         self._kept = Kept(world, self._note_kept)
         self._believed = Believed(self._by_key, self.check)
-        world.trace.listeners += [self.ledger.take_event, self.check_event]
+        world.trace.listeners += [self.ledger.take_event, self._owed.take_event, self.check_event]
 
     # --- saying so --------------------------------------------------------------------------------------
 
@@ -321,6 +323,7 @@ class Invariants:
         for host in self.world.clients:
             for complaint in host.complaints if host.is_honest else ():
                 self.fail("R8", "each result's fate is told once", f"{host.name}: {complaint}")
+        self._owed.check_end()
         self._check_weights()
         if self.world.shadow.exists:
             self._check_recovery()

@@ -5,10 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
 from sim_kit import build
 
 from psyche.client.chain import Chain
 from psyche.client.records import KnownResult
+from psyche.client.shell import Shell
 from psyche.core import rounds, tally, witnessing
 from psyche.core.committee import compute_quorum
 from psyche.core.state import Round, WitnessRecord
@@ -127,3 +129,16 @@ def test_a_record_that_names_who_took_no_part_is_reported(patch: pytest.MonkeyPa
     patch.setattr(TcpBackend, "witness", claim_more)
     patch.setattr(witnessing, "_check_bitmaps", lambda _state, _message: None)
     assert "W4" in get_names(build())
+
+
+def test_clients_that_never_end_are_reported(patch: pytest.MonkeyPatch) -> None:
+    async def run_on(_shell: Shell) -> int:
+        await run(_shell)
+        await trio.sleep_forever()
+        return 0
+
+    run: Any = Shell.run
+    patch.setattr(Shell, "run", run_on)
+    violations = simulate(build()).violations
+    assert {(one.name, one.found) for one in violations} == {("I5", "it runs on")}
+    assert len(violations) == 4

@@ -12,6 +12,7 @@ The exit code is 1 if one does not hold; why, and how to play it again, goes to 
 import argparse
 import dataclasses
 import itertools
+import logging
 import resource
 import sys
 import time
@@ -110,7 +111,9 @@ def get_size(row: str, given: argparse.Namespace, seed: int) -> Size:
 
 def play_all(work: Sequence[tuple[str, Size]], processes: int) -> bool:
     rows, sizes = zip(*work, strict=True)
-    with ProcessPoolExecutor(processes, max_tasks_per_child=1) as pool:  # so that each row's memory is its own
+    with ProcessPoolExecutor(
+        processes, max_tasks_per_child=1, initializer=logging.disable
+    ) as pool:  # so that each row's memory is its own
         found = list[bool]()
         for played in pool.map(play, rows, sizes):
             print(played.describe(), flush=True)

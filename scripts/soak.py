@@ -9,6 +9,7 @@ python scripts/soak.py --plan tests/simulator/corpus/name.toml
 
 import argparse
 import itertools
+import logging
 import os
 import secrets
 import sys
@@ -96,7 +97,7 @@ class Counter:
 
 def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) -> int:
     counter = Counter(time.monotonic())
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, initializer=logging.disable) as pool:
         running = [pool.submit(play_seed, next(seeds)) for _ in range(processes * AHEAD)]
         while running:
             try:

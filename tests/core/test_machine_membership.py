@@ -418,6 +418,29 @@ def test_r7_who_has_departed_can_still_be_ejected_and_so_can_who_sits_in_cooldow
     assert run.state.clients[0].state is ClientState.EJECTED
 
 
+def test_m7_members_after_an_ejected_one_are_paid_as_those_before_it() -> None:
+    run = build_run(4, rounds_per_epoch=3)
+    transitions.process_rates(run.state, earning=90)
+    run.warm_up()
+    run.run_round()
+    eject(run, 1)
+    run.finish_epoch()
+    earned = [slot.earned for slot in run.state.registry.slots]
+    assert earned[0] == earned[2] == earned[3] > 0
+    assert earned[1] == 0
+
+
+def test_the_first_round_of_every_epoch_lies_first_in_the_ring() -> None:
+    run = build_training(3, rounds_per_epoch=3)
+    run.finish_epoch()
+    run.rejoin()
+    run.warm_up()
+    state = run.state
+    assert (state.progress.epoch, state.epoch.rounds_head, state.rounds[0].height) == (1, 0, 0)
+    run.run_round()
+    assert [round_.height for round_ in state.rounds[:2]] == [0, 1]
+
+
 def test_m6_the_ejected_never_come_back() -> None:
     run = build_training(3, rounds_per_epoch=1)
     eject(run, 2)

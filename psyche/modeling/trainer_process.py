@@ -187,7 +187,8 @@ class TrainerProcess:
             await trio.lowlevel.checkpoint()
             return
         try:
-            await child.stream.send(encode(Cancel(number)), CANCEL_TIMEOUT_S)
+            # the call itself may still be on its way: it is megabytes, and a busy child takes them slowly
+            await child.stream.send(encode(Cancel(number)), SEND_TIMEOUT_S)
         except (ConnectionLost, FrameTimeout):
             return  # the running call hears of it
 

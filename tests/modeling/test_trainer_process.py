@@ -25,6 +25,7 @@ from psyche.modeling.trainer_frames import (
 )
 from psyche.modeling.trainer_process import TrainerProcess
 from psyche.modeling.watchdog import Watchdog, WatchdogLimits
+from psyche.wire.framing import FrameTimeout
 from psyche.wire.trainer import ApplyRequest, LoadRequest, SnapshotRequest, TrainRequest
 
 SAMPLES, LENGTH = 4, 16
@@ -142,6 +143,30 @@ async def test_a_child_survives_its_faults_and_resumes_after_a_crash(load_reques
     assert not trainer.running
     with pytest.raises(TrainerFailure, match="stopped"):
         await trainer.train(train_request(6))
+
+
+async def test_a_cancel_waits_until_a_slow_child_has_taken_the_call(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    sent = list[bytes]()
+
+    class SlowStream:
+        async def send(self, data: bytes, timeout_s: float) -> None:
+            with trio.move_on_after(timeout_s):
+                await trio.sleep(5)  # a call of megabytes goes before it
+                sent.append(data)
+                return
+            raise FrameTimeout("not taken")
+
+    class SlowChild:
+        stream = SlowStream()
+
+    trainer = TrainerProcess()
+    monkeypatch.setattr(trainer, "_child", SlowChild())
+    monkeypatch.setattr(trainer, "_training", 3)
+    await trainer.cancel()
+    assert sent == [encode(Cancel(3))]
+    assert autojump_clock.current_time() >= 5
 
 
 async def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:

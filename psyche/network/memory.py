@@ -103,10 +103,13 @@ class MemoryNode(BaseNode):
         A stream loses nothing, but a mesh does, and what is announced here must bear both.
         """
         is_crowd = len(self.peers.allowed | {self.key}) > STREAMED_MEMBERS
-        by_packet = [key for key in keys if is_crowd or self.place.is_lossy(key)]
-        for key in by_packet:
-            self.send_to(key, message)
-        super()._announce([key for key in keys if key not in by_packet], message)
+        by_stream: list[bytes] = []
+        for key in keys:
+            if is_crowd or self.place.is_lossy(key):
+                self.send_to(key, message)
+            else:
+                by_stream.append(key)
+        super()._announce(by_stream, message)
 
     async def _broadcast(self, message: bytes) -> None:
         """There is no mesh here: where members are too many for it, everybody hears directly all the same."""

@@ -1,8 +1,12 @@
 """A round's payloads between all members: as fast as their lines allow, whoever announces first."""
 
+import dataclasses
 import random
+import statistics
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import trio
 from network_kit import get_identity, meet
@@ -10,21 +14,45 @@ from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
+from psyche.simulator.runtime import simulated_time
 
 MEMBERS = 16
 BODY = 100
 WEIGHT = 10_000.0  # each byte stands for so many: payloads of a megabyte
 LINE_BYTES_S = 1e6
+ON_THE_LINE_S = (MEMBERS - 1) * BODY * WEIGHT / LINE_BYTES_S
 LIMITS = NetworkLimits(min_progress_s=120.0, write_s=120.0)  # what a small body stands for comes in one part
+ORDERS = 5  # who comes first is chance: one order's time says little (19 to 30 s were seen)
 
 
-async def test_members_that_fetch_all_payloads_keep_every_line_busy(tmp_path: Path, autojump_clock: MockClock) -> None:
+def test_members_that_fetch_all_payloads_keep_every_line_busy(tmp_path: Path) -> None:
+    times = [_time_round(tmp_path, seed, LIMITS) for seed in range(ORDERS)]
+    halves = [
+        _time_round(tmp_path, seed, dataclasses.replace(LIMITS, fetches=LIMITS.fetches // 2)) for seed in range(ORDERS)
+    ]
+    assert statistics.mean(times) < 1.6 * ON_THE_LINE_S
+    assert statistics.mean(times) < 0.85 * statistics.mean(halves), (
+        "with half as many at a time it is twice the line's time"
+    )
+
+
+def _time_round(folder: Path, seed: int, limits: NetworkLimits) -> float:
+    """Seconds until everybody has everything, where the seed says which task runs first."""
+    with simulated_time(seed, _run_here):
+        return trio.run(_fetch_all, folder, limits, clock=MockClock(autojump_threshold=0))
+
+
+async def _run_here(blocking: Callable[..., Any], *args: Any, **_: Any) -> Any:
+    return blocking(*args)
+
+
+async def _fetch_all(folder: Path, limits: NetworkLimits) -> float:
     hub = MemoryHub(random.Random(1), LinkConditions(latency_s=0.05), weigh_blobs=lambda size: WEIGHT * size)
     ended: list[float] = []
     async with AsyncExitStack() as stack:
         nodes: list[MemoryNode] = []
         for number in range(MEMBERS):
-            node = hub.open_node(get_identity(number + 1), tmp_path / str(number), limits=LIMITS)
+            node = hub.open_node(get_identity(number + 1), folder / str(number), limits=limits)
             nodes.append(await stack.enter_async_context(node))
             hub.links.set_access(nodes[-1].key, LINE_BYTES_S, LINE_BYTES_S)
         await meet(*nodes)
@@ -41,6 +69,5 @@ async def test_members_that_fetch_all_payloads_keep_every_line_busy(tmp_path: Pa
                     if node is not owner:
                         nursery.start_soon(fetch, node, owner, blob_id)
                 await trio.sleep(0.1)
-    on_the_line_s = (MEMBERS - 1) * BODY * WEIGHT / LINE_BYTES_S
     assert len(ended) == MEMBERS * (MEMBERS - 1)
-    assert max(ended) < 1.45 * on_the_line_s + 0.1 * MEMBERS, "with half as many at a time it is twice the line's time"
+    return max(ended)

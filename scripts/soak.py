@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from psyche.cli.outputs import drop_stdout
 from psyche.errors import ConfigError
 from psyche.simulator.inputs import load_scenario
 from psyche.simulator.plan import write_scenario
@@ -182,7 +183,7 @@ def run_for_reader(main: Callable[[], int]) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        drop_stdout()
         return 1
 
 

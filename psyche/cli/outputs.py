@@ -95,7 +95,7 @@ class Speaker:
             raise
         except OSError as error:
             self.problem = f"standard output cannot be written: {error.strerror}"
-            _drop_stdout()
+            drop_stdout()
 
     def check(self) -> None:
         """Raise what went wrong.
@@ -107,7 +107,7 @@ class Speaker:
             raise ConfigError(self.problem)
 
 
-def _drop_stdout() -> None:
+def drop_stdout() -> None:
     """What is left in its buffer would fail once more when the interpreter ends."""
     with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

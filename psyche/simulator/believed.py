@@ -4,20 +4,18 @@ The check was told who signed what, and sees who sent what: it verifies nothing,
 code that it watches.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from psyche.core.header import RESULT_TAG
 from psyche.core.limits import HEADER_BYTES
 from psyche.core.state import Coordinator, RunState
 from psyche.server.events import Event, WarmupWitness, Withdraw, Witness
-from psyche.simulator.lies import RESULT_TAG
 from psyche.wire.crypto import Identity
 
 if TYPE_CHECKING:
     from psyche.client.records import RoundRecord
+    from psyche.simulator.agreement import Check
     from psyche.simulator.hosts import ClientHost
-
-Check = Callable[[object, str, object, object], None]
 
 
 class SimIdentity(Identity):
@@ -42,7 +40,7 @@ class Believed:
         check: told whether something holds, the invariant's name, what was expected and what was found.
     """
 
-    def __init__(self, hosts: "dict[bytes, ClientHost]", check: Check) -> None:
+    def __init__(self, hosts: "dict[bytes, ClientHost]", check: "Check") -> None:
         self._hosts = hosts
         self._check = check
 

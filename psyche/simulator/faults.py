@@ -65,32 +65,29 @@ class Kill(Fault):
 
     async def happen(self, world: "World") -> None:
         """Kill, wait, start."""
-        victims = world.choose(self, self.who)
+        victims = [host for host in world.choose(self, self.who) if self._strikes(host)]
         for host in victims:
             host.kill(erase=self.erase)
-        if self.for_s:
-            await trio.sleep(self.for_s)
-            for host in victims:
-                host.start()
-        else:
+        if not self.for_s:
             set_gone(victims)
+            return
+        await trio.sleep(self.for_s)
+        for host in victims:
+            if self._strikes(host):
+                host.start()
+
+    def _strikes(self, host: "Host") -> bool:
+        """Whether a machine is killed, and started again, by this."""
+        del host
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(Kill):
     """A machine fails by chance: who is away for good for another reason does not come back by it."""
 
-    async def happen(self, world: "World") -> None:
-        """Kill, wait, start."""
-        victims = [host for host in world.choose(self, self.who) if not host.is_gone]
-        for host in victims:
-            host.kill(erase=self.erase)
-        if not self.for_s:
-            set_gone(victims)
-        await trio.sleep(self.for_s)
-        for host in victims:
-            if not host.is_gone:
-                host.start()
+    def _strikes(self, host: "Host") -> bool:
+        return not host.is_gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

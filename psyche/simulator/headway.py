@@ -21,7 +21,6 @@ LOOK_S: Final = 5.0
 PATIENCES: Final = 3  # so often as long as a sound run may need for a step
 GIVEN_UP: Final = 3  # epochs in a row that certified nothing
 FIRST_STEP: Final = 1  # is on record without any work
-Place = tuple[int, int]
 
 
 class Headway:
@@ -33,7 +32,7 @@ class Headway:
         self._world = world
         self._question = question
         self._patience_s = compute_patience_s_of(question)
-        self._place: Place = (0, 0)
+        self._place = (0, 0)  # epoch, step
         self._since_s = max(60 * one.joins_after_min for one in question.classes)
         self._certified = FIRST_STEP
         self._next_epoch = 0  # after the last one that came to something

@@ -12,9 +12,9 @@ from psyche.core.committee import get_witnesses
 from psyche.core.formation import get_joined
 from psyche.core.state import Coordinator, Round, RoundFlag, RunState
 from psyche.core.timeline import get_round
+from psyche.simulator.tally import Place
 
 ROUND_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
-Place = tuple[int, int]  # epoch, height
 
 
 @dataclass(slots=True)

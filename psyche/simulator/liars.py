@@ -5,15 +5,14 @@ What colluding members say depends on the round alone, so that they say the same
 """
 
 import random
-from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
 
-from psyche.core.errors import CoordinatorError
-from psyche.core.header import decode_header, encode_header
+from psyche.core.bloom import BLOOM_BYTES
+from psyche.core.header import RESULT_TAG, decode_header, encode_header
 from psyche.core.limits import BLOOM_BITS
 from psyche.core.messages import Gossip, Result, WitnessMessage
 from psyche.core.state import RoundFlag, WitnessFlag
@@ -22,15 +21,13 @@ from psyche.errors import BackendError
 from psyche.network.memory import MemoryNode
 from psyche.server.backend import TcpBackend
 from psyche.simulator.liars_forge import STRANGE_COUNT, Forge, Impersonate, Swap, build_result, find_record
-from psyche.simulator.lies import RESULT_TAG, Liar, Lies
+from psyche.simulator.lies import Liar, Lies
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
 from psyche.wire.ports import Backend, Network
 
 if TYPE_CHECKING:
     from psyche.simulator.hosts import ClientHost
-
-BLOOM_BYTES: Final = BLOOM_BITS // 8
 
 
 def _derive(what: str, message: WitnessMessage) -> bytes:
@@ -142,8 +139,8 @@ class Accuse(Lies):
                 continue
             seen = now
             for member, client in enumerate(state.clients):
-                await self._tell(host.backend.health_check(*now, member))
-                if client.p2p != host.key and await self._tell(self._report(host, host.backend, member)):
+                await self.tell(host.backend.health_check(*now, member))
+                if client.p2p != host.key and await self.tell(self._report(host, host.backend, member)):
                     self.believed += 1
 
     async def _report(self, host: "ClientHost", backend: TcpBackend, member: int) -> None:
@@ -155,15 +152,6 @@ class Accuse(Lies):
         message = decode_gossip(signed[0])
         other = replace(message, body=build_result(message.body, train_count=STRANGE_COUNT))
         await backend.report_equivocation(signed[0], encode_gossip(other))
-
-    async def _tell(self, accusation: Awaitable[None]) -> bool:
-        self.told += 1
-        try:
-            await accusation
-        except (CoordinatorError, BackendError):
-            self.refused += 1
-            return False
-        return True
 
 
 class _ResultLies(Lies):

@@ -1,18 +1,19 @@
 """What every dishonest program has: which occasions it gets, and what it counts."""
 
 import random
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 import trio
 
+from psyche.core.errors import CoordinatorError
 from psyche.core.messages import WitnessMessage
+from psyche.errors import BackendError
 from psyche.wire.ports import Network
 
 if TYPE_CHECKING:
     from psyche.simulator.hosts import ClientHost
-
-RESULT_TAG: Final = b"psyche/result/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,16 @@ class Lies:
         due = self.rng.random() < self.share
         self.told += due
         return due
+
+    async def tell(self, request: Awaitable[None]) -> bool:
+        """Say something to the server; whether it took it."""
+        self.told += 1
+        try:
+            await request
+        except (CoordinatorError, BackendError):
+            self.refused += 1
+            return False
+        return True
 
     async def run(self, host: "ClientHost") -> None:
         """What it does by itself, until the client ends."""

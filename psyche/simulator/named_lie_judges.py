@@ -1,9 +1,11 @@
 """Judges of the rows about members that misbehave: what it must come to, beside the invariants."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from psyche.core.limits import LATE_LIMIT_ROUNDS
 from psyche.core.state import SlotState
+from psyche.simulator.ledger import RoundFacts
 from psyche.simulator.named_judges import judge_nobody_dropped
 from psyche.simulator.row import Judge, Judgement, Size, get_events, get_ledger, get_liars
 from psyche.simulator.world import Outcome
@@ -62,11 +64,16 @@ def judge_inclusion(outcome: Outcome, size: Size) -> Judgement:
     del size
     ledger, liars = get_ledger(outcome), get_liars(outcome)
     rounds = ledger.data_rounds
-    wrong = sum(((one.applied | one.agreed) & ~one.sent).bit_count() for one in rounds)
+    wrong = _count_wrong(rounds)
     included = sum(one.applied.bit_count() for one in rounds)
     left = sum(len(ledger.find_names(one.epoch, one.sent & ~one.applied) - liars) for one in rounds)
     seen = f"{wrong} of {included} wrongly included, {left} honest ones left out"
     return Judgement(seen, included > 0 and not wrong and not left)
+
+
+def _count_wrong(rounds: Iterable[RoundFacts]) -> int:
+    """Results in a set that nobody sent."""
+    return sum(((one.applied | one.agreed) & ~one.sent).bit_count() for one in rounds)
 
 
 def judge_blooms(outcome: Outcome, size: Size) -> Judgement:
@@ -74,8 +81,7 @@ def judge_blooms(outcome: Outcome, size: Size) -> Judgement:
     del size
     found = outcome.facts["by_slots"].values()
     rounds = get_ledger(outcome).data_rounds
-    wrong = sum(((one.applied | one.agreed) & ~one.sent).bit_count() for one in rounds)
-    kept, ruled_out = sum(one for one, _ in found), sum(one for _, one in found)
+    wrong, kept, ruled_out = _count_wrong(rounds), sum(one for one, _ in found), sum(one for _, one in found)
     seen = f"{len(found)} of {len(rounds)} rounds decided by slots: {kept} let in, {ruled_out} ruled out by blooms"
     return Judgement(f"{seen}, {wrong} wrongly included", kept > 0 and ruled_out > 0 and not wrong)
 

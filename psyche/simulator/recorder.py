@@ -9,6 +9,8 @@ import trio
 from psyche.core.bits import get_members
 from psyche.core.state import Client, ClientState, Config, Coordinator, RoundFlag
 from psyche.network.blobwire import REPLY_HEAD_BYTES
+from psyche.network.links import Access
+from psyche.server.events import Event as JournalEvent
 from psyche.simulator.accounts import ROUND_MEMBERS, SERVER, Accounts, Place
 from psyche.simulator.scenario import build_model
 from psyche.simulator.tally import DIED
@@ -80,7 +82,7 @@ class Recorder:
         self.world = world
         self._names = {host.key: host.name for host in world.clients}
         world.trace.listeners.append(self._listen)
-        world.listeners.append(self._look)
+        world.record_listeners.append(self._look)
 
     def _listen(self, node: str, kind: str, given: Mapping[str, object]) -> None:
         if self._on_progress is not None:
@@ -93,7 +95,7 @@ class Recorder:
         event |= {"t": trio.current_time(), "node": node, "kind": kind}
         self.accounts.take(event)
 
-    def _look(self) -> None:
+    def _look(self, _: JournalEvent) -> None:
         """Read from the record, as each of its changes reaches the disk, what no client's event tells."""
         state = self.world.shadow.state
         place = (state.progress.epoch, state.current.height)
@@ -156,10 +158,15 @@ def count_bytes(recorder: Recorder) -> dict[str, Carried]:
     for host in recorder.world.clients:
         node = recorder.accounts.nodes.get(host.name)
         one = found[host.name] = Carried(node.bytes_sent, node.bytes_received) if node else Carried()
-        for out, way in zip((True, False), recorder.world.links.get_access(host.key) or (), strict=False):
-            weights = way.carried.get(WEIGHTS_REPLY, 0.0)
-            one.weights_sent += weights if out else 0.0
-            one.weights_received += 0.0 if out else weights
-            one.sent += way.carried_bytes - weights if out else 0.0
-            one.received += 0.0 if out else way.carried_bytes - weights
+        access = recorder.world.links.get_access(host.key)
+        if access is not None:
+            (sent, one.weights_sent), (received, one.weights_received) = map(_split, access)
+            one.sent += sent
+            one.received += received
     return found
+
+
+def _split(way: Access) -> tuple[float, float]:
+    """Bytes that one way of a line carried: what was no weights, and weights."""
+    weights = way.carried.get(WEIGHTS_REPLY, 0.0)
+    return way.carried_bytes - weights, weights

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-Place = tuple[int, int]  # epoch, height
+from psyche.simulator.tally import Place
+
 KEPT: Final = 8  # rounds
 
 

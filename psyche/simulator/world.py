@@ -106,7 +106,6 @@ class World:
         self.queue = runtime.RunQueue(self._end_stuck)
         self.shadow = Shadow(self._on_record)
         self.invariants = Invariants(self)
-        self.record_listeners: list[Callable[[Event], None]] = []
         self.is_over = False
         self.under_way: list[Fault] = []
         self.happened: list[Fault] = []  # those that began
@@ -116,7 +115,7 @@ class World:
         self.longest_wait_s = 0.0  # for progress, while nothing was wrong
         self._partitions: dict[int, tuple[list[list[bytes]], bool]] = {}
         self._nursery: trio.Nursery | None = None
-        self.listeners: list[Callable[[], None]] = []  # called after each record of the journal
+        self.record_listeners: list[Callable[[Event], None]] = []  # called after each record of the journal
         self._recorded = trio.Event()
         self._ended = trio.Event()
         self._decoded: tuple[bytes, Coordinator] | None = None
@@ -278,8 +277,7 @@ class World:
     def give_up(self, expected: str, found: str) -> None:
         """The run stands still (I5): it ends now, though no record may come any more."""
         self.invariants.fail("I5", expected, found, self.invariants.where())
-        self._recorded.set()
-        self._recorded = trio.Event()
+        self._wake_waiting()
 
     def _end_stuck(self, names: list[str]) -> None:
         """Tasks run without end and time stands still: nothing can be simulated any more."""
@@ -308,6 +306,10 @@ class World:
     async def _wait_for_record(self) -> None:
         await self._recorded.wait()
 
+    def _wake_waiting(self) -> None:
+        self._recorded.set()
+        self._recorded = trio.Event()
+
     async def _carry_out(self, fault: Fault) -> None:
         await trio.sleep(fault.at_s)
         while self.shadow.seq < fault.at_seq or not self._has_come(fault):
@@ -332,14 +334,11 @@ class World:
     def _on_record(self, record: Record, event: Event) -> None:
         before = self.invariants.place
         self.invariants.check_record(record, event)
-        for listen in tuple(self.record_listeners):
-            listen(event)
         if self.invariants.place != before:
             self.progress_at = trio.current_time()
-        for listener in self.listeners:
-            listener()
-        self._recorded.set()
-        self._recorded = trio.Event()
+        for listen in tuple(self.record_listeners):
+            listen(event)
+        self._wake_waiting()
 
     async def _watch(self) -> None:
         """Liveness: healed, and with enough members, a run takes a step within its patience (I5)."""

@@ -6,7 +6,7 @@
 | I2 | a round's samples are nobody else's, a batch is applied once, and a credit is given once for it |
 | I3 | epoch, height and step go forwards; a step goes back only where an epoch is given up (P3, P5) |
 | I4 | the set of a round is what its records say, and all honest members decide it alike |
-| I5 | healed, a run with enough members takes a step within its patience, and ends; so do its honest clients (`owed`) |
+| I5 | healed, a run takes steps, certifies epochs and ends; so do its honest clients; one wrong weight heals (`owed`) |
 | I6 | stored bytes, queues, tables and open streams stay under their limits (`kept`) |
 | I7 | who is banned changes nothing any more |
 | I8, I10 | the journal gives the state again, record by record, and from any snapshot |
@@ -157,6 +157,7 @@ class Invariants:
         sender = getattr(event, "sender", ZERO32)
         self.check(sender not in self.ejected, "I7", "no record of a banned member", sender.hex()[:16])
         self._believed.check_event(self._seen.run_state, state, event)
+        self._owed.take_record(state)
         self._remember(state)
         del record
 
@@ -306,8 +307,9 @@ class Invariants:
     # --- now and then, and at the end -------------------------------------------------------------------
 
     def check_limits(self) -> None:
-        """I6, and I9 where only who lied knows."""
+        """I6, I9 where only who lied knows, and that epochs come to something (I5)."""
         self._kept.measure(self._seen.epoch)
+        self._owed.check_epochs()
         self._believed.check_lies()
 
     def _note_kept(self, what: str, value: int, limit: int | None) -> None:

@@ -1,15 +1,24 @@
-"""What a finished run owes its clients: each honest one ends, and with success (I5)."""
+"""What a run owes its clients (I5): healing, epochs that come to something, and at the end a leave with success."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from psyche.core.bits import get_members
+from psyche.core.state import ZERO32, ClientState, Coordinator, Round, RunState
+from psyche.core.timeline import get_round
+from psyche.simulator.faults import BitFlip
+from psyche.simulator.scenario import compute_patience_s
+
 if TYPE_CHECKING:
     from psyche.simulator.agreement import Check
+    from psyche.simulator.hosts import ClientHost
     from psyche.simulator.world import World
 
 QUIET_S: Final = 60.0  # what a fault leaves behind, as a trainer that hangs, is over by then
+HEALING_DIGESTS: Final = 3  # the one that shows it, one while the trainer heals, and one that comes late
+EPOCHS: Final = 2  # the one in which a fault ends may be given up, the next may not
 
 
 class Owed:
@@ -19,11 +28,77 @@ class Owed:
         self._world = world
         self._check = check
         self._fault_at = 0.0  # when a fault last began or ended
+        self._flipped_at = -QUIET_S  # when a weight was
+        self._disturbed_at = -QUIET_S  # when more than one flipped weight was wrong
+        self._run_state = RunState.UNINITIALIZED
+        self._height = 0
+        self._certified = (0.0, -1)  # since when, which step
+        self._digests: dict[str, tuple[int, int, bytes]] = {}  # of each one's last apply, with epoch and height
+        self._steady: set[bytes] = set()  # who was neither late nor absent in the last round
+        self._wrong: dict[str, int] = {}  # agreed digests in a row that a member's weights contradict
 
-    def take_event(self, node: str, kind: str, _fields: Mapping[str, Any]) -> None:
+    def take_event(self, node: str, kind: str, fields: Mapping[str, Any]) -> None:
         """One event of any machine."""
+        if kind == "applied":
+            self._digests[node] = (fields["epoch"], fields["height"], fields["digest"])
         if node == "world" and kind in ("fault", "fault_over"):
-            self._fault_at = trio.current_time()
+            self._fault_at = now = trio.current_time()
+            is_flip = fields["what"] == BitFlip.kind
+            if not is_flip or (kind == "fault" and now - self._flipped_at < QUIET_S):
+                self._disturbed_at = now  # a replay that is flipped once more is evidence, and the member leaves
+            if is_flip:
+                self._flipped_at = now
+
+    def take_record(self, state: Coordinator) -> None:
+        """The state after one more record."""
+        if state.certified.step != self._certified[1]:
+            self._certified = (trio.current_time(), state.certified.step)
+        if self._run_state is RunState.ROUND_WITNESS and state.run_state is not RunState.ROUND_WITNESS:
+            closed = get_round(state, self._height)
+            if closed is not None and closed.agreed_digest != ZERO32:
+                self._count_wrong(state, closed)
+            self._steady = {client.p2p for client in state.clients if not client.late and not client.missed}
+        self._run_state, self._height = state.run_state, state.current.height
+
+    def _count_wrong(self, state: Coordinator, closed: Round) -> None:
+        """S7: a member whose weights are wrong heals, where nothing else is wrong."""
+        healthy = {client.p2p for client in state.clients if client.state is ClientState.HEALTHY}
+        wrong = self._find_wrong(state, closed) if state.in_round else []
+        self._wrong = {host.name: self._wrong.get(host.name, 0) + 1 for host in wrong}
+        for host in wrong:
+            count = self._wrong[host.name]
+            healed = f"{host.name} has the agreed weights again within {HEALING_DIGESTS} agreed digests"
+            self._check(count <= HEALING_DIGESTS, "I5", healed, f"they contradict {count}")
+            self._check(host.key in healthy, "I5", f"{host.name} heals as a member", "it is none any more")
+
+    def _find_wrong(self, state: Coordinator, closed: Round) -> list["ClientHost"]:
+        """Which of a round's members have wrong weights; nobody where too many are, or something else is wrong."""
+        world = self._world
+        if world.under_way or trio.current_time() - self._disturbed_at < QUIET_S:
+            return []
+        members = {state.clients[member].p2p for member in get_members(closed.members)}
+        agreed = (state.progress.epoch, closed.height, closed.agreed_digest)
+        wrong = [
+            host for host in world.clients
+            if host.key in members and host.is_alive and host.trainer is not None and host.trainer.is_corrupt
+            and self._digests.get(host.name) != agreed and (host.key in self._steady or host.name in self._wrong)
+        ]  # fmt: skip
+        bad = len(wrong) + sum(host.key in members and not host.is_honest for host in world.clients)
+        if bad > (len(members) - 1) // 3:  # alike in a quorum, they would be the agreed ones
+            return []
+        return [host for host in wrong if host.is_honest]
+
+    def check_epochs(self) -> None:
+        """P3: where nothing is wrong, an epoch's weights are certified; not one after the other is given up."""
+        world = self._world
+        if world.under_way or world.is_finished or not world.is_able() or not world.scenario.must_advance:
+            return
+        config = world.config
+        round_s = config.max_round_train_time + config.round_witness_time
+        patience_s = compute_patience_s(config, world.scenario.faults) + (config.rounds_per_epoch + 3) * round_s
+        waited_s = trio.current_time() - max(world.quiet_since, self._certified[0])
+        found = f"none for {waited_s:.0f} s"
+        self._check(waited_s <= EPOCHS * patience_s, "I5", "newly certified weights", found)
 
     def check_end(self) -> None:
         """P8: a run that is finished lets its clients go, unless something still is wrong."""

@@ -22,6 +22,8 @@ KIND_SHARE: Final = 0.3  # of the kinds of faults that a seed has
 MAX_FAULTS: Final = 12
 TROUBLE_S: Final = 150.0  # faults begin within so long; then the run must come to its end
 LIAR_SHARE: Final = 0.4  # of the seeds with four clients or more have liars
+ALL_WITNESS_SHARE: Final = 0.6  # of the seeds elect every member
+ALONE_SHARE: Final = 0.08  # of the seeds have one fault only, that must be healed
 ANYONE: Final = "random:1"
 Draw = Callable[[random.Random, float], Fault]
 
@@ -32,9 +34,14 @@ def draw_scenario(seed: int) -> Scenario:
     clients = rng.choices(list(SIZES), list(SIZES.values()))[0]
     found = _draw_liars(rng, clients)
     config = _draw_config(rng, clients, banned=len(found))
+    classes, several, sync_s = _draw_classes(rng, clients), _draw_faults(rng), rng.choice((0.0, 0.002, 0.02))
+    other = build_rng(seed, "swarm of few")
+    if found and 3 * len(found) + 1 < clients and other.random() > ALL_WITNESS_SHARE:
+        config["witness_nodes"] = other.randint(3 * len(found) + 1, clients)  # fewer, and a committee may be captured
+    alone = _draw_alone(other, config["rounds_per_epoch"]) if other.random() < ALONE_SHARE else None
     return Scenario(
-        seed=seed, classes=_draw_classes(rng, clients), config=config, faults=_draw_faults(rng), liars=found,
-        sync_s=rng.choice((0.0, 0.002, 0.02)),
+        seed=seed, classes=classes, config=config, faults=several if alone is None else (alone,), liars=found,
+        sync_s=sync_s,
     ).with_origin(f"python scripts/soak.py --seed {seed}")  # fmt: skip
 
 
@@ -44,7 +51,7 @@ def _draw_config(rng: random.Random, clients: int, *, banned: int) -> dict[str, 
         "total_steps": rng.randint(8, 24),
         "rounds_per_epoch": rng.randint(2, 10),
         "overlap": rng.random() < 0.7,
-        "witness_nodes": 0 if banned or rng.random() < 0.6 else rng.randint(3, clients),
+        "witness_nodes": 0 if banned or rng.random() < ALL_WITNESS_SHARE else rng.randint(3, clients),
         "min_clients": least,
         "init_min_clients": rng.randint(least, max(least, clients - max(1, banned))),  # who lies may be so
         "max_round_train_time": rng.choice((10, 20)),
@@ -90,6 +97,12 @@ def _draw_faults(rng: random.Random) -> tuple[Fault, ...]:
     count = rng.randint(1, MAX_FAULTS)
     times = sorted(rng.uniform(0, TROUBLE_S) for _ in range(count))
     return tuple(rng.choice(kinds)(rng, round(at_s, 3)) for at_s in times)
+
+
+def _draw_alone(rng: random.Random, rounds: int) -> Fault:
+    """A wrong weight and nothing else: only then it is sure that its client can heal (I5)."""
+    height = rng.randint(1, max(1, rounds - 1))
+    return faults.BitFlip(at_epoch=rng.randint(0, 1), at_height=height, who=(ANYONE,), place=rng.randint(0, 255))
 
 
 def _pick(rng: random.Random) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ from typing import Final
 
 from psyche.core.limits import LOCAL_PATH_BYTES
 from psyche.core.state import Checkpoint, CheckpointKind, Coordinator
+from psyche.durable import sync_file
 from psyche.errors import ConfigError
-from psyche.modeling.snapshot import INFO_NAME, MANIFEST_NAME, MODEL_NAME, TENSORS_NAME, sync_file, write_folder
+from psyche.modeling.snapshot import INFO_NAME, MANIFEST_NAME, MODEL_NAME, TENSORS_NAME, write_folder
 
 _MARK: Final = "-certified-"
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.llama import LlamaForCausalLM
 
 from psyche.core.manifest import TensorEntry, encode_manifest
+from psyche.durable import sync_file, write_file
 from psyche.errors import TrainerError
 from psyche.modeling.model import CONFIG_NAME, build_model, get_parameters, read_model_config
 from psyche.modeling.snapshot import (
@@ -25,8 +26,6 @@ from psyche.modeling.snapshot import (
     compute_file_hash,
     get_tensor_path,
     read_momentum_fields,
-    sync_file,
-    write_durably,
     write_folder,
     write_info,
     write_model_files,
@@ -57,7 +56,7 @@ def write_snapshot(
     try:
         with write_folder(info.path) as folder:
             manifest = encode_manifest(_write_tensors(folder, parameters, on_progress))
-            write_durably(folder / MANIFEST_NAME, manifest)
+            write_file(folder / MANIFEST_NAME, manifest)
             _write_momentum(folder / MOMENTUM_NAME, momentum)
             write_model_files(folder / MODEL_NAME, model_files)
             about = {**momentum_fields, "blake3": compute_file_hash(folder / MOMENTUM_NAME).hex()}
@@ -73,7 +72,7 @@ def _write_tensors(folder: Path, parameters: Mapping[str, torch.Tensor], on_prog
     entries: list[TensorEntry] = []
     for index, (name, tensor) in enumerate(parameters.items()):
         data = get_bytes(tensor)
-        write_durably(get_tensor_path(folder, index), data)
+        write_file(get_tensor_path(folder, index), data)
         entries.append(TensorEntry(name, tuple(tensor.shape), blob_id_of(data)))
         on_progress()
     return entries

@@ -27,6 +27,7 @@ from blake3 import blake3
 
 from psyche.core.manifest import TensorEntry, decode_manifest, encode_manifest
 from psyche.core.state import ZERO32
+from psyche.durable import make_folder, sync_file, sync_folder, write_file
 from psyche.errors import PsycheError, TrainerError
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
 
@@ -111,28 +112,6 @@ def compute_file_hash(path: Path) -> bytes:
     return hasher.digest()
 
 
-def write_durably(path: Path, data: bytes | memoryview) -> None:
-    """Write a file and wait until the disk has it."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_file(path: Path) -> None:
-    """Wait until the disk has a file that something else wrote."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _replace(temporary: Path, path: Path, replaced: Path) -> None:
     """Put `temporary` in the place of `path`; what was there waits as `replaced` until that is done."""
     if path.exists():
@@ -143,7 +122,7 @@ def _replace(temporary: Path, path: Path, replaced: Path) -> None:
         if replaced.exists():
             replaced.rename(path)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -153,14 +132,14 @@ def write_folder(path: Path) -> Iterator[Path]:
 
     A folder that is there already is replaced; at any moment one of the two is on disk whole.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     tag = f"{os.getpid()}-{secrets.token_hex(4)}"
     temporary = path.parent / f".{path.name}{_TEMPORARY}{tag}"
     temporary.mkdir()
     try:
         yield temporary
         for folder, _, _ in os.walk(temporary):
-            _sync_folder(Path(folder))
+            sync_folder(Path(folder))
         _replace(temporary, path, path.parent / f".{path.name}{_REPLACED}{tag}")
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -339,14 +318,14 @@ def write_info(folder: Path, info: SnapshotInfo, momentum: Mapping[str, Any] | N
         "train_count": info.train_count,
         "momentum": momentum,
     }
-    write_durably(folder / INFO_NAME, json.dumps(fields, indent=1).encode())
+    write_file(folder / INFO_NAME, json.dumps(fields, indent=1).encode())
 
 
 def write_model_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write the model's files (`read_model_files`) into a folder, which is made."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
-        write_durably(folder / name, data)
+        write_file(folder / name, data)
 
 
 def assemble_snapshot(
@@ -390,7 +369,7 @@ def assemble_snapshot(
         (folder / TENSORS_NAME).mkdir()
         for index, file in enumerate(tensors):
             _move_durably(file, get_tensor_path(folder, index))
-        write_durably(folder / MANIFEST_NAME, manifest)
+        write_file(folder / MANIFEST_NAME, manifest)
         write_model_files(folder / MODEL_NAME, model_files)
         write_info(folder, info, None)
     return info

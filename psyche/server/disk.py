@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from psyche.durable import make_folder, replace_file, sync_folder
 from psyche.errors import BackendError
 
 _LOCK: Final = "lock"
@@ -23,7 +24,7 @@ class FolderDisk:
         self._open_name = ""
         self._open_fd = -1
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._lock_fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise BackendError(f"state folder {folder}: {error.strerror}; choose another with --state-dir") from error
@@ -59,13 +60,7 @@ class FolderDisk:
 
     def replace(self, name: str, data: bytes) -> None:
         """Write a whole file beside the old one, sync it, and put it in the old one's place."""
-        temporary = self._folder / (name + _TEMPORARY)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._folder / name)
-        self._sync_folder()
+        replace_file(self._folder / name, data, self._folder / (name + _TEMPORARY))
 
     def truncate(self, name: str, size_bytes: int) -> None:
         """Cut a file and sync it."""
@@ -83,16 +78,9 @@ class FolderDisk:
         self._close_open()
         self._open_fd = os.open(self._folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._open_name = name
-        self._sync_folder()
+        sync_folder(self._folder)
 
     def _close_open(self) -> None:
         if self._open_fd >= 0:
             os.close(self._open_fd)
         self._open_name, self._open_fd = "", -1
-
-    def _sync_folder(self) -> None:
-        fd = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

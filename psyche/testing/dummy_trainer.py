@@ -8,6 +8,7 @@ import trio
 from psyche.core.manifest import TensorEntry, encode_manifest
 from psyche.core.plan import TransformPlan, compute_plan, encode_plan, get_payload_bytes
 from psyche.core.state import ZERO32
+from psyche.durable import write_file
 from psyche.modeling.snapshot import (
     MANIFEST_NAME,
     MODEL_NAME,
@@ -15,7 +16,6 @@ from psyche.modeling.snapshot import (
     SnapshotInfo,
     get_tensor_path,
     read_snapshot_info,
-    write_durably,
     write_folder,
     write_info,
     write_model_files,
@@ -136,8 +136,8 @@ class DummyTrainer:
         )  # fmt: skip
         with write_folder(path) as folder:
             (folder / TENSORS_NAME).mkdir()
-            write_durably(get_tensor_path(folder, 0), self.weights)
-            write_durably(folder / MANIFEST_NAME, info.manifest)
+            write_file(get_tensor_path(folder, 0), self.weights)
+            write_file(folder / MANIFEST_NAME, info.manifest)
             write_model_files(folder / MODEL_NAME, {"config.json": b"{}"})
             write_info(folder, info, None)
 

@@ -1,5 +1,8 @@
 """Keys, signatures and BLAKE3 hashes: all cryptography that stays off chain (`docs/protocol-reference.md` 2.1)."""
 
+import errno
+import os
+import secrets
 import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -12,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from psyche.core.limits import MAX_ADDRESSES
 from psyche.core.state import ZERO32
+from psyche.durable import make_folder, replace_file
 from psyche.errors import ConfigError, WireError
 from psyche.wire.ports import AddressRecord
 
@@ -59,10 +63,17 @@ class Identity:
         return cls(raw)
 
     def save(self, path: Path) -> None:
-        """Write the seed as 64 hex digits, readable by the owner alone; never overwrites."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600, exist_ok=False)
-        path.write_text(self.seed.hex() + "\n", encoding="ascii")
+        """Write the seed as 64 hex digits, readable by the owner alone; never overwrites.
+
+        Raises:
+            OSError: there is such a file, or it cannot be made.
+        """
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        make_folder(path.parent)
+        temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        temporary.touch(mode=0o600, exist_ok=False)
+        replace_file(path, (self.seed.hex() + "\n").encode(), temporary)  # never half a key, not even after a power cut
 
 
 @lru_cache(maxsize=VERDICTS_KEPT)

@@ -17,6 +17,7 @@ from psyche.client.replay import ReplayStore
 from psyche.client.serving import Manifest, OfferedFile, Serving
 from psyche.core.manifest import TensorEntry, encode_manifest
 from psyche.core.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
+from psyche.durable import write_file
 from psyche.errors import NetworkError
 from psyche.modeling import snapshot as disk
 from psyche.testing.builders import build_hash, build_model
@@ -57,8 +58,8 @@ class Trainer:
         with disk.write_folder(info.path) as folder:
             (folder / disk.TENSORS_NAME).mkdir()
             for index, data in enumerate(self.tensors):
-                disk.write_durably(disk.get_tensor_path(folder, index), data)
-            disk.write_durably(folder / disk.MANIFEST_NAME, info.manifest)
+                write_file(disk.get_tensor_path(folder, index), data)
+            write_file(folder / disk.MANIFEST_NAME, info.manifest)
             disk.write_model_files(folder / disk.MODEL_NAME, {"config.json": b"{}"})
             disk.write_info(folder, info, None)
         return SnapshotReply(path=request.path, size_bytes=96, weight_root=ZERO32, seconds=0.0)

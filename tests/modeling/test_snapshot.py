@@ -3,11 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from psyche import durable
 from psyche.core.manifest import TensorEntry, encode_manifest
 from psyche.errors import TrainerError
+from psyche.modeling import snapshot as disk
 from psyche.modeling.snapshot import (
     INFO_NAME,
     SnapshotInfo,
@@ -20,6 +23,7 @@ from psyche.modeling.snapshot import (
     read_snapshot_info,
     write_folder,
 )
+from psyche.testing.power_loss import Loss, watch_disk
 from psyche.wire.crypto import blake3_hash, blob_id_of
 
 WEIGHTS = {"a": ((2, 3), bytes(range(24))), "b": ((5,), bytes(20))}
@@ -30,10 +34,10 @@ def _manifest() -> bytes:
     return encode_manifest(TensorEntry(name, dims, blob_id_of(raw)) for name, (dims, raw) in WEIGHTS.items())
 
 
-def _assemble(path: Path, *, epoch: int = 3, step: int = 7) -> SnapshotInfo:
+def _assemble(path: Path, *, epoch: int = 3, step: int = 7, fetched: Path | None = None) -> SnapshotInfo:
     files: list[Path] = []
     for name, (_, raw) in WEIGHTS.items():
-        files.append(path.parent / f"fetched-{name}")
+        files.append((fetched or path.parent) / f"fetched-{name}")
         files[-1].write_bytes(raw)
     return assemble_snapshot(
         path, manifest=_manifest(), tensors=files, model_files=MODEL_FILES, epoch=epoch, step=step,
@@ -155,3 +159,40 @@ def test_code_and_weights_are_no_model_files(tmp_path: Path) -> None:
     for name in ("config.json", "code.py", "w.safetensors", "w.index.json", "tokenizer.model"):
         (tmp_path / name).write_bytes(b"x")
     assert sorted(read_model_files(tmp_path)) == ["config.json", "tokenizer.model"]
+
+
+def test_no_power_cut_costs_a_finished_snapshot_or_leaves_one_that_is_not_whole(tmp_path: Path) -> None:
+    _check_power_cuts(tmp_path)
+
+
+def _check_power_cuts(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with watch_disk(root) as watch:
+        for number, name in enumerate(("a", "b", "a")):  # the last one takes the first one's place
+            _assemble(root / "run/snapshots" / name, epoch=number, fetched=tmp_path)
+            watch.promise((number, 7))
+    for number, loss in enumerate(watch.losses):
+        found = _restore(loss, tmp_path / str(number))
+        assert not loss.promised or max((info.epoch, info.step) for info in found) >= loss.promised, loss.moment
+        for info in found:
+            for index, entry in enumerate(info.entries):
+                assert blob_id_of(get_tensor_path(info.path, index).read_bytes()) == entry.blob_id, loss.moment
+            assert read_model_files(info.path / "model") == MODEL_FILES, loss.moment
+
+
+@pytest.mark.parametrize(("module", "name"), [(disk, "sync_folder"), (disk, "write_file"), (durable, "sync_folder")])
+def test_a_snapshot_that_syncs_less_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    instead = Path.write_bytes if name == "write_file" else lambda _folder: None
+    monkeypatch.setattr(module, name, instead)
+    with pytest.raises((AssertionError, ValueError)):  # found too old, cut, or none
+        _check_power_cuts(tmp_path)
+
+
+def _restore(loss: Loss, folder: Path) -> list[SnapshotInfo]:
+    folder.mkdir()
+    loss.restore(folder)
+    clean_leftovers(folder / "run/snapshots")
+    return list_snapshots(folder / "run/snapshots")

@@ -1,0 +1,46 @@
+"""Files and folders that are still there after a power cut.
+
+A file's bytes are safe when the file was synced, its name is when the folder with the name was. Every function
+blocks until the disk says so, and raises OSError where it cannot.
+"""
+
+import os
+from pathlib import Path
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, with those above it that are missing; nothing happens where it is there."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the disk has the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the disk has the bytes of a file that something else wrote."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_file(path: Path, data: bytes | memoryview) -> None:
+    """Write a file's bytes; its name is safe once its folder is synced."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes | memoryview, temporary: Path) -> None:
+    """Put a whole file in the place of the old one: afterwards, and after a power cut, it is the old or the new one."""
+    write_file(temporary, data)
+    temporary.replace(path)
+    sync_folder(path.parent)

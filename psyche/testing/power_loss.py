@@ -1,0 +1,162 @@
+"""What a folder may hold when the power fails: found by watching code as it writes to a real disk.
+
+A file's bytes are on disk when the file was synced, a name is when its folder was. What was written since may be
+there or not, whole or in part. Before every call that the disk obeys in order, and at the end, each such folder is
+a `Loss`, which `restore` makes real; whatever reads it must find all that was promised before.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+SYNCS: Final = ("fsync", "fdatasync")
+CHANGES: Final = ("rename", "replace", "unlink", "remove", "rmdir", "mkdir", "link")
+Names = dict[int, dict[str, int]]  # of each folder, by its number: what its names stand for
+Read = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A folder as a power cut may leave it.
+
+    Args:
+        moment: before which call, with what is lost.
+        promised: what the code had promised by then.
+        files: bytes by path below the folder.
+    """
+
+    moment: str
+    promised: Any
+    files: dict[str, bytes]
+    folders: tuple[str, ...]
+
+    def restore(self, folder: Path) -> None:
+        """Make it real in an empty folder."""
+        for name in self.folders:
+            (folder / name).mkdir(parents=True)
+        for name, data in self.files.items():
+            (folder / name).write_bytes(data)
+
+
+@dataclass(eq=False)
+class Watch:
+    """Follows what is written below `root`; `losses` grows with it."""
+
+    root: Path
+    losses: list[Loss] = field(default_factory=list)
+    promised: Any = None
+    _numbers: dict[int, int] = field(default_factory=dict)  # by inode, of what is there
+    _count: int = 0
+    _folders: set[int] = field(default_factory=set)
+    _names: Names = field(default_factory=dict)
+    _bytes: dict[int, bytes] = field(default_factory=dict)
+    _safe_names: Names = field(default_factory=dict)
+    _safe_bytes: dict[int, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """What is there already is safe."""
+        self._scan()
+        self._safe_names = {number: dict(names) for number, names in self._names.items()}
+        self._safe_bytes = dict(self._bytes)
+
+    def promise(self, what: Any) -> None:
+        """From now on `what` must survive."""
+        self.look("promise")
+        self.promised = what
+
+    def look(self, moment: str) -> None:
+        """Add what a power cut may leave now."""
+        self._scan()
+        for lost, names, read in (
+            ("all that is not synced", self._safe_names, self._read_safe),
+            ("bytes that are not synced", self._names, self._read_safe),
+            ("half of them", self._names, self._read_torn),
+            ("names that are not synced", self._safe_names, self._read_all),
+            ("nothing", self._names, self._read_all),
+        ):
+            found = dict(self._walk(names, self._numbers[self.root.stat().st_ino], ""))
+            files = {name: read(number) for name, number in found.items() if number not in self._folders}
+            folders = tuple(name for name, number in found.items() if number in self._folders)
+            loss = Loss(f"{moment}, lost: {lost}", self.promised, files, folders)
+            if not any(known.files == files and known.folders == folders for known in self._get_recent()):
+                self.losses.append(loss)
+
+    def sync(self, descriptor: int) -> None:
+        """A file or folder was synced."""
+        number = self._numbers.get(os.fstat(descriptor).st_ino)
+        if number in self._folders:
+            self._safe_names[number] = dict(self._names[number])
+        elif number is not None:
+            self._safe_bytes[number] = self._bytes[number]
+
+    def _walk(self, names: Names, folder: int, prefix: str) -> Iterator[tuple[str, int]]:
+        for name, number in names.get(folder, {}).items():
+            yield prefix + name, number
+            yield from self._walk(names, number, f"{prefix}{name}/")
+
+    def _get_recent(self) -> Iterator[Loss]:
+        """Those of the same promise."""
+        for loss in reversed(self.losses):
+            if loss.promised != self.promised:
+                return
+            yield loss
+
+    def _read_safe(self, number: int) -> bytes:
+        return self._safe_bytes.get(number, b"")
+
+    def _read_all(self, number: int) -> bytes:
+        return self._bytes[number]
+
+    def _read_torn(self, number: int) -> bytes:
+        safe, now = self._read_safe(number), self._bytes[number]
+        kept = len(safe) if now.startswith(safe) else 0
+        return now[: kept + (len(now) - kept) // 2]
+
+    def _scan(self) -> None:
+        """Read the folder: an inode that is gone may be another file's next."""
+        found: dict[int, int] = {}
+        self._names = {}
+        self._visit(self.root, found)
+        self._numbers = found
+
+    def _visit(self, path: Path, found: dict[int, int]) -> int:
+        inode = path.stat().st_ino
+        number = self._numbers.get(inode)
+        if number is None:
+            self._count += 1
+            number = self._count
+        found[inode] = number
+        if path.is_dir():
+            self._folders.add(number)
+            names = self._names[number] = {}
+            for child in sorted(path.iterdir()):
+                names[child.name] = self._visit(child, found)
+        else:
+            self._bytes[number] = path.read_bytes()
+        return number
+
+
+@contextmanager
+def watch_disk(root: Path) -> Iterator[Watch]:
+    """Follow what this process writes below `root`, an existing folder, while this lasts."""
+    watch = Watch(root)
+    with ExitStack() as stack:
+        for name in (*SYNCS, *CHANGES):
+            stack.enter_context(patch.object(os, name, _follow(watch, name, getattr(os, name))))
+        yield watch
+    watch.look("the end")
+
+
+def _follow(watch: Watch, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def follow(*args: Any, **options: Any) -> Any:
+        watch.look(f"{name} {args[0]}")
+        result = call(*args, **options)
+        if name in SYNCS:
+            watch.sync(args[0])
+        return result
+
+    return follow

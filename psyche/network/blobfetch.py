@@ -26,7 +26,7 @@ from psyche.network.blobwire import (
     encode_request,
     read_reply_head,
 )
-from psyche.network.limits import ASK_CHUNKS, SMALL_BLOBS_IN_FLIGHT, WINDOW_BYTES, NetworkLimits
+from psyche.network.limits import ASK_CHUNKS, WINDOW_BYTES, NetworkLimits
 from psyche.network.ranges import Range, RangeScheduler
 from psyche.network.rates import SourceStatistics
 from psyche.network.sinks import Sink, SinkError
@@ -36,7 +36,6 @@ from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
 _log: Final = logging.getLogger("psyche.network")
 FIRST_RETRY_S: Final = 0.25
 LONGEST_RETRY_S: Final = 4.0
-TAKE_OVER_AFTER_S: Final = 2.0
 LEAST_SOURCES: Final = 8  # that a payload is asked of before its fetch makes room for another
 LOOK_S: Final = 0.25  # how often a fetch that rests looks whether another one waits
 WINDOW_TARGET_S: Final = 4.0  # no source is asked for more than it delivers in about this time
@@ -339,7 +338,7 @@ class FetchJob:
         room = self._book.get_statistics(source).compute_window(WINDOW_TARGET_S, WINDOW_BYTES, 2 * BLOB_CHUNK_BYTES)
         room -= sum(a.size_bytes for a in asked)
         large = sum(a.size_bytes > BLOB_CHUNK_BYTES for a in asked)
-        while len(asked) + len(more) < SMALL_BLOBS_IN_FLIGHT and room >= BLOB_CHUNK_BYTES and large < 2:
+        while len(asked) + len(more) < self._limits.blobs_in_flight and room >= BLOB_CHUNK_BYTES and large < 2:
             request = self._take(source, room // BLOB_CHUNK_BYTES, take_over=False)
             if request is None:
                 break
@@ -358,7 +357,7 @@ class FetchJob:
 
         item = self._scheduler.take(source, now, min(wish, max_chunks), is_usable)
         if item is None and take_over:
-            item = self._scheduler.take_over(source, now, now - TAKE_OVER_AFTER_S, is_usable)
+            item = self._scheduler.take_over(source, now, now - self._limits.take_over_s, is_usable)
         if item is None:
             return None
         size = self._targets[item.target].size_bytes
@@ -371,8 +370,9 @@ class FetchJob:
 
     async def _receive(self, source: bytes, stream: ByteStream, request: _Asked) -> None:
         statistics = self._book.get_statistics(source)
-        idle_s = statistics.compute_limit_s(0, self._limits.min_progress_s)
-        limit_s = statistics.compute_limit_s(request.size_bytes, self._limits.min_progress_s)
+        at_least_s = self._limits.file_progress_s if self._parallel else self._limits.min_progress_s
+        idle_s = statistics.compute_limit_s(0, at_least_s)
+        limit_s = statistics.compute_limit_s(request.size_bytes, at_least_s)
 
         async def read(patient: _Patient) -> None:
             started = trio.current_time()

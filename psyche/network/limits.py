@@ -5,7 +5,6 @@ from typing import Final
 
 RANGE_CHUNKS: Final = 16  # largest range a source serves: 16 MiB, some seconds of a home uplink
 ASK_CHUNKS: Final = 8  # what we ask for at once; two in flight keep a fast link busy
-SMALL_BLOBS_IN_FLIGHT: Final = 64  # requests on their way to one source
 WINDOW_BYTES: Final = 16 << 20  # bytes asked for and not yet here, per source
 HELLO_BYTES: Final = 8 << 10
 SYNC_REQUEST_BYTES: Final = 1 << 10
@@ -27,8 +26,11 @@ class NetworkLimits:
     serve_sync_s: float = 30.0
     idle_stream_s: float = 600.0
     min_progress_s: float = 5.0  # deadlines of requests: max(this, 3 x median + size / rate)
+    file_progress_s: float = 5.0  # the same for files, which come from many sources at once
     slowest_rate_bytes_s: float = 64 << 10  # assumed of a source that has not shown its rate yet
     range_target_s: float = 2.0  # ranges shrink until one takes about this long
+    take_over_s: float = 2.0  # what a source has held for so long another one may deliver, when nothing else is left
+    blobs_in_flight: int = 64  # requests for small ones on their way to one source
 
     gossip_per_s: float = 20.0  # per origin: a member needs three messages a round
     gossip_burst: int = 100

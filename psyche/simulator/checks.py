@@ -31,6 +31,7 @@ from psyche.simulator.faults import (
 )
 from psyche.simulator.liars import Liar
 from psyche.simulator.scenario import MachineClass, Scenario, build_config, build_model
+from psyche.simulator.trainer import MOST_PARTS, WEIGHTS
 
 MACHINES: Final = re.compile(r"server|all|witnesses|trainers|random:[1-9]\d*|client-(0|[1-9]\d*)")
 SERVERS_TOO: Final = (Kill, Hang, Partition, Degrade, ClockJump, DiskFull, SlowDisk)  # what can befall the server
@@ -147,6 +148,9 @@ def check_scenario(scenario: Scenario) -> None:
         ConfigError: naming the table, the field and the rule.
     """
     check_fields(scenario)
+    parts = scenario.weight_parts
+    right = f"a divisor of {WEIGHTS}, 1 to {MOST_PARTS}"
+    _require(0 < parts <= MOST_PARTS and WEIGHTS % parts == 0, "weight_parts", parts, right)
     check_within("limits", _check_limits, scenario.limits)
     for number, one in enumerate(scenario.classes):
         check_within(f"class[{number}]", _check_class, one)

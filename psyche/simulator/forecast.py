@@ -18,7 +18,7 @@ from psyche.network.links import LinkConditions
 from psyche.simulator.accounts import CARRIED, SIMULATED, WORLD, Accounts, NodeAccount
 from psyche.simulator.faults import Failure, Fault
 from psyche.simulator.headway import Headway, compute_patience_s_of, find_missed
-from psyche.simulator.recorder import BODY_BYTES, Carried, Exit, OnProgress, Recorder, build_sizes, count_bytes
+from psyche.simulator.recorder import BODY_BYTES, PARTS, Carried, Exit, OnProgress, Recorder, build_sizes, count_bytes
 from psyche.simulator.runtime import build_rng
 from psyche.simulator.scenario import MachineClass, Scenario, build_config, build_model, compute_limit_s
 from psyche.simulator.trainer import MachineModel
@@ -149,7 +149,7 @@ def build_scenario(question: Question) -> Scenario:
     population = [pair for pair in zip(question.classes, question.counts, strict=True) if pair[1]]
     scenario = Scenario(
         seed=question.seed, classes=tuple(build_class(one, count, workload) for one, count in population),
-        config=values, blob_bytes=build_sizes(workload), shares_lines=True,
+        config=values, blob_bytes=build_sizes(workload), weight_parts=PARTS, shares_lines=True,
         limits=build_limits(workload),
     )  # fmt: skip
     limit_s = compute_end_s(question, scenario)
@@ -166,14 +166,22 @@ def compute_end_s(question: Question, scenario: Scenario) -> float:
 
 
 def build_limits(workload: Workload) -> NetworkLimits:
-    """A node's limits, with the same patience for the bytes that a payload stands for."""
+    """A node's limits, with the same patience for the bytes that a payload, or a part of the weights, stands for.
+
+    Each source is asked for one part at a time, and a part that is slow is not asked of another one: real tensors
+    come in ranges of a few seconds, and what is fetched twice is little.
+    """
     usual = NetworkLimits()
     slowest = usual.slowest_rate_bytes_s * BODY_BYTES / workload.payload_bytes
     patience_s = workload.payload_bytes / usual.slowest_rate_bytes_s
+    file_s = workload.weights_bytes / PARTS / usual.slowest_rate_bytes_s
     return replace(
         usual,
         slowest_rate_bytes_s=min(usual.slowest_rate_bytes_s, slowest),
         min_progress_s=max(usual.min_progress_s, patience_s),
+        file_progress_s=max(usual.file_progress_s, file_s),
+        take_over_s=max(usual.take_over_s, file_s),
+        blobs_in_flight=1,
         write_s=usual.write_s * max(1.0, workload.payload_bytes / PART_BYTES, workload.weights_bytes / PART_BYTES),
     )
 

@@ -304,7 +304,7 @@ class ClientHost(Host):
         clean_leftovers(self.folder / "resume")
         self.trainer = SimTrainer(
             self.world.codec, self.cls.machine, build_rng(self.world.scenario.seed, self.name, "train", life.number),
-            self.trainer_faults, complaints=self.complaints,
+            self.trainer_faults, complaints=self.complaints, parts=self.world.scenario.weight_parts,
             on_fate=functools.partial(self.world.invariants.agreement.check_fate, self, life.number),
         )  # fmt: skip
         for lies in self.lies:

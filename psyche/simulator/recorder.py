@@ -21,7 +21,8 @@ from psyche.telemetry.events import Event, get_plain
 
 BODY_BYTES: Final = 8  # a simulated payload
 PAYLOAD_REPLY: Final = REPLY_HEAD_BYTES + BODY_BYTES
-WEIGHTS_REPLY: Final = REPLY_HEAD_BYTES + 4 * WEIGHTS
+PARTS: Final = 32  # of the weights, so that they come from many sources at once, as a model's tensors do
+PART_REPLY: Final = REPLY_HEAD_BYTES + 4 * WEIGHTS // PARTS
 
 
 @dataclass(slots=True)
@@ -148,7 +149,7 @@ def build_sizes(workload: Workload) -> dict[int, int]:
     """What the small model's blobs stand for, by the length of the answers that bring them."""
     return {
         PAYLOAD_REPLY: max(PAYLOAD_REPLY, workload.payload_bytes),
-        WEIGHTS_REPLY: max(WEIGHTS_REPLY, workload.weights_bytes),
+        PART_REPLY: max(PART_REPLY, workload.weights_bytes // PARTS),
     }
 
 
@@ -168,5 +169,5 @@ def count_bytes(recorder: Recorder) -> dict[str, Carried]:
 
 def _split(way: Access) -> tuple[float, float]:
     """Bytes that one way of a line carried: what was no weights, and weights."""
-    weights = way.carried.get(WEIGHTS_REPLY, 0.0)
+    weights = way.carried.get(PART_REPLY, 0.0)
     return way.carried_bytes - weights, weights

@@ -62,6 +62,7 @@ class Scenario:
         config: settings of the run that differ from `DEFAULTS`.
         faults: what goes wrong, and when.
         liars: which clients are dishonest, and how.
+        weight_parts: in how many tensors of equal size the weights are kept and handed on.
         blob_bytes: how many bytes of the line the answer with a blob takes, by its true length; others as they are.
         shares_lines: what a machine sends and receives in bulk shares its line, as at home; else each pair of
             machines has one of its own.
@@ -82,6 +83,7 @@ class Scenario:
     config: Mapping[str, int] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     liars: tuple[Liar, ...] = ()
+    weight_parts: int = 4
     blob_bytes: Mapping[int, int] = field(default_factory=dict)
     shares_lines: bool = False
     limits: NetworkLimits = field(default_factory=NetworkLimits)

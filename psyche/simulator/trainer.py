@@ -49,6 +49,7 @@ from psyche.wire.trainer import (
 
 SHAPE: Final = (16, 16)
 TENSOR: Final = "weight"
+MOST_PARTS: Final = 99  # of the weights: their names are numbered with two digits
 WEIGHTS: Final = SHAPE[0] * SHAPE[1]
 VOCAB: Final = 256
 LATEST_FATE: Final = 3  # rounds after its own in which a result's fate is known to a member
@@ -154,7 +155,8 @@ class SimTrainer:
     """Implements `wire.ports.Trainer`.
 
     It also keeps its owner honest: every result it gave is to be told applied or not, once and soon, or given
-    up by a load (R8); `complaints` says where that did not hold.
+    up by a load (R8); `complaints` says where that did not hold. The weights are kept in so many
+    `parts` of equal size, each a tensor.
     """
 
     codec: PayloadCodec
@@ -166,6 +168,7 @@ class SimTrainer:
     momentum: bytes = ZERO32
     trained: int = 0
     complaints: list[str] = field(default_factory=list)
+    parts: int = 1
     on_fate: Callable[[int, int, bool], None] | None = None  # hears epoch, height and fate of a result of its own
     is_corrupt: bool = False  # a weight was flipped since the last load
     _sent: set[int] = field(default_factory=set)  # heights of this momentum's results that await their fate
@@ -205,10 +208,10 @@ class SimTrainer:
         self.is_corrupt = False
         if request.is_snapshot:
             info = read_snapshot_info(Path(request.path))
-            raw = get_tensor_path(info.path, 0).read_bytes()
-            if blob_id_of(raw) != info.entries[0].blob_id:
-                raise TrainerError(f"snapshot {request.path}: the tensor is damaged")
-            self.weights = np.frombuffer(raw, dtype="<f4").astype(np.float32)
+            raw = [get_tensor_path(info.path, number).read_bytes() for number in range(len(info.entries))]
+            if [blob_id_of(part) for part in raw] != [entry.blob_id for entry in info.entries]:
+                raise TrainerError(f"snapshot {request.path}: a tensor is damaged")
+            self.weights = np.frombuffer(b"".join(raw), dtype="<f4").astype(np.float32)
             chain, prev = info.chain, info.prev_commitment
             if request.keep_momentum:
                 self.trained, self.momentum = info.train_count, blake3_hash(b"momentum", info.digest)
@@ -220,12 +223,19 @@ class SimTrainer:
             train_count=self.trained, prev_commitment=prev,
         )  # fmt: skip
 
-    def _get_entry(self) -> TensorEntry:
-        return TensorEntry(TENSOR, SHAPE, blob_id_of(self._get_weights().astype("<f4").tobytes()))
+    def _get_parts(self) -> list[bytes]:
+        raw = self._get_weights().astype("<f4").tobytes()
+        size = len(raw) // self.parts
+        return [raw[start : start + size] for start in range(0, len(raw), size)]
+
+    def _get_entries(self) -> tuple[TensorEntry, ...]:
+        dims = (WEIGHTS // self.parts,)
+        parts = self._get_parts()
+        return tuple(TensorEntry(f"{TENSOR}.{number:02d}", dims, blob_id_of(raw)) for number, raw in enumerate(parts))
 
     def compute_root(self) -> bytes:
         """The weight root of what it holds; raises TrainerError where it holds nothing."""
-        return blake3_hash(encode_manifest([self._get_entry()]))
+        return blake3_hash(encode_manifest(self._get_entries()))
 
     async def train(self, request: TrainRequest) -> TrainReply:
         """Take the time of a batch and give its payload."""
@@ -315,11 +325,12 @@ class SimTrainer:
             path=Path(request.path), epoch=request.epoch, step=request.step, data_index=request.data_index,
             chain=request.chain, digest=request.digest, weight_root=root, plan=encode_plan(self.codec.plan),
             prev_commitment=request.prev_commitment, train_count=self.trained, has_momentum=False,
-            entries=(self._get_entry(),),
+            entries=self._get_entries(),
         )  # fmt: skip
         with write_folder(info.path) as folder:
             (folder / TENSORS_NAME).mkdir()
-            get_tensor_path(folder, 0).write_bytes(self._get_weights().astype("<f4").tobytes())
+            for number, raw in enumerate(self._get_parts()):
+                get_tensor_path(folder, number).write_bytes(raw)
             (folder / MANIFEST_NAME).write_bytes(info.manifest)
             write_model_files(folder / MODEL_NAME, {"config.json": b"{}"})
             write_info(folder, info, None)

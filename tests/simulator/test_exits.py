@@ -32,7 +32,7 @@ def test_the_reason_of_an_exit_says_what_befell_its_member(fault: Fault, why: st
 
 
 def test_who_is_put_out_for_silence_because_it_died_is_told_so() -> None:
-    assert [one.why for one in play_with(AWAY, tokens_per_s=4.0).exits] == [
+    assert [one.why for one in play_with(AWAY, tokens_per_s=8.0).exits] == [
         "was silent for 2 rounds: its process had died"
     ]
 

@@ -66,6 +66,8 @@ def test_never_more_than_a_third_of_the_members_lie() -> None:
         ("[[class]]\ncount = 2\n[class.machine]\nspeed = 3", "MachineModel: speed is unknown"),
         ("seed = ", "scenario: Invalid value"),
         ("seed = 'one'", "seed is 'one', must be a whole number"),
+        ("weight_parts = 3", "weight_parts is 3, must be a divisor of 256, 1 to 99"),
+        ("weight_parts = 0", "weight_parts is 0, must be a divisor of 256, 1 to 99"),
         ("must_advance = 1", "must_advance is 1, must be true or false"),
         ("limit_s = -1", "limit_s is -1, must be a number of seconds, at least 0"),
         ("limits = {hello = 1}", "NetworkLimits: hello is unknown"),

@@ -30,7 +30,7 @@ from psyche.simulator.forecast_text import (
 )
 from psyche.simulator.inputs import find_scenario, load_faults
 from psyche.simulator.invariants import Violation
-from psyche.simulator.recorder import BODY_BYTES, build_sizes
+from psyche.simulator.recorder import BODY_BYTES, PARTS, build_sizes
 from psyche.simulator.scenario import build_model
 from psyche.simulator.trainer import SHAPE, TENSOR, WEIGHTS
 from psyche.simulator.viewer import read_lines
@@ -111,12 +111,27 @@ def test_weights_that_somebody_fetches_have_the_models_size_and_count_apart() ->
     )  # fmt: skip
     forecast = play(question)
     one = forecast.carried["client-1"]
-    assert one.weights_received > 0.99 * 4 * parameters, "whole, and perhaps from two sources"
+    assert one.weights_received == pytest.approx(4 * parameters, rel=0.01), "once, whoever sends them"
     assert sum(c.weights_sent for c in forecast.carried.values()) == pytest.approx(
         sum(c.weights_received for c in forecast.carried.values())
     )
     rounds = len(forecast.accounts.data_rounds)
     assert one.received < 1.1 * rounds * 3 * question.workload.payload_bytes, "no more than all payloads of others"
+
+
+@pytest.mark.parametrize("parameters", [10**9, 8 * 10**9])
+def test_weights_come_once_from_all_who_have_them_as_fast_as_the_line_takes_them(parameters: int) -> None:
+    """One source alone would send 32 GB for two hours."""
+    home = build_machines(up_mbit_s=40.0, down_mbit_s=200.0)
+    late = build_machines("late", up_mbit_s=40.0, down_mbit_s=200.0, joins_after_min=0.5)
+    forecast = play(
+        build_question((home, 6), (late, 1), parameters=parameters, rounds=20, rounds_per_epoch=12, init_min_clients=6,
+                       warmup_time=3_600, max_round_train_time=600)
+    )  # fmt: skip
+    (one,) = [c for c in forecast.carried.values() if c.weights_received]
+    assert one.weights_received == pytest.approx(4 * parameters, rel=0.01)
+    on_the_line_s = 4 * parameters / (200e6 / 8)
+    assert on_the_line_s < forecast.accounts.phases["warmup"] < 1.5 * on_the_line_s + 60
 
 
 def test_the_sizes_of_the_small_models_blobs_are_known(even: Forecast) -> None:
@@ -125,7 +140,10 @@ def test_the_sizes_of_the_small_models_blobs_are_known(even: Forecast) -> None:
         {TENSOR: SHAPE}, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
     )
     assert get_payload_bytes(plan) == BODY_BYTES
-    assert set(build_sizes(even.question.workload)) == {REPLY_HEAD_BYTES + BODY_BYTES, REPLY_HEAD_BYTES + 4 * WEIGHTS}
+    assert set(build_sizes(even.question.workload)) == {
+        REPLY_HEAD_BYTES + BODY_BYTES,
+        REPLY_HEAD_BYTES + 4 * WEIGHTS // PARTS,
+    }
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(even: Forecast) -> None:
@@ -416,6 +434,7 @@ def test_limits_of_nodes_have_patience_for_what_payloads_stand_for() -> None:
     size = 8e9 / 4096 * 89 / 8
     assert limits.slowest_rate_bytes_s * size / 8 == pytest.approx(64 << 10, rel=0.01)
     assert limits.min_progress_s == pytest.approx(size / (64 << 10), rel=0.01)
+    assert limits.file_progress_s == pytest.approx(4 * 8e9 / PARTS / (64 << 10), rel=0.01)
 
 
 def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from psyche.core.state import Coordinator
 from psyche.data.dummy import DummyData
 from psyche.data.provider import LocalProvider
 from psyche.errors import PsycheError
-from psyche.modeling.snapshot import clean_leftovers
+from psyche.modeling.snapshot import clean_leftovers, list_snapshots
 from psyche.network.blobstore import run_in_thread
 from psyche.network.links import LinkConditions
 from psyche.network.memory import MemoryNode
@@ -292,6 +292,11 @@ class ClientHost(Host):
         """A new machine under the old key."""
         shutil.rmtree(self.folder)
         self._prepare_disk()
+
+    def has_weights(self, digest: bytes) -> bool:
+        """Whether weights of this digest are in its memory or on its disk."""
+        loaded = self.engine is not None and self.engine.membership.weights_digest == digest
+        return loaded or any(info.digest == digest for info in list_snapshots(self.folder / "resume"))
 
     def ask_to_end(self, reason: str) -> None:
         """As Ctrl-C: the client withdraws and ends."""

@@ -99,10 +99,10 @@ class Invariants:
         honest = frozenset(host.name for host in world.clients if host.is_honest)
         self.ledger = Ledger({host.key: host.name for host in world.clients}, honest)
         self.agreement = Agreement(self._by_key, self.check, overlap=world.config.overlap)
-        self._owed = Owed(world, self.check)
+        self.owed = Owed(world, self.check)
         self._kept = Kept(world, self._note_kept)
         self._believed = Believed(self._by_key, self.check)
-        world.trace.listeners += [self.ledger.take_event, self._owed.take_event, self.check_event]
+        world.trace.listeners += [self.ledger.take_event, self.owed.take_event, self.check_event]
 
     # --- saying so --------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Invariants:
         sender = getattr(event, "sender", ZERO32)
         self.check(sender not in self.ejected, "I7", "no record of a banned member", sender.hex()[:16])
         self._believed.check_event(self._seen.run_state, state, event)
-        self._owed.take_record(state)
+        self.owed.take_record(state)
         self._remember(state)
         del record
 
@@ -309,7 +309,7 @@ class Invariants:
     def check_limits(self) -> None:
         """I6, I9 where only who lied knows, and that epochs come to something (I5)."""
         self._kept.measure(self._seen.epoch)
-        self._owed.check_epochs()
+        self.owed.check_epochs()
         self._believed.check_lies()
 
     def _note_kept(self, what: str, value: int, limit: int | None) -> None:
@@ -325,7 +325,7 @@ class Invariants:
         for host in self.world.clients:
             for complaint in host.complaints if host.is_honest else ():
                 self.fail("R8", "each result's fate is told once", f"{host.name}: {complaint}")
-        self._owed.check_end()
+        self.owed.check_end()
         self._check_weights()
         if self.world.shadow.exists:
             self._check_recovery()

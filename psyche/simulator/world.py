@@ -116,6 +116,7 @@ class World:
         self._partitions: dict[int, tuple[list[list[bytes]], bool]] = {}
         self._nursery: trio.Nursery | None = None
         self.record_listeners: list[Callable[[Event], None]] = []  # called after each record of the journal
+        self._is_lost = False  # it stands still, as a run may that is held by more liars than it bears
         self._recorded = trio.Event()
         self._ended = trio.Event()
         self._decoded: tuple[bytes, Coordinator] | None = None
@@ -297,9 +298,9 @@ class World:
         host.start()
 
     async def _wait_for_end(self) -> None:
-        while not self.invariants.violations and self.shadow.state.run_state is not RunState.FINISHED:
+        while not self.invariants.violations and not self.is_finished and not self._is_lost:
             await self._wait_for_record()
-        with trio.move_on_after(0 if self.invariants.violations else FAREWELL_S):
+        with trio.move_on_after(0 if self.invariants.violations or self._is_lost else FAREWELL_S):
             while any(host.is_alive for host in self.clients):
                 await self._ended.wait()
 
@@ -353,7 +354,12 @@ class World:
             waited_s = 0.0 if self.is_finished else now - max(self.quiet_since, self.progress_at)
             self.longest_wait_s = max(self.longest_wait_s, waited_s)
             if waited_s > patience_s:
-                self.give_up("a step", f"none for {patience_s:.0f} s")
+                if self.invariants.owed.is_withheld():
+                    self._is_lost = True
+                    self.note("withheld", what="the certified weights")
+                    self._wake_waiting()
+                else:
+                    self.give_up("a step", f"none for {patience_s:.0f} s")
                 return
 
     @property

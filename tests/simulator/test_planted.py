@@ -11,9 +11,11 @@ from sim_kit import build
 from psyche.client.chain import Chain
 from psyche.client.records import KnownResult
 from psyche.client.shell import Shell
-from psyche.core import rounds, tally, witnessing
+from psyche.core import health, phases, rounds, tally, witnessing
+from psyche.core.bits import get_members
 from psyche.core.committee import compute_quorum
-from psyche.core.state import Round, WitnessRecord
+from psyche.core.roster import get_healthy
+from psyche.core.state import Coordinator, Round, WitnessRecord
 from psyche.server.backend import TcpBackend
 from psyche.server.connection import Connection
 from psyche.server.server import _Server
@@ -142,3 +144,17 @@ def test_clients_that_never_end_are_reported(patch: pytest.MonkeyPatch) -> None:
     violations = simulate(build()).violations
     assert {(one.name, one.found) for one in violations} == {("I5", "it runs on")}
     assert len(violations) == 4
+
+
+def test_a_close_that_drops_more_than_half_is_reported(patch: pytest.MonkeyPatch) -> None:
+    process: Any = health.process_health
+
+    def drop_three(state: Coordinator) -> bool:
+        if state.current.height != 2:
+            return process(state)
+        for member in get_members(get_healthy(state))[1:]:
+            health.process_drop(state, member, strike=False)
+        return False
+
+    patch.setattr(phases, "process_health", drop_three)
+    assert "H3" in get_names(build())

@@ -5,15 +5,20 @@ blocks until the disk says so, and raises OSError where it cannot.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, with those above it that are missing; nothing happens where it is there."""
-    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-    for folder in reversed(missing):
+    """Make a folder, with those above it that are missing.
+
+    Its own name is synced even where it is there: whoever made it may have died before.
+    """
+    missing = [folder for folder in path.parents if not folder.is_dir()]
+    for folder in (*reversed(missing), path):
         folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        with suppress(PermissionError):  # who may write names into a folder need not be allowed to read it
+            sync_folder(folder.parent)
 
 
 def sync_folder(path: Path) -> None:
@@ -37,6 +42,19 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def create_file(path: Path, data: bytes | memoryview, temporary: Path) -> None:
+    """Make a file that is whole or not there; a file, or link, that is there already raises FileExistsError.
+
+    `temporary` may be there: its mode becomes the file's.
+    """
+    try:
+        write_file(temporary, data)
+        os.link(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, data: bytes | memoryview, temporary: Path) -> None:

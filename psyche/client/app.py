@@ -22,6 +22,7 @@ from psyche.client.trainer_tasks import RestartableTrainer
 from psyche.config.load import find_local_data
 from psyche.core.state import Coordinator, DataLocationKind
 from psyche.data.provider import DataProvider, open_provider
+from psyche.durable import make_folder
 from psyche.errors import ConfigError
 from psyche.modeling.snapshot import clean_leftovers
 from psyche.modeling.trainer_process import TrainerProcess
@@ -107,7 +108,7 @@ def lock_data_dir(path: Path) -> int:
     """
     import fcntl
 
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     handle = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

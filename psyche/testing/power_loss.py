@@ -1,8 +1,9 @@
 """What a folder may hold when the power fails: found by watching code as it writes to a real disk.
 
 A file's bytes are on disk when the file was synced, a name is when its folder was. What was written since may be
-there or not, whole or in part. Before every call that the disk obeys in order, and at the end, each such folder is
-a `Loss`, which `restore` makes real; whatever reads it must find all that was promised before.
+there or not: bytes whole, half or not at all, for all files alike; names folder by folder. What is added to a file
+is taken to come in its order. Before every call that the disk obeys, and at the end, each such folder is a `Loss`,
+which `restore` makes real; whatever reads it must find all that was promised before.
 """
 
 import os
@@ -59,7 +60,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         """What is there already is safe."""
-        self._scan()
+        self.scan()
         self._safe_names = {number: dict(names) for number, names in self._names.items()}
         self._safe_bytes = dict(self._bytes)
 
@@ -70,14 +71,15 @@ class Watch:
 
     def look(self, moment: str) -> None:
         """Add what a power cut may leave now."""
-        self._scan()
-        for lost, names, read in (
-            ("all that is not synced", self._safe_names, self._read_safe),
+        self.scan()
+        choices = [
             ("bytes that are not synced", self._names, self._read_safe),
             ("half of them", self._names, self._read_torn),
-            ("names that are not synced", self._safe_names, self._read_all),
             ("nothing", self._names, self._read_all),
-        ):
+        ]
+        for lost, names in self._lose_names():
+            choices += [(f"names {lost}", names, self._read_all), (f"bytes, and names {lost}", names, self._read_safe)]
+        for lost, names, read in choices:
             found = dict(self._walk(names, self._numbers[self.root.stat().st_ino], ""))
             files = {name: read(number) for name, number in found.items() if number not in self._folders}
             folders = tuple(name for name, number in found.items() if number in self._folders)
@@ -92,6 +94,15 @@ class Watch:
             self._safe_names[number] = dict(self._names[number])
         elif number is not None:
             self._safe_bytes[number] = self._bytes[number]
+
+    def _lose_names(self) -> Iterator[tuple[str, Names]]:
+        """What is not synced of all folders, of each alone, and of all but one."""
+        yield "of all folders", self._safe_names
+        changed = [number for number, names in self._names.items() if self._safe_names.get(number, {}) != names]
+        for number in changed if len(changed) > 1 else ():
+            safe = {number: self._safe_names.get(number, {})}
+            yield f"of folder {number}", self._names | safe
+            yield f"of all folders but {number}", self._safe_names | {number: self._names[number]}
 
     def _walk(self, names: Names, folder: int, prefix: str) -> Iterator[tuple[str, int]]:
         for name, number in names.get(folder, {}).items():
@@ -113,11 +124,13 @@ class Watch:
 
     def _read_torn(self, number: int) -> bytes:
         safe, now = self._read_safe(number), self._bytes[number]
+        if safe.startswith(now):  # cut, or as it was
+            return now
         kept = len(safe) if now.startswith(safe) else 0
         return now[: kept + (len(now) - kept) // 2]
 
-    def _scan(self) -> None:
-        """Read the folder: an inode that is gone may be another file's next."""
+    def scan(self) -> None:
+        """Read the folder, after each change of names too: an inode that is gone may be another file's next."""
         found: dict[int, int] = {}
         self._names = {}
         self._visit(self.root, found)
@@ -157,6 +170,8 @@ def _follow(watch: Watch, name: str, call: Callable[..., Any]) -> Callable[..., 
         result = call(*args, **options)
         if name in SYNCS:
             watch.sync(args[0])
+        else:
+            watch.scan()
         return result
 
     return follow

@@ -1,7 +1,5 @@
 """Keys, signatures and BLAKE3 hashes: all cryptography that stays off chain (`docs/protocol-reference.md` 2.1)."""
 
-import errno
-import os
 import secrets
 import struct
 from collections.abc import Iterable, Sequence
@@ -15,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from psyche.core.limits import MAX_ADDRESSES
 from psyche.core.state import ZERO32
-from psyche.durable import make_folder, replace_file
+from psyche.durable import create_file, make_folder
 from psyche.errors import ConfigError, WireError
 from psyche.wire.ports import AddressRecord
 
@@ -68,12 +66,10 @@ class Identity:
         Raises:
             OSError: there is such a file, or it cannot be made.
         """
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         make_folder(path.parent)
         temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         temporary.touch(mode=0o600, exist_ok=False)
-        replace_file(path, (self.seed.hex() + "\n").encode(), temporary)  # never half a key, not even after a power cut
+        create_file(path, (self.seed.hex() + "\n").encode(), temporary)  # a half key would be in everybody's way
 
 
 @lru_cache(maxsize=VERDICTS_KEPT)

@@ -17,6 +17,7 @@ from psyche.core.state import Coordinator, DataLocation, DataLocationKind
 from psyche.errors import ConfigError, NetworkError, PsycheError, WireError
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_model
+from psyche.testing.power_loss import watch_disk
 from psyche.wire.crypto import Identity
 from psyche.wire.ports import Backend
 
@@ -37,6 +38,21 @@ def test_a_key_is_made_once_and_readable_by_its_owner_alone(settings: ClientSett
     first = load_identity(settings)
     assert load_identity(settings).public == first.public
     assert stat.S_IMODE((settings.data_dir / "identity.key").stat().st_mode) == 0o600
+
+
+def test_a_key_that_a_client_began_with_survives_a_power_cut(settings: ClientSettings, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    settings.data_dir = root / "psyche-data/run"
+    with watch_disk(root) as watch:
+        os.close(lock_data_dir(settings.data_dir))  # in the order of `run_client`
+        key = load_identity(settings)
+        watch.promise(key.public)
+    for number, loss in enumerate(watch.losses):
+        settings.data_dir = tmp_path / str(number) / "psyche-data/run"
+        (tmp_path / str(number)).mkdir()
+        loss.restore(tmp_path / str(number))
+        assert not loss.promised or load_identity(settings).public == loss.promised, loss.moment
 
 
 def test_a_key_file_is_taken_where_one_is_named(settings: ClientSettings, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def _check_power_cuts(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     with watch_disk(root) as watch:
-        for number, name in enumerate(("a", "b", "a")):  # the last one takes the first one's place
+        for number, name in enumerate(("b", "a", "a")):  # the last one takes the place of the newest
             _assemble(root / "run/snapshots" / name, epoch=number, fetched=tmp_path)
             watch.promise((number, 7))
     for number, loss in enumerate(watch.losses):
@@ -181,11 +181,33 @@ def _check_power_cuts(tmp_path: Path) -> None:
             assert read_model_files(info.path / "model") == MODEL_FILES, loss.moment
 
 
-@pytest.mark.parametrize(("module", "name"), [(disk, "sync_folder"), (disk, "write_file"), (durable, "sync_folder")])
-def test_a_snapshot_that_syncs_less_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+def _remove_first(temporary: Path, path: Path, _replaced: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    temporary.rename(path)
+    durable.sync_folder(path.parent)
+
+
+def _remove_before_the_sync(temporary: Path, path: Path, replaced: Path) -> None:
+    if path.exists():
+        path.rename(replaced)
+    temporary.rename(path)
+    shutil.rmtree(replaced, ignore_errors=True)
+    durable.sync_folder(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        (disk, "sync_folder", lambda _folder: None),
+        (disk, "write_file", Path.write_bytes),
+        (durable, "sync_folder", lambda _folder: None),
+        (disk, "_replace", _remove_first),
+        (disk, "_replace", _remove_before_the_sync),
+    ],
+)
+def test_a_snapshot_that_may_be_lost_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, instead: Any
 ) -> None:
-    instead = Path.write_bytes if name == "write_file" else lambda _folder: None
     monkeypatch.setattr(module, name, instead)
     with pytest.raises((AssertionError, ValueError)):  # found too old, cut, or none
         _check_power_cuts(tmp_path)

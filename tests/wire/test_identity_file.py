@@ -1,6 +1,7 @@
 """A key's file: made once, read by its owner alone, and whole or not there when the power fails."""
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,27 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
         Identity(bytes(32)).save(tmp_path / "a.key")
     assert Identity.load(tmp_path / "a.key").public == KEY.public
     assert [path.name for path in tmp_path.iterdir()] == ["a.key"]
+
+
+def test_of_two_that_make_a_key_at_once_one_is_refused(tmp_path: Path) -> None:
+    def save(number: int) -> int | None:
+        try:
+            Identity(bytes([number]) * 32).save(tmp_path / "a.key")
+        except FileExistsError:
+            return None
+        return number
+
+    with ThreadPoolExecutor(8) as pool:
+        (made,) = [number for number in pool.map(save, range(8)) if number is not None]
+    assert Identity.load(tmp_path / "a.key").public == Identity(bytes([made]) * 32).public
+    assert [path.name for path in tmp_path.iterdir()] == ["a.key"]
+
+
+def test_a_link_to_nowhere_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        KEY.save(tmp_path / "a.key")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_key_is_readable_by_its_owner_alone(tmp_path: Path) -> None:

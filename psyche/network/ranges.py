@@ -2,7 +2,7 @@
 
 Ranges go to whichever source is free. What a source drops goes back to the front of the queue,
 less the chunks it delivered. When nothing is left to hand out, a free source may take over what
-another has held for too long; the first to deliver a chunk wins.
+another has held for too long, one at a time; the first to deliver a chunk wins.
 """
 
 from collections import deque
@@ -68,12 +68,12 @@ class RangeScheduler:
         return None
 
     def take_over(self, source: bytes, now: float, held_since: float, is_usable: Callable[[int], bool]) -> Range | None:
-        """A copy of the range that another source has held longest, if since before `held_since`."""
-        taken = {(r.target, r.first) for r, (holder, _) in self._held.items() if holder == source}
+        """A copy of the range that others have held longest, if all of them since before `held_since`."""
+        recent = [r for r, (holder, since) in self._held.items() if holder == source or since > held_since]
         late = [
             (since, r)
-            for r, (holder, since) in self._held.items()
-            if holder != source and since <= held_since and (r.target, r.first) not in taken and is_usable(r.target)
+            for r, (_, since) in self._held.items()
+            if since <= held_since and is_usable(r.target) and not any(_overlap(r, one) for one in recent)
         ]
         if not late:
             return None
@@ -126,6 +126,13 @@ class RangeScheduler:
         if item.count:
             return _find_runs(self._done[item.target], item.first, item.first + item.count)
         return [(0, 0)] if item.target in self._wanted_manifests else []
+
+
+def _overlap(one: Range, other: Range) -> bool:
+    """Whether two ranges have a chunk, or the manifest, in common."""
+    if one.target != other.target or not one.count or not other.count:
+        return one.target == other.target and one.count == other.count
+    return one.first < other.first + other.count and other.first < one.first + one.count
 
 
 def _find_runs(done: bytearray, start: int, end: int) -> list[tuple[int, int]]:

@@ -150,7 +150,7 @@ def build_scenario(question: Question) -> Scenario:
     scenario = Scenario(
         seed=question.seed, classes=tuple(build_class(one, count, workload) for one, count in population),
         config=values, blob_bytes=build_sizes(workload), weight_parts=PARTS, shares_lines=True,
-        limits=build_limits(workload),
+        limits=build_limits(workload, min(one.up_mbit_s for one, _ in population) * BYTES_PER_MBIT),
     )  # fmt: skip
     limit_s = compute_end_s(question, scenario)
     return replace(scenario, limit_s=limit_s, faults=(*question.faults, *draw_failures(question, limit_s)))
@@ -165,11 +165,11 @@ def compute_end_s(question: Question, scenario: Scenario) -> float:
     return joined_s + 1.5 * compute_limit_s(planned, build_config(planned)) + waits_s
 
 
-def build_limits(workload: Workload) -> NetworkLimits:
+def build_limits(workload: Workload, slowest_bytes_s: float) -> NetworkLimits:
     """A node's limits, with the same patience for the bytes that a payload, or a part of the weights, stands for.
 
-    Each source is asked for one part at a time, and a part that is slow is not asked of another one: real tensors
-    come in ranges of a few seconds, and what is fetched twice is little.
+    Real tensors come in ranges of about two seconds. A part of the small model's takes longer: each source is asked
+    for one at a time, and another one for the same when the slowest line would have brought it in a third.
     """
     usual = NetworkLimits()
     slowest = usual.slowest_rate_bytes_s * BODY_BYTES / workload.payload_bytes
@@ -180,7 +180,7 @@ def build_limits(workload: Workload) -> NetworkLimits:
         slowest_rate_bytes_s=min(usual.slowest_rate_bytes_s, slowest),
         min_progress_s=max(usual.min_progress_s, patience_s),
         file_progress_s=max(usual.file_progress_s, file_s),
-        take_over_s=max(usual.take_over_s, file_s),
+        take_over_s=max(usual.take_over_s, 3 * workload.weights_bytes / PARTS / slowest_bytes_s),
         blobs_in_flight=1,
         write_s=usual.write_s * max(1.0, workload.payload_bytes / PART_BYTES, workload.weights_bytes / PART_BYTES),
     )

@@ -19,7 +19,7 @@ from psyche.wire.crypto import blob_id_of
 
 MIB = 1 << 20
 DATA = random.Random(14).randbytes(12 * MIB + 5)
-QUICK = NetworkLimits(min_progress_s=0.6)
+QUICK = NetworkLimits(min_progress_s=0.6, file_progress_s=0.6)
 
 
 class Liar:

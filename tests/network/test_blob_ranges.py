@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from psyche.network.ranges import Range, RangeScheduler
 
-A, B = b"a" * 32, b"b" * 32
+A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 
 
 def always(_target: int) -> bool:
@@ -72,6 +72,27 @@ def test_a_late_range_may_be_taken_over_once_by_another_source() -> None:
     scheduler.drop(held)
     assert scheduler.is_complete
     assert take_all(scheduler, A) == []
+
+
+def test_what_is_late_is_asked_of_one_source_after_the_other_and_not_of_all_at_once() -> None:
+    scheduler = RangeScheduler([4])
+    scheduler.want(0)
+    take_all(scheduler, A)
+    scheduler.mark(0, 0)
+    assert scheduler.take_over(B, 9.0, 5.0, always) is not None
+    assert scheduler.take_over(C, 10.0, 6.0, always) is None, "another source was asked just now"
+    assert scheduler.take_over(B, 12.0, 10.0, always) is None, "it has it already"
+    copy = scheduler.take_over(C, 12.0, 10.0, always)
+    assert copy is not None
+    assert (copy.first, copy.count) == (1, 3)
+
+
+def test_a_late_manifest_is_asked_of_one_more_source() -> None:
+    scheduler = RangeScheduler([4])
+    scheduler.want_manifest(0)
+    take_all(scheduler, A)
+    assert scheduler.take_over(B, 9.0, 5.0, always) is not None
+    assert scheduler.take_over(C, 10.0, 6.0, always) is None
 
 
 def test_a_blob_that_a_source_lacks_is_left_for_others() -> None:

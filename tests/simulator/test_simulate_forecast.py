@@ -134,6 +134,19 @@ def test_weights_come_once_from_all_who_have_them_as_fast_as_the_line_takes_them
     assert on_the_line_s < forecast.accounts.phases["warmup"] < 1.5 * on_the_line_s + 60
 
 
+def test_a_source_that_stands_still_does_not_keep_the_weights_from_a_newcomer() -> None:
+    home = build_machines(up_mbit_s=40.0, down_mbit_s=200.0)
+    late = build_machines("late", up_mbit_s=40.0, down_mbit_s=200.0, joins_after_min=0.5)
+    still = Hang(at_s=80.0, who=("client-0",), for_s=2_000.0)
+    forecast = play(
+        build_question((home, 6), (late, 1), rounds=20, rounds_per_epoch=12, init_min_clients=6, warmup_time=3_600,
+                       max_round_train_time=600, faults=(still,))
+    )  # fmt: skip
+    on_the_line_s = 4 * 10**9 / (200e6 / 8)
+    assert forecast.carried["client-6"].weights_received == pytest.approx(4 * 10**9, rel=0.1)
+    assert on_the_line_s < forecast.accounts.phases["warmup"] < 2 * on_the_line_s + 60
+
+
 def test_the_sizes_of_the_small_models_blobs_are_known(even: Forecast) -> None:
     optimizer = build_model().optimizer
     plan = compute_plan(
@@ -430,11 +443,12 @@ def test_a_member_that_dies_is_away_until_it_is_back() -> None:
 
 
 def test_limits_of_nodes_have_patience_for_what_payloads_stand_for() -> None:
-    limits = build_limits(build_question((build_machines(), 2), parameters=8 * 10**9).workload)
+    limits = build_limits(build_question((build_machines(), 2), parameters=8 * 10**9).workload, 1e6)
     size = 8e9 / 4096 * 89 / 8
     assert limits.slowest_rate_bytes_s * size / 8 == pytest.approx(64 << 10, rel=0.01)
     assert limits.min_progress_s == pytest.approx(size / (64 << 10), rel=0.01)
     assert limits.file_progress_s == pytest.approx(4 * 8e9 / PARTS / (64 << 10), rel=0.01)
+    assert limits.take_over_s == pytest.approx(3 * 4 * 8e9 / PARTS / 1e6, rel=0.01)
 
 
 def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ class ClientHost(Host):
 
     def has_weights(self, digest: bytes) -> bool:
         """Whether weights of this digest are in its memory or on its disk."""
-        loaded = self.engine is not None and self.engine.membership.weights_digest == digest
+        loaded = self.is_alive and self.engine is not None and self.engine.membership.weights_digest == digest
         return loaded or any(info.digest == digest for info in list_snapshots(self.folder / "resume"))
 
     def ask_to_end(self, reason: str) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from psyche.core.bits import get_members
+from psyche.core.committee import compute_quorum
 from psyche.core.state import ZERO32, ClientState, Coordinator, Round, RunState
 from psyche.core.timeline import get_round
 from psyche.simulator.faults import BitFlip
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 QUIET_S: Final = 60.0  # what a fault leaves behind, as a trainer that hangs, is over by then
 HEALING_DIGESTS: Final = 3  # the one that shows it, one while the trainer heals, and one that comes late
-EPOCHS: Final = 2  # the one in which a fault ends may be given up, the next may not
+EPOCHS: Final = 2  # at their slowest: the one in which a fault ends may be given up
 
 
 class Owed:
@@ -28,13 +29,13 @@ class Owed:
         self._world = world
         self._check = check
         self._fault_at = 0.0  # when a fault last began or ended
-        self._flipped_at = -QUIET_S  # when a weight was
-        self._disturbed_at = -QUIET_S  # when more than one flipped weight was wrong
+        self._disturbed_at = -QUIET_S  # the same without flipped weights
         self._run_state = RunState.UNINITIALIZED
         self._height = 0
         self._certified = (0.0, -1)  # since when, which step
         self._digests: dict[str, tuple[int, int, bytes]] = {}  # of each one's last apply, with epoch and height
         self._steady: set[bytes] = set()  # who was neither late nor absent in the last round
+        self._struck: dict[str, int] = {}  # faults of each one's trainer, when its weights were last right
         self._wrong: dict[str, int] = {}  # agreed digests in a row that a member's weights contradict
 
     def take_event(self, node: str, kind: str, fields: Mapping[str, Any]) -> None:
@@ -42,12 +43,9 @@ class Owed:
         if kind == "applied":
             self._digests[node] = (fields["epoch"], fields["height"], fields["digest"])
         if node == "world" and kind in ("fault", "fault_over"):
-            self._fault_at = now = trio.current_time()
-            is_flip = fields["what"] == BitFlip.kind
-            if not is_flip or (kind == "fault" and now - self._flipped_at < QUIET_S):
-                self._disturbed_at = now  # a replay that is flipped once more is evidence, and the member leaves
-            if is_flip:
-                self._flipped_at = now
+            self._fault_at = trio.current_time()
+            if fields["what"] != BitFlip.kind:
+                self._disturbed_at = self._fault_at
 
     def take_record(self, state: Coordinator) -> None:
         """The state after one more record."""
@@ -81,19 +79,26 @@ class Owed:
         wrong = [
             host for host in world.clients
             if host.key in members and host.is_alive and host.trainer is not None and host.trainer.is_corrupt
-            and self._digests.get(host.name) != agreed and (host.key in self._steady or host.name in self._wrong)
+            and self._digests.get(host.name) != agreed
         ]  # fmt: skip
-        bad = len(wrong) + sum(host.key in members and not host.is_honest for host in world.clients)
-        if bad > (len(members) - 1) // 3:  # alike in a quorum, they would be the agreed ones
+        self._struck |= {host.name: host.trainer_faults.struck for host in world.clients if host not in wrong}
+        bad = len(wrong) + sum(
+            host.key in members and host not in wrong and not host.is_honest for host in world.clients
+        )
+        if len(members) - bad < compute_quorum(len(members)):  # alike, they may be a part of the agreement
             return []
-        return [host for host in wrong if host.is_honest]
+        return [host for host in wrong if host.is_honest and self._is_owed(host)]
+
+    def _is_owed(self, host: "ClientHost") -> bool:
+        """One fault struck a member in good standing: a second one, in its replay, is evidence, and it leaves."""
+        alone = host.trainer_faults.struck - self._struck.get(host.name, 0) <= 1
+        return alone and (host.key in self._steady or host.name in self._wrong)
 
     def is_withheld(self) -> bool:
-        """Whether none but the dishonest have the certified weights: while one claims them, nobody goes back (P5)."""
+        """Whether a liar has the certified weights, and nobody else: while it claims them, the run stays (P5)."""
         certified = self._world.shadow.state.certified.digest
-        if certified == ZERO32 or all(host.is_honest for host in self._world.clients):
-            return False
-        return not any(host.is_honest and host.has_weights(certified) for host in self._world.clients)
+        holders = [host for host in self._world.clients if certified != ZERO32 and host.has_weights(certified)]
+        return any(host.is_alive for host in holders) and not any(host.is_honest for host in holders)
 
     def check_epochs(self) -> None:
         """P3: where nothing is wrong, an epoch's weights are certified; not one after the other is given up."""

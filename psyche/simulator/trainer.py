@@ -148,6 +148,7 @@ class Faults:
     crash: bool = False  # at its next request
     hang_s: float = 0.0  # in its next training; the watchdog ends it
     flip: int | None = None  # after the next apply this weight is wrong: a memory error
+    struck: int = 0  # how often any of them has
 
 
 @dataclass(slots=True, eq=False)
@@ -191,6 +192,7 @@ class SimTrainer:
     def _check_alive(self) -> None:
         if self.faults.crash:
             self.faults.crash = False
+            self.faults.struck += 1
             self._lose()
             raise TrainerFailure(FailureKind.CRASHED, "trainer: the process ended")
 
@@ -261,6 +263,7 @@ class SimTrainer:
         self._cancel = trio.Event()
         if self.faults.hang_s:
             hang_s, self.faults.hang_s = self.faults.hang_s, 0.0
+            self.faults.struck += 1
             await trio.sleep(hang_s)
             self._lose()
             raise TrainerFailure(FailureKind.HUNG, f"trainer: no sign of life for {hang_s:g} s")
@@ -310,6 +313,7 @@ class SimTrainer:
         if self.faults.flip is not None:
             weights[self.faults.flip % WEIGHTS] += np.float32(1)
             self.faults.flip = None
+            self.faults.struck += 1
             self.is_corrupt = True
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:

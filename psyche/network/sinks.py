@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from psyche.durable import sync_file
 from psyche.errors import NetworkError
 from psyche.network.blobstore import RunIo
 from psyche.network.blobwire import HASH_BYTES, compute_chunk_count, compute_range_bytes
@@ -139,8 +140,7 @@ class PartFile:
             _write_at(self._map, b"\x01", HASH_BYTES + chunk)
 
     def _finish(self) -> None:
-        with self._part.open("rb") as part:
-            os.fsync(part.fileno())
+        sync_file(self._part)
         self._part.replace(self._path)
         self._map.unlink(missing_ok=True)
 

@@ -174,13 +174,13 @@ def build_limits(workload: Workload, slowest_bytes_s: float) -> NetworkLimits:
     usual = NetworkLimits()
     slowest = usual.slowest_rate_bytes_s * BODY_BYTES / workload.payload_bytes
     patience_s = workload.payload_bytes / usual.slowest_rate_bytes_s
-    file_s = workload.weights_bytes / PARTS / usual.slowest_rate_bytes_s
+    part_bytes = workload.weights_bytes / PARTS
     return replace(
         usual,
         slowest_rate_bytes_s=min(usual.slowest_rate_bytes_s, slowest),
         min_progress_s=max(usual.min_progress_s, patience_s),
-        file_progress_s=max(usual.file_progress_s, file_s),
-        take_over_s=max(usual.take_over_s, 3 * workload.weights_bytes / PARTS / slowest_bytes_s),
+        file_progress_s=max(usual.file_progress_s, part_bytes / usual.slowest_rate_bytes_s),
+        take_over_s=max(usual.take_over_s, 3 * part_bytes / slowest_bytes_s),
         blobs_in_flight=1,
         write_s=usual.write_s * max(1.0, workload.payload_bytes / PART_BYTES, workload.weights_bytes / PART_BYTES),
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import trio
 
 from psyche.core.bloom import BLOOM_BYTES
-from psyche.core.header import RESULT_TAG, decode_header, encode_header
+from psyche.core.header import RESULT_TAG
 from psyche.core.limits import BLOOM_BITS
 from psyche.core.messages import Gossip, Result, WitnessMessage
 from psyche.core.state import RoundFlag, WitnessFlag
@@ -22,7 +22,7 @@ from psyche.network.memory import MemoryNode
 from psyche.server.backend import TcpBackend
 from psyche.simulator.liars_forge import STRANGE_COUNT, Forge, Impersonate, Swap, build_result, find_record
 from psyche.simulator.lies import Liar, Lies
-from psyche.wire.crypto import blake3_hash, blob_id_of, compute_commitment
+from psyche.wire.crypto import blake3_hash, blob_id_of
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
 from psyche.wire.ports import Backend, Network
 
@@ -163,9 +163,7 @@ class _ResultLies(Lies):
 
     def sign_other(self, host: "ClientHost", message: Gossip, **changes: Any) -> bytes:
         """The same result under another header, signed."""
-        assert isinstance(message.body, Result), "only results are signed twice"
-        header = encode_header(replace(decode_header(message.body.header), **changes))
-        body = Result(compute_commitment(header), header)
+        body = build_result(message.body, **changes)
         signed = sign_gossip(host.identity, message.run_uid, message.epoch, message.height, message.member, body)
         return encode_gossip(signed)
 

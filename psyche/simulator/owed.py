@@ -82,9 +82,7 @@ class Owed:
             and self._digests.get(host.name) != agreed
         ]  # fmt: skip
         self._struck |= {host.name: host.trainer_faults.struck for host in world.clients if host not in wrong}
-        bad = len(wrong) + sum(
-            host.key in members and host not in wrong and not host.is_honest for host in world.clients
-        )
+        bad = sum(host.key in members and (host in wrong or not host.is_honest) for host in world.clients)
         if len(members) - bad < compute_quorum(len(members)):  # alike, they may be a part of the agreement
             return []
         return [host for host in wrong if host.is_honest and self._is_owed(host)]
@@ -103,14 +101,14 @@ class Owed:
     def check_epochs(self) -> None:
         """P3: where nothing is wrong, an epoch's weights are certified; not one after the other is given up."""
         world = self._world
-        if world.under_way or world.is_finished or not world.is_able() or not world.scenario.must_advance:
+        if world.is_finished or not world.owes_progress():
             return
         config = world.config
         round_s = config.max_round_train_time + config.round_witness_time
         patience_s = compute_patience_s(config, world.scenario.faults) + (config.rounds_per_epoch + 3) * round_s
         waited_s = trio.current_time() - max(world.quiet_since, self._certified[0])
-        if waited_s > EPOCHS * patience_s and not self.is_withheld():
-            self._check(False, "I5", "newly certified weights", f"none for {waited_s:.0f} s")
+        holds = waited_s <= EPOCHS * patience_s or self.is_withheld()
+        self._check(holds, "I5", "newly certified weights", f"none for {waited_s:.0f} s")
 
     def check_end(self) -> None:
         """P8: a run that is finished lets its clients go, unless something still is wrong."""

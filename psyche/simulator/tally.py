@@ -46,7 +46,6 @@ class NodeAccount:
     is_applying: bool = False
     training_since: float | None = None
     present: set[Place] = field(default_factory=set)
-    _counted: tuple[int, int] = (0, 0)
     _before: tuple[int, int] = (0, 0)
 
     @property

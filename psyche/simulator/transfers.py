@@ -39,16 +39,15 @@ class Transfers:
 
     def get_sent(self, place: Place, sender: str) -> float | None:
         """When a payload was announced."""
-        return self._sent[place].get(sender) if place in self._sent else None
+        return self._sent.get(place, {}).get(sender)
 
     def find_pending(self, place: Place, receivers: Iterable[str]) -> list[Pending]:
         """What these still lack, the longest on its way first."""
-        arrived = self._arrived[place] if place in self._arrived else set[tuple[str, str]]()
-        sent = self._sent[place] if place in self._sent else dict[str, float]()
+        arrived = self._arrived.get(place, set())
         found = [
             Pending(sender, receiver, since)
             for receiver in receivers
-            for sender, since in sent.items()
+            for sender, since in self._sent.get(place, {}).items()
             if sender != receiver and (sender, receiver) not in arrived
         ]
         return sorted(found, key=lambda one: one.since)

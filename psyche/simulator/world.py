@@ -348,7 +348,7 @@ class World:
             await trio.sleep(WATCH_S)
             self.invariants.check_limits()
             now = trio.current_time()
-            if self.under_way or not self.is_able() or not self.scenario.must_advance:
+            if not self.owes_progress():
                 self.quiet_since = now
                 continue
             waited_s = 0.0 if self.is_finished else now - max(self.quiet_since, self.progress_at)
@@ -366,6 +366,10 @@ class World:
     def is_finished(self) -> bool:
         """Whether the run is."""
         return self.shadow.state.run_state is RunState.FINISHED
+
+    def owes_progress(self) -> bool:
+        """Whether nothing is wrong now that would excuse a run without headway (I5)."""
+        return not self.under_way and self.is_able() and self.scenario.must_advance
 
     def is_able(self) -> bool:
         """Whether the server and enough honest members live."""

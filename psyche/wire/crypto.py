@@ -11,6 +11,7 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from psyche.core.header import RESULT_TAG
 from psyche.core.limits import MAX_ADDRESSES
 from psyche.core.state import ZERO32
 from psyche.durable import create_file, make_folder
@@ -95,7 +96,7 @@ def blake3_hash(*parts: bytes | memoryview) -> bytes:
 
 def compute_commitment(header: bytes) -> bytes:
     """The commitment of a result: BLAKE3(`psyche/result/1` | header) (R1)."""
-    return blake3_hash(b"psyche/result/1", header)
+    return blake3_hash(RESULT_TAG, header)
 
 
 def compute_chunk_hashes(data: bytes | memoryview) -> bytes:

@@ -8,7 +8,7 @@ demo *arguments:
 test *arguments:
     bash scripts/test {{arguments}}
 
-# Lint, types, floors, size budget
+# Lint, types, floors, circles of imports, dead code, size budget
 check:
     bash scripts/test --checks
 
@@ -26,7 +26,7 @@ rows *arguments:
 
 # Every order of inputs of small runs, to the end: `just worlds --members 3 --world liar`
 worlds *arguments:
-    .venv/bin/python -m psyche.testing.small_worlds {{arguments}}
+    PYTHONPATH=tests .venv/bin/python -m model_checker {{arguments}}
 
 # Changes of the core that no test notices: `just mutants --sample 300`
 mutants *arguments:

@@ -7,7 +7,7 @@ from time import process_time
 import numpy as np
 from _table import build_parser, finish, print_table
 
-from psyche.core.plan import PlanTensor, TransformPlan, get_payload_bytes
+from psyche.core.encoding.plan import PlanTensor, TransformPlan, get_payload_bytes
 from psyche.modeling.distro.codec import ChunkSets, decode_payload, encode_payload, validate_payload
 
 SETTINGS = ((64, 64, 8), (64, 64, 4), (16, 16, 16), (16, 16, 4), (1, 64, 8), (64, 64, 32))

@@ -12,7 +12,7 @@ from time import process_time
 import torch
 from _table import build_parser, finish, print_table
 
-from psyche.core.plan import TransformPlan, compute_chunk_edge, compute_plan
+from psyche.core.encoding.plan import TransformPlan, compute_chunk_edge, compute_plan
 from psyche.modeling.distro.basis import get_float_basis
 from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.optimizer import Distro

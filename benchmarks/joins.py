@@ -18,9 +18,10 @@ from pathlib import Path
 import trio
 from _table import build_parser, finish, print_table
 
-from psyche.server.backend import open_backend
-from psyche.server.dial import ServerAddress
-from psyche.testnet.ports import choose_port
+from psyche.backends.tcp.backend import open_backend
+from psyche.backends.tcp.dial import ServerAddress
+from psyche.core.state.messages import Join
+from psyche.testnet.free_port import choose_port
 from psyche.wire.crypto import Identity, blake3_hash, sign_address_record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +44,8 @@ def open_server(folder: Path, clients: int, port: int) -> Iterator[None]:
     """A server whose run needs all of them, until the block ends."""
     state = folder / "run.toml"
     text = (ROOT / "config" / "dummy" / "run.toml").read_text(encoding="utf-8")
-    state.write_text(text.replace("init_min_clients = 2", f"init_min_clients = {clients}"), encoding="utf-8")
+    text = text.replace("init_min_clients = 2", f"init_min_clients = {clients}") + "\n[access]\nopen = true\n"
+    state.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "psyche", "server", "run", "--state", str(state), "--server-port", str(port)]
     command += ["--bind-ip", "127.0.0.1", "--state-dir", str(folder / "server"), "--events-dir", str(folder / "events")]
     with (folder / "server.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
@@ -75,7 +77,7 @@ async def join(number: int, port: int, delay_s: float, send: trio.MemorySendChan
         async for _ in backend.states():
             break
         connected = trio.current_time()
-        await backend.join(record)
+        await backend.submit(Join(record.p2p), record)
         await send.send(Joined(connected - began, trio.current_time() - connected))
         await trio.sleep_forever()
 

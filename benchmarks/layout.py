@@ -1,35 +1,31 @@
 """How long a full state takes to encode and decode: 256 members, four rounds of 32 records."""
 
+import sys
 from collections.abc import Callable
-from hashlib import sha256
+from pathlib import Path
 from time import perf_counter
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from _table import build_parser, finish, print_table
+from kits.runs import build_run
 
-from psyche.core.layout import decode_state, encode_state
-from psyche.core.state import Audit, Client, Coordinator, Round, Slot, SlotState, WitnessRecord
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state.state import Coordinator
+from psyche.core.state.state_rules import check_state
 
-LIMITS_MS = {"encode": 10.0, "decode": 5.0}
+LIMITS_MS = {"encode": 10.0, "decode": 5.0, "of it the rules": 2.0}
 
 
 def make_full_state() -> Coordinator:
-    """Every list at its capacity, every hash different."""
-    keys = [(sha256(b"s%d" % i).digest(), sha256(b"p%d" % i).digest()) for i in range(256)]
-    state = Coordinator(run_id="full", nonce=1 << 40)
-    state.clients = [Client(*key, slot=i, credits=i, good_streak=8) for i, key in enumerate(keys)]
-    state.registry.slots = [Slot(*key, earned=i, state=SlotState.JOINED) for i, key in enumerate(keys)]
-    state.rounds = [make_full_round(height) for height in range(4)]
-    return state
-
-
-def make_full_round(height: int) -> Round:
-    everybody = (1 << 256) - 1
-    records = [
-        WitnessRecord(member=i, held=everybody, heard=everybody, broadcast_bloom=bytes([i + 1]) * 320)
-        for i in range(32)
-    ]
-    audits = [Audit(verifier=i, target=i + 1, commit=bytes([i + 1]) * 32) for i in range(32)]
-    return Round(height=height, members=everybody, clients_len=256, witnesses=records, audits=audits)
+    """256 members in their fifth round, each of the four that are stored with all its records."""
+    run = build_run(256, rounds_per_epoch=9, witness_nodes=32, global_batch_size_start=256, global_batch_size_end=256)
+    run.warm_up()
+    for _ in range(4):
+        run.run_round()
+    run.witness_all()
+    assert all(len(round_.witnesses) == 32 for round_ in run.state.rounds)
+    return run.state
 
 
 def measure_ms(call: Callable[[], object], repeats: int) -> float:
@@ -51,6 +47,7 @@ def main() -> None:
     took = {
         "encode": measure_ms(lambda: encode_state(state), repeats),
         "decode": measure_ms(lambda: decode_state(raw), repeats),
+        "of it the rules": measure_ms(lambda: check_state(state), repeats),
     }
     rows = [(name, took[name], LIMITS_MS[name], len(raw)) for name in took]
     print_table("A state of 256 members", ["operation", "median ms", "limit ms", "bytes"], rows)

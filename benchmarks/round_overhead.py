@@ -18,14 +18,16 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 import trio
 from _table import build_parser, finish, print_table
+from kits.process_swarm import run_processes
 
-from psyche.core.state import Config
+from psyche.core.state.state import Config
 from psyche.telemetry.events import Event, read_events
 from psyche.testing.builders import build_config
 from psyche.testing.dummy_trainer import DummyTrainer
-from psyche.testing.process_swarm import run_processes
 from psyche.testing.swarm import open_swarm
 
 TRAIN_S = 0.2

@@ -16,15 +16,17 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 import trio
 from _table import build_parser, finish, print_table
+from kits.namespaces import Line, open_namespaces
 
+from psyche.analysis.accounts import Accounts, What, read_accounts
 from psyche.config.load import LoadedRun, load_run
-from psyche.modeling.trainer_process import HOST_VARIABLE
-from psyche.simulator.accounts import Accounts, What, read_accounts
-from psyche.simulator.both_ways import compare_sets, compare_times, get_round_times, measure_machines, play_measured
+from psyche.forecast.calibration import compare_sets, compare_times, get_round_times, measure_machines, play_measured
+from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.events import read_events
-from psyche.testing.namespaces import Line, open_namespaces
 from psyche.testnet.commands import HOST, get_client_argv, get_server_argv, get_trainer_host_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import Child

@@ -16,14 +16,15 @@ from time import process_time
 import numpy as np
 from _table import build_parser, finish, print_table
 
+from psyche.analysis.accounts import What
 from psyche.config.load import load_run
 from psyche.config.profile import ClassTable
-from psyche.core.plan import compute_plan
+from psyche.core.encoding.plan import compute_plan
+from psyche.forecast.play import Forecast, play
+from psyche.forecast.question import Question
+from psyche.forecast.report import count_bounds
+from psyche.forecast.workload import Workload, compute_even_shapes, compute_payload_bytes
 from psyche.modeling.distro.codec import ChunkSets, decode_payload, encode_payload
-from psyche.simulator.accounts import What
-from psyche.simulator.forecast import Forecast, Question, play
-from psyche.simulator.forecast_text import count_bounds
-from psyche.simulator.workload import Workload, compute_even_shapes, compute_payload_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENTS = 16

@@ -8,25 +8,36 @@ A block stands between `<!-- BEGIN name -->` and `<!-- END name -->`, on one of 
 
 import math
 import re
-import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, IntEnum, IntFlag
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
-from psyche.core import enums, messages, state
-from psyche.core.committee import compute_quorum
-from psyche.core.header import NumericClass, ResultHeader, encode_header
-from psyche.core.layout_fields import Field
-from psyche.core.layout_records import Record, Run, Tagged
-from psyche.core.layout_tables import ACCOUNT, PARTS, WITNESS_HEAD
-from psyche.core.limits import HEADER_BYTES, MAX_CLIENTS, METADATA_BYTES
-from psyche.core.messages import Finished, GossipBody, Leave, Ready, ReadyFlag, Result
-from psyche.core.state import ZERO32, Config, Epoch
-from psyche.core.timeline import (
+from psyche.core.committee.elections import compute_liar_bound, compute_quorum
+from psyche.core.encoding.fields import Field
+from psyche.core.encoding.header import HEADER, NumericClass, ResultHeader
+from psyche.core.encoding.manifest import FILE_NAMES
+from psyche.core.encoding.records import Record, Run, Tagged
+from psyche.core.encoding.tables import ACCOUNT, PARTS, WITNESS_HEAD
+from psyche.core.rules.apply import KINDS, Kind
+from psyche.core.state import enums, messages, state
+from psyche.core.state.gossip import Finished, GossipBody, Leave, Ready, ReadyFlag, Result
+from psyche.core.state.limits import (
+    BLOOM_BITS,
+    BLOOM_HASHES,
+    BOOTSTRAP_BYTES,
+    HEADER_BYTES,
+    MAX_CLIENTS,
+    MAX_WITNESSES,
+    METADATA_BYTES,
+)
+from psyche.core.state.messages import Between, Sized, WitnessMessage
+from psyche.core.state.state import ZERO32, Config, Epoch
+from psyche.core.state.timeline import (
     get_applied_height,
     get_attested_height,
     get_drain_rounds,
@@ -34,14 +45,15 @@ from psyche.core.timeline import (
     is_full_digest_height,
     is_last_drain,
 )
+from psyche.wire.access import ACCESS_KINDS
 from psyche.wire.crypto import Identity
-from psyche.wire.gossip import SIGNATURE_BYTES, encode_gossip, sign_gossip, signed_bytes
+from psyche.wire.gossip import SIGNATURE_BYTES, encode_gossip, get_signed_bytes, sign_gossip
+from psyche.wire.messages import AnyKind
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 PAGES: Final = (DOCS / "protocol.md", DOCS / "protocol-reference.md")
 NUMBERS: Final = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "f": "f32", "d": "f64"}
 TEXTS: Final[dict[Any, str]] = {bytes: "bytes", str: "text", int: "bitmap", list: "list of u16", tuple: "two f32"}
-DISCRIMINATOR_BYTES: Final = 8
 EXAMPLE_ROUNDS: Final = 3  # with data, in the timelines
 WITNESSES: Final = (4, 8, 16, 32)  # sizes of committee in the table of risks
 BAD_SHARES: Final = (0.10, 0.20, 0.33)
@@ -50,13 +62,14 @@ BAD_SHARES: Final = (0.10, 0.20, 0.33)
 NOT_USED_YET: Final[dict[str, frozenset[str]]] = {
     "Config": frozenset(
         {"tie_breakers", "reveal_gate", "tolerance_fp32_ppm", "tolerance_bf16_ppm", "opened_chunks", "canary_permille"}
+        | {"data_root"}
     ),
     "Round": frozenset({"audits", "tie_breaker_tasks", "voided"}),
     "Client": frozenset(
         {"share", "joined_height", "witness_credits", "audits_passed", "audits_failed", "false_challenges"}
         | {"numeric_class"}
     ),
-    "Coordinator": frozenset({"challenges"}),
+    "Coordinator": frozenset({"challenges", "bootstrap"}),
     "Slot": frozenset({"anchor"}),
     "ResultHeader": frozenset({"flags", "momentum_before", "momentum_after", "lookahead_root", "work_root"}),
 }
@@ -88,7 +101,7 @@ def draw_rows(rows: Iterable[Row]) -> list[str]:
 
 def get_types(label: str) -> dict[str, Any]:
     """The annotation of every attribute of the dataclass called `label`."""
-    cls = getattr(state, label, None) or getattr(messages, label)
+    cls = ResultHeader if label == "ResultHeader" else getattr(state, label, None) or getattr(messages, label)
     types = {field.name: field.type for field in fields(cls)}
     if label == "Coordinator":
         types |= {f"epoch.{field.name}": field.type for field in fields(Epoch)}
@@ -106,14 +119,22 @@ def describe(field: Field, run: Run, annotation: Any) -> str:
     if field.is_pad:
         return "zero"
     if field.constant is not None:
-        return "constant"
+        return describe_constant(field.constant, field.code)
     if field.codec is not None:
         number, label = field.size // field.codec.size, getattr(field.codec, "label", "")
         return label if number == 1 else f"{number} of {label}"
+    if get_args(annotation) == (str,):
+        return f"up to {field.size // BOOTSTRAP_BYTES} texts"
     plain = get_plain(annotation)
     if plain is float and field.code not in NUMBERS:
         return f"f{8 * field.size}"
     return describe_number(field, run, plain) if field.code in NUMBERS else TEXTS[plain]
+
+
+def describe_constant(value: int | bytes, code: str) -> str:
+    if isinstance(value, int):
+        return f"{NUMBERS[code]}, always {value}"
+    return f"always {value.decode('ascii') if value.isascii() else value.hex()}"
 
 
 def describe_number(field: Field, run: Run, plain: Any) -> str:
@@ -198,51 +219,8 @@ def draw_enumerations() -> list[str]:
 # --- messages -------------------------------------------------------------------------------------------
 
 
-def find_header_rows() -> list[Row]:
-    """Where each attribute of a result header lies: seen by setting it to ones."""
-    zero = ResultHeader(
-        run_uid=ZERO32, epoch=0, member=0, height=0, step=0, lr_bits=0, batch_start=0, batch_end=0, plan_hash=ZERO32,
-        config_hash=ZERO32, base_digest=ZERO32, data_hash=ZERO32, prev_commitment=ZERO32, body_hash=ZERO32, body_len=0,
-        train_count=0, numeric_class=NumericClass.FP32, trainer_key=ZERO32,
-    )  # fmt: skip
-    base = encode_header(zero)
-    unused = NOT_USED_YET["ResultHeader"]
-    rows = [Row(0, 4, "magic", "PSYR"), Row(4, 2, "version", "u16")]
-    for field in fields(ResultHeader):
-        changed = encode_ones(zero, field.name, is_bytes=field.type is bytes)
-        places = [i for i, (old, new) in enumerate(zip(base, changed, strict=True)) if old != new]
-        size = len(places)
-        kind = "bytes" if field.type is bytes else {1: "u8", 2: "u16", 4: "u32", 8: "u64"}[size]
-        kind += f" {NumericClass.__name__}" if field.type is NumericClass else ""
-        rows.append(Row(places[0], size, field.name + MARK * (field.name in unused), kind))
-    return fill_gaps(sorted(rows, key=lambda row: row.offset), HEADER_BYTES)
-
-
-def encode_ones(zero: ResultHeader, name: str, *, is_bytes: bool) -> bytes:
-    """The header with one attribute all ones, however many bits it has."""
-    for size in (32,) if is_bytes else (8, 4, 2, 1):
-        ones: Any = b"\xff" * size if is_bytes else (1 << 8 * size) - 1
-        try:
-            return encode_header(replace(zero, **{name: ones}))
-        except struct.error:
-            continue
-    raise AssertionError(f"{name} takes no value")
-
-
-def fill_gaps(rows: list[Row], end: int) -> list[Row]:
-    """The rows with what lies between them, which is zero."""
-    filled: list[Row] = []
-    at = 0
-    for row in [*rows, Row(end, 0, "", "")]:
-        if row.offset > at:
-            filled.append(Row(at, row.offset - at, "", "zero"))
-        filled.append(row)
-        at = row.offset + row.size
-    return filled[:-1]
-
-
 def draw_header() -> list[str]:
-    return draw_rows(find_header_rows())
+    return draw_rows(list_rows(HEADER, "ResultHeader"))
 
 
 def draw_witness() -> list[str]:
@@ -266,12 +244,54 @@ def draw_gossip() -> list[str]:
     )
     lines: list[tuple[object, ...]] = []
     for body, content in bodies:
-        signed = signed_bytes(ZERO32, 0, 0, 0, body)
-        total = len(encode_gossip(sign_gossip(identity, ZERO32, 0, 0, 0, body)))
+        message = sign_gossip(identity, ZERO32, 0, 0, 0, body)
+        signed, total = get_signed_bytes(message), len(encode_gossip(message))
         tag = signed[: signed.index(b"/1") + 2].decode("ascii")
         rest = total - len(signed) - SIGNATURE_BYTES
         lines.append((type(body).__name__, f"`{tag}`", content, len(signed), SIGNATURE_BYTES, rest or "", total))
     return draw_table(("message", "tag", "body", "signed bytes", "signature", "header behind", "in all"), lines)
+
+
+def draw_messages() -> list[str]:
+    """Every coordinator message: number, name, fields with their rules, and who may send it."""
+    kinds: tuple[AnyKind, ...] = (*KINDS, *ACCESS_KINDS)
+    lines: list[tuple[object, ...]] = []
+    for kind in kinds:
+        sender = kind.sender.name.lower() if isinstance(kind, Kind) else "owner or join authority"
+        lines.append((kind.number, f"`{kind.name}`", f"`{kind.type.__name__}`", describe_fields(kind), sender))
+    return draw_table(("number", "name", "type", "fields, in order", "from"), lines)
+
+
+def describe_fields(kind: AnyKind) -> str:
+    """The fields of a message; what has a layout of its own is named."""
+    if kind.type is WitnessMessage:
+        return "the bytes of a witness message"
+    hints = get_type_hints(kind.type, include_extras=True)
+    return "; ".join(f"{f.name}: {describe_rule(hints[f.name])}" for f in fields(kind.type)) or "none"
+
+
+def describe_rule(hint: Any) -> str:
+    """What a field may hold, in words."""
+    if get_origin(hint) is Annotated:
+        inner, rule = get_args(hint)[:2]
+        return describe_plain(inner, rule)
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join("none" if one is NoneType else describe_rule(one) for one in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"({', '.join(map(describe_rule, get_args(hint)))})"
+    return str(hint.__name__).lower()
+
+
+def describe_plain(plain: Any, rule: Between | Sized) -> str:
+    """A type with its rule."""
+    if isinstance(rule, Between):
+        return f"{rule.low} to {rule.high:,}" if rule.high is not None else f"{rule.low} or more"
+    size = str(rule.low) if rule.low == rule.high else f"{rule.low} to {rule.high}"
+    if get_origin(plain) is tuple:
+        return f"{size} times {describe_rule(get_args(plain)[0])}"
+    if is_dataclass(plain):
+        return f"{plain.__name__.lower()}, texts of {size} characters"
+    return f"text of {size} characters" if plain is str else f"{size} bytes"
 
 
 # --- timelines and committees ---------------------------------------------------------------------------
@@ -321,18 +341,55 @@ def draw_committees() -> list[str]:
     return draw_table(("n", "q", *(f"{share:.0%} bad" for share in BAD_SHARES)), lines)
 
 
+def compute_stall_chance(n: int, liars: int) -> float:
+    """Of one commitment: that filters of 256 others seem to hold it, `f + 1 - liars` of the honest witnesses'.
+
+    What C3 says of an equivocator and so many liars: whoever signs chooses afterwards who gets which result.
+    """
+    clear = (1 - 1 / BLOOM_BITS) ** (BLOOM_HASHES * MAX_CLIENTS)
+    seems_held = (1 - clear) ** BLOOM_HASHES
+    needed, honest = compute_liar_bound(n) + 1 - liars, n - liars
+    return sum(
+        math.comb(honest, k) * seems_held**k * (1 - seems_held) ** (honest - k) for k in range(needed, honest + 1)
+    )
+
+
+def draw_decisions() -> list[str]:
+    """Of all n: q, f, E, and what it takes to leave a member open that signed two results; 256 members."""
+    lines: list[tuple[object, ...]] = []
+    for n in range(1, MAX_WITNESSES + 1):
+        q, f = compute_quorum(n), compute_liar_bound(n)
+        enough = [liars for liars in range(1, f + 1) if compute_stall_chance(n, liars) >= 2**-40]
+        if not enough:
+            lines.append((n, q, f, q - f, "never", "", "", "", ""))
+            continue
+        chance, least = compute_stall_chance(n, f), enough[0]
+        few = f"2^{-math.log2(compute_stall_chance(n, least)):.1f}"
+        lines.append((n, q, f, q - f, draw_chance(chance), round(1 / chance), least, f + 1 - least, few))
+    with_all, with_least = ("chance, f liars", "tries"), ("least L for 2^40", "false positives needed", "tries")
+    return draw_table(("n", "q", "f", "E", *with_all, *with_least), lines)
+
+
 def draw_quorums() -> list[str]:
     """q(n) of all n, in one line."""
     pairs = ", ".join(f"{n}→{compute_quorum(n)}" for n in range(1, 33))
     return [f"`{pairs}`"]
 
 
+def draw_model_files() -> list[str]:
+    """The names of a model's small files, in one line."""
+    return [", ".join(f"`{name}`" for name in sorted(FILE_NAMES))]
+
+
 BLOCKS: Final[dict[str, Callable[[], list[str]]]] = {
     "quorums": draw_quorums,
     "timeline with overlap": lambda: draw_timeline(overlap=True),
     "timeline without overlap": lambda: draw_timeline(overlap=False),
+    "decisions": draw_decisions,
     "committees": draw_committees,
+    "model files": draw_model_files,
     "gossip": draw_gossip,
+    "messages": draw_messages,
     "header": draw_header,
     "witness": draw_witness,
     "account": draw_account,

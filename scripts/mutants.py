@@ -1,13 +1,15 @@
 """Mutation testing of psyche.core: changes one thing at a time and asks whether a test of the core notices.
 
     python scripts/mutants.py --sample 300     as a sample, drawn by --seed
-    python scripts/mutants.py --module tally   all mutants of one module
+    python scripts/mutants.py --module tally   all mutants of one module; of several in the order named
     python scripts/mutants.py                  everything
+    python scripts/mutants.py --results FILE   goes on where an earlier run with that file stopped
 
-The checkout stays as it is: tests run in a copy of the tree, and the change is given to the importer of a
-forked process that has the test tools loaded already. Only tests that run the changed line are run, the
-quickest first, up to the first that fails. Mutants that cannot be told from the original stand in
-equivalent_mutants.toml with the reason, and are not counted.
+The checkout stays as it is: tests run in a copy of the tree, in forks of a process that has collected them
+all, and a fork changes the code of the functions that it has in memory (what runs at import needs a fork
+that imports anew). Only tests that run the changed line are run, the quickest first, up to the first that
+fails. Mutants that cannot be told from the original stand in equivalent_mutants.toml with the reason, and
+are not counted.
 """
 
 import argparse
@@ -23,46 +25,27 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import mutation_child
+from mutation_baseline import CORE, Baseline, compute_hash, find_test_files, measure
 from mutations import Mutant, find_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "psyche/core"
 SEARCHES = "tests/core/test_small_worlds.py"  # strong, and slow
-COPIED = ["psyche", "tests/conftest.py", "tests/core", "tests/conformance", "tests/vectors", "pyproject.toml", "shared"]
-HASHED = ["psyche/core", "psyche/testing", "tests"]
+TESTS_COPIED = ("conftest.py", "core", "conformance", "kits", "model_checker", "vectors")
+COPIED = ["psyche", *(f"tests/{name}" for name in TESTS_COPIED), "pyproject.toml", "shared"]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-GRACE_S = 10.0
-SLOWER = 5.0  # times that the tests may take longer with a mutant than without
+GRACE_S = 60.0
+SLOWER = 10.0  # times that all tests together may take longer by the clock with a mutant than without
 WIDTH = 30
 PLAIN_EVERY_S = 15.0
-
-
-@dataclass
-class Baseline:
-    """What the tests do without any mutant."""
-
-    seconds: dict[str, float]  # test -> seconds
-    covering: dict[str, dict[int, list[str]]]  # file -> line -> tests
-
-    def get_tests(self, mutant: Mutant, longest_s: float) -> list[str]:
-        """Who should notice: the tests that run the line, the quickest first.
-
-        What runs at import concerns every test: then those of its file come next, and all others.
-        """
-        lines = self.covering.get(mutant.path, {})
-        own: set[str] = set()
-        for line in range(mutant.lines[0], mutant.lines[1] + 1):
-            own.update(lines.get(line, []))
-        groups = [own - {""}]
-        if "" in own:
-            near = {test for tests in lines.values() for test in tests if test}
-            groups += [near - own, set(self.seconds) - near - own]
-        order = [test for group in groups for test in sorted(group, key=self.seconds.__getitem__)]
-        return [test for test in order if self.seconds[test] <= longest_s]
+KILLED = ("killed", "too slow")
+SURVIVED = ("survived", "not covered")
+Start = Callable[[Path, Mutant, list[str]], int]  # log, mutant, tests -> number of the process
 
 
 @dataclass
@@ -84,6 +67,39 @@ class Tally:
         return sum(m.path == module and found in outcomes for m, found in self.outcomes.items())
 
 
+class Results:
+    """A file with a line of JSON for each mutant that was run, for people to read and a later run to go on from.
+
+    Who was killed is not run again while its file of the core is the same; who survived, while all tests are.
+    """
+
+    def __init__(self, path: Path | None, tree: Path, texts: dict[str, str]) -> None:
+        self._path, self._texts = path, texts
+        self._tests = compute_hash(tree, CORE, "tests")
+        self._known: dict[str, tuple[str, str]] = {}  # of an earlier run
+        if path is not None and path.exists():
+            rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+            self._known = {row["id"]: (row["outcome"], row["tests"]) for row in rows}
+
+    def get(self, mutant: Mutant) -> str | None:
+        """What is known of it already."""
+        outcome, tests = self._known.get(self._compute_id(mutant), (None, ""))
+        return outcome if outcome in KILLED or tests == self._tests else None
+
+    def write(self, mutant: Mutant, outcome: str) -> None:
+        if self._path is None:
+            return
+        before, after = mutant.get_change(self._texts[mutant.path])
+        row = {"id": self._compute_id(mutant), "file": mutant.path, "line": mutant.line, "outcome": outcome,
+               "tests": self._tests, "before": before, "after": after}  # fmt: skip
+        with self._path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+
+    def _compute_id(self, mutant: Mutant) -> str:
+        text = self._texts[mutant.path]
+        return hashlib.sha256(f"{text}\0{mutant.start}\0{mutant.end}\0{mutant.replacement}".encode()).hexdigest()[:20]
+
+
 def copy_tree(target: Path) -> None:
     """What git knows or would know of the parts that the tests need."""
     listed = subprocess.run(
@@ -96,99 +112,89 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
-def fork(
-    tree: Path, log: Path, mutant: Mutant | None, tests: list[str] | None, *, report: Path | None = None,
-    ignored: tuple[str, ...] = (),
-) -> int:  # fmt: skip
-    """A process that runs tests in the tree, with the mutant in place of the module; its number."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    os._exit(mutation_child.run_quietly(tree, log, mutant, tests, report, ignored))
-
-
-def compute_tree_hash(tree: Path, *parts: object) -> str:
-    """Of all files that the tests run: with the same ones they do the same."""
-    hashed = hashlib.sha256(repr(parts).encode())
-    for path in sorted(p for part in HASHED for p in (tree / part).rglob("*") if p.is_file()):
-        hashed.update(str(path.relative_to(tree)).encode() + b"\0" + path.read_bytes())
-    return hashed.hexdigest()
-
-
-def measure(tree: Path, work: Path, *, searches: bool) -> Baseline:
-    """Run all tests once, without a mutant, and learn which lines each runs and how long it takes.
-
-    That takes minutes, so it is kept for the next time.
-    """
-    kept = Path(tempfile.gettempdir()) / f"psyche-mutants-{compute_tree_hash(tree, searches)[:16]}.json"
-    if not kept.exists():
-        shutil.move(run_baseline(tree, work, searches=searches), kept)
-    raw = json.loads(kept.read_text())
-    covering = {f: {int(n): t for n, t in lines.items()} for f, lines in raw["covering"].items()}
-    return Baseline(raw["seconds"], covering)
-
-
-def run_baseline(tree: Path, work: Path, *, searches: bool) -> Path:
-    report, log = work / "baseline.json", work / "baseline.log"
-    ignored = () if searches else (SEARCHES,)
-    _, status = os.waitpid(fork(tree, log, None, None, report=report, ignored=ignored), 0)
-    if os.waitstatus_to_exitcode(status) != 0:
-        sys.exit(f"The tests fail without any mutant:\n{log.read_text()[-3000:]}")
-    return report
-
-
 class Runner:
-    """Runs mutants, so many at once, each with its own limit."""
+    """Runs mutants, so many at once, and reports what became of each."""
 
-    def __init__(self, tree: Path, work: Path, baseline: Baseline, processes: int, longest_s: float) -> None:
-        self._tree, self._work, self._baseline = tree, work, baseline
-        self._processes, self._longest_s = processes, longest_s
+    def __init__(self, work: Path, processes: int, longest_s: float, baseline: Baseline) -> None:
+        self._work, self._processes, self._longest_s, self._baseline = work, processes, longest_s, baseline
         self._running: dict[int, Running] = {}
 
-    def run(self, mutants: list[Mutant], tally: Tally, bar: "Bar") -> None:
+    def run(self, mutants: list[Mutant], start: Start, report: Callable[[Mutant, str], None]) -> None:
         waiting = mutants[::-1]
         try:
             while waiting or self._running:
                 while waiting and len(self._running) < self._processes:
-                    self._start(waiting.pop(), tally)
-                self._collect(tally)
-                bar.show(tally, len(mutants))
+                    self._start(waiting.pop(), start, report)
+                self._collect(report)
         finally:
             for pid in self._running:
-                _kill(pid)
+                mutation_child.kill(pid)
 
-    def _start(self, mutant: Mutant, tally: Tally) -> None:
+    def _start(self, mutant: Mutant, start: Start, report: Callable[[Mutant, str], None]) -> None:
         tests = self._baseline.get_tests(mutant, self._longest_s)
         if not tests:
-            tally.outcomes[mutant] = "not covered"
+            report(mutant, "not covered")
             return
         limit_s = GRACE_S + SLOWER * sum(self._baseline.seconds[test] for test in tests)
-        log = self._work / f"log{len(self._running)}"
-        pid = fork(self._tree, log, mutant, tests)
+        pid = start(self._work / f"log{len(self._running)}", mutant, tests)
         self._running[pid] = Running(mutant, time.monotonic(), limit_s)
 
-    def _collect(self, tally: Tally) -> None:
+    def _collect(self, report: Callable[[Mutant, str], None]) -> None:
         ended, status = os.waitpid(-1, os.WNOHANG) if self._running else (0, 0)
         if ended in self._running:
-            code = os.waitstatus_to_exitcode(status)
-            tally.outcomes[self._running.pop(ended).mutant] = "survived" if code == 0 else "killed"
+            report(self._running.pop(ended).mutant, _name(os.waitstatus_to_exitcode(status)))
             return
         now = time.monotonic()
         for pid, running in list(self._running.items()):
             if now - running.started > running.limit_s:
-                _kill(pid)
+                mutation_child.kill(pid)
                 del self._running[pid]
-                tally.outcomes[running.mutant] = "too slow"
-        time.sleep(0.005)
+                report(running.mutant, "too slow")
+        time.sleep(0.002)
 
 
-def _kill(pid: int) -> None:
+def _name(code: int) -> str:
+    names = {0: "survived", mutation_child.NOT_PATCHED: "to import", -signal.SIGPROF: "too slow"}
+    return names.get(code, "killed")
+
+
+def run_on_stage(
+    tree: Path, runner: Runner, seconds: dict[str, float], files: list[str], mutants: list[Mutant],
+    report: Callable[[Mutant, str], None],
+) -> list[Mutant]:  # fmt: skip
+    """Run mutants in forks of one process that has collected all tests; returns those that must be imported."""
+    reading, writing = os.pipe()
+    places = {mutant: place for place, mutant in enumerate(mutants)}
+
+    def play(stage: mutation_child.Stage) -> None:
+        def start(log: Path, mutant: Mutant, tests: list[str]) -> int:
+            return mutation_child.fork(partial(stage.run, log, mutant, seconds, tests))
+
+        runner.run(mutants, start, lambda m, outcome: _send(writing, places[m], outcome))
+
+    log = tree.parent / "stage.log"
+    pid = mutation_child.fork(partial(mutation_child.run_stage, tree, log, files, play))
+    os.close(writing)
+    left: list[Mutant] = []
     try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+        with os.fdopen(reading, encoding="utf-8") as lines:
+            for line in lines:
+                place, _, outcome = line.strip().partition(" ")
+                if outcome == "to import":
+                    left.append(mutants[int(place)])
+                else:
+                    report(mutants[int(place)], outcome)
+    except KeyboardInterrupt:
+        mutation_child.kill(pid)
+        raise
+    _, status = os.waitpid(pid, 0)
+    if os.waitstatus_to_exitcode(status) != 0:
+        sys.exit(f"The tests could not be collected:\n{log.read_text()[-3000:]}")
+    return left
+
+
+def _send(pipe: int, place: int, outcome: str) -> None:
+    os.write(pipe, f"{place} {outcome}\n".encode())
 
 
 class Bar:
@@ -205,7 +211,7 @@ class Bar:
         self._shown = now
         share = done / total if total else 1.0
         left = f", {(now - self._began) * (1 - share) / share:,.0f} s left" if done else ""
-        survived = sum(outcome in ("survived", "not covered") for outcome in tally.outcomes.values())
+        survived = sum(outcome in SURVIVED for outcome in tally.outcomes.values())
         bar = "#" * int(WIDTH * share)
         text = f"mutants [{bar:<{WIDTH}}] {share:4.0%}, {done:,} of {total:,}, {survived:,} survived{left}"
         sys.stderr.write(f"\r\x1b[2K{text}" if live else text + "\n")
@@ -226,7 +232,7 @@ def print_report(tally: Tally, texts: dict[str, str], skipped: int) -> None:
         print_line(module, tally, [module])
     print_line("all", tally, sorted({m.path for m in tally.outcomes}))
     print(f"{skipped} equivalent mutants left out ({EQUIVALENT.name})")
-    survivors = [(m, found) for m, found in tally.outcomes.items() if found in ("survived", "not covered")]
+    survivors = [(m, found) for m, found in tally.outcomes.items() if found in SURVIVED]
     for mutant, found in sorted(survivors, key=lambda pair: (pair[0].path, pair[0].line)):
         print(f"\n{mutant.path}:{mutant.line} {found} ({mutant.kind})\n{mutant.get_diff(texts[mutant.path])}")
 
@@ -234,7 +240,7 @@ def print_report(tally: Tally, texts: dict[str, str], skipped: int) -> None:
 def print_line(name: str, tally: Tally, modules: list[str]) -> None:
     killed = sum(tally.count(module, "killed") for module in modules)
     slow = sum(tally.count(module, "too slow") for module in modules)
-    left = sum(tally.count(module, "survived", "not covered") for module in modules)
+    left = sum(tally.count(module, *SURVIVED) for module in modules)
     total = killed + slow + left
     share = (killed + slow) / total if total else 1.0
     print(f"{name:<34} {total:>8,} {killed:>7,} {slow:>5,} {left:>9,} {share:>7.1%}")
@@ -244,10 +250,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="that many mutants, drawn at random (all)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
-    parser.add_argument("--module", nargs="+", default=[], metavar="NAME", help="only these modules of the core")
+    parser.add_argument("--module", nargs="+", default=[], metavar="NAME", help="only these modules, in this order")
     parser.add_argument("--only", nargs="+", default=[], metavar="FILE:LINE", help="only these lines, as in the report")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="mutants at once (1)")
     parser.add_argument("--longest", type=float, default=5.0, metavar="S", help="leave out tests over S seconds (5)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="write each outcome there, and skip what it has")
     parser.add_argument("--searches", action="store_true", help="with the tests that search small worlds")
     parser.add_argument("--list", action="store_true", help="list the mutants and run none")
     parser.add_argument("--at-least", type=float, default=0.0, metavar="PERCENT", help="fail below this share (0)")
@@ -256,11 +263,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def choose(options: argparse.Namespace, tree: Path) -> tuple[list[Mutant], dict[str, str], int]:
     """The mutants to run, the texts of their files, and how many equivalent ones were left out."""
-    found = find_mutants(tree, PACKAGE)
+    found = find_mutants(tree, CORE)
     texts = {name: (tree / name).read_text(encoding="utf-8") for name in found}
-    wanted = [
-        m for name, some in found.items() if not options.module or Path(name).stem in options.module for m in some
-    ]
+    stems = {name: Path(name).stem for name in found}
+    names = [n for n in found if stems[n] in options.module] if options.module else list(found)
+    names.sort(key=lambda n: options.module.index(stems[n]) if options.module else 0)
+    wanted = [m for name in names for m in found[name]]
     if options.only:
         wanted = [m for m in wanted if f"{m.path}:{m.line}" in options.only]
     if options.sample and options.sample < len(wanted):
@@ -268,6 +276,39 @@ def choose(options: argparse.Namespace, tree: Path) -> tuple[list[Mutant], dict[
     equivalent = read_equivalent()
     kept = [m for m in wanted if (m.path, *m.get_change(texts[m.path])) not in equivalent]
     return kept, texts, len(wanted) - len(kept)
+
+
+def run(options: argparse.Namespace, tree: Path, mutants: list[Mutant], texts: dict[str, str]) -> Tally:
+    """Run these mutants, but for those of which the results file has the outcome; stopped by Ctrl-C, some of them."""
+    mutation_child.load_tools()
+    began = time.monotonic()
+    files = find_test_files(tree, None if options.searches else SEARCHES)
+    baseline = measure(tree, tree.parent, files)
+    print(f"{len(baseline.seconds)} tests, {time.monotonic() - began:.0f} s; {len(mutants)} mutants", flush=True)
+    tally, bar, results = Tally(), Bar(), Results(options.results, tree, texts)
+    tally.outcomes = {m: outcome for m in mutants if (outcome := results.get(m)) is not None}
+
+    def report(mutant: Mutant, outcome: str) -> None:
+        tally.outcomes[mutant] = outcome
+        results.write(mutant, outcome)
+        if outcome in SURVIVED:
+            print(f"{mutant.path}:{mutant.line} {outcome}\n{mutant.get_diff(texts[mutant.path])}", flush=True)
+        bar.show(tally, len(mutants))
+
+    def start(log: Path, mutant: Mutant, tests: list[str]) -> int:
+        seconds = baseline.seconds
+        return mutation_child.fork(partial(mutation_child.run_imported, tree, log, mutant, seconds, tests))
+
+    waiting = [m for m in mutants if m not in tally.outcomes]
+    imported = [m for m in waiting if baseline.is_imported(m)]
+    runner = Runner(tree.parent, options.processes, options.longest, baseline)
+    try:
+        live = [m for m in waiting if not baseline.is_imported(m)]
+        left = run_on_stage(tree, runner, baseline.seconds, files, live, report) if live else []
+        runner.run([*left, *imported], start, report)
+    except KeyboardInterrupt:
+        print(f"\nStopped after {len(tally.outcomes)} of {len(mutants)} mutants.")
+    return tally
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -282,18 +323,11 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{mutant.path}:{mutant.line} ({mutant.kind})\n{mutant.get_diff(texts[mutant.path])}")
             print(Counter(m.kind for m in mutants), len(mutants))
             return 0
-        mutation_child.load_tools()
         began = time.monotonic()
-        baseline = measure(tree, work, searches=options.searches)
-        print(f"{len(baseline.seconds)} tests, {time.monotonic() - began:.0f} s; {len(mutants)} mutants")
-        tally = Tally()
-        try:
-            Runner(tree, work, baseline, options.processes, options.longest).run(mutants, tally, Bar())
-        except KeyboardInterrupt:
-            print(f"\nStopped after {len(tally.outcomes)} of {len(mutants)} mutants.")
+        tally = run(options, tree, mutants, texts)
         print_report(tally, texts, skipped)
         print(f"{time.monotonic() - began:.0f} s, {options.processes} processes, seed {options.seed}")
-    dead = sum(found in ("killed", "too slow") for found in tally.outcomes.values())
+    dead = sum(found in KILLED for found in tally.outcomes.values())
     return 0 if 100 * dead >= options.at_least * len(tally.outcomes) else 1
 
 

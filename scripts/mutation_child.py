@@ -1,22 +1,30 @@
-"""The forked side of mutation testing: one module is imported with a change, and chosen tests run."""
+"""The forked side of mutation testing: core is given a change, and chosen tests run.
 
+A fork of the stage has all tests collected already and changes the code of live functions. What a
+module or a test file runs at import needs a fork that imports everything anew with the change.
+"""
+
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
 import os
+import resource
+import signal
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from mutations import Mutant
 
 TESTS = ["tests/core", "tests/conformance"]
 MEMORY_BYTES = 4 << 30  # a mutant may never come to an end
+TEST_GRACE_S = 5.0  # of the processor's time
+TEST_SLOWER = 5.0  # times that one test may take longer with a mutant than without
 
 
 def load_tools() -> None:
@@ -25,6 +33,9 @@ def load_tools() -> None:
                  "coverage", "trio", "pytest_trio", "zstandard", "cryptography", "blake3"):  # fmt: skip
         importlib.import_module(name)
     assert "psyche" not in sys.modules, "what is tested must come from the copy of the tree"
+
+
+# --- a change of a module that is not imported yet
 
 
 class MutantLoader(importlib.machinery.SourceFileLoader):
@@ -53,14 +64,79 @@ class MutantFinder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, self._path, loader=loader)
 
 
-class Chooser:
-    """Runs only the chosen tests, in their order."""
+# --- a change of functions that are there
 
-    def __init__(self, tests: list[str]) -> None:
+
+class Patcher:
+    """Knows the live functions of core and gives them the code of a mutant."""
+
+    def __init__(self, tree: Path) -> None:
+        self._tree = tree
+        self._functions: dict[tuple[str, int, str], list[FunctionType]] = {}
+        core = str(tree / "psyche" / "core")
+        for found in gc.get_objects():
+            if isinstance(found, FunctionType) and found.__code__.co_filename.startswith(core):
+                self._functions.setdefault(_get_place(found.__code__), []).append(found)
+
+    def patch(self, mutant: Mutant) -> bool:
+        """Change all live functions that differ in the mutant; False: one cannot be changed, or there is none."""
+        path = self._tree / mutant.path
+        text = path.read_text(encoding="utf-8")
+        before, after = (
+            {_get_place(code): code for code in _walk(compile(source, str(path), "exec", dont_inherit=True))}
+            for source in (text, mutant.apply(text))
+        )
+        changed = [place for place, code in after.items() if place in before and code != before[place]]
+        found = [(function, after[place]) for place in changed for function in self._functions.get(place, ())]
+        if any(f.__code__.co_freevars != code.co_freevars for f, code in found):
+            return False
+        for function, code in found:
+            function.__code__ = code
+        return bool(found)
+
+
+def _get_place(code: CodeType) -> tuple[str, int, str]:
+    return code.co_filename, code.co_firstlineno, code.co_qualname
+
+
+def _walk(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _walk(constant)
+
+
+# --- pytest's side
+
+
+class Chooser:
+    """Runs only the chosen tests, in their order, each within its share of the processor's time."""
+
+    def __init__(self, seconds: dict[str, float], tests: list[str]) -> None:
         self._places = {test: place for place, test in enumerate(tests)}
+        self._seconds = seconds
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = sorted((i for i in items if i.nodeid in self._places), key=lambda i: self._places[i.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        set_limit(self._seconds[nodeid])
+
+
+def set_limit(seconds: float) -> None:
+    """End this process unless the next test is through in a few times its share of the processor's time."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, TEST_GRACE_S + TEST_SLOWER * seconds)
+
+
+class Forgetful:
+    """Keeps hypothesis from trying first what failed for another mutant."""
+
+    def pytest_sessionstart(self) -> None:
+        from hypothesis import settings
+
+        settings.register_profile("mutants", settings.default, database=None)
+        settings.load_profile("mutants")
 
 
 class Observer:
@@ -89,59 +165,111 @@ class Observer:
         path.write_text(json.dumps({"seconds": self.seconds, "covering": covering}))
 
 
-def _prepare(tree: Path, log: Path) -> None:
+class Stage:
+    """Takes the place of pytest's loop once all tests are collected, and hands itself to `play`."""
+
+    def __init__(self, tree: Path, play: Callable[["Stage"], None]) -> None:
+        self._tree, self._play = tree, play
+        self._session: Any = None
+        self._patcher: Patcher | None = None
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self._session, self._patcher = session, Patcher(self._tree)
+        gc.freeze()  # forks share what they do not change
+        self._play(self)
+        return True
+
+    def run(self, log: Path, mutant: Mutant, seconds: dict[str, float], tests: list[str]) -> int:
+        """In a fork: run these tests with the mutant; 1 if one failed, 3 if the mutant must be imported."""
+        _separate(log)
+        assert self._patcher is not None, "tests are collected"
+        if not self._patcher.patch(mutant):
+            return NOT_PATCHED
+        by_name = {item.nodeid: item for item in self._session.items}
+        items = [by_name[test] for test in tests]
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            set_limit(seconds[item.nodeid])
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._session.testsfailed:
+                return 1
+        return 0
+
+
+NOT_PATCHED = 3
+
+
+def _separate(log: Path) -> None:
     os.setsid()
     opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(opened, stream)
-    os.chdir(tree)
-    sys.path.insert(0, str(tree))
-    sys.dont_write_bytecode = True
-    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(log.with_suffix(".hypothesis"))
-    import resource
-
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
-def run_quietly(
-    tree: Path,
-    log: Path,
-    mutant: Mutant | None,
-    tests: list[str] | None,
-    report: Path | None,
-    ignored: Sequence[str],
-) -> int:
-    """Run these tests in the tree, or all; pytest's exit status, or 1 where it did not come so far."""
-    try:
-        _prepare(tree, log)
-        return _run(tree, mutant, tests, report, ignored)
-    except BaseException as error:  # noqa: BLE001 - a mutant may raise anything, and the fork must end here
-        os.write(2, repr(error).encode())
-        return 1
+def enter(tree: Path, log: Path) -> None:
+    """Make this process one that runs tests in the tree and writes to the log."""
+    _separate(log)
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = True
 
 
-def _run(
-    tree: Path, mutant: Mutant | None, tests: list[str] | None, report: Path | None, ignored: Sequence[str]
-) -> int:
+def run_pytest(plugins: Sequence[object], *arguments: str) -> int:
+    """pytest's exit status."""
     import pytest
 
-    plugins: list[object] = []
-    folders = TESTS
-    if mutant is not None:
-        path = tree / mutant.path
-        name = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        sys.meta_path.insert(0, MutantFinder(name, path, mutant.apply(path.read_text(encoding="utf-8"))))
-    if tests is not None:
-        plugins.append(Chooser(tests))
-        folders = sorted({test.split("::")[0] for test in tests})
-    observer = Observer(tree) if report is not None else None
-    if observer is not None:
-        plugins.append(observer)
-    started = time.monotonic()
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--no-header"]
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning", *(f"--ignore={path}" for path in ignored)]
-    code = int(pytest.main([*options, *folders], plugins=plugins))
-    if observer is not None and report is not None and code == 0:
+    options = ["-x", "-q", "-s", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--no-header"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    return int(pytest.main([*options, *arguments], plugins=[Forgetful(), *plugins]))
+
+
+def run_imported(tree: Path, log: Path, mutant: Mutant, seconds: dict[str, float], tests: list[str]) -> int:
+    """In a fork: import everything with the mutant and run these tests; pytest's exit status."""
+    enter(tree, log)
+    path = tree / mutant.path
+    name = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    sys.meta_path.insert(0, MutantFinder(name, path, mutant.apply(path.read_text(encoding="utf-8"))))
+    set_limit(TEST_GRACE_S)
+    return run_pytest([Chooser(seconds, tests)], *sorted({test.split("::")[0] for test in tests}))
+
+
+def run_observed(tree: Path, log: Path, report: Path, files: Sequence[str]) -> int:
+    """In a fork: run the tests of these files without a mutant, and write what they cover; pytest's exit status."""
+    enter(tree, log)
+    observer = Observer(tree)
+    code = run_pytest([observer], *files)
+    if code == 0:
         observer.write(report)
-    os.write(1, f"\n{time.monotonic() - started:.2f} s\n".encode())
     return code
+
+
+def run_stage(tree: Path, log: Path, files: Sequence[str], play: Callable[[Stage], None]) -> int:
+    """In a fork: collect the tests of these files, and play; pytest's exit status."""
+    enter(tree, log)
+    return run_pytest([Stage(tree, play)], *files)
+
+
+def fork(act: Callable[[], int]) -> int:
+    """The number of a new process that does this and ends with the status that it returns; 1 if it raises."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        status = act()
+    except BaseException as error:  # noqa: BLE001 - a mutant may raise anything, and the fork must end here
+        os.write(2, repr(error).encode())
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def kill(pid: int) -> None:
+    """End a fork, and what it forked that has no session of its own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)

@@ -22,15 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # the rows are shared with their tests
+
+from scenarios.named import ROWS, get_command, play_row
+from scenarios.row import Size
+from scenarios.trend import compute_trends
 from soak import LARGEST_SEED, MOST_PROCESSES, MOST_ROUNDS, bounded, run_for_reader
 
-from psyche.core.limits import MAX_CLIENTS
-from psyche.simulator.named import ROWS, get_command, play_row
-from psyche.simulator.report import describe_replay, find_cause, get_report
-from psyche.simulator.row import Size
-from psyche.simulator.scenario import Scenario
-from psyche.simulator.trend import compute_trends
-from psyche.simulator.world import Outcome, World
+from psyche.core.state.limits import MAX_CLIENTS
+from psyche.sim.scenarios.report import describe_replay, find_cause, get_report
+from psyche.sim.scenarios.scenario import Scenario
+from psyche.sim.world import Outcome, World
 
 HOUR_S = 3_600.0
 MOST_HOURS = 10_000

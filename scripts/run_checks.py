@@ -21,8 +21,8 @@ BIN = Path(sys.executable).parent
 SIMULATED_ROUNDS = 10_000  # about 400 seeds: five minutes on two cores
 STOP_S = 20  # for a check to end after Ctrl-C
 WORKERS = 2
+COVER_CORE = ["-p", "scripts.cover_core"]
 BY_FILE = ["--dist=loadfile", "--no-loadscope-reorder"]  # else the longest files would come last
-TESTS_OF_CORE = ["tests/core", "tests/conformance", "--ignore=tests/core/test_small_worlds.py"]
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|no tests ran)\b.* in .*=+$")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -47,6 +47,8 @@ def get_checks() -> list[Stage]:
         Stage("format", [str(BIN / "ruff"), "format", "--check", "."]),
         Stage("types", [str(BIN / "basedpyright")]),
         Stage("floors", [str(BIN / "lint-imports")]),
+        Stage("circles", [sys.executable, "scripts/check_circles.py"]),
+        Stage("dead code", [sys.executable, "scripts/check_dead_code.py"]),
         Stage("size budget", [sys.executable, "scripts/check_budget.py"]),
     ]
 
@@ -55,10 +57,10 @@ def get_tests(seed: int) -> list[Stage]:
     pytest = ["-m", "pytest", f"--hypothesis-seed={seed}", *get_color()]
     coverage = [sys.executable, "-m", "coverage"]
     return [
-        Stage("tests of core", [*coverage, "run", *pytest, "-q", *TESTS_OF_CORE]),
-        Stage("coverage of core", [*coverage, "report", "--fail-under=100", "--skip-covered", "-m"]),
         # A file's tests stay together on one of two workers: they share processes that are slow to start.
-        Stage("tests", [sys.executable, *pytest, "--durations=10", f"-n{WORKERS}", *BY_FILE]),
+        Stage("tests", [sys.executable, *pytest, *COVER_CORE, "--durations=10", f"-n{WORKERS}", *BY_FILE]),
+        Stage("coverage data", [*coverage, "combine", "--quiet"]),
+        Stage("coverage of core", [*coverage, "report", "--fail-under=100", "--skip-covered", "-m"]),
     ]
 
 

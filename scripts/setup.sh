@@ -111,7 +111,7 @@ END
 
 # What is there already is kept where it is whole: uv then installs only what has changed.
 make_venv() {
-  rm -rf "$VENV".old.*
+  rm -rf "$VENV".old.* "$VENV/bytecode"
   if [ -e "$VENV" ] && { [ -e "$UNFINISHED" ] || ! is_own_environment || ! has_right_python; }; then
     mv "$VENV" "$VENV.old.$$"
     guarded rm -rf "$VENV.old.$$"
@@ -163,7 +163,16 @@ sys.exit("\n".join(missing) or None)
 END
 }
 
+# Where Python was told to write no bytecode beside the sources (many containers do), it is kept in .venv: else every
+# process would compile what it imports, and a client or a trainer would need three times as long to start.
+keep_bytecode() {
+  [ -n "${PYTHONDONTWRITEBYTECODE:-}" ] || return 0
+  unset PYTHONDONTWRITEBYTECODE
+  export PYTHONPYCACHEPREFIX="$VENV/bytecode"
+}
+
 set_up() {
+  keep_bytecode
   PYTHON="$(find_python)"
   check_machine
   local stamp

@@ -4,7 +4,7 @@ python scripts/soak.py --minutes 60                  two processes, fresh seeds
 python scripts/soak.py --from 0 --rounds 10000       seeds 0, 1, 2 ... until so many rounds are done
 python scripts/soak.py --seed 7                      one seed again, with its last events
 python scripts/soak.py --seed 7 --shrink             and the smallest plan that still fails
-python scripts/soak.py --plan tests/simulator/corpus/name.toml
+python scripts/soak.py --plan tests/sim/corpus/name.toml
 """
 
 import argparse
@@ -21,13 +21,13 @@ from pathlib import Path
 
 from psyche.cli.outputs import drop_stdout
 from psyche.errors import ConfigError
-from psyche.simulator.inputs import load_scenario
-from psyche.simulator.plan import write_scenario
-from psyche.simulator.report import get_report
-from psyche.simulator.scenario import Scenario
-from psyche.simulator.shrink import fails_alike, shrink
-from psyche.simulator.swarm import draw_scenario
-from psyche.simulator.world import Outcome, simulate
+from psyche.forecast.inputs import load_scenario
+from psyche.sim.scenarios.plan import write_scenario
+from psyche.sim.scenarios.report import get_report
+from psyche.sim.scenarios.scenario import Scenario
+from psyche.sim.scenarios.swarm import draw_scenario
+from psyche.sim.shrink import fails_alike, shrink
+from psyche.sim.world import Outcome, simulate
 
 LARGEST_SEED = 1 << 32
 MOST_ROUNDS = 10_000_000

@@ -196,7 +196,7 @@ def check_port(port: int) -> Check:
             listener.listen()
             chosen = listener.getsockname()[1]
     except OSError as error:
-        advice = "choose another with --bind-p2p-port" if port else "this machine lets no program listen"
+        advice = "choose another with --bind-p2p-port" if port else "this machine does not let programs listen"
         return Check("ports", Verdict.FAIL, f"{name}: {error.strerror}", advice)
     return Check("ports", Verdict.OK, f"can listen on {name}" + ("" if port else f" ({chosen})"))
 

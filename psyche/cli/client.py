@@ -11,8 +11,8 @@ from psyche.cli import options as opt
 from psyche.cli.common import format_examples, make_group, parse_hex
 
 if TYPE_CHECKING:
-    from psyche.client.settings import ClientSettings
-    from psyche.server.dial import ServerAddress
+    from psyche.backends.tcp.dial import ServerAddress
+    from psyche.client.runtime.settings import ClientSettings
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.crypto import Identity
@@ -69,9 +69,9 @@ def train(
     exits with 0 when the run is finished. Ctrl-C withdraws and ends within five seconds; a second Ctrl-C ends at once.
     Started again, it goes on where it was.
     """
+    from psyche.backends.tcp.dial import parse_server
     from psyche.cli.interfaces import get_bind_ip
-    from psyche.client.settings import ClientSettings
-    from psyche.server.dial import parse_server
+    from psyche.client.runtime.settings import ClientSettings
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.telemetry.logging import configure_logging
@@ -90,7 +90,7 @@ def train(
         identity_path=identity_secret_key_path,
         bind_ip=get_bind_ip(bind_p2p_interface),
         bind_port=bind_p2p_port,
-        bootstrap=tuple(bootstrap or ()),
+        bootstrap=opt.parse_bootstrap(bootstrap or []),
         local_root=local_root.absolute(),
         device=device,
         threads=threads,
@@ -117,17 +117,17 @@ def check_server(address: "ServerAddress") -> None:
     """
     import trio
 
+    from psyche.backends.tcp.dial import dial
     from psyche.cli.common import run_async
     from psyche.cli.server import make_identity
     from psyche.errors import BackendError, WireError
-    from psyche.server.dial import dial
     from psyche.wire.backend import RequestRefused
     from psyche.wire.handshake import HandshakeError
 
     async def greet() -> None:
         with trio.move_on_after(GREETING_S):
-            frames, _ = await dial(address, make_identity())
-            await frames.aclose()
+            dialed = await dial(address, make_identity())
+            await dialed.frames.aclose()
 
     try:
         run_async(greet)
@@ -139,9 +139,9 @@ def check_server(address: "ServerAddress") -> None:
 
 def run(settings: "ClientSettings", events: "EventLog", console: "Console", logs: opt.Logs) -> int:
     """Run the client with its live view; the exit code."""
+    from psyche.backends.tcp.backend import ServerAddress, TcpBackend, open_backend
     from psyche.cli.common import run_async
-    from psyche.client.app import run_client
-    from psyche.server.backend import ServerAddress, TcpBackend, open_backend
+    from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
 
     def open_tcp_backend(
@@ -171,8 +171,8 @@ def show_identity(
     *,
     identity_secret_key_path: opt.IdentityPath = None,
     data_dir: opt.DataDir = None,
-    run_id: Annotated[str, typer.Option(envvar="RUN_ID", help="The run whose data folder is meant.")] = "",
-    create: Annotated[bool, typer.Option("--create", help="Make the key where there is none.")] = False,
+    run_id: Annotated[str, typer.Option(envvar="RUN_ID", help="The run whose data folder to use.")] = "",
+    create: Annotated[bool, typer.Option("--create", help="Make the key if there is none.")] = False,
 ) -> None:
     """Print the public key by which others know this client."""
     import secrets
@@ -203,5 +203,5 @@ def get_data_dir(data_dir: Path | None, run_id: str) -> Path:
     if data_dir is not None:
         return data_dir.expanduser()
     if not run_id or "/" in run_id or run_id in (".", ".."):
-        raise ConfigError(f"--run-id {run_id!r}: no name for a folder; choose one with --data-dir")
+        raise ConfigError(f"--run-id {run_id!r}: cannot be the name of a folder; choose one with --data-dir")
     return Path("psyche-data") / run_id

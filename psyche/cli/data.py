@@ -32,21 +32,21 @@ def _root() -> None:
 )
 def tokenize(
     inputs: Annotated[
-        list[Path], typer.Argument(metavar="FILE_OR_FOLDER...", help="Text; folders are searched through.")
+        list[Path], typer.Argument(metavar="FILE_OR_FOLDER...", help="Text files, or folders to search for them.")
     ],
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file of token ids to write (.bin).")],
     suffix: Annotated[
-        list[str] | None, typer.Option(help="In folders, only files that end so; may be repeated.")
+        list[str] | None, typer.Option(help="In folders, only files with this ending; may be repeated.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json, or its folder; without it bytes are the tokens.")
+        Path | None, typer.Option(help="A tokenizer.json, or its folder; default: every byte is a token.")
     ] = None,
     separator: Annotated[str | None, typer.Option(help="The token between documents; default: the end token.")] = None,
     held_out: Annotated[Path | None, typer.Option(help="A second file, in another folder, for evaluation.")] = None,
-    held_out_bytes: Annotated[int, typer.Option(min=0, help="How much of the text's end goes to --held-out.")] = 0,
+    held_out_bytes: Annotated[int, typer.Option(min=0, help="How many bytes at the text's end go to --held-out.")] = 0,
     token_size: Annotated[
-        int | None, typer.Option(help="Bytes of an id, 2 or 4; default: 2 where it suffices.")
+        int | None, typer.Option(help="Bytes of an id, 2 or 4; default: 2 if that is enough.")
     ] = None,
 ) -> None:
     """Write the token ids of text files, one document after another.

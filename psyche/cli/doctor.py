@@ -13,7 +13,7 @@ def doctor(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check, in a list.")] = False,
     data_dir: Annotated[
-        Path, typer.Option(help="Where snapshots and checkpoints will lie: its disk is looked at.")
+        Path, typer.Option(help="The folder for snapshots and checkpoints; its disk is checked.")
     ] = Path(),
     bind_p2p_port: Annotated[
         int, typer.Option(envvar="BIND_P2P_PORT", min=0, max=65535, help="The port you mean to use; 0: any free one.")

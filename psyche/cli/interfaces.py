@@ -28,7 +28,7 @@ def get_bind_ip(interface: str | None) -> str:
     names = [name for _, name in socket.if_nameindex()]
     wanted = [name for name in names if _is_meant(name, interface)]
     if not wanted:
-        raise ConfigError(f"--bind-p2p-interface {interface!r}: there is none; this machine has {', '.join(names)}")
+        raise ConfigError(f"--bind-p2p-interface {interface!r}: no such interface; this machine has {', '.join(names)}")
     for name in wanted:
         address = get_address(name)
         if address is not None:

@@ -34,11 +34,13 @@ def _root() -> None:
 )
 def init(
     *,
-    config: Annotated[Path, typer.Option(help="Fields of a Llama model: TOML, JSON, or a model folder to imitate.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make; must not exist or be empty.")],
+    config: Annotated[
+        Path, typer.Option(help="Fields of a Llama model: TOML, JSON, or a model folder to copy them from.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make; it must be new or empty.")],
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A folder or file whose tokenizer goes along; default: the byte tokenizer.")
+        Path | None, typer.Option(help="A tokenizer's file or folder to copy; default: the byte tokenizer.")
     ] = None,
 ) -> None:
     """Write random first weights as a Hugging Face folder.
@@ -63,19 +65,23 @@ def get_tokenizer_files(tokenizer: Path | None, scratch: Path) -> list[Path]:
     """The tokenizer's files: those of a folder, one file, or the byte tokenizer written into `scratch`.
 
     Raises:
-        ConfigError: there is none at that path.
+        ConfigError: there is none at that path, or its name is not one of a run's model files (S9).
     """
+    from psyche.core.encoding.manifest import FILE_NAMES
     from psyche.data.bytes_tokenizer import write_tokenizer
     from psyche.errors import ConfigError
 
     if tokenizer is None:
         write_tokenizer(scratch)
         return sorted(scratch.iterdir())
+    names = FILE_NAMES - {"config.json", "generation_config.json"}
     if tokenizer.is_file():
+        if tokenizer.name not in names:
+            raise ConfigError(f"--tokenizer {tokenizer}: a run keeps only {', '.join(sorted(names))}; rename the file")
         return [tokenizer]
-    files = sorted(tokenizer.glob("tokenizer*.json")) + sorted(tokenizer.glob("special_tokens_map.json"))
+    files = sorted(file for name in names if (file := tokenizer / name).is_file())
     if not files:
-        raise ConfigError(f"--tokenizer {tokenizer}: no tokenizer.json there")
+        raise ConfigError(f"--tokenizer {tokenizer}: none of {', '.join(sorted(names))} there")
     return files
 
 
@@ -93,7 +99,7 @@ def sample(
     length: Annotated[
         int, typer.Option("--bytes", min=1, help="How many tokens to add (bytes, with the byte tokenizer).")
     ] = 200,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest each time.")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
     held_out: Annotated[Path | None, typer.Option(help="A token file to measure the loss on.")] = None,
     json_file: Annotated[Path | None, typer.Option(help="Also write the result to this file.")] = None,

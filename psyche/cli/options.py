@@ -3,9 +3,14 @@ under its name in capitals (`--run-id` is RUN_ID), but for --device."""
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+if TYPE_CHECKING:
+    from psyche.wire.peer_address import PeerAddress
+
+MAX_BOOTSTRAP: Final = 32  # addresses that one person names
 
 
 class Logs(StrEnum):
@@ -20,7 +25,11 @@ RunId = Annotated[str, typer.Option(envvar="RUN_ID", help="The run to take part 
 ServerAddr = Annotated[str, typer.Option(envvar="SERVER_ADDR", help="The coordinator server, host:port.")]
 ServerKey = Annotated[
     str | None,
-    typer.Option(envvar="SERVER_KEY", help="The server's public key, 64 hex digits: refuse any other server."),
+    typer.Option(
+        envvar="SERVER_KEY",
+        help="The server's public key, 64 hex digits: any other server is refused. Default: the first server that "
+        "answers is trusted.",
+    ),
 ]
 IdentityPath = Annotated[
     Path | None,
@@ -36,7 +45,7 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         envvar="DATA_DIR",
-        help="What this client itself needs to go on after a restart: key, snapshots, updates of the epoch, event log. "
+        help="What this client needs to continue after a restart: key, snapshots, updates of the epoch, event log. "
         "One folder for each client. Default: psyche-data/RUN_ID.",
     ),
 ]
@@ -50,11 +59,17 @@ BindInterface = Annotated[
 ]
 Bootstrap = Annotated[
     list[str] | None,
-    typer.Option(envvar="BOOTSTRAP", help="Multiaddr of a client to connect to at once; may be repeated."),
+    typer.Option(
+        envvar="BOOTSTRAP",
+        help="Where a client of the run is found, as /ip4/HOST/tcp/PORT/p2p/KEY (also ip6, dns, dns4, dns6). KEY is "
+        "its libp2p peer id, or the 64 hex digits of `psyche client show-identity`. May be repeated; the variable "
+        "takes several, separated by spaces. Dialed first, as soon as that key has a place in the run; other clients "
+        "are learned from there where the server does not say where they are.",
+    ),
 ]
 LocalRoot = Annotated[
     Path,
-    typer.Option(envvar="LOCAL_ROOT", help="Where relative Local paths of the run (model, data) begin."),
+    typer.Option(envvar="LOCAL_ROOT", help="The folder that the run's relative Local paths (model, data) start from."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[int, typer.Option(envvar="THREADS", min=0, help="Threads of the trainer; 0: all cores.")]
@@ -75,12 +90,12 @@ ShareCheckpoints = Annotated[
     typer.Option(
         "--share-checkpoints",
         envvar="SHARE_CHECKPOINTS",
-        help="All clients reach --checkpoint-dir under the same path below their --local-root: keep each epoch's "
-        "weights there too, and name that place as the run's checkpoint.",
+        help="Keep each epoch's weights in --checkpoint-dir too, and put that place on record as the run's checkpoint. "
+        "All clients must reach it under the same path below their --local-root.",
     ),
 ]
 KeepSteps = Annotated[
-    int, typer.Option(envvar="KEEP_STEPS", min=1, help="How many of the models in --checkpoint-dir are kept.")
+    int, typer.Option(envvar="KEEP_STEPS", min=1, help="How many models to keep in --checkpoint-dir.")
 ]
 LogsOption = Annotated[Logs, typer.Option(envvar="LOGS", help="Lines for people, lines of JSON, or none.")]
 LogLevel = Annotated[str, typer.Option("--log", envvar="LOG", help="Level, also by part: warn,psyche.client=debug.")]
@@ -99,7 +114,27 @@ DistroDir = Annotated[
         "--write-gradients-dir",
         "--write-distro-data",
         envvar="WRITE_GRADIENTS_DIR",
-        help="Keep a copy of every own update in this folder.",
+        help="Keep a copy of each of this client's updates in this folder.",
     ),
 ]
-NodeName = Annotated[str, typer.Option(envvar="NODE_NAME", help="What this client is called in logs.")]
+NodeName = Annotated[str, typer.Option(envvar="NODE_NAME", help="This client's name in logs.")]
+
+
+def parse_bootstrap(texts: list[str]) -> "tuple[PeerAddress, ...]":
+    """What --bootstrap names.
+
+    Raises:
+        ConfigError: too many, or one that cannot be dialed; naming the option, the value and the rule.
+    """
+    from psyche.errors import ConfigError, WireError
+    from psyche.wire.peer_address import parse_peer_address
+
+    if len(texts) > MAX_BOOTSTRAP:
+        raise ConfigError(f"--bootstrap: {len(texts)} addresses, at most {MAX_BOOTSTRAP}")
+    found: list[PeerAddress] = []
+    for text in texts:
+        try:
+            found.append(parse_peer_address(text))
+        except WireError as error:
+            raise ConfigError(f"--bootstrap {text!r}: {error}") from error
+    return tuple(found)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from psyche.server.server import ServerSettings
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
+    from psyche.wire.access import Access
     from psyche.wire.backend import RunStatus
     from psyche.wire.crypto import Identity
 
@@ -27,7 +28,7 @@ group = make_group(
     "psyche server pause --server-addr 127.0.0.1:39400 --state-dir psyche-data/server-demo",
 )
 
-State = Annotated[Path, typer.Option(help="run.toml or state.toml, or the folder it lies in.")]
+State = Annotated[Path, typer.Option(help="run.toml or state.toml, or its folder.")]
 DataConfig = Annotated[
     Path | None, typer.Option(help="data.toml of the data server. Default: the one beside the run's file.")
 ]
@@ -37,26 +38,11 @@ StateDir = Annotated[
         "--state-dir",
         "--save-state-dir",
         envvar="STATE_DIR",
-        help="Journal and key of the server; a run found there goes on. Default: psyche-data/server-RUN_ID.",
+        help="Journal and key of the server; a run found there continues. Default: psyche-data/server-RUN_ID.",
     ),
 ]
-OwnerStateDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir", "--save-state-dir", envvar="STATE_DIR", help="The server's state folder, in which its key lies."
-    ),
-]
-OwnerKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--identity-secret-key-path",
-        "-i",
-        envvar="IDENTITY_SECRET_KEY_PATH",
-        help="File with the secret key of an owner, where it is not the server's own.",
-    ),
-]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to try for, where the server does not answer.")]
-MAX_RATE = (1 << 63) - 1
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to try if the server does not answer.")]
+SERVER_KEY_NAME = "server.key"  # in the state folder
 OwnerAddr = Annotated[str, typer.Option(envvar="SERVER_ADDR", help="The coordinator server, host:port.")]
 
 
@@ -91,6 +77,17 @@ def run(
     withdraw_on_disconnect: Annotated[
         bool, typer.Option(help="A client that stays away for 15 s leaves the epoch.")
     ] = True,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Public key that may join, besides those of [access] in the run's file; may be repeated."),
+    ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Give up the journal's records behind a damaged place; says how many, and keeps the damaged files.",
+        ),
+    ] = False,
     logs: opt.LogsOption = opt.Logs.console,
     log: opt.LogLevel = "info",
     write_log: opt.WriteLog = None,
@@ -100,7 +97,8 @@ def run(
     """Keep the record of a run until Ctrl-C.
 
     Every change is in a journal before anybody hears of it: killed and started again with the same folder, the server
-    goes on where it was, and no epoch is lost. Exits with 0 after Ctrl-C.
+    goes on where it was, and no epoch is lost. Only keys that the owner allows may join: see `psyche server allow`.
+    Exits with 0 after Ctrl-C.
     """
     from psyche.cli.serving import leaving_nothing_unless_started
     from psyche.server.server import ServerSettings
@@ -123,7 +121,9 @@ def run(
             host=bind_ip,
             port=server_port,
             owners=owners,
+            access=add_allowed(loaded.access, allow or []),
             withdraw_on_disconnect=withdraw_on_disconnect,
+            accept_loss=accept_loss,
             data_files=data,
             sink=events,
         )
@@ -170,98 +170,9 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
     raise typer.Exit(print_report(validate(state, data_config), typer.echo))
 
 
-def _command(
-    server_addr: str,
-    identity_secret_key_path: Path | None,
-    state_dir: Path | None,
-    timeout_s: float,
-    name: str,
-    **arguments: int | None,
-) -> "RunStatus":
-    """Send an owner's command with the key that the options name."""
-    from psyche.cli.common import run_async
-    from psyche.server import owner
-    from psyche.server.dial import parse_server
-
-    identity = load_server_identity(state_dir, identity_secret_key_path, create=False)
-    command = {"pause": owner.pause_run, "resume": owner.resume_run, "rates": owner.set_rates}[name]
-    return run_async(partial(command, parse_server(server_addr), identity, timeout_s, say=say, **arguments))
-
-
 def say(text: str) -> None:
     """What a command does while it takes long, on stderr."""
     typer.echo(text, err=True)
-
-
-@group.command(
-    "pause",
-    epilog=format_examples("psyche server pause --server-addr 127.0.0.1:39400 --state-dir psyche-data/server-demo"),
-)
-def pause(
-    *,
-    server_addr: OwnerAddr,
-    identity_secret_key_path: OwnerKey = None,
-    state_dir: OwnerStateDir = None,
-    timeout: Timeout = 10.0,
-) -> None:
-    """Pause the run.
-
-    At once before its first round, else when the running epoch has come to a clean early end. Needs the server's key
-    (--state-dir) or that of an owner (--identity-secret-key-path).
-    """
-    show_status(_command(server_addr, identity_secret_key_path, state_dir, timeout, "pause"))
-
-
-@group.command(
-    "resume",
-    epilog=format_examples("psyche server resume --server-addr 127.0.0.1:39400 --state-dir psyche-data/server-demo"),
-)
-def resume(
-    *,
-    server_addr: OwnerAddr,
-    identity_secret_key_path: OwnerKey = None,
-    state_dir: OwnerStateDir = None,
-    timeout: Timeout = 10.0,
-) -> None:
-    """Let a paused run go on.
-
-    From the weights it was paused with; its clients have stayed and join again by themselves. Needs the same key as
-    `pause`.
-    """
-    show_status(_command(server_addr, identity_secret_key_path, state_dir, timeout, "resume"))
-
-
-@group.command(
-    "set-future-epoch-rates",
-    epilog=format_examples(
-        "psyche server set-future-epoch-rates --server-addr 127.0.0.1:39400 --state-dir psyche-data/server-demo "
-        "--earning-rate-total-shared 1000",
-    ),
-)
-def set_future_epoch_rates(
-    *,
-    server_addr: OwnerAddr,
-    earning_rate_total_shared: Annotated[
-        int | None, typer.Option(min=0, max=MAX_RATE, help="What an epoch pays, shared among all its credits.")
-    ] = None,
-    slashing_rate_per_client: Annotated[
-        int | None, typer.Option(min=0, max=MAX_RATE, help="What each member that is ejected loses.")
-    ] = None,
-    identity_secret_key_path: OwnerKey = None,
-    state_dir: OwnerStateDir = None,
-    timeout: Timeout = 10.0,
-) -> None:
-    """Set what epochs pay and slash.
-
-    For epochs that form from now on; the running one keeps its rates. A rate that is not named stays as it is. Needs
-    the same key as `pause`.
-    """
-    from psyche.errors import ConfigError
-
-    if earning_rate_total_shared is None and slashing_rate_per_client is None:
-        raise ConfigError("name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both")
-    rates = {"earning": earning_rate_total_shared, "slashing": slashing_rate_per_client}
-    show_status(_command(server_addr, identity_secret_key_path, state_dir, timeout, "rates", **rates))
 
 
 @group.command(
@@ -274,18 +185,20 @@ def set_future_epoch_rates(
 def status(
     *,
     server_addr: OwnerAddr,
+    server_key: opt.ServerKey = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Say how a run is. Anybody may ask.
+    """Show the state of a run. Anybody may ask.
 
     Exit code 1 where the server does not answer.
     """
+    from psyche.backends.tcp.dial import parse_server
+    from psyche.backends.tcp.owner import get_run_status
     from psyche.cli.common import run_async
-    from psyche.server.dial import parse_server
-    from psyche.server.owner import get_run_status
 
-    found = run_async(partial(get_run_status, parse_server(server_addr), make_identity(), timeout, say=say))
+    address = parse_server(server_addr, key=parse_hex("--server-key", server_key) if server_key else None)
+    found = run_async(partial(get_run_status, address, make_identity(), timeout, say=say))
     show_status(found, as_json=as_json)
 
 
@@ -294,7 +207,7 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
     import json
 
     from psyche.cli.serving import format_members, get_phase
-    from psyche.core.state import RunState
+    from psyche.core.state.state import RunState
     from psyche.telemetry.events import get_plain
     from psyche.telemetry.text import format_number, format_seconds
 
@@ -313,8 +226,8 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
         typer.echo(f"checkpoint of step {status.checkpoint_step}: {', '.join(status.checkpoint_sources)}")
     if status.earning_rate or status.slashing_rate:
         typer.echo(
-            f"an epoch that forms from now on pays {status.earning_rate:,} for all its credits, and an ejected member "
-            f"loses {status.slashing_rate:,}"
+            f"each epoch from now on pays {status.earning_rate:,} for all its credits; an ejected member loses "
+            f"{status.slashing_rate:,}"
         )
 
 
@@ -326,7 +239,7 @@ def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, Lo
     """
     from psyche.config.problems import ConfigProblems
     from psyche.config.validate import validate_config as validate
-    from psyche.core.state import DataLocationKind
+    from psyche.core.state.state import DataLocationKind
     from psyche.errors import ConfigError
 
     report = validate(state, data_config)
@@ -344,6 +257,25 @@ def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, Lo
     return report.run, report.data
 
 
+def add_allowed(access: "Access", keys: list[str]) -> "Access":
+    """What run.toml allows, and the keys of --allow.
+
+    Raises:
+        ConfigError: they are more than a list has room for, or one is nobody's.
+    """
+    from psyche.errors import ConfigError
+    from psyche.wire.access import MAX_KEYS, NOBODY
+
+    added = access.add(tuple(parse_hex("--allow", key) for key in keys))
+    if keys and added.count_keys() > MAX_KEYS:
+        raise ConfigError(f"--allow: with those of the run's file {added.count_keys():,} keys, at most {MAX_KEYS:,}")
+    if any(one.grantee == NOBODY for one in added.authorizations):
+        raise ConfigError(
+            "--allow: the key of zeros belongs to nobody; to let everybody join, write open = true in run.toml"
+        )
+    return added
+
+
 def load_server_identity(folder: Path | None, path: Path | None, *, create: bool) -> "Identity":
     """The key named, or that of a server's state folder.
 
@@ -357,7 +289,7 @@ def load_server_identity(folder: Path | None, path: Path | None, *, create: bool
         raise ConfigError(
             "name the owner's key: --state-dir FOLDER (the server's state folder), or --identity-secret-key-path FILE"
         )
-    key = path or (folder or Path()) / "server.key"
+    key = path or (folder or Path()) / SERVER_KEY_NAME
     if path is None and not key.exists():
         if not create:
             raise ConfigError(

@@ -6,13 +6,14 @@ import fcntl
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import trio
 
-from psyche.core.state import Coordinator, RunState
+from psyche.core.state.state import Coordinator, RunState
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.server.status import make_status
 from psyche.telemetry.console import Console
@@ -35,8 +36,11 @@ async def serve_until_signal(
         async with trio.open_nursery() as nursery:
             bound: BoundServer = await nursery.start(run_server, settings)  # pyright: ignore[reportArgumentType]
             on_start()
+            for note in bound.notes:
+                print(f"warning: {note}", file=sys.stderr)
             if console is not None:
                 console.print(describe(settings, bound))
+                console.print(describe_access(settings, bound))
             async for _ in signals:
                 nursery.cancel_scope.cancel()
                 return
@@ -49,6 +53,19 @@ def describe(settings: ServerSettings, bound: BoundServer) -> str:
         f"run {run_id!r} is served on {bound.host}:{bound.port} by process {os.getpid()}, server key {key}\n"
         f"to take part: psyche client train --run-id {run_id} --server-addr HOST:{bound.port} --server-key {key}"
     )
+
+
+def describe_access(settings: ServerSettings, bound: BoundServer) -> str:
+    """Who may join, and how that is changed."""
+    if bound.is_open:
+        return "warning: the run is open: anybody may join, even to slow it down"
+    way = (
+        f"psyche server allow KEY --server-addr 127.0.0.1:{bound.port} --state-dir {settings.state_dir}"
+        "  (the key is what `psyche client show-identity` prints)"
+    )
+    if bound.allowed:
+        return f"{format_number(bound.allowed, 'key')} may join; to add one: {way}"
+    return f"nobody may join yet: {way}\nor let everybody join: open = true in a table [access] of the run's file"
 
 
 class ServerLine:

@@ -12,11 +12,12 @@ from psyche.cli.common import ending_on_sigterm
 from psyche.cli.outputs import Output, Speaker, check_target, write_outputs
 
 if TYPE_CHECKING:
-    from psyche.simulator.accounts import Accounts
-    from psyche.simulator.forecast import Forecast, Question
-    from psyche.simulator.recorder import Played
-    from psyche.simulator.suggest import Suggestion
-    from psyche.simulator.viewer import Filter
+    from psyche.analysis.accounts import Accounts
+    from psyche.analysis.viewer import Filter
+    from psyche.forecast.play import Forecast
+    from psyche.forecast.question import Question
+    from psyche.forecast.recorder import Played
+    from psyche.forecast.suggestions import Suggestion
     from psyche.telemetry.events import Event
 
 EXAMPLES = (
@@ -41,7 +42,7 @@ From = Annotated[float, typer.Option("--from", min=0, help="Only from this secon
 To = Annotated[float | None, typer.Option("--to", min=0, help="Only up to this second.")]
 Height = Annotated[int | None, typer.Option(min=0, help="Only events that name the round of this height.")]
 AllKinds = Annotated[
-    bool, typer.Option("--all-kinds", help="Also the kinds that fill pages: waits, payloads, counters.")
+    bool, typer.Option("--all-kinds", help="Also the kinds with very many events: waits, payloads, counters.")
 ]
 Picture = Annotated[
     Path | None, typer.Option(help="Draw who trained, waited, fetched and was cut off, as a PNG; needs matplotlib.")
@@ -58,14 +59,14 @@ def simulate(
     ctx: typer.Context,
     *,
     state: Annotated[Path | None, typer.Option(help="The run: a run.toml, or its folder.")] = None,
-    clients: Annotated[int, typer.Option(min=1, max=256, help="How many take part.")] = 16,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="How many clients take part.")] = 16,
     profile: Annotated[
-        Path | None, typer.Option(help="Who they are: a TOML file of classes, as in config/profiles/home.toml.")
+        Path | None, typer.Option(help="The machines: a TOML file of classes, as in config/profiles/home.toml.")
     ] = None,
     faults: Annotated[
         Path | None,
         typer.Option(
-            help="What goes wrong beside: a TOML file of [[fault]] tables; at_s counts from the start of the server."
+            help="What goes wrong: a TOML file of [[fault]] tables; at_s counts from the start of the server."
         ),
     ] = None,
     rounds: Annotated[
@@ -74,13 +75,13 @@ def simulate(
             help="How many rounds are played, up to 100000; of 16 clients one takes about a second, of 64 about 25."
         ),
     ] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all chance; the same one gives the same run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices; the same seed gives the same run.")] = 0,
     parameters: Annotated[
-        str, typer.Option(help="Size of the model, as in 1e9, where no config.json lies beside the run.")
+        str, typer.Option(help="Parameters of the model, as in 1e9, if no config.json is beside the run.")
     ] = "",
-    model: Annotated[Path | None, typer.Option(help="The model's config.json, where it lies elsewhere.")] = None,
+    model: Annotated[Path | None, typer.Option(help="The model's config.json, if it is elsewhere.")] = None,
     no_suggestions: Annotated[
-        bool, typer.Option("--no-suggestions", help="Do not try what would make it better: takes a fifth of the time.")
+        bool, typer.Option("--no-suggestions", help="Do not look for better settings: takes a fifth of the time.")
     ] = False,
     picture: Picture = None,
     json_file: Json = None,
@@ -88,8 +89,8 @@ def simulate(
     replay: Annotated[
         str | None,
         typer.Option(
-            help="Instead: play a seed of the project's own tests, or a scenario's TOML file, step by step. The "
-            "options above are not for it, those below for it alone."
+            help="Instead: play a seed of the project's own tests, or a scenario's TOML file, step by step. None "
+            "of the options above apply to it; those below apply to it alone."
         ),
     ] = None,
     node: Nodes = None,
@@ -156,9 +157,9 @@ def _read_question(
 ) -> "Question":  # fmt: skip
     from psyche.config.load import load_run
     from psyche.config.profile import get_counts, load_profile
-    from psyche.simulator.forecast import Question, check_question
-    from psyche.simulator.inputs import load_faults
-    from psyche.simulator.workload import compute_workload
+    from psyche.forecast.inputs import load_faults
+    from psyche.forecast.question import Question, check_question
+    from psyche.forecast.workload import compute_workload
 
     run, classes = load_run(state), load_profile(profile)
     question = Question(
@@ -192,7 +193,7 @@ def parse_parameters(text: str) -> int:
 
 
 def _check_outputs(picture: Path | None, json_file: Path | None, events: Path | None) -> None:
-    from psyche.simulator.timeline import check_picture
+    from psyche.analysis.timeline import check_picture
 
     if picture is not None:
         check_picture(picture)
@@ -203,7 +204,7 @@ def _check_outputs(picture: Path | None, json_file: Path | None, events: Path | 
 def _answer(
     say: Speaker, question: "Question", parameters: str, model: Path | None, *, keep: bool, suggest: bool
 ) -> "tuple[Forecast, list[Suggestion]]":
-    from psyche.simulator.forecast_text import format_defects, format_forecast, format_question
+    from psyche.forecast.report import format_defects, format_forecast, format_question
 
     say("\n".join([format_question(question), *describe_length(question)]) + "\n")
     say.check()
@@ -223,12 +224,12 @@ def describe_length(question: "Question") -> list[str]:
     total = question.config.total_steps
     if total > question.rounds:
         return []
-    return [f"the run itself would be over sooner: its total_steps is {total}, {question.rounds} rounds are played"]
+    return [f"the run itself would end sooner: its total_steps is {total}, {question.rounds} rounds are played"]
 
 
 def find_remarks(forecast: "Forecast") -> list[str]:
     """What the figures alone do not say."""
-    from psyche.simulator.settled import describe_transient
+    from psyche.forecast.settled import describe_transient
     from psyche.telemetry.text import format_seconds
 
     found: list[str] = []
@@ -243,7 +244,7 @@ def find_remarks(forecast: "Forecast") -> list[str]:
 
 def _play(question: "Question", title: str, *, keep: bool = False) -> "Forecast":
     from psyche.cli.progress import ProgressBar
-    from psyche.simulator.forecast import play
+    from psyche.forecast.play import play
 
     with ProgressBar(f"{title}, round", show=str) as bar:
         bar.set(0, question.rounds, "starting")
@@ -265,9 +266,9 @@ def format_played(at: "Played") -> str:
 def _suggest(say: Speaker, forecast: "Forecast", parameters: str, model: Path | None) -> "list[Suggestion]":
     from dataclasses import replace
 
-    from psyche.simulator.settled import describe_transient
-    from psyche.simulator.suggest import check_ideas, find_ideas, format_suggestions
-    from psyche.simulator.workload import Workload, compute_workload
+    from psyche.forecast.settled import describe_transient
+    from psyche.forecast.suggestions import check_ideas, find_ideas, format_suggestions
+    from psyche.forecast.workload import Workload, compute_workload
 
     def rebuild(topk: int) -> Workload:
         run = forecast.question.run
@@ -287,8 +288,8 @@ def _write(
     say: Speaker, forecast: "Forecast", suggestions: "list[Suggestion]", picture: Path | None,
     json_file: Path | None, events: Path | None,
 ) -> bool:  # fmt: skip
-    from psyche.simulator.forecast import build_log
-    from psyche.simulator.forecast_text import build_json
+    from psyche.forecast.play import build_log
+    from psyche.forecast.report import build_json
 
     question = forecast.question
     found = build_json(forecast)
@@ -318,7 +319,7 @@ def _write_figures(
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
     def draw(path: Path) -> None:
-        from psyche.simulator.timeline import write_picture
+        from psyche.analysis.timeline import write_picture
 
         try:
             write_picture(accounts, title, path)
@@ -332,7 +333,7 @@ def _build_filter(
     node: list[str] | None, kind: list[str] | None, from_s: float, to_s: float | None, height: int | None, *,
     all_kinds: bool,
 ) -> "Filter":  # fmt: skip
-    from psyche.simulator.viewer import Filter
+    from psyche.analysis.viewer import Filter
 
     return Filter(
         nodes=tuple(node or ()), kinds=tuple(kind or ()), from_s=from_s, to_s=float("inf") if to_s is None else to_s,
@@ -341,9 +342,9 @@ def _build_filter(
 
 
 def _replay(text: str, wanted: "Filter") -> None:
-    from psyche.simulator.inputs import find_scenario
-    from psyche.simulator.viewer import read_lines
-    from psyche.simulator.world import simulate as run
+    from psyche.analysis.viewer import read_lines
+    from psyche.forecast.inputs import find_scenario
+    from psyche.sim.world import simulate as run
 
     scenario = find_scenario(text)
     sys.stderr.write(f"playing {text}: {scenario.clients} clients, {len(scenario.faults)} faults\n")
@@ -359,12 +360,12 @@ def _show(events: "list[Event]", wanted: "Filter") -> None:
     """Page through the lines on a terminal, print them elsewhere."""
     import click
 
-    from psyche.simulator.viewer import format_trace
+    from psyche.analysis.viewer import format_trace
 
     shown = format_trace(events, wanted)
     first = next(shown, None)
     if first is None:
-        sys.stderr.write(f"no event matches, of {len(events)}\n")
+        sys.stderr.write(f"none of {len(events)} events matches\n")
         return
     lines = (f"{line}\n" for line in itertools.chain((first,), shown))
     if sys.stdout.isatty():
@@ -395,9 +396,9 @@ def trace(
     Each is a line: second, node, kind, fields. Opens the event logs of real runs and those that
     `psyche simulate --events` writes. On a terminal the lines come page by page. docs/events.md lists the kinds.
     """
-    from psyche.simulator.accounts import read_accounts
-    from psyche.simulator.forecast_text import build_accounts_json, format_accounts
-    from psyche.simulator.viewer import read_trace
+    from psyche.analysis.accounts import read_accounts
+    from psyche.analysis.summary import build_accounts_json, format_accounts
+    from psyche.analysis.viewer import read_trace
 
     is_summed = summary or picture is not None or json_file is not None
     if is_summed:

@@ -15,7 +15,7 @@ group = make_group(
 NumClients = Annotated[int, typer.Option(help="How many clients; each is two processes.")]
 ConfigPath = Annotated[Path, typer.Option(help="A run.toml, or the folder with it, data.toml and model.json.")]
 RunDir = Annotated[Path | None, typer.Option(help="Everything of this run goes here. Default: runs/NAME-DATE-TIME.")]
-CacheDir = Annotated[Path, typer.Option(help="First weights and tokens that runs share.")]
+CacheDir = Annotated[Path, typer.Option(help="Folder for first weights and tokens that runs share.")]
 KillNumber = Annotated[int, typer.Option(min=0, help="How many clients are killed (SIGKILL) at a time.")]
 KillInterval = Annotated[float, typer.Option(help="Seconds between kills; killed clients come back at once.")]
 AllowedToKill = Annotated[str, typer.Option(help="Numbers of the clients that may be killed, as in 1,3. Default: all.")]
@@ -61,7 +61,7 @@ def start(
         Path | None, typer.Option(help="Event logs go here. Default: events in the run's folder.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N, for all clients.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of each trainer; 0: the cores shared out.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of each trainer; 0: an equal share of the cores.")] = 0,
     micro_batch_size: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the first weights, and of who is killed.")] = 0,
     sample: Sample = True,

@@ -1,1 +1,1 @@
-"""The participant: round engine, phases and the trio shell around them."""
+"""The participant. `engine` decides what to do, without touching anything; `runtime` does it, under trio."""

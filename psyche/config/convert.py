@@ -3,8 +3,8 @@
 from typing import Final
 
 from psyche.config import schema
-from psyche.core import state
-from psyche.core.state import (
+from psyche.core.state import state
+from psyche.core.state.state import (
     CheckpointKind,
     DataLocationKind,
     HttpLocationKind,
@@ -53,6 +53,7 @@ def get_model(table: schema.LlmTable) -> state.Model:
         data_location=_get_data_location(table.data_location),
         lr_schedule=_get_schedule(table.lr_schedule),
         optimizer=_get_optimizer(table.optimizer),
+        cooldown_sources=table.cooldown_sources,
     )
 
 

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from psyche.config.problems import Problem
 from psyche.config.scanner import KeyPath
-from psyche.config.schema import Table
+from psyche.config.table import Table
 
 _MAX_SHOWN = 60  # characters of a wrong value
 _NEAR = 0.5  # similarity from which a suggestion helps more than a list

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -10,14 +10,24 @@ from typing import Any, Final, TypeVar, cast
 from pydantic import ValidationError
 
 from psyche.config import convert
+from psyche.config.access import find_access_warnings, get_access
 from psyche.config.explain import explain, format_key, get_line
 from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.rules import find_warnings
 from psyche.config.scanner import KeyPath, find_lines
-from psyche.config.schema import ConfigTable, DataFile, ModelTable, RunFile, Table
-from psyche.core.checks import find_config_problems
-from psyche.core.limits import MAX_CLIENTS, RUN_ID_BYTES, U16_MAX, U64_MAX
-from psyche.core.state import Config, Metadata, Model, Progress
+from psyche.config.schema import ConfigTable, DataFile, ModelTable, RunFile
+from psyche.config.table import Table
+from psyche.core.state.config_checks import (
+    BrokenRule,
+    find_bootstrap_problems,
+    find_config_problems,
+    find_progress_problems,
+)
+from psyche.core.state.limits import MAX_CLIENTS, MAX_TIME_S, RUN_ID_BYTES, U16_MAX
+from psyche.core.state.state import Config, Metadata, Model, Progress
+from psyche.errors import WireError
+from psyche.wire.access import MAX_KEYS, Access
+from psyche.wire.peer_address import EXAMPLE, parse_peer_address
 
 RUN_FILE_NAMES: Final = ("state.toml", "run.toml", "config.toml")
 MAX_FILE_BYTES: Final = 1 << 20
@@ -53,6 +63,8 @@ class LoadedRun:
     warnings: tuple[str, ...]
     progress: Progress = field(default_factory=Progress)
     pending_pause: bool = False
+    bootstrap: tuple[str, ...] = ()
+    access: Access = field(default_factory=Access)
 
     @property
     def folder(self) -> Path:
@@ -112,21 +124,29 @@ def load_run(path: Path) -> LoadedRun:
         what = f"the folder's name {run_id!r} has more than {RUN_ID_BYTES} bytes and cannot be the run's"
         problems.append(Problem(document.file, None, "run_id", what, f'run_id = "..." of at most {RUN_ID_BYTES} bytes'))
     elif not RUN_NAME.fullmatch(run_id):
-        what = f"{run_id!r} is no name: it becomes part of folder names and command lines"
+        what = f"{run_id!r} is not a valid name: it becomes part of folder names and command lines"
         right = "letters, digits, dots, dashes and underscores, beginning with a letter or digit"
         problems.append(Problem(document.file, None, "run_id", what, right))
+    if table is not None and (count := get_access(table.access).count_keys()) > MAX_KEYS:
+        line = get_line(("access",), document.lines)
+        what = f"{count:,} keys, grantees and delegates together"
+        problems.append(Problem(document.file, line, "access", what, f"at most {MAX_KEYS:,}"))
     if problems or table is None:
         raise ConfigProblems(problems)
-    config, model = convert.get_config(table.config), convert.get_model(table.model.llm)
+    config, model, access = (
+        convert.get_config(table.config), convert.get_model(table.model.llm), get_access(table.access),
+    )  # fmt: skip
     return LoadedRun(
         run_id=run_id,
         config=config,
         model=model,
         metadata=convert.get_metadata(table.metadata),
         path=document.file,
-        warnings=tuple(find_warnings(config, model)),
+        warnings=(*find_warnings(config, model), *find_access_warnings(access)),
         progress=convert.get_progress(table.progress),
         pending_pause=table.pending_pause,
+        bootstrap=tuple(table.bootstrap),
+        access=access,
     )
 
 
@@ -204,8 +224,12 @@ def _find_broken_rules(document: _Document, table: RunFile | None) -> list[Probl
     else:
         config, unread = _read_config(document.raw.get("config"))
         model = _read_model(document.raw.get("model"))
+    broken = find_config_problems(config or Config(), model or Model())
+    if table is not None:
+        broken += find_progress_problems(convert.get_progress(table.progress), config or Config())
+        broken += [*find_bootstrap_problems(table.bootstrap)] or [*_find_undialable(table.bootstrap)]
     problems: list[Problem] = []
-    for key, what, right in find_config_problems(config or Config(), model or Model()):
+    for key, what, right in broken:
         if (model if key.startswith("model") else config) is None:
             continue  # the half that the rule speaks of cannot be read
         if key.removeprefix("config.") in unread:
@@ -213,6 +237,15 @@ def _find_broken_rules(document: _Document, table: RunFile | None) -> list[Probl
         path = _find_key_path(key, what, document.raw)
         problems.append(Problem(document.file, get_line(path, document.lines), format_key(path), what, right))
     return problems
+
+
+def _find_undialable(addresses: Sequence[str]) -> Iterator[BrokenRule]:
+    """The record takes any multiaddr; clients dial only one that names the key of its node."""
+    for address in addresses:
+        try:
+            parse_peer_address(address)
+        except WireError as error:
+            yield BrokenRule("bootstrap", f"{address!r}: {error}", f"addresses like {EXAMPLE!r}")
 
 
 def _read_config(raw: object) -> tuple[Config | None, frozenset[str]]:
@@ -226,7 +259,7 @@ def _read_config(raw: object) -> tuple[Config | None, frozenset[str]]:
         unread = frozenset(str(problem["loc"][0]) for problem in error.errors() if problem["loc"])
     readable = {key: value for key, value in table.items() if key not in unread}
     if "epoch_time" in unread:
-        readable["epoch_time"] = U64_MAX  # an epoch has an end, it is only not known which
+        readable["epoch_time"] = MAX_TIME_S  # an epoch has an end, it is only not known which
     return convert.get_config(ConfigTable.model_validate({**HARMLESS, **readable})), unread
 
 

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from psyche.config.load import read_table
 from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.schema import Table
-from psyche.core.limits import MAX_CLIENTS
+from psyche.core.state.limits import MAX_CLIENTS
 
 NAME_CHARACTERS: Final = 40
 Positive = Annotated[float, Field(gt=0)]
@@ -33,7 +33,7 @@ class ClassTable(Table):
         default=None, description="how many there are; or share"
     )
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="how much of those without a count, above 0, at most 1; or count"
+        default=None, description="share of the machines left over by counts, above 0, at most 1; or count"
     )
     tokens_per_s: Positive = Field(description="tokens that one machine trains in a second, above 0")
     up_mbit_s: Positive = Field(description="Mbit/s that it sends, to all others together, above 0")
@@ -62,7 +62,7 @@ class ClassTable(Table):
         if (self.count is None) == (self.share is None):
             raise PydanticCustomError("count_or_share", "needs one of count and share, not both")
         if self.back_after_min is not None and self.fails_every_h is None:
-            raise PydanticCustomError("back_without_failure", "back_after_min says nothing without fails_every_h")
+            raise PydanticCustomError("back_without_failure", "back_after_min has no effect without fails_every_h")
         return self
 
 

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from psyche.core.limits import MAX_WITNESSES
-from psyche.core.state import (
+from psyche.core.state.limits import MAX_WITNESSES
+from psyche.core.state.state import (
     Architecture,
     CheckpointKind,
     Config,
@@ -70,7 +70,7 @@ def _find_unsupported_settings(config: Config) -> list[str]:
     if config.canary_permille:
         found.append("config.canary_permille cannot be above 0 yet: there are no canaries (V10)")
     if config.min_stake:
-        found.append("config.min_stake cannot be above 0 yet: nobody could deposit a stake (M5)")
+        found.append("config.min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join (M5)")
     return found
 
 
@@ -125,8 +125,8 @@ def _find_witness_warnings(config: Config) -> list[str]:
         return ["config.witness_nodes 2 tolerates no silence at all; use 0 (everybody), 1 or at least 3"]
     if 0 < nodes < STRANGERS_WITNESSES:
         text = (
-            f"config.witness_nodes {nodes} is enough only among friends; where strangers may join use at least "
-            f"{STRANGERS_WITNESSES}, better {MAX_WITNESSES}"
+            f"config.witness_nodes {nodes} is enough only among people who trust each other; "
+            f"where strangers may join, use at least {STRANGERS_WITNESSES}, better {MAX_WITNESSES}"
         )
         return [text]
     return []

@@ -6,30 +6,31 @@ silently: a number in quotes, a float for a count or an unknown key is an error.
 says what would be right; errors quote it.
 """
 
+import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from psyche.core.limits import (
+from psyche.config.access import AccessTable
+from psyche.config.table import Table
+from psyche.core.committee.schedule import round_f32
+from psyche.core.state.limits import (
     DESCRIPTION_BYTES,
+    EVICT_AFTER_ROUNDS,
+    LATE_LIMIT_ROUNDS,
     LOCAL_PATH_BYTES,
     NAME_BYTES,
     RUN_ID_BYTES,
+    STRAGGLER_PERCENT,
     STRING_BYTES,
     URL_BYTES,
 )
-from psyche.core.schedule import round_f32
+from psyche.core.state.state import ZERO32
 
 SEED_BYTES = 32
 MAX_PORT = 65_535
-
-
-class Table(BaseModel):
-    """A TOML table: strict types, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 def _limit_bytes(size_bytes: int) -> AfterValidator:
@@ -73,6 +74,12 @@ def _read_seed(value: object) -> object:
     raise PydanticCustomError("seed", "must be 32 numbers from 0 to 255, or 64 hex digits in quotes")
 
 
+def _read_root(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{64}", value):
+        return bytes.fromhex(value)
+    raise PydanticCustomError("root", "must be 64 hex digits in quotes")
+
+
 def get_tag(value: object) -> str | None:
     """The variant that an externally tagged value names."""
     if isinstance(value, str):
@@ -102,13 +109,16 @@ Url = Annotated[str, _limit_bytes(URL_BYTES)]
 LocalPath = Annotated[str, _limit_bytes(LOCAL_PATH_BYTES)]
 Address = Annotated[str, _limit_bytes(STRING_BYTES), AfterValidator(_check_address)]
 Seed = Annotated[bytes, BeforeValidator(_read_seed)]
+Root = Annotated[bytes, BeforeValidator(_read_root)]
 EXTERNAL = Discriminator(get_tag)
 
 
 class ConfigTable(Table):
     """`[config]`: what the coordinator itself uses."""
 
-    warmup_time: U64 = Field(description="seconds a member has to load the model")
+    warmup_time: U64 = Field(
+        description="seconds a member has to load the model, at least half of them; twice the slowest fetch is safe"
+    )
     cooldown_time: U64 = Field(description="seconds for checkpoints after an epoch, above 0")
     max_round_train_time: U64 = Field(description="seconds after which a round's training ends, above 0")
     round_witness_time: U64 = Field(description="seconds for witnesses after training, above 0")
@@ -123,11 +133,13 @@ class ConfigTable(Table):
     epoch_time: U64 = Field(default=0, description="seconds of an epoch; 0: no limit")
     rounds_per_epoch: U32 = Field(default=0, description="rounds with data of an epoch; 0: no limit")
     waiting_for_members_extra_time: U8 = Field(default=10, description="seconds to wait for more members, above 0")
-    straggler_percent: U16 = Field(default=150, description="percent of the pace of two thirds; 0: wait for all")
+    straggler_percent: U16 = Field(
+        default=STRAGGLER_PERCENT, description="percent of the pace of two thirds; 0: wait for all"
+    )
     overlap: bool = Field(default=True, description="true or false")
     entropy_delay: U8 = Field(default=0, description="slots; chain only, a TCP server takes 0")
-    evict_after: U8 = Field(default=2, description="rounds of silence after which a member is out")
-    late_limit: U8 = Field(default=3, description="rounds of lateness after which a member is out")
+    evict_after: U8 = Field(default=EVICT_AFTER_ROUNDS, description="rounds of silence after which a member is out")
+    late_limit: U8 = Field(default=LATE_LIMIT_ROUNDS, description="rounds of lateness after which a member is out")
     tie_breakers: U8 = Field(default=0, description="tie-breakers of a round")
     reveal_gate: bool = Field(default=False, description="true or false")
     tolerance_fp32_ppm: U32 = Field(default=1_000, description="honest noise of float32, parts per million")
@@ -135,6 +147,7 @@ class ConfigTable(Table):
     opened_chunks: U16 = Field(default=256, description="chunks that an audit opens")
     canary_permille: U16 = Field(default=0, description="share of canaries, 0 to 1000")
     min_stake: U64 = Field(default=0, description="stake needed to join; 0: none")
+    data_root: Root = Field(default=ZERO32, description="hash of the training data, 64 hex digits in quotes")
 
 
 class HubRepo(Table):
@@ -425,6 +438,7 @@ class LlmTable(Table):
     data_location: DataLocation
     lr_schedule: LrSchedule
     optimizer: Optimizer
+    cooldown_sources: U8 = Field(default=0, description="sources of weights that end Cooldown early, 0 (never) to 4")
 
 
 class ModelTable(Table):
@@ -464,10 +478,14 @@ class RunFile(Table):
     run_state: RunStateName | None = None  # read for the sake of old files: a run starts by waiting for members
     run_state_start_unix_timestamp: U64 = 0  # likewise
     pending_pause: bool = False
+    bootstrap: list[str] = Field(
+        default_factory=list[str], description="up to four nodes, as /ip4/HOST/tcp/PORT/p2p/KEY"
+    )
     config: ConfigTable
     model: ModelTable
     metadata: MetadataTable = Field(default_factory=MetadataTable)
     progress: ProgressTable = Field(default_factory=ProgressTable)
+    access: AccessTable = Field(default_factory=AccessTable)
 
 
 class DataFile(Table):
@@ -477,6 +495,3 @@ class DataFile(Table):
     token_size: TokenBytes = Field(description='"TwoBytes" or "FourBytes"')
     seq_len: Count32 = Field(description="tokens of a sequence, above 0")
     shuffle_seed: Seed | None = Field(default=None, description="32 numbers from 0 to 255; left out: not shuffled")
-
-
-RawTable = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Final
 from psyche.config.load import LoadedData, LoadedRun, load_data, load_run
 from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.rules import find_unsupported
-from psyche.core.state import CheckpointKind, DataLocationKind
+from psyche.core.state.state import CheckpointKind, DataLocationKind
 
 _TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
 
@@ -73,7 +73,7 @@ def print_report(report: ConfigReport, write: Callable[[str], None]) -> int:
         count = len(report.problems)
         write(f"{count} problem{'s' if count > 1 else ''}; nothing can run with this")
     elif report.run:
-        verdict = "right, but this version cannot run it" if report.unsupported else "fine"
+        verdict = "valid, but this version cannot run it" if report.unsupported else "fine"
         write(f"{report.run.path}: {verdict}, run {report.run.run_id!r}")
     return report.exit_code
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from psyche.core.state import DataLocation, DataLocationKind
+from psyche.core.state.state import DataLocation, DataLocationKind
 from psyche.errors import DataError
 from psyche.wire.crypto import Identity
 

@@ -1,43 +1,48 @@
 """The TCP data server: gives each client the samples that the record assigns to it this round, and no others.
 
 The coordinator process says what is assigned (`set_assignments`), before it pushes the state that
-says so to the clients. Everything is bounded: connections, frames, reads in flight, every wait. A
+says so to the clients. Everything is bounded: connections, frames, reads at once, what a reply holds, every wait. A
 slow, malformed or foreign connection is closed and logged, and nobody else notices.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
 import trio
 
 from psyche.data.provider import SampleSource
+from psyche.data.reply import PART_BYTES, RowsReply
 from psyche.errors import BackendError, DataError, WireError
 from psyche.wire.crypto import Identity
 from psyche.wire.data import (
+    LEAST_RATE_BYTES_S,
     MAX_REASON_CHARACTERS,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     MAX_ROWS_BYTES,
     PURPOSE,
-    FetchReply,
     FetchRequest,
     Refused,
-    Rows,
     decode_request,
     encode_reply,
 )
 from psyche.wire.framing import ConnectionLost, FrameStream
 from psyche.wire.handshake import server_handshake
+from psyche.wire.places import Place, Places, get_peer_host
+from psyche.wire.tls import TlsListener, make_channel
 
-MAX_CONNECTIONS: Final = 512  # members of an epoch, twice: one that reconnects may stand there two times
-MAX_REPLIES: Final = 32  # read and being sent at once: 128 MiB at most
+MAX_STRANGERS: Final = 256  # connections before their handshake, or of keys that are no members
+MAX_STRANGERS_PER_HOST: Final = 192
+MAX_CONNECTIONS_PER_KEY: Final = 1  # the newest is the living one
+MAX_READS: Final = 32  # parts that are read from the disk at once; nobody holds one while it sends
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 STRANGER_TIMEOUT_S: Final = 10.0  # a key without samples has this long to ask for some
-IDLE_TIMEOUT_S: Final = 3_600.0  # a member may wait through long rounds
-SEND_TIMEOUT_S: Final = 60.0
+IDLE_TIMEOUT_S: Final = 3_600.0  # a member may wait through long rounds; it comes back by itself
+SEND_TIMEOUT_S: Final = PART_BYTES / LEAST_RATE_BYTES_S  # for each part of a reply
 ROUND_WAIT_S: Final = 5.0  # how long a request for a round that has not begun here yet is held
 _log = structlog.get_logger("psyche.data.server")
 
@@ -47,9 +52,6 @@ class DataServerStatistics:
     """Counters since the start."""
 
     connections: int = 0
-    connections_refused: int = 0
-    requests_refused: int = 0
-    rows_served: int = 0
     bytes_sent: int = 0
 
 
@@ -77,18 +79,22 @@ class DataServer:
     Args:
         source: the samples; read in threads.
         identity: the server's key, the same as the coordinator server's.
-        max_connections: further ones are closed at once.
+        max_strangers: connections of those who are no members; a further one ends the oldest.
     """
 
-    def __init__(self, source: SampleSource, identity: Identity, *, max_connections: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, source: SampleSource, identity: Identity, *, max_strangers: int = MAX_STRANGERS) -> None:
         self.statistics = DataServerStatistics()
         self._source = source
         self._identity = identity
-        self._max_connections = max_connections
+        self._channel = make_channel(identity)
         self._now = _Assignments((0, -1), {}, frozenset(), trio.Event())
-        self._open = 0
-        self._scopes: dict[bytes, trio.CancelScope] = {}
-        self._replies = trio.CapacityLimiter(MAX_REPLIES)
+        self._places = Places(
+            general=max_strangers,
+            per_host=max(1, max_strangers * MAX_STRANGERS_PER_HOST // MAX_STRANGERS),
+            per_key=MAX_CONNECTIONS_PER_KEY,
+            get_first=lambda: self._now.members,
+        )
+        self._reads = trio.CapacityLimiter(MAX_READS)
 
     def set_assignments(
         self,
@@ -107,10 +113,6 @@ class DataServer:
         self._now = _Assignments((epoch, height), dict(assignments), keys, trio.Event())
         former.replaced.set()
 
-    def get_assignment(self, key: bytes) -> tuple[int, int] | None:
-        """The (first, last) sample of a p2p key in the round that is served now."""
-        return self._now.ranges.get(key)
-
     async def serve(self, host: str, port: int, *, task_status: PortStatus = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled; `task_status.started` gets the port (0 asks for a free one).
 
@@ -124,65 +126,71 @@ class DataServer:
         bound: int = listeners[0].socket.getsockname()[1]
         _log.info("serving data", host=host, port=bound, sequences=self._source.num_sequences)
         task_status.started(bound)
-        await trio.serve_listeners(self.handle, listeners)
+        await trio.serve_listeners(self.handle, [TlsListener(one, self._identity) for one in listeners])
 
     async def handle(self, stream: trio.abc.Stream) -> None:
         """One connection from its first byte to its end; never raises for what the other side does."""
         frames = FrameStream(stream, MAX_REQUEST_BYTES, max_send_bytes=MAX_REPLY_BYTES)
-        try:
-            if self._open >= self._max_connections:
-                self.statistics.connections_refused += 1
-                _log.warning("connection refused: too many", limit=self._max_connections)
-                return
-            self._open += 1
+        with trio.move_on_after(math.inf) as scope:  # every wait in it is bounded; others may end it
+            place = self._places.enter(get_peer_host(stream), lambda _reason: scope.cancel())
             self.statistics.connections += 1
             try:
-                await self._talk(frames)
+                await self._talk(frames, place)
             except ConnectionLost:
                 pass  # a client went away: it comes back, or the coordinator notices
-            except (WireError, BackendError) as error:
+            except (WireError, BackendError, DataError) as error:
                 _log.warning("connection closed", reason=str(error))
             finally:
-                self._open -= 1
-        finally:
-            self.statistics.bytes_sent += frames.bytes_sent
-            await frames.aclose()
+                self._places.leave(place)
+                self.statistics.bytes_sent += frames.bytes_sent
+                await frames.aclose()  # forceful: does not wait
 
-    async def _talk(self, frames: FrameStream) -> None:
-        key = await server_handshake(frames, self._identity, PURPOSE, HANDSHAKE_TIMEOUT_S)
-        with trio.move_on_after(math.inf) as scope:  # bounded by what is in it
-            former, self._scopes[key] = self._scopes.get(key), scope
-            if former is not None:
-                former.cancel()  # one connection a key: the newest is the living one
-            try:
-                await self._answer_all(frames, key)
-            finally:
-                if self._scopes.get(key) is scope:
-                    del self._scopes[key]
-
-    async def _answer_all(self, frames: FrameStream, key: bytes) -> None:
+    async def _talk(self, frames: FrameStream, place: Place) -> None:
+        key = await server_handshake(frames, self._channel, PURPOSE, HANDSHAKE_TIMEOUT_S)
+        self._places.identify(place, key)
         while True:
             timeout_s = IDLE_TIMEOUT_S if key in self._now.members else STRANGER_TIMEOUT_S
             request = decode_request(await frames.receive(timeout_s))
-            async with self._replies:
-                reply = await self._answer(key, request)
-                await frames.send(encode_reply(reply), SEND_TIMEOUT_S)
-            if isinstance(reply, Refused):
-                self.statistics.requests_refused += 1
+            if key in self._now.members:
+                await self._wait_for_round(request)
+            refused = self._refuse(key, request) or await self._send_rows(frames, request)
+            if refused:
+                await frames.send(encode_reply(refused), SEND_TIMEOUT_S)
                 if key not in self._now.members:
                     return
 
-    async def _answer(self, key: bytes, request: FetchRequest) -> FetchReply:
-        await self._wait_for_round(request)
+    def _refuse(self, key: bytes, request: FetchRequest) -> Refused | None:
         if reason := self._find_refusal(key, request):
-            _log.info("data refused", client=key.hex()[:16], reason=reason)
+            note = _log.info if key in self._now.members else _log.debug  # strangers must not fill the log
+            note("data refused", client=key.hex()[:16], reason=reason)
             is_early = (request.epoch, request.height) > self._now.round
             return Refused(reason, may_retry=is_early)
+        return None
+
+    async def _send_rows(self, frames: FrameStream, request: FetchRequest) -> Refused | None:
+        """Send the rows as they are taken (K7), or say why they cannot be read.
+
+        Raises:
+            DataError: they cannot be read any more, in the middle of the reply.
+        """
+        reply = RowsReply(self._source, request)
+
+        async def read(offset_bytes: int) -> bytes:
+            return await self._read(partial(reply.read, offset_bytes))
+
         try:
-            return await trio.to_thread.run_sync(self._read, request)
+            first = await self._read(reply.read_first)
+        except DataError as error:
+            return Refused(str(error)[:MAX_REASON_CHARACTERS], may_retry=True)
+        await frames.send_in_parts(first, reply.size_bytes, read, SEND_TIMEOUT_S)
+        return None
+
+    async def _read(self, function: Callable[[], bytes]) -> bytes:
+        try:
+            return await trio.to_thread.run_sync(function, limiter=self._reads)
         except (DataError, OSError, ValueError, MemoryError) as error:
             _log.error("data cannot be read", reason=str(error))
-            return Refused(f"the server cannot read its data: {error}"[:MAX_REASON_CHARACTERS], may_retry=True)
+            raise DataError(f"the server cannot read its data: {error}") from error
 
     async def _wait_for_round(self, request: FetchRequest) -> None:
         """A client may see the new round a moment before the server's own task does."""
@@ -203,9 +211,3 @@ class DataServer:
         if (request.end - request.start + 1) * row_bytes > max(MAX_ROWS_BYTES, row_bytes):
             return f"samples {request.start} to {request.end} are more than {MAX_ROWS_BYTES} bytes; ask for fewer"
         return ""
-
-    def _read(self, request: FetchRequest) -> Rows:
-        size_bytes = self._source.token_size_bytes
-        rows = self._source.samples(request.start, request.end)
-        ids = rows.astype(f"<u{size_bytes}", copy=False).tobytes()
-        return Rows(request.start, request.end, self._source.sequence_length, size_bytes, ids)

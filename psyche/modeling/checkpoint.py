@@ -13,17 +13,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers.models.llama import LlamaForCausalLM
 
-from psyche.core.manifest import TensorEntry, encode_manifest
+from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.durable import sync_file, write_file
 from psyche.errors import TrainerError
-from psyche.modeling.model import CONFIG_NAME, build_model, get_parameters, read_model_config
+from psyche.modeling.model import build_model, get_tensors, read_model_config
 from psyche.modeling.snapshot import (
+    CONFIG_NAME,
     MANIFEST_NAME,
     MODEL_NAME,
     MOMENTUM_NAME,
     TENSORS_NAME,
     SnapshotInfo,
     compute_file_hash,
+    get_file_entries,
     get_tensor_path,
     read_momentum_fields,
     write_folder,
@@ -40,7 +42,7 @@ Progress = Callable[[], None]
 
 def write_snapshot(
     info: SnapshotInfo,
-    parameters: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
     momentum: Mapping[str, torch.Tensor],
     momentum_fields: Mapping[str, Any],
     model_files: Mapping[str, bytes],
@@ -48,14 +50,15 @@ def write_snapshot(
 ) -> bytes:
     """Write a resume snapshot at `info.path`, whole or not at all, and return its weight root.
 
-    `entries` and `weight_root` of `info` are computed here. `on_progress` is called per tensor.
+    `tensors` are all that the manifest lists (`model.get_tensors`); `entries`, `files` and `weight_root` of `info`
+    are computed here. `on_progress` is called per tensor.
 
     Raises:
         TrainerError: the disk refused; nothing is left behind.
     """
     try:
         with write_folder(info.path) as folder:
-            manifest = encode_manifest(_write_tensors(folder, parameters, on_progress))
+            manifest = encode_manifest(_write_tensors(folder, tensors, on_progress), get_file_entries(model_files))
             write_file(folder / MANIFEST_NAME, manifest)
             _write_momentum(folder / MOMENTUM_NAME, momentum)
             write_model_files(folder / MODEL_NAME, model_files)
@@ -67,10 +70,10 @@ def write_snapshot(
     return root
 
 
-def _write_tensors(folder: Path, parameters: Mapping[str, torch.Tensor], on_progress: Progress) -> list[TensorEntry]:
+def _write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], on_progress: Progress) -> list[TensorEntry]:
     (folder / TENSORS_NAME).mkdir()
     entries: list[TensorEntry] = []
-    for index, (name, tensor) in enumerate(parameters.items()):
+    for index, (name, tensor) in enumerate(tensors.items()):
         data = get_bytes(tensor)
         write_file(get_tensor_path(folder, index), data)
         entries.append(TensorEntry(name, tuple(tensor.shape), blob_id_of(data)))
@@ -91,17 +94,17 @@ def load_snapshot(info: SnapshotInfo, on_progress: Progress) -> LlamaForCausalLM
         TrainerError: a tensor's bytes are not those of the manifest, or its tensors are not the model's.
     """
     model = build_model(read_model_config(info.path / MODEL_NAME / CONFIG_NAME))
-    parameters = get_parameters(model)
-    expected = [(name, tuple(p.shape)) for name, p in parameters.items()]
+    tensors = get_tensors(model)
+    expected = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
     if [(entry.name, tuple(entry.dims)) for entry in info.entries] != expected:
         raise TrainerError(f"snapshot {info.path}: its tensors are not those of its config.json; use another snapshot")
-    for index, (entry, parameter) in enumerate(zip(info.entries, parameters.values(), strict=True)):
+    for index, (entry, tensor) in enumerate(zip(info.entries, tensors.values(), strict=True)):
         raw = get_tensor_path(info.path, index).read_bytes()
         if blob_id_of(raw) != entry.blob_id:
             raise TrainerError(f"snapshot {info.path}: the bytes of {entry.name} are damaged; use another snapshot")
         values = np.frombuffer(raw, dtype="<f4").astype(np.float32).reshape(entry.dims)
         with torch.no_grad():
-            parameter.copy_(torch.from_numpy(values))
+            tensor.copy_(torch.from_numpy(values))
         on_progress()
     return model
 
@@ -119,14 +122,12 @@ def load_momentum(info: SnapshotInfo) -> tuple[dict[str, torch.Tensor], dict[str
         raise TrainerError(f"snapshot {info.path}: {MOMENTUM_NAME} cannot be read: {error}") from error
 
 
-def export_model(
-    path: Path, parameters: Mapping[str, torch.Tensor], model_files: Mapping[str, bytes], dtype: str
-) -> None:
+def export_model(path: Path, tensors: Mapping[str, torch.Tensor], model_files: Mapping[str, bytes], dtype: str) -> None:
     """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; replaced whole if it is there.
 
     Args:
         path: the folder.
-        parameters: the fp32 masters; rounded to `dtype` in a copy.
+        tensors: the fp32 masters and buffers; rounded to `dtype` in a copy.
         model_files: config.json and tokenizer files, written beside the weights.
         dtype: "float32" or "bfloat16".
 
@@ -135,13 +136,13 @@ def export_model(
     """
     if dtype not in EXPORT_DTYPES:
         raise TrainerError(f"export {path}: dtype {dtype!r}, must be one of {', '.join(EXPORT_DTYPES)}")
-    tensors = {name: p.detach().to("cpu", EXPORT_DTYPES[dtype]).contiguous() for name, p in parameters.items()}
+    rounded = {name: t.detach().to("cpu", EXPORT_DTYPES[dtype]).contiguous() for name, t in tensors.items()}
     config = json.loads(model_files[CONFIG_NAME])
     config.pop("torch_dtype", None)
     files = {**model_files, CONFIG_NAME: json.dumps({**config, "dtype": dtype}, indent=2).encode()}
     try:
         with write_folder(path) as folder:
-            save_torch_state_dict(tensors, folder, max_shard_size=MAX_SHARD_BYTES)
+            save_torch_state_dict(rounded, folder, max_shard_size=MAX_SHARD_BYTES)
             for file in folder.iterdir():
                 sync_file(file)
             write_model_files(folder, files)

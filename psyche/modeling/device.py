@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from psyche.core.header import NumericClass
+from psyche.core.encoding.header import NumericClass
 from psyche.errors import TrainerError
 
 

@@ -17,13 +17,14 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from psyche.errors import ConfigError, TrainerError
+from psyche.modeling.snapshot import CONFIG_NAME
 
-CONFIG_NAME: Final = "config.json"
 WEIGHTS_PATTERN: Final = "*.safetensors"
 _REFUSED_KEYS: Final = ("auto_map", "quantization_config")  # remote code; weights that are not plain numbers
 _NOTED_KEYS: Final = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "transformers_version"})
 # What transformers writes into a config beside the arguments of LlamaConfig.
 _LOAD_DTYPE: Final = torch.float32  # masters are fp32 whatever the file holds
+_FP32_HOLDS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -161,6 +162,23 @@ def get_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The trainable fp32 masters in ascending name order, tied ones once (the order of plan and manifest)."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return dict(sorted(named.items()))
+
+
+def get_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All that the model's state holds, in ascending name order, tied tensors once: what the manifest lists (S2).
+
+    Parameters, trained or not, and persistent buffers. Other buffers follow from the config.
+
+    Raises:
+        TrainerError: a tensor that fp32 cannot hold exactly.
+    """
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    tensors: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **buffers}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FP32_HOLDS:
+            raise TrainerError(f"model: {name} has values of {tensor.dtype}, which fp32 cannot hold exactly")
+    return dict(sorted(tensors.items()))
 
 
 def get_shapes(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

@@ -3,10 +3,10 @@
 A snapshot is a folder:
 
     snapshot.json          what it is of (`SnapshotInfo`), and the size and hash of the momentum file
-    manifest.bin           the weight manifest (`core.manifest`), whose BLAKE3 is the weight root
+    manifest.bin           the manifest (`core.encoding.manifest`), whose BLAKE3 is the weight root
     tensors/00000.bin ...  one file per tensor in manifest order: fp32, little-endian, row-major; each is a blob
     momentum.safetensors   the trainer's own momentum and undecided sent values (absent with a joiner)
-    model/                 config.json and what else belongs to the model (tokenizer), for exports
+    model/                 the model's small files (config.json, tokenizer) that the manifest lists; each is a blob
 
 It appears whole or not at all: written beside its place, synced, then renamed. So a folder without
 the temporary name is whole, unless the disk failed, which hashes show.
@@ -25,23 +25,31 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from psyche.core.manifest import TensorEntry, decode_manifest, encode_manifest
-from psyche.core.state import ZERO32
+from psyche.core.encoding.manifest import (
+    FILE_NAMES,
+    MAX_MODEL_FILES_BYTES,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    decode_manifest,
+    describe_files,
+    encode_manifest,
+)
+from psyche.core.state.state import ZERO32
 from psyche.durable import make_folder, sync_file, sync_folder, write_file
 from psyche.errors import PsycheError, TrainerError
-from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
+from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, blob_id_of, compute_blob_id
 
-SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_VERSION: Final = 2
 INFO_NAME: Final = "snapshot.json"
 MANIFEST_NAME: Final = "manifest.bin"
 MOMENTUM_NAME: Final = "momentum.safetensors"
 TENSORS_NAME: Final = "tensors"
 MODEL_NAME: Final = "model"
+CONFIG_NAME: Final = "config.json"
 MAX_MANIFEST_BYTES: Final = 64 << 20  # some hundred thousand tensors
-MAX_MODEL_FILE_BYTES: Final = 64 << 20  # the largest tokenizers have about 20 MB
 _TEMPORARY: Final = ".tmp-"
 _REPLACED: Final = ".old-"
-MODEL_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja")  # never code, never weights
 _FP32_BYTES: Final = 4
 
 
@@ -65,16 +73,17 @@ class SnapshotInfo:
     train_count: int
     has_momentum: bool
     entries: tuple[TensorEntry, ...]
+    files: tuple[FileEntry, ...]
 
     @property
     def manifest(self) -> bytes:
         """The manifest's bytes; their BLAKE3 is the weight root."""
-        return encode_manifest(self.entries)
+        return encode_manifest(self.entries, self.files)
 
 
 @dataclass(frozen=True, slots=True)
-class TensorBlob:
-    """One tensor of a snapshot as a blob: fp32 little-endian bytes."""
+class StoredBlob:
+    """A part of a snapshot as a blob: a tensor's fp32 little-endian bytes, or a small file of the model."""
 
     name: str
     path: Path
@@ -197,20 +206,20 @@ def _read_fields(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _read_manifest(path: Path, weight_root: bytes) -> tuple[TensorEntry, ...]:
+def _read_manifest(path: Path, weight_root: bytes) -> Manifest:
     file = path / MANIFEST_NAME
     try:
         if file.stat().st_size > MAX_MANIFEST_BYTES:
             raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} has more than {MAX_MANIFEST_BYTES} bytes")
         raw = file.read_bytes()
-        entries = tuple(decode_manifest(raw))
+        manifest = decode_manifest(raw)
     except OSError as error:
         raise TrainerError(f"snapshot {path}: {MANIFEST_NAME}: {error.strerror}") from error
     except (PsycheError, ValueError) as error:
         raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} is damaged: {error}") from error
     if blake3_hash(raw) != weight_root:
         raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} does not have the weight root; use another snapshot")
-    return entries
+    return manifest
 
 
 def _get_plan(path: Path, fields: Mapping[str, Any]) -> bytes:
@@ -228,11 +237,11 @@ def read_snapshot_info(path: Path) -> SnapshotInfo:
     """
     fields = _read_fields(path)
     weight_root = _get_hash(path, fields, "weight_root")
-    entries = _read_manifest(path, weight_root)
-    for index, entry in enumerate(entries):
-        file = get_tensor_path(path, index)
-        if not file.is_file() or file.stat().st_size != get_tensor_bytes(entry):
-            raise TrainerError(f"snapshot {path}: {file.name} of {entry.name} is missing or cut; use another snapshot")
+    manifest = _read_manifest(path, weight_root)
+    for blob in _list_blobs(path, manifest):
+        if not blob.path.is_file() or blob.path.stat().st_size != blob.size_bytes:
+            part = blob.name if blob.path.name == blob.name else f"{blob.path.name} of {blob.name}"
+            raise TrainerError(f"snapshot {path}: {part} is missing or cut; use another snapshot")
     return SnapshotInfo(
         path=path,
         epoch=_get_count(path, fields, "epoch"),
@@ -245,7 +254,8 @@ def read_snapshot_info(path: Path) -> SnapshotInfo:
         prev_commitment=_get_hash(path, fields, "prev_commitment"),
         train_count=_get_count(path, fields, "train_count"),
         has_momentum=isinstance(fields.get("momentum"), dict) and (path / MOMENTUM_NAME).is_file(),
-        entries=entries,
+        entries=manifest.tensors,
+        files=manifest.files,
     )
 
 
@@ -261,17 +271,25 @@ def read_momentum_fields(info: SnapshotInfo) -> dict[str, Any]:
     return fields
 
 
-def list_blobs(path: Path) -> list[TensorBlob]:
-    """The tensors of a snapshot as blobs to offer, in manifest order.
+def list_blobs(path: Path) -> list[StoredBlob]:
+    """What a snapshot has to offer: its tensors in manifest order, then the model's small files.
 
     Raises:
         TrainerError: the snapshot is damaged.
     """
-    entries = read_snapshot_info(path).entries
-    return [
-        TensorBlob(entry.name, get_tensor_path(path, index), entry.blob_id, get_tensor_bytes(entry))
-        for index, entry in enumerate(entries)
+    info = read_snapshot_info(path)
+    return _list_blobs(path, Manifest(info.entries, info.files))
+
+
+def _list_blobs(path: Path, manifest: Manifest) -> list[StoredBlob]:
+    tensors = [
+        StoredBlob(entry.name, get_tensor_path(path, index), entry.blob_id, get_tensor_bytes(entry))
+        for index, entry in enumerate(manifest.tensors)
     ]
+    files = [
+        StoredBlob(file.name, path / MODEL_NAME / file.name, file.blob_id, file.size_bytes) for file in manifest.files
+    ]
+    return tensors + files
 
 
 def list_snapshots(root: Path) -> list[SnapshotInfo]:
@@ -287,19 +305,53 @@ def list_snapshots(root: Path) -> list[SnapshotInfo]:
     return sorted(found, key=lambda info: (info.epoch, info.step), reverse=True)
 
 
+def _find_model_files(folder: Path) -> list[Path]:
+    """The model's small files in a folder, in order of names; other files are not looked at."""
+    found = sorted(file for file in folder.iterdir() if file.name in FILE_NAMES and file.is_file())
+    size_bytes = sum(file.stat().st_size for file in found)
+    if size_bytes > MAX_MODEL_FILES_BYTES:
+        names = ", ".join(file.name for file in found)
+        raise TrainerError(
+            f"model folder {folder}: {names} have {size_bytes} bytes in all, at most {MAX_MODEL_FILES_BYTES} may be "
+            "there; remove what the model does not need"
+        )
+    return found
+
+
 def read_model_files(folder: Path) -> dict[str, bytes]:
-    """Config, tokenizer and the like of a model folder by file name: what an export needs beside the weights.
+    """Config, tokenizer and the like of a model folder by file name: those of `FILE_NAMES`.
 
     Raises:
-        TrainerError: a file is larger than 64 MiB.
+        TrainerError: they have more than 64 MiB in all; nothing was read.
     """
-    files: dict[str, bytes] = {}
-    for file in sorted(folder.iterdir()):
-        if not file.is_file() or file.suffix not in MODEL_SUFFIXES or file.name.endswith(".index.json"):
-            continue
-        if file.stat().st_size > MAX_MODEL_FILE_BYTES:
-            raise TrainerError(f"model file {file}: more than {MAX_MODEL_FILE_BYTES} bytes")
-        files[file.name] = file.read_bytes()
+    return {file.name: file.read_bytes() for file in _find_model_files(folder)}
+
+
+def get_file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
+    """What a manifest says of the model's small files, in order of names."""
+    return tuple(FileEntry(name, len(files[name]), blob_id_of(files[name])) for name in sorted(files))
+
+
+def read_file_entries(folder: Path) -> tuple[FileEntry, ...]:
+    """The same of a model folder, whose files are read in chunks.
+
+    Raises:
+        TrainerError: as `read_model_files`.
+        OSError: the folder or a file cannot be read.
+    """
+    return tuple(FileEntry(file.name, *compute_file_blob_id(file)) for file in _find_model_files(folder))
+
+
+def read_snapshot_files(info: SnapshotInfo) -> dict[str, bytes]:
+    """The model's small files in a snapshot, checked against its manifest.
+
+    Raises:
+        TrainerError: others are there; the message names them.
+    """
+    files = read_model_files(info.path / MODEL_NAME)
+    differing = describe_files(get_file_entries(files), info.files)
+    if differing:
+        raise TrainerError(f"snapshot {info.path}: damaged model files: {differing}; use another snapshot")
     return files
 
 
@@ -332,49 +384,56 @@ def assemble_snapshot(
     path: Path,
     *,
     manifest: bytes,
-    tensors: Sequence[Path],
-    model_files: Mapping[str, bytes],
+    parts: Mapping[bytes, Path],
     epoch: int,
     step: int,
     data_index: int,
     chain: bytes,
     digest: bytes,
 ) -> SnapshotInfo:
-    """Make a snapshot without momentum out of fetched files (S9); they are moved.
+    """Make a snapshot without momentum out of fetched files (S9); they are moved, not copied.
 
     Args:
         path: the snapshot's folder; replaced whole if it is there.
-        manifest: its bytes; the caller has checked their BLAKE3 against the record.
-        tensors: one file per entry, in manifest order, each checked against its blob id here.
-        model_files: config.json and the rest (`read_model_files` of the configured source).
+        manifest: its bytes; the caller has checked that they give the digest on record.
+        parts: a file for each tensor and each small file, by blob id, which is checked here.
         epoch, step, data_index, chain, digest: what the record says of these weights.
 
     Raises:
-        TrainerError: a file does not hold its tensor, or config.json is missing.
+        TrainerError: a file is missing or does not hold its part, or the model has no config.json.
     """
-    entries = tuple(decode_manifest(manifest))
-    if len(entries) != len(tensors):
-        raise TrainerError(f"snapshot {path}: {len(tensors)} tensor files for {len(entries)} tensors")
-    if "config.json" not in model_files:
-        raise TrainerError(f"snapshot {path}: config.json of the model is missing")
-    for entry, file in zip(entries, tensors, strict=True):
-        if compute_file_blob_id(file) != (get_tensor_bytes(entry), entry.blob_id):
-            raise TrainerError(f"snapshot {path}: {file} is not {entry.name} of the manifest; fetch it again")
+    listed = decode_manifest(manifest)
+    if all(file.name != CONFIG_NAME for file in listed.files):
+        raise TrainerError(f"snapshot {path}: {CONFIG_NAME} of the model is missing")
     info = SnapshotInfo(
         path=path, epoch=epoch, step=step, data_index=data_index, chain=chain, digest=digest,
         weight_root=blake3_hash(manifest), plan=b"", prev_commitment=ZERO32, train_count=0,
-        has_momentum=False, entries=entries,
+        has_momentum=False, entries=listed.tensors, files=listed.files,
     )  # fmt: skip
+    _check_parts(path, listed, parts)
     with write_folder(path) as folder:
         (folder / TENSORS_NAME).mkdir()
-        for index, file in enumerate(tensors):
-            _move_durably(file, get_tensor_path(folder, index))
+        (folder / MODEL_NAME).mkdir()
+        _move_parts(_list_blobs(folder, listed), parts)
         write_file(folder / MANIFEST_NAME, manifest)
-        write_model_files(folder / MODEL_NAME, model_files)
         write_info(folder, info, None)
     return info
 
 
-def _move_durably(source: Path, target: Path) -> None:
-    shutil.move(source, target)
-    sync_file(target)
+def _check_parts(path: Path, manifest: Manifest, parts: Mapping[bytes, Path]) -> None:
+    for blob in _list_blobs(path, manifest):
+        if blob.blob_id not in parts:
+            raise TrainerError(f"snapshot {path}: no file for {blob.name} of the manifest; fetch it again")
+        if compute_file_blob_id(parts[blob.blob_id]) != (blob.size_bytes, blob.blob_id):
+            raise TrainerError(
+                f"snapshot {path}: {parts[blob.blob_id]} is not {blob.name} of the manifest; fetch it again"
+            )
+
+
+def _move_parts(blobs: Sequence[StoredBlob], parts: Mapping[bytes, Path]) -> None:
+    """Each part to its place; one that is wanted in several, equal tensors, is copied to all but the last."""
+    last = {blob.blob_id: blob for blob in blobs}
+    for blob in blobs:
+        place = shutil.move if last[blob.blob_id] is blob else shutil.copyfile
+        place(parts[blob.blob_id], blob.path)
+        sync_file(blob.path)

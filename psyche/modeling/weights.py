@@ -1,11 +1,11 @@
 """Weights as bytes: blobs, the manifest, and the weight part of the state digest (`docs/protocol-reference.md` S2)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from psyche.core.limits import FULL_DIGEST_MAX_PARAMETERS
-from psyche.core.manifest import TensorEntry, compute_slice_chunks, encode_manifest, encode_slice
+from psyche.core.encoding.manifest import FileEntry, TensorEntry, compute_slice_chunks, encode_manifest, encode_slice
+from psyche.core.state.limits import FULL_DIGEST_MAX_PARAMETERS, HASH_BYTES
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, blob_id_of
 
 _CHUNK_ELEMENTS = BLOB_CHUNK_BYTES // 4
@@ -19,21 +19,27 @@ def get_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def compute_entries(
-    parameters: Mapping[str, torch.Tensor], on_progress: Callable[[], None] = lambda: None
+    tensors: Mapping[str, torch.Tensor], on_progress: Callable[[], None] = lambda: None
 ) -> list[TensorEntry]:
-    """The manifest's entries; `parameters` in ascending name order. `on_progress` is called per tensor."""
+    """The manifest's entries; `tensors` in ascending name order. `on_progress` is called per tensor."""
     entries: list[TensorEntry] = []
-    for name, tensor in parameters.items():
+    for name, tensor in tensors.items():
         entries.append(TensorEntry(name, tuple(tensor.shape), blob_id_of(get_bytes(tensor))))
         on_progress()
     return entries
 
 
 def compute_weight_root(
-    parameters: Mapping[str, torch.Tensor], on_progress: Callable[[], None] = lambda: None
+    tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry], on_progress: Callable[[], None] = lambda: None
 ) -> bytes:
-    """The full weight part: BLAKE3 of the manifest."""
-    return blake3_hash(encode_manifest(compute_entries(parameters, on_progress)))
+    """The full weight part: BLAKE3 of the manifest of all tensors and small files."""
+    return blake3_hash(encode_manifest(compute_entries(tensors, on_progress), files))
+
+
+def compute_blank_root(tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry]) -> bytes:
+    """The weight part in full-value mode: all but what the tensors hold, so the same for a whole run."""
+    entries = tuple(TensorEntry(name, tuple(tensor.shape), bytes(HASH_BYTES)) for name, tensor in tensors.items())
+    return blake3_hash(encode_manifest(entries, files))
 
 
 def get_chunk_count(tensor: torch.Tensor) -> int:
@@ -41,17 +47,17 @@ def get_chunk_count(tensor: torch.Tensor) -> int:
     return -(-tensor.numel() // _CHUNK_ELEMENTS)
 
 
-def compute_slice_root(parameters: Mapping[str, torch.Tensor], random_seed: int) -> bytes:
-    """The weight part over the slice of a round: the chunks whose number is random_seed modulo 64.
+def compute_slice_root(tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry], random_seed: int) -> bytes:
+    """The weight part over the slice of a round: the chunks whose number is random_seed modulo 64, and all files.
 
     Chunks are numbered through all tensors in manifest order; a tensor's last chunk may be shorter.
     """
-    total = sum(get_chunk_count(t) for t in parameters.values())
+    total = sum(get_chunk_count(t) for t in tensors.values())
     wanted = iter(sorted(compute_slice_chunks(total, random_seed)))
     number = next(wanted, None)
     first = 0
     items: list[tuple[int, bytes]] = []
-    for tensor in parameters.values():
+    for tensor in tensors.values():
         end = first + get_chunk_count(tensor)
         flat = tensor.detach().reshape(-1)
         while number is not None and number < end:
@@ -59,12 +65,17 @@ def compute_slice_root(parameters: Mapping[str, torch.Tensor], random_seed: int)
             items.append((number, blake3_hash(get_bytes(flat[start : start + _CHUNK_ELEMENTS]))))
             number = next(wanted, None)
         first = end
-    return blake3_hash(encode_slice(items))
+    return blake3_hash(encode_slice(items, files))
 
 
-def compute_weight_part(parameters: Mapping[str, torch.Tensor], *, full: bool, random_seed: int) -> tuple[bytes, bool]:
-    """The weight part of D(h) and whether it covers all tensors: always up to 100M parameters, else where asked."""
-    count = sum(t.numel() for t in parameters.values())
+def compute_weight_part(
+    tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry], *, full: bool, random_seed: int
+) -> tuple[bytes, bool]:
+    """The weight part of D(h) and whether it covers all tensors: always up to 100M parameters, else where asked.
+
+    `files` are what the manifest says of the small files; they do not change in a run.
+    """
+    count = sum(t.numel() for t in tensors.values())
     if full or count <= FULL_DIGEST_MAX_PARAMETERS:
-        return compute_weight_root(parameters), True
-    return compute_slice_root(parameters, random_seed), False
+        return compute_weight_root(tensors, files), True
+    return compute_slice_root(tensors, files, random_seed), False

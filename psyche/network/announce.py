@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from psyche.core.limits import MAX_MESSAGE_BYTES
+from psyche.core.state.limits import MAX_MESSAGE_BYTES
 from psyche.errors import NetworkError
 from psyche.network.limits import NetworkLimits
 from psyche.network.rates import Buckets, SeenSet
@@ -40,6 +40,11 @@ class Inbox:
         self._buckets = Buckets(limits.gossip_per_s, limits.gossip_burst)
         self._seen = SeenSet(limits.seen_messages)
         self._send, self._receive = trio.open_memory_channel[tuple[bytes, bytes]](limits.inbox_messages)
+
+    @property
+    def unread(self) -> int:
+        """How many messages wait to be read."""
+        return self._receive.statistics().current_buffer_used
 
     def is_acceptable(self, origin: bytes, message: bytes) -> bool:
         """The cheap checks: size, allow-list, rate. Never raises, so that a mesh may ask it for strangers' bytes."""
@@ -95,6 +100,11 @@ class Outbox:
         self._queue: deque[bytes] = deque(maxlen=limits.outbox_messages)
         self._signal = Signal()
         self._statistics = statistics
+
+    @property
+    def unsent(self) -> int:
+        """How many messages wait."""
+        return len(self._queue)
 
     def put(self, message: bytes) -> None:
         """Queue a message."""

@@ -11,35 +11,41 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.network.addresses.exchange import AddressExchange
+from psyche.network.addresses.table import RECORD_VALID_S
 from psyche.network.announce import Inbox, Outbox, check_message, receive_announcements
-from psyche.network.blobfetch import FetchJob, SourceBook, Target
-from psyche.network.blobserve import BlobServer
-from psyche.network.blobstore import BlobStore, RunIo, run_in_thread
-from psyche.network.blobwire import check_blob_size
-from psyche.network.fetchturn import FetchTurn
-from psyche.network.limits import MAX_BLOBS_AT_ONCE, SYNC_REQUEST_BYTES, NetworkLimits
+from psyche.network.blobs.fetch import FetchJob, SourceBook, Target
+from psyche.network.blobs.messages import check_blob_size
+from psyche.network.blobs.serve import BlobServer
+from psyche.network.blobs.sinks import MemorySink, PartFile, check_room
+from psyche.network.blobs.store import BlobStore, RunIo, run_in_thread
+from psyche.network.blobs.turn import FetchTurn
+from psyche.network.limits import MAX_BLOBS_AT_ONCE, NetworkLimits
 from psyche.network.peers import Peer, PeerTable, Transport
-from psyche.network.sinks import MemorySink, PartFile, check_room
+from psyche.network.questions import Questions
 from psyche.network.streams import (
     BLOB,
     GOSSIP,
     HELLO,
     SYNC,
     ByteStream,
-    Lease,
-    StreamError,
     open_plain_nursery,
-    read_frame,
     run_until,
-    write_frame,
 )
-from psyche.network.sync import REPLY_FRAME_BYTES, decode_reply, decode_request, encode_reply, encode_request
+from psyche.network.unread import UnreadBudget
 from psyche.wire.crypto import Identity, blob_id_of, sign_address_record
-from psyche.wire.ports import AddressRecord, Network, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
-from psyche.wire.turns import AtOnce
+from psyche.wire.peer_address import PeerAddress
+from psyche.wire.ports import (
+    AddressRecord,
+    BootstrapPeer,
+    Network,
+    NetworkStatistics,
+    SyncHandler,
+    SyncReply,
+    SyncRequest,
+)
 
 _log: Final = logging.getLogger("psyche.network")
-RECORD_VALID_S: Final = 24 * 3_600
 RETRY_S: Final = 1.0
 
 
@@ -54,21 +60,22 @@ class BaseNode:
         rng: jitter.
         run_io: how files are read and written.
         get_unix: the time that address records expire by.
+        unread: what its connections hold, as the transport counts it.
     """
 
     def __init__(
         self, identity: Identity, transport: Transport, data_dir: Path, *, limits: NetworkLimits,
         rng: random.Random, run_io: RunIo = run_in_thread, get_unix: Callable[[], int] | None = None,
+        unread: UnreadBudget,
     ) -> None:  # fmt: skip
         self.limits = limits
+        self.unread = unread
         self._identity = identity
         self._transport = transport
         self._run_io = run_io
         self._get_unix = get_unix or (lambda: int(time.time()))
         self._statistics = NetworkStatistics()
         self._nursery: trio.Nursery | None = None
-        self._handler: SyncHandler | None = None
-        self._handling = trio.CapacityLimiter(limits.sync_handlers)
         self._outboxes: dict[bytes, Outbox] = {}
         self._inbox = Inbox(identity.public, limits, self._statistics)
         self._record: AddressRecord | None = None  # as signed last: every hello shows it
@@ -84,6 +91,10 @@ class BaseNode:
             identity.public, limits, transport, rng,
             get_record=self.address_record, get_unix=self._get_unix, start_soon=self._start_soon,
         )  # fmt: skip
+        self.questions = Questions(self.peers, limits, self._statistics)
+        self._exchange = AddressExchange(self.peers, limits, rng, self.questions.ask)
+        self._is_exchanging = False
+        self.peers.on_admitted = self._exchange_addresses
 
     # life
 
@@ -131,10 +142,11 @@ class BaseNode:
             known = self._record = sign_address_record(self._identity, addresses, expires_unix)
         return known
 
-    def set_allowed(self, keys: frozenset[bytes]) -> None:
-        """Who may talk to this node; others are closed and their messages refused."""
+    def set_allowed(self, keys: frozenset[bytes], members: frozenset[bytes] = frozenset()) -> None:
+        """Who may talk to this node; others are closed and their messages refused. Who is no member is cut first."""
         self._inbox.allowed = keys
         self.peers.set_allowed(keys)
+        self.peers.members = members
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
         """What hello compares; a zero plan hash is not compared."""
@@ -143,8 +155,22 @@ class BaseNode:
         self.peers.set_plan(run_uid, plan_hash)
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
-        """Whom to keep connected to; redials by itself."""
+        """Whom to keep connected to, as the home's book says; redials by itself."""
         self.peers.set_addresses(records)
+
+    def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> None:
+        """Where some nodes are found without a book (N3); replaces what was set before."""
+        self.peers.set_bootstrap(addresses)
+
+    def bootstrap(self) -> tuple[BootstrapPeer, ...]:
+        """How it stands with each of these addresses."""
+        return self.peers.get_bootstrap()
+
+    def _exchange_addresses(self) -> None:
+        """Begin to ask peers for addresses, where the home may not know them (N4)."""
+        if not self._is_exchanging and self.peers.is_without_book():
+            self._is_exchanging = True
+            self._start_soon(self._exchange.run)
 
     def connected(self) -> frozenset[bytes]:
         """Keys of the peers that are connected and past hello."""
@@ -164,7 +190,7 @@ class BaseNode:
         return dict(self._book.banned)
 
     def statistics(self) -> NetworkStatistics:
-        """Counters since the start."""
+        """Counters since the start, and what it holds now."""
         own, serve = self._statistics, self._server.counters
         return NetworkStatistics(
             bytes_sent=own.bytes_sent + serve.bytes_sent,
@@ -172,10 +198,17 @@ class BaseNode:
             gossip_sent=own.gossip_sent,
             gossip_received=own.gossip_received,
             gossip_refused=own.gossip_refused,
-            blobs_served=serve.ranges,
             blobs_fetched=own.blobs_fetched,
             peers=len(self.connected()),
-            per_peer_rate_bytes_s={k: s.rate_bytes_s for k, s in self._book.statistics.items() if s.rate_bytes_s},
+            unread_bytes=self.unread.held_bytes,
+            cuts=self.unread.cuts,
+            unread_messages=self._inbox.unread,
+            unsent_messages=max((one.unsent for one in self._outboxes.values()), default=0),
+            streams_per_peer=self.peers.count_streams(),
+            asked_bytes=self._book.asked_bytes,
+            blobs_offered=len(self.store),
+            blob_memory_bytes=self.store.memory_bytes,
+            blob_disk_bytes=self.store.disk_bytes,
         )
 
     # streams that peers open
@@ -213,7 +246,7 @@ class BaseNode:
         if protocol == GOSSIP:
             await receive_announcements(stream, peer.key, self._inbox)
         elif protocol == SYNC:
-            await self._serve_sync(peer.key, stream)
+            await self.questions.serve(peer.key, stream)
         elif protocol == BLOB:
             await self._server.serve(peer.key, stream)
 
@@ -270,7 +303,7 @@ class BaseNode:
 
     def set_sync_handler(self, handler: SyncHandler) -> None:
         """Who answers what peers ask."""
-        self._handler = handler
+        self.questions.handler = handler
 
     async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
         """Ask one peer.
@@ -278,55 +311,10 @@ class BaseNode:
         Raises:
             NetworkError: not connected, refused, or no answer in time.
         """
-        raw = encode_request(request)
         try:
-            with trio.fail_after(timeout_s):
-                return decode_reply(await self._exchange(peer, raw))
-        except trio.TooSlowError as error:
-            raise NetworkError(f"peer {peer.hex()[:16]}: no answer to {request.kind} in {timeout_s:g} s") from error
+            return await self.questions.ask(peer, request, timeout_s)
         except WireError as error:
             raise NetworkError(f"peer {peer.hex()[:16]}: {error}") from error
-
-    async def _exchange(self, peer: bytes, raw: bytes) -> bytes:
-        while True:
-            async with self.peers.lease(peer, SYNC) as lease:
-                try:
-                    return await self._ask_on(lease, raw)
-                except StreamError:
-                    if not lease.is_reused:
-                        raise  # a stream that lay idle may have been closed meanwhile: once more on a new one
-
-    async def _ask_on(self, lease: Lease, raw: bytes) -> bytes:
-        await write_frame(lease.stream, raw)
-        reply = await read_frame(lease.stream, REPLY_FRAME_BYTES, "sync reply")
-        self._statistics.bytes_sent += len(raw)
-        self._statistics.bytes_received += len(reply)
-        lease.is_clean = True
-        return reply
-
-    async def _serve_sync(self, key: bytes, stream: ByteStream) -> None:
-        while True:
-            with trio.move_on_after(self.limits.idle_stream_s) as idle:
-                raw = await read_frame(stream, SYNC_REQUEST_BYTES, "sync request")
-            if idle.cancelled_caught:
-                return
-            reply = await self._handle(key, decode_request(raw))
-            await write_frame(stream, reply)
-            self._statistics.bytes_received += len(raw)
-            self._statistics.bytes_sent += len(reply)
-
-    async def _handle(self, key: bytes, request: SyncRequest) -> bytes:
-        """The handler's answer; one that fails or takes too long has found nothing."""
-        reply = SyncReply(found=False)
-        if self._handler is not None:
-            try:
-                async with AtOnce(self._handling):
-                    with trio.move_on_after(self.limits.serve_sync_s):
-                        reply = await self._handler(key, request)
-                return encode_reply(reply)
-            except Exception:  # noqa: BLE001 - nor one of the handler
-                _log.exception("the answer to %s failed", request.kind)
-        return encode_reply(SyncReply(found=False))
 
     # blobs
 
@@ -373,7 +361,9 @@ class BaseNode:
         await self.store.reserve(size)
         try:
             sink = MemorySink(size)
-            job = self._build_job([Target(blob_id, size, sink)], sources, parallel=False, is_wanted=self._is_crowded)
+            job = self._build_job(
+                [Target(blob_id, size, sink)], sources, parallel=False, is_wanted=self._has_waiting_fetches
+            )
             await job.run(deadline)
         finally:
             self.store.release(size)
@@ -392,7 +382,7 @@ class BaseNode:
             targets, list(others), self.peers, self._book, parallel=parallel, progress=progress, is_wanted=is_wanted
         )
 
-    def _is_crowded(self) -> bool:
+    def _has_waiting_fetches(self) -> bool:
         """Whether a fetch waits for others to end."""
         return self._fetches.statistics().tasks_waiting > 0
 

@@ -9,12 +9,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from psyche.core.limits import MAX_ADDRESSES
-from psyche.core.state import ZERO32
+from psyche.core.state.state import ZERO32
 from psyche.errors import NetworkError, WireError
 from psyche.network.limits import HELLO_BYTES
 from psyche.network.streams import ByteStream, read_frame, write_frame
 from psyche.wire.crypto import check_address_record
+from psyche.wire.msgpack import UNREADABLE
 from psyche.wire.ports import AddressRecord
 
 HELLO_VERSION: Final = 1
@@ -23,15 +23,8 @@ MAX_CAPABILITIES: Final = 16
 MAX_REASON: Final = 200
 
 
-class Refused(NetworkError):
+class HelloRefused(NetworkError):
     """The other side does not want us; the message is its reason."""
-
-
-class _Record(msgspec.Struct, frozen=True, array_like=True):
-    p2p: bytes
-    addresses: list[str]
-    expires_unix: int
-    signature: bytes
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +34,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     run_uid: bytes
     plan_hash: bytes  # zero: not known yet
     capabilities: list[str]
-    record: _Record
+    record: AddressRecord
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -61,14 +54,7 @@ _encode = msgspec.msgpack.encode
 
 def build_hello(run_uid: bytes, plan_hash: bytes, record: AddressRecord) -> Hello:
     """The hello of a node of this version."""
-    wire = _Record(record.p2p, list(record.addresses), record.expires_unix, record.signature)
-    return Hello(HELLO_VERSION, run_uid, plan_hash, list(CAPABILITIES), wire)
-
-
-def get_record(hello: Hello) -> AddressRecord:
-    """The address record of a hello."""
-    r = hello.record
-    return AddressRecord(r.p2p, tuple(r.addresses), r.expires_unix, r.signature)
+    return Hello(HELLO_VERSION, run_uid, plan_hash, list(CAPABILITIES), record)
 
 
 def check_hello(hello: Hello, key: bytes) -> None:
@@ -79,11 +65,11 @@ def check_hello(hello: Hello, key: bytes) -> None:
     """
     if len(hello.run_uid) != len(ZERO32) or len(hello.plan_hash) != len(ZERO32):
         raise WireError("hello: run_uid and plan_hash have 32 bytes")
-    if len(hello.capabilities) > MAX_CAPABILITIES or len(hello.record.addresses) > MAX_ADDRESSES:
-        raise WireError("hello: too many capabilities or addresses")
+    if len(hello.capabilities) > MAX_CAPABILITIES:
+        raise WireError(f"hello: {len(hello.capabilities)} capabilities, at most {MAX_CAPABILITIES}")
     if hello.record.p2p != key:
         raise WireError("hello: the address record is of another key")
-    check_address_record(get_record(hello))
+    check_address_record(hello.record)
 
 
 def get_refusal(mine: Hello, theirs: Hello) -> str:
@@ -104,32 +90,32 @@ async def offer(stream: ByteStream, mine: Hello, judge: Callable[[Hello], str]) 
     """The dialer's side; `judge` gives the reason against the other, or nothing.
 
     Raises:
-        Refused: by the other side, or by `judge`.
+        HelloRefused: by the other side, or by `judge`.
         WireError: the other side does not speak the protocol.
         StreamError: it ended.
     """
     await write_frame(stream, _encode(mine))
     answer = await _read(stream, _answer)
     if answer.reason:
-        raise Refused(answer.reason[:MAX_REASON])
+        raise HelloRefused(answer.reason[:MAX_REASON])
     reason = judge(answer.hello)
     await write_frame(stream, _encode(_Verdict(reason)))
     await stream.close()
     if reason:
-        raise Refused(reason)
+        raise HelloRefused(reason)
     return answer.hello
 
 
 async def answer(stream: ByteStream, get_mine: Callable[[], Hello], judge: Callable[[Hello], str]) -> Hello:
-    """The side that was dialed; as `offer`, and the other side hears the reason before `Refused` is raised."""
+    """The side that was dialed; as `offer`, and the other side hears the reason before `HelloRefused` is raised."""
     theirs = await _read(stream, _hello)
     reason = judge(theirs)
     await write_frame(stream, _encode(_Answer(reason, get_mine())))
     if reason:
-        raise Refused(reason)
+        raise HelloRefused(reason)
     verdict = await _read(stream, _verdict)
     if verdict.reason:
-        raise Refused(verdict.reason[:MAX_REASON])
+        raise HelloRefused(verdict.reason[:MAX_REASON])
     return theirs
 
 
@@ -140,5 +126,5 @@ async def _read(stream: ByteStream, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
     raw = await read_frame(stream, HELLO_BYTES, "hello")
     try:
         return decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise WireError("hello: not the expected fields") from error
+    except UNREADABLE as error:
+        raise WireError(f"hello: not the expected fields: {error}") from error

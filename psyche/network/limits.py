@@ -11,6 +11,11 @@ SYNC_REQUEST_BYTES: Final = 1 << 10
 SYNC_REPLY_BYTES: Final = 4 << 20
 SYNC_ITEMS: Final = 4_096
 MAX_BLOBS_AT_ONCE: Final = 65_536  # tensors of one model
+ASKED_BYTES: Final = 64 << 20  # asked of all sources and not yet here: a fast line's second; one chunk each beyond it
+# received on all connections together and not yet read: twice what is asked for, so that answers always have room
+UNREAD_BYTES: Final = 128 << 20
+UNREAD_PER_CONNECTION_BYTES: Final = 64 << 20  # one source may send all that is asked for
+CUT_REST_S: Final = 60.0  # who is cut, and is no member, stays out for so long: else it fills all again at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +26,7 @@ class NetworkLimits:
     dial_s: float = 10.0
     redial_first_s: float = 1.0
     redial_longest_s: float = 60.0
+    wanted_after_s: float = 2.0  # a peer is missing for so long before others are asked for its address (N4)
     stream_open_s: float = 10.0
     write_s: float = 20.0  # a peer that takes nothing for so long is gone
     serve_sync_s: float = 30.0
@@ -52,7 +58,10 @@ class NetworkLimits:
 
     connections: int = 512
     pending_per_ip: int = 64  # connections of one address that are still shaking hands
-    buffered_per_connection_bytes: int = 64 << 20  # received and not yet read; yamux itself does not keep its window
+    unread_bytes: int = UNREAD_BYTES
+    unread_per_connection_bytes: int = UNREAD_PER_CONNECTION_BYTES
+    asked_bytes: int = ASKED_BYTES
+    cut_rest_s: float = CUT_REST_S
     streams_per_connection: int = 256
     health_check_s: float = 15.0
     ping_s: float = 15.0

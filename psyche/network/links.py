@@ -76,7 +76,7 @@ class Arrivals:
                     function(*args)
 
 
-class Access:
+class AccessLine:
     """One machine's way out, or in: whatever is bulky and passes it shares its bandwidth, part by part in turn."""
 
     def __init__(self) -> None:
@@ -207,7 +207,12 @@ class Pipe:
     """
 
     def __init__(
-        self, wire: Wire, arrivals: Arrivals, *, weigh: Weigh | None = None, access: tuple[Access, Access] | None = None
+        self,
+        wire: Wire,
+        arrivals: Arrivals,
+        *,
+        weigh: Weigh | None = None,
+        access: tuple[AccessLine, AccessLine] | None = None,
     ) -> None:
         self._wire = wire
         self._arrivals = arrivals
@@ -391,7 +396,7 @@ class Links:
         self._seed = rng.getrandbits(64)
         self._default = default or LinkConditions()
         self._wires: dict[tuple[bytes, bytes], Wire] = {}
-        self._access: dict[bytes, tuple[Access, Access]] = {}
+        self._access: dict[bytes, tuple[AccessLine, AccessLine]] = {}
         self._cuts: set[frozenset[bytes]] = set()
         self._arrivals = Arrivals()
 
@@ -413,11 +418,11 @@ class Links:
 
     def set_access(self, key: bytes, up_bytes_s: float, down_bytes_s: float) -> None:
         """What a machine sends and receives in bulk, to and from all others together."""
-        ways = self._access.setdefault(key, (Access(), Access()))
+        ways = self._access.setdefault(key, (AccessLine(), AccessLine()))
         for way, bandwidth_bytes_s in zip(ways, (up_bytes_s, down_bytes_s), strict=True):
             way.bandwidth_bytes_s = bandwidth_bytes_s
 
-    def get_access(self, key: bytes) -> tuple[Access, Access] | None:
+    def get_access(self, key: bytes) -> tuple[AccessLine, AccessLine] | None:
         """A machine's ways out and in, where they were set."""
         return self._access.get(key)
 

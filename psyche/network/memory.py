@@ -23,11 +23,12 @@ import trio
 
 from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
-from psyche.network.blobstore import RunIo, run_inline
+from psyche.network.blobs.store import RunIo, run_inline
 from psyche.network.limits import NetworkLimits
 from psyche.network.links import Lane, LinkConditions, Links, MemoryStream, Weigh
 from psyche.network.peers import Peer
 from psyche.network.streams import BLOB
+from psyche.network.unread import UnreadBudget
 from psyche.wire.crypto import Identity
 
 STREAMED_MEMBERS: Final = 16  # up to so many announcements go over streams: among 256 these would be 65,280
@@ -116,6 +117,11 @@ class MemoryNode(BaseNode):
         if len(self.peers.allowed - {self.key}) > self.limits.direct_peers:
             self._announce(sorted(self.connected()), message)
 
+    def count_streams(self) -> int:
+        """How many open streams the connection has that has most; each has two ends."""
+        connections = self.place.connections.values()
+        return max((sum(not end.is_over for end in one.streams) // 2 for one in connections), default=0)
+
     def send_to(self, key: bytes, message: bytes) -> None:
         """Gossip to one connected peer alone, as only a dishonest node does."""
         lane = self.place.get_lane(key)
@@ -168,9 +174,11 @@ class MemoryHub:
         """A running node; it is gone, with all its connections, when the block ends."""
         self._count += 1
         place = _MemoryTransport(self, identity.public, f"/memory/{self._count}")
+        limits = limits or NetworkLimits()
+        unread = UnreadBudget(limits.unread_bytes, limits.unread_per_connection_bytes, limits.cut_rest_s)
         node = MemoryNode(
-            identity, place, data_dir, limits=limits or NetworkLimits(),
-            rng=self.links.build_rng(b"node", identity.public), run_io=run_io, get_unix=get_unix,
+            identity, place, data_dir, limits=limits, rng=self.links.build_rng(b"node", identity.public),
+            run_io=run_io, get_unix=get_unix, unread=unread,
         )  # fmt: skip
         place.node, node.place = node, place
         async with node.running():

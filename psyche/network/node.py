@@ -23,20 +23,22 @@ from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from psyche.core.state import ZERO32
+from psyche.core.state.state import ZERO32
 from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
-from psyche.network.ports import build_address, get_reachable_addresses, lock_port
-from psyche.network.safe import build_host, build_pubsub, reset_stream, silence_libp2p
+from psyche.network.listening import build_address, get_reachable_addresses, lock_port
+from psyche.network.safe import NOT_SECURE, build_host, build_pubsub, describe_failure, reset_stream, silence_libp2p
 from psyche.network.streams import PROTOCOLS, Signal, StreamError, open_plain_nursery
+from psyche.network.unread import Standing, UnreadBudget, give_memory_back
 from psyche.wire.crypto import Identity
 
 _log: Final = logging.getLogger("psyche.network")
 WRITE_BYTES: Final = 1 << 20  # smaller writes cost more CPU, larger ones gain nothing
 GOODBYE_S: Final = 0.8
 CLOSE_S: Final = 3.0
-TRIM_S: Final = 60.0
+TRIM_S: Final = 5.0
+TRIM_BYTES: Final = 32 << 20  # held at once, and mostly read since: worth giving back
 DIALABLE: Final = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 
 
@@ -124,23 +126,25 @@ class _Notifee(INotifee):
         self._transport.remove_connection(conn)
 
     async def opened_stream(self, network: Any, stream: Any) -> None:
-        """Of no interest."""
+        """Ignored: the node follows connections only."""
 
     async def closed_stream(self, network: Any, stream: Any) -> None:
-        """Of no interest."""
+        """Ignored: the node follows connections only."""
 
     async def listen(self, network: Any, multiaddr: Any) -> None:
-        """Of no interest."""
+        """Ignored: the node follows connections only."""
 
     async def listen_close(self, network: Any, multiaddr: Any) -> None:
-        """Of no interest."""
+        """Ignored: the node follows connections only."""
 
 
 class _LibP2PTransport:
     """Connections and streams of a libp2p host."""
 
-    def __init__(self, host: Any, addresses: tuple[str, ...], limits: NetworkLimits) -> None:
+    def __init__(self, host: Any, addresses: tuple[str, ...], limits: NetworkLimits, unread: UnreadBudget) -> None:
         self.node: P2PNode
+        unread.get_standing = self._get_standing
+        unread.on_cut = self._close_greedy
         self._host = host
         self._swarm: Any = host.get_network()
         self._addresses = addresses
@@ -161,7 +165,10 @@ class _LibP2PTransport:
         except NetworkError:
             raise
         except Exception as error:
-            raise NetworkError(f"peer {key.hex()[:16]} at {address}: {type(error).__name__}") from error
+            reason = describe_failure(error)
+            if reason.startswith(NOT_SECURE):
+                _log.info("peer %s at %s: %s", key.hex()[:16], address, reason)
+            raise NetworkError(f"peer {key.hex()[:16]} at {address}: {reason}") from error
 
     async def open_stream(self, key: bytes, protocol: str) -> _Stream:
         peer_id = get_peer_id(key)
@@ -217,7 +224,17 @@ class _LibP2PTransport:
             return
         self.node.peers.add_connection(key, is_dialer=is_dialer)
 
+    def _get_standing(self, peer_id: ID) -> Standing:
+        return self.node.peers.get_standing(get_key(peer_id))
+
+    def _close_greedy(self, peer_id: ID, reason: str) -> None:
+        key = get_key(peer_id)
+        if self.node.peers.get(key) is None:  # the swarm has not told of the connection yet
+            self.node.start(self.close_peer, peer_id)
+        self.node.peers.drop(key, reason)
+
     def remove_connection(self, conn: Any) -> None:
+        conn.muxed_conn.stream_buffers.account.close()
         peer_id = conn.muxed_conn.peer_id
         if any(not c.is_closed for c in self._swarm.get_connections(peer_id)):
             return
@@ -253,9 +270,10 @@ class P2PNode(BaseNode):
     """A node on libp2p; made by `open_node`."""
 
     def __init__(
-        self, identity: Identity, transport: _LibP2PTransport, data_dir: Path, *, limits: NetworkLimits, pubsub: Any
-    ) -> None:
-        super().__init__(identity, transport, data_dir, limits=limits, rng=random.Random())  # noqa: S311 - jitter
+        self, identity: Identity, transport: _LibP2PTransport, data_dir: Path, *, limits: NetworkLimits, pubsub: Any,
+        unread: UnreadBudget,
+    ) -> None:  # fmt: skip
+        super().__init__(identity, transport, data_dir, limits=limits, rng=random.Random(), unread=unread)  # noqa: S311 - jitter
         transport.node = self
         self._pubsub = pubsub
         self._topic = ""
@@ -322,6 +340,7 @@ class _Stack:
     pubsub: Any
     router: Any
     transport: _LibP2PTransport
+    unread: UnreadBudget
     stop: trio.Event
 
     async def run(self, task_status: Any) -> None:
@@ -349,6 +368,8 @@ class _Stack:
                     await self.stop.wait()
                 # A list that only the adaptive mode trims grows by a float for every message.
                 self.router.recent_message_deliveries.clear()
+                if self.unread.is_worth_trimming(TRIM_BYTES):
+                    await trio.to_thread.run_sync(give_memory_back)
         finally:
             shield = trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S)  # pyright: ignore[reportCallIssue]
             with shield:
@@ -375,11 +396,12 @@ async def open_node(
     silence_libp2p()
     with lock_port(listen, port) as number:
         address = Multiaddr(build_address(listen, number))
-        host = build_host(identity.seed, address, limits)
+        unread = UnreadBudget(limits.unread_bytes, limits.unread_per_connection_bytes, limits.cut_rest_s)
+        host = build_host(identity.seed, address, limits, unread)
         pubsub, router = build_pubsub(host, frozenset())
-        transport = _LibP2PTransport(host, get_reachable_addresses(listen, number), limits)
-        node = P2PNode(identity, transport, data_dir, limits=limits, pubsub=pubsub)
-        stack = _Stack(host, address, pubsub, router, transport, trio.Event())
+        transport = _LibP2PTransport(host, get_reachable_addresses(listen, number), limits, unread)
+        node = P2PNode(identity, transport, data_dir, limits=limits, pubsub=pubsub, unread=unread)
+        stack = _Stack(host, address, pubsub, router, transport, unread, trio.Event())
         async with open_plain_nursery() as nursery:
             await nursery.start(stack.run)
             async with node.running():

@@ -12,13 +12,15 @@ from typing import Final, Protocol
 
 import trio
 
-from psyche.core.state import ZERO32
-from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.core.state.state import ZERO32
+from psyche.errors import NetworkError, PsycheError
 from psyche.network import hello
+from psyche.network.addresses.table import AddressTable
 from psyche.network.limits import NetworkLimits
 from psyche.network.streams import HELLO, ByteStream, PoolLease, Signal, StreamPool, run_until
-from psyche.wire.crypto import check_address_record
-from psyche.wire.ports import AddressRecord
+from psyche.network.unread import Standing
+from psyche.wire.peer_address import PeerAddress
+from psyche.wire.ports import AddressRecord, BootstrapPeer
 
 _log: Final = logging.getLogger("psyche.network")
 MAX_DIALS: Final = 2  # with their hello: more at once, and on a busy machine none is done in time
@@ -74,6 +76,7 @@ class _Redial:
     next_at: float
     delay_s: float
     is_dialing: bool = False
+    failure: str = ""  # why the last dial brought nothing
 
 
 class PeerTable:
@@ -95,18 +98,19 @@ class PeerTable:
     ) -> None:  # fmt: skip
         self.changed = Signal()
         self.allowed: frozenset[bytes] = frozenset()
+        self.members: frozenset[bytes] = frozenset()
         self.run_uid = ZERO32
         self.plan_hash = ZERO32
         self.refusals: dict[bytes, str] = {}
+        self.on_admitted: Callable[[], None] = lambda: None
         self._key = key
         self._limits = limits
         self._transport = transport
         self._rng = rng
         self._get_record = get_record
-        self._get_unix = get_unix
         self._start_soon = start_soon
         self._peers: dict[bytes, Peer] = {}
-        self._records: dict[bytes, AddressRecord] = {}
+        self._addresses = AddressTable(key, get_unix)
         self._redials: dict[bytes, _Redial] = {}
         self._missing_since: dict[bytes, float] = {}
         self._wake = Signal()
@@ -117,6 +121,11 @@ class PeerTable:
     def connected(self) -> frozenset[bytes]:
         """Keys of the admitted peers."""
         return frozenset(k for k, p in self._peers.items() if p.admitted.is_set())
+
+    def count_streams(self) -> int:
+        """How many streams the admitted peer has open that has most of one protocol."""
+        admitted = (peer for peer in self._peers.values() if peer.admitted.is_set())
+        return max((count for peer in admitted for count in peer.inbound.values()), default=0)
 
     def is_connected(self, key: bytes) -> bool:
         """Whether a peer is past hello."""
@@ -131,6 +140,12 @@ class PeerTable:
     def get(self, key: bytes) -> Peer | None:
         """A connected peer, admitted or not."""
         return self._peers.get(key)
+
+    def get_standing(self, key: bytes) -> Standing:
+        """What a peer is to this node."""
+        if not self.is_connected(key):
+            return Standing.UNKNOWN
+        return Standing.MEMBER if key in self.members else Standing.ALLOWED
 
     def lease(self, key: bytes, protocol: str) -> PoolLease:
         """A stream to an admitted peer, out of its pool; entering raises NetworkError where there is none.
@@ -162,9 +177,11 @@ class PeerTable:
         self._missing_since = {k: s for k, s in self._missing_since.items() if k in keys}
         self._missing_since.update((k, now) for k in new if k != self._key and not self.is_connected(k))
         self.allowed = keys
+        self._addresses.forget(keys)
+        self._forget_redials()
         for key in list(self._peers):
             if key not in keys:
-                self._drop(key, "not on the allow-list any more")
+                self.drop(key, "not on the allow-list any more")
         self._dial_now(new)
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
@@ -174,41 +191,86 @@ class PeerTable:
         old_run, old_plan = self.run_uid, self.plan_hash
         self.run_uid, self.plan_hash = run_uid, plan_hash
         if run_uid != old_run:
+            self._addresses.forget(())
             for key in list(self._peers):
-                self._drop(key, "another run")
-            self._dial_now(frozenset(self._records))
+                self.drop(key, "another run")
+            self._dial_now(self._addresses.get_keys())
         elif plan_hash != old_plan:
             for peer in self._peers.values():
                 if peer.admitted.is_set():
                     self._start_soon(self._offer_hello, peer)
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
-        """Take over records that are signed, in time and newer than what is known; dial whose record is new."""
-        new: set[bytes] = set()
-        for record in records:
-            old = self._records.get(record.p2p)
-            if old is record:
-                continue
-            if record.p2p == self._key or (old is not None and old.expires_unix > record.expires_unix) or old == record:
-                continue
-            try:
-                check_address_record(record)
-            except WireError as error:
-                _log.info("address record of %s is ignored: %s", record.p2p.hex()[:16], error)
-                continue
-            self._records[record.p2p] = record
-            new.add(record.p2p)
-        wanted = {r.p2p for r in records}
-        for key in set(self._records) - wanted - set(self._peers):
-            del self._records[key]
-            self._redials.pop(key, None)
-        self._dial_now(frozenset(new))
+        """Take over records that are signed and newer than what the book said; dial whose record is new."""
+        new = self._addresses.set_book(records, self._peers.keys())
+        self._forget_redials()
+        self._dial_now(new)
+
+    def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> None:
+        """Dial these keys there once they are allowed, before whatever else is known of them."""
+        new = self._addresses.set_bootstrap(addresses)
+        self._forget_redials()
+        self._dial_now(new)
+
+    def _forget_redials(self) -> None:
+        known = self._addresses.get_keys()
+        self._redials = {k: r for k, r in self._redials.items() if k in known or k in self._peers}
+
+    def learn_address(self, record: AddressRecord) -> bool:
+        """Keep a record that a peer has shown, of an allowed key (N2), and dial it; whether it was new.
+
+        Raises:
+            WireError: it breaks a limit, or is not signed by its key.
+        """
+        if record.p2p not in self.allowed or not self._addresses.learn(record):
+            return False
+        if record.p2p not in self._peers and record.p2p not in self._redials:
+            self._dial_now(frozenset({record.p2p}))  # else when its turn comes (N3): records are cheap to renew
+        return True
+
+    def get_records(self, first: bytes) -> list[AddressRecord]:
+        """What another peer is told of addresses (N1)."""
+        return self._addresses.get_records(first, self.allowed, self._get_record())
+
+    def is_without_book(self) -> bool:
+        """Whether the home may not know where everybody is: it has named nobody, or bootstrap addresses are set."""
+        return not self._addresses.has_book or bool(self._addresses.bootstrap)
+
+    def get_wanted(self) -> frozenset[bytes]:
+        """Allowed keys to ask peers for (N4): not in the home's book, and either missing, or with an old record."""
+        if not self.is_without_book():
+            return frozenset()
+        latest, connected = trio.current_time() - self._limits.wanted_after_s, self.connected()
+        return frozenset(
+            key
+            for key in self.allowed - {self._key}
+            if not self._addresses.is_in_book(key)
+            and (self._addresses.is_old(key) if key in connected else self._missing_since.get(key, latest) <= latest)
+        )
+
+    def get_bootstrap(self) -> tuple[BootstrapPeer, ...]:
+        """How it stands with each bootstrap address."""
+        return tuple(
+            self._describe(key, address) for key, known in self._addresses.bootstrap.items() for address in known
+        )
+
+    def _describe(self, key: bytes, address: str) -> BootstrapPeer:
+        redial = self._redials.get(key)
+        return BootstrapPeer(
+            key=key,
+            address=address,
+            is_allowed=key in self.allowed,
+            is_connected=self.is_connected(key),
+            failure=redial.failure if redial is not None else "",
+            next_dial_at=redial.next_at if redial is not None else 0.0,
+        )
 
     def _dial_now(self, keys: frozenset[bytes]) -> None:
         now = trio.current_time()
-        for key in sorted(keys & set(self._records)):  # in one order, so that a simulated run repeats
+        known = self._addresses.get_keys()
+        for key in sorted(keys & known):  # in one order, so that a simulated run repeats
             # Both ends learn of each other at the same moment: one goes first, the other when that had time to work.
-            wait_s = 0.0 if self._key < key else min(YIELD_S * len(self._records), 2 * self._limits.redial_first_s)
+            wait_s = 0.0 if self._key < key else min(YIELD_S * len(known), 2 * self._limits.redial_first_s)
             redial = self._redials.setdefault(key, _Redial(0.0, self._limits.redial_first_s))
             redial.next_at, redial.delay_s = now + wait_s, self._limits.redial_first_s
         self._wake.notify()
@@ -239,7 +301,8 @@ class PeerTable:
         self._wake.notify()
         self.changed.notify()
 
-    def _drop(self, key: bytes, reason: str) -> None:
+    def drop(self, key: bytes, reason: str) -> None:
+        """Close a peer, and remember why."""
         peer = self._peers.get(key)
         if peer is None:
             return
@@ -271,11 +334,11 @@ class PeerTable:
         with trio.move_on_after(self._limits.hello_s):
             await run_until(peer.gone, peer.admitted.wait)
         if not peer.admitted.is_set() and self._peers.get(peer.key) is peer:
-            self._drop(peer.key, peer.reason or self._get_silence())
+            self.drop(peer.key, peer.reason or self._get_silence())
 
     async def _offer_hello(self, peer: Peer) -> None:
         if self.run_uid == ZERO32 or peer.key not in self.allowed:
-            self._drop(peer.key, "not on the allow-list" if self.run_uid != ZERO32 else "this node has no run yet")
+            self.drop(peer.key, "not on the allow-list" if self.run_uid != ZERO32 else "this node has no run yet")
             return
 
         async def offer(stream: ByteStream) -> hello.Hello:
@@ -307,14 +370,14 @@ class PeerTable:
                 theirs = await exchange(await open_stream())
             except PsycheError as error:
                 peer.reason = str(error)
-                if isinstance(error, hello.Refused):  # the reason is on its way: let it arrive
+                if isinstance(error, hello.HelloRefused):  # the reason is on its way: let it arrive
                     with trio.move_on_after(FAREWELL_S):
                         await peer.gone.wait()
             else:
                 self._admit(peer, theirs)
                 return
         if self._peers.get(peer.key) is peer:
-            self._drop(peer.key, peer.reason or self._get_silence())
+            self.drop(peer.key, peer.reason or self._get_silence())
 
     def _get_silence(self) -> str:
         return f"no hello within {self._limits.hello_s:g} s"
@@ -322,15 +385,13 @@ class PeerTable:
     def _admit(self, peer: Peer, theirs: hello.Hello) -> None:
         if self._peers.get(peer.key) is not peer or peer.key not in self.allowed:
             return
-        record = hello.get_record(theirs)
-        old = self._records.get(peer.key)
-        if record.addresses and (old is None or old.expires_unix < record.expires_unix):
-            self._records[peer.key] = record
+        self._addresses.learn(theirs.record)
         self.refusals.pop(peer.key, None)
         self._missing_since.pop(peer.key, None)
         if not peer.admitted.is_set():
             peer.admitted.set()
             _log.info("peer %s is connected", peer.key.hex()[:16])
+            self.on_admitted()
             self.changed.notify()
 
     # redialing
@@ -353,30 +414,35 @@ class PeerTable:
     async def _dial(self, key: bytes, redial: _Redial) -> None:
         try:
             async with self._dials:
-                record = self._records.get(key)
-                for address in record.addresses if record is not None else ():
-                    if await self._try_address(key, address):
-                        break
+                redial.failure = await self._try_addresses(key)
                 peer = self._peers.get(key)
                 if peer is not None:
                     with trio.move_on_after(2 * self._limits.hello_s):
                         await run_until(peer.gone, peer.admitted.wait)
+                    redial.failure = "" if self.is_connected(key) else self.refusals.get(key, "")
         finally:
             redial.is_dialing = False
             redial.next_at = trio.current_time() + redial.delay_s * (0.5 + 0.5 * self._rng.random())
             redial.delay_s = min(2 * redial.delay_s, self._limits.redial_longest_s)
             self._wake.notify()
 
-    async def _try_address(self, key: bytes, address: str) -> bool:
-        if key in self._peers:
-            return True
-        record = self._records.get(key)
-        if record is None or record.expires_unix < self._get_unix():
-            return False
+    async def _try_addresses(self, key: bytes) -> str:
+        """Dial one address after another until one answers; why none does."""
+        failure = "its address is not known, or has expired"
+        for address in self._addresses.get_addresses(key):
+            if key in self._peers:
+                return ""
+            failure = await self._try_address(key, address)
+            if not failure:
+                break
+        return failure
+
+    async def _try_address(self, key: bytes, address: str) -> str:
         try:
             with trio.fail_after(self._limits.dial_s):
                 await self._transport.dial(key, address)
         except (NetworkError, trio.TooSlowError) as error:
-            _log.debug("peer %s at %s: %s", key.hex()[:16], address, error or "no answer")
-            return False
-        return True
+            failure = str(error) or f"no answer within {self._limits.dial_s:g} s"
+            _log.debug("peer %s at %s: %s", key.hex()[:16], address, failure)
+            return failure
+        return ""

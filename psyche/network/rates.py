@@ -1,32 +1,15 @@
-"""Bounded memory of what was seen and how fast it comes: token buckets, seen-sets, source statistics."""
+"""Bounded memory of what was seen and how fast it comes: buckets per key, seen-sets, source statistics."""
 
 from collections import OrderedDict, deque
 from statistics import median
 from typing import Final
 
+from psyche.wire.pace import TokenBucket
+
 MAX_BUCKETS: Final = 1_024
 MIN_SAMPLE_BYTES: Final = 256 << 10
 _SAMPLES: Final = 16
 _NEW_WEIGHT: Final = 0.3
-
-
-class TokenBucket:
-    """`rate_per_s` tokens a second, at most `burst` saved up; the caller says what time it is."""
-
-    def __init__(self, rate_per_s: float, burst: int, now: float) -> None:
-        self._rate = rate_per_s
-        self._burst = burst
-        self._tokens = float(burst)
-        self._then = now
-
-    def take(self, now: float) -> bool:
-        """Whether there is a token; it is gone then."""
-        self._tokens = min(self._burst, self._tokens + (now - self._then) * self._rate)
-        self._then = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 class Buckets:
@@ -80,11 +63,6 @@ class SourceStatistics:
         self._waits: deque[float] = deque(maxlen=_SAMPLES)
         self._assumed = assumed_rate_bytes_s
         self._rate: float | None = None
-
-    @property
-    def rate_bytes_s(self) -> float | None:
-        """Moving average of the rate; None before the first whole chunk."""
-        return self._rate
 
     @property
     def median_wait_s(self) -> float:

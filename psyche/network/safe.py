@@ -20,8 +20,12 @@ from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519
 from libp2p.custom_types import TProtocol
+from libp2p.exceptions import ParseError
+from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError, MultiselectError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.pubsub import gossipsub
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.rpc_queue import RpcQueue
@@ -29,19 +33,47 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as Noise
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.transport.exceptions import MuxerUpgradeFailure, OpenConnectionError
+from libp2p.utils import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from psyche.network.limits import NetworkLimits
+from psyche.network.unread import Overflow, StreamBuffers, UnreadBudget
 
 log: Final = logging.getLogger("psyche.network.libp2p")
+NOT_SECURE: Final = "not secure"  # how the reasons begin for which nothing was said
 RESET_S: Final = 1.0
+TELL_S: Final = 1.0
 UPGRADE_S: Final = 5.0  # of a connection: until then it holds a waiting place of its address
+MAX_FRAME_BYTES: Final = 256 << 10  # of yamux: a stream's first window; libp2p's own send 64 KiB
 MAX_RPC_BYTES: Final = 64 << 10  # a gossip RPC: messages of 4 KB and control
+MAX_NAME_BYTES: Final = 1_024  # of a protocol, as either side names it; ours have 40
 REMOVED_PROTOCOLS: Final = ("/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0")  # hello says who we are; nothing else needs them
 
 # Module constants, not arguments: 32 queued RPCs per peer and 32 undelivered messages, the rest dropped unseen.
 _pubsub.RpcQueue = functools.partial(RpcQueue, max_size=1_024)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateImportUsage]
 _pubsub.SUBSCRIPTION_CHANNEL_SIZE = 4_096  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def read_name(communicator: MultiselectCommunicator) -> str:
+    """Read one name of multistream-select.
+
+    libp2p asks the system for as many bytes as the length before a name says, and lets text that is not UTF-8 raise
+    through its own error classes. All connections and streams begin here, strangers' connections too.
+
+    Raises:
+        MultiselectCommunicatorError: the name is too long, cut short, without its newline or not UTF-8.
+    """
+    try:
+        name = await read_varint_prefixed_bytes_limited(communicator.read_writer, MAX_NAME_BYTES)
+        if not name.endswith(b"\n"):
+            raise ParseError("a name without a newline")
+        return name[:-1].decode()
+    except (ParseError, IOException, UnicodeDecodeError) as error:
+        raise MultiselectCommunicatorError("no name of a protocol") from error
+
+
+MultiselectCommunicator.read = read_name  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def silence_libp2p() -> None:
@@ -68,57 +100,76 @@ def _is_not_libp2p(record: logging.LogRecord) -> bool:
     return record.name != "root" or f"{os.sep}libp2p{os.sep}" not in record.pathname
 
 
-class _Overflow(trio.TooSlowError):
-    """A peer sends more than it may; yamux closes the connection on this class."""
+def bound_connections(swarm: Any, limits: NetworkLimits, budget: UnreadBudget) -> None:
+    """Give every connection counted buffers and a time within which its peer takes what is written.
 
-
-class _Buffers(dict[int, bytearray]):
-    """The receive buffers of a connection, bounded in number and in bytes together.
-
-    yamux announces windows and does not enforce them: without this, a peer fills the memory through
-    a stream that nobody reads.
+    libp2p takes no other yamux class than its own, so each of its connections is set up here, before it runs.
     """
-
-    def __init__(self, max_bytes: int, max_streams: int) -> None:
-        super().__init__()
-        self.max_bytes = max_bytes
-        self.max_streams = max_streams
-
-    def __setitem__(self, stream_id: int, buffer: bytearray) -> None:
-        if len(self) >= self.max_streams and stream_id not in self:
-            raise _Overflow(f"more than {self.max_streams} streams")
-        super().__setitem__(stream_id, _Buffer(self))
-
-    def check_room(self, more: int) -> None:
-        if sum(map(len, self.values())) + more > self.max_bytes:
-            raise _Overflow(f"more than {self.max_bytes} bytes unread")
-
-
-class _Buffer(bytearray):
-    def __init__(self, owner: _Buffers) -> None:
-        super().__init__()
-        self._owner = owner
-
-    def extend(self, data: Any) -> None:
-        self._owner.check_room(len(data))
-        super().extend(data)
-
-
-def bound_connections(swarm: Any, limits: NetworkLimits) -> None:
-    """Give every connection bounded buffers; libp2p takes no other yamux class than its own."""
     upgrade = swarm.upgrader.upgrade_connection
 
     async def upgrade_bounded(connection: Any, peer_id: Any) -> Any:
+        if budget.is_resting(peer_id):
+            raise MuxerUpgradeFailure("the peer was cut a moment ago")
+        _bound_writes(connection, limits.write_s)
         muxed = await upgrade(connection, peer_id)
-        muxed.stream_buffers = _Buffers(limits.buffered_per_connection_bytes, limits.streams_per_connection)
+        muxed.stream_buffers = StreamBuffers(budget, peer_id, limits.streams_per_connection)
+        _count_frames(muxed)
         return muxed
 
     swarm.upgrader.upgrade_connection = upgrade_bounded
 
 
+def _bound_writes(connection: Any, write_s: float) -> None:
+    """Close a connection whose peer takes nothing for so long.
+
+    Pubsub's writes and yamux's own have no end, and closing waits behind them: one peer that reads nothing would keep
+    what its connection holds, and the health monitor, for as long as it likes.
+    """
+    write = connection.write
+
+    async def write_in_time(data: bytes) -> None:
+        with trio.move_on_after(write_s) as scope:
+            await write(data)
+        if scope.cancelled_caught:
+            await connection.close()
+            raise ConnectionClosedError(f"nothing taken within {write_s:g} s")
+
+    connection.write = write_in_time
+
+
+def _count_frames(muxed: Any) -> None:
+    """Count a frame's bytes while they come in: yamux reads up to 16 MiB of one before it looks at any buffer."""
+    read_body = muxed._read_data_body  # noqa: SLF001 - there is no setting for it
+
+    async def read_counted_body(length: int) -> bytes:
+        if length > MAX_FRAME_BYTES:
+            raise Overflow(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES}")
+        with muxed.stream_buffers.account.expecting(length):
+            return await read_body(length)
+
+    muxed._read_data_body = read_counted_body  # noqa: SLF001
+
+
+def describe_failure(error: BaseException) -> str:
+    """Why no connection came about, in our own words: libp2p's may hold bytes of strangers."""
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    if len(chain) == 1 or any(isinstance(one, OpenConnectionError | MuxerUpgradeFailure) for one in chain):
+        return type(chain[-1]).__name__
+    if any(isinstance(one, trio.TooSlowError) for one in chain):
+        return f"{NOT_SECURE}: no handshake within {UPGRADE_S:g} s"
+    if any(isinstance(one, MultiselectError) for one in chain):
+        return f"{NOT_SECURE}: no agreement on Noise, and this node speaks nothing else"
+    return f"{NOT_SECURE}: the Noise handshake failed"
+
+
 async def reset_stream(stream: Any) -> None:
-    """Reset a stream; never raises, never waits long."""
+    """Reset a stream; never raises, never waits long. What it holds is dropped now: yamux keeps it for a minute."""
     try:
+        muxed = stream.muxed_stream
+        if (buffer := muxed.conn.stream_buffers.get(muxed.stream_id)) is not None:
+            buffer.end()
         with trio.move_on_after(RESET_S):
             await stream.reset()
     except Exception as error:  # noqa: BLE001 - whatever libp2p raises, the stream is over
@@ -186,6 +237,7 @@ class Gate:
         self._limits = limits
         self._pending: dict[str, int] = {}
         self._open = 0
+        self._tell_at = 0.0  # not one line for each: strangers decide how many come
 
     async def handle(self, stream: Any, address: Multiaddr) -> None:
         """Shake hands within the upgrade's time-out, then wait until the connection is closed."""
@@ -207,7 +259,9 @@ class Gate:
         try:
             return await self._swarm.upgrade_inbound_raw_conn(RawConnection(stream, False), address)
         except Exception as error:  # noqa: BLE001 - strangers' bytes: anything may come
-            log.debug("inbound connection: %s", type(error).__name__)
+            if trio.current_time() >= self._tell_at:
+                self._tell_at = trio.current_time() + TELL_S
+                log.info("connection from %s refused: %s", ip, describe_failure(error))
             return None
         finally:
             self._pending[ip] -= 1
@@ -215,8 +269,8 @@ class Gate:
                 del self._pending[ip]
 
 
-def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits) -> Any:
-    """A libp2p host: Noise alone, yamux alone, no dialing of its own, dead peers noticed."""
+def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits, budget: UnreadBudget) -> Any:
+    """A libp2p host: Noise alone, yamux alone, no dialing of its own, dead peers noticed, unread bytes counted."""
     pair = create_new_key_pair(seed)
     host: Any = new_host(
         key_pair=pair,
@@ -254,7 +308,7 @@ def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits) -> Any:
     for protocol in REMOVED_PROTOCOLS:
         host.remove_stream_handler(TProtocol(protocol))
     host._schedule_identify = _do_nothing  # noqa: SLF001
-    bound_connections(swarm, limits)
+    bound_connections(swarm, limits, budget)
     harden(host)
     return host
 

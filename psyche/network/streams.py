@@ -4,14 +4,14 @@ Every read names the most it may bring, so that a length that a peer claims is j
 anything is allocated for it.
 """
 
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 import trio
 
-from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.errors import NetworkError, PsycheError
+from psyche.wire.length import LENGTH_BYTES, pack_length, read_length
 from psyche.wire.turns import take
 
 HELLO: Final = "/psyche/hello/1"
@@ -21,7 +21,6 @@ BLOB: Final = "/psyche/blob/1"
 PROTOCOLS: Final = (HELLO, GOSSIP, SYNC, BLOB)
 
 READ_BYTES: Final = 1 << 20
-_LENGTH: Final = struct.Struct("<I")
 
 
 class StreamError(NetworkError):
@@ -82,10 +81,8 @@ async def read_frame(stream: Readable, max_bytes: int, what: str) -> bytes:
         WireError: the frame claims more than `max_bytes`; nothing of it was read.
         StreamError: the stream ended.
     """
-    (length,) = _LENGTH.unpack(await read_exactly(stream, _LENGTH.size))
-    if length > max_bytes:
-        raise WireError(f"{what}: a frame of {length} bytes, at most {max_bytes}")
-    return await read_exactly(stream, length)
+    head = await read_exactly(stream, LENGTH_BYTES)
+    return await read_exactly(stream, read_length(head, max_bytes, what))
 
 
 async def write_frame(stream: ByteStream, body: bytes) -> None:
@@ -94,7 +91,7 @@ async def write_frame(stream: ByteStream, body: bytes) -> None:
     Raises:
         StreamError: as `ByteStream.write`.
     """
-    await stream.write(_LENGTH.pack(len(body)) + body)
+    await stream.write(pack_length(len(body)) + body)
 
 
 class Signal:

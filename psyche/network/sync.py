@@ -4,14 +4,18 @@ from typing import Final
 
 import msgspec
 
-from psyche.core.limits import MAX_CLIENTS
+from psyche.core.state.limits import MAX_CLIENTS
 from psyche.errors import NetworkError, WireError
+from psyche.network.addresses.messages import ITEM_BYTES, MAX_RECORDS
 from psyche.network.limits import SYNC_ITEMS, SYNC_REPLY_BYTES
+from psyche.wire.msgpack import UNREADABLE
 from psyche.wire.ports import SyncReply, SyncRequest
 
-KINDS: Final = ("announcements", "table", "manifest")
+ADDRESSES: Final = "addresses"
+KINDS: Final = ("announcements", "table", "manifest", ADDRESSES)
 _BITMAP_BYTES: Final = MAX_CLIENTS // 8
 REPLY_FRAME_BYTES: Final = SYNC_REPLY_BYTES + 8 * SYNC_ITEMS + 64  # msgpack's lengths
+ADDRESSES_FRAME_BYTES: Final = MAX_RECORDS * (ITEM_BYTES + 8) + 64
 
 
 class _Request(msgspec.Struct, frozen=True, array_like=True):
@@ -53,7 +57,7 @@ def decode_request(raw: bytes) -> SyncRequest:
     """
     try:
         wire = _request.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise WireError("sync request: not the expected fields") from error
     _check_request(wire)
     return SyncRequest(wire.kind, wire.epoch, wire.height, int.from_bytes(wire.have, "little"), wire.key)
@@ -66,6 +70,11 @@ def _check_request(wire: _Request) -> None:
         raise WireError("sync request: epoch or height is out of range")
     if len(wire.have) != _BITMAP_BYTES or len(wire.key) not in {0, 32}:
         raise WireError("sync request: have or key has a wrong length")
+
+
+def get_reply_limit(kind: str) -> int:
+    """The most bytes that an answer to a request of this kind may have."""
+    return ADDRESSES_FRAME_BYTES if kind == ADDRESSES else REPLY_FRAME_BYTES
 
 
 def encode_reply(reply: SyncReply) -> bytes:
@@ -87,7 +96,7 @@ def decode_reply(raw: bytes) -> SyncReply:
     """
     try:
         wire = _reply.decode(raw)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise WireError("sync reply: not the expected fields") from error
     if len(wire.items) > SYNC_ITEMS or sum(map(len, wire.items)) > SYNC_REPLY_BYTES:
         raise WireError(f"sync reply: at most {SYNC_ITEMS} items and {SYNC_REPLY_BYTES} bytes")

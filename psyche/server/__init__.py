@@ -1,1 +1,1 @@
-"""The TCP home of the coordinator: server, journal, and the client's side of it."""
+"""The TCP home of the coordinator: server and journal. The client's side of it stands in `psyche.backends.tcp`."""

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from psyche.core.limits import MAX_CLIENTS
+from psyche.core.state.limits import MAX_CLIENTS
 from psyche.wire.ports import AddressRecord
 
 MAX_REMOVED: Final = MAX_CLIENTS  # removals remembered; who lags behind more gets the whole book

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 import trio
 
 from psyche.errors import BackendError
-from psyche.server.limits import MAX_REPLIES, REQUEST_BURST, REQUESTS_PER_S, TokenBucket
+from psyche.server.limits import MAX_REPLIES, REQUEST_BURST, REQUESTS_PER_S
 from psyche.server.push import StateVersion
 from psyche.server.replies import Answer
 from psyche.wire.backend import Goodbye, Overloaded, code_of, shorten
 from psyche.wire.framing import FrameStream
+from psyche.wire.pace import TokenBucket
+from psyche.wire.places import Place
 
 
 @dataclass(eq=False)
@@ -25,6 +27,7 @@ class Connection:
     number: int
     scope: trio.CancelScope
     key: bytes | None = None
+    place: Place | None = None
     is_subscribed: bool = False
     sent: StateVersion | None = None  # None: the full state is due
     sent_book: int = -1
@@ -57,7 +60,7 @@ class Connection:
             Overloaded: the client does not read its answers.
         """
         if len(self._answers) >= MAX_REPLIES:
-            raise Overloaded(f"{MAX_REPLIES} answers wait and are not read")
+            raise Overloaded(f"{MAX_REPLIES} replies wait unread")
         self._answers.append(answer)
         self.wake()
 
@@ -84,6 +87,11 @@ class Connection:
         if self.goodbye is None:
             self.goodbye = Goodbye(code_of(error), shorten(str(error)))
             self.wake()
+
+    def cancel(self, reason: str) -> None:
+        """Close at once, without a goodbye."""
+        self.reason = self.reason or reason
+        self.scope.cancel()
 
     def wake(self) -> None:
         """There may be something to send."""

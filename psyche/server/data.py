@@ -2,9 +2,9 @@
 
 import trio
 
-from psyche.core.assignment import compute_assignments
-from psyche.core.bits import get_members
-from psyche.core.state import Coordinator
+from psyche.core.committee.assignment import compute_assignments
+from psyche.core.state.bits import get_members
+from psyche.core.state.state import Coordinator
 from psyche.data.provider import LocalFiles, open_files
 from psyche.data.server import DataServer, PortStatus
 from psyche.errors import ConfigError

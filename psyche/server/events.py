@@ -1,275 +1,81 @@
-"""What the journal records: one event per change of the run's state, enough to make the change again.
+"""What the journal records: one message per change of the run's state, enough to make the change again.
 
 `Event.process` is the only way in which the server changes a state, live and in replay alike, so a
 replayed journal gives the same bytes (K1, K2).
 """
 
-from dataclasses import replace
-from enum import IntEnum
-from typing import Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import msgspec
 
-from psyche.core import transitions
-from psyche.core.layout import decode_witness, encode_witness
-from psyche.core.messages import WitnessMessage
-from psyche.core.state import Checkpoint, CheckpointKind, Coordinator
+from psyche.core.rules.apply import apply
+from psyche.core.state.messages import WitnessMessage
+from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import WireError
+from psyche.wire.access import Allow, Disallow
+from psyche.wire.backend import OP_ID_BYTES
+from psyche.wire.messages import MAX_FIELDS_BYTES, AnyMessage, decode_fields, encode_fields, get_kind
+from psyche.wire.msgpack import UNREADABLE
 
 
-class EventKind(IntEnum):
-    """Kinds of records; the numbers are the journal's and never change their meaning."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A message that changed something: the run, or the home's allow list (M12).
 
-    TICK = 1
-    JOIN = 2
-    LEAVE = 3
-    WITHDRAW = 4
-    WARMUP_WITNESS = 5
-    WITNESS = 6
-    HEALTH_CHECK = 7
-    CHECKPOINT = 8
-    EQUIVOCATION = 9
-    PAUSE = 10
-    RESUME = 11
-    RECOVERED = 12
-    RECLAIM_SLOT = 13
-    RATES = 14
+    `sender` is who signed it, zeros where the home acts of itself; `op_id` names an owner's command, whatever
+    the resends (K3), and is empty for other messages.
+    """
 
+    message: AnyMessage
+    sender: bytes = ZERO32
+    op_id: bytes = b""
 
-class EventBase(msgspec.Struct, frozen=True, array_like=True):
-    """An event; the order of its fields is that of the record."""
+    @property
+    def name(self) -> str:
+        """The name of its kind."""
+        return get_kind(self.message).name
 
     def process(self, state: Coordinator, now: int) -> None:
-        """Change `state` at `now` (unix seconds) as the event says.
+        """Change `state` at `now` (unix seconds) as the message says; on TCP the slot is the clock (E1).
 
         Raises:
             CoordinatorError: the state machine refuses; no byte changed.
         """
-        raise NotImplementedError
+        if not isinstance(self.message, Allow | Disallow):
+            apply(state, now, now, self.sender, self.message)
 
 
-class Tick(EventBase, frozen=True, array_like=True):
-    """The clock went on; `entropy` is 32 bytes from the operating system (E5)."""
+class _Body(msgspec.Struct, frozen=True, array_like=True):
+    """A record's body; the number of the message stands before it."""
 
-    entropy: bytes
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.tick(state, now, now, self.entropy)  # E1: on TCP the slot is the clock
+    sender: Annotated[bytes, msgspec.Meta(max_length=len(ZERO32))]  # empty for zeros
+    op_id: Annotated[bytes, msgspec.Meta(max_length=OP_ID_BYTES)]
+    fields: Annotated[bytes, msgspec.Meta(max_length=MAX_FIELDS_BYTES)]
 
 
-class Join(EventBase, frozen=True, array_like=True):
-    """M1, M2."""
-
-    signer: bytes
-    p2p: bytes
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.join(state, now, self.signer, self.p2p)
-
-
-class Leave(EventBase, frozen=True, array_like=True):
-    """M4."""
-
-    signer: bytes
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.leave(state, now, self.signer)
-
-
-class Withdraw(EventBase, frozen=True, array_like=True):
-    """M4; by the member itself, or by the server for a connection that is lost (H6)."""
-
-    sender: bytes
-    epoch: int
-    member: int
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.withdraw(state, now, self.sender, self.epoch, self.member)
-
-
-class WarmupWitness(EventBase, frozen=True, array_like=True):
-    """S8."""
-
-    sender: bytes
-    epoch: int
-    member: int
-    digest: bytes
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.warmup_witness(state, now, self.sender, self.epoch, self.member, self.digest)
-
-
-class Witness(EventBase, frozen=True, array_like=True):
-    """W4; the message in canonical bytes, its metadata left out because it is never stored."""
-
-    sender: bytes
-    message: bytes
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.witness(state, now, self.sender, decode_witness(self.message))
-
-
-class HealthCheck(EventBase, frozen=True, array_like=True):
-    """H4."""
-
-    sender: bytes
-    epoch: int
-    height: int
-    member: int
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.health_check(state, now, self.sender, self.epoch, self.height, self.member)
-
-
-class SetCheckpoint(EventBase, frozen=True, array_like=True):
-    """S10."""
-
-    sender: bytes
-    epoch: int
-    digest: bytes
-    kind: int
-    name: str
-    revision: str | None
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        source = Checkpoint(CheckpointKind(self.kind), self.name, self.revision)
-        transitions.checkpoint(state, now, self.sender, self.epoch, self.digest, source)
-
-
-class Equivocation(EventBase, frozen=True, array_like=True):
-    """R7; the signatures were checked before the event was made."""
-
-    epoch: int
-    height: int
-    member: int
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.report_equivocation(state, now, self.epoch, self.height, self.member)
-
-
-class Pause(EventBase, frozen=True, array_like=True):
-    """P4; the op id makes a resend harmless (K3)."""
-
-    op_id: bytes
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.pause(state, now)
-
-
-class Resume(EventBase, frozen=True, array_like=True):
-    """P4."""
-
-    op_id: bytes
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.resume(state, now)
-
-
-class Recovered(EventBase, frozen=True, array_like=True):
-    """The server was away for `gap_s` (K2)."""
-
-    gap_s: int
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.process_recovery(state, now, self.gap_s)
-
-
-class ReclaimSlot(EventBase, frozen=True, array_like=True):
-    """No slot was free, so an idle one is taken back (M4)."""
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        transitions.reclaim_slot(state, now)
-
-
-class SetRates(EventBase, frozen=True, array_like=True):
-    """M7."""
-
-    op_id: bytes
-    earning: int | None
-    slashing: int | None
-
-    def process(self, state: Coordinator, now: int) -> None:
-        """Make the change; raises CoordinatorError where the state machine refuses."""
-        del now
-        transitions.process_rates(state, self.earning, self.slashing)
-
-
-Event: TypeAlias = (
-    Tick
-    | Join
-    | Leave
-    | Withdraw
-    | WarmupWitness
-    | Witness
-    | HealthCheck
-    | SetCheckpoint
-    | Equivocation
-    | Pause
-    | Resume
-    | Recovered
-    | ReclaimSlot
-    | SetRates
-)
-
-_TYPES: Final[dict[EventKind, type[Event]]] = {
-    EventKind.TICK: Tick,
-    EventKind.JOIN: Join,
-    EventKind.LEAVE: Leave,
-    EventKind.WITHDRAW: Withdraw,
-    EventKind.WARMUP_WITNESS: WarmupWitness,
-    EventKind.WITNESS: Witness,
-    EventKind.HEALTH_CHECK: HealthCheck,
-    EventKind.CHECKPOINT: SetCheckpoint,
-    EventKind.EQUIVOCATION: Equivocation,
-    EventKind.PAUSE: Pause,
-    EventKind.RESUME: Resume,
-    EventKind.RECOVERED: Recovered,
-    EventKind.RECLAIM_SLOT: ReclaimSlot,
-    EventKind.RATES: SetRates,
-}
-_KINDS: Final[dict[type[Event], EventKind]] = {kind: number for number, kind in _TYPES.items()}
-
-
-def get_op_id(event: Event) -> bytes | None:
-    """What names an owner's command, whatever the resends (K3); None for other events."""
-    return event.op_id if isinstance(event, Pause | Resume | SetRates) else None
-
-
-def get_kind(event: Event) -> EventKind:
-    """The number of an event's kind."""
-    return _KINDS[type(event)]
+def get_number(event: Event) -> int:
+    """The number of the message's kind: the byte before the body."""
+    return get_kind(event.message).number
 
 
 def encode_event(event: Event) -> bytes:
-    """The body of an event's record."""
-    return msgspec.msgpack.encode(event)
+    """The body of an event's record; a witness's metadata is left out because it is never stored (W5)."""
+    message = event.message
+    if isinstance(message, WitnessMessage):
+        message = replace(message, metadata=b"")
+    sender = b"" if event.sender == ZERO32 else event.sender
+    return msgspec.msgpack.encode(_Body(sender, event.op_id, encode_fields(message)))
 
 
-def decode_event(kind: int, body: bytes) -> Event:
+def decode_event(number: int, raw: bytes) -> Event:
     """Read the body of a record.
 
     Raises:
-        WireError: the kind is unknown to this version, or the body is not of that kind.
+        WireError: the number is unknown to this version, or the body is not of that kind.
     """
     try:
-        return msgspec.msgpack.decode(body, type=_TYPES[EventKind(kind)])
-    except ValueError as error:  # msgspec's own errors are ValueErrors too
-        raise WireError(f"journal: event of kind {kind} cannot be read: {error}") from error
-
-
-def make_witness(sender: bytes, message: WitnessMessage) -> Witness:
-    """The event of a witness message."""
-    return Witness(sender, encode_witness(replace(message, metadata=b"")))
+        body = msgspec.msgpack.decode(raw, type=_Body)
+        return Event(decode_fields(number, body.fields), body.sender or ZERO32, body.op_id)
+    except (*UNREADABLE, WireError) as error:
+        raise WireError(f"journal: message {number} cannot be read: {error}") from error

@@ -1,11 +1,11 @@
 """Evidence of equivocation (R7): two signed results of one member over one round, with different commitments."""
 
-from psyche.core.errors import InvalidEvidence
-from psyche.core.messages import Gossip, Result
-from psyche.core.state import Coordinator
+from psyche.core.state.errors import InvalidEvidence
+from psyche.core.state.gossip import Gossip, Result
+from psyche.core.state.messages import ReportEquivocation
+from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.wire.gossip import decode_gossip, is_signed_by
-from psyche.wire.repeats import is_ejected
 
 
 def check_evidence(state: Coordinator, first: bytes, second: bytes) -> tuple[int, int, int]:
@@ -31,13 +31,25 @@ def check_evidence(state: Coordinator, first: bytes, second: bytes) -> tuple[int
     return one.epoch, one.height, one.member
 
 
-def is_evidence_on_record(state: Coordinator, first: bytes, second: bytes) -> bool:
-    """Whether the member that the evidence convicts is ejected already."""
+def check_report(state: Coordinator, report: ReportEquivocation, evidence: tuple[bytes, bytes] | None) -> None:
+    """Before a report goes to the run: whether the evidence convicts the member that it names.
+
+    Raises:
+        InvalidEvidence: there is none, or it convicts nobody, or somebody else.
+    """
+    if evidence is None:
+        raise InvalidEvidence("a report comes with two signed results (R7)")
+    if check_evidence(state, *evidence) != (report.epoch, report.height, report.member):
+        raise InvalidEvidence("the results are of another round or member than the report (R7)")
+
+
+def is_report_true(state: Coordinator, report: ReportEquivocation, evidence: tuple[bytes, bytes] | None) -> bool:
+    """Whether the evidence convicts the member that the report names."""
     try:
-        epoch, _, member = check_evidence(state, first, second)
+        check_report(state, report, evidence)
     except InvalidEvidence:
         return False
-    return is_ejected(state, epoch, member)
+    return True
 
 
 def _read(raw: bytes) -> Gossip:

@@ -11,26 +11,40 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from psyche.core.errors import ClientsFull, CoordinatorError, Halted
-from psyche.core.layout import decode_state, decode_witness, encode_state
-from psyche.core.roster import find_slot, get_healthy
-from psyche.core.state import Coordinator, RunState, SlotState
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.rules.apply import BY_TYPE, Sender
+from psyche.core.state import messages as msg
+from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
+from psyche.core.state.roster import find_slot, get_healthy
+from psyche.core.state.state import Coordinator, RunState, SlotState
 from psyche.errors import BackendError, PsycheError, WireError
-from psyche.server import events
+from psyche.server.access import AllowList, FirstKeys
 from psyche.server.book import AddressBook
-from psyche.server.evidence import check_evidence, is_evidence_on_record
+from psyche.server.events import Event
+from psyche.server.evidence import check_report, is_report_true
 from psyche.server.journal import KEPT_OP_IDS, Journal
-from psyche.server.presence import Presence, get_departure, has_join
+from psyche.server.presence import Presence, can_be_given_up, find_departure, has_departure_ahead, is_member
 from psyche.server.push import StateVersion, make_version
 from psyche.server.replies import Answer, ReplyCache
-from psyche.server.sink import EventSink, NoEvents
-from psyche.server.status import make_status
+from psyche.server.status import get_earnings, make_status
+from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire import repeats
+from psyche.wire.access import AccessMessage, Allow, Disallow
 from psyche.wire.crypto import check_address_record
+from psyche.wire.messages import AnyMessage
+from psyche.wire.ports import AddressRecord
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more would be a state machine that runs in circles
-_UNCACHED: Final = (wire.HelloRequest, wire.StatusRequest, wire.PingRequest, wire.SubscribeRequest)
+_NOT_HERE: Final = (msg.Update, msg.UpdateClientVersion)  # a TCP server keeps the settings that it began with
+_UNCACHED: Final = (
+    wire.HelloRequest,
+    wire.StatusRequest,
+    wire.PingRequest,
+    wire.SubscribeRequest,
+    wire.AllowedRequest,
+    wire.EarningsRequest,
+)
 
 
 class CoordinatorHandler:
@@ -41,6 +55,7 @@ class CoordinatorHandler:
         journal: where records go; the driver writes it out.
         now: unix seconds, the time of the journal's last record.
         owners: keys that may command the run.
+        access: who may join (M12).
         entropy: gives 32 random bytes (E5).
         op_ids: owner commands carried out before, from recovery.
         withdraw_on_disconnect: whether a lost connection ends a membership after the grace (H6).
@@ -55,6 +70,7 @@ class CoordinatorHandler:
         *,
         now: int,
         owners: frozenset[bytes],
+        access: AllowList,
         entropy: Callable[[], bytes],
         op_ids: Iterable[bytes] = (),
         withdraw_on_disconnect: bool = True,
@@ -66,6 +82,7 @@ class CoordinatorHandler:
         self.book = AddressBook()
         self.now = now
         self.owners = owners
+        self.access = access
         self.program = program
         self.version: StateVersion = make_version(journal.last_seq, now, state, encode_state(state))
         self._entropy = entropy
@@ -117,7 +134,7 @@ class CoordinatorHandler:
         """Report that the server was away since the last record (K2): a restart is not a time-out."""
         gap_s = max(0, now - self.now)
         self._advance(now)
-        self._apply(events.Recovered(gap_s))
+        self._apply(Event(msg.Recover(gap_s)))
         for slot in self.state.registry.slots:
             if slot.state is SlotState.JOINED:
                 self._presence.disconnected(slot.p2p, self.now, is_known=True)
@@ -125,12 +142,12 @@ class CoordinatorHandler:
 
     def get_status(self) -> wire.RunStatus:
         """What a person wants to know of the run."""
-        return make_status(self.state, self.now, self.program, self._presence.count)
+        return make_status(self.state, self.now, self.program, self._presence.count, self.access)
 
     def _advance(self, now: int) -> None:
         self.now = max(self.now, now)
 
-    def _apply(self, event: events.Event) -> bool:
+    def _apply(self, event: Event) -> bool:
         """Change the state and record it; returns whether anything changed.
 
         Raises:
@@ -147,19 +164,18 @@ class CoordinatorHandler:
             raise
         except Exception as error:
             self.state = decode_state(self.version.raw)  # no half a change may stay behind
-            self._sink.emit("server_defect", event=type(event).__name__, error=traceback.format_exc())
-            raise BackendError(f"internal error while handling {type(event).__name__}: {error!r}") from error
+            self._sink.emit("server_defect", event=event.name, error=traceback.format_exc())
+            raise BackendError(f"internal error while handling {event.name}: {error!r}") from error
         version = make_version(self.journal.last_seq + 1, self.now, self.state, raw)
         self.journal.append(self.now, event, version.hash)
         self.version = version
         self._after(event, was)
         return True
 
-    def _after(self, event: events.Event, was: tuple[RunState, int]) -> None:
+    def _after(self, event: Event, was: tuple[RunState, int]) -> None:
         """What follows a recorded change: op ids, events, snapshots."""
-        op_id = events.get_op_id(event)
-        if op_id is not None:
-            self._op_ids.append(op_id)
+        if event.op_id:
+            self._op_ids.append(event.op_id)
         state, progress = self.state, self.state.progress
         run_state, step = was
         if progress.step < step:  # P3, P5: the only ways back
@@ -182,28 +198,50 @@ class CoordinatorHandler:
             )
         starts_epoch = state.run_state is RunState.WARMUP and run_state is not RunState.WARMUP
         if starts_epoch or self.journal.wants_snapshot:
-            self.journal.snapshot(self.now, self.version.raw, tuple(self._op_ids))
+            access = self.access.changes.encode()
+            self.journal.snapshot(self.now, self.version.raw, tuple(self._op_ids), access)
 
     def _settle(self) -> None:
-        """T3: tick until nothing changes."""
+        """T3: tick until nothing changes. Each tick may form an epoch, so no disallowed join may wait before it."""
         for _ in range(MAX_TICKS):
+            self._withdraw_disallowed()
             try:
-                if not self._apply(events.Tick(self._entropy())):
+                if not self._apply(Event(msg.Tick(self._entropy()))):
                     return
             except Halted:
                 return
         raise BackendError(f"the state machine did not come to rest within {MAX_TICKS} ticks")
 
     def _withdraw_lost(self) -> None:
+        """Take out who has been gone for longer than the grace, at once or when the run waits for members (H6)."""
         for key, since in self._presence.get_overdue(self.now):
-            departure = get_departure(self.state, key) if self._withdraw_on_disconnect else None
-            if departure is not None:
-                self._apply(events.Withdraw(key, *departure))
-                self._sink.emit("client_withdrawn", key=key, reason="connection lost", after_s=self.now - since)
-            elif not (self._withdraw_on_disconnect and has_join(self.state, key)):
-                self._presence.forget(key)  # nothing is left that this key could be withdrawn from
+            number = find_slot(self.state, key) if self._withdraw_on_disconnect else None
+            if number is not None:
+                self._take_out(number, key, "connection lost", after_s=self.now - since)
+            if number is None or not has_departure_ahead(self.state, number):
+                self._presence.forget(key)
 
-    def _answer(self, sender: bytes, body: wire.RequestBody) -> wire.Greeting | wire.RunStatus | None:
+    def _withdraw_disallowed(self) -> None:
+        """Take back the joins of keys that were disallowed; a member stays until its epoch ends (M12)."""
+        if self.state.run_state is not RunState.WAITING_FOR_MEMBERS:
+            return
+        for number, slot in enumerate(self.state.registry.slots):
+            if slot.state is SlotState.JOINED and not self.access.may_join(slot.p2p):
+                self._take_out(number, slot.p2p, "not allowed", after_s=0)
+
+    def _take_out(self, number: int, key: bytes, reason: str, *, after_s: int) -> None:
+        """Withdraw the holder of a slot; a slot that is worth nothing goes to others (H6)."""
+        departure = find_departure(self.state, number)
+        if departure is not None:
+            self._apply(Event(msg.Withdraw(*departure), key))
+            self._sink.emit("client_withdrawn", key=key, reason=reason, after_s=after_s)
+        if can_be_given_up(self.state, number):
+            self._apply(Event(msg.LeaveRun(), self.state.registry.slots[number].signer))
+            self._sink.emit("slot_given_up", key=key, reason=reason, after_s=after_s)
+
+    def _answer(
+        self, sender: bytes, body: wire.RequestBody
+    ) -> wire.Greeting | wire.RunStatus | wire.Earnings | wire.AllowedKeys | None:
         """Carry out a request; returns what its reply carries.
 
         Raises:
@@ -216,41 +254,44 @@ class CoordinatorHandler:
                 return self._greet(body)
             case wire.StatusRequest():
                 return self.get_status()
-            case wire.PingRequest() | wire.SubscribeRequest():
+            case wire.SubscribeRequest():
+                if not self.may_follow(sender):
+                    raise self.access.refuse(sender)
+            case wire.PingRequest():
                 return None
+            case wire.EarningsRequest():
+                self._check_owner(sender)
+                return get_earnings(self.state)
+            case wire.AllowedRequest():
+                return self._list_allowed(sender)
             case wire.AnnounceRequest():
                 self._put_record(sender, body.record)
-            case wire.PauseRequest() | wire.ResumeRequest() | wire.RatesRequest():
-                self._command(sender, body)
-            case wire.JoinRequest():
-                self._join(sender, body.record)
-            case _:
-                self._apply(self._make_event(sender, body))
+            case wire.SubmitRequest():
+                self._submit(sender, body, wire.get_message(body))
         return None
 
-    def _make_event(self, sender: bytes, body: wire.RequestBody) -> events.Event:
-        """The event of a message that goes to the state machine as it stands."""
-        match body:
-            case wire.LeaveRequest():
-                event: events.Event = events.Leave(sender)
-            case wire.WithdrawRequest():
-                event = events.Withdraw(sender, body.epoch, body.member)
-            case wire.WarmupWitnessRequest():
-                event = events.WarmupWitness(sender, body.epoch, body.member, body.digest)
-            case wire.WitnessRequest():
-                event = events.make_witness(sender, decode_witness(body.message))
-            case wire.HealthCheckRequest():
-                event = events.HealthCheck(sender, body.epoch, body.height, body.member)
-            case wire.CheckpointRequest():
-                event = events.SetCheckpoint(sender, body.epoch, body.digest, body.kind, body.name, body.revision)
-            case wire.EquivocationRequest():
-                event = events.Equivocation(*check_evidence(self.state, body.first, body.second))
+    def _submit(self, sender: bytes, body: wire.SubmitRequest, message: AnyMessage) -> None:
+        """A message goes to the state machine, once this home has asked what only a home can know."""
+        if isinstance(message, Allow | Disallow):
+            self._change_access(sender, body, message)
+            return
+        kind = BY_TYPE[type(message)]
+        if kind.sender is Sender.HOME or isinstance(message, _NOT_HERE):
+            raise wire.BadRequest(f"{kind.name}: no message to a TCP server")
+        if kind.sender is Sender.OWNER:
+            self._command(sender, body, message)
+            return
+        match message:
+            case msg.Join():
+                self._join(sender, message, body.record)
+            case msg.ReportEquivocation():
+                check_report(self.state, message, body.evidence)
+                self._apply(Event(message, sender))
             case _:
-                raise wire.BadRequest(f"{type(body).__name__} is not a message to the run")
-        return event
+                self._apply(Event(message, sender))
 
     def _note_repeat(self, sender: bytes, request: wire.Request, answered_from: str) -> None:
-        self._sink.emit("request_repeated", key=sender, request=type(request.body).__name__, answered=answered_from)
+        self._sink.emit("request_repeated", key=sender, request=wire.get_name(request.body), answered=answered_from)
 
     def _refuse(self, sender: bytes, request: wire.Request, error: PsycheError) -> wire.Reply:
         on_record = is_on_record(self.state, sender, request.body)
@@ -268,67 +309,127 @@ class CoordinatorHandler:
         if body.version != wire.VERSION:
             raise wire.WrongVersion(f"the server speaks version {wire.VERSION}, the client {body.version}: update one")
         if body.run_id not in ("", self.state.run_id):
-            raise wire.WrongRun(f"this server has the run {self.state.run_id!r}, not {body.run_id!r}")
+            raise wire.WrongRun(f"this server has run {self.state.run_id!r}, not {body.run_id!r}")
         return wire.Greeting(wire.VERSION, self.state.run_id, self.state.run_uid, self.program, self.now)
 
-    def _put_record(self, sender: bytes, message: wire.AddressMessage) -> None:
-        """Keep where a holder of a slot can be reached.
-
-        Raises:
-            BadRequest: it is not the sender's own, or not signed by it.
-        """
-        record = wire.get_address_record(message)
-        if record.p2p != sender:
-            raise wire.BadRequest("address record: names another key than the connection's")
-        try:
-            check_address_record(record)
-        except WireError as error:
-            raise wire.BadRequest(str(error)) from error
+    def _put_record(self, sender: bytes, record: AddressRecord) -> None:
+        """Keep where a holder of a slot can be reached; raises as `_check_record`."""
+        _check_record(sender, record)
         if find_slot(self.state, sender) is not None:
             self.book.put(record, self.now)
 
-    def _join(self, sender: bytes, message: wire.AddressMessage) -> None:
+    def _join(self, sender: bytes, message: msg.Join, record: AddressRecord | None) -> None:
         """On TCP the connection's key is signer and p2p key at once (M1: it has proved both)."""
+        if not self.access.may_join(sender):  # M12
+            raise self.access.refuse(sender)
+        if message != msg.Join(sender):
+            raise wire.BadRequest("join: on TCP the connection's key is the p2p key, and does not expire (M1)")
+        if record is None:
+            raise wire.BadRequest("join: comes without the address record (M2)")
+        _check_record(sender, record)  # before anything is on record: a resend would be told that it succeeded
+        event = Event(message, sender)
         try:
-            self._apply(events.Join(sender, sender))
+            self._apply(event)
         except ClientsFull:
-            if not self._apply(events.ReclaimSlot()):  # M4
+            if not self._apply(Event(msg.ReclaimSlot())):  # M4
                 raise
-            self._apply(events.Join(sender, sender))
-        self._put_record(sender, message)
+            self._apply(event)
+        self._put_record(sender, record)
 
-    def _command(self, sender: bytes, body: wire.PauseRequest | wire.ResumeRequest | wire.RatesRequest) -> None:
-        """An owner's command; one whose op id was carried out before is a success again (K3)."""
+    def _check_owner(self, sender: bytes) -> None:
         if sender not in self.owners:
             raise wire.NotOwner("only an owner of the run may command it; use the owner's identity file")
-        if body.op_id in self._op_ids:
+
+    def _command(self, sender: bytes, body: wire.SubmitRequest, message: msg.Message) -> None:
+        """An owner's command; one whose op id was carried out before is a success again (K3)."""
+        self._check_owner(sender)
+        op_id = _get_op_id(body)
+        if op_id in self._op_ids:
             return
-        match body:
-            case wire.PauseRequest():
-                self._apply(events.Pause(body.op_id))
-            case wire.ResumeRequest():
-                self._apply(events.Resume(body.op_id))
-            case wire.RatesRequest():
-                self._apply(events.SetRates(body.op_id, body.earning, body.slashing))
+        if isinstance(message, msg.Collect):
+            _check_claims(message)
+        self._apply(Event(message, sender, op_id))
+        if isinstance(message, msg.Collect):
+            for signer, amount in message.claims:
+                self._sink.emit("earnings_collected", key=signer, amount=amount, op_id=op_id)
+
+    def may_follow(self, key: bytes) -> bool:
+        """Whether the key may see the state and the address book: it may join, commands, or is still a member (M12)."""
+        return self.access.may_join(key) or self._may_allow(key) or is_member(self.state, key)
+
+    def get_first_keys(self) -> FirstKeys:
+        """Whose connections and requests come before those of strangers (K7)."""
+        live = (SlotState.JOINED, SlotState.LEAVING)
+        holders = frozenset(slot.p2p for slot in self.state.registry.slots if slot.state in live)
+        return FirstKeys(self.access.keys, self.owners | {self.access.join_authority}, holders)
+
+    def _may_allow(self, key: bytes) -> bool:
+        return key in self.owners or key == self.access.join_authority
+
+    def _change_access(self, sender: bytes, body: wire.SubmitRequest, message: AccessMessage) -> None:
+        """A command on the allow list: journaled, though no byte of the state changes (M12)."""
+        self._check_authority(sender)
+        op_id = _get_op_id(body)
+        if op_id in self._op_ids:
+            return
+        if isinstance(message, Allow):
+            self.access.check_allow(message.grantee, message.delegates)
+        else:
+            message = Disallow(message.key, self.access.find_forgettable(message.key))
+        event = Event(message, sender, op_id)
+        self.access.changes.change(message)
+        self.access.refresh()
+        self.journal.append(self.now, event, self.version.hash)
+        self._op_ids.append(op_id)
+        self._sink.emit("access_changed", change=event.name, allowed=len(self.access.keys))
+
+    def _list_allowed(self, sender: bytes) -> wire.AllowedKeys:
+        self._check_authority(sender)
+        access = self.access
+        return wire.AllowedKeys(
+            access.is_open,
+            access.join_authority,
+            tuple((one.grantee, one.delegates) for one in access.get_authorizations()),
+            tuple(sorted(access.changes.denied)),
+        )
+
+    def _check_authority(self, sender: bytes) -> None:
+        if not self._may_allow(sender):
+            raise wire.NotOwner("only an owner of the run or its join authority may do this; use its identity file")
+
+
+def _get_op_id(body: wire.SubmitRequest) -> bytes:
+    if body.op_id is None:
+        raise wire.BadRequest(f"{wire.get_name(body)}: a command comes with an op id (K3)")
+    return body.op_id
+
+
+def _check_record(sender: bytes, record: AddressRecord) -> None:
+    """Whether a record is the sender's own.
+
+    Raises:
+        BadRequest: it is of another key, or not signed by it.
+    """
+    if record.p2p != sender:
+        raise wire.BadRequest("address record: its key is not the connection's")
+    try:
+        check_address_record(record)
+    except WireError as error:
+        raise wire.BadRequest(str(error)) from error
+
+
+def _check_claims(message: msg.Collect) -> None:
+    if any(amount is None for _, amount in message.claims):  # or a resend could be answered by another amount
+        raise wire.BadRequest("collect: an amount is not named (M11)")
 
 
 def is_on_record(state: Coordinator, sender: bytes, body: wire.RequestBody) -> bool:
     """Whether what a refused request asks for had taken effect before, exactly as sent (K3)."""
-    match body:
-        case wire.JoinRequest():
-            found = repeats.is_joined(state, sender, sender)
-        case wire.WithdrawRequest():
-            found = repeats.is_withdrawn(state, sender, body.epoch, body.member)
-        case wire.WarmupWitnessRequest():
-            found = repeats.is_warm(state, sender, body.epoch, body.member, body.digest)
-        case wire.WitnessRequest():
-            found = repeats.is_witnessed(state, sender, decode_witness(body.message))
-        case wire.HealthCheckRequest():
-            found = repeats.is_accused(state, body.epoch, body.height, body.member)
-        case wire.CheckpointRequest():
-            found = repeats.is_source(state, body.digest, wire.get_checkpoint(body))
-        case wire.EquivocationRequest():
-            found = is_evidence_on_record(state, body.first, body.second)
-        case _:
-            found = False
-    return found
+    if not isinstance(body, wire.SubmitRequest):
+        return False
+    message = wire.get_message(body)
+    if isinstance(message, Allow | Disallow):
+        return False
+    if isinstance(message, msg.ReportEquivocation) and not is_report_true(state, message, body.evidence):
+        return False
+    return repeats.is_on_record(state, sender, message)

@@ -7,7 +7,6 @@ from typing import Final
 
 import trio
 
-from psyche.core.state import SlotState
 from psyche.errors import BackendError, WireError
 from psyche.server import limits
 from psyche.server.clock import RunClock
@@ -15,11 +14,14 @@ from psyche.server.connection import Connection
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.push import StateVersion, make_push
 from psyche.server.replies import Answer
-from psyche.server.sink import EventSink
+from psyche.telemetry.sink import EventSink
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
 from psyche.wire.framing import ConnectionLost, FrameStream
 from psyche.wire.handshake import server_handshake
+from psyche.wire.pace import HostTurns, TokenBucket
+from psyche.wire.places import Places, get_peer_host
+from psyche.wire.tls import make_channel
 
 # Whoever may not be told from others by being subscribed must not act as a member: its loss would go unseen (H6).
 _VISITORS_MAY: Final = (
@@ -27,9 +29,8 @@ _VISITORS_MAY: Final = (
     wire.SubscribeRequest,
     wire.PingRequest,
     wire.StatusRequest,
-    wire.PauseRequest,
-    wire.ResumeRequest,
-    wire.RatesRequest,
+    wire.EarningsRequest,
+    wire.AllowedRequest,
 )
 
 
@@ -54,11 +55,19 @@ class Hub:
     ) -> None:
         self.published: StateVersion = handler.version
         self._handler = handler
-        self._identity = identity
+        self._channel = make_channel(identity)
         self._clock = clock
         self._sink = sink
         self._note_work = note_work
-        self._open: dict[int, Connection] = {}  # in order of arrival
+        self._open: dict[int, Connection] = {}
+        self._places = Places(
+            general=limits.MAX_STRANGERS,
+            per_host=limits.MAX_STRANGERS_PER_HOST,
+            per_key=limits.MAX_CONNECTIONS_PER_KEY,
+            get_first=handler.get_first_keys,
+        )
+        self._strangers = HostTurns()
+        self._allowance = TokenBucket(limits.STRANGERS_REQUESTS_PER_S, limits.STRANGERS_BURST, trio.current_time())
         self._subscribed: dict[bytes, Connection] = {}
         self._numbers = 0
         self._pushes: dict[tuple[int, int], bytes] = {}  # frames for those who all have the same version
@@ -82,6 +91,12 @@ class Hub:
         if self._handler.book.revision != self._book_told:
             self._tell_book()
 
+    def end_disallowed(self) -> None:
+        """Whoever may not follow the run any more is told so and has to wait to be let in (M12)."""
+        for key, connection in list(self._subscribed.items()):
+            if connection.goodbye is None and not self._handler.may_follow(key):
+                connection.end(self._handler.access.refuse(key))
+
     def _tell_book(self) -> None:
         self._book_told = self._handler.book.revision
         self._book_changes.clear()
@@ -94,27 +109,18 @@ class Hub:
         frames = FrameStream(stream, wire.MAX_REQUEST_BYTES, max_send_bytes=wire.MAX_SERVER_FRAME_BYTES)
         with trio.move_on_after(math.inf) as scope:  # every wait in it is bounded; others may end it
             connection = Connection(frames, self._numbers, scope)
+            place = connection.place = self._places.enter(get_peer_host(stream), connection.cancel)
             try:
-                if self._make_room():
-                    self._open[connection.number] = connection
-                    await self._talk(connection)
+                self._open[connection.number] = connection
+                await self._talk(connection)
             finally:
+                self._places.leave(place)
                 self._forget(connection)
                 await frames.aclose()  # forceful: does not wait
 
-    def _make_room(self) -> bool:
-        """Let the oldest stranger go where there are too many connections; false where only members are there."""
-        if len(self._open) < limits.MAX_CONNECTIONS:
-            return True
-        slots = {slot.p2p for slot in self._handler.state.registry.slots if slot.state is not SlotState.FREE}
-        for connection in self._open.values():
-            if not (connection.is_subscribed and connection.key in slots):
-                connection.reason = "made room for a newer connection"
-                connection.scope.cancel()
-                del self._open[connection.number]
-                return True
-        self._sink.emit("connection_refused", reason="too many connections", limit=limits.MAX_CONNECTIONS)
-        return False
+    def _identify(self, connection: Connection, key: bytes) -> None:
+        if connection.place is not None:
+            self._places.identify(connection.place, key)
 
     def _forget(self, connection: Connection) -> None:
         self._open.pop(connection.number, None)
@@ -147,7 +153,8 @@ class Hub:
 
     async def _receive_all(self, connection: Connection, greeted: trio.Event) -> None:
         frames = connection.frames
-        key = connection.key = await server_handshake(frames, self._identity, wire.PURPOSE, limits.HANDSHAKE_TIMEOUT_S)
+        key = connection.key = await server_handshake(frames, self._channel, wire.PURPOSE, limits.HANDSHAKE_TIMEOUT_S)
+        self._identify(connection, key)
         hello = wire.decode_request(await frames.receive(limits.HANDSHAKE_TIMEOUT_S))
         if not isinstance(hello.body, wire.HelloRequest):
             raise WireError(f"the first request is {type(hello.body).__name__}, must be HelloRequest")
@@ -155,6 +162,8 @@ class Hub:
         greeted.set()
         while connection.goodbye is None:
             request = wire.decode_request(await frames.receive(limits.IDLE_TIMEOUT_S))
+            if key not in self._handler.get_first_keys():
+                await self._wait_as_stranger(connection)
             try:
                 connection.admit()
                 self._handle(connection, key, request)
@@ -163,18 +172,30 @@ class Hub:
                 connection.end(error)
         await trio.sleep_forever()  # the sender says goodbye and ends this
 
+    async def _wait_as_stranger(self, connection: Connection) -> None:
+        """K7: until a stranger's request may be answered. Addresses take turns; nobody has two requests in here."""
+        async with self._strangers.turn(connection.place.host if connection.place else ""):
+            while not self._allowance.take(trio.current_time()):  # noqa: ASYNC110 - time alone gives tokens
+                await trio.sleep(1 / limits.STRANGERS_REQUESTS_PER_S)
+
     def _handle(self, connection: Connection, key: bytes, request: wire.Request) -> None:
-        if not connection.is_subscribed and not isinstance(request.body, _VISITORS_MAY):
-            reply = wire.Reply(request.id, "BadRequest", "subscribe first: only then is a lost connection seen")
-            connection.add_answer(Answer(reply, 0))
+        may_visit = isinstance(request.body, _VISITORS_MAY) or wire.is_command(request.body)
+        if not connection.is_subscribed and not may_visit:
+            connection.add_answer(Answer(self._refuse_visitor(key, request), 0))
             return
-        if isinstance(request.body, wire.SubscribeRequest):
+        if isinstance(request.body, wire.SubscribeRequest) and self._handler.may_follow(key):
             self._subscribe(connection, key)
         answer = self._handler.handle(self._clock.now(), key, request)
         connection.add_answer(answer)
         self._note_work()
         if isinstance(request.body, wire.HelloRequest) and answer.reply.code:
             connection.end(BackendError(answer.reply.message))
+
+    def _refuse_visitor(self, key: bytes, request: wire.Request) -> wire.Reply:
+        if self._handler.may_follow(key):
+            return wire.Reply(request.id, "BadRequest", "subscribe first, so that the server notices a lost connection")
+        error = self._handler.access.refuse(key)
+        return wire.Reply(request.id, wire.code_of(error), str(error))
 
     def _subscribe(self, connection: Connection, key: bytes) -> None:
         former = self._subscribed.get(key)
@@ -217,8 +238,8 @@ class Hub:
         place = (former, self._handler.book.revision)
         if place not in self._book_changes:
             update = self._handler.book.get_update(former)
-            records = tuple(wire.get_address_message(record) for record in update.records)
-            self._book_changes[place] = wire.encode_message(wire.BookChange(update.whole, records, update.removed))
+            change = wire.BookChange(update.whole, update.records, update.removed)
+            self._book_changes[place] = wire.encode_message(change)
         return self._book_changes[place]
 
     def _get_push(self, former: StateVersion | None) -> bytes:

@@ -8,14 +8,16 @@ continues from there. Two snapshots are kept, and the segments since the older o
 The disk stands behind a port, so that a simulator can tear writes and lose what was not synced.
 """
 
+import re
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from psyche.core.limits import STATE_BYTES
+from psyche.core.state.limits import STATE_BYTES
 from psyche.errors import BackendError
-from psyche.server.events import Event, encode_event, get_kind
+from psyche.server.events import Event, encode_event, get_number
 from psyche.wire.backend import OP_ID_BYTES
 from psyche.wire.crypto import blake3_hash
 
@@ -29,8 +31,12 @@ _HEAD: Final = struct.Struct("<QQB")  # seq, now, kind
 _MIN_BYTES: Final = _HEAD.size + HASH_BYTES
 _SNAPSHOT_MAGIC: Final = b"PSYJSNAP"
 _SNAPSHOT: Final = struct.Struct("<8sIQQH")  # magic, version, seq, now, op ids
-_SNAPSHOT_VERSION: Final = 1
-_SEARCH_AHEAD: Final = 64  # records after a broken one that are looked for, to tell a torn tail from a broken middle
+_SNAPSHOT_VERSION: Final = 3  # of snapshots and of the records after them
+_ACCESS_SIZE: Final = struct.Struct("<I")  # bytes of the allow list, after the op ids
+_LENGTH_PATTERN: Final = (
+    rb"(?:[\x19-\xff]\x00|[\x00-\xff][\x01-\x0f]|\x00\x10)\x00\x00"  # _MIN_BYTES to MAX_RECORD_BYTES
+)
+_LOW_BYTES: Final = 3  # of a record's number; the others are nearly the same for all records of a segment
 
 
 class JournalError(BackendError):
@@ -78,22 +84,31 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after record `seq`, and the owner's commands that had been carried out."""
+    """The state after record `seq`, the owner's commands that had been carried out, and the allow list (`access`)."""
 
     seq: int
     now: int
     op_ids: tuple[bytes, ...]
     raw: bytes
+    access: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a segment's bytes hold: good records, where they end, and whether what follows is a broken middle."""
+    """What a segment's bytes hold: good records, where they end, and which whole ones lie behind a broken place.
+
+    A torn tail has none behind it: only then may it be cut (K1).
+    """
 
     records: tuple[Record, ...]
     good_bytes: int
     is_torn: bool = False
-    is_broken: bool = False
+    behind: tuple[Record, ...] = ()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether records that were acknowledged lie behind a broken place."""
+        return bool(self.behind)
 
 
 @dataclass(slots=True)
@@ -136,31 +151,39 @@ def encode_record(record: Record) -> bytes:
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def _read_record(data: bytes, offset: int, seq: int) -> tuple[Record, int] | None:
-    """The record `seq` at `offset` and where it ends, or None where there is no whole good one."""
-    if offset + _FRAME.size > len(data):
+def _read_record(data: bytes, offset: int, numbers: range) -> tuple[Record, int] | None:
+    """The record at `offset`, of one of these numbers, and where it ends; None where there is no whole good one."""
+    if offset < 0 or offset + _FRAME.size > len(data):
         return None
     length, crc = _FRAME.unpack_from(data, offset)
     start, end = offset + _FRAME.size, offset + _FRAME.size + length
     if not _MIN_BYTES <= length <= MAX_RECORD_BYTES or end > len(data):
         return None
-    payload = data[start:end]
-    found, now, kind = _HEAD.unpack_from(payload)
-    if zlib.crc32(payload) != crc or found != seq:
+    found, now, kind = _HEAD.unpack_from(data, start)
+    if found not in numbers or zlib.crc32(memoryview(data)[start:end]) != crc:
         return None
-    return Record(found, now, kind, payload[_HEAD.size : -HASH_BYTES], payload[-HASH_BYTES:]), end
+    return Record(found, now, kind, data[start + _HEAD.size : end - HASH_BYTES], data[end - HASH_BYTES : end]), end
 
 
-def _has_later_record(data: bytes, offset: int, seq: int) -> bool:
-    """Whether a good record after `seq` lies beyond `offset`: then what is broken there is no torn tail."""
-    for later in range(seq + 1, seq + 1 + _SEARCH_AHEAD):
-        pattern = struct.pack("<Q", later)
-        at = data.find(pattern, offset + _FRAME.size)
-        while at >= 0:
-            if _read_record(data, at - _FRAME.size, later) is not None:
-                return True
-            at = data.find(pattern, at + 1)
-    return False
+def _find_behind(data: bytes, offset: int, seq: int) -> Iterator[Record]:
+    """The whole records anywhere beyond `offset`, where the record `seq` is broken (K1).
+
+    What cannot begin a record, by its length and its number, is passed over in one search, so that a hole of any size
+    costs no more than reading it.
+    """
+    last = seq + (len(data) - offset) // (_FRAME.size + _MIN_BYTES)
+    highs = range(seq >> 8 * _LOW_BYTES, (last >> 8 * _LOW_BYTES) + 1)
+    high = b"|".join(re.escape(number.to_bytes(8 - _LOW_BYTES, "little")) for number in highs)
+    head = re.compile(_LENGTH_PATTERN + b".{%d}(?:%s)" % (4 + _LOW_BYTES, high), re.DOTALL)
+    at = offset + 1
+    while match := head.search(data, at):
+        found = _read_record(data, match.start(), range(seq, last + 1))
+        if found is None:
+            at = match.start() + 1
+        else:
+            record, at = found
+            seq = record.seq + 1
+            yield record
 
 
 def scan_segment(data: bytes, first_seq: int) -> Scan:
@@ -168,10 +191,10 @@ def scan_segment(data: bytes, first_seq: int) -> Scan:
     records: list[Record] = []
     offset, seq = 0, first_seq
     while offset < len(data):
-        found = _read_record(data, offset, seq)
+        found = _read_record(data, offset, range(seq, seq + 1))
         if found is None:
-            broken = _has_later_record(data, offset, seq)
-            return Scan(tuple(records), offset, is_torn=not broken, is_broken=broken)
+            behind = tuple(_find_behind(data, offset, seq))
+            return Scan(tuple(records), offset, is_torn=not behind, behind=behind)
         record, offset = found
         records.append(record)
         seq += 1
@@ -179,23 +202,36 @@ def scan_segment(data: bytes, first_seq: int) -> Scan:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """A snapshot's bytes: head, op ids, state, and the BLAKE3 of all that."""
+    """A snapshot's bytes: head, op ids, allow list, state, and the BLAKE3 of all that."""
     head = _SNAPSHOT.pack(_SNAPSHOT_MAGIC, _SNAPSHOT_VERSION, snapshot.seq, snapshot.now, len(snapshot.op_ids))
-    content = head + b"".join(snapshot.op_ids) + snapshot.raw
+    access = _ACCESS_SIZE.pack(len(snapshot.access)) + snapshot.access
+    content = head + b"".join(snapshot.op_ids) + access + snapshot.raw
     return content + blake3_hash(content)
 
 
 def decode_snapshot(data: bytes, seq: int) -> Snapshot | None:
-    """The snapshot of record `seq`, or None where the bytes are not a whole good one."""
+    """The snapshot of record `seq`, or None where the bytes are not a whole good one.
+
+    Raises:
+        JournalError: it is whole, and of another version of the journal.
+    """
     if len(data) < _SNAPSHOT.size + STATE_BYTES + 32 or blake3_hash(data[:-32]) != data[-32:]:
         return None
     magic, version, found, now, op_count = _SNAPSHOT.unpack_from(data)
-    size = _SNAPSHOT.size + op_count * OP_ID_BYTES + STATE_BYTES + 32
-    if magic != _SNAPSHOT_MAGIC or version != _SNAPSHOT_VERSION or found != seq or len(data) != size:
+    if magic != _SNAPSHOT_MAGIC or found != seq:
         return None
-    ops = data[_SNAPSHOT.size : _SNAPSHOT.size + op_count * OP_ID_BYTES]
-    op_ids = tuple(ops[i : i + OP_ID_BYTES] for i in range(0, len(ops), OP_ID_BYTES))
-    return Snapshot(found, now, op_ids, data[-32 - STATE_BYTES : -32])
+    if version != _SNAPSHOT_VERSION:
+        raise JournalError(
+            f"{get_snapshot_name(seq)}: the journal has version {version}, this server reads {_SNAPSHOT_VERSION}; "
+            "run the version of Psyche that wrote it, or start a new run in an empty state folder"
+        )
+    raw_at, ops_end = len(data) - STATE_BYTES - 32, _SNAPSHOT.size + op_count * OP_ID_BYTES
+    access_at = ops_end + _ACCESS_SIZE.size
+    access = data[access_at:raw_at]
+    if access_at > raw_at or _ACCESS_SIZE.unpack_from(data, ops_end)[0] != len(access):
+        return None
+    op_ids = tuple(data[i : i + OP_ID_BYTES] for i in range(_SNAPSHOT.size, ops_end, OP_ID_BYTES))
+    return Snapshot(found, now, op_ids, data[raw_at:-32], access)
 
 
 class Journal:
@@ -228,16 +264,16 @@ class Journal:
     def append(self, now: int, event: Event, state_hash: bytes) -> int:
         """Add the record of an event that made the state of `state_hash` (BLAKE3); returns its number."""
         self.last_seq += 1
-        record = Record(self.last_seq, now, get_kind(event), encode_event(event), state_hash[:HASH_BYTES])
+        record = Record(self.last_seq, now, get_number(event), encode_event(event), state_hash[:HASH_BYTES])
         data = encode_record(record)
         assert len(data) <= MAX_RECORD_BYTES, f"journal: a record of {len(data)} bytes could not be read again"
         self._add(self._segment, data)
         self._segment_bytes += len(data)
         return self.last_seq
 
-    def snapshot(self, now: int, raw: bytes, op_ids: tuple[bytes, ...]) -> None:
+    def snapshot(self, now: int, raw: bytes, op_ids: tuple[bytes, ...], access: bytes = b"") -> None:
         """Keep the state after the last record; older ones than the last two go, with their segments."""
-        snapshot = Snapshot(self.last_seq, now, op_ids[-KEPT_OP_IDS:], raw)
+        snapshot = Snapshot(self.last_seq, now, op_ids[-KEPT_OP_IDS:], raw, access)
         self._add(get_snapshot_name(self.last_seq), encode_snapshot(snapshot), replaces=True)
         self._segment = get_segment_name(self.last_seq + 1)
         self._segment_bytes = 0

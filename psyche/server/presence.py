@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from psyche.core.roster import find_slot, is_in_epoch
-from psyche.core.state import ClientState, Coordinator, RunState, SlotState
+from psyche.core.state.roster import find_member, is_in_epoch
+from psyche.core.state.state import ClientState, Coordinator, RunState, Slot, SlotState
 
 RECONNECT_S: Final = 15
 MAX_LOST: Final = 1_024  # four times as many as there are slots
@@ -41,23 +41,42 @@ class Presence:
         self._lost.pop(key, None)
 
 
-def get_departure(state: Coordinator, key: bytes) -> tuple[int, int] | None:
-    """The (epoch, member) with which this key can be withdrawn now (M4); None where it has nothing to leave."""
-    epoch = state.progress.epoch
+def is_member(state: Coordinator, key: bytes) -> bool:
+    """Whether the key is a Healthy member of the running epoch."""
+    return is_in_epoch(state) and any(
+        client.state is ClientState.HEALTHY and key in (client.signer, client.p2p) for client in state.clients
+    )
+
+
+def find_departure(state: Coordinator, number: int) -> tuple[int, int] | None:
+    """The (epoch, member) with which a slot's holder can be withdrawn now; None: it has nothing to leave (M4)."""
     if state.run_state is RunState.WAITING_FOR_MEMBERS:
-        return (epoch, 0) if has_join(state, key) else None  # the member is not read there
-    if not is_in_epoch(state):
+        return (state.progress.epoch, 0) if _has_join(state, number) else None  # the member is not read there
+    member = find_member(state, number)
+    if member is None or state.clients[member].state is not ClientState.HEALTHY:
         return None
-    for member, client in enumerate(state.clients):
-        if client.state is ClientState.HEALTHY and key in (client.signer, client.p2p):
-            return epoch, member
-    return None
+    return state.progress.epoch, member
 
 
-def has_join(state: Coordinator, key: bytes) -> bool:
-    """Whether the key waits for an epoch that has not been formed, or holds a join that formation would take."""
-    number = find_slot(state, key)
-    if number is None:
-        return False
+def can_be_given_up(state: Coordinator, number: int) -> bool:
+    """Whether the home gives the slot of a key that is gone to others now (H6)."""
+    return _is_worth_nothing(state.registry.slots[number]) and find_member(state, number) is None
+
+
+def has_departure_ahead(state: Coordinator, number: int) -> bool:
+    """Whether the holder of a slot can be withdrawn, or the slot given up, once the run waits for members again."""
+    return _has_join(state, number) or _is_worth_nothing(state.registry.slots[number])
+
+
+def _has_join(state: Coordinator, number: int) -> bool:
+    """Whether the slot has a join that a coming formation would take."""
     slot = state.registry.slots[number]
     return slot.state is SlotState.JOINED and slot.active >= state.registry.next_active
+
+
+def _is_worth_nothing(slot: Slot) -> bool:
+    """Whether the slot never had a credit and holds neither earnings, slashes nor stake.
+
+    What makes its signer wait is no reason to keep it: that stays where the slot is given up (H5).
+    """
+    return slot.state is SlotState.JOINED and not (slot.proven or slot.earned or slot.slashed or slot.stake)

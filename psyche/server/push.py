@@ -1,4 +1,4 @@
-"""What a subscriber is sent of the state (K5), as plain computation: both the server's and the client's side.
+"""What a subscriber is sent of the state (K5), as plain computation; `backends.tcp.push` reads it.
 
 A full state costs up to 165 KB, a delta about 600 bytes for a witness. The server keeps for each
 subscriber which version it got last; one who is slow gets fewer and larger deltas, never a queue.
@@ -11,10 +11,8 @@ from typing import Final
 
 import zstandard
 
-from psyche.core.limits import STATE_BYTES
-from psyche.core.state import Coordinator, RunState
-from psyche.errors import WireError
-from psyche.wire.backend import STATE_HASH_BYTES, FullState, Run, StateDelta
+from psyche.core.state.state import Coordinator, RunState
+from psyche.wire.backend import STATE_HASH_BYTES, ChangedBytes, FullState, StateDelta
 from psyche.wire.crypto import blake3_hash
 
 COALESCE_S: Final = 0.1  # K5: pushes are at least this far apart, but for a change of the run's phase
@@ -44,7 +42,7 @@ def make_version(seq: int, now: int, state: Coordinator, raw: bytes) -> StateVer
     return StateVersion(seq, now, state.nonce, phase, raw, blake3_hash(raw))
 
 
-def compute_runs(before: bytes, after: bytes) -> tuple[Run, ...]:
+def compute_runs(before: bytes, after: bytes) -> tuple[ChangedBytes, ...]:
     """The byte runs in which two states of equal length differ."""
     return tuple(run for start, end in _find_changed(before, after) for run in _compare(before, after, start, end))
 
@@ -59,11 +57,11 @@ def _find_changed(before: bytes, after: bytes) -> list[tuple[int, int]]:
     return found
 
 
-def _compare(before: bytes, after: bytes, start: int, end: int) -> Iterator[Run]:
+def _compare(before: bytes, after: bytes, start: int, end: int) -> Iterator[ChangedBytes]:
     old, new = before[start:end], after[start:end]
     changed = (int.from_bytes(old, "little") ^ int.from_bytes(new, "little")).to_bytes(len(old), "little")
     for match in _CHANGED.finditer(changed):
-        yield Run(start + match.start(), new[match.start() : match.end()])
+        yield ChangedBytes(start + match.start(), new[match.start() : match.end()])
 
 
 def make_full(version: StateVersion, now: int) -> FullState:
@@ -88,43 +86,3 @@ def compute_delay_s(sent: StateVersion, version: StateVersion, since_push_s: flo
         return 0.0
     left_s = COALESCE_S - since_push_s
     return left_s if left_s > CLOCK_GRAIN_S else 0.0
-
-
-def read_full(push: FullState) -> bytes:
-    """The state's bytes of a full push.
-
-    Raises:
-        WireError: it does not decompress to exactly a state, or the hash is another one.
-    """
-    try:
-        if zstandard.frame_content_size(push.compressed) != STATE_BYTES:  # before anything is allocated
-            raise WireError(f"full state: does not announce {STATE_BYTES} bytes")
-        raw = zstandard.ZstdDecompressor().decompress(push.compressed, max_output_size=STATE_BYTES)
-    except zstandard.ZstdError as error:
-        raise WireError(f"full state: cannot be decompressed: {error}") from error
-    return _checked(raw, push.hash, "full state")
-
-
-def apply_delta(raw: bytes, nonce: int, push: StateDelta) -> bytes:
-    """The state's bytes after a delta to those of `nonce`.
-
-    Raises:
-        WireError: it starts at another nonce, a run leaves the state, or the hash is another one:
-            ask for the full state.
-    """
-    if push.from_nonce != nonce:
-        raise WireError(f"state delta: is from nonce {push.from_nonce}, this is {nonce}")
-    after = bytearray(raw)
-    for run in push.runs:
-        if run.offset + len(run.data) > len(after):
-            raise WireError(f"state delta: a run of {len(run.data)} bytes at {run.offset} leaves the state")
-        after[run.offset : run.offset + len(run.data)] = run.data
-    return _checked(bytes(after), push.hash, "state delta")
-
-
-def _checked(raw: bytes, expected: bytes, what: str) -> bytes:
-    if len(raw) != STATE_BYTES:
-        raise WireError(f"{what}: {len(raw)} bytes, must be {STATE_BYTES}")
-    if blake3_hash(raw)[:STATE_HASH_BYTES] != expected:
-        raise WireError(f"{what}: the bytes do not have the hash that came with them")
-    return raw

@@ -1,17 +1,19 @@
 """Recovery (K2): the newest good snapshot, the journal replayed on it, the hashes compared.
 
 A torn tail is what a crash leaves of a write that nobody was told of: it is cut. Anything else that
-does not fit is an error that says where, never a state that might be wrong.
+does not fit is an error that says where, never a state that might be wrong; what lies behind a hole is
+given up only where the owner says so (`loss`).
 """
 
 from dataclasses import dataclass, field
 from typing import Final
 
-from psyche.core.errors import CoordinatorError
-from psyche.core.layout import decode_state, encode_state
-from psyche.core.state import Coordinator
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
-from psyche.server.events import decode_event, get_op_id
+from psyche.server.access import AccessChanges, decode_changes
+from psyche.server.events import Event, decode_event
 from psyche.server.journal import (
     HASH_BYTES,
     KEPT_OP_IDS,
@@ -26,6 +28,8 @@ from psyche.server.journal import (
     get_snapshot_name,
     scan_segment,
 )
+from psyche.server.loss import Loss, find_later_records, set_aside
+from psyche.wire.access import Allow, Disallow
 from psyche.wire.crypto import blake3_hash
 
 # Encoding a state for its hash costs more than the change itself. Replay is deterministic, so a
@@ -34,7 +38,7 @@ CHECK_EVERY_RECORDS: Final = 16
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredState:
     """A run as its journal has it; `now` is the time of the last record, `notes` what a person should know."""
 
     state: Coordinator
@@ -42,6 +46,7 @@ class Recovered:
     now: int
     op_ids: tuple[bytes, ...]
     records: int
+    access: AccessChanges
     notes: list[str] = field(default_factory=list)
 
 
@@ -65,10 +70,11 @@ def create_journal(disk: JournalDisk, now: int, raw: bytes) -> Journal:
     return journal
 
 
-def recover(disk: JournalDisk) -> Recovered | None:
+def recover(disk: JournalDisk, *, accept_loss: bool = False) -> RecoveredState | None:
     """The run that the disk holds, or None where it holds none.
 
-    The caller then reports the gap (`Recovered` event), which moves the run's clocks.
+    The caller then reports the gap (`Recover` message), which moves the run's clocks. `accept_loss` gives up
+    acknowledged records behind a broken place, keeps the files aside, and says so in the first of the notes.
 
     Raises:
         JournalError: something other than the tail is broken, missing or does not replay.
@@ -77,16 +83,23 @@ def recover(disk: JournalDisk) -> Recovered | None:
     snapshot = _load_snapshot(disk, notes)
     if snapshot is None:
         return None
-    records, segment = _load_records(disk, snapshot.seq, notes)
-    state = decode_state(snapshot.raw)
+    records, segment, loss = _load_records(disk, snapshot.seq, notes)
+    if loss is not None and not accept_loss:
+        raise JournalError(loss.refuse())
+    state, access = decode_state(snapshot.raw), decode_changes(snapshot.access)
     op_ids = [*snapshot.op_ids]
     for index, record in enumerate(records):
         is_checked = index % CHECK_EVERY_RECORDS == 0 or index == len(records) - 1
-        op_ids += _replay(state, record, is_checked=is_checked)
+        event = _replay(state, record, is_checked=is_checked)
+        if isinstance(event.message, Allow | Disallow):
+            access.change(event.message)
+        op_ids += [event.op_id] if event.op_id else []
+    if loss is not None:
+        notes.insert(0, f"{loss.describe(state)}. Kept aside: {_set_aside(disk, loss)}")
     last = records[-1] if records else None
     journal = Journal(disk, last.seq if last else snapshot.seq, segment.name, segment.size_bytes)
     now = last.now if last else snapshot.now
-    return Recovered(state, journal, now, tuple(op_ids[-KEPT_OP_IDS:]), len(records), notes)
+    return RecoveredState(state, journal, now, tuple(op_ids[-KEPT_OP_IDS:]), len(records), access, notes)
 
 
 def _load_snapshot(disk: JournalDisk, notes: list[str]) -> Snapshot | None:
@@ -106,53 +119,52 @@ def _load_snapshot(disk: JournalDisk, notes: list[str]) -> Snapshot | None:
     return None
 
 
-def _load_records(disk: JournalDisk, after_seq: int, notes: list[str]) -> tuple[list[Record], _Segment]:
+def _load_records(disk: JournalDisk, after_seq: int, notes: list[str]) -> tuple[list[Record], _Segment, Loss | None]:
+    """The records after `after_seq` up to the first that is lost, and what is lost behind it."""
     starts = [seq for seq in get_numbers(disk.names(), "journal-") if seq > after_seq]
     records: list[Record] = []
     segment = _Segment(get_segment_name(after_seq + 1), 0)
     for first in starts:
         expected = after_seq + len(records) + 1
         if first != expected:
-            raise JournalError(
-                f"journal: records {expected} to {first - 1} are missing; restore the state folder from a backup"
-            )
-        segment = _read_segment(disk, first, records, notes, is_newest=first == starts[-1])
-    return records, segment
+            return records, segment, Loss(first, 0, expected, find_later_records(disk, first - 1))
+        name = get_segment_name(first)
+        data = disk.read(name)
+        scan = scan_segment(data, first)
+        records += scan.records
+        segment = _Segment(name, scan.good_bytes)
+        broken = first + len(scan.records)
+        if scan.is_broken or (scan.is_torn and first != starts[-1]):
+            behind = scan.behind + find_later_records(disk, first)
+            return records, segment, Loss(first, scan.good_bytes, broken, behind)
+        if scan.is_torn:
+            notes.append(f"{name}: a torn tail of {len(data) - scan.good_bytes} bytes was cut at record {broken}")
+            disk.truncate(name, scan.good_bytes)
+    return records, segment, None
 
 
-def _read_segment(
-    disk: JournalDisk, first: int, records: list[Record], notes: list[str], *, is_newest: bool
-) -> _Segment:
-    name = get_segment_name(first)
-    data = disk.read(name)
-    scan = scan_segment(data, first)
-    records += scan.records
-    broken = first + len(scan.records)
-    if scan.is_broken or (scan.is_torn and not is_newest):
+def _set_aside(disk: JournalDisk, loss: Loss) -> str:
+    try:
+        return ", ".join(set_aside(disk, loss))
+    except OSError as error:
         raise JournalError(
-            f"journal: {name}, byte {scan.good_bytes}: record {broken} is broken, and good ones follow it, so this is "
-            "no torn tail; restore the state folder from a backup"
-        )
-    if scan.is_torn:
-        notes.append(f"{name}: a torn tail of {len(data) - scan.good_bytes} bytes was cut at record {broken}")
-        disk.truncate(name, scan.good_bytes)
-    return _Segment(name, scan.good_bytes)
+            f"journal: the broken files cannot be kept aside ({error}); make room, and try again"
+        ) from error
 
 
-def _replay(state: Coordinator, record: Record, *, is_checked: bool) -> list[bytes]:
-    """Make a record's change again; returns the op id of an owner's command."""
+def _replay(state: Coordinator, record: Record, *, is_checked: bool) -> Event:
+    """Make a record's change again; returns the event."""
     where = f"journal: record {record.seq}"
     try:
         event = decode_event(record.kind, record.body)
         event.process(state, record.now)
     except (CoordinatorError, WireError) as error:
         raise JournalError(
-            f"{where} cannot be made again: {error}; run the version of Psyche that wrote it, or restore a backup"
+            f"{where} cannot be applied again: {error}; run the version of Psyche that wrote it, or restore a backup"
         ) from error
     if is_checked and blake3_hash(encode_state(state))[:HASH_BYTES] != record.state_hash:
         raise JournalError(
-            f"{where} or one of the {CHECK_EVERY_RECORDS - 1} before it gives another state than when it was written; "
-            "run the version of Psyche that wrote it, or restore a backup"
+            f"{where} or one of the {CHECK_EVERY_RECORDS - 1} before it gives a different state than "
+            "when it was written; run the version of Psyche that wrote it, or restore a backup"
         )
-    op_id = get_op_id(event)
-    return [] if op_id is None else [op_id]
+    return event

@@ -2,18 +2,19 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from psyche.core.genesis import create_run
-from psyche.core.layout import encode_config, encode_model, encode_state
-from psyche.core.state import Config, Coordinator, Metadata, Model, Progress
+from psyche.core.encoding.account import encode_config, encode_model, encode_state
+from psyche.core.state.genesis import create_run
+from psyche.core.state.state import Config, Coordinator, Metadata, Model, Progress
 from psyche.errors import ConfigError
+from psyche.server.access import AccessChanges
 from psyche.server.journal import Journal, JournalDisk
 from psyche.server.recovery import create_journal, recover
 
 
-class RunFile(Protocol):
+class RunDefinition(Protocol):
     """A run as its owner wrote it (`config.load.LoadedRun`)."""
 
     @property
@@ -42,6 +43,11 @@ class RunFile(Protocol):
         ...
 
     @property
+    def bootstrap(self) -> tuple[str, ...]:
+        """Addresses where nodes of the run are found."""
+        ...
+
+    @property
     def pending_pause(self) -> bool:
         """Whether it pauses when its first epoch ends."""
         ...
@@ -58,6 +64,7 @@ class OpenRun:
     is_new: bool
     records: int
     notes: tuple[str, ...]
+    access: AccessChanges = field(default_factory=AccessChanges)
 
 
 def compute_run_uid(server_key: bytes, run_id: str, created_unix: int) -> bytes:
@@ -65,38 +72,44 @@ def compute_run_uid(server_key: bytes, run_id: str, created_unix: int) -> bytes:
     return hashlib.sha256(server_key + run_id.encode() + created_unix.to_bytes(8, "little")).digest()
 
 
-def open_run(disk: JournalDisk, file: RunFile, server_key: bytes, program: str, now: Callable[[], int]) -> OpenRun:
-    """Recover the run that the disk holds, or make it new; blocks on the disk.
+def open_run(
+    disk: JournalDisk, file: RunDefinition, server_key: bytes, program: str, now: Callable[[], int], *,
+    accept_loss: bool = False,
+) -> OpenRun:  # fmt: skip
+    """Recover the run that the disk holds, or make it new; blocks on the disk. `accept_loss`: see `recover`.
 
     Raises:
         ConfigError: the folder holds another run, or this one with other settings.
         CoordinatorError: a new run whose configuration breaks a rule.
         JournalError: the journal is broken or the disk failed.
     """
-    found = recover(disk)
+    found = recover(disk, accept_loss=accept_loss)
     if found is not None:
         _check_same(found.state, file)
         return OpenRun(
             found.state, found.journal, found.now, found.op_ids, is_new=False, records=found.records,
-            notes=tuple(found.notes),
+            notes=tuple(found.notes), access=found.access,
         )  # fmt: skip
     created = now()
     uid = compute_run_uid(server_key, file.run_id, created)
     state = create_run(
-        file.config, file.model, file.run_id, uid, file.metadata, program, created, progress=file.progress
-    )
+        file.config, file.model, file.run_id, uid, file.metadata, program, created, progress=file.progress,
+        bootstrap=file.bootstrap,
+    )  # fmt: skip
     state.pending_pause = file.pending_pause
     journal = create_journal(disk, created, encode_state(state))
     return OpenRun(state, journal, created, (), is_new=True, records=0, notes=())
 
 
-def _check_same(state: Coordinator, file: RunFile) -> None:
+def _check_same(state: Coordinator, file: RunDefinition) -> None:
     advice = "start it with the configuration it was made with, or give the new run an empty state folder"
     if state.run_id != file.run_id:
         raise ConfigError(f"run_id: the state folder holds the run {state.run_id!r}, not {file.run_id!r}; {advice}")
     if encode_config(state.config) != encode_config(file.config):
         names = ", ".join(_get_differences(state.config, file.config))
         raise ConfigError(f"[config] {names}: differs from the run in the state folder; {advice}")
+    if state.bootstrap != [*file.bootstrap]:
+        raise ConfigError(f"bootstrap: differs from the run in the state folder; {advice}")
     if encode_model(state.model, zero_checkpoints=True) != encode_model(file.model, zero_checkpoints=True):
         names = ", ".join(name for name in _get_differences(state.model, file.model) if "checkpoint" not in name)
         raise ConfigError(f"[model.LLM] {names}: differs from the run in the state folder; {advice}")

@@ -18,10 +18,11 @@ from typing import Any, Final, Protocol
 import trio
 
 from psyche import __version__
-from psyche.core.layout import decode_state
-from psyche.core.state import Coordinator, DataLocationKind
+from psyche.core.encoding.account import decode_state
+from psyche.core.state.state import Coordinator, DataLocationKind
 from psyche.data.provider import LocalFiles
 from psyche.errors import BackendError, ConfigError, PsycheError
+from psyche.server.access import AllowList
 from psyche.server.clock import RunClock
 from psyche.server.data import RunData, open_run_data
 from psyche.server.disk import FolderDisk
@@ -30,9 +31,11 @@ from psyche.server.hub import Hub
 from psyche.server.journal import JournalDisk
 from psyche.server.limits import TICK_S
 from psyche.server.push import StateVersion, compute_delay_s
-from psyche.server.run import OpenRun, RunFile, open_run
-from psyche.server.sink import EventSink, NoEvents
+from psyche.server.run import OpenRun, RunDefinition, open_run
+from psyche.telemetry.sink import EventSink, NoEvents
+from psyche.wire.access import Access
 from psyche.wire.crypto import Identity
+from psyche.wire.tls import TlsListener
 
 PROGRAM: Final = f"psyche {__version__}"
 ENTROPY_BYTES: Final = 32
@@ -55,8 +58,8 @@ class BoundListener:
     port: int
 
 
-async def listen_tcp(host: str, port: int) -> BoundListener:
-    """A TCP listener; port 0 chooses a free one.
+async def listen_tls(host: str, port: int, identity: Identity) -> BoundListener:
+    """A TCP listener whose connections speak TLS under the identity; port 0 chooses a free one.
 
     Raises:
         OSError: the address cannot be used.
@@ -64,7 +67,7 @@ async def listen_tcp(host: str, port: int) -> BoundListener:
     listeners = await trio.open_tcp_listeners(port, host=host)
     for extra in listeners[1:]:  # a name with several addresses and port 0 would have several ports
         await extra.aclose()
-    return BoundListener(listeners[0], listeners[0].socket.getsockname()[1])
+    return BoundListener(TlsListener(listeners[0], identity), listeners[0].socket.getsockname()[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,42 +80,49 @@ class ServerSettings:
         state_dir: where the journal lies; a run found there goes on.
         host: the address to listen on.
         port: 0 chooses a free one.
-        owners: keys that may pause and resume; empty: the server's own.
+        owners: keys that may command the run; empty: the server's own.
+        access: who may join, as run.toml says it (M12); the default lets nobody in.
         withdraw_on_disconnect: whether a connection that stays lost for 15 s ends a membership (H6).
+        accept_loss: whether records behind a broken place of the journal are given up (K1).
         data_files: what the data server serves, where `data_location` is Server (`config.load_data`).
         sink: where events go (`telemetry.EventLog`).
         on_state: called with every state that is pushed, before it is; to be read at once, not kept.
         unix_time: the wall clock, read once at the start.
         entropy: gives 32 random bytes (E5).
         open_disk: opens the state folder; blocks.
-        listen: begins to listen on a host and a port.
+        listen: begins to listen on a host and a port, under the server's key.
     """
 
-    run: RunFile
+    run: RunDefinition
     identity: Identity
     state_dir: Path
     host: str = "127.0.0.1"
     port: int = 0
     owners: frozenset[bytes] = frozenset()
+    access: Access = Access()
     withdraw_on_disconnect: bool = True
+    accept_loss: bool = False
     data_files: LocalFiles | None = None
     sink: EventSink | None = None
     on_state: Callable[[Coordinator], None] | None = None
     unix_time: Callable[[], float] = time.time
     entropy: Callable[[], bytes] = partial(os.urandom, ENTROPY_BYTES)
     open_disk: Callable[[Path], ServerDisk] = FolderDisk
-    listen: Callable[[str, int], Awaitable[BoundListener]] = listen_tcp
+    listen: Callable[[str, int, Identity], Awaitable[BoundListener]] = listen_tls
 
 
 @dataclass(frozen=True, slots=True)
 class BoundServer:
-    """Where a server can be reached; `data_port` is None where it serves no data."""
+    """Where a server can be reached; `data_port` is None where it serves no data. `notes`: see `OpenRun`."""
 
     host: str
     port: int
     key: bytes
     run_uid: bytes
     data_port: int | None
+    notes: tuple[str, ...] = ()
+    is_open: bool = False
+    allowed: int = 0
 
 
 class Started(Protocol):
@@ -136,8 +146,9 @@ async def run_server(settings: ServerSettings, *, task_status: Started = trio.TA
     disk = await trio.to_thread.run_sync(settings.open_disk, settings.state_dir)
     try:
         now = int(settings.unix_time())
+        open_ = partial(open_run, accept_loss=settings.accept_loss)
         opened = await trio.to_thread.run_sync(
-            open_run, disk, settings.run, settings.identity.public, PROGRAM, lambda: now
+            open_, disk, settings.run, settings.identity.public, PROGRAM, lambda: now
         )
         await _Server(settings, opened).run(task_status)
     finally:
@@ -150,6 +161,7 @@ def _make_handler(settings: ServerSettings, opened: OpenRun) -> CoordinatorHandl
         opened.journal,
         now=opened.now,
         owners=settings.owners or frozenset({settings.identity.public}),
+        access=AllowList(settings.access, opened.access, settings.identity.public),
         entropy=settings.entropy,
         op_ids=opened.op_ids,
         withdraw_on_disconnect=settings.withdraw_on_disconnect,
@@ -207,16 +219,20 @@ class _Server:
 
     def _get_address(self, port: int, data_port: int | None) -> BoundServer:
         key, uid = self._settings.identity.public, self._handler.state.run_uid
-        return BoundServer(self._settings.host, port, key, uid, data_port)
+        access = self._handler.access
+        notes = self._opened.notes
+        return BoundServer(self._settings.host, port, key, uid, data_port, notes, access.is_open, len(access.keys))
 
     async def _listen(self) -> BoundListener:
         host, port = self._settings.host, self._settings.port
         try:
-            return await self._settings.listen(host, port)
+            return await self._settings.listen(host, port, self._settings.identity)
         except OSError as error:
             raise ConfigError(f"server: cannot listen on {host}:{port}: {error.strerror or error}") from error
 
     def _report_recovery(self) -> None:
+        access = self._handler.access
+        self._sink.emit("access", is_open=access.is_open, allowed=len(access.keys))
         for note in self._opened.notes:
             self._sink.emit("journal_note", note=note)
         if not self._opened.is_new:
@@ -238,6 +254,7 @@ class _Server:
             self._handler.tick(self._clock.now())
             self._note_work()
             self._hub.note_book()
+            self._hub.end_disallowed()
             await trio.sleep(TICK_S)
 
     def _note_work(self) -> None:

@@ -1,9 +1,10 @@
 """A run in a few numbers, for people."""
 
-from psyche.core.limits import NO_UPLOADER
-from psyche.core.roster import is_in_epoch
-from psyche.core.state import CheckpointKind, ClientState, Coordinator, SlotState
-from psyche.wire.backend import RunStatus
+from psyche.core.state.limits import NO_UPLOADER
+from psyche.core.state.roster import is_in_epoch
+from psyche.core.state.state import CheckpointKind, ClientState, Coordinator, SlotState
+from psyche.server.access import AllowList
+from psyche.wire.backend import Earnings, RunStatus
 
 
 def get_named_sources(state: Coordinator) -> tuple[str, ...]:
@@ -14,7 +15,14 @@ def get_named_sources(state: Coordinator) -> tuple[str, ...]:
     return tuple(f"{s.kind.name} {s.name}" for s in sources if s.kind is not CheckpointKind.EPHEMERAL)
 
 
-def make_status(state: Coordinator, now: int, program: str, connections: int) -> RunStatus:
+def get_earnings(state: Coordinator) -> Earnings:
+    """Who has earned what that nobody has collected (M11)."""
+    return Earnings(tuple((slot.signer, slot.earned) for slot in state.registry.slots if slot.earned))
+
+
+def make_status(
+    state: Coordinator, now: int, program: str, connections: int, access: AllowList | None = None
+) -> RunStatus:
     """What `psyche server status` shows of a run."""
     in_epoch = is_in_epoch(state)
     healthy = {client.signer for client in state.clients if in_epoch and client.state is ClientState.HEALTHY}
@@ -46,4 +54,6 @@ def make_status(state: Coordinator, now: int, program: str, connections: int) ->
         slashing_rate=state.registry.future_slashing_rate,
         checkpoint_step=state.checkpoint.step,
         checkpoint_sources=get_named_sources(state),
+        is_open=access is not None and access.is_open,
+        allowed=0 if access is None else len(access.keys),
     )

@@ -26,15 +26,17 @@ def train(
     data: Annotated[list[Path], typer.Option(help="Token file (.bin, .npy) or folder; may be repeated.")],
     eval_data: Annotated[list[Path] | None, typer.Option(help="Held-out tokens; default: the end of --data.")] = None,
     eval_tokens: Annotated[int, typer.Option(help="Tokens held out at the end of --data.")] = 200_000,
-    eval_every: Annotated[int, typer.Option(help="Evaluate every so many steps; 0: at the end alone.")] = 100,
+    eval_every: Annotated[int, typer.Option(help="Steps between evaluations; 0: only at the end.")] = 100,
     token_size: Annotated[int, typer.Option(help="Bytes of one token in the files: 2 or 4.")] = 2,
     sequence_length: Annotated[int, typer.Option(help="Tokens of one sample.")] = 128,
-    total_batch: Annotated[int, typer.Option(help="Samples per step, of all peers together.")] = 24,
+    total_batch: Annotated[int, typer.Option(help="Samples per step, over all peers.")] = 24,
     micro_batch: Annotated[int | None, typer.Option(help="Samples at a time; fewer need less memory.")] = None,
     steps: Annotated[int, typer.Option(help="How many steps.")] = 240,
-    optimizer: Annotated[OptimizerName, typer.Option(help="What moves the weights.")] = OptimizerName.DISTRO,
+    optimizer: Annotated[OptimizerName, typer.Option(help="The optimizer.")] = OptimizerName.DISTRO,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
-    schedule: Annotated[ScheduleName, typer.Option(help="After warm-up; wsd stays, then falls.")] = ScheduleName.COSINE,
+    schedule: Annotated[
+        ScheduleName, typer.Option(help="The rate after warm-up; wsd: constant, then falling.")
+    ] = ScheduleName.COSINE,
     final_lr: Annotated[float | None, typer.Option(help="Learning rate at the end; default: a tenth.")] = None,
     warmup_steps: Annotated[int, typer.Option(help="Steps in which the rate rises from 0.")] = 10,
     decay_steps: Annotated[int | None, typer.Option(help="wsd: steps in which it falls; default: a fifth.")] = None,
@@ -54,8 +56,8 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Write the trained model to this folder (Hugging Face); new or empty.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the model that lies in --out already.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the losses to this picture.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is already in --out.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the losses to this file.")] = None,
 ) -> None:
     """Train a model in one process, without a network.
 
@@ -106,7 +108,7 @@ def check_out(out: Path | None, *, force: bool) -> None:
     if out is None or not (out.is_file() or (out.is_dir() and any(out.iterdir()))):
         return
     if not (out / "config.json").is_file():
-        raise ConfigError(f"--out {out}: holds something that is no model; choose a new or empty folder")
+        raise ConfigError(f"--out {out}: holds something that is not a model; choose a new or empty folder")
     if not force:
         raise ConfigError(f"--out {out}: holds a model already; choose another folder, or replace it with --force")
 

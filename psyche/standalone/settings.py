@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from psyche.core.state import LrSchedule, ScheduleKind
+from psyche.core.state.state import LrSchedule, ScheduleKind
 from psyche.errors import ConfigError
 
 

@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from psyche.core.plan import compute_plan
+from psyche.core.encoding.plan import compute_plan
 from psyche.errors import TrainerError
-from psyche.modeling.batch import Gradients, compute_gradients
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.model import get_shapes
+from psyche.modeling.trainer.batch import Gradients, compute_gradients
 from psyche.standalone.settings import OptimizerName, TrainSettings
 from psyche.wire.trainer import SentResult
 

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from transformers.models.llama import LlamaForCausalLM
 
-from psyche.core.schedule import compute_learning_rate
+from psyche.core.committee.schedule import compute_learning_rate
 from psyche.data.bytes_tokenizer import VOCAB_SIZE, write_tokenizer
-from psyche.modeling.batch import evaluate
 from psyche.modeling.checkpoint import export_model
 from psyche.modeling.device import select_device
 from psyche.modeling.model import (
@@ -26,6 +25,7 @@ from psyche.modeling.model import (
     read_model_config,
 )
 from psyche.modeling.snapshot import read_model_files
+from psyche.modeling.trainer.batch import evaluate
 from psyche.standalone.corpus import Corpus
 from psyche.standalone.settings import TrainSettings
 from psyche.standalone.steppers import StepReport, make_stepper
@@ -84,7 +84,7 @@ def train(settings: TrainSettings, on_progress: OnProgress = lambda _: None) -> 
     nn.Module.to(model, device)
     model.train()
     parameters = get_parameters(model)
-    result = _Run(settings, model, parameters, device).execute(on_progress)
+    result = _Training(settings, model, parameters, device).execute(on_progress)
     if settings.out is not None:
         export_model(settings.out, parameters, files, "float32")
     return result
@@ -103,7 +103,7 @@ def _get_model(settings: TrainSettings) -> tuple[LlamaForCausalLM, dict[str, byt
         return load_model(folder), read_model_files(folder)
 
 
-class _Run:
+class _Training:
     """One training: the batches, the schedule, the stepper and what is measured."""
 
     def __init__(

@@ -48,17 +48,3 @@ def compute_median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def compute_percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` % of the values do not exceed; 0 of nothing.
-
-    Raises:
-        ValueError: percent outside 0 to 100.
-    """
-    if not 0 <= percent <= 100:
-        raise ValueError(f"percentile: {percent} is outside 0 to 100")
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * percent // 100).__trunc__() - 1)]

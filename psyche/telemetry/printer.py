@@ -12,11 +12,12 @@ NOTABLE: Final = frozenset({
     "client_started", "model_loaded", "joined", "warmup_ready", "snapshot_written", "exported", "healing", "healed",
     "finished", "serving", "left", "server_listening", "server_recovered", "server_connected", "server_stopped",
     "client_connected", "client_disconnected", "connection_closed", "journal_note", "phase",
+    "access_changed", "earnings_collected",
 })  # fmt: skip
 WARNINGS: Final = frozenset({
     "behind", "diverged", "epoch_failed", "refused_by_coordinator", "refused", "not_sent", "load_failed", "rollback",
-    "trainer_lost", "equivocation", "dropped", "server_lost", "client_withdrawn", "connection_refused",
-    "state_mismatch",
+    "trainer_lost", "equivocation", "dropped", "server_lost", "client_withdrawn", "slot_given_up",
+    "state_mismatch", "source_refused", "model_files_differ",
 })  # fmt: skip
 ERRORS: Final = frozenset({"error", "server_defect", "journal_failed"})  # giving up is the command's own error
 # What comes again and again for one reason, and what ends it: told once, and then at most every `AGAIN_S`.

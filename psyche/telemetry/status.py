@@ -263,8 +263,8 @@ def _on_finished(view: NodeView, event: Event) -> None:
 
 TROUBLES: Final = {
     "behind": "behind, catches up",
-    "diverged": "has other weights than the others, heals",
-    "server_lost": "the server cannot be reached, tries again",
+    "diverged": "holds different weights than the others, heals",
+    "server_lost": "cannot reach the server, tries again",
 }
 HANDLERS: Final[dict[str, Callable[[NodeView, Event], None]]] = {
     "client_started": _on_started,

@@ -1,20 +1,25 @@
 """A trainer without a model: its weights are a hash, its work is waiting. For tests and overhead benchmarks."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import trio
 
-from psyche.core.manifest import TensorEntry, encode_manifest
-from psyche.core.plan import TransformPlan, compute_plan, encode_plan, get_payload_bytes
-from psyche.core.state import ZERO32
+from psyche.core.encoding.manifest import Manifest, TensorEntry, blank_values, encode_manifest
+from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan, get_payload_bytes
+from psyche.core.state.state import ZERO32
 from psyche.durable import write_file
 from psyche.modeling.snapshot import (
     MANIFEST_NAME,
     MODEL_NAME,
     TENSORS_NAME,
     SnapshotInfo,
+    get_file_entries,
     get_tensor_path,
+    read_model_files,
+    read_snapshot_files,
     read_snapshot_info,
     write_folder,
     write_info,
@@ -32,6 +37,8 @@ from psyche.wire.trainer import (
     TrainRequest,
 )
 
+DUMMY_FILES: Final = {"config.json": b"{}"}
+
 
 @dataclass(slots=True)
 class DummyTrainer:
@@ -47,6 +54,7 @@ class DummyTrainer:
     one_bit: bool = True
     drift: bytes = b""  # full-value mode: what makes this trainer's arithmetic differ from others'
     weights: bytes = ZERO32
+    files: Mapping[str, bytes] = field(default_factory=lambda: DUMMY_FILES)  # the model's small files
     trained: int = 0
     _cancel: trio.Event | None = None
 
@@ -70,10 +78,11 @@ class DummyTrainer:
         chain = prev = ZERO32
         if request.is_snapshot:
             info = read_snapshot_info(Path(request.path))
-            self.weights = get_tensor_path(info.path, 0).read_bytes()
+            self.weights, self.files = get_tensor_path(info.path, 0).read_bytes(), read_snapshot_files(info)
             chain, prev = info.chain, info.prev_commitment
         else:
             self.weights = blake3_hash(b"configured")
+            self.files = _read_files(Path(request.path)) or DUMMY_FILES
         return LoadReply(
             plan=encode_plan(self.plan),
             weight_root=self._get_part(),
@@ -89,8 +98,12 @@ class DummyTrainer:
     def _get_entry(self) -> TensorEntry:
         return TensorEntry("weight", (8,), blob_id_of(self.weights))
 
+    def _get_manifest(self) -> Manifest:
+        return Manifest((self._get_entry(),), get_file_entries(self.files))
+
     def _get_part(self) -> bytes:
-        return blake3_hash(encode_manifest([self._get_entry()]))
+        manifest = self._get_manifest() if self.one_bit else blank_values(self._get_manifest())
+        return blake3_hash(encode_manifest(manifest.tensors, manifest.files))
 
     async def train(self, request: TrainRequest) -> TrainReply:
         """Wait, then give a payload."""
@@ -118,8 +131,7 @@ class DummyTrainer:
         await trio.sleep(self.apply_s)
         if request.run_update:
             self.weights = blake3_hash(b"update", self.weights, self.drift, *request.payloads)
-        part = self._get_part() if self.one_bit else ZERO32
-        return ApplyReply(weight_part=part, is_full=True, seconds=self.apply_s)
+        return ApplyReply(weight_part=self._get_part(), is_full=True, seconds=self.apply_s)
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         """Write what `load` reads."""
@@ -127,18 +139,19 @@ class DummyTrainer:
         return SnapshotReply(path=request.path, size_bytes=32, weight_root=self._get_part(), seconds=0.0)
 
     def _write(self, request: SnapshotRequest) -> None:
-        path = Path(request.path)
+        path, manifest = Path(request.path), self._get_manifest()
+        root = blake3_hash(encode_manifest(manifest.tensors, manifest.files))
         info = SnapshotInfo(
             path=path, epoch=request.epoch, step=request.step, data_index=request.data_index, chain=request.chain,
-            digest=request.digest, weight_root=self._get_part(), plan=encode_plan(self.plan),
+            digest=request.digest, weight_root=root, plan=encode_plan(self.plan),
             prev_commitment=request.prev_commitment, train_count=self.trained, has_momentum=False,
-            entries=(self._get_entry(),),
+            entries=manifest.tensors, files=manifest.files,
         )  # fmt: skip
         with write_folder(path) as folder:
             (folder / TENSORS_NAME).mkdir()
             write_file(get_tensor_path(folder, 0), self.weights)
             write_file(folder / MANIFEST_NAME, info.manifest)
-            write_model_files(folder / MODEL_NAME, {"config.json": b"{}"})
+            write_model_files(folder / MODEL_NAME, self.files)
             write_info(folder, info, None)
 
     async def cancel(self) -> None:
@@ -150,3 +163,7 @@ class DummyTrainer:
     async def stop(self) -> None:
         """Nothing to end."""
         await self.cancel()
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    return read_model_files(folder) if folder.is_dir() else {}

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import trio
 
-from psyche.core import transitions
-from psyche.core.layout import decode_state, encode_state
-from psyche.core.messages import WitnessMessage
-from psyche.core.state import Checkpoint, Coordinator
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.rules.apply import apply
+from psyche.core.state.messages import Message, ReportEquivocation, Tick
+from psyche.core.state.state import ZERO32, Coordinator
 from psyche.testing.builders import build_hash
-from psyche.wire.ports import AddressRecord
+from psyche.wire.ports import AddressRecord, Proof
 
 TICK_S = 0.5
 
@@ -35,7 +35,7 @@ class LocalCoordinator:
         """Tick until nothing changes (T3), then show what became of it."""
         while not self.state.halted:
             self._draws += 1
-            if not transitions.tick(self.state, self.now, self.now, build_hash("entropy", self._draws)):
+            if not apply(self.state, self.now, self.now, ZERO32, Tick(build_hash("entropy", self._draws))):
                 break
         self._changed.set()
         self._changed = trio.Event()
@@ -80,40 +80,16 @@ class LocalBackend:
             else:
                 await self.coordinator.wait_change()
 
-    async def _call(self, function: Callable[[Coordinator, int], object]) -> None:
+    async def submit(self, message: Message, proof: Proof = None) -> None:
+        """See `Backend.submit`. Evidence is for a server to judge; here the report is dropped."""
         await trio.lowlevel.checkpoint()
-        function(self.coordinator.state, self.coordinator.now)
+        if isinstance(message, ReportEquivocation):
+            return
+        if isinstance(proof, AddressRecord):
+            self.coordinator.book[proof.p2p] = proof
+        now = self.coordinator.now
+        apply(self.coordinator.state, now, now, self.key, message)
         self.coordinator.settle()
-
-    async def join(self, record: AddressRecord) -> None:
-        """See `Backend.join`."""
-        self.coordinator.book[record.p2p] = record
-        await self._call(lambda state, now: transitions.join(state, now, self.key, self.key))
-
-    async def withdraw(self, epoch: int, member: int) -> None:
-        """See `Backend.withdraw`."""
-        await self._call(lambda state, now: transitions.withdraw(state, now, self.key, epoch, member))
-
-    async def witness(self, message: WitnessMessage) -> None:
-        """See `Backend.witness`."""
-        await self._call(lambda state, now: transitions.witness(state, now, self.key, message))
-
-    async def warmup_witness(self, epoch: int, member: int, digest: bytes) -> None:
-        """See `Backend.warmup_witness`."""
-        await self._call(lambda state, now: transitions.warmup_witness(state, now, self.key, epoch, member, digest))
-
-    async def health_check(self, epoch: int, height: int, member: int) -> None:
-        """See `Backend.health_check`."""
-        await self._call(lambda state, now: transitions.health_check(state, now, self.key, epoch, height, member))
-
-    async def report_equivocation(self, first: bytes, second: bytes) -> None:
-        """Evidence is for the server to judge; here it is dropped."""
-        del first, second
-        await trio.lowlevel.checkpoint()
-
-    async def checkpoint(self, epoch: int, digest: bytes, source: Checkpoint) -> None:
-        """See `Backend.checkpoint`."""
-        await self._call(lambda state, now: transitions.checkpoint(state, now, self.key, epoch, digest, source))
 
     async def tick(self) -> None:
         """The coordinator ticks itself."""

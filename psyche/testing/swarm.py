@@ -15,15 +15,15 @@ from pathlib import Path
 
 import trio
 
-from psyche.client.engine import RoundEngine
-from psyche.client.parts import Parts
-from psyche.client.settings import ClientSettings
-from psyche.client.shell import Shell
-from psyche.client.trainer_tasks import RestartableTrainer
-from psyche.core.genesis import create_run
-from psyche.core.state import Checkpoint, CheckpointKind, Config, Metadata, Model
+from psyche.client.engine.round_engine import RoundEngine
+from psyche.client.runtime.parts import Parts
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.shell import Shell
+from psyche.client.runtime.trainer_tasks import RestartableTrainer
+from psyche.core.state.genesis import create_run
+from psyche.core.state.state import Checkpoint, CheckpointKind, Config, Metadata, Model
 from psyche.data.dummy import DummyData
-from psyche.data.provider import LocalProvider
+from psyche.data.provider import DataProvider, LocalProvider
 from psyche.network.memory import MemoryHub
 from psyche.telemetry.events import EventLog, Subscription
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
@@ -125,9 +125,9 @@ def _open_network(hub: MemoryHub | None, identity: Identity, folder: Path) -> Ab
 
 def build_member(
     engine: RoundEngine, backend: Backend, network: Network, trainer: RestartableTrainer, folder: Path, index: int, *,
-    unix_now: Callable[[], float],
+    unix_now: Callable[[], float], data: DataProvider | None = None,
 ) -> Member:  # fmt: skip
-    """A whole client out of its parts; its data and its payloads' checks are dummies."""
+    """A whole client out of its parts; its payloads' checks are a dummy, and its data unless some is given."""
     settings = ClientSettings(
         run_id=RUN_ID,
         server_host="",
@@ -142,7 +142,7 @@ def build_member(
         backend=backend,
         network=network,
         trainer=trainer,
-        data=LocalProvider(DummyData(build_model().max_seq_len, 256)),
+        data=data or LocalProvider(DummyData(build_model().max_seq_len, 256)),
         log=log,
         unix_now=unix_now,
         check_payload=lambda _body: None,

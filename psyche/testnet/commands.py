@@ -12,7 +12,7 @@ HOST = "127.0.0.1"
 
 def get_trainer_host_argv(socket: Path) -> list[str]:
     """The process that imports torch once and forks the clients' trainers."""
-    argv = [sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer_host"]
+    argv = [sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer.host"]
     return [*argv, "--socket", str(socket), "--parent", str(os.getpid())]
 
 
@@ -22,6 +22,8 @@ def get_server_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:
     argv = [sys.executable, "-m", "psyche", "server", "run", "--state", str(prepared.run.path)]
     argv += ["--server-port", str(prepared.server_port), "--bind-ip", HOST, "--state-dir", str(layout.server)]
     argv += ["--events-dir", str(layout.events), "--log", settings.log]
+    for key in prepared.client_keys:
+        argv += ["--allow", key.hex()]
     if prepared.data_config is not None:
         argv += ["--data-config", str(prepared.data_config)]
     if settings.write_log:

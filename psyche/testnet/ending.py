@@ -3,9 +3,10 @@
 import json
 import shutil
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -17,21 +18,34 @@ from psyche.testnet.process import Child
 from psyche.testnet.report import RunReport, build_report, format_report, write_summary
 from psyche.testnet.settings import TestnetSettings, get_node_name
 
-if TYPE_CHECKING:
-    from psyche.testnet.supervisor import Testnet
-
 SAMPLE_S: Final = 300.0  # loading transformers and 200 tokens on a loaded machine; usually 15 s
 SAMPLE_BYTES: Final = 200
 SAMPLE_TEMPERATURE: Final = 0.7  # a model this small strays at 1
 KEPT: Final = frozenset({"checkpoints", "distro", "events.jsonl", "trainer.log", "identity.key"})  # without --keep
 
 
-async def finish(testnet: "Testnet", seconds: float, console: Console) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What became of a run's processes.
+
+    Args:
+        exits: the code of each client's last process; None: it did not end.
+        kills: how often each client was killed.
+        stopped: why the run was stopped before its end; empty: it was not.
+        seconds: how long all of it took.
+    """
+
+    exits: dict[int, int | None]
+    kills: dict[int, int]
+    stopped: str
+    seconds: float
+
+
+async def finish(prepared: Prepared, settings: TestnetSettings, course: Course, console: Console) -> int:
     """Judge the run, draw it, show text from its model; 0 where all is well, else 1."""
-    prepared, settings = testnet.prepared, testnet.settings
     layout = prepared.layout
     report = await trio.to_thread.run_sync(
-        partial(build_report, layout, prepared.run.run_id, testnet.exits, testnet.kills, seconds, testnet.stopped)
+        partial(build_report, layout, prepared.run.run_id, course.exits, course.kills, course.seconds, course.stopped)
     )
     exported = next((Path(client.exported) for client in report.clients if client.exported), None)
     if exported is not None and exported.is_dir():

@@ -6,6 +6,7 @@ What is slow to make is made once and shared between runs.
 import fcntl
 import functools
 import hashlib
+import secrets
 import shutil
 import sys
 import time
@@ -20,15 +21,17 @@ import trio
 from psyche.config.load import LoadedRun, find_run_file, load_data, load_run
 from psyche.config.rewrite import set_values
 from psyche.config.rules import find_unsupported
-from psyche.core.state import CheckpointKind, DataLocationKind
+from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
 from psyche.errors import ConfigError, PsycheError
-from psyche.testnet.ports import choose_port
+from psyche.testnet.free_port import choose_port
 from psyche.testnet.process import Child
 from psyche.testnet.settings import Layout, TestnetSettings
+from psyche.wire.crypto import Identity
 
 MODEL_CONFIGS: Final = ("model.json", "model.toml")
 DATA_FILE: Final = "data.toml"
+IDENTITY_FILE: Final = "identity.key"  # in a client's data folder
 TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
 MODEL_TIMEOUT_S: Final = 600.0  # a large model on a slow disk; the demo's takes 8 s, most of it imports
 CORPUS_NAME: Final = "standard-library"
@@ -46,6 +49,7 @@ class Prepared:
     server_port: int
     data_config: Path | None
     held_out: Path | None
+    client_keys: tuple[bytes, ...]  # who may join: nobody else
 
 
 def make_layout(settings: TestnetSettings, name: str) -> Layout:
@@ -74,7 +78,7 @@ def _make_dated_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise PsycheError(f"{parent}: a hundred runs in one second")
+    raise PsycheError(f"{parent}: a hundred runs began in this second; try again")
 
 
 async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
@@ -99,13 +103,25 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
     layout = make_layout(settings, run.run_id)
     with removing_on_failure(layout):
         layout.config.mkdir()
+        keys = _make_keys(settings, layout)
         _write_run_file(run, settings, layout)
         copy = load_run(layout.config / source.name)
         await _prepare_model(run, copy, settings, layout, say)
         held_out = await _prepare_data(run, copy, settings, layout, say)
         port = choose_port(wanted=settings.server_port)
     is_served = run.model.data_location.kind is DataLocationKind.SERVER
-    return Prepared(layout, copy, port, layout.config / DATA_FILE if is_served else None, held_out)
+    return Prepared(layout, copy, port, layout.config / DATA_FILE if is_served else None, held_out, keys)
+
+
+def _make_keys(settings: TestnetSettings, layout: Layout) -> tuple[bytes, ...]:
+    """The clients' keys, made before they start so that the server can let them in (M12)."""
+    keys: list[bytes] = []
+    for number in range(1, settings.num_clients + 1):
+        layout.client(number).mkdir()
+        identity = Identity(secrets.token_bytes(32))
+        identity.save(layout.client(number) / IDENTITY_FILE)
+        keys.append(identity.public)
+    return tuple(keys)
 
 
 def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import trio
 
 from psyche.errors import PsycheError
-from psyche.modeling.trainer_process import HOST_VARIABLE
+from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.loading import EXIT_INTERRUPTED
@@ -37,7 +37,7 @@ LAST_LINES: Final = 8
 
 
 class Testnet:
-    """A running server and clients. Tests drive it directly: kill and restart what they like."""
+    """A running server and clients. Tests drive it directly, and kill what they like."""
 
     __test__ = False
 
@@ -56,7 +56,6 @@ class Testnet:
         self._trainer_socket = self._scratch.path / "trainers"
         self._to_restart: set[int] = set()
         self._at_rest = trio.Event()  # no client is in an epoch any more
-        self._restarting: trio.Event | None = None  # while the server is killed and started again
 
     def start_server(self) -> Child:
         """Start the server's process; call it in trio's main thread."""
@@ -118,18 +117,6 @@ class Testnet:
         self.view.say(f"{child.name} is killed (SIGKILL)" + (" and started again" if restart else ""))
         child.kill()
 
-    async def restart_server(self) -> None:
-        """SIGKILL the server and start it again on its journal."""
-        assert self.server is not None, "start_server comes first"
-        restarting = self._restarting = trio.Event()
-        self.events.emit("killed", name="server", pid=self.server.pid, restart=True)
-        self.view.say("the server is killed (SIGKILL) and started again")
-        await self.server.end()
-        self.start_server()
-        self._restarting = None
-        restarting.set()
-        await self.wait_for_server()
-
     async def run_client(self, number: int) -> None:
         """Keep client `number` running until it leaves by itself; killed ones come back."""
         while True:
@@ -149,14 +136,9 @@ class Testnet:
         Raises:
             PsycheError: with its last words.
         """
-        while True:
-            assert self.server is not None, "start_server comes first"
-            server = self.server
-            code = await server.wait()
-            if self._restarting is not None:
-                await self._restarting.wait()
-            if self.server is server:
-                raise PsycheError(describe_failure(server, f"the server ended: {describe_exit(code)}"))
+        assert self.server is not None, "start_server comes first"
+        code = await self.server.wait()
+        raise PsycheError(describe_failure(self.server, f"the server ended: {describe_exit(code)}"))
 
     async def run_clients(self) -> None:
         """All clients, until each has left."""
@@ -172,7 +154,7 @@ class Testnet:
             self.view.note = f"{plan.number} of {of} killed every {plan.interval_s:g} s"
             await trio.sleep(plan.interval_s)
             if not is_time_to_kill(self.view.step, config.total_steps, config.rounds_per_epoch):
-                self.view.note = "no more kills: the last epochs are for all"
+                self.view.note = "no more kills: all clients take part in the last epochs"
                 self.events.emit("kills_ended", step=self.view.step)
                 return
             for victim in choose_victims(plan, random):
@@ -217,12 +199,6 @@ class Testnet:
         for name in stubborn:
             self.view.say(f"{name} did not leave in time and was killed")
         self.view.refresh()
-
-    def kill_everything(self) -> None:
-        """SIGKILL all; nothing is waited for."""
-        for child in (*self.clients.values(), self.server, self.trainers):
-            if child is not None:
-                child.kill()
 
 
 def describe_failure(child: Child, what: str) -> str:
@@ -280,7 +256,10 @@ async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Consol
     except BaseException:
         console.print(f"logs and events of this run: {prepared.layout.root}")
         raise
-    return await ending.finish(testnet, time.monotonic() - started, console)
+    course = ending.Course(
+        exits=testnet.exits, kills=testnet.kills, stopped=testnet.stopped, seconds=time.monotonic() - started
+    )
+    return await ending.finish(prepared, settings, course, console)
 
 
 async def _train(testnet: Testnet, plan: KillPlan | None) -> None:
@@ -315,5 +294,5 @@ async def _watch_signals(
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 signal.raise_signal(signal.SIGTERM)
             asked = True
-            console.print("stopping everything (at most 12 s; once more to kill at once)")
+            console.print("stopping everything (at most 12 s; Ctrl-C again kills at once)")
             scope.cancel()

@@ -15,45 +15,37 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from psyche.core import errors as core_errors
-from psyche.core.errors import CoordinatorError
-from psyche.core.limits import LOCAL_PATH_BYTES, MAX_ADDRESSES, MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
-from psyche.core.state import Checkpoint, CheckpointKind
+from psyche.core.rules.apply import Sender
+from psyche.core.state import errors as core_errors
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.gossip import Evidence
+from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
 from psyche.errors import BackendError, PsycheError, WireError
-from psyche.wire.ports import AddressRecord
+from psyche.wire.access import KEY_BYTES, MAX_KEYS, AccessKind
+from psyche.wire.messages import BY_NUMBER, MAX_FIELDS_BYTES, AnyMessage, decode_fields, encode_fields, get_kind
+from psyche.wire.msgpack import UNREADABLE
+from psyche.wire.ports import AddressRecord, Proof
 
-VERSION: Final = 1
+VERSION: Final = 2  # 1 had a request for each kind of message
 PURPOSE: Final = "coordinator"  # what the handshake's signatures name
 MAX_REQUEST_BYTES: Final = 8_192  # two signed results, or an address record of 8 addresses, with room
 MAX_SERVER_FRAME_BYTES: Final = 1 << 20  # a full state that does not compress, or a book of 256 records
 MAX_PROGRAM_BYTES: Final = 96
 MAX_REASON_CHARS: Final = 1_000
-MAX_WITNESS_BYTES: Final = 1_024  # 753 without the chain's discriminator, with room
 MAX_SIGNED_RESULT_BYTES: Final = 1_024  # 599
 OP_ID_BYTES: Final = 16
 STATE_HASH_BYTES: Final = 16  # BLAKE3-16 (K5)
 
-Key: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Key: TypeAlias = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 StateHash: TypeAlias = Annotated[bytes, Meta(min_length=STATE_HASH_BYTES, max_length=STATE_HASH_BYTES)]
 OpId: TypeAlias = Annotated[bytes, Meta(min_length=OP_ID_BYTES, max_length=OP_ID_BYTES)]
-EpochNumber: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 16) - 1)]
-Height: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-Member: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CLIENTS - 1)]
 Unsigned63: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Signature: TypeAlias = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Address: TypeAlias = Annotated[str, Meta(max_length=128)]
 RunId: TypeAlias = Annotated[str, Meta(max_length=RUN_ID_BYTES)]
+Claim: TypeAlias = tuple[Key, Annotated[int, Meta(ge=1)]]  # a signer, and an amount of 64 bits
+SignedResult: TypeAlias = Annotated[bytes, Meta(max_length=MAX_SIGNED_RESULT_BYTES)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
-
-
-class AddressMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An `AddressRecord` on the wire; its signature is checked by whoever stores it."""
-
-    p2p: Key
-    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES)]
-    expires_unix: Unsigned63
-    signature: Signature
 
 
 class HelloRequest(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -72,86 +64,33 @@ class PingRequest(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """I am here; are you?"""
 
 
-class JoinRequest(msgspec.Struct, frozen=True, array_like=True, tag="join"):
-    """Ask for a place in the next epoch, with where to find me (M1, M2)."""
+class SubmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """A message to the run, or to its home: the number of its kind, and its fields (`wire.messages`).
 
-    record: AddressMessage
+    `op_id` names an owner's wish, whatever the resends (K3). What the home checks before it believes a message:
+    `record` says where who joins can be found (M2), `evidence` are the two signed results behind a report of
+    equivocation, in their gossip form (R7).
+    """
+
+    number: Annotated[int, Meta(ge=0, le=255)]
+    fields: Annotated[bytes, Meta(max_length=MAX_FIELDS_BYTES)]
+    op_id: OpId | None = None
+    record: AddressRecord | None = None
+    evidence: tuple[SignedResult, SignedResult] | None = None
 
 
 class AnnounceRequest(msgspec.Struct, frozen=True, array_like=True, tag="announce"):
     """Where to find me from now on: after a reconnect, or when an address changed."""
 
-    record: AddressMessage
+    record: AddressRecord
 
 
-class LeaveRequest(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """Give up the slot for good (`leave_run`, M4)."""
+class AllowedRequest(msgspec.Struct, frozen=True, array_like=True, tag="allowed"):
+    """Who may join? For the owner and the join authority."""
 
 
-class WithdrawRequest(msgspec.Struct, frozen=True, array_like=True, tag="withdraw"):
-    """Leave the running epoch, or take a join back (M4)."""
-
-    epoch: EpochNumber
-    member: Member
-
-
-class WarmupWitnessRequest(msgspec.Struct, frozen=True, array_like=True, tag="warmup_witness"):
-    """The weights are loaded and have this full digest (S8)."""
-
-    epoch: EpochNumber
-    member: Member
-    digest: Digest
-
-
-class WitnessRequest(msgspec.Struct, frozen=True, array_like=True, tag="witness"):
-    """A witness message in the bytes of `core.layout.encode_witness` (W4)."""
-
-    message: Annotated[bytes, Meta(max_length=MAX_WITNESS_BYTES)]
-
-
-class HealthCheckRequest(msgspec.Struct, frozen=True, array_like=True, tag="health_check"):
-    """Accuse a silent witness of the round named (H4)."""
-
-    epoch: EpochNumber
-    height: Height
-    member: Member
-
-
-class EquivocationRequest(msgspec.Struct, frozen=True, array_like=True, tag="report_equivocation"):
-    """Two signed results of one member for one round, in their gossip form (R7)."""
-
-    first: Annotated[bytes, Meta(max_length=MAX_SIGNED_RESULT_BYTES)]
-    second: Annotated[bytes, Meta(max_length=MAX_SIGNED_RESULT_BYTES)]
-
-
-class CheckpointRequest(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint"):
-    """Name a place from which `certified` can be loaded (S10)."""
-
-    epoch: EpochNumber
-    digest: Digest
-    kind: CheckpointKind
-    name: Annotated[str, Meta(max_length=LOCAL_PATH_BYTES)]
-    revision: Annotated[str, Meta(max_length=LOCAL_PATH_BYTES)] | None = None
-
-
-class PauseRequest(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
-    """The owner stops the run at the next safe point (P4); `op_id` names this wish, whatever the resends (K3)."""
-
-    op_id: OpId
-
-
-class ResumeRequest(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
-    """The owner lets a paused run go on."""
-
-    op_id: OpId
-
-
-class RatesRequest(msgspec.Struct, frozen=True, array_like=True, tag="rates"):
-    """The owner sets what epochs that form from now on pay and slash; None leaves a rate as it is (M7)."""
-
-    op_id: OpId
-    earning: Unsigned63 | None = None
-    slashing: Unsigned63 | None = None
+class EarningsRequest(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):
+    """Who has earned what that nobody has collected? For the owner."""
 
 
 class StatusRequest(msgspec.Struct, frozen=True, array_like=True, tag="status"):
@@ -162,18 +101,10 @@ RequestBody: TypeAlias = (
     HelloRequest
     | SubscribeRequest
     | PingRequest
-    | JoinRequest
+    | SubmitRequest
     | AnnounceRequest
-    | LeaveRequest
-    | WithdrawRequest
-    | WarmupWitnessRequest
-    | WitnessRequest
-    | HealthCheckRequest
-    | EquivocationRequest
-    | CheckpointRequest
-    | PauseRequest
-    | ResumeRequest
-    | RatesRequest
+    | EarningsRequest
+    | AllowedRequest
     | StatusRequest
 )
 
@@ -220,6 +151,23 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     slashing_rate: int = 0
     checkpoint_step: int = 0  # of the weights that can be loaded from the sources (S10)
     checkpoint_sources: tuple[str, ...] = ()  # places that members named; none: the run starts from its own source
+    is_open: bool = False  # whether anybody may join (M12)
+    allowed: int = 0  # keys that may join otherwise
+
+
+class Earnings(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):
+    """The answer to earnings: signers with what they have earned, in slot order."""
+
+    earned: Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLIENTS)]
+
+
+class AllowedKeys(msgspec.Struct, frozen=True, array_like=True, tag="allowed"):
+    """The answer to allowed: grantees with their delegates, and keys that were disallowed."""
+
+    is_open: bool
+    join_authority: Key
+    authorizations: Annotated[tuple[tuple[Key, tuple[Key, ...]], ...], Meta(max_length=2 * MAX_KEYS)]
+    disallowed: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
@@ -235,7 +183,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     message: Text = ""
     on_record: bool = False
     nonce: Unsigned63 = 0
-    body: Greeting | RunStatus | None = None
+    body: Greeting | RunStatus | Earnings | AllowedKeys | None = None
 
 
 class FullState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
@@ -247,7 +195,7 @@ class FullState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
     compressed: bytes
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True):
+class ChangedBytes(msgspec.Struct, frozen=True, array_like=True):
     """Bytes that changed, and where."""
 
     offset: Annotated[int, Meta(ge=0, lt=STATE_BYTES)]
@@ -261,14 +209,14 @@ class StateDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     to_nonce: Unsigned63
     now_unix: Unsigned63
     hash: StateHash
-    runs: tuple[Run, ...]
+    runs: tuple[ChangedBytes, ...]
 
 
 class BookChange(msgspec.Struct, frozen=True, array_like=True, tag="book"):
     """Records that are new or changed, and keys that are gone; `whole`: forget what was known before."""
 
     whole: bool
-    records: Annotated[tuple[AddressMessage, ...], Meta(max_length=MAX_CLIENTS)]
+    records: Annotated[tuple[AddressRecord, ...], Meta(max_length=MAX_CLIENTS)]
     removed: Annotated[tuple[Key, ...], Meta(max_length=2 * MAX_CLIENTS)] = ()
 
 
@@ -287,7 +235,11 @@ class RequestRefused(BackendError):
 
 
 class NotOwner(RequestRefused):
-    """Only an owner of the run may pause or resume it, or set its rates."""
+    """Only an owner of the run may command it."""
+
+
+class NotAllowed(BackendError):
+    """The key is not on the run's allow list; it is let in as soon as the owner puts it there."""
 
 
 class WrongRun(RequestRefused):
@@ -316,7 +268,17 @@ class ShuttingDown(BackendError):
 
 _SERVER_ERRORS: Final[dict[str, type[BackendError]]] = {
     kind.__name__: kind
-    for kind in (RequestRefused, NotOwner, WrongRun, WrongVersion, BadRequest, Replaced, Overloaded, ShuttingDown)
+    for kind in (
+        RequestRefused,
+        NotOwner,
+        NotAllowed,
+        WrongRun,
+        WrongVersion,
+        BadRequest,
+        Replaced,
+        Overloaded,
+        ShuttingDown,
+    )
 }
 _CORE_ERRORS: Final[dict[str, type[CoordinatorError]]] = {
     name: kind
@@ -359,7 +321,7 @@ def decode_request(raw: bytes) -> Request:
     """
     try:
         return _request_decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError(f"request: {error}") from error
 
 
@@ -371,20 +333,37 @@ def decode_server_message(raw: bytes) -> ServerMessage:
     """
     try:
         return _server_decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError(f"server message: {error}") from error
 
 
-def get_address_message(record: AddressRecord) -> AddressMessage:
-    """A record as it crosses the wire."""
-    return AddressMessage(record.p2p, tuple(record.addresses), record.expires_unix, record.signature)
+def build_submit(message: AnyMessage, proof: Proof = None, op_id: bytes | None = None) -> SubmitRequest:
+    """The request that carries a message, with what the home checks before it believes it.
+
+    Raises:
+        WireError: a field of the message cannot be written.
+    """
+    record = proof if isinstance(proof, AddressRecord) else None
+    evidence = (proof.first, proof.second) if isinstance(proof, Evidence) else None
+    return SubmitRequest(get_kind(message).number, encode_fields(message), op_id, record, evidence)
 
 
-def get_address_record(message: AddressMessage) -> AddressRecord:
-    """The record of a message; check its signature with `crypto.check_address_record`."""
-    return AddressRecord(message.p2p, message.addresses, message.expires_unix, message.signature)
+def get_message(request: SubmitRequest) -> AnyMessage:
+    """The message that a request carries.
+
+    Raises:
+        WireError: naming the field and the rule that it breaks.
+    """
+    return decode_fields(request.number, request.fields)
 
 
-def get_checkpoint(request: CheckpointRequest) -> Checkpoint:
-    """The source that a checkpoint request names."""
-    return Checkpoint(request.kind, request.name, request.revision)
+def is_command(body: RequestBody) -> bool:
+    """Whether this is a message that only an owner or the join authority may send."""
+    kind = BY_NUMBER.get(body.number) if isinstance(body, SubmitRequest) else None
+    return isinstance(kind, AccessKind) or (kind is not None and kind.sender is Sender.OWNER)
+
+
+def get_name(body: RequestBody) -> str:
+    """What a request is called in event logs: the name of its message, or of its type."""
+    kind = BY_NUMBER.get(body.number) if isinstance(body, SubmitRequest) else None
+    return type(body).__name__ if kind is None else kind.name

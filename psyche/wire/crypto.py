@@ -11,18 +11,17 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from psyche.core.header import RESULT_TAG
-from psyche.core.limits import MAX_ADDRESSES
-from psyche.core.state import ZERO32
+from psyche.core.encoding.gossip import RESULT_TAG
+from psyche.core.state.limits import MAX_ADDRESSES
+from psyche.core.state.state import ZERO32
 from psyche.durable import create_file, make_folder
 from psyche.errors import ConfigError, WireError
-from psyche.wire.ports import AddressRecord
+from psyche.wire.ports import MAX_ADDRESS_BYTES, AddressRecord
 
 BLOB_TAG: Final = b"psyche/blob/1"
 BLOB_CHUNK_BYTES: Final = 1 << 20
 MAX_BLOB_BYTES: Final = 4 << 30
 ADDRESS_TAG: Final = b"psyche/address/1"
-MAX_ADDRESS_BYTES: Final = 128
 VERDICTS_KEPT: Final = 4_096  # signatures whose check is remembered, about 2 MB
 
 

@@ -9,12 +9,15 @@ from typing import Annotated, Final
 import msgspec
 
 from psyche.errors import WireError
+from psyche.wire.msgpack import UNREADABLE
 
 PURPOSE: Final = "data"
 MAX_REQUEST_BYTES: Final = 256
 MAX_ROWS_BYTES: Final = 4 << 20  # of token ids in one reply; a larger batch is fetched in pieces
 MAX_REPLY_BYTES: Final = MAX_ROWS_BYTES + 4_096
 MAX_REASON_CHARACTERS: Final = 400
+# K7: a line of 40 kbit/s is served; on a slower one a batch of a few thousand ids takes longer than rounds do
+LEAST_RATE_BYTES_S: Final = 4 << 10
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -48,6 +51,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 FetchReply = Rows | Refused
+_NO_BYTES: Final = b"\xc4\x00"  # msgpack
 
 
 def encode_request(request: FetchRequest) -> bytes:
@@ -63,13 +67,19 @@ def decode_request(raw: bytes) -> FetchRequest:
     """
     try:
         return msgspec.msgpack.decode(raw, type=FetchRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError(f"data request: {error}") from error
 
 
 def encode_reply(reply: FetchReply) -> bytes:
     """The bytes of a reply."""
     return msgspec.msgpack.encode(reply)
+
+
+def encode_rows_head(start: int, end: int, sequence_length: int, token_size_bytes: int, ids_bytes: int) -> bytes:
+    """How the bytes of a reply with these rows begin; the ids follow, `ids_bytes` of them, and nothing else."""
+    whole = encode_reply(Rows(start, end, sequence_length, token_size_bytes, b""))
+    return whole[: -len(_NO_BYTES)] + b"\xc6" + ids_bytes.to_bytes(4, "big")  # msgpack's bin 32
 
 
 def decode_reply(raw: bytes) -> FetchReply:
@@ -80,7 +90,7 @@ def decode_reply(raw: bytes) -> FetchReply:
     """
     try:
         reply = msgspec.msgpack.decode(raw, type=FetchReply)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError(f"data reply: {error}") from error
     if isinstance(reply, Rows):
         _check_rows(reply)

@@ -4,17 +4,17 @@ A frame's length is checked before anything is allocated for it, and every wait 
 that a slow, silent or oversized peer costs its own connection and nothing else.
 """
 
-import struct
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
 
-from psyche.errors import BackendError, WireError
+from psyche.errors import BackendError, PsycheError, WireError
+from psyche.wire.length import LENGTH_BYTES, pack_length, read_length
+from psyche.wire.tls import describe_problem
 from psyche.wire.turns import AtOnce
 
-LENGTH_BYTES: Final = 4
 READ_BYTES: Final = 1 << 16  # how much is asked of the stream at once
-_LENGTH: Final = struct.Struct("<I")
 
 
 class ConnectionLost(BackendError):
@@ -51,15 +51,13 @@ class FrameStream:
         A cancelled or timed-out receive loses nothing: what came is kept for the next call.
 
         Raises:
-            WireError: the frame is longer than `max_frame_bytes`, or the stream ended inside it.
+            WireError: the frame is longer than `max_frame_bytes`, the stream ended inside it, or TLS found it changed.
             FrameTimeout: it was not complete within `timeout_s`.
             ConnectionLost: the stream ended between frames, or broke.
         """
         with trio.move_on_after(timeout_s):
             await self._fill(LENGTH_BYTES)
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > self.max_frame_bytes:
-                raise WireError(f"frame: {length} bytes announced, at most {self.max_frame_bytes}")
+            length = read_length(self._buffer, self.max_frame_bytes, "frame")
             await self._fill(LENGTH_BYTES + length)
             frame = bytes(self._buffer[LENGTH_BYTES : LENGTH_BYTES + length])
             del self._buffer[: LENGTH_BYTES + length]
@@ -74,17 +72,51 @@ class FrameStream:
             FrameTimeout: the other side did not take it within `timeout_s`.
             ConnectionLost: the stream is closed or broke.
         """
-        if len(data) > self.max_send_bytes:
-            raise WireError(f"frame: {len(data)} bytes to send, at most {self.max_send_bytes}")
+        self._check_size(len(data))
         with trio.move_on_after(timeout_s):
             async with AtOnce(self._send_lock):
-                await self._send_all(_LENGTH.pack(len(data)) + data)
+                await self._send_all(pack_length(len(data)) + data)
             return
         raise FrameTimeout(f"frame: {len(data)} bytes were not taken within {timeout_s:g} s")
+
+    async def send_in_parts(
+        self, first: bytes, size_bytes: int, read: Callable[[int], Awaitable[bytes]], part_timeout_s: float
+    ) -> None:
+        """Send one frame that is read while it is sent: a slow reader's holds no more memory than one part.
+
+        A call that does not finish breaks the stream, so close it afterwards; that goes for what `read` raises too.
+
+        Args:
+            first: how the frame begins.
+            size_bytes: of the whole frame, `first` included.
+            read: the frame's next bytes, at least one, from an offset in the frame on.
+            part_timeout_s: each part must be taken within it.
+
+        Raises:
+            WireError: the frame is longer than `max_send_bytes`; nothing was sent.
+            FrameTimeout: the other side did not take a part within `part_timeout_s`.
+            ConnectionLost: the stream is closed or broke.
+        """
+        self._check_size(size_bytes)
+        async with AtOnce(self._send_lock):
+            part, sent_bytes = pack_length(size_bytes) + first, len(first)
+            while True:
+                with trio.move_on_after(part_timeout_s) as scope:
+                    await self._send_all(part)
+                if scope.cancelled_caught:
+                    raise FrameTimeout(f"frame: a part of {len(part)} bytes was not taken within {part_timeout_s:g} s")
+                if sent_bytes >= size_bytes:
+                    return
+                part = await read(sent_bytes)
+                sent_bytes += len(part)
 
     async def aclose(self) -> None:
         """Close the stream, without waiting for the other side."""
         await trio.aclose_forcefully(self._stream)
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self.max_send_bytes:
+            raise WireError(f"frame: {size_bytes} bytes to send, at most {self.max_send_bytes}")
 
     async def _fill(self, size_bytes: int) -> None:
         while len(self._buffer) < size_bytes:
@@ -92,7 +124,7 @@ class FrameStream:
             try:
                 part = await self._stream.receive_some(READ_BYTES)  # mostly a length and all that follows it
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise ConnectionLost("connection: broken while receiving") from error
+                raise _explain(error, "receiving") from error
             if not part:
                 if self._buffer:
                     raise WireError(f"frame: the stream ended {missing} bytes before its end")
@@ -104,5 +136,10 @@ class FrameStream:
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise ConnectionLost("connection: broken while sending") from error
+            raise _explain(error, "sending") from error
         self.bytes_sent += len(data)
+
+
+def _explain(error: Exception, doing: str) -> PsycheError:
+    problem = describe_problem(error)
+    return WireError(f"connection: {problem}") if problem else ConnectionLost(f"connection: broken while {doing}")

@@ -1,13 +1,12 @@
-"""Who is on the other end of a connection: a mutual challenge signed with both sides' Ed25519 keys.
+"""Who is on the other end of a connection: its server by TLS (`wire/tls.py`), its client by a signed challenge (K6).
 
-    server -> client   Challenge  protocol version, server key, 32 random bytes
-    client -> server   Answer     client key, 32 random bytes, purpose, signature
-    server -> client   Welcome    signature, or why not
+    server -> client   Challenge  protocol version, 32 random bytes
+    client -> server   Answer     client key, purpose, signature
+    server -> client   Welcome    nothing, or why not
 
-The client signs `psyche/handshake/1` | server key | challenge | purpose; naming the server and the
-purpose makes a signature useless at any other server or for any other service. The server signs
-`psyche/handshake-server/1` | client key | client's challenge | purpose. The stream is authenticated,
-not encrypted: a run over an untrusted network belongs behind a tunnel.
+The client signs `psyche/handshake/2` | server key | binding | challenge | purpose. The binding is the BLAKE3 hash of
+the certificate that the server showed in TLS: a signature made for one server, connection or service is useless at
+any other. The server signs nothing here, for TLS has proven its key before the first of these bytes.
 """
 
 import secrets
@@ -19,15 +18,15 @@ import trio
 from psyche.errors import BackendError, WireError
 from psyche.wire.crypto import Identity, verify
 from psyche.wire.framing import FrameStream, FrameTimeout
+from psyche.wire.msgpack import UNREADABLE
+from psyche.wire.tls import Channel
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 CHALLENGE_BYTES: Final = 32
 KEY_BYTES: Final = 32
-SIGNATURE_BYTES: Final = 64
-MAX_HANDSHAKE_BYTES: Final = 1_024  # a stranger's frame: the answer has about 200
+MAX_HANDSHAKE_BYTES: Final = 1_024  # a stranger's frame: the answer has about 120
 MAX_PURPOSE_BYTES: Final = 64
-_CLIENT_TAG: Final = b"psyche/handshake/1"
-_SERVER_TAG: Final = b"psyche/handshake-server/1"
+_TAG: Final = b"psyche/handshake/2"
 _T = TypeVar("_T", bound=msgspec.Struct)  # Python 3.11 has no type parameters
 
 
@@ -35,11 +34,14 @@ class HandshakeError(BackendError):
     """The other side is not who it should be, or speaks another protocol; a retry does not help."""
 
 
+class WrongServer(HandshakeError):
+    """Another server answers than the one that is meant, or somebody on the line."""
+
+
 class Challenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What the server says first."""
 
     version: int
-    server: bytes
     challenge: bytes
 
 
@@ -47,32 +49,26 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """What the client answers."""
 
     client: bytes
-    challenge: bytes
     purpose: str
     signature: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The server's own proof, or `refused`, the reason why it hangs up."""
+    """The client is known; or `refused`, the reason why the server hangs up."""
 
-    signature: bytes
     refused: str = ""
 
 
-def client_signed_bytes(server: bytes, challenge: bytes, purpose: str) -> bytes:
+def signed_bytes(channel: Channel, challenge: bytes, purpose: str) -> bytes:
     """What the client's signature covers."""
-    return _CLIENT_TAG + server + challenge + purpose.encode()
+    return _TAG + channel.server + channel.binding + challenge + purpose.encode()
 
 
-def server_signed_bytes(client: bytes, challenge: bytes, purpose: str) -> bytes:
-    """What the server's signature covers."""
-    return _SERVER_TAG + client + challenge + purpose.encode()
-
-
-async def server_handshake(frames: FrameStream, identity: Identity, purpose: str, timeout_s: float) -> bytes:
+async def server_handshake(frames: FrameStream, channel: Channel, purpose: str, timeout_s: float) -> bytes:
     """Find out who connected; returns the client's public key (32 bytes).
 
-    During the handshake frames are limited to `MAX_HANDSHAKE_BYTES`, whatever `frames` allows later.
+    During the handshake frames are limited to `MAX_HANDSHAKE_BYTES`, whatever `frames` allows later. Where the
+    stream speaks TLS, `timeout_s` bounds TLS's own handshake as well.
 
     Raises:
         WireError: the client's bytes break the format.
@@ -82,48 +78,51 @@ async def server_handshake(frames: FrameStream, identity: Identity, purpose: str
     """
     with _SmallFrames(frames), trio.move_on_after(timeout_s):
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
-        await _send(frames, Challenge(PROTOCOL_VERSION, identity.public, challenge), timeout_s)
+        await _send(frames, Challenge(PROTOCOL_VERSION, challenge), timeout_s)
         answer = _decode(await frames.receive(timeout_s), Answer)
-        reason = _get_refusal(answer, identity.public, challenge, purpose)
+        reason = _get_refusal(answer, channel, challenge, purpose)
+        await _send(frames, Welcome(reason), timeout_s)
         if reason:
-            await _send(frames, Welcome(b"", reason), timeout_s)
             raise HandshakeError(f"handshake with {answer.client.hex()[:16]}: {reason}")
-        proof = identity.sign(server_signed_bytes(answer.client, answer.challenge, purpose))
-        await _send(frames, Welcome(proof), timeout_s)
         return answer.client
     raise FrameTimeout(f"handshake: not finished within {timeout_s:g} s")
 
 
 async def client_handshake(
-    frames: FrameStream, identity: Identity, purpose: str, expected_server: bytes | None, timeout_s: float
-) -> bytes:
-    """Prove who connects and check who answers; returns the server's public key (32 bytes).
+    frames: FrameStream,
+    identity: Identity,
+    purpose: str,
+    channel: Channel,
+    expected_server: bytes | None,
+    timeout_s: float,
+) -> None:
+    """Check who answers, before anything is sent, and prove who connects.
 
     Args:
         frames: the connection.
         identity: the key to prove.
         purpose: the service asked for, the same on both sides.
+        channel: the key that the server has proven, and what binds a signature to it.
         expected_server: the server's public key, or None to accept any that proves its own.
         timeout_s: bound of the whole handshake.
 
     Raises:
         WireError: the server's bytes break the format.
-        HandshakeError: another protocol version, another server, a wrong proof, or a refusal.
+        WrongServer: another server answers.
+        HandshakeError: another protocol version, or a refusal.
         FrameTimeout: not finished within `timeout_s`.
         ConnectionLost: the server went away.
     """
+    _check_server(channel.server, expected_server)
     with _SmallFrames(frames), trio.move_on_after(timeout_s):
         hello = _decode(await frames.receive(timeout_s), Challenge)
-        _check_hello(hello, expected_server)
-        challenge = secrets.token_bytes(CHALLENGE_BYTES)
-        signature = identity.sign(client_signed_bytes(hello.server, hello.challenge, purpose))
-        await _send(frames, Answer(identity.public, challenge, purpose, signature), timeout_s)
+        _check_hello(hello)
+        signature = identity.sign(signed_bytes(channel, hello.challenge, purpose))
+        await _send(frames, Answer(identity.public, purpose, signature), timeout_s)
         welcome = _decode(await frames.receive(timeout_s), Welcome)
         if welcome.refused:
             raise HandshakeError(f"handshake: the server refuses: {welcome.refused[:200]}")
-        if not verify(hello.server, server_signed_bytes(identity.public, challenge, purpose), welcome.signature):
-            raise HandshakeError("handshake: the server cannot prove that it holds its key")
-        return hello.server
+        return
     raise FrameTimeout(f"handshake: not finished within {timeout_s:g} s")
 
 
@@ -141,26 +140,29 @@ class _SmallFrames:
         self._frames.max_frame_bytes = self._former
 
 
-def _get_refusal(answer: Answer, server: bytes, challenge: bytes, purpose: str) -> str:
-    if len(answer.client) != KEY_BYTES or len(answer.challenge) != CHALLENGE_BYTES:
-        return f"key and challenge must have {KEY_BYTES} bytes"
+def _get_refusal(answer: Answer, channel: Channel, challenge: bytes, purpose: str) -> str:
+    if len(answer.client) != KEY_BYTES:
+        return f"a key must have {KEY_BYTES} bytes"
     if answer.purpose != purpose:
         return f"this is the {purpose} service, not {answer.purpose[:MAX_PURPOSE_BYTES]!r}"
-    if not verify(answer.client, client_signed_bytes(server, challenge, purpose), answer.signature):
+    if not verify(answer.client, signed_bytes(channel, challenge, purpose), answer.signature):
         return "the signature is not that of the key"
     return ""
 
 
-def _check_hello(hello: Challenge, expected_server: bytes | None) -> None:
-    if hello.version != PROTOCOL_VERSION:
-        raise HandshakeError(f"handshake: the server speaks version {hello.version}, this is {PROTOCOL_VERSION}")
-    if len(hello.server) != KEY_BYTES or len(hello.challenge) != CHALLENGE_BYTES:
-        raise WireError(f"handshake: key and challenge must have {KEY_BYTES} bytes")
-    if expected_server is not None and hello.server != expected_server:
-        raise HandshakeError(
-            f"handshake: the server's key is {hello.server.hex()}, expected {expected_server.hex()}; "
+def _check_server(server: bytes, expected: bytes | None) -> None:
+    if expected is not None and server != expected:
+        raise WrongServer(
+            f"handshake: the server's key is {server.hex()}, expected {expected.hex()}; "
             "another server answers at this address"
         )
+
+
+def _check_hello(hello: Challenge) -> None:
+    if hello.version != PROTOCOL_VERSION:
+        raise HandshakeError(f"handshake: the server speaks version {hello.version}, this is {PROTOCOL_VERSION}")
+    if len(hello.challenge) != CHALLENGE_BYTES:
+        raise WireError(f"handshake: a challenge must have {CHALLENGE_BYTES} bytes")
 
 
 async def _send(frames: FrameStream, message: msgspec.Struct, timeout_s: float) -> None:
@@ -170,5 +172,5 @@ async def _send(frames: FrameStream, message: msgspec.Struct, timeout_s: float) 
 def _decode(raw: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError(f"handshake: {kind.__name__} cannot be read: {error}") from error

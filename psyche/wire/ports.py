@@ -1,19 +1,23 @@
 """The ports of a client: what it needs of a coordinator's home, of a network and of a trainer.
 
-Implementations: `server.backend` (TCP), `network.node` (libp2p), `network.memory` (in memory),
-`modeling.trainer` (in process) and `modeling.trainer_process` (child process). Every wait of a
+Implementations: `backends.tcp.backend` (TCP), `network.node` (libp2p), `network.memory` (in memory),
+`modeling.trainer.local` (in process) and `modeling.trainer.process` (child process). Every wait of a
 port is bounded by its caller or by the deadline it is given.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Final, Protocol, TypeAlias
 
+import msgspec
 import trio
 
-from psyche.core.messages import WitnessMessage
-from psyche.core.state import Checkpoint, Coordinator
+from psyche.core.state.gossip import Evidence
+from psyche.core.state.limits import HASH_BYTES, MAX_ADDRESSES
+from psyche.core.state.messages import Message
+from psyche.core.state.state import Coordinator
+from psyche.wire.peer_address import PeerAddress
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
@@ -25,18 +29,37 @@ from psyche.wire.trainer import (
     TrainRequest,
 )
 
+MAX_ADDRESS_BYTES: Final = 128
 
-@dataclass(frozen=True, slots=True)
-class AddressRecord:
-    """Where a node can be reached, signed by its p2p key.
 
-    `signature` is over `wire.crypto.address_record_bytes`. At most 8 addresses of at most 128 bytes.
+class AddressRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Where a node can be reached, signed by its p2p key; the same on every wire.
+
+    `signature` is over `wire.crypto.address_record_bytes`; whoever takes a record in checks it.
     """
 
-    p2p: bytes
-    addresses: tuple[str, ...]  # multiaddrs without /p2p
-    expires_unix: int
-    signature: bytes
+    p2p: Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+    addresses: Annotated[  # multiaddrs without /p2p
+        tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_BYTES)], ...],
+        msgspec.Meta(max_length=MAX_ADDRESSES),
+    ]
+    expires_unix: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+
+
+Proof: TypeAlias = AddressRecord | Evidence | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapPeer:
+    """How it stands with one address that a person or the record has named."""
+
+    key: bytes
+    address: str
+    is_allowed: bool  # nobody is dialed who has no place in the run
+    is_connected: bool
+    failure: str  # why the last dial brought nothing; empty: none has failed
+    next_dial_at: float  # on trio's clock
 
 
 class Backend(Protocol):
@@ -51,32 +74,12 @@ class Backend(Protocol):
         """States as they come, newest only, nonce rising."""
         ...
 
-    async def join(self, record: AddressRecord) -> None:
-        """Ask for a place in the next epoch (M1, M2)."""
-        ...
+    async def submit(self, message: Message, proof: Proof = None) -> None:
+        """Send a message; `proof` is what the home checks before it believes it.
 
-    async def withdraw(self, epoch: int, member: int) -> None:
-        """Leave the running epoch, or take a join back (M4)."""
-        ...
-
-    async def witness(self, message: WitnessMessage) -> None:
-        """Put a witness record on record (W4)."""
-        ...
-
-    async def warmup_witness(self, epoch: int, member: int, digest: bytes) -> None:
-        """Say that the weights are loaded (S8)."""
-        ...
-
-    async def health_check(self, epoch: int, height: int, member: int) -> None:
-        """Accuse a silent witness (H4)."""
-        ...
-
-    async def report_equivocation(self, first: bytes, second: bytes) -> None:
-        """Show two signed results of one member for one round, in their wire form (R7)."""
-        ...
-
-    async def checkpoint(self, epoch: int, digest: bytes, source: Checkpoint) -> None:
-        """Name a place from which `certified` can be loaded (S10)."""
+        With a `Join` comes the address record of who joins (M2), with a `ReportEquivocation` the two signed
+        results (R7); with others nothing.
+        """
         ...
 
     async def tick(self) -> None:
@@ -96,6 +99,8 @@ class SyncRequest:
     kind "table": the signed table of a witness with results root `key` (W7).
     kind "manifest": the weight manifest whose full digest is `key` (S7, S9); with an empty `key`: keep a copy
     of your weights of (epoch, height), so that their manifest can be asked for (S7).
+    kind "addresses": signed address records of at most 32 peers, in the order of their keys from `key` on, round the
+    end (N1); nodes answer it by themselves.
     """
 
     kind: str
@@ -125,10 +130,17 @@ class NetworkStatistics:
     gossip_sent: int = 0
     gossip_received: int = 0
     gossip_refused: int = 0
-    blobs_served: int = 0
     blobs_fetched: int = 0
     peers: int = 0
-    per_peer_rate_bytes_s: dict[bytes, float] = field(default_factory=dict)
+    unread_bytes: int = 0  # received on all connections, and not read yet
+    cuts: int = 0  # connections that were closed because they held too much
+    unread_messages: int = 0  # announcements that nobody has read yet
+    unsent_messages: int = 0  # announcements that wait for one peer, the most of any
+    streams_per_peer: int = 0  # open, of the peer that has most
+    asked_bytes: int = 0  # asked of sources, and not here yet
+    blobs_offered: int = 0
+    blob_memory_bytes: int = 0
+    blob_disk_bytes: int = 0
 
 
 class Network(Protocol):
@@ -143,8 +155,11 @@ class Network(Protocol):
         """A fresh signed record of where this node listens."""
         ...
 
-    def set_allowed(self, keys: frozenset[bytes]) -> None:
-        """Who may talk to this node; others are closed and their messages refused."""
+    def set_allowed(self, keys: frozenset[bytes], members: frozenset[bytes] = frozenset()) -> None:
+        """Who may talk to this node; others are closed and their messages refused.
+
+        `members` of the epoch are the last to be cut where connections hold too much.
+        """
         ...
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
@@ -152,7 +167,15 @@ class Network(Protocol):
         ...
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
-        """Whom to keep connected to; redials by itself."""
+        """Whom to keep connected to, as the home's book says; redials by itself."""
+        ...
+
+    def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> None:
+        """Where some nodes are found without a book (N3); replaces what was set before."""
+        ...
+
+    def bootstrap(self) -> tuple[BootstrapPeer, ...]:
+        """How it stands with each of these addresses."""
         ...
 
     def set_sync_handler(self, handler: SyncHandler) -> None:

@@ -3,10 +3,13 @@
 The same rules serve a resend over TCP and a transaction that lands after its retry.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Final
 
-from psyche.core.messages import WitnessMessage
-from psyche.core.state import (
+from psyche.core.state import messages as msg
+from psyche.core.state.messages import Message, WitnessMessage
+from psyche.core.state.state import (
     Checkpoint,
     Client,
     ClientFlag,
@@ -17,7 +20,7 @@ from psyche.core.state import (
     SlotState,
     WitnessRecord,
 )
-from psyche.core.timeline import get_round
+from psyche.core.state.timeline import get_round
 
 
 def get_member(state: Coordinator, epoch: int, member: int, sender: bytes) -> Client | None:
@@ -96,3 +99,21 @@ def is_source(state: Coordinator, digest: bytes, source: Checkpoint) -> bool:
     """Whether the source stands among those of the checkpoint with this digest."""
     sources = [state.model.checkpoint, *state.model.extra_checkpoints]
     return state.checkpoint.digest == digest and source in sources
+
+
+_Rule = Callable[[Coordinator, bytes, Any], bool]
+_RULES: Final[dict[type[Message], _Rule]] = {
+    msg.Join: lambda state, sender, m: is_joined(state, sender, m.p2p),
+    msg.Withdraw: lambda state, sender, m: is_withdrawn(state, sender, m.epoch, m.member),
+    msg.WarmupWitness: lambda state, sender, m: is_warm(state, sender, m.epoch, m.member, m.digest),
+    WitnessMessage: is_witnessed,
+    msg.HealthCheck: lambda state, _, m: is_accused(state, m.epoch, m.height, m.member),
+    msg.NameCheckpoint: lambda state, _, m: is_source(state, m.digest, m.source),
+    msg.ReportEquivocation: lambda state, _, m: is_ejected(state, m.epoch, m.member),
+}
+
+
+def is_on_record(state: Coordinator, sender: bytes, message: Message) -> bool:
+    """Whether a message that was refused had taken effect before, exactly as sent; of other kinds none has."""
+    rule = _RULES.get(type(message))
+    return rule is not None and rule(state, sender, message)

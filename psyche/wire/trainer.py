@@ -5,7 +5,7 @@ Payloads and token ids are bytes; tensors cross only as files.
 
 import msgspec
 
-from psyche.core.state import Model
+from psyche.core.state.state import Model
 
 
 class SentResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Load weights from a folder.
 
     `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`). `expected_weight_root`,
-    where not empty, must be the manifest root of what was loaded. `chain` and `digest` are checked
+    where not empty, must be the `weight_root` of what was loaded. `chain` and `digest` are checked
     by the client, not by the trainer. `keep_momentum` false starts with zero momentum.
     """
 
@@ -35,9 +35,10 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
 class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded.
 
-    `plan` is the transform plan's canonical bytes (`core.plan`), `weight_root` the full weight part
-    of the state digest, `numeric_class` that of this device, `chain` the c that a snapshot carries
-    (32 zero bytes for other sources), `train_count` the batches trained with this momentum.
+    `plan` is the transform plan's canonical bytes (`core.encoding.plan`), `weight_root` the full weight part
+    of the state digest, which covers the model's small files too (S2), `numeric_class` that of this device,
+    `chain` the c that a snapshot carries (32 zero bytes for other sources), `train_count` the batches trained
+    with this momentum.
     """
 
     plan: bytes
@@ -135,7 +136,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it lies and what it weighs."""
+    """Where it lies and what it weighs; `weight_root` as in `LoadReply`."""
 
     path: str
     size_bytes: int

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +21,21 @@ from psyche.cli import checks
 from psyche.cli.app import app
 from psyche.cli.common import Debug, get_leaves, show_errors
 from psyche.cli.interfaces import get_bind_ip
-from psyche.cli.model import format_sample
+from psyche.cli.model import format_sample, get_tokenizer_files
 from psyche.cli.progress import format_progress
 from psyche.cli.serving import ServerLine, format_members, format_status, leaving_nothing_unless_started
 from psyche.cli.testnet import parse_numbers
-from psyche.core.genesis import create_run
-from psyche.core.state import Metadata, RunState
-from psyche.core.transitions import join, pause
+from psyche.core.rules.apply import apply
+from psyche.core.state.genesis import create_run
+from psyche.core.state.messages import Join, Pause
+from psyche.core.state.state import ZERO32, Metadata, RunState
 from psyche.errors import ConfigError, DataError, PsycheError
 from psyche.server.disk import FolderDisk
 from psyche.standalone.command import check_out
 from psyche.telemetry.console import Console
 from psyche.telemetry.loading import loading
 from psyche.testing.builders import build_config, build_model
+from psyche.wire.access import MAX_KEYS
 from psyche.wire.backend import RunStatus
 from psyche.wire.crypto import Identity
 
@@ -130,6 +133,8 @@ def test_show_identity_reads_the_key_of_the_environment(monkeypatch: pytest.Monk
         (("--run-id", "a/b", "--server-addr", "h:1"), "--data-dir"),
         (("--run-id", "demo", "--server-addr", "h:1", "--server-key", "12"), "64 hex digits"),
         (("--run-id", "demo", "--server-addr", "h:1", "--bind-p2p-interface", "moon9"), "moon9"),
+        (("--run-id", "demo", "--server-addr", "h:1", "--bootstrap", "h:2"), "--bootstrap 'h:2': must be like /ip4/"),
+        (("--run-id", "demo", "--server-addr", "h:1", *("--bootstrap", "h:2") * 33), "33 addresses, at most 32"),
         (("--run-id", "demo", "--server-addr", "h:1", "--log", "loud"), "loud"),
     ],
 )
@@ -162,7 +167,7 @@ def test_a_progress_line_says_how_far_and_how_long() -> None:
 
 
 def test_status_of_a_server_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from psyche.server import owner
+    from psyche.backends.tcp import owner
 
     async def give_up(*_: object, **__: object) -> None:
         await trio.lowlevel.checkpoint()
@@ -207,6 +212,21 @@ def test_a_server_that_cannot_start_leaves_nothing_and_says_one_thing(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_allow_takes_no_key_of_nobody_and_no_more_than_a_list_has_room_for(tmp_path: Path) -> None:
+    for name in ("run.toml", "data.toml"):
+        text = (ROOT / "config" / "demo" / name).read_text()
+        (tmp_path / name).write_text(text)
+    state = ("--state", str(tmp_path), "--state-dir", str(tmp_path / "state"))
+    nobody = run("server", "run", *state, "--allow", "00" * 32)
+    assert nobody.exit_code == 1
+    assert "--allow: the key of zeros belongs to nobody" in nobody.output
+    keys = ", ".join(f'"{number:064x}"' for number in range(1, MAX_KEYS + 1))
+    (tmp_path / "run.toml").write_text(f"{(tmp_path / 'run.toml').read_text()}\n[access]\nallow = [{keys}]\n")
+    full = run("server", "run", *state, "--allow", "ab" * 32)
+    assert full.exit_code == 1
+    assert "--allow: with those of the run's file 4,097 keys, at most 4,096" in full.output
+
+
 def test_a_server_that_cannot_start_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "mine").touch()
@@ -241,12 +261,12 @@ def test_the_server_s_line_shows_its_state_at_once_and_when_it_changes() -> None
     )
     for _ in range(100):
         line.refresh()
-    join(state, 995, b"\1" * 32, b"\1" * 32)
+    apply(state, 995, 0, b"\1" * 32, Join(b"\1" * 32))
     line.take(state)
     assert stream.getvalue().splitlines()[1:] == [
         "epoch 0 step 1 of 9 | waiting for members for 10 s | 1 client waits, 2 are needed to start"
     ]
-    pause(state, 999)
+    apply(state, 999, 0, ZERO32, Pause())
     line.take(state)
     clock[0] += 60
     line.refresh()
@@ -288,7 +308,7 @@ def test_out_replaces_nothing_that_it_was_not_told_to(tmp_path: Path) -> None:
     (tmp_path / "notes" / "precious").touch()
     refused = run(*arguments, "--out", str(tmp_path / "notes"), "--force")
     assert refused.exit_code == 1
-    assert "holds something that is no model" in refused.output
+    assert "holds something that is not a model" in refused.output
 
 
 @pytest.mark.parametrize(
@@ -339,22 +359,33 @@ def test_a_server_runs_answers_pauses_resumes_and_leaves_with_ctrl_c(tmp_path: P
     command = [sys.executable, "-m", "psyche", "server", "run", "--state", str(ROOT / "config" / "dummy")]
     command += ["--server-port", str(port), "--bind-ip", "127.0.0.1", "--state-dir", str(tmp_path / "state")]
     owner = ["--server-addr", f"127.0.0.1:{port}", "--state-dir", str(tmp_path / "state")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, ExitStack() as stack:
+        stack.callback(server.kill)
         assert server.stderr is not None
         for line in server.stderr:
             if "to take part" in line:
                 break
         status = run("server", "status", "--server-addr", f"127.0.0.1:{port}", "--json")
         assert json.loads(status.output)["run_state"] == "waiting_for_members"
+        asked = ("server", "status", "--server-addr", f"127.0.0.1:{port}", "--server-key")
+        assert (
+            "waiting for members" in run(*asked, Identity.load(tmp_path / "state" / "server.key").public.hex()).output
+        )
+        other = run(*asked, "ab" * 32)
+        assert other.exit_code == 1
+        assert "another server answers at this address" in other.output
         wrong = run(
             "client", "train", "--run-id", "x", "--server-addr", f"127.0.0.1:{port}", "--data-dir", str(tmp_path / "c")
         )
         assert wrong.exit_code == 1
-        assert wrong.output == "error: this server has the run 'dummy', not 'x'\n"
+        assert wrong.output == "error: this server has run 'dummy', not 'x'\n"
         assert not (tmp_path / "c").exists()
         rates = ("--earning-rate-total-shared", "1000", "--slashing-rate-per-client", "7")
         paid = run("server", "set-future-epoch-rates", *owner, *rates)
-        assert "pays 1,000 for all its credits, and an ejected member loses 7" in paid.output
+        assert "pays 1,000 for all its credits; an ejected member loses 7" in paid.output
+        nothing = run("server", "collect", "--all", *owner)
+        assert (nothing.exit_code, nothing.output) == (0, "all earnings are collected already\n")
+        assert run("server", "collect", *owner).output == "error: name a KEY, or --all\n"
         assert "paused" in run("server", "pause", *owner).output
         assert "waiting for members" in run("server", "resume", *owner).output
         server.send_signal(signal.SIGINT)
@@ -426,3 +457,17 @@ def test_a_gpu_that_torch_cannot_use_is_a_warning(monkeypatch: pytest.MonkeyPatc
 def test_a_folder_that_cannot_be_written_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert checks.check_disk(tmp_path).verdict is checks.Verdict.FAIL
+
+
+def test_a_tokenizer_whose_file_no_run_would_keep_is_refused(tmp_path: Path) -> None:
+    """S9: the small files of a model have fixed names."""
+    for name in ("mine.json", "tokenizer.json", "chat_template.jinja", "config.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=r"mine\.json: a run keeps only .*tokenizer\.json.*; rename the file"):
+        get_tokenizer_files(tmp_path / "mine.json", tmp_path)
+    assert get_tokenizer_files(tmp_path / "tokenizer.json", tmp_path) == [tmp_path / "tokenizer.json"]
+    found = get_tokenizer_files(tmp_path, tmp_path)
+    assert [path.name for path in found] == ["chat_template.jinja", "tokenizer.json"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="there"):
+        get_tokenizer_files(tmp_path / "empty", tmp_path)

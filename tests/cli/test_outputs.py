@@ -55,7 +55,7 @@ def test_an_output_that_fails_costs_no_other_one(
         path.with_suffix(".part.png").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("psyche.simulator.timeline.write_picture", fail)
+    monkeypatch.setattr("psyche.analysis.timeline.write_picture", fail)
     figures = tmp_path / "f.json"
     picture = tmp_path / "p.png"
     result = CliRunner().invoke(

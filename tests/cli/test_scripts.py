@@ -1,12 +1,18 @@
 """The set-up touches its own environment alone, and says what is missing in one command."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
+
+from psyche.core.state import bits, config_checks
 
 ROOT = Path(__file__).resolve().parents[2]
+STATE = ROOT / "psyche" / "core" / "state"
 
 
 def bash(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -68,6 +74,15 @@ def test_the_stamp_does_not_depend_on_how_python_is_called(tmp_path: Path) -> No
     assert "" not in stamps
 
 
+SHOW_BYTECODE = '"$PSYCHE_PYTHON" -c "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"'
+
+
+def test_bytecode_that_may_not_stand_beside_the_sources_is_kept_in_the_environment() -> None:
+    assert bash(f"keep_bytecode\n{SHOW_BYTECODE}").stdout.split() == ["False", "None"]
+    done = bash(f"keep_bytecode\n{SHOW_BYTECODE}", PYTHONDONTWRITEBYTECODE="1")
+    assert done.stdout.split() == ["False", str(ROOT / ".venv" / "bytecode")]
+
+
 def test_a_signal_takes_along_what_was_started() -> None:
     done = bash("(sleep 0.3; kill -INT $$) &\nguarded bash -c 'sleep 60 & sleep 60'\necho not reached")
     assert done.returncode == 130
@@ -98,3 +113,24 @@ def test_the_demo_explains_itself_before_it_sets_up_anything() -> None:
         ["/bin/bash", str(ROOT / "scripts" / "demo"), "--help"], capture_output=True, text=True, check=True
     )
     assert all(flag in done.stdout for flag in ("--clients", "--minutes", "--kill", "--keep", "--clean"))
+
+
+def test_lines_of_the_core_count_only_while_its_own_tests_run(tmp_path: Path) -> None:
+    kept = tmp_path / "coverage"
+    ours, others = "tests/core/test_bits.py", "tests/config/test_load_run.py"
+    environment = {**os.environ, "COVERAGE_FILE": str(kept)}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    for arguments in (["pytest", "-q", "-p", "scripts.cover_core", ours, others], ["coverage", "combine", "--quiet"]):
+        subprocess.run([sys.executable, "-m", *arguments], check=True, cwd=ROOT, env=environment, capture_output=True)
+    data = CoverageData(str(kept))
+    data.read()
+    reached = {name: set(data.lines(str(STATE / name)) or []) for name in ("bits.py", "config_checks.py")}
+    assert get_line(bits.get_members, 3) in reached["bits.py"]
+    assert get_line(config_checks.find_config_problems, 0) in reached["config_checks.py"]  # imported
+    assert not reached["config_checks.py"] & {
+        get_line(config_checks.find_config_problems, inside) for inside in range(6, 14)
+    }
+
+
+def get_line(function: Callable[..., object], inside: int) -> int:
+    return function.__code__.co_firstlineno + inside

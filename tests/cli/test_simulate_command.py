@@ -16,7 +16,7 @@ from psyche.cli.app import app
 from psyche.cli.progress import ProgressBar, format_progress
 from psyche.cli.simulate import format_played, parse_parameters
 from psyche.errors import ConfigError
-from psyche.simulator.recorder import Played
+from psyche.forecast.recorder import Played
 from psyche.telemetry.console import Console
 from psyche.telemetry.text import format_bytes
 
@@ -95,7 +95,7 @@ def test_a_filter_that_fits_no_event_is_told(tmp_path: Path) -> None:
     result = run("trace", events, "--node", "client-9")
     assert result.exit_code == 0
     assert result.stdout == ""
-    assert result.stderr == "no event matches, of 1\n"
+    assert result.stderr == "none of 1 events matches\n"
 
 
 def test_suggestions_are_played_and_printed(profile: Path, tmp_path: Path) -> None:
@@ -173,10 +173,10 @@ def test_what_cannot_be_replayed_is_told(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "must be a seed (a number), or a scenario's TOML file" in result.output
     path = tmp_path / "scenario.toml"
-    path.write_text("[[liar]]\nwho = 99\nkind = 'replay'\n")
+    path.write_text("[[byzantine]]\nwho = 99\nkind = 'replay'\n")
     result = run("simulate", "--replay", path)
     assert result.exit_code == 1
-    assert "scenario.toml: liar[0]: who is 99, must be the number of a client, 0 to 3" in result.output
+    assert "scenario.toml: byzantine[0]: who is 99, must be the number of a client, 0 to 3" in result.output
 
 
 def test_without_a_run_there_is_nothing_to_play() -> None:
@@ -221,7 +221,7 @@ def test_ctrl_c_and_sigterm_end_a_simulation_at_once_and_leave_nothing(
     number: signal.Signals, code: int, profile: Path, tmp_path: Path
 ) -> None:
     program = (
-        f"from pathlib import Path; from psyche.simulator import world; world.SHARED_MEMORY = Path({str(tmp_path)!r}); "
+        f"from pathlib import Path; from psyche.sim import world; world.SHARED_MEMORY = Path({str(tmp_path)!r}); "
         "from psyche.cli.main import main; main()"
     )
     arguments = [*map(str, BASE), "--profile", str(profile), "--rounds", "2000"]
@@ -262,7 +262,7 @@ def test_a_run_that_is_shorter_than_what_is_played_is_told(profile: Path, tmp_pa
     text = (ROOT / "config" / "dummy" / "run.toml").read_text()
     (tmp_path / "run.toml").write_text(re.sub(r"total_steps = \d+", "total_steps = 1", text, count=1))
     result = run(*BASE, "--profile", profile, "--no-suggestions", "--rounds", "2", "--state", tmp_path)
-    assert "the run itself would be over sooner: its total_steps is 1, 2 rounds are played\n" in result.output
+    assert "the run itself would end sooner: its total_steps is 1, 2 rounds are played\n" in result.output
 
 
 def test_a_plan_that_is_no_text_is_named_once(profile: Path, tmp_path: Path) -> None:

@@ -14,23 +14,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from psyche.client import actions as act
-from psyche.client.announcements import compute_step_lr
-from psyche.client.engine import RoundEngine
-from psyche.client.records import KnownResult, RoundRecord
-from psyche.core import transitions
-from psyche.core.assignment import compute_assignments
-from psyche.core.bits import compute_bits, get_members
-from psyche.core.bloom import compute_bloom
-from psyche.core.genesis import create_run
-from psyche.core.header import NumericClass, ResultHeader, encode_header
-from psyche.core.layout import decode_state, encode_state
-from psyche.core.messages import Finished, Gossip, GossipBody, Ready, ReadyFlag, Result, WitnessMessage
-from psyche.core.plan import compute_plan, encode_plan, get_payload_bytes
-from psyche.core.results import compute_results_root
-from psyche.core.schedule import get_lr_bits
-from psyche.core.state import ZERO32, Coordinator, Metadata, RunState, WitnessFlag
-from psyche.core.timeline import get_attested_round, get_round
+from psyche.client.engine import actions as act
+from psyche.client.engine.announcements import compute_step_lr
+from psyche.client.engine.records import KnownResult, RoundRecord
+from psyche.client.engine.round_engine import RoundEngine
+from psyche.client.engine.weights import Diverged, Doubt
+from psyche.core.committee.assignment import compute_assignments
+from psyche.core.committee.bloom import compute_bloom
+from psyche.core.committee.results import compute_results_root
+from psyche.core.committee.schedule import get_lr_bits
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.encoding.header import NumericClass, ResultHeader, encode_header
+from psyche.core.encoding.plan import compute_plan, encode_plan, get_payload_bytes
+from psyche.core.rules.apply import apply
+from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.genesis import create_run
+from psyche.core.state.gossip import Finished, Gossip, GossipBody, Ready, ReadyFlag, Result
+from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, WitnessMessage
+from psyche.core.state.state import ZERO32, Coordinator, Metadata, RunState, WitnessFlag
+from psyche.core.state.timeline import get_attested_round, get_round
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
 from psyche.wire.crypto import Identity, blake3_hash, blob_id_of, compute_commitment, compute_state_digest
 from psyche.wire.gossip import encode_gossip, sign_gossip
@@ -74,6 +76,10 @@ class Bench:
         self.engine = RoundEngine(self.identities[self.own])
 
     # --- the engine's side -------------------------------------------------------------------------
+
+    def spoil_weights(self) -> None:
+        """The own digest counts as wrong from this round on, and a replay has begun and ended."""
+        self.engine.weights._state = Diverged(Doubt(self.state.current.height, is_contradicted=False))
 
     def take_in(self, actions: list[act.Action]) -> list[act.Action]:
         """Remember what the engine asks for and answer what is not `manual`; all actions that came of it."""
@@ -131,7 +137,14 @@ class Bench:
         return self.take_in(self.engine.on_tick(self.now))
 
     def get_all(self, kind: type[A]) -> list[A]:
-        return [a for a in self.actions if isinstance(a, kind)]
+        """The actions of a kind; of a kind of coordinator message, those that were sent."""
+        found = [a.message if isinstance(a, act.Submit) else a for a in self.actions]
+        return [a for a in found if isinstance(a, kind)]
+
+    def get_reasons(self, kind: type[Message]) -> list[str]:
+        """Why the messages of a kind were sent, as the log says it."""
+        sent = [a for a in self.actions if isinstance(a, act.Submit) and isinstance(a.message, kind)]
+        return [str(log.fields["reason"]) for a in sent if (log := a.before or a.after) is not None]
 
     def get_logs(self, kind: str) -> list[dict[str, object]]:
         return [a.fields for a in self.actions if isinstance(a, act.Log) and a.kind == kind]
@@ -162,13 +175,13 @@ class Bench:
     def settle(self) -> None:
         while not self.state.halted:
             self.drawn += 1
-            if not transitions.tick(self.state, self.unix, self.unix, build_hash("entropy", self.drawn)):
+            if not apply(self.state, self.unix, self.unix, ZERO32, Tick(build_hash("entropy", self.drawn))):
                 break
 
     def join(self, *numbers: int) -> None:
         for number in numbers:
             key = self.identities[number].public
-            transitions.join(self.state, self.unix, key, key)
+            apply(self.state, self.unix, 0, key, Join(key))
 
     def form(self) -> None:
         """From WaitingForMembers to Warmup."""
@@ -184,7 +197,7 @@ class Bench:
         self.show()
         digest = self.state.certified.digest if self.state.certified.digest != ZERO32 else FIRST_DIGEST
         for member, client in enumerate(self.state.clients):
-            transitions.warmup_witness(self.state, self.unix, client.p2p, self.state.progress.epoch, member, digest)
+            apply(self.state, self.unix, 0, client.p2p, WarmupWitness(self.state.progress.epoch, member, digest))
         self.settle()
         assert self.state.run_state is RunState.ROUND_TRAIN
         self.show()
@@ -214,7 +227,7 @@ class Bench:
             run_uid=state.run_uid, epoch=state.progress.epoch, member=member, height=named, step=round_.step,
             lr_bits=get_lr_bits(compute_step_lr(state, round_.step)), batch_start=start, batch_end=end,
             plan_hash=facts.plan_hash, config_hash=facts.config_hash,
-            base_digest=self.engine.chain.digests.get(named, ZERO32), data_hash=ZERO32, prev_commitment=ZERO32,
+            base_digest=self.engine.weights.digests.get(named, ZERO32), data_hash=ZERO32, prev_commitment=ZERO32,
             body_hash=blob_id_of(body), body_len=len(body), train_count=1, numeric_class=NumericClass.FP32,
             trainer_key=self.get_identity(member).public,
         )  # fmt: skip
@@ -259,7 +272,7 @@ class Bench:
             held = record.compute_held() if record is not None else 0
             known = record.get_commitments(held) if record is not None and known is None else known
         known = known or {}
-        digest = changes.pop("state_digest", self.engine.chain.digests.get(round_.height, ZERO32))
+        digest = changes.pop("state_digest", self.engine.weights.digests.get(round_.height, ZERO32))
         flags = WitnessFlag.COMPLETE | (WitnessFlag.FULL_DIGEST if digest != ZERO32 else WitnessFlag.NO_DIGEST)
         root = compute_results_root(state.progress.epoch, attested.height, held, known) if attested else ZERO32
         message = WitnessMessage(
@@ -274,7 +287,7 @@ class Bench:
         """These witnesses' reports stand on record; nobody has seen that yet."""
         for member in members:
             message = self.build_witness(member, **changes)
-            transitions.witness(self.state, self.unix, self.state.clients[member].p2p, message)
+            apply(self.state, self.unix, 0, self.state.clients[member].p2p, message)
 
     def close(self, *members: int, seconds: float = 1.0, **changes: Any) -> list[act.Action]:
         """These witnesses (all, where none is named) report, the round closes, the engine sees what follows."""
@@ -311,7 +324,10 @@ class Bench:
         """Everybody trains and delivers in the running round."""
         owed = compute_assignments(self.state.current, self.state.config)
         self.deliver(*(m for m in owed if m != self.index))
-        if self.index in owed and self.engine.duty.in_flight == (self.state.progress.epoch, self.state.current.height):
+        if self.index in owed and self.engine.training.in_flight == (
+            self.state.progress.epoch,
+            self.state.current.height,
+        ):
             self.train()
         for member in get_members(self.state.current.members):
             if member != self.index:

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from bench import Bench, build_bench, build_identity
 
-from psyche.client import actions as act
-from psyche.client.records import PayloadStatus
-from psyche.core.assignment import compute_assignments
-from psyche.core.header import encode_header
-from psyche.core.messages import Finished, Gossip, Leave, Ready, ReadyFlag, Result
-from psyche.core.state import ZERO32, RunState
+from psyche.client.engine import actions as act
+from psyche.client.engine.records import PayloadStatus
+from psyche.core.committee.assignment import compute_assignments
+from psyche.core.encoding.header import encode_header
+from psyche.core.state.gossip import Finished, Gossip, Leave, Ready, ReadyFlag, Result
+from psyche.core.state.messages import ReportEquivocation
+from psyche.core.state.state import ZERO32, RunState
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip
@@ -213,7 +214,7 @@ def test_messages_of_an_epoch_that_is_not_seen_yet_are_not_taken_for_those_of_th
     assert bench.state.run_state is RunState.WAITING_FOR_MEMBERS
     assert isinstance(first.body, Result)
     bench.hear(bench.sign(1, Result(OTHER_COMMITMENT, OTHER_HEADER), height=0))
-    assert bench.get_all(act.SendEquivocation) == []
+    assert bench.get_all(ReportEquivocation) == []
     assert bench.engine.get_announcements(1, 0, have=0) == ()
 
 
@@ -229,7 +230,7 @@ def test_a_result_trained_on_other_weights_waits_unfetched_and_is_believed_once_
     assert get_refusals(bench) == []
     bench.record(1, 2, 3, state_digest=right)
     bench.show()
-    assert bench.engine.chain.diverged
+    assert bench.engine.weights.is_diverged
     assert [a.member for a in bench.get_all(act.FetchPayload)] == [1]
 
 
@@ -266,7 +267,7 @@ def test_a_deferred_result_is_no_second_one_when_it_is_heard_again() -> None:
     for _ in range(3):
         bench.hear(message)
     assert len(bench.get_record().deferred) == 1
-    assert bench.get_all(act.SendEquivocation) == []
+    assert bench.get_all(ReportEquivocation) == []
 
 
 def test_a_member_cannot_fill_the_room_for_deferred_results() -> None:
@@ -286,11 +287,11 @@ def test_two_signatures_of_one_member_are_shown_to_the_home_and_its_bit_stays_ze
     assert bench.get_record().compute_held() >> 1 & 1
     bench.hear(second)
     bench.feed(act.PayloadArrived(get_commitment(second)))
-    (evidence,) = bench.get_all(act.SendEquivocation)
+    (evidence,) = [a.evidence for a in bench.actions if isinstance(a, act.Submit) and a.evidence is not None]
     assert {evidence.first, evidence.second} == {encode_gossip(first), encode_gossip(second)}
     assert not bench.get_record().compute_held() >> 1 & 1
     bench.hear(bench.build_result(1, data_hash=build_hash("third")))
-    assert len(bench.get_all(act.SendEquivocation)) == 1
+    assert len(bench.get_all(ReportEquivocation)) == 1
     assert len(bench.get_known(1)) == 2
 
 
@@ -300,7 +301,7 @@ def test_a_second_signature_is_evidence_even_if_one_header_is_refused(bench: Ben
     good, bad = bench.build_result(1), bench.build_result(1, step=99)
     for message in (bad, good) if refused_first else (good, bad):
         bench.hear(message)
-    assert len(bench.get_all(act.SendEquivocation)) == 1
+    assert len(bench.get_all(ReportEquivocation)) == 1
     bench.feed(act.PayloadArrived(get_commitment(good)))
     assert not bench.get_record().compute_held() >> 1 & 1
 
@@ -309,21 +310,21 @@ def test_the_same_result_twice_is_no_evidence(bench: Bench) -> None:
     message = bench.build_result(1)
     bench.hear(message)
     bench.hear(message)
-    assert bench.get_all(act.SendEquivocation) == []
+    assert bench.get_all(ReportEquivocation) == []
     assert len(bench.get_all(act.FetchPayload)) == 1
 
 
 def test_results_of_two_rounds_are_no_evidence(bench: Bench) -> None:
     bench.run_round()
     bench.run_round()
-    assert bench.get_all(act.SendEquivocation) == []
+    assert bench.get_all(ReportEquivocation) == []
 
 
 def test_somebody_who_signs_another_result_with_the_own_key_is_shown_to_the_home(bench: Bench) -> None:
     """R7, M9: a second process with this key cannot stay unseen."""
     bench.train()
     bench.hear(bench.build_result(0, data_hash=OTHER))
-    assert len(bench.get_all(act.SendEquivocation)) == 1
+    assert len(bench.get_all(ReportEquivocation)) == 1
 
 
 # --- payloads

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 import trio
+from kits.power_loss import watch_disk
 
-from psyche.client import app
-from psyche.client.app import LazyData, PayloadCheck, load_identity, lock_data_dir
-from psyche.client.settings import ClientSettings
-from psyche.core.plan import compute_plan, encode_plan, get_payload_bytes
-from psyche.core.state import Coordinator, DataLocation, DataLocationKind
+from psyche.client.runtime import app
+from psyche.client.runtime.app import LazyData, PayloadCheck, load_identity, lock_data_dir
+from psyche.client.runtime.settings import ClientSettings
+from psyche.core.encoding.plan import compute_plan, encode_plan, get_payload_bytes
+from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
 from psyche.errors import ConfigError, NetworkError, PsycheError, WireError
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_model
-from psyche.testing.power_loss import watch_disk
 from psyche.wire.crypto import Identity
 from psyche.wire.ports import Backend
 

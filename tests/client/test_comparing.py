@@ -6,10 +6,12 @@ from test_engine_runs import assert_all_equal, make_world
 from test_healing import WRONG, agree_on, build_bench_in_second_epoch, diverge, let_go
 from world import World
 
-from psyche.client import actions as act
-from psyche.client.healing import HELP_EVERY_HEIGHTS, HELPERS
-from psyche.core.messages import Finished, Gossip, ReadyFlag
-from psyche.core.state import ZERO32, ClientState, RoundFlag, RunState
+from psyche.client.engine import actions as act
+from psyche.client.engine.healing import HELP_EVERY_HEIGHTS, HELPERS
+from psyche.client.engine.weights import Doubt, Replaying
+from psyche.core.state.gossip import Finished, Gossip, ReadyFlag, Result
+from psyche.core.state.messages import Withdraw
+from psyche.core.state.state import ZERO32, ClientState, RoundFlag, RunState
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash, compute_state_digest
 from psyche.wire.gossip import decode_gossip
@@ -43,7 +45,7 @@ def get_finished(bench: Bench) -> list[Gossip]:
 
 def get_right_digest(bench: Bench) -> bytes:
     """What the others have of the running round."""
-    return compute_state_digest(bench.engine.chain.chain, bench.part)
+    return compute_state_digest(bench.engine.weights.chain, bench.part)
 
 
 # --- who heals
@@ -57,14 +59,14 @@ def test_a_replay_that_cannot_be_done_is_followed_by_a_comparison_in_the_same_ro
     assert [(a.epoch, a.height, a.member) for a in asked] == [(1, 3, 1), (1, 3, 2)]
     assert len(asked) == HELPERS
     assert [a.key for a in asked] == [bench.get_identity(m).public for m in (1, 2)]
-    assert bench.get_all(act.Withdraw) == []
+    assert bench.get_all(Withdraw) == []
 
 
 def test_what_is_compared_is_the_agreed_digest_with_the_own_weights_of_that_round() -> None:
     """S7."""
     bench = build_bench_in_second_epoch(2)
     agreed = fail_to_replay(bench)
-    own, chain = bench.engine.chain.digests[3], bench.engine.chain.chain
+    own, chain = bench.engine.weights.digests[3], bench.engine.weights.chain
     promise(bench)
     (compare,) = bench.get_all(act.Compare)
     assert (compare.epoch, compare.height, compare.agreed) == (1, 3, agreed)
@@ -85,7 +87,7 @@ def test_a_comparison_is_named_as_what_is_waited_for_until_it_ends() -> None:
         (wait,) = [w for w in bench.engine.waits() if "tensors of the agreed weights of round 3" in w.what]
         assert (wait.until, wait.then) == (bench.get_all(act.Compare)[0].deadline, "leave the epoch")
         bench.now += bench.state.config.max_round_train_time
-    bench.feed(act.Healed(1, 3, bench.engine.chain.chain, {3: agreed}, {3: True}))
+    bench.feed(act.Healed(1, 3, bench.engine.weights.chain, {3: agreed}, {3: True}))
     assert not [w for w in bench.engine.waits() if "tensors of the agreed weights" in w.what]
 
 
@@ -109,7 +111,7 @@ def test_while_it_compares_a_client_applies_nothing_and_keeps_what_it_will_apply
     bench = build_bench_in_second_epoch(2)
     agreed = fail_to_replay(bench)
     promise(bench)
-    chain = bench.engine.chain.chain
+    chain = bench.engine.weights.chain
     bench.settle()
     bench.show()
     assert bench.state.current.height == 4
@@ -127,9 +129,9 @@ def test_the_agreed_weights_heal_at_once_and_the_next_batch_is_trained() -> None
     bench.settle()
     bench.show()
     bench.manual = ()
-    bench.feed(act.Healed(1, 3, bench.engine.chain.chain, {3: agreed}, {3: True}))
+    bench.feed(act.Healed(1, 3, bench.engine.weights.chain, {3: agreed}, {3: True}))
     assert [f["height"] for f in bench.get_logs("healed")] == [3]
-    assert not bench.engine.chain.diverged
+    assert not bench.engine.weights.is_diverged
     assert [(a.height, a.decided) for a in bench.get_all(act.Train)] == [(4, ())]
 
 
@@ -168,22 +170,35 @@ def test_members_that_are_not_right_themselves_are_not_asked() -> None:
 def test_a_round_without_an_agreed_digest_is_followed_by_the_next_one() -> None:
     """S5: then nothing says which weights are right; the own ones go on with the others' sets meanwhile."""
     bench = build_bench_in_second_epoch(2)
-    fail_to_replay(bench)
-    bench.state.current.flags &= ~RoundFlag.DIGEST
-    bench.show()
-    promise(bench)
-    bench.settle()
-    bench.now += 1
+    agreed = diverge(bench)[3]
+    let_go(bench)
+    for member in (1, 2, 3):
+        message = bench.build_result(member, base_digest=agreed)
+        bench.hear(message)
+        assert isinstance(message.body, Result)
+        bench.feed(act.PayloadArrived(message.body.commitment))
     bench.pass_times()
     bench.show()
-    assert bench.state.current.height == 4
+    bench.forget()
+    bench.feed(act.HealFailed(1, LACKS, weights_kept=True))
+    bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=WRONG))
+    assert [a.height for a in bench.get_all(act.AskWeights)] == [4, 4]
+    promise(bench)
+    for member in (1, 2, 3):  # they agree on the set, and each has other weights
+        bench.record(member, state_digest=build_hash("own weights", member))
+    bench.show()
+    assert bench.state.current.flags & (RoundFlag.ROOT | RoundFlag.DIGEST) == RoundFlag.ROOT
+    bench.pass_times()
+    bench.show()
+    assert bench.state.current.height == 5
     assert bench.get_all(act.Compare) == []
-    (apply,) = bench.get_all(act.Apply)
+    (_, apply) = bench.get_all(act.Apply)
+    assert (apply.height, len(apply.blobs)) == (5, 3)
     bench.feed(bench.build_applied(apply, part=WRONG))
-    assert [a.height for a in bench.get_all(act.AskWeights) if a.height != 3] == [4, 4]
+    assert [a.height for a in bench.get_all(act.AskWeights) if a.height != 4] == [5, 5]
     promise(bench)
     agree_on(bench, get_right_digest(bench))
-    assert [a.height for a in bench.get_all(act.Compare)] == [4]
+    assert [a.height for a in bench.get_all(act.Compare)] == [5]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -197,7 +212,7 @@ def test_a_comparison_that_takes_too_long_ends_with_leaving_before_lateness_cost
     for height in (4, 5):
         bench.show()
         assert bench.state.current.height == height
-        assert bench.get_all(act.Withdraw) == []
+        assert bench.get_all(Withdraw) == []
         if height == 4 or overlap:
             known = {m: build_hash("result", height, m) for m in (1, 2, 3)}
             bench.record(1, 2, 3, held=0b1110, commitments=known, state_digest=build_hash("right", height))
@@ -207,10 +222,10 @@ def test_a_comparison_that_takes_too_long_ends_with_leaving_before_lateness_cost
         bench.settle()
         assert (bench.state.current.height, bench.state.run_state) == (5, RunState.ROUND_WITNESS)
     bench.show()
-    (left,) = bench.get_all(act.Withdraw)
-    assert "no peer showed the agreed weights in time" in left.reason
+    (reason,) = bench.get_reasons(Withdraw)
+    assert "no peer showed the agreed weights in time" in reason
     assert bench.engine.member is None
-    assert not bench.engine.chain.healing
+    assert not bench.engine.weights.is_healing
     assert bench.state.clients[bench.index].late < 3
 
 
@@ -221,8 +236,8 @@ def test_a_comparison_that_fails_makes_the_client_leave(contradicts: bool) -> No
     fail_to_replay(bench)
     promise(bench)
     bench.feed(act.HealFailed(1, "no helper has it", weights_kept=True, contradicts=contradicts))
-    (left,) = bench.get_all(act.Withdraw)
-    assert "no helper has it" in left.reason
+    (reason,) = bench.get_reasons(Withdraw)
+    assert "no helper has it" in reason
     assert len(bench.get_logs("evidence")) == contradicts
 
 
@@ -233,14 +248,14 @@ def test_one_comparison_an_epoch_is_enough() -> None:
     promise(bench)
     bench.settle()
     bench.show()
-    bench.feed(act.Healed(1, 3, bench.engine.chain.chain, {3: agreed}, {3: True}))
+    bench.feed(act.Healed(1, 3, bench.engine.weights.chain, {3: agreed}, {3: True}))
     bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=WRONG))
     agree_on(bench, get_right_digest(bench))
     let_go(bench)
     assert len(bench.get_all(act.Heal)) == 1
     bench.feed(act.HealFailed(1, LACKS, weights_kept=True))
-    (left,) = bench.get_all(act.Withdraw)
-    assert LACKS in left.reason
+    (reason,) = bench.get_reasons(Withdraw)
+    assert LACKS in reason
 
 
 @pytest.mark.parametrize("why", ["full values", "no digest over all weights soon"])
@@ -254,8 +269,8 @@ def test_what_cannot_be_compared_makes_the_client_leave_at_once(why: str) -> Non
     bench.show()
     fail_to_replay(bench)
     assert bench.get_all(act.AskWeights) == []
-    (left,) = bench.get_all(act.Withdraw)
-    assert LACKS in left.reason
+    (reason,) = bench.get_reasons(Withdraw)
+    assert LACKS in reason
 
 
 def test_a_large_model_is_compared_where_the_digest_is_over_all_weights() -> None:
@@ -264,8 +279,8 @@ def test_a_large_model_is_compared_where_the_digest_is_over_all_weights() -> Non
     bench.engine._x.facts.parameters = 200_000_000
     found = []
     for height in (1, 61, 62, 63, 64):
-        bench.engine._x.state.current.height = bench.engine.chain.diverged_at = height
-        found.append(bench.engine.healing._can_compare())
+        bench.engine._x.state.current.height = height
+        found.append(bench.engine.healing._can_compare(Replaying(Doubt(height))))
     assert found == [False, False, False, True, True]
 
 
@@ -278,9 +293,9 @@ def test_a_member_in_need_gets_a_copy_of_the_running_rounds_weights() -> None:
     promised, (snapshot,) = bench.engine.on_weights_wanted(key, 1, 2)
     assert promised
     assert isinstance(snapshot, act.Snapshot)
-    chain = bench.engine.chain
+    weights = bench.engine.weights
     assert (snapshot.epoch, snapshot.height) == (1, 2)
-    assert (snapshot.digest, snapshot.chain) == (chain.digests[2], chain.chains[2])
+    assert (snapshot.digest, snapshot.chain) == (weights.digests[2], weights.chains[2])
     assert bench.engine.on_weights_wanted(key, 1, 2) == (True, []), "one copy serves all who ask"
 
 
@@ -290,7 +305,7 @@ def test_a_member_in_need_gets_a_copy_of_the_running_rounds_weights() -> None:
 def test_no_copy_is_kept_for_who_has_no_right_to_it_or_where_there_is_none(why: str) -> None:
     bench = build_bench_in_second_epoch(2)
     key = bench.get_identity(1).public
-    chain, state = bench.engine.chain, bench.engine._x.state
+    state = bench.engine._x.state
     height = 2
     match why:
         case "stranger":
@@ -298,11 +313,11 @@ def test_no_copy_is_kept_for_who_has_no_right_to_it_or_where_there_is_none(why: 
         case "other round":
             height = 1
         case "moved on":
-            chain.applying = 3
+            bench.engine.weights.next_height = 4
         case "diverged":
-            chain.diverged = True
+            bench.spoil_weights()
         case "no full digest":
-            chain.full[2] = False
+            bench.engine.weights.full[2] = False
         case "dropped":
             state.clients[1].state = ClientState.DROPPED
         case "drain":
@@ -332,7 +347,7 @@ def spoil(world: World, victim: int, epoch: int = 1, height: int = 3) -> None:
         lambda: (
             (world.state.progress.epoch, world.state.current.height, world.state.run_state)
             == (epoch, height, RunState.ROUND_TRAIN)
-            and height in node.engine.chain.digests
+            and height in node.engine.weights.digests
         )
     )
     node.weights = blake3_hash(b"a flipped bit", node.weights)

@@ -4,10 +4,10 @@ import pytest
 from bench import Bench, build_bench
 from test_engine_runs import assert_all_equal, make_world
 
-from psyche.client import actions as act
-from psyche.client.attest import GOSSIP_BUDGET, is_crowded
-from psyche.core.messages import Finished, Ready, ReadyFlag
-from psyche.core.state import ZERO32
+from psyche.client.engine import actions as act
+from psyche.client.engine.witness_report import GOSSIP_BUDGET, is_over_gossip_budget
+from psyche.core.state.gossip import Finished, Ready, ReadyFlag
+from psyche.core.state.state import ZERO32
 from psyche.testing.builders import build_hash
 from psyche.wire.gossip import decode_gossip, encode_gossip
 
@@ -34,22 +34,22 @@ def finish(bench: Bench) -> None:
     bench.train()
 
 
-@pytest.mark.parametrize(("seconds", "crowded"), [(1.0, True), (2.0, False), (30.0, False)])
-def test_a_run_is_crowded_by_the_length_of_its_last_round(seconds: float, crowded: bool) -> None:
+@pytest.mark.parametrize(("seconds", "is_over"), [(1.0, True), (2.0, False), (30.0, False)])
+def test_a_run_is_over_the_gossip_budget_by_the_length_of_its_last_round(seconds: float, is_over: bool) -> None:
     bench = build_round(seconds)
-    assert is_crowded(bench.state) == crowded == (3 * MEMBERS / seconds > GOSSIP_BUDGET)
+    assert is_over_gossip_budget(bench.state) == is_over == (3 * MEMBERS / seconds > GOSSIP_BUDGET)
 
 
 def test_the_first_round_of_an_epoch_has_no_measure_yet() -> None:
     bench = build_bench(MEMBERS).start()
-    assert not is_crowded(bench.state)
+    assert not is_over_gossip_budget(bench.state)
     assert len(get_said(bench, Ready, height=0)) == 1
 
 
 def test_in_a_crowded_run_ready_is_said_with_finished() -> None:
     """S6."""
     bench = build_round(1.0)
-    digest = bench.engine.chain.digests[1]
+    digest = bench.engine.weights.digests[1]
     assert get_said(bench, Ready) == []
     finish(bench)
     (finished,) = get_said(bench, Finished)
@@ -75,7 +75,7 @@ def test_who_is_not_finished_when_a_quorum_is_says_that_it_is_there() -> None:
         bench.hear(bench.build_finished(member))
         assert get_said(bench, Ready) == []
     bench.hear(bench.build_finished(6))
-    assert get_said(bench, Ready) == [Ready(bench.engine.chain.digests[1], ReadyFlag(0))]
+    assert get_said(bench, Ready) == [Ready(bench.engine.weights.digests[1], ReadyFlag(0))]
     finish(bench)
     (finished,) = get_said(bench, Finished)
     assert isinstance(finished, Finished)
@@ -85,7 +85,7 @@ def test_who_is_not_finished_when_a_quorum_is_says_that_it_is_there() -> None:
 def test_who_diverged_says_so_at_once() -> None:
     """S6: divergence shows within seconds."""
     bench = build_round(1.0)
-    bench.engine.chain.diverged = True
+    bench.spoil_weights()
     bench.wait(0.0)
     (ready,) = get_said(bench, Ready)
     assert isinstance(ready, Ready)
@@ -104,7 +104,7 @@ def test_who_has_no_digest_says_that_it_is_there_after_a_second() -> None:
     finish(bench)
     (finished,) = get_said(bench, Finished)
     assert isinstance(finished, Finished)
-    assert finished.ready == Ready(bench.engine.chain.digests[1], ReadyFlag(0))
+    assert finished.ready == Ready(bench.engine.weights.digests[1], ReadyFlag(0))
 
 
 def test_without_overlap_a_result_stands_for_finished_and_ready_goes_alone() -> None:

@@ -2,12 +2,13 @@
 
 from bench import Bench, build_bench
 
-from psyche.client import actions as act
-from psyche.client.records import PayloadStatus
-from psyche.core.bits import compute_bits
-from psyche.core.messages import Gossip, Result
-from psyche.core.results import compute_results_root
-from psyche.core.state import ZERO32, ClientFlag
+from psyche.client.engine import actions as act
+from psyche.client.engine.records import PayloadStatus
+from psyche.core.committee.results import compute_results_root
+from psyche.core.state.bits import compute_bits
+from psyche.core.state.gossip import Gossip, Result
+from psyche.core.state.messages import ReportEquivocation, Withdraw, WitnessMessage
+from psyche.core.state.state import ZERO32, ClientFlag
 from psyche.testing.builders import build_hash
 from psyche.wire.gossip import decode_gossip, encode_gossip
 
@@ -57,8 +58,8 @@ def test_a_list_that_a_witness_shows_decides_and_its_payloads_are_fetched_and_ap
     close_round(bench, results)
     assert get_decided(bench) == {}
     asked = bench.get_all(act.AskTable)
-    assert {a.member for a in asked} == {1, 2, 3}
-    assert {a.key for a in asked} == {bench.state.clients[m].p2p for m in (1, 2, 3)}
+    assert {a.member for a in asked} == {1, 2}, "any one of the three is enough"
+    assert {a.key for a in asked} == {bench.state.clients[m].p2p for m in (1, 2)}
     show_table(bench, asked[0], encode_all(results))
     assert get_decided(bench) == {0: [0, 1, 2, 3]}
     fetches = bench.get_all(act.FetchPayload)
@@ -78,7 +79,7 @@ def test_witnesses_that_did_not_answer_are_asked_again_although_nothing_else_hap
     close_round(bench, results)
     for asked in bench.get_all(act.AskTable):
         show_table(bench, asked, None)
-    assert len(bench.get_all(act.AskTable)) == 3
+    assert len(bench.get_all(act.AskTable)) == 3, "the third once one of the first two has none"
     bench.wait(2.1)
     assert len(bench.get_all(act.AskTable)) == 6
     assert get_decided(bench) == {}
@@ -141,7 +142,7 @@ def test_a_list_that_shows_a_second_signature_is_evidence() -> None:
     bench.hear(bench.build_result(1, 0, data_hash=build_hash("what it told me")))
     close_round(bench, results)
     show_table(bench, bench.get_all(act.AskTable)[0], encode_all(results))
-    assert len(bench.get_all(act.SendEquivocation)) == 1
+    assert len(bench.get_all(ReportEquivocation)) == 1
     assert get_decided(bench) == {0: [0, 1, 2, 3]}, "R7: it changes no decided set"
 
 
@@ -200,6 +201,8 @@ def test_a_commitment_that_only_witnesses_know_is_asked_for() -> None:
     asked = {a.member: a for a in bench.get_all(act.AskTable)}
     assert set(asked) == {1, 2, 3}
     show_table(bench, asked[3], encode_all({1: results[1]}))
+    assert get_decided(bench) == {}, "the other two may have meant another one"
+    show_table(bench, asked[1], encode_all({m: results[m] for m in (1, 2)}))
     assert get_decided(bench) == {0: [1]}
 
 
@@ -221,7 +224,7 @@ def test_a_witness_shows_the_list_it_reported_whatever_it_learns_later() -> None
     bench.play()
     bench.close()
     bench.play()
-    root = bench.get_all(act.SendWitness)[-1].message.results_root
+    root = bench.get_all(WitnessMessage)[-1].results_root
     listed = bench.engine.get_table(root)
     assert listed is not None
     assert len(listed) == 4
@@ -300,17 +303,17 @@ def test_who_is_behind_for_a_third_round_leaves_the_epoch_with_a_reason() -> Non
     known = {m: get_commitment(g) for m, g in results.items()}
     close_round(bench, {m: results[m] for m in known})
     for height in (2, 3, 4):
-        assert bench.get_all(act.Withdraw) == []
+        assert bench.get_all(Withdraw) == []
         assert bench.state.current.height == height
         others = compute_bits([0, 1, 2, 3])
         fake = {m: build_hash("later", height, m) for m in range(4)}
         bench.close(1, 2, 3, held=others, commitments=fake, state_digest=build_hash("d", height))
-    (left,) = bench.get_all(act.Withdraw)
-    assert "could not be fetched" in left.reason
+    (reason,) = bench.get_reasons(Withdraw)
+    assert "could not be fetched" in reason
     assert bench.engine.member is None
     bench.feed(act.PayloadArrived(get_commitment(results[1])))
     bench.wait(10.0)
-    assert len(bench.get_all(act.Withdraw)) == 1
+    assert len(bench.get_all(Withdraw)) == 1
 
 
 # --- M8, R8
@@ -393,7 +396,7 @@ def test_a_reported_root_covers_exactly_what_is_held() -> None:
     bench.play()
     bench.close()
     bench.play()
-    message = bench.get_all(act.SendWitness)[-1].message
+    message = bench.get_all(WitnessMessage)[-1]
     known = {m: bench.get_known(m, 0)[0].commitment for m in range(4)}
     assert message.held == ALL
     assert message.results_root == compute_results_root(0, 0, ALL, known)

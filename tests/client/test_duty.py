@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 from bench import Bench, build_bench, build_train_reply
 
-from psyche.client import actions as act
-from psyche.client.context import describe_members
-from psyche.client.records import PayloadStatus
-from psyche.core.committee import get_roles
-from psyche.core.header import decode_header
-from psyche.core.messages import Finished, Result
-from psyche.core.schedule import get_lr_bits
-from psyche.core.state import ZERO32, Role, RunState, WitnessFlag
+from psyche.client.engine import actions as act
+from psyche.client.engine.context import describe_members
+from psyche.client.engine.records import PayloadStatus
+from psyche.core.committee.elections import get_roles
+from psyche.core.committee.schedule import get_lr_bits
+from psyche.core.encoding.header import decode_header
+from psyche.core.state.gossip import Finished, Result
+from psyche.core.state.messages import Withdraw, WitnessMessage
+from psyche.core.state.state import ZERO32, Role, RunState, WitnessFlag
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blob_id_of
 from psyche.wire.gossip import decode_gossip
@@ -54,7 +55,7 @@ def test_a_header_says_everything_of_a_result() -> None:
     assert (header.batch_start, header.batch_end) == (asked.start, asked.end)
     assert header.lr_bits == get_lr_bits(asked.lr)
     assert header.prev_commitment == first.body.commitment
-    assert header.base_digest == bench.engine.chain.digests[1]
+    assert header.base_digest == bench.engine.weights.digests[1]
     assert (header.body_hash, header.body_len, header.train_count) == (blob_id_of(body), len(body), 7)
     assert header.trainer_key == bench.identities[0].public
     assert (announce.body, announce.epoch, announce.height) == (body, 0, 1)
@@ -146,7 +147,7 @@ def test_a_batch_without_data_is_said_and_the_round_goes_on() -> None:
     bench = build_bench(4).start()
     bench.feed(act.TrainFailed(0, 0, "data: the server does not answer", trainer_lost=False))
     assert get_reasons(bench) == ["data: the server does not answer"]
-    assert bench.get_all(act.Withdraw) == []
+    assert bench.get_all(Withdraw) == []
     bench.close(1, 2, 3)
     assert bench.get_all(act.Train)[-1].height == 1
 
@@ -163,13 +164,13 @@ def test_drain_rounds_train_nothing_and_the_last_one_writes_a_snapshot_before_it
     assert max(a.height for a in bench.get_all(act.Train)) == 1
     bench.play()
     (snapshot,) = bench.get_all(act.Snapshot)
-    assert snapshot.digest == bench.engine.chain.digests[height]
-    assert snapshot.chain == bench.engine.chain.chain
+    assert snapshot.digest == bench.engine.weights.digests[height]
+    assert snapshot.chain == bench.engine.weights.chain
     assert (snapshot.step, snapshot.data_index) == (3, bench.state.current.data_index)
-    assert height not in {a.message.height for a in bench.get_all(act.SendWitness)}
+    assert height not in {a.height for a in bench.get_all(WitnessMessage)}
     bench.manual = ()
     bench.feed(bench.answer(snapshot))  # type: ignore[arg-type]
-    message = bench.get_all(act.SendWitness)[-1].message
+    message = bench.get_all(WitnessMessage)[-1]
     assert (message.height, message.held, message.results_root) == (height, 0, ZERO32)
     assert message.flags == WitnessFlag.COMPLETE | WitnessFlag.FULL_DIGEST
     assert message.heard == 0b1111
@@ -184,16 +185,16 @@ def test_a_snapshot_that_cannot_be_written_is_no_reason_to_call_the_round_comple
     (snapshot,) = bench.get_all(act.Snapshot)
     bench.feed(act.SnapshotWritten(0, height, snapshot.digest, Path(), None))
     bench.wait(15.0)
-    assert height not in {a.message.height for a in bench.get_all(act.SendWitness)}
+    assert height not in {a.height for a in bench.get_all(WitnessMessage)}
     bench.now += 100
     bench.settle()
     bench.show()
     assert bench.state.run_state is RunState.ROUND_WITNESS
     bench.wait(2.1)
-    report = bench.get_all(act.SendWitness)[-1]
-    assert (report.reason, report.message.height) == ("half_time", height)
-    assert report.message.flags == WitnessFlag.FULL_DIGEST
-    assert report.message.state_digest == snapshot.digest
+    report = bench.get_all(WitnessMessage)[-1]
+    assert (bench.get_reasons(WitnessMessage)[-1], report.height) == ("half_time", height)
+    assert report.flags == WitnessFlag.FULL_DIGEST
+    assert report.state_digest == snapshot.digest
 
 
 def test_a_repeated_last_drain_round_applies_nothing_and_writes_its_own_snapshot() -> None:
@@ -276,10 +277,9 @@ def test_a_diverged_client_writes_no_snapshot() -> None:
         bench.run_round()
     bench.manual = {act.Apply}
     bench.run_round()
-    bench.engine.chain.diverged = True
-    bench.engine.chain.agreeing = 0
+    bench.spoil_weights()
     bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=build_hash("wrong")))
-    assert 3 in bench.engine.chain.digests
+    assert 3 in bench.engine.weights.digests
     assert bench.get_all(act.Snapshot) == []
 
 
@@ -309,7 +309,7 @@ def test_a_verifier_says_finished_and_witnesses_like_everybody() -> None:
     assert Finished in {type(decode_gossip(a.raw).body) for a in bench.get_all(act.Publish)}
     for _ in range(4):
         bench.run_round()
-    assert len(bench.get_all(act.SendWitness)) == 4
+    assert len(bench.get_all(WitnessMessage)) == 4
     assert bench.get_logs("diverged") == []
 
 
@@ -327,7 +327,7 @@ def test_a_single_member_runs_an_epoch_alone(overlap: bool) -> None:
     rounds = 0
     while bench.state.in_round:
         bench.play()
-        message = bench.get_all(act.SendWitness)[-1].message
+        message = bench.get_all(WitnessMessage)[-1]
         assert message.height == bench.state.current.height
         bench.close(0, flags=message.flags)
         rounds += 1

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 from world import CONFIGURED, Node, World
 
-from psyche.client import actions as act
-from psyche.core.genesis import create_run
-from psyche.core.header import decode_header
-from psyche.core.messages import Result
-from psyche.core.state import (
+from psyche.client.engine import actions as act
+from psyche.core.encoding.header import decode_header
+from psyche.core.state.genesis import create_run
+from psyche.core.state.gossip import Result
+from psyche.core.state.messages import Withdraw
+from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
     Config,
@@ -67,7 +68,7 @@ def test_a_quiet_run_finishes_and_all_hold_the_same_weights(clients: int, overla
     for node in world.nodes:
         data_rounds = [members for members in applied_sets(node).values() if members]
         assert data_rounds == [everyone] * 6, "total_steps 7 is six rounds with data"
-    assert not [r for r in world.refusals if r[0] == "SendWitness" and r[1] == "InvalidWitness"]
+    assert not [r for r in world.refusals if r[0] == "WitnessMessage" and r[1] == "InvalidWitness"]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -210,7 +211,7 @@ def test_stop_withdraws_and_exits_at_once() -> None:
     world.run_until(lambda: world.state.run_state is RunState.ROUND_TRAIN)
     node = world.nodes[0]
     actions = node.engine.on_stop("Ctrl-C")
-    assert any(isinstance(a, act.Withdraw) for a in actions)
+    assert any(isinstance(a, act.Submit) and isinstance(a.message, Withdraw) for a in actions)
     assert any(isinstance(a, act.Exit) and a.code == 0 for a in actions)
     assert any(isinstance(a, act.Publish) for a in actions)
 

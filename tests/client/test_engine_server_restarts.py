@@ -3,8 +3,9 @@
 import pytest
 from test_engine_runs import applied_sets, assert_all_equal, make_world
 
-from psyche.core import transitions
-from psyche.core.state import RunState
+from psyche.core.rules.apply import apply
+from psyche.core.state.messages import Recover
+from psyche.core.state.state import ZERO32, RunState
 
 MOMENTS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN)  # RoundWitness takes no time in a quiet round
 
@@ -19,7 +20,7 @@ def test_a_server_that_comes_back_costs_no_epoch_and_no_membership(moment: RunSt
             world.state.run_state is moment and world.state.progress.epoch == 1 and world.state.current.height >= height
         )
     )
-    transitions.process_recovery(world.state, world.unix, gap_s=40)
+    apply(world.state, world.unix, 0, ZERO32, Recover(gap_s=40))
     world.push()
     world.run_to_end()
     assert_all_equal(world)

@@ -2,8 +2,8 @@
 
 from test_engine_runs import assert_all_equal, make_world
 
-from psyche.client import actions as act
-from psyche.core.state import RunState
+from psyche.client.engine import actions as act
+from psyche.core.state.state import RunState
 from psyche.wire.crypto import blake3_hash
 
 

@@ -10,13 +10,13 @@ import trio
 from test_loading import KEYS, FakeNetwork, NoEngine, answer_with
 from trio.testing import MockClock
 
-from psyche.client import actions as act
-from psyche.client.heal_tasks import FOLDER, HealTasks
-from psyche.client.loading import Loader, Source
-from psyche.client.replay import ReplayStore
-from psyche.client.serving import Manifest, OfferedFile, Serving
-from psyche.core.manifest import TensorEntry, encode_manifest
-from psyche.core.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
+from psyche.client.engine import actions as act
+from psyche.client.runtime.heal_tasks import HealTasks
+from psyche.client.runtime.loading import HEAL_FOLDER, Loader, Source
+from psyche.client.runtime.replay import ReplayStore
+from psyche.client.runtime.serving import Offer, Serving
+from psyche.core.encoding.manifest import TensorEntry, encode_manifest
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
 from psyche.durable import write_file
 from psyche.errors import NetworkError
 from psyche.modeling import snapshot as disk
@@ -35,8 +35,15 @@ def get_entries(tensors: Sequence[bytes]) -> list[TensorEntry]:
     return [TensorEntry(name, (8,), blob_id_of(data)) for name, data in zip(NAMES, tensors, strict=True)]
 
 
+FILES = disk.get_file_entries({"config.json": b"{}"})
+
+
+def get_manifest(tensors: Sequence[bytes]) -> bytes:
+    return encode_manifest(get_entries(tensors), FILES)
+
+
 def get_root(tensors: Sequence[bytes]) -> bytes:
-    return blake3_hash(encode_manifest(get_entries(tensors)))
+    return blake3_hash(get_manifest(tensors))
 
 
 AGREED = compute_state_digest(CHAIN, get_root(RIGHT))
@@ -53,7 +60,7 @@ class Trainer:
         info = disk.SnapshotInfo(
             path=Path(request.path), epoch=request.epoch, step=0, data_index=0, chain=request.chain,
             digest=request.digest, weight_root=get_root(self.tensors), plan=b"", prev_commitment=ZERO32, train_count=0,
-            has_momentum=False, entries=tuple(get_entries(self.tensors)),
+            has_momentum=False, entries=tuple(get_entries(self.tensors)), files=FILES,
         )  # fmt: skip
         with disk.write_folder(info.path) as folder:
             (folder / disk.TENSORS_NAME).mkdir()
@@ -115,17 +122,15 @@ class Place:
         model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
         self.shell = Shell(Coordinator(model=model, run_state=RunState.ROUND_TRAIN))
         serving = Serving(NoEngine(), self.network)  # type: ignore[arg-type]
-        loader = Loader(self.network, serving, self.snapshots, self.root)  # type: ignore[arg-type]
+        loader = Loader(self.network, serving, self.snapshots, self.root, self.shell.log)  # type: ignore[arg-type]
         replay = ReplayStore(self.root / "replay", 1 << 20)
         self.tasks = HealTasks(
             self.trainer, loader, replay, self.shell, self.trainer.load, snapshots=self.snapshots  # type: ignore[arg-type]
         )  # fmt: skip
         self.network.blobs = {blob_id_of(data): data for data in (*RIGHT, b"{}")}
 
-    def offer(self, tensors: Sequence[bytes] = RIGHT, chain: bytes = CHAIN) -> Manifest:
-        files = (OfferedFile("config.json", blob_id_of(b"{}"), 2),)
-        manifest = encode_manifest(get_entries(tensors))
-        return Manifest(manifest=manifest, chain=chain, epoch=0, step=3, data_index=30, files=files)
+    def offer(self, tensors: Sequence[bytes] = RIGHT, chain: bytes = CHAIN) -> Offer:
+        return Offer(manifest=get_manifest(tensors), chain=chain, epoch=0, step=3, data_index=30)
 
 
 @pytest.fixture
@@ -152,7 +157,7 @@ async def test_weights_that_are_lost_are_fetched_whole(place: Place) -> None:
     event = await place.tasks.do(replace(COMPARE, own=ZERO32, chain=ZERO32))
     assert isinstance(event, act.Healed)
     assert event.chain == CHAIN, "a peer's, for the agreed digest covers it (S9)"
-    assert sorted(place.network.wanted) == sorted(map(blob_id_of, RIGHT))
+    assert sorted(place.network.wanted) == sorted(map(blob_id_of, (*RIGHT, b"{}")))
 
 
 async def test_a_liar_is_passed_over(place: Place) -> None:
@@ -216,7 +221,7 @@ async def test_tensors_that_nobody_delivers_leave_the_own_weights_as_they_are(pl
 
 async def test_a_comparison_leaves_nothing_on_disk(place: Place) -> None:
     """Nor is it hindered by what one that was killed has left there."""
-    left = place.snapshots / FOLDER / "own"
+    left = place.snapshots / HEAL_FOLDER / "own"
     left.mkdir(parents=True)
     (left / "noise").write_bytes(b"noise")
     place.network.answers = {KEYS[1]: answer_with(place.offer())}

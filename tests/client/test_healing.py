@@ -2,10 +2,11 @@
 
 from bench import Bench, build_bench, build_train_reply
 
-from psyche.client import actions as act
-from psyche.core import transitions
-from psyche.core.messages import Ready, ReadyFlag
-from psyche.core.state import ZERO32, RunState, WitnessFlag
+from psyche.client.engine import actions as act
+from psyche.core.rules.apply import apply
+from psyche.core.state.gossip import Ready, ReadyFlag
+from psyche.core.state.messages import WarmupWitness, Withdraw, WitnessMessage
+from psyche.core.state.state import ZERO32, RunState, WitnessFlag
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash, compute_state_digest
 from psyche.wire.gossip import decode_gossip
@@ -44,25 +45,25 @@ def diverge(bench: Bench) -> dict[int, bytes]:
     bench.manual = {act.Apply}
     bench.run_round()
     bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=WRONG))
-    chain = bench.engine.chain
-    right = compute_state_digest(chain.chain, bench.part)
-    digests = chain.digests | {bench.state.current.height: right}
-    assert chain.digests[bench.state.current.height] != right
+    weights = bench.engine.weights
+    right = compute_state_digest(weights.chain, bench.part)
+    digests = weights.digests | {bench.state.current.height: right}
+    assert weights.digests[bench.state.current.height] != right
     agree_on(bench, right)
-    assert chain.diverged
+    assert weights.is_diverged
     return digests
 
 
 def let_go(bench: Bench) -> None:
     """The training that was cut has ended."""
-    if bench.engine.duty.in_flight is not None:
-        bench.feed(act.Trained(*bench.engine.duty.in_flight, build_train_reply(b"", cancelled=True), ZERO32))
+    if bench.engine.training.in_flight is not None:
+        bench.feed(act.Trained(*bench.engine.training.in_flight, build_train_reply(b"", cancelled=True), ZERO32))
 
 
 def build_healed(bench: Bench, digests: dict[int, bytes]) -> act.Healed:
     heal = bench.get_all(act.Heal)[-1]
     replayed = {h: digests[h] for h in range(heal.height + 1)}
-    return act.Healed(heal.epoch, heal.height, bench.engine.chain.chain, replayed, dict.fromkeys(replayed, True))
+    return act.Healed(heal.epoch, heal.height, bench.engine.weights.chain, replayed, dict.fromkeys(replayed, True))
 
 
 def spoil(digests: dict[int, bytes], first: int) -> dict[int, bytes]:
@@ -93,7 +94,7 @@ def test_a_result_that_was_done_before_the_cut_is_not_announced() -> None:
     announced = len(bench.get_all(act.Announce))
     bench.feed(act.Trained(1, 3, build_train_reply(), ZERO32))
     assert len(bench.get_all(act.Announce)) == announced
-    assert bench.get_logs("not_sent")[-1]["reason"] == "the own digest is not the agreed one"
+    assert bench.get_logs("not_sent")[-1]["reason"] == "this client's digest is not the agreed one"
 
 
 def test_a_diverged_witness_reports_what_it_holds_without_a_digest() -> None:
@@ -103,7 +104,7 @@ def test_a_diverged_witness_reports_what_it_holds_without_a_digest() -> None:
     let_go(bench)
     for member in (1, 2, 3):
         bench.hear(bench.build_finished(member))
-    message = bench.get_all(act.SendWitness)[-1].message
+    message = bench.get_all(WitnessMessage)[-1]
     assert message.height == 3
     assert message.flags == WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
     assert message.held == 0b1111
@@ -120,7 +121,7 @@ def test_a_replay_that_agrees_heals_and_training_goes_on() -> None:
     let_go(bench)
     bench.feed(build_healed(bench, digests))
     assert [f["height"] for f in bench.get_logs("healed")] == [3]
-    assert not bench.engine.chain.diverged
+    assert not bench.engine.weights.is_diverged
     bench.manual = ()
     bench.forget()
     bench.settle()
@@ -135,7 +136,7 @@ def test_a_replay_is_not_yet_healed_by_digests_from_before_the_mistake() -> None
     let_go(bench)
     bench.feed(build_healed(bench, spoil(digests, 4)))
     assert bench.get_logs("healed") == []
-    assert bench.engine.chain.diverged
+    assert bench.engine.weights.is_diverged
 
 
 def test_while_it_replays_a_client_says_that_it_is_there_and_applies_nothing() -> None:
@@ -161,11 +162,11 @@ def test_several_wrong_digests_seen_at_once_are_healed_before_anything_is_conclu
     for round_ in bench.state.rounds:
         if round_.height in (2, 3, 4):
             round_.agreed_digest = blake3_hash(WRONG, b"%d" % round_.height)
-    bench.engine.chain._checked.clear()
+    bench.engine.weights._checked.clear()
     bench.show()
-    assert bench.engine.chain.diverged
+    assert bench.engine.weights.is_diverged
     assert bench.get_logs("evidence") == []
-    assert bench.get_all(act.Withdraw) == []
+    assert bench.get_all(Withdraw) == []
     assert len(bench.get_all(act.Heal)) == 1
 
 
@@ -177,8 +178,8 @@ def test_a_replay_that_contradicts_the_record_twice_is_evidence_and_the_client_l
     bench.feed(build_healed(bench, spoil(digests, 3)))
     (evidence,) = bench.get_logs("evidence")
     assert evidence["digests"] == spoil(digests, 3)
-    (left,) = bench.get_all(act.Withdraw)
-    assert "contradicts" in left.reason
+    (reason,) = bench.get_reasons(Withdraw)
+    assert "contradicts" in reason
     bench.wait(10.0)
     assert len(bench.get_logs("evidence")) == 1
     assert bench.engine.membership.weights_digest is None
@@ -201,7 +202,7 @@ def test_divergences_that_healed_do_not_add_up_to_evidence() -> None:
         digests = diverge(bench)
         let_go(bench)
         bench.feed(build_healed(bench, digests))
-        assert not bench.engine.chain.diverged
+        assert not bench.engine.weights.is_diverged
         bench.manual = ()
         bench.settle()
         bench.show()
@@ -217,16 +218,16 @@ def test_who_is_behind_and_wrong_leaves() -> None:
     bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=WRONG))
     bench.engine.chain.behind_rounds = 1
     agree_on(bench, WRONG)
-    (left,) = bench.get_all(act.Withdraw)
-    assert left.reason.startswith("cannot heal")
+    (reason,) = bench.get_reasons(Withdraw)
+    assert reason.startswith("cannot heal")
 
 
 def test_a_healed_of_another_epoch_changes_nothing() -> None:
     bench = build_bench_in_second_epoch(2)
-    before = dict(bench.engine.chain.digests)
+    before = dict(bench.engine.weights.digests)
     bench.feed(act.Healed(0, 1, WRONG, {0: WRONG, 1: WRONG}, {0: True, 1: True}))
-    assert bench.engine.chain.digests == before
-    assert bench.engine.chain.next_height == 3
+    assert bench.engine.weights.digests == before
+    assert bench.engine.weights.next_height == 3
 
 
 def test_digests_of_the_last_epoch_are_not_held_against_the_next() -> None:
@@ -245,7 +246,7 @@ def test_digests_of_the_last_epoch_are_not_held_against_the_next() -> None:
     bench.forget()
     for member, client in enumerate(bench.state.clients):
         digest = bench.state.certified.digest
-        transitions.warmup_witness(bench.state, bench.unix, client.p2p, 2, member, digest)
+        apply(bench.state, bench.unix, 0, client.p2p, WarmupWitness(2, member, digest))
     bench.settle()
     for height in range(2):
         bench.show()

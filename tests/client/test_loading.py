@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from psyche.client.loading import Loader, check_offered_files, compute_weights_digest, get_snapshot_name
-from psyche.client.serving import MAX_FILES, Manifest, OfferedFile, Serving, read_manifest
-from psyche.core.manifest import TensorEntry, encode_manifest
-from psyche.core.state import ZERO32, Checkpoint, CheckpointKind, Client, Coordinator, Mark
+from psyche.client.runtime.loading import PARTS, Loader, compute_offer_digest, get_snapshot_name
+from psyche.client.runtime.serving import Offer, Serving, read_offer
+from psyche.core.encoding.manifest import TensorEntry, decode_manifest, encode_manifest
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, Coordinator, Mark
 from psyche.errors import NetworkError, TrainerError
-from psyche.modeling.snapshot import list_snapshots, read_snapshot_info
+from psyche.modeling.snapshot import get_file_entries, list_snapshots, read_snapshot_info
 from psyche.testing.builders import build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_state_digest
@@ -47,18 +47,12 @@ class FakeNetwork:
             raise NetworkError("not connected")
         return self.answers[peer](request)
 
-    async def fetch(self, blob_id: bytes, _sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
-        assert deadline > 0
-        self.fetched.append(blob_id)
-        data = self.blobs[blob_id]
-        assert len(data) == size_bytes
-        return data
-
     async def fetch_many(
         self, blobs: Sequence[tuple[bytes, int]], _sources: Sequence[bytes], folder: Path, **_more: Any
     ) -> dict[bytes, Path]:
         found = {}
         for blob_id, _ in blobs:
+            self.fetched.append(blob_id)
             found[blob_id] = folder / blob_id.hex()
             found[blob_id].write_bytes(self.blobs[blob_id])
         return found
@@ -89,12 +83,16 @@ class Place:
 
     root: Path
     network: FakeNetwork = field(default_factory=FakeNetwork)
+    logs: list[tuple[str, dict[str, object]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.snapshots = self.root / "resume"
         self.serving = Serving(NoEngine(), self.network)  # type: ignore[arg-type]
-        self.loader = Loader(self.network, self.serving, self.snapshots, self.root)  # type: ignore[arg-type]
+        self.loader = Loader(self.network, self.serving, self.snapshots, self.root, self.log)  # type: ignore[arg-type]
         self.state = Coordinator(model=build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model")))
+
+    def log(self, kind: str, **fields: object) -> None:
+        self.logs.append((kind, fields))
 
     async def write_snapshot(
         self, name: str = "weights", *, epoch: int = 0, step: int = 1, chain: bytes = CHAIN, lying: bool = False
@@ -118,16 +116,18 @@ class Place:
         return self.loader.fetch(self.state, digest, 1e9, lambda _done, _total: None)
 
 
-def build_offer(weights: bytes = b"w" * 32, **changes: Any) -> tuple[Manifest, bytes]:
+FILES = get_file_entries({"config.json": b"{}"})
+
+
+def build_offer(weights: bytes = b"w" * 32, **changes: Any) -> tuple[Offer, bytes]:
     """An honest manifest and the digest it gives."""
     entry = TensorEntry("weight", (8,), blob_id_of(weights))
-    manifest = encode_manifest([entry])
-    files = (OfferedFile("config.json", blob_id_of(b"{}"), 2),)
-    offer = Manifest(manifest=manifest, chain=CHAIN, epoch=3, step=30, data_index=300, files=files)
+    manifest = encode_manifest([entry], FILES)
+    offer = Offer(manifest=manifest, chain=CHAIN, epoch=3, step=30, data_index=300)
     return msgspec.structs.replace(offer, **changes), compute_state_digest(CHAIN, blake3_hash(manifest))
 
 
-def answer_with(offer: Manifest | bytes) -> Callable[[SyncRequest], SyncReply]:
+def answer_with(offer: Offer | bytes) -> Callable[[SyncRequest], SyncReply]:
     raw = offer if isinstance(offer, bytes) else msgspec.msgpack.encode(offer)
     return lambda _request: SyncReply(found=True, items=(raw,))
 
@@ -188,7 +188,9 @@ async def test_weights_of_a_peer_become_an_own_snapshot_under_the_names_of_the_r
     assert (info.epoch, info.step, info.data_index) == (2, 20, 200)
     assert (info.digest, info.chain) == (digest, CHAIN)
     assert [p.name for p in place.snapshots.iterdir()] == [get_snapshot_name(2, 20, digest)], "no parts are left"
-    assert place.network.withdrawn == [blob_id_of(b"w" * 32)], "the files have moved into the snapshot"
+    assert place.network.withdrawn == [blob_id_of(b"w" * 32), blob_id_of(b"{}")], (
+        "the files have moved into the snapshot"
+    )
 
 
 async def test_parts_of_other_weights_whose_fetch_failed_are_removed(place: Place) -> None:
@@ -218,7 +220,7 @@ async def test_an_answer_that_is_no_manifest_is_no_offer(place: Place, raw: byte
     place.network.answers = {KEYS[1]: answer_with(raw)}
     with pytest.raises(NetworkError, match="does not have it"):
         await place.fetch(build_hash("asked for"))
-    assert read_manifest(raw) is None
+    assert read_offer(raw) is None
 
 
 async def test_without_a_peer_that_has_them_the_reason_is_said(place: Place) -> None:
@@ -241,7 +243,7 @@ async def test_a_tensor_with_other_bytes_is_refused(place: Place) -> None:
 
 async def test_equal_tensors_are_fetched_once_and_written_twice(place: Place) -> None:
     entries = [TensorEntry(name, (8,), blob_id_of(b"w" * 32)) for name in ("a", "b")]
-    manifest = encode_manifest(entries)
+    manifest = encode_manifest(entries, FILES)
     offer, _ = build_offer(manifest=manifest)
     digest = compute_state_digest(CHAIN, blake3_hash(manifest))
     place.network.answers = {KEYS[1]: answer_with(offer)}
@@ -249,48 +251,33 @@ async def test_equal_tensors_are_fetched_once_and_written_twice(place: Place) ->
     assert [e.name for e in read_snapshot_info(source.path).entries] == ["a", "b"]
 
 
-async def test_the_own_models_files_are_taken_before_a_peers(place: Place) -> None:
-    """S9: only a client without them takes a peer's word."""
-    (place.root / "model").mkdir()
-    (place.root / "model" / "config.json").write_bytes(b'{"own": true}')
-    offer, digest = build_offer()
-    place.network.answers = {KEYS[1]: answer_with(offer)}
-    source = await place.fetch(digest)
-    assert (source.path / "model" / "config.json").read_bytes() == b'{"own": true}'
+async def test_parts_and_a_killed_comparison_are_removed_once_weights_are_loaded(place: Place) -> None:
+    for left in (f"{PARTS}0123456789abcdef", ".heal/own"):
+        (place.snapshots / left).mkdir(parents=True)
+        (place.snapshots / left / "blob").write_bytes(b"half")
+    digest = await place.write_snapshot()
+    await place.loader.remove_leftovers()
+    assert [path.name for path in place.snapshots.iterdir()] == [get_snapshot_name(0, 1, digest)]
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+async def test_a_refused_peer_is_named_and_not_asked_again_for_these_weights(place: Place, one_bit: bool) -> None:
+    """B25."""
+    place.state.model.optimizer.quantize_1bit = one_bit
+    offer, _ = build_offer()
+    for manifest, reason in (
+        (offer.manifest[:-1] + b"?", "does not give the digest"),
+        (offer.manifest.replace(b"config.json", b"config.jsom"), "give the digest" if one_bit else "is not one that"),
+    ):
+        asked_for, other = build_hash(manifest, "asked"), build_hash(manifest, "other")
+        place.network.answers = {KEYS[1]: answer_with(msgspec.structs.replace(offer, manifest=manifest))}
+        for digest, again in ((asked_for, False), (asked_for, True), (other, False)):
+            with pytest.raises(NetworkError, match="not asked again" if again else reason):
+                await place.fetch(digest)
+    assert [request.key for _, request in place.network.asked].count(asked_for) == 1
+    assert [kind for kind, _ in place.logs] == ["source_refused"] * 4
+    assert {fields["peer"] for _, fields in place.logs} == {KEYS[1]}
     assert place.network.fetched == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../config.json", "/etc/config.json", ".hidden.json", "..", "", "a/b.json", "a\\b.json", "a\0.json",
-        "code.py", "weights.safetensors", "model.bin", "n" * 200 + ".json", "line\nbreak.json",
-    ],
-)  # fmt: skip
-async def test_a_file_name_that_leads_elsewhere_or_is_code_is_refused_before_a_byte_is_fetched(
-    place: Place, name: str
-) -> None:
-    """B21: no code, no path."""
-    offer, digest = build_offer(files=(OfferedFile(name, blob_id_of(b"{}"), 2),))
-    place.network.answers = {KEYS[1]: answer_with(offer)}
-    with pytest.raises(NetworkError, match="name or size is not allowed"):
-        await place.fetch(digest)
-    assert place.network.fetched == []
-    assert place.get_digests() == set()
-
-
-@pytest.mark.parametrize("size", [-1, (64 << 20) + 1, 1 << 62])
-def test_an_oversized_model_file_is_refused(size: int) -> None:
-    offer, _ = build_offer(files=(OfferedFile("tokenizer.json", blob_id_of(b"{}"), size),))
-    with pytest.raises(NetworkError, match="name or size is not allowed"):
-        check_offered_files(offer)
-
-
-def test_too_many_model_files_are_refused() -> None:
-    files = tuple(OfferedFile(f"f{number}.json", blob_id_of(b"{}"), 2) for number in range(MAX_FILES + 1))
-    with pytest.raises(NetworkError, match="at most 64"):
-        check_offered_files(build_offer(files=files)[0])
-    check_offered_files(build_offer(files=files[:-1])[0])
 
 
 # --- P6: what is kept
@@ -351,12 +338,12 @@ async def test_a_manifest_says_what_a_joiner_needs(place: Place) -> None:
     digest = await place.write_snapshot(epoch=1, step=10)
     await place.loader.keep(digest, digest)
     reply = await place.serving.answer(KEYS[1], SyncRequest("manifest", key=digest))
-    offer = read_manifest(reply.items[0])
+    offer = read_offer(reply.items[0])
     assert offer is not None
     assert (offer.chain, offer.epoch, offer.step, offer.data_index) == (CHAIN, 1, 10, 100)
-    assert compute_weights_digest(place.state.model, offer.chain, blake3_hash(offer.manifest)) == digest
-    assert [file.name for file in offer.files] == ["config.json"]
-    check_offered_files(offer)
+    assert compute_offer_digest(place.state.model, offer) == digest
+    assert [file.name for file in decode_manifest(offer.manifest).files] == ["config.json"]
+    assert blob_id_of(b"{}") in place.network.offered
 
 
 async def test_questions_that_cannot_be_answered_are_answered_with_not_found(place: Place) -> None:
@@ -379,9 +366,8 @@ async def test_in_full_value_mode_the_first_members_copy_leads(tmp_path: Path) -
     place = Place(tmp_path)
     place.state.model.optimizer.quantize_1bit = False
     place.state.clients = [Client(p2p=key) for key in KEYS[:3]]
-    digest = compute_weights_digest(place.state.model, CHAIN, b"ignored")
-    assert digest == compute_state_digest(CHAIN, ZERO32)
     trainer = DummyTrainer(weights=blake3_hash(b"own"), one_bit=False)
+    digest = compute_state_digest(CHAIN, trainer._get_part())
     path = place.snapshots / get_snapshot_name(0, 1, digest)
     request = SnapshotRequest(
         kind="resume", path=str(path), epoch=0, step=1, data_index=0, chain=CHAIN, digest=digest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from psyche.client.records import compute_pace, compute_patience
+from psyche.client.engine.records import compute_pace, compute_patience
 
 
 def test_nobody_awaited_means_no_wait_at_all() -> None:

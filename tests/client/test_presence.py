@@ -2,9 +2,9 @@
 
 from bench import Bench, build_bench
 
-from psyche.client import actions as act
-from psyche.core.messages import Ready, ReadyFlag
-from psyche.core.state import ZERO32
+from psyche.client.engine import actions as act
+from psyche.core.state.gossip import Ready, ReadyFlag
+from psyche.core.state.state import ZERO32
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.gossip import decode_gossip
 
@@ -17,7 +17,7 @@ def get_readies(bench: Bench) -> list[Ready]:
 def test_who_has_its_digest_at_once_says_ready_once() -> None:
     bench = build_bench().start()
     bench.wait(5.0)
-    assert [(r.digest, r.flags) for r in get_readies(bench)] == [(bench.engine.chain.digests[0], 0)]
+    assert [(r.digest, r.flags) for r in get_readies(bench)] == [(bench.engine.weights.digests[0], 0)]
 
 
 def test_who_has_no_digest_after_a_second_says_that_it_is_there_and_shows_the_digest_later() -> None:
@@ -31,7 +31,7 @@ def test_who_has_no_digest_after_a_second_says_that_it_is_there_and_shows_the_di
     bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1]))
     bench.wait(5.0)
     assert [r.flags for r in get_readies(bench)] == [ReadyFlag.BEHIND, 0]
-    assert get_readies(bench)[-1].digest == bench.engine.chain.digests[0]
+    assert get_readies(bench)[-1].digest == bench.engine.weights.digests[0]
 
 
 def test_a_digest_that_follows_a_behind_is_taken_and_a_third_word_is_not() -> None:
@@ -48,7 +48,7 @@ def test_a_digest_that_follows_a_behind_is_taken_and_a_third_word_is_not() -> No
 
 def test_a_ready_with_the_own_digest_is_no_difference() -> None:
     bench = build_bench().start()
-    bench.hear(bench.build_ready(2, bench.engine.chain.digests[0]))
+    bench.hear(bench.build_ready(2, bench.engine.weights.digests[0]))
     assert bench.get_logs("ready_differs") == []
-    assert bench.get_record().ready[2].digest == bench.engine.chain.digests[0]
+    assert bench.get_record().ready[2].digest == bench.engine.weights.digests[0]
     assert bench.get_record().heard >> 2 & 1

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from psyche.client.actions import AppliedSet
-from psyche.client.replay import ReplayStore
+from psyche.client.engine.actions import AppliedSet
+from psyche.client.runtime.replay import ReplayStore
 from psyche.errors import TrainerError, WireError
 from psyche.testing.builders import build_hash
 

@@ -5,11 +5,19 @@ import dataclasses
 import pytest
 from bench import Bench, build_bench
 
-from psyche.client import actions as act
-from psyche.client.attest import compute_report, compute_waiting, find_followed, get_announced, get_awaited
-from psyche.core.bits import compute_bits, get_members
-from psyche.core.messages import Finished, Leave, Result
-from psyche.core.state import ClientState, RunState, WitnessFlag
+from psyche.client.engine import actions as act
+from psyche.client.engine.records import PayloadStatus
+from psyche.client.engine.witness_report import (
+    compute_report,
+    compute_waiting,
+    find_followed,
+    get_announced,
+    get_awaited,
+)
+from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.gossip import Finished, Leave, Result
+from psyche.core.state.messages import HealthCheck, WitnessMessage
+from psyche.core.state.state import ClientState, RunState, WitnessFlag
 from psyche.wire.gossip import decode_gossip
 
 
@@ -59,7 +67,49 @@ def test_nobody_waits_for_those_who_left_or_were_dropped() -> None:
     assert get_awaited(bench.engine.state, bench.get_record()) == [0, 4]
 
 
+def test_newcomers_are_awaited_whatever_they_missed_until_they_are_dropped() -> None:
+    """A1: so a round that counts one as absent has waited for it."""
+    bench = build_bench(5).start()
+    state, record = bench.engine.state, bench.get_record()
+    record.electors = 0b00111
+    state.clients[3].good_streak, state.clients[3].missed = 0, 1
+    assert get_awaited(state, record) == [0, 1, 2, 3, 4]
+    state.clients[0].good_streak = state.clients[1].good_streak = 0
+    state.clients[1].missed = 1
+    assert get_awaited(state, record) == [0, 2, 3, 4], "one of three electors is steady: fewer than half"
+    state.clients[4].state = ClientState.DROPPED
+    assert get_awaited(state, record) == [0, 2, 3]
+
+
 # --- A2: pace
+
+
+def test_the_pace_is_that_of_the_awaited_electors_so_silent_newcomers_cost_no_more_than_one_slow_member() -> None:
+    """A2: of four, q would be three, and two that say nothing would hold the round up to its limit."""
+    bench = build_bench(4).start()
+    state, record = bench.engine.state, bench.get_record()
+    record.electors = 0b0011
+    bench.wait(3.0)
+    bench.train()
+    bench.hear(bench.build_finished(1))
+    waiting = compute_waiting(state, record, None)
+    assert (waiting.missing, waiting.patience_s) == (0b1100, 5.0), "t_q + 2 s"
+    record.electors = 0b1111
+    assert compute_waiting(state, record, None).patience_s is None
+
+
+def test_the_pace_of_payloads_is_that_of_the_awaited_electors_too() -> None:
+    """A2."""
+    bench = build_bench(4).start()
+    bench.play()
+    for member in (2, 3):
+        bench.get_known(member)[0].status = PayloadStatus.FETCHING
+    bench.close()
+    record, attested = bench.get_record(1), bench.get_record(0)
+    record.electors = 0b0011
+    waiting = compute_waiting(bench.engine.state, record, attested)
+    assert waiting.missing & 0b1100 == 0b1100, "newcomers' payloads are waited for"
+    assert waiting.fetch_patience_s == 2.0, "but not to know the pace"
 
 
 def test_payloads_are_due_of_whom_announced_them_or_whom_a_third_has_seen() -> None:
@@ -132,7 +182,7 @@ def test_without_overlap_a_result_stands_for_finished() -> None:
     bench.train()
     bench.deliver(2, 3)
     assert get_finished(bench) == []
-    assert [a.reason for a in bench.get_all(act.SendWitness)] == ["complete"]
+    assert bench.get_reasons(WitnessMessage) == ["complete"]
 
 
 def test_without_overlap_a_member_without_a_batch_says_finished() -> None:
@@ -198,11 +248,45 @@ def test_finished_goes_out_on_leaving_a_round_whose_witness_phase_was_not_seen()
     assert [height for height, _ in get_finished(bench)] == [0]
 
 
+def start_with_a_payload_on_its_way(**config: int) -> Bench:
+    """Round 1 runs and the own work is done; member 3 announced its result of round 0, and its payload is not here."""
+    bench = build_bench(4, **config).start()
+    bench.play()
+    late = bench.get_known(3)[0]
+    late.status = type(late.status).FETCHING
+    bench.close()
+    bench.train()
+    return bench
+
+
+def test_finished_goes_out_before_the_payloads_due_are_in_once_their_patience_has_passed() -> None:
+    """A2: max(1.5 x t_q, t_q + 2 s) of the payloads; it says which are in, and is no offence."""
+    bench = start_with_a_payload_on_its_way()
+    bench.wait(1.9)
+    assert [height for height, _ in get_finished(bench)] == [0]
+    bench.wait(0.2)
+    assert [(height, body.held) for height, body in get_finished(bench)][1:] == [(1, 0b0111)]
+    assert bench.index in bench.get_record().finished_at, "it counts for the pace like any other"
+    bench.close()
+    assert bench.state.current.height == 2
+    client = bench.state.clients[bench.index]
+    assert (client.state, client.missed, client.late) == (ClientState.HEALTHY, 0, 0)
+
+
+def test_with_a_straggler_factor_of_zero_finished_waits_for_the_payloads_due_until_round_witness() -> None:
+    """A2."""
+    bench = start_with_a_payload_on_its_way(straggler_percent=0)
+    bench.wait(500.0)
+    assert [height for height, _ in get_finished(bench)] == [0]
+    go_to_round_witness(bench)
+    assert [(height, body.held) for height, body in get_finished(bench)][1:] == [(1, 0b0111)]
+
+
 # --- A3 and W6: when a witness reports
 
 
 def get_reports(bench: Bench) -> list[tuple[str, WitnessFlag]]:
-    return [(a.reason, a.message.flags) for a in bench.get_all(act.SendWitness)]
+    return [(r, m.flags) for r, m in zip(bench.get_reasons(WitnessMessage), bench.get_all(WitnessMessage), strict=True)]
 
 
 def go_to_round_witness(bench: Bench) -> None:
@@ -264,32 +348,49 @@ def test_in_round_witness_a_witness_reports_once_all_announced_payloads_are_in()
 
 
 def test_a_witness_follows_a_report_that_leaves_out_only_what_came_just_now() -> None:
-    """W6 b: more roots agree, and a malicious first witness cannot leave anybody out."""
+    """W6 b: more roots agree."""
     bench = build_bench(4).start()
     bench.play()
     bench.close()
     record = bench.get_record(0)
     early = compute_bits([0, 1, 2])
-    bench.record(1, held=early, commitments=record.get_commitments(early))
-    listed = bench.state.current.witnesses
+    bench.record(1, 2, held=early, commitments=record.get_commitments(early))
+    reporting = bench.state.current
     bench.get_known(3, 0)[0].held_at = bench.now - 4.0
-    followed = find_followed(listed, record, bench.now)
+    followed = find_followed(reporting, record, bench.now)
     assert followed is not None
     assert followed.held == early
     bench.get_known(3, 0)[0].held_at = bench.now - 6.0
-    assert find_followed(listed, record, bench.now) is None, "it came in time"
-    false_root = [dataclasses.replace(listed[0], results_root=bytes([7] * 32))]
+    assert find_followed(reporting, record, bench.now) is None, "it came in time"
+    forged = [dataclasses.replace(w, results_root=bytes([7] * 32)) for w in reporting.witnesses]
     bench.get_known(3, 0)[0].held_at = bench.now
+    false_root = dataclasses.replace(reporting, witnesses=forged)
     assert find_followed(false_root, record, bench.now) is None, "its root is not that of this list"
+
+
+@pytest.mark.parametrize("kept", [0b0000, 0b0001, 0b0111])
+def test_one_witness_that_reports_first_makes_nobody_leave_anything_out(kept: int) -> None:
+    """W6 b: in rounds shorter than five seconds everything came just now; and the own list may still grow."""
+    bench = build_bench(4, max_round_train_time=3).start()
+    bench.play()
+    late = bench.get_known(3)[0]
+    late.status = type(late.status).FETCHING
+    bench.close()
+    record = bench.get_record(0)
+    bench.record(1, held=kept, commitments=record.get_commitments(kept))
+    go_to_round_witness(bench)
+    assert get_reports(bench)[1:] == [], "a payload is on its way"
+    bench.feed(act.PayloadArrived(late.commitment))
+    assert bench.get_all(WitnessMessage)[-1].held == 0b1111
 
 
 def test_where_nothing_is_attested_any_report_can_be_followed() -> None:
     bench = build_bench(4).start()
     bench.record(2)
-    followed = find_followed(bench.state.current.witnesses, None, bench.now)
+    followed = find_followed(bench.state.current, None, bench.now)
     assert followed is not None
     assert followed.held == 0
-    assert find_followed([], None, bench.now) is None
+    assert find_followed(dataclasses.replace(bench.state.current, witnesses=[]), None, bench.now) is None
 
 
 def test_only_elected_witnesses_report() -> None:
@@ -297,7 +398,9 @@ def test_only_elected_witnesses_report() -> None:
     for own in range(4):
         bench = build_bench(4, own=own, witness_nodes=1).start()
         bench.play()
-        reports[own] = [(a.message.member, a.reason) for a in bench.get_all(act.SendWitness)]
+        reports[own] = [
+            (m.member, r) for m, r in zip(bench.get_all(WitnessMessage), bench.get_reasons(WitnessMessage), strict=True)
+        ]
     (elected,) = bench.get_record().witnesses
     assert reports == {own: [(own, "complete")] if own == elected else [] for own in range(4)}
 
@@ -314,7 +417,7 @@ def test_silent_witnesses_of_a_round_that_timed_out_are_accused_but_never_onesel
     bench.play()
     bench.close(*reporting)
     assert bench.state.current.height == 1
-    assert {a.member for a in bench.get_all(act.SendHealthCheck)} == accused
+    assert {a.member for a in bench.get_all(HealthCheck)} == accused
 
 
 def test_results_are_signed_once_even_if_the_round_is_shown_again() -> None:

@@ -8,20 +8,21 @@ import pytest
 import trio
 from bench import Bench, build_bench
 from test_duty import go_to_last_drain
-from test_loading import Place
+from test_loading import KEYS, Place, answer_with, build_offer
 from trio.testing import MockClock
 
-from psyche.client import actions as act
-from psyche.client.app import check_sharing
-from psyche.client.engine import RoundEngine
-from psyche.client.settings import ClientSettings
-from psyche.client.sharing import get_names_on_record, get_shared_name, remove_old_shared, share_snapshot
-from psyche.core.state import ZERO32, Checkpoint, CheckpointKind, ClientState, Coordinator, Mark, RunState
+from psyche.client.engine import actions as act
+from psyche.client.engine.round_engine import RoundEngine
+from psyche.client.runtime.app import check_sharing
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.sharing import get_names_on_record, get_shared_name, remove_old_shared, share_snapshot
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, ClientState, Coordinator, Mark, RunState
 from psyche.errors import ConfigError
 from psyche.modeling.snapshot import read_snapshot_info
 from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
+from psyche.wire.crypto import blob_id_of
 
 LIMIT_S = 3_000
 
@@ -231,16 +232,11 @@ async def test_of_a_place_that_a_member_named_nothing_is_read_but_a_snapshot_bel
     (place.root / "secrets" / "config.json").write_text("{}")
     name_on_record(place, str(outside) if name == "/absolute" else name)
     assert place.loader.find_configured(place.state, digest, digest) is None
-    assert place.loader._read_own_files(place.state) == {}
-
-
-async def test_model_files_come_from_a_shared_snapshot_where_there_is_one(place: Place) -> None:
-    digest = await place.write_snapshot()
-    own = await place.loader.find_local(digest)
-    assert own is not None
-    share_snapshot(own.path, place.root / "drive", place.root)
-    name_on_record(place, "drive")
-    assert place.loader._read_own_files(place.state) == {"config.json": b"{}"}
+    offer, digest = build_offer()
+    place.network.blobs = {blob_id_of(b"w" * 32): b"w" * 32, blob_id_of(b"{}"): b"{}"}
+    place.network.answers = {KEYS[1]: answer_with(offer)}
+    await place.fetch(digest)
+    assert place.logs == [], "nor are its files compared with the run's"
 
 
 # --- whole

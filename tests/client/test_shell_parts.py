@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from data_kit import FakeData
 from trio.testing import MockClock
 
-from psyche.client import actions as act
-from psyche.client.engine import RoundEngine
-from psyche.client.parts import Parts
-from psyche.client.settings import ClientSettings
-from psyche.client.shell import TURN_S, Shell
-from psyche.core.errors import DigestMismatch, WrongRound
-from psyche.core.state import Coordinator
-from psyche.errors import BackendError, DataError, NetworkError, WireError
+from psyche.client.engine import actions as act
+from psyche.client.engine.round_engine import RoundEngine
+from psyche.client.runtime.parts import Parts
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.shell import TURN_S, Shell
+from psyche.core.state.errors import DigestMismatch, WrongRound
+from psyche.core.state.messages import WarmupWitness, Withdraw
+from psyche.core.state.state import Coordinator
+from psyche.errors import BackendError, NetworkError, WireError
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import Identity, blob_id_of
@@ -45,7 +47,7 @@ class SilentEngine(RoundEngine):
         return self.deadline if self.deadline is not None and self.deadline > now else None
 
     @property
-    def is_crowded(self) -> bool:
+    def has_many_members(self) -> bool:
         return self.crowd
 
     def on_event(self, event: act.Event, now: float) -> list[act.Action]:
@@ -154,20 +156,6 @@ class FakeNetwork:
 
 
 @dataclass
-class FakeData:
-    """Gives tokens, or fails as told."""
-
-    fail: Exception | None = None
-    asked: list[tuple[int, int]] = field(default_factory=list)
-
-    async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
-        self.asked.append((epoch, height))
-        if self.fail is not None:
-            raise self.fail
-        return bytes(4 * (end - start + 1))
-
-
-@dataclass
 class Log:
     """What was said."""
 
@@ -248,7 +236,7 @@ def build_entry(height: int = 3) -> act.AppliedSet:
 async def test_a_payload_that_came_is_checked_and_kept(clock: MockClock, place: Place) -> None:
     """R4."""
     assert await place.do(build_fetch()) == [act.PayloadArrived(b"c" * 32)]
-    assert place.shell.get_bodies((BLOB,)) == (BODY,)
+    assert place.shell._payloads.find((BLOB,)) == (BODY,)
     assert place.log.get("payload_received")[0]["bytes"] == len(BODY)
 
 
@@ -266,34 +254,17 @@ async def test_a_payload_that_did_not_come_is_asked_for_again_and_one_that_break
     place.check = refuse
     (event,) = await place.do(build_fetch())
     assert event == act.PayloadFailed(b"c" * 32, "payload: group 0: index out of range", refused=True)
-    assert place.shell.get_bodies((BLOB,)) is None
+    assert place.shell._payloads.find((BLOB,)) is None
 
 
 async def test_the_own_body_can_be_applied_before_it_is_offered(clock: MockClock, place: Place) -> None:
     """A lone member's round may close before its blob store has hashed the body."""
     place.network.provide_s = 0.5
     place.shell._execute([act.Announce(b"signed", BODY, BLOB, 0, 0)])
-    assert place.shell.get_bodies((BLOB,)) == (BODY,)
+    assert place.shell._payloads.find((BLOB,)) == (BODY,)
     assert place.network.published == []
     await trio.sleep(1.0)
     assert place.network.published == [b"signed"], "announced only once it can be fetched"
-
-
-async def test_equal_bodies_of_two_rounds_stay_as_long_as_the_later_one_needs_them(
-    clock: MockClock, place: Place
-) -> None:
-    """B3: who copies a payload of an earlier round takes it away from nobody."""
-    await place.do(build_fetch(height=6), build_fetch(height=5))
-    await place.do(act.Expire(0, 6))
-    assert place.shell.get_bodies((BLOB,)) == (BODY,)
-    await place.do(act.Expire(0, 7))
-    assert place.shell.get_bodies((BLOB,)) is None
-
-
-async def test_bodies_of_an_earlier_epoch_go_whatever_their_height(clock: MockClock, place: Place) -> None:
-    await place.do(build_fetch(height=900))
-    await place.do(act.Expire(1, 0))
-    assert place.shell.get_bodies((BLOB,)) is None
 
 
 # --- F16: disks and quotas
@@ -331,28 +302,6 @@ async def test_evidence_is_a_file_for_whoever_wants_to_judge(clock: MockClock, p
     assert "01" * 32 in path.read_text()
 
 
-# --- data
-
-
-async def test_data_is_fetched_ahead_and_handed_over_once(clock: MockClock, place: Place) -> None:
-    await place.do(act.FetchData(0, 4, 0, 1))
-    assert await place.shell.take_data(0, 4, 0, 1) == bytes(8)
-    assert place.data.asked == [(0, 4)]
-    assert await place.shell.take_data(0, 4, 0, 1) == bytes(8)
-    assert place.data.asked == [(0, 4), (0, 4)]
-
-
-@pytest.mark.parametrize("error", [DataError("gone"), NetworkError("away"), OSError(5, "Input/output error")])
-async def test_data_that_cannot_be_had_is_said_when_it_is_needed(
-    clock: MockClock, place: Place, error: Exception
-) -> None:
-    """F22: never trains on nothing."""
-    place.data.fail = error
-    await place.do(act.FetchData(0, 4, 0, 1))
-    with pytest.raises((DataError, NetworkError)):
-        await place.shell.take_data(0, 4, 0, 1)
-
-
 # --- messages to the coordinator
 
 
@@ -366,7 +315,7 @@ async def test_what_the_coordinator_refuses_is_an_event(
 ) -> None:
     """T7: others were faster."""
     place.backend.refuse = error
-    await place.do(act.SendWarmupWitness(0, 1, b"d" * 32))
+    await place.do(act.Submit(WarmupWitness(0, 1, b"d" * 32)))
     assert len(place.log.get(kind)) == 1
     assert place.code is None
 
@@ -388,53 +337,25 @@ async def test_peers_are_asked_for_announcements_and_what_they_say_is_heard(cloc
     assert sorted(place.engine.heard) == [b"one"] * 4 + [b"two"] * 4
 
 
-async def test_asking_for_the_same_again_asks_other_peers_too(clock: MockClock, place: Place) -> None:
-    """B15: four peers that know nothing are not all there is."""
-    place.network.reply = SyncReply(found=False)
-    for _ in range(12):
-        await place.do(act.AskAnnouncements(0, 3, 0b0101))
-    assert {peer for peer, _ in place.network.asked} == set(KEYS)
-
-
-async def test_a_witness_that_does_not_answer_is_an_answer(clock: MockClock, place: Place) -> None:
-    """C1: so that others are asked."""
-    place.network.fail = NetworkError("not connected")
-    (event,) = await place.do(act.AskTable(0, 3, 1, KEYS[1], b"r" * 32))
-    assert event == act.TableArrived(0, 3, 1, b"r" * 32, None)
-    place.network.fail = None
-    (event,) = await place.do(act.AskTable(0, 3, 1, KEYS[1], b"r" * 32))
-    assert event == act.TableArrived(0, 3, 1, b"r" * 32, (b"one", b"two"))
-
-
 # --- leaving
 
 
 async def test_stopping_ends_with_code_0_once_the_withdrawal_is_answered(clock: MockClock, place: Place) -> None:
     """F26."""
     place.backend.answer_s = 1.0
-    place.shell._execute([act.Withdraw(0, 1, "stopped"), act.Exit(0, "stopped")])
+    place.shell._execute([act.Submit(Withdraw(0, 1), after=act.Log("withdrew")), act.Exit(0, "stopped")])
     await trio.sleep(5.0)
     assert place.code == 0
-    assert place.backend.sent == [("withdraw", (0, 1))]
+    assert place.backend.sent == [("submit", (Withdraw(0, 1), None))]
     assert place.log.get("withdrew")
 
 
 async def test_a_server_that_does_not_answer_keeps_nobody_from_leaving(clock: MockClock, place: Place) -> None:
     """F26: within five seconds."""
     place.backend.answer_s = 1_000.0
-    place.shell._execute([act.Withdraw(0, 1, "stopped"), act.Exit(0, "stopped")])
+    place.shell._execute([act.Submit(Withdraw(0, 1), after=act.Log("withdrew")), act.Exit(0, "stopped")])
     await trio.sleep(3.0)
     assert place.code == 0
-
-
-async def test_the_final_weights_are_served_for_as_long_as_was_said(clock: MockClock, place: Place) -> None:
-    """P8."""
-    place.shell._execute([act.Exit(0, "the run is finished", serve_s=30.0)])
-    await trio.sleep(29.0)
-    assert place.code is None
-    await trio.sleep(2.0)
-    assert place.code == 0
-    assert place.log.get("serving") == [{"seconds": 30.0}]
 
 
 async def test_stopping_while_serving_ends_at_once_and_well(clock: MockClock, place: Place) -> None:

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from psyche.core.state import Checkpoint, CheckpointKind, RunState
+from psyche.core.state.state import Checkpoint, CheckpointKind, RunState
 from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
@@ -86,3 +86,34 @@ async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_wei
     assert kinds.count("diverged") == kinds.count("compared") == kinds.count("healed") == 1
     assert "dropped" not in kinds
     assert kinds.count("left") == 1, "at the end"
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+async def test_who_starts_from_another_config_is_out_is_told_the_file_and_goes_on_with_the_runs_own(
+    clock: MockClock, tmp_path: Path, one_bit: bool
+) -> None:
+    """S2, S8, S9: the weights are the same; what a quorum shows in the first Warmup decides for the files too."""
+    config = build_config(init_min_clients=3, min_clients=2, total_steps=9, rounds_per_epoch=4)
+    model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
+    model.optimizer.quantize_1bit = one_bit
+    trainers = [DummyTrainer(train_s=0.5, one_bit=one_bit) for _ in range(3)]
+    for root, text in ((tmp_path, "{}"), (tmp_path / "other", '{"rms_norm_eps": 1000}')):
+        (root / "model").mkdir(parents=True)
+        (root / "model" / "config.json").write_text(text)
+    with trio.fail_after(LIMIT_S):
+        async with open_swarm(3, tmp_path, config=config, model=model, make_trainer=trainers.__getitem__) as swarm:
+            odd = swarm.members[2]
+            odd.shell._loader._local_root = tmp_path / "other"
+            codes = await swarm.run()
+    assert codes == [0, 0, 0]
+    assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
+    assert [dict(trainer.files) for trainer in trainers] == [{"config.json": b"{}"}] * 3
+    events = odd.events.drain()
+    told = [e for e in events if e["kind"] == "model_files_differ"]
+    assert [(e["path"], e["files"]) for e in told[:1]] == [
+        (str(tmp_path / "other" / "model"), "config.json (other bytes)")
+    ]
+    kinds = [e["kind"] for e in events]
+    assert "dropped" in kinds[: kinds.index("model_files_differ")], "it took part in no round before"
+    assert "result_sent" not in kinds[: kinds.index("model_files_differ")]
+    assert (tmp_path / "other" / "model" / "config.json").read_text() == '{"rms_norm_eps": 1000}'

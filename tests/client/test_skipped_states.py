@@ -2,9 +2,10 @@
 
 from bench import Bench, build_bench
 
-from psyche.client import actions as act
-from psyche.core.bits import compute_bits
-from psyche.core.state import RunState
+from psyche.client.engine import actions as act
+from psyche.core.state.bits import compute_bits
+from psyche.core.state.messages import Withdraw, WitnessMessage
+from psyche.core.state.state import RunState
 from psyche.testing.builders import build_hash
 
 
@@ -31,8 +32,8 @@ def test_one_skipped_state_costs_nothing() -> None:
     bench.blind = False
     bench.run_round()
     bench.show()
-    assert bench.engine.chain.next_height == bench.state.current.height + 1
-    assert bench.get_all(act.Withdraw) == []
+    assert bench.engine.weights.next_height == bench.state.current.height + 1
+    assert bench.get_all(Withdraw) == []
 
 
 def test_results_that_wait_for_their_decision_are_kept_while_states_are_skipped() -> None:
@@ -64,7 +65,7 @@ def test_a_client_that_missed_the_record_of_a_decision_leaves_the_epoch_at_once(
     assert bench.state.run_state is RunState.ROUND_TRAIN
     bench.blind = False
     bench.show()
-    assert [a.member for a in bench.get_all(act.Withdraw)] == [bench.index]
+    assert [a.member for a in bench.get_all(Withdraw)] == [bench.index]
     assert "round 5" in str(bench.get_logs("left")[-1]["reason"])
 
 
@@ -72,11 +73,11 @@ def test_who_has_withdrawn_takes_no_further_part_although_the_record_does_not_sh
     """M4: nothing is loaded, signed or sent twice while the withdrawal is on its way."""
     bench = build_bench_in_round(3)
     bench.feed(act.TrainerLost("gone"))
-    assert len(bench.get_all(act.Withdraw)) == 1
+    assert len(bench.get_all(Withdraw)) == 1
     bench.forget()
     bench.show()
     bench.wait(5.0)
-    for kind in (act.Withdraw, act.Load, act.Train, act.Publish, act.SendWitness, act.Apply):
+    for kind in (Withdraw, act.Load, act.Train, act.Publish, WitnessMessage, act.Apply):
         assert bench.get_all(kind) == []
     assert bench.engine.member is None
 
@@ -87,7 +88,7 @@ def test_payloads_of_a_set_that_is_not_applied_yet_are_not_dropped() -> None:
     bench.manual = {act.Apply}
     for _ in range(3):
         bench.run_round(state_digest=b"\1" * 32)
-    assert bench.engine.chain.next_height == 6
+    assert bench.engine.weights.next_height == 6
     assert max(a.height for a in bench.get_all(act.Expire)) == 4, "R(4) is applied at the start of round 6"
     assert bench.get_record(4).results
 

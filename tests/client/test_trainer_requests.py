@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import trio
 
-from psyche.client import actions as act
-from psyche.client.loading import Source
-from psyche.client.replay import ReplayStore
-from psyche.client.settings import ClientSettings
-from psyche.client.trainer_tasks import TrainerTasks, remove_old_exports
-from psyche.core.state import ZERO32, Coordinator
+from psyche.client.engine import actions as act
+from psyche.client.runtime.loading import Source
+from psyche.client.runtime.replay import ReplayStore
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.trainer_tasks import TrainerTasks, remove_old_exports
+from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import DataError, NetworkError, TrainerError
-from psyche.modeling.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.testing.builders import build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import blake3_hash, compute_chain_digest, compute_state_digest
@@ -68,6 +68,7 @@ class Loader:
     configured: Source | None = None
     peers: Source | None = None
     fetches: int = 0
+    cleaned: int = 0
 
     async def find_local(self, _digest: bytes) -> Source | None:
         return self.own
@@ -80,6 +81,9 @@ class Loader:
         if self.peers is None:
             raise NetworkError("no peer has it")
         return self.peers
+
+    async def remove_leftovers(self) -> None:
+        self.cleaned += 1
 
 
 @dataclass
@@ -103,13 +107,13 @@ class Shell:
     def log(self, kind: str, **_fields: object) -> None:
         self.logs.append(kind)
 
-    async def take_data(self, *_place: int) -> bytes:
+    async def take(self, *_place: int) -> bytes:
         await self.data.wait()
         if self.data_error is not None:
             raise self.data_error
         return bytes(4 * 16)
 
-    def get_bodies(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
+    def find(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
         return tuple(self.bodies[blob] for blob in blobs)
 
     async def wait_for_replay(self) -> None:
@@ -131,7 +135,7 @@ class Place:
         self.replay = ReplayStore(self.root / "replay", 1 << 20)
         self.tasks = TrainerTasks(
             self.trainer, self.loader, self.replay, self.shell,  # type: ignore[arg-type]
-            settings=settings, snapshots=self.root / "resume",
+            settings=settings, snapshots=self.root / "resume", payloads=self.shell, data=self.shell,  # type: ignore[arg-type]
         )  # fmt: skip
 
     async def ask(self, *actions: Any) -> list[act.Event]:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import trio
 
-from psyche.client import actions as act
-from psyche.client.settings import ClientSettings
-from psyche.client.trainer_tasks import TrainerTasks
-from psyche.core.state import Coordinator
+from psyche.client.engine import actions as act
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.trainer_tasks import TrainerTasks
+from psyche.core.state.state import Coordinator
 from psyche.errors import TrainerError
-from psyche.modeling.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.wire.trainer import ApplyReply, ApplyRequest
 
 
@@ -63,10 +63,10 @@ class Shell:
     def log(self, kind: str, **fields: object) -> None:
         assert kind == "error", fields
 
-    async def take_data(self, *_place: int) -> bytes:
+    async def take(self, *_place: int) -> bytes:
         return bytes(4 * 16)
 
-    def get_bodies(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
+    def find(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
         return tuple(self.bodies[blob] for blob in blobs) if all(b in self.bodies for b in blobs) else None
 
     async def wait_for(self, kind: type[act.Event]) -> act.Event:
@@ -89,7 +89,9 @@ def make_load() -> act.Load:
 
 def make_tasks(trainer: FailingTrainer, shell: Shell, folder: Path) -> TrainerTasks:
     settings = ClientSettings(run_id="test", server_host="", server_port=0, data_dir=folder)
-    return TrainerTasks(trainer, Loader(), None, shell, settings=settings, snapshots=folder)  # type: ignore[arg-type]
+    return TrainerTasks(
+        trainer, Loader(), None, shell, settings=settings, snapshots=folder, payloads=shell, data=shell,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 async def test_a_lost_trainer_is_reported_before_the_new_one_is_up(tmp_path: Path) -> None:

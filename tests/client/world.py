@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from psyche.client import actions as act
-from psyche.client.engine import RoundEngine
-from psyche.core import transitions
-from psyche.core.errors import CoordinatorError
-from psyche.core.layout import decode_state, encode_state
-from psyche.core.plan import compute_plan, encode_plan
-from psyche.core.state import ZERO32, Coordinator, RunState
+from psyche.client.engine import actions as act
+from psyche.client.engine.round_engine import RoundEngine
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.encoding.plan import compute_plan, encode_plan
+from psyche.core.rules.apply import apply
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.messages import ReportEquivocation, Tick
+from psyche.core.state.state import ZERO32, Coordinator, RunState
 from psyche.wire.crypto import Identity, blake3_hash, blob_id_of, compute_chain_digest, compute_state_digest
 from psyche.wire.trainer import ApplyReply, SnapshotReply, TrainReply
 
@@ -330,7 +331,7 @@ class World:
         """T3: the server ticks until nothing changes."""
         while not self.state.halted:
             drawn = hashlib.sha256(b"entropy %d" % next(self.entropy)).digest()
-            if not transitions.tick(self.state, self.unix, self.unix, drawn):
+            if not apply(self.state, self.unix, self.unix, ZERO32, Tick(drawn)):
                 break
 
     def tick(self) -> None:
@@ -349,19 +350,10 @@ class World:
             action = changed
         nonce, key, state, unix = self.state.nonce, node.identity.public, self.state, self.unix
         try:
-            match action:
-                case act.Join():
-                    transitions.join(state, unix, key, key)
-                case act.Withdraw():
-                    transitions.withdraw(state, unix, key, action.epoch, action.member)
-                case act.SendWarmupWitness():
-                    transitions.warmup_witness(state, unix, key, action.epoch, action.member, action.digest)
-                case act.SendWitness():
-                    transitions.witness(state, unix, key, action.message)
-                case act.SendHealthCheck():
-                    transitions.health_check(state, unix, key, action.epoch, action.height, action.member)
+            if isinstance(action, act.Submit) and not isinstance(action.message, ReportEquivocation):
+                apply(state, unix, 0, key, action.message)
         except CoordinatorError as error:
-            self.refusals.append((type(action).__name__, error.code))
+            self.refusals.append((type(getattr(action, "message", action)).__name__, error.code))
             return
         self.settle()
         if self.state.nonce != nonce:

@@ -9,9 +9,9 @@ from psyche.config.load import HARMLESS, MAX_FILE_BYTES, find_local_data, find_r
 from psyche.config.problems import ConfigProblems
 from psyche.config.rewrite import Value, set_values
 from psyche.config.scanner import KeyPath
-from psyche.core.checks import find_config_problems
-from psyche.core.layout import encode_config, encode_model
-from psyche.core.state import (
+from psyche.core.encoding.account import encode_config, encode_model
+from psyche.core.state.config_checks import find_config_problems
+from psyche.core.state.state import (
     Architecture,
     Checkpoint,
     CheckpointKind,
@@ -135,6 +135,26 @@ def test_a_state_file_of_the_original_loads(tmp_path: Path) -> None:
     (problem,) = fail(tmp_path, TEXT + "[progress]\nstep = 0\n")
     assert problem == ":47: progress.step: is 0, at least 1 -> the step to begin with, above 0"
     assert run.metadata == Metadata(name="n", vocab_size=256)
+
+
+PEER_ID = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
+
+
+def test_what_the_owner_says_of_data_sources_and_nodes_is_read_and_checked(tmp_path: Path) -> None:
+    addresses = f'["/ip4/192.0.2.1/tcp/4001/p2p/{PEER_ID}", "/dns4/a.example/tcp/4001/p2p/{"0f" * 32}"]'
+    config, model = f'[config]\ndata_root = "{"Ab" * 32}"\n', "[model.LLM]\ncooldown_sources = 2\n"
+    text = TEXT.replace("[config]\n", config, 1).replace("[model.LLM]\n", model, 1)
+    run = load_run(write(tmp_path, f"bootstrap = {addresses}\n{text}"))
+    assert (run.config.data_root, run.model.cooldown_sources) == (b"\xab" * 32, 2)
+    assert run.bootstrap == (f"/ip4/192.0.2.1/tcp/4001/p2p/{PEER_ID}", f"/dns4/a.example/tcp/4001/p2p/{'0f' * 32}")
+    (problem,) = fail(tmp_path, text.replace("Ab" * 32, "Ab" * 31 + "xy"))
+    assert "config.data_root: must be 64 hex digits in quotes" in problem
+    (problem,) = fail(tmp_path, text.replace("cooldown_sources = 2", "cooldown_sources = 5"))
+    assert "model.LLM.cooldown_sources: 5 is more than the 4 sources that the record keeps" in problem
+    (problem,) = fail(tmp_path, 'bootstrap = ["example.org:4001"]\n' + text)
+    assert "bootstrap: 'example.org:4001' is no multiaddr" in problem
+    (problem,) = fail(tmp_path, 'bootstrap = ["/ip4/192.0.2.1/tcp/4001"]\n' + text)
+    assert "bootstrap: '/ip4/192.0.2.1/tcp/4001': names no key: must end with /p2p/KEY" in problem
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -387,4 +407,4 @@ def test_a_run_id_that_is_no_name_for_a_folder_is_refused(tmp_path: Path, run_id
     path.write_text(f'run_id = "{run_id}"\n' + TEXT, encoding="utf-8")
     with pytest.raises(ConfigProblems) as refused:
         load_run(path)
-    assert "no name" in str(refused.value)
+    assert "not a valid name" in str(refused.value)

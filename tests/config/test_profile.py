@@ -37,7 +37,7 @@ def test_the_samples_can_be_read(name: str) -> None:
         ({"up_mbit": "4"}, "class[0].up_mbit: unknown key -> did you mean up_mbit_s?"),
         ({"loss_percent": "100"}, "class[0].loss_percent: is 100, must be below 100"),
         ({"count": "3"}, "class[0]: needs one of count and share, not both"),
-        ({"back_after_min": "3"}, "class[0]: back_after_min says nothing without fails_every_h"),
+        ({"back_after_min": "3"}, "class[0]: back_after_min has no effect without fails_every_h"),
     ],
 )
 def test_a_broken_rule_is_told_with_file_line_key_and_what_would_be_right(

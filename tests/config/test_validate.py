@@ -8,7 +8,14 @@ from psyche.config.load import load_run
 from psyche.config.rewrite import set_values
 from psyche.config.rules import find_unsupported, find_warnings
 from psyche.config.validate import print_report, validate_config
-from psyche.core.state import Architecture, Checkpoint, CheckpointKind, DataLocation, DataLocationKind, OptimizerKind
+from psyche.core.state.state import (
+    Architecture,
+    Checkpoint,
+    CheckpointKind,
+    DataLocation,
+    DataLocationKind,
+    OptimizerKind,
+)
 
 CONFIG = Path(__file__).parents[2] / "config"
 DEMO = (CONFIG / "demo" / "run.toml").read_text(encoding="utf-8")
@@ -84,13 +91,13 @@ def test_what_cannot_run_yet_is_told_and_is_no_error() -> None:
     assert [line.split("'")[1] for line in lines if line.startswith("not yet (`server run` refuses it)")] == [
         "Hub", "Http",
     ]  # fmt: skip
-    assert lines[-1].endswith("run.toml: right, but this version cannot run it, run 'sample'")
+    assert lines[-1].endswith("run.toml: valid, but this version cannot run it, run 'sample'")
 
 
 @pytest.mark.parametrize(
     ("nodes", "words"),
-    [(0, None), (1, "only among friends"), (2, "tolerates no silence at all; use 0 (everybody), 1 or at least 3"),
-     (3, "use at least 16, better 32"), (15, "only among friends"), (16, None), (32, None)],
+    [(0, None), (1, "people who trust"), (2, "tolerates no silence at all; use 0 (everybody), 1 or at least 3"),
+     (3, "use at least 16, better 32"), (15, "people who trust"), (16, None), (32, None)],
 )  # fmt: skip
 def test_the_number_of_witnesses_is_warned_about_as_section_9_says(nodes: int, words: str | None) -> None:
     run = load_run(CONFIG / "demo")
@@ -103,7 +110,7 @@ def test_the_number_of_witnesses_is_warned_about_as_section_9_says(nodes: int, w
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"max_round_train_time": (1 << 64) - 1}, "max_round_train_time 18446744073709551615 s is more than a day"),
+        ({"max_round_train_time": (1 << 32) - 1}, "max_round_train_time 4294967295 s is more than a day"),
         ({"cooldown_time": 86_401}, "cooldown_time 86401 s is more than a day"),
         ({"warmup_time": 0}, "warmup_time 0 s: members that have not loaded the weights by then are out"),
         ({"round_witness_time": 31}, "round_witness_time 31 s is more than max_round_train_time 30 s"),

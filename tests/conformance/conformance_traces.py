@@ -2,27 +2,53 @@
 
 import base64
 import hashlib
-import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-from psyche.core import transitions
-from psyche.core.errors import CoordinatorError
-from psyche.core.layout import decode_state, decode_witness, encode_state, encode_witness
-from psyche.core.messages import WitnessMessage
-from psyche.core.seeds import EXPIRED
-from psyche.core.state import Checkpoint, CheckpointKind, Coordinator
+from psyche.core.committee.seeds import EXPIRED
+from psyche.core.encoding.account import (
+    decode_config,
+    decode_model,
+    decode_state,
+    decode_witness,
+    encode_config,
+    encode_model,
+    encode_state,
+    encode_witness,
+)
+from psyche.core.rules.apply import BY_TYPE, KINDS, Kind, Sender, apply
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.messages import (
+    Collect,
+    Join,
+    LeaveRun,
+    Message,
+    ReportEquivocation,
+    SetRates,
+    Tick,
+    WitnessMessage,
+)
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Config, Coordinator, Metadata, Model, Progress
 
 TRACES = Path(__file__).parent / "traces"
-EVENTS = (
-    "tick", "join", "leave", "withdraw", "warmup_witness", "witness", "health_check", "checkpoint",
-    "report_equivocation", "pause", "resume", "process_recovery", "process_rates", "reclaim_slot",
-)  # fmt: skip
+TRACE_NAMES = {"recover": "process_recovery", "set_rates": "process_rates"}  # others have the name of their kind
+KINDS_BY_EVENT = {TRACE_NAMES.get(kind.name, kind.name): kind for kind in KINDS}
+SENDER_NAMES = {Join: "signer", LeaveRun: "signer"}  # others: "sender"
+UNSIGNED = (ReportEquivocation,)  # what convicts is signed, not the report
+
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "config": lambda value: decode_config(unpack(value)),
+    "model": lambda value: decode_model(unpack(value)),
+    "progress": lambda value: Progress(*value),
+    "metadata": lambda value: Metadata(*value),
+    "bootstrap": tuple,
+    "version": str,
+}
 
 
 def pack(raw: bytes) -> str:
@@ -38,23 +64,72 @@ def compute_hash(state: Coordinator) -> str:
 
 
 def write_value(value: object) -> object:
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, WitnessMessage):
-        return pack(encode_witness(value))
-    if isinstance(value, Checkpoint):
-        return [int(value.kind), value.name, value.revision]
-    return "expired" if value is EXPIRED else value
+    match value:
+        case tuple():
+            written: object = list(value)
+        case bytes():
+            written = value.hex()
+        case WitnessMessage():
+            written = pack(encode_witness(value))
+        case Checkpoint():
+            written = [int(value.kind), value.name, value.revision]
+        case Config():
+            written = pack(encode_config(value))
+        case Model():
+            written = pack(encode_model(value))
+        case Progress() | Metadata():
+            written = list(astuple(value))
+        case _:
+            written = "expired" if value is EXPIRED else value
+    return written
 
 
 def read_value(name: str, value: Any) -> Any:
-    if name == "message":
-        return decode_witness(unpack(value))
+    if value is not None and name in PARTS:
+        return PARTS[name](value)
     if name == "source":
         return Checkpoint(CheckpointKind(value[0]), value[1], value[2])
     if value == "expired":
         return EXPIRED
     return bytes.fromhex(value) if isinstance(value, str) else value
+
+
+def get_sender_name(kind: Kind) -> str | None:
+    """What a trace calls the sender; None where nobody signs."""
+    is_signed = kind.sender is Sender.ANYBODY and kind.type not in UNSIGNED
+    return SENDER_NAMES.get(kind.type, "sender") if is_signed else None
+
+
+def write_event(now: int, slot: int, sender: bytes, message: Message) -> dict[str, Any]:
+    """What a trace says of a message: the name of its kind, when, from whom, and its fields."""
+    kind = BY_TYPE[type(message)]
+    event: dict[str, object] = {"event": TRACE_NAMES.get(kind.name, kind.name)}
+    event |= {} if isinstance(message, SetRates) else {"now": now}
+    event |= {"slot": slot} if isinstance(message, Tick) else {}
+    name = get_sender_name(kind)
+    event |= {name: sender} if name else {}
+    match message:
+        case WitnessMessage():
+            event["message"] = message
+        case Collect():
+            ((event["signer"], event["amount"]),) = message.claims
+        case _:
+            event |= {f.name: getattr(message, f.name) for f in fields(message)}
+    return {name: write_value(value) for name, value in event.items()}
+
+
+def read_event(event: dict[str, Any]) -> tuple[int, int, bytes, Message]:
+    """The arguments of `apply` after the state."""
+    kind = KINDS_BY_EVENT[event["event"]]
+    name = get_sender_name(kind)
+    sender = ZERO32 if name is None else bytes.fromhex(event[name])
+    if kind.type is WitnessMessage:
+        message: Message = decode_witness(unpack(event["message"]))
+    elif kind.type is Collect:
+        message = Collect(((bytes.fromhex(event["signer"]), event["amount"]),))
+    else:
+        message = kind.type(**{f.name: read_value(f.name, event[f.name]) for f in fields(kind.type)})
+    return event.get("now", 0), event.get("slot", 0), sender, message
 
 
 @dataclass
@@ -83,10 +158,9 @@ def replay(trace: Trace) -> Coordinator:
     """Run the events again from the start; every refusal and every hash must be the same."""
     state = decode_state(trace.start)
     for number, event in enumerate(trace.events):
-        arguments = {k: read_value(k, v) for k, v in event.items() if k not in ("event", "error", "sha256")}
         error = None
         try:
-            getattr(transitions, event["event"])(state, **arguments)
+            apply(state, *read_event(event))
         except CoordinatorError as refusal:
             error = refusal.code
         where = f"{trace.name}, event {number}: {event['event']}"
@@ -96,28 +170,20 @@ def replay(trace: Trace) -> Coordinator:
 
 
 class Recorder:
-    """Stands for the module `transitions` while a trace is recorded."""
+    """Stands for `apply` while a trace is recorded."""
 
     def __init__(self) -> None:
         self.trace: Trace | None = None
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = getattr(transitions, name)
-        assert name in EVENTS, f"{name} is no event"
-
-        def record(state: Coordinator, *args: Any, **kwargs: Any) -> Any:
-            if self.trace is None:
-                return function(state, *args, **kwargs)
-            bound = inspect.signature(function).bind(state, *args, **kwargs)
-            bound.apply_defaults()
-            event = {"event": name, **{k: write_value(v) for k, v in bound.arguments.items() if k != "state"}}
-            try:
-                return function(state, *args, **kwargs)
-            except CoordinatorError as refusal:
-                event["error"] = refusal.code
-                raise
-            finally:
-                event["sha256"] = compute_hash(state)
-                self.trace.events.append(event)
-
-        return record
+    def __call__(self, state: Coordinator, now: int, slot: int, sender: bytes, message: Message) -> bool:
+        if self.trace is None:
+            return apply(state, now, slot, sender, message)
+        event = write_event(now, slot, sender, message)
+        try:
+            return apply(state, now, slot, sender, message)
+        except CoordinatorError as refusal:
+            event["error"] = refusal.code
+            raise
+        finally:
+            event["sha256"] = compute_hash(state)
+            self.trace.events.append(event)

@@ -1,84 +1,39 @@
 """Write the conformance traces: `python tests/conformance/generate.py`."""
 
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conformance_traces import TRACES, Recorder, Trace
+from conformance_stage import SCENARIOS, Stage, iter_traces, scenario
+from conformance_traces import TRACES
+from kits.runs import Run, build_run
 
-from psyche.core.errors import CoordinatorError
-from psyche.core.layout import encode_state
-from psyche.core.messages import WitnessMessage
-from psyche.core.seeds import EXPIRED
-from psyche.core.state import ZERO32, Checkpoint, CheckpointKind, WitnessFlag
-from psyche.testing import builders
-from psyche.testing.builders import Run, build_hash, build_keys, build_run
+from psyche.core.committee.seeds import EXPIRED
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.messages import (
+    Collect,
+    HealthCheck,
+    LeaveRun,
+    NameCheckpoint,
+    Pause,
+    ReclaimSlot,
+    Recover,
+    ReportEquivocation,
+    Resume,
+    SetRates,
+    Update,
+    UpdateClientVersion,
+    Withdraw,
+    WitnessMessage,
+)
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Metadata, Progress, Slot, SlotState, WitnessFlag
+from psyche.testing.builders import build_config, build_hash, build_keys, build_model
 
 NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
 HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
-
-Scenario = Callable[["Stage"], None]
-SCENARIOS: dict[str, tuple[str, Scenario]] = {}
-
-
-def scenario(what: str) -> Callable[[Scenario], Scenario]:
-    """Register a function as the trace of its name."""
-
-    def register(function: Scenario) -> Scenario:
-        SCENARIOS[function.__name__.replace("_", "-")] = (what, function)
-        return function
-
-    return register
-
-
-class Stage:
-    """What a scenario plays on: `begin` starts the recording."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.started: tuple[Run, bytes] | None = None
-
-    def begin(self, run: Run) -> Run:
-        self.started = run, encode_state(run.state)
-        self.recorder.trace = Trace("", "", self.started[1])
-        return run
-
-    def build(self, members: int = 3, **config: object) -> Run:
-        """A new run, recorded from its first join on."""
-        run = self.begin(build_run(0, **config))
-        run.join(*range(members))
-        return run
-
-    def refused(self, call: Callable[[], object]) -> None:
-        """An event that the machine must refuse."""
-        try:
-            call()
-        except CoordinatorError:
-            return
-        raise AssertionError("the scenario expects a refusal")
-
-
-def record(name: str) -> Trace:
-    """Play one scenario and record it."""
-    what, function = SCENARIOS[name]
-    recorder = Recorder()
-    stage = Stage(recorder)
-    with mock.patch.object(builders, "transitions", recorder):
-        function(stage)
-    assert stage.started is not None
-    assert recorder.trace is not None
-    run, start = stage.started
-    return Trace(name, what, start, recorder.trace.events, encode_state(run.state))
-
-
-def iter_traces() -> Iterator[Trace]:
-    """All traces, freshly recorded."""
-    return (record(name) for name in SCENARIOS)
 
 
 def split_votes(run: Run, **lie: object) -> None:
@@ -165,7 +120,7 @@ def silent_witness(stage: Stage) -> None:
     def accuse(member: int) -> None:
         state = run.state
         named = (state.progress.epoch, state.current.height, member)
-        builders.transitions.health_check(state, run.now, build_keys(0)[1], *named)
+        run.apply(HealthCheck(*named), build_keys(0)[1])
 
     for _ in range(2):
         for member in range(3):
@@ -175,6 +130,46 @@ def silent_witness(stage: Stage) -> None:
         accuse(3)
         stage.refused(lambda: accuse(3))
     run.run_round()
+
+
+@scenario("H4: accused before its record of one round and after that of another: each counts, and each close forgives")
+def accused_around_records(stage: Stage) -> None:
+    run = stage.build(4, rounds_per_epoch=12).warm_up()
+    run.run_round()
+
+    def play(*order: str) -> None:
+        state = run.state
+        for what in order:
+            if what == "accuse":
+                named = (state.progress.epoch, state.current.height, 3)
+                run.apply(HealthCheck(*named), build_keys(0)[1])
+            else:
+                run.send(run.build_witness(int(what), held=0b1111 & ~(1 << int(what))))
+        time_out(run)
+
+    play("0", "1", "2")
+    play("accuse", "0", "1", "2", "3")
+    play("0", "1", "2")
+    play("0", "1", "2", "3", "accuse")
+    play("0", "1", "2")
+    play("accuse", "2", "1", "0")
+    play("1", "accuse", "0", "2")
+    run.run_round()
+
+
+@scenario("H5: a member with a strike leaves for good and joins again: the strike and the wait are still there")
+def strike_and_leave(stage: Stage) -> None:
+    run = stage.build(4, rounds_per_epoch=3, late_limit=1).warm_up()
+    run.run_round()
+    run.run_round(held=0b0111)
+    run.apply(LeaveRun(), build_keys(3)[0])
+    run.finish_epoch()
+    stage.refused(lambda: run.apply(LeaveRun(), build_keys(3)[0]))
+    run.join(3, 0, 1, 2)
+    run.warm_up().finish_epoch()
+    run.join(9)
+    run.rejoin()
+    run.warm_up()
 
 
 @scenario("C2: witnesses disagree; the slots with q bits are credited, lies are outvoted")
@@ -232,13 +227,13 @@ def pauses(stage: Stage) -> None:
         if phase == 2:
             run.warm_up()
             run.run_round()
-        builders.transitions.pause(run.state, run.now)
+        run.apply(Pause())
         if run.state.in_round:
             run.finish_epoch()
-        stage.refused(lambda: builders.transitions.pause(run.state, run.now))
+        stage.refused(lambda: run.apply(Pause()))
         run.now += 50
-        builders.transitions.resume(run.state, run.now)
-        stage.refused(lambda: builders.transitions.resume(run.state, run.now))
+        run.apply(Resume())
+        stage.refused(lambda: run.apply(Resume()))
         run.join(0, 1)
     run.warm_up()
 
@@ -274,19 +269,23 @@ def rollback_to_checkpoint(stage: Stage) -> None:
 
 @scenario("R7, M6, M7: an equivocator is ejected, its credits and stake are lost, the others are paid")
 def equivocation(stage: Stage) -> None:
-    run = stage.build(0, rounds_per_epoch=3, min_stake=10)
-    for number in range(4):
-        builders.transitions.join(run.state, run.now, *build_keys(number), 10 + number)
-    stage.refused(lambda: builders.transitions.join(run.state, run.now, *build_keys(9), 9))
-    builders.transitions.process_rates(run.state, 1_000, 7)
+    run = build_run(0, rounds_per_epoch=3, min_stake=10)
+    for number in range(5):  # slots that hold a stake already; there is no transition that deposits one
+        signer, p2p = build_keys(number)
+        run.state.registry.slots.append(Slot(signer=signer, p2p=p2p, stake=9 + number, state=SlotState.JOINED))
+    stage.begin(run)
+    stage.refused(lambda: run.join(9))
+    stage.refused(lambda: run.join(0))
+    run.join(1, 2, 3, 4)
+    run.apply(SetRates(1_000, 7))
     run.warm_up()
     run.run_round()
     run.run_round()
-    builders.transitions.report_equivocation(run.state, run.now, 0, 1, 3)
-    stage.refused(lambda: builders.transitions.report_equivocation(run.state, run.now, 0, 1, 3))
+    run.apply(ReportEquivocation(0, 1, 3))
+    stage.refused(lambda: run.apply(ReportEquivocation(0, 1, 3)))
     run.run_round(silent={3}, held=0b1111)
     run.finish_epoch()
-    stage.refused(lambda: builders.transitions.join(run.state, run.now, *build_keys(3), 99))
+    stage.refused(lambda: run.join(4))
 
 
 @scenario("S10: checkpoints of the certified weights: the first is the source, three more are kept, others refused")
@@ -296,7 +295,7 @@ def checkpoints(stage: Stage) -> None:
     mark = run.state.certified
 
     def name(source: Checkpoint, digest: bytes = mark.digest, number: int = 0) -> None:
-        builders.transitions.checkpoint(run.state, run.now, build_keys(number)[1], 0, digest, source)
+        run.apply(NameCheckpoint(0, digest, source), build_keys(number)[1])
 
     stage.refused(lambda: name(HUB, build_hash("other")))
     stage.refused(lambda: name(Checkpoint(CheckpointKind.P2P, "org/model")))
@@ -309,13 +308,74 @@ def checkpoints(stage: Stage) -> None:
     stage.refused(lambda: name(Checkpoint(CheckpointKind.HUB, "org/fifth")))
 
 
+@scenario("P9: the owner changes a paused run: settings, then the step, then the weights; metadata while it runs")
+def updates(stage: Stage) -> None:
+    run = stage.build(3, rounds_per_epoch=1).warm_up()
+    state = run.state
+
+    def pause() -> None:
+        run.apply(Pause())
+        run.finish_epoch()
+
+    run.apply(Update(metadata=Metadata("renamed", "while it runs", 1, 2), bootstrap=("/ip4/192.0.2.1/tcp/1",)))
+    stage.refused(lambda: run.apply(Update(config=build_config())))
+    stage.refused(lambda: run.apply(UpdateClientVersion("v2")))
+    pause()
+    run.apply(UpdateClientVersion("v2"))
+    stage.refused(lambda: run.apply(Update(config=build_config(min_clients=0))))
+    stage.refused(lambda: run.apply(Update(progress=Progress(epoch=0, step=9))))
+    run.apply(Update(config=build_config(rounds_per_epoch=2, data_root=build_hash("data"))))
+    run.apply(Update(config=build_config(rounds_per_epoch=2, data_root=build_hash("data"))))
+    run.apply(Update(progress=Progress(state.progress.epoch, 40, 7)))
+
+    def go_on() -> None:
+        run.apply(Resume())
+        run.rejoin()
+        run.warm_up()
+
+    go_on()
+    pause()
+    run.apply(Update(model=build_model(checkpoint=HUB, cooldown_sources=1)))
+    go_on()
+    run.finish_epoch()
+
+
+@scenario("M11, M4: earnings are collected in parts and whole, and free what was left; P10: sources end Cooldown")
+def collections(stage: Stage) -> None:
+    run = build_run(0, model=build_model(cooldown_sources=2), rounds_per_epoch=1, cooldown_time=60)
+    stage.begin(run)
+    run.join(0, 1, 2)
+
+    def collect(number: int, amount: int | None = None) -> None:
+        run.apply(Collect(((build_keys(number)[0], amount),)))
+
+    run.apply(SetRates(1_000, 7))
+    stage.refused(lambda: collect(9))
+    run.warm_up()
+    list(run.run_rounds())
+    for number, name in enumerate(("org/one", "org/two")):
+        mark = run.state.certified
+        place = Checkpoint(CheckpointKind.HUB, name)
+        run.apply(NameCheckpoint(mark.epoch, mark.digest, place), build_keys(number)[1])
+    run.settle()
+    stage.refused(lambda: collect(0, 334))
+    collect(0, 33)
+    collect(0)
+    run.apply(LeaveRun(), build_keys(1)[0])
+    run.join(1)
+    run.apply(LeaveRun(), build_keys(1)[0])
+    collect(1)
+    run.join(0, 2, 3)
+    run.warm_up().finish_epoch()
+
+
 @scenario("M4, M9: withdrawals in every phase, leaving for good, slots freed, taken again and reclaimed")
 def departures(stage: Stage) -> None:
     run = stage.build(5, rounds_per_epoch=2)
 
     def withdraw(number: int, member: int) -> None:
         state = run.state
-        builders.transitions.withdraw(state, run.now, build_keys(number)[1], state.progress.epoch, member)
+        run.apply(Withdraw(state.progress.epoch, member), build_keys(number)[1])
 
     withdraw(4, 0)
     stage.refused(lambda: withdraw(4, 0))
@@ -325,13 +385,13 @@ def departures(stage: Stage) -> None:
     run.run_round()
     withdraw(2, 2)
     stage.refused(lambda: withdraw(2, 2))
-    builders.transitions.leave(run.state, run.now, build_keys(1)[0])
+    run.apply(LeaveRun(), build_keys(1)[0])
     run.finish_epoch()
     run.join(7)
     for _ in range(2):
         run.join(0)
         run.warm_up().finish_epoch()
-    while builders.transitions.reclaim_slot(run.state, run.now):
+    while run.apply(ReclaimSlot()):
         pass
     run.join(8)
 
@@ -342,7 +402,7 @@ def recovery(stage: Stage) -> None:
 
     def recover(gap_s: int) -> None:
         run.now += gap_s
-        builders.transitions.process_recovery(run.state, run.now, gap_s)
+        run.apply(Recover(gap_s))
 
     recover(100)
     run.wait(15)
@@ -403,14 +463,14 @@ def refusals(stage: Stage) -> None:
     key = run.state.clients[witness].p2p
 
     def send(message: WitnessMessage) -> None:
-        builders.transitions.witness(run.state, run.now, key, message)
+        run.apply(message, key)
 
     for message in bad:
         stage.refused(lambda m=message: send(m))
     stage.refused(lambda: run.send(run.build_witness(stranger)))
     send(good)
     stage.refused(lambda: send(good))
-    for call in (lambda: run.show(0), lambda: run.join(0), lambda: builders.transitions.resume(run.state, run.now)):
+    for call in (lambda: run.show(0), lambda: run.join(0), lambda: run.apply(Resume())):
         with suppress(CoordinatorError):
             call()
     run.finish_epoch()

@@ -4,9 +4,10 @@ from typing import Any
 
 import generate
 import pytest
-from conformance_traces import EVENTS, TRACES, read_trace, replay, unpack
+from conformance_stage import record
+from conformance_traces import KINDS_BY_EVENT, TRACES, read_trace, replay, unpack
 
-from psyche.core.layout import encode_state
+from psyche.core.encoding.account import encode_state
 
 
 def read_event(event: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def test_a_trace_replays_to_the_same_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(generate.SCENARIOS))
 def test_a_trace_is_what_the_generator_writes(name: str) -> None:
     # what zstd makes of the bytes may differ between its versions, the bytes may not
-    kept, fresh = read_trace(TRACES / f"{name}.json"), generate.record(name)
+    kept, fresh = read_trace(TRACES / f"{name}.json"), record(name)
     assert (kept.what, kept.start, kept.end) == (fresh.what, fresh.start, fresh.end)
     assert [read_event(event) for event in kept.events] == [read_event(event) for event in fresh.events]
 
@@ -34,5 +35,5 @@ def test_about_twenty_traces_hold_every_kind_of_event_and_stay_small() -> None:
     assert sorted(generate.SCENARIOS) == NAMES
     traces = [read_trace(TRACES / f"{name}.json") for name in NAMES]
     assert len(traces) >= 20
-    assert {event["event"] for trace in traces for event in trace.events} == set(EVENTS)
+    assert {event["event"] for trace in traces for event in trace.events} == set(KINDS_BY_EVENT)
     assert sum((TRACES / f"{name}.json").stat().st_size for name in NAMES) < 1_500_000

@@ -3,8 +3,8 @@ from hashlib import sha256
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.bloom import compute_bloom, compute_positions, get_bit_count, is_in_bloom
-from psyche.core.limits import BLOOM_BIT_CAP
+from psyche.core.committee.bloom import compute_bloom, compute_positions, get_bit_count, is_in_bloom
+from psyche.core.state.limits import BLOOM_BIT_CAP
 
 SEED = bytes(range(32))
 HASHES = st.binary(min_size=32, max_size=32)

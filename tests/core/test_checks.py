@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from psyche.core.checks import check_config, find_config_problems
-from psyche.core.errors import ConfigRefused
-from psyche.core.layout import encode_config, encode_model
-from psyche.core.state import (
+from psyche.core.encoding.account import encode_config, encode_model
+from psyche.core.state.config_checks import check_config, find_config_problems
+from psyche.core.state.errors import ConfigRefused
+from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
     Config,

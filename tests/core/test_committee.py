@@ -2,22 +2,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche.core.bits import compute_bits, get_members
-from psyche.core.committee import (
+from psyche.core.committee.elections import (
     COMMITTEE_SALT,
     WITNESS_SALT,
     compute_election_seed,
     compute_quorum,
     compute_witnesses_expected,
     get_ranks,
-    get_role,
     get_roles,
     get_witnesses,
     is_witness,
 )
-from psyche.core.errors import UnknownMember
-from psyche.core.shuffle import permute
-from psyche.core.state import Config, Role, Round
+from psyche.core.committee.shuffle import permute
+from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.state import Config, Role, Round
 
 
 def all_of(n: int) -> int:
@@ -45,7 +43,7 @@ def test_positions_are_the_golden_ones(seed: int, salt: bytes, n: int, part: sli
 
 
 def test_the_elected_witnesses_are_the_golden_ones() -> None:
-    round_ = Round(members=all_of(100), random_seed=12345, witnesses_expected=20)
+    round_ = Round(electors=all_of(100), random_seed=12345, witnesses_expected=20)
     golden = [3, 8, 10, 16, 21, 22, 31, 33, 43, 51, 54, 56, 67, 73, 77, 80, 92, 95, 96, 99]
     assert sorted(get_witnesses(round_)) == golden
     assert [m for m in range(100) if is_witness(round_, m)] == golden
@@ -53,7 +51,7 @@ def test_the_elected_witnesses_are_the_golden_ones() -> None:
 
 
 def test_witnesses_come_in_order_of_position() -> None:
-    round_ = Round(members=all_of(10), random_seed=12345, witnesses_expected=10)
+    round_ = Round(electors=all_of(10), random_seed=12345, witnesses_expected=10)
     assert get_witnesses(round_) == [6, 5, 3, 7, 1, 8, 4, 0, 9, 2]
 
 
@@ -85,11 +83,22 @@ def test_rank_is_the_number_of_set_bits_below() -> None:
 def test_elections_run_over_ranks(members: set[int], seed: int, expected: int) -> None:
     """The gaps that departed members leave change nothing but the names of the elected."""
     ranks = sorted(members)
-    gapped = Round(members=compute_bits(members), random_seed=seed, witnesses_expected=expected, tie_breaker_tasks=2)
-    dense = Round(members=all_of(len(ranks)), random_seed=seed, witnesses_expected=expected, tie_breaker_tasks=2)
+    common = {"random_seed": seed, "witnesses_expected": expected, "tie_breaker_tasks": 2}
+    bits, dense_bits = compute_bits(members), all_of(len(ranks))
+    gapped = Round(members=bits, electors=bits, **common)
+    dense = Round(members=dense_bits, electors=dense_bits, **common)
     config = Config(verification_percent=30)
     assert get_witnesses(gapped) == [ranks[rank] for rank in get_witnesses(dense)]
     assert get_roles(gapped, config) == {ranks[rank]: role for rank, role in get_roles(dense, config).items()}
+
+
+def test_m10_witnesses_are_elected_among_electors_and_roles_among_members() -> None:
+    electors = compute_bits([1, 4, 7, 9])
+    round_ = Round(members=all_of(10), electors=electors, random_seed=12345, witnesses_expected=3)
+    dense = Round(members=all_of(4), electors=all_of(4), random_seed=12345, witnesses_expected=3)
+    assert get_witnesses(round_) == [[1, 4, 7, 9][rank] for rank in get_witnesses(dense)]
+    assert not is_witness(round_, 0)
+    assert list(get_roles(round_, Config(verification_percent=30))) == list(range(10))
 
 
 def test_without_verification_everybody_trains() -> None:
@@ -104,20 +113,14 @@ def test_tie_breakers_then_verifiers_then_trainers_by_position() -> None:
     expected = [Role.TIE_BREAKER if p < 2 else Role.VERIFIER if p < 6 else Role.TRAINER for p in golden]
     assert [roles[m] for m in range(10)] == expected
     assert list(roles) == list(range(10))
-    assert all(get_role(round_, Config(verification_percent=50), m) is roles[m] for m in roles)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 256), st.integers(0, 300), st.integers(0, 255))
 def test_elections_never_fail_whatever_the_numbers(n: int, tie_breakers: int, percent: int) -> None:
-    round_ = Round(members=all_of(n), random_seed=9, tie_breaker_tasks=tie_breakers, witnesses_expected=300)
+    round_ = Round(members=all_of(n), electors=all_of(n), random_seed=9, tie_breaker_tasks=tie_breakers)
+    round_.witnesses_expected = 300
     roles = list(get_roles(round_, Config(verification_percent=percent)).values())
     assert roles.count(Role.TIE_BREAKER) == min(n, tie_breakers)
     assert roles.count(Role.VERIFIER) == (n - min(n, tie_breakers)) * min(percent, 100) // 100
     assert sorted(get_witnesses(round_)) == get_members(round_.members)
-
-
-@pytest.mark.parametrize("member", [1, 200, -1])
-def test_who_does_not_take_part_has_no_role(member: int) -> None:
-    with pytest.raises(UnknownMember, match=f"member {member} "):
-        get_role(Round(members=0b101), Config(), member)

@@ -1,30 +1,30 @@
 """C1 to C6 and W6(b): every client computes the same set, or knows what it lacks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche.core.bits import compute_bits, get_members
-from psyche.core.bloom import compute_bloom
-from psyche.core.committee import compute_quorum
-from psyche.core.decision import (
+from psyche.core.committee.bloom import compute_bloom
+from psyche.core.committee.elections import compute_quorum
+from psyche.core.committee.results import compute_results_root
+from psyche.core.rules.decision import (
     Decided,
     Decision,
     DecisionView,
     Undecided,
     Void,
     compute_apply_order,
-    compute_followed,
     decide,
     find_contradictors,
+    find_table,
     get_deciding_height,
 )
-from psyche.core.results import compute_results_root
-from psyche.core.state import ZERO32, Config, Round, RoundFlag, WitnessRecord
-from psyche.core.tally import process_agreement, process_slots
+from psyche.core.rules.tally import process_agreement, process_slots
+from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.state import ZERO32, Config, Round, RoundFlag, WitnessRecord
 from psyche.testing.builders import build_hash
 
 SEED = build_hash("seed of the deciding round")
@@ -57,11 +57,15 @@ def close(records: list[WitnessRecord], n: int, members: int) -> Round:
 
 
 def make_view(
-    round_: Round, owed: int, known: Mapping[int, set[bytes]], answered: frozenset[int] = frozenset()
+    round_: Round, owed: int, known: Mapping[int, set[bytes]], shown: Mapping[int, Mapping[int, bytes]] | None = None
 ) -> DecisionView:
+    """What a client can show: the tables in `shown`, and those that known commitments make up."""
+    tables = dict(shown or {})
+    for record in round_.witnesses:
+        table = find_table(record, owed, SEED, EPOCH, HEIGHT, known)
+        if table is not None:
+            tables.setdefault(record.member, table)
     return DecisionView(
-        epoch=EPOCH,
-        attested_height=HEIGHT,
         members=round_.members,
         owed=owed,
         seed=SEED,
@@ -70,8 +74,7 @@ def make_view(
         agreed_root=round_.agreed_root if round_.flags & RoundFlag.ROOT else None,
         agreed_held=round_.agreed_held,
         records=round_.witnesses,
-        known=known,
-        answered=answered,
+        tables=tables,
     )
 
 
@@ -83,15 +86,15 @@ def test_c1_with_a_root_the_set_is_exactly_its_list() -> None:
     others = {m: c for m, c in table.items() if m != 3}
     round_ = close([make_record(w, others) for w in range(3)] + [make_record(3, table)], 4, 0b1111)
     known = {m: {c} for m, c in table.items()}
-    assert decide(make_view(round_, 0b1111, known)) == Decided(0b0111, others, by_root=True)
+    assert decide(make_view(round_, 0b1111, known)) == Decided(0b0111, others)
 
 
 def test_c1_who_lacks_an_entry_asks_the_witnesses_with_that_root() -> None:
     table = {m: commit(m) for m in range(4)}
     round_ = close([make_record(w, table) for w in range(3)] + [make_record(3, {})], 4, 0b1111)
     known = {m: {c} for m, c in table.items() if m}
-    assert decide(make_view(round_, 0b1111, known)) == Undecided((0, 1, 2), 0b1111, for_root=True)
-    assert decide(make_view(round_, 0b1111, known, frozenset({1}))) == Undecided((0, 2), 0b1111, for_root=True)
+    assert decide(make_view(round_, 0b1111, known)) == Undecided((0, 1, 2), is_one_enough=True)
+    assert decide(make_view(round_, 0b1111, known, {1: table})) == Decided(0b1111, table)
 
 
 def test_c1_who_knows_only_the_other_commitment_of_an_equivocator_asks() -> None:
@@ -100,7 +103,7 @@ def test_c1_who_knows_only_the_other_commitment_of_an_equivocator_asks() -> None
     known = {0: {commit(0, 1)}, 1: {commit(1)}, 2: {commit(2)}}
     assert isinstance(decide(make_view(round_, 0b111, known)), Undecided)
     known[0].add(commit(0))
-    assert decide(make_view(round_, 0b111, known)) == Decided(0b111, table, by_root=True)
+    assert decide(make_view(round_, 0b111, known)) == Decided(0b111, table)
 
 
 def test_c1_a_lying_bloom_of_a_backer_does_not_hide_the_list() -> None:
@@ -108,14 +111,14 @@ def test_c1_a_lying_bloom_of_a_backer_does_not_hide_the_list() -> None:
     liar = replace(make_record(0, table), broadcast_bloom=compute_bloom(SEED, 0, [commit(2, 1)]))
     round_ = close([liar, make_record(1, table), make_record(2, table)], 4, 0b1111)
     known = {m: {commit(m), commit(m, 1)} for m in range(4)}
-    assert decide(make_view(round_, 0b1111, known)) == Decided(0b1111, table, by_root=True)
+    assert decide(make_view(round_, 0b1111, known)) == Decided(0b1111, table)
 
 
 def test_c1_members_that_owed_no_payload_are_held_but_not_in_the_list() -> None:
     table = {0: commit(0), 2: commit(2)}
     records = [make_record(w, table, held=0b111) for w in range(3)]
     round_ = close(records, 3, 0b111)
-    assert decide(make_view(round_, 0b101, {m: {c} for m, c in table.items()})) == Decided(0b111, table, by_root=True)
+    assert decide(make_view(round_, 0b101, {m: {c} for m, c in table.items()})) == Decided(0b111, table)
 
 
 # --- C2
@@ -127,31 +130,73 @@ def test_c2_without_a_root_each_slot_is_decided_by_q_bits_and_q_blooms() -> None
     round_ = close([make_record(w, t) for w, t in enumerate(tables)], 4, 0b111)
     known = {0: {a}, 1: {b}, 2: {c}}
     assert round_.agreed_held == 0b001
-    assert decide(make_view(round_, 0b111, known)) == Decided(0b001, {0: a}, by_root=False)
+    assert decide(make_view(round_, 0b111, known)) == Decided(0b001, {0: a})
 
 
 def test_c2_a_bloom_alone_includes_nothing_for_the_bit_is_exact() -> None:
     a, b = commit(0), commit(1)
-    records = [replace(make_record(w, {0: a, 1: b}), held=0b01, results_root=build_hash(w)) for w in range(4)]
-    round_ = close(records, 4, 0b11)
-    assert decide(make_view(round_, 0b11, {0: {a}, 1: {b}})) == Decided(0b01, {0: a}, by_root=False)
+    both = compute_bloom(SEED, 0, [a, b])
+    records = [replace(make_record(w, {0: a, 2 + w: commit(2 + w)}), broadcast_bloom=both) for w in range(4)]
+    records = [replace(r, broadcast_bloom=compute_bloom(SEED, r.member, [a, b])) for r in records]
+    round_ = close(records, 4, 0b111111)
+    known = {0: {a}, 1: {b}} | {2 + w: {commit(2 + w)} for w in range(4)}
+    assert decide(make_view(round_, 0b111111, known)) == Decided(0b01, {0: a})
+
+
+Votes = Sequence[tuple[Collection[bytes], bytes | None]]  # of each holder: its bloom, and what its table lists
+
+
+def vote(bloom: Collection[bytes], listed: bytes | None, witness: int) -> tuple[WitnessRecord, dict[int, bytes] | None]:
+    """A holder of member 0: what its bloom has, and what its table lists; None where nobody has the table."""
+    record = make_record(witness, {0: commit(0)})
+    bloom_ = compute_bloom(SEED, witness, bloom)
+    record = replace(record, broadcast_bloom=bloom_, results_root=build_hash("root", witness))
+    return record, None if listed is None else {0: listed}
+
+
+def decide_votes(votes: Votes, n: int) -> Decision:
+    """The decision about member 0, of which these holders report, each under another root."""
+    made = [vote(bloom, listed, witness) for witness, (bloom, listed) in enumerate(votes)]
+    shown = {record.member: table for record, table in made if table is not None}
+    return decide(make_view(close([record for record, _ in made], n, 0b1), 0b1, {}, shown))
+
+
+A, B = commit(0), commit(0, 1)
 
 
 def test_c2_liars_that_vote_for_both_do_not_make_the_second_win() -> None:
-    a, b = commit(0), commit(0, 1)
-    both = replace(make_record(3, {0: a}), broadcast_bloom=compute_bloom(SEED, 3, [a, b]), results_root=build_hash(3))
-    records = [replace(make_record(w, {0: a}), results_root=build_hash(w)) for w in range(2)]
-    round_ = close([*records, make_record(2, {0: b}), both], 4, 0b1)
-    assert decide(make_view(round_, 0b1, {0: {a, b}})) == Decided(0b1, {0: a}, by_root=False)
+    decision = decide_votes([([A], A), ([A], A), ([B], B), ([A, B], None)], 4)
+    assert decision == Decided(0b1, {0: A})
 
 
-def test_c2_a_second_commitment_lifted_by_false_positives_loses_against_the_better_backed() -> None:
-    a, b = commit(0), commit(0, 1)
-    full = [replace(make_record(w, {0: a}), results_root=build_hash(w)) for w in range(4)]
-    lifted = [replace(r, broadcast_bloom=compute_bloom(SEED, r.member, [a, b])) for r in full[:3]]
-    round_ = close([*lifted, full[3]], 4, 0b1)
-    assert decide(make_view(round_, 0b1, {0: {a, b}})) == Decided(0b1, {0: a}, by_root=False)
-    assert decide(make_view(round_, 0b1, {0: {b, a}})) == Decided(0b1, {0: a}, by_root=False)
+def test_c2_votes_without_tables_include_nobody() -> None:
+    """Seven of ten blooms have B, but only two witnesses held it: fewer than E, so the rest are liars or chance."""
+    votes: Votes = [([A, B], A)] * 5 + [([B], B)] * 2 + [([A], A)] * 3
+    assert decide_votes(votes, 10) == Decided(0b1, {0: A})
+
+
+def test_c2_tables_without_votes_include_nobody() -> None:
+    votes: Votes = [([A], A)] * 2 + [([], A)] * 2
+    assert decide_votes(votes, 4) == Decided(0b1, {}), "three of four blooms are needed"
+    assert decide_votes([([], A)] * 4, 4) == Decided(0b1, {}), "not one bloom has it"
+    assert decide_votes([([], A)] * 4, 4) == Decided(0b1, {}), "not one bloom has it"
+
+
+def test_c2_a_table_counts_only_for_what_is_in_its_witnesss_bloom() -> None:
+    """Four blooms of seven would be enough tables, but not every table is vouched for; quorum 5, E 3."""
+    votes: Votes = [([A], A)] * 2 + [([], A)] * 2 + [([A], B)] * 3
+    assert decide_votes(votes, 7) == Decided(0b1, {})
+    assert decide_votes([*votes[:2], ([A], A), *votes[3:]], 7) == Decided(0b1, {0: A})
+
+
+def test_c2_of_two_that_qualify_the_one_with_more_votes_is_in_then_the_smaller() -> None:
+    """n 32, q 22, E 12: by false positives both can have q votes, and E tables each."""
+    votes: Votes = [([A, B], A)] * 16 + [([A, B], B)] * 16
+    assert decide_votes(votes, 32) == Decided(0b1, {0: min(A, B)})
+    for fewer, more in ((A, B), (B, A)):
+        last = [([more], more), *votes[1:16]] if more == A else [([more], more), *votes[17:]]
+        rest = votes[16:] if more == A else votes[:16]
+        assert decide_votes([*last, *rest], 32) == Decided(0b1, {0: more}), fewer
 
 
 # --- C3
@@ -163,44 +208,63 @@ def split_tables() -> Round:
     return close([make_record(w, {0: a if w < 2 else b}) for w in range(4)], 4, 0b1)
 
 
-def test_c3_who_misses_a_commitment_asks_those_that_hold_another() -> None:
+def test_c3_who_misses_a_commitment_asks_those_whose_tables_it_cannot_show() -> None:
     known = {0: {commit(0)}}
-    assert decide(make_view(split_tables(), 0b1, known)) == Undecided((2, 3), 0b1, for_root=False)
+    assert decide(make_view(split_tables(), 0b1, known)) == Undecided((2, 3), is_one_enough=False)
 
 
-def test_c3_fewer_than_q_less_f_silent_ones_count_for_nothing() -> None:
-    known = {0: {commit(0)}}
-    assert decide(make_view(split_tables(), 0b1, known, frozenset({2}))) == Decided(0b1, {}, by_root=False)
+def test_c3_fewer_than_e_tables_that_nobody_shows_count_for_nothing() -> None:
+    """E is 2 of four: the table of 3 may be hidden."""
+    shown = {0: {0: A}, 1: {0: A}, 2: {0: B}}
+    assert decide(make_view(split_tables(), 0b1, {}, shown)) == Decided(0b1, {})
+    assert decide_votes([([A], A), ([A], A), ([A], None)], 4) == Decided(0b1, {0: A})
 
 
-def test_c3_an_answer_makes_the_other_commitment_known_and_neither_wins() -> None:
+def test_c3_a_hidden_table_that_would_tell_leaves_its_member_open() -> None:
+    """B has three of four blooms; one table lists it, and the hidden one may: only that is asked for."""
+    assert decide_votes([([A, B], A), ([B], B), ([A], A), ([B], None)], 4) == Undecided((3,), is_one_enough=False)
+    decision = decide_votes([([A, B], A), ([B], B), ([A], A), ([B], B)], 4)
+    assert decision == Decided(0b1, {0: B}), "shown, it decides"
+
+
+def test_c3_what_is_open_but_cannot_win_is_not_waited_for() -> None:
+    """A is in for certain with four votes; B has three at the most."""
+    decision = decide_votes([([A, B], A), ([A, B], B), ([A], A), ([A, B], None)], 4)
+    assert decision == Decided(0b1, {0: A})
+
+
+def test_c3_both_commitments_shown_and_neither_wins() -> None:
     known = {0: {commit(0), commit(0, 1)}}
-    assert decide(make_view(split_tables(), 0b1, known)) == Decided(0b1, {}, by_root=False)
+    assert decide(make_view(split_tables(), 0b1, known)) == Decided(0b1, {})
 
 
 def test_r7_a_slot_without_a_commitment_names_who_can_show_the_other_one() -> None:
-    """Six members, one of which signed two results, three holders for each: fewer strangers than C3 asks for."""
+    """Six members, one of which signed two results: of six tables fewer lack than would leave anybody open."""
     honest = {m: commit(m) for m in range(5)}
-    records = [make_record(w, honest | {5: commit(5, w % 2)}) for w in range(6)]
-    view = make_view(close(records, 6, 0b111111), 0b111111, {m: {c} for m, c in honest.items()} | {5: {commit(5, 0)}})
+    records = [make_record(w, honest | {5: commit(5, int(w in {1, 3}))}) for w in range(6)]
+    known = {m: {c} for m, c in honest.items()} | {5: {commit(5, 0)}}
+    view = make_view(close(records, 6, 0b111111), 0b111111, known)
     decided = decide(view)
     assert isinstance(decided, Decided)
-    assert 5 not in decided.commitments
-    assert find_contradictors(view, decided) == (1, 3, 5)
-    whole = decide(make_view(close(records[::2], 3, 0b111111), 0b111111, view.known))
+    assert decided.commitments == honest
+    assert find_contradictors(view, decided, known) == (1, 3)
+    assert find_contradictors(view, decided, known | {5: {commit(5), commit(5, 1)}}) == (), "both are known"
+    even = [*records[::2], make_record(6, honest | {5: commit(5, 0)})]
+    view = make_view(close(even, 4, 0b111111), 0b111111, known)
+    whole = decide(view)
     assert isinstance(whole, Decided)
-    assert find_contradictors(make_view(close(records[::2], 3, 0b111111), 0b111111, view.known), whole) == ()
+    assert find_contradictors(view, whole, known) == ()
 
 
 def test_c3_who_knows_nothing_at_all_asks_every_holder() -> None:
-    assert decide(make_view(split_tables(), 0b1, {})) == Undecided((0, 1, 2, 3), 0b1, for_root=False)
+    assert decide(make_view(split_tables(), 0b1, {})) == Undecided((0, 1, 2, 3), is_one_enough=False)
 
 
-def test_c3_what_is_open_is_named_by_member() -> None:
-    tables = [{1: commit(1), 2: commit(2, w // 2)} for w in range(4)]
+def test_c3_only_holders_of_what_is_open_are_asked() -> None:
+    tables = [{1: commit(1)}, {1: commit(1), 2: commit(2)}, {1: commit(1), 2: commit(2, 1)}, {2: commit(2, 1)}]
     round_ = close([make_record(w, table) for w, table in enumerate(tables)], 4, 0b110)
     known = {1: {commit(1)}, 2: {commit(2)}}
-    assert decide(make_view(round_, 0b110, known)) == Undecided((2, 3), 0b100, for_root=False)
+    assert decide(make_view(round_, 0b110, known)) == Undecided((2, 3), is_one_enough=False)
 
 
 # --- C4 to C6
@@ -215,8 +279,7 @@ def test_c4_no_root_and_no_slot_with_q_is_a_void_round() -> None:
 
 
 def test_c5_payloads_are_applied_in_ascending_batch_start() -> None:
-    assignments = {0: (40, 49), 1: (0, 9), 2: (20, 39), 3: (10, 19)}
-    assert compute_apply_order({0: b"", 2: b"", 1: b""}, assignments) == [1, 2, 0]
+    assert compute_apply_order({0: 40, 2: 20, 1: 0}) == [1, 2, 0]
 
 
 def test_c6_what_is_missing_never_becomes_a_decision() -> None:
@@ -228,40 +291,6 @@ def test_c6_what_is_missing_never_becomes_a_decision() -> None:
 @pytest.mark.parametrize(("overlap", "height"), [(True, 8), (False, 7)])
 def test_the_deciding_round_follows_with_overlap_and_is_the_same_without(overlap: bool, height: int) -> None:
     assert get_deciding_height(Config(overlap=overlap), 7) == height
-
-
-# --- following a list on record (W6)
-
-TABLE = {m: commit(m) for m in range(4)}
-
-
-def follow(records: list[WitnessRecord], held: int, recent: int) -> int | None:
-    return compute_followed(records, EPOCH, HEIGHT, held, TABLE, recent)
-
-
-def test_w6_a_witness_reports_its_own_list_when_that_is_on_record() -> None:
-    smaller = {m: c for m, c in TABLE.items() if m < 3}
-    records = [make_record(0, smaller), make_record(1, smaller), make_record(2, TABLE)]
-    assert follow(records, 0b1111, recent=0b1111) == 0b1111
-
-
-def test_w6_it_follows_a_list_that_leaves_out_only_what_came_just_now() -> None:
-    records = [make_record(0, {m: c for m, c in TABLE.items() if m < 3})]
-    assert follow(records, 0b1111, recent=0b1000) == 0b0111
-    assert follow(records, 0b1111, recent=0b0100) is None
-
-
-def test_w6_it_never_follows_what_it_cannot_verify() -> None:
-    assert follow([make_record(0, TABLE)], 0b0111, recent=0b1111) is None
-    forged = replace(make_record(0, {0: commit(0)}), results_root=build_hash("forged"))
-    assert follow([forged], 0b1111, recent=0b1111) is None
-    assert follow([], 0b1111, recent=0b1111) is None
-
-
-def test_w6_the_best_backed_list_is_followed() -> None:
-    few, many = {0: commit(0)}, {0: commit(0), 1: commit(1)}
-    records = [make_record(0, few), make_record(1, many), make_record(2, many)]
-    assert follow(records, 0b1111, recent=0b1111) == 0b0011
 
 
 # --- the property: whatever liars do, all who can decide compute the same set
@@ -324,22 +353,25 @@ def decide_by_asking(
     case: Case, round_: Round, known: dict[int, set[bytes]], answers: Callable[[int], bool]
 ) -> Decision:
     """What a client comes to that asks as it is told to; `answers` says whether a witness replies."""
-    answered: frozenset[int] = frozenset()
-    refused: set[int] = set()
+    shown: dict[int, dict[int, bytes]] = {}
+    owed = (1 << case.trainers) - 1
+    roots = {r.member: (r.results_root, r.held) for r in round_.witnesses}
     while True:
-        decision = decide(make_view(round_, (1 << case.trainers) - 1, known, answered))
+        decision = decide(make_view(round_, owed, known, shown))
         if not isinstance(decision, Undecided):
             return decision
-        open_ = [w for w in decision.ask if w not in refused]
-        if not open_:
+        came = [w for w in decision.ask if answers(w) and is_table(roots[w], case.tables[w]) and w not in shown]
+        if not came:
             return decision
-        witness = open_[0]
-        if not answers(witness):
-            refused.add(witness)
-            continue
-        answered |= {witness}
-        for member, commitment in case.tables[witness].items():
+        shown[came[0]] = {m: c for m, c in case.tables[came[0]].items() if roots[came[0]][1] >> m & 1}
+        for member, commitment in shown[came[0]].items():
             known.setdefault(member, set()).add(commitment)
+
+
+def is_table(claimed: tuple[bytes, int], table: Mapping[int, bytes]) -> bool:
+    """Whether a client believes it: it gives the root (W7)."""
+    root, held = claimed
+    return compute_results_root(EPOCH, HEIGHT, held, table) == root
 
 
 @settings(max_examples=150, deadline=None)
@@ -392,13 +424,7 @@ def test_c1_a_witness_with_another_root_over_the_same_list_is_not_asked() -> Non
     table = {m: commit(m) for m in range(4)}
     other = replace(make_record(3, table), results_root=build_hash("another"))
     round_ = close([*(make_record(w, table) for w in range(3)), other], 4, 0b1111)
-    assert decide(make_view(round_, 0b1111, {})) == Undecided((0, 1, 2), 0b1111, for_root=True)
-
-
-def test_c1_only_members_that_owed_a_payload_are_open() -> None:
-    table = {0: commit(0), 2: commit(2)}
-    round_ = close([make_record(w, table, held=0b111) for w in range(3)], 3, 0b111)
-    assert decide(make_view(round_, 0b101, {})) == Undecided((0, 1, 2), 0b101, for_root=True)
+    assert decide(make_view(round_, 0b1111, {})) == Undecided((0, 1, 2), is_one_enough=True)
 
 
 def test_c1_of_many_equivocators_what_most_backers_hold_is_tried_first() -> None:
@@ -407,7 +433,7 @@ def test_c1_of_many_equivocators_what_most_backers_hold_is_tried_first() -> None
     table = {m: max(commit(m), commit(m, 1)) for m in members}
     round_ = close([make_record(w, table) for w in range(9)], 9, 0b111111111)
     known = {m: {commit(m), commit(m, 1)} for m in members}
-    assert decide(make_view(round_, 0b111111111, known)) == Decided(0b111111111, table, by_root=True)
+    assert decide(make_view(round_, 0b111111111, known)) == Decided(0b111111111, table)
 
 
 def test_c2_the_bloom_of_a_witness_without_the_bit_does_not_count() -> None:
@@ -417,24 +443,80 @@ def test_c2_the_bloom_of_a_witness_without_the_bit_does_not_count() -> None:
     records[3] = replace(records[3], held=0)
     round_ = close(records, 4, 0b1)
     assert round_.agreed_held == 0b1, "three bits, but only two of these blooms"
-    assert decide(make_view(round_, 0b1, {0: {a}})) == Decided(0b1, {}, by_root=False)
+    shown = {w: {0: a} for w in range(3)}
+    assert decide(make_view(round_, 0b1, {}, shown)) == Decided(0b1, {})
 
 
 def test_c3_a_member_whose_slot_has_no_q_is_not_open() -> None:
     tables = [{0: commit(0), 1: commit(1)}, {0: commit(0), 1: commit(1)}, {0: commit(0)}, {0: commit(0), 2: commit(2)}]
     round_ = close([make_record(w, t) for w, t in enumerate(tables)], 4, 0b111)
     assert round_.agreed_held == 0b001
-    assert decide(make_view(round_, 0b111, {0: {commit(0)}})) == Decided(0b001, {0: commit(0)}, by_root=False)
+    shown = dict(enumerate(tables))
+    assert decide(make_view(round_, 0b111, {}, shown)) == Decided(0b001, {0: commit(0)})
 
 
 def test_r7_who_does_not_hold_a_result_of_the_set_contradicts_nobody() -> None:
     """Of what is not in the set nothing is shown, and who lacks a result's bit has no other one to show."""
     one, two = {0: commit(0), 1: commit(1)}, {0: commit(0), 1: commit(1, 1)}
-    records = [make_record(w, t) for w, t in enumerate([one, one, two, two, {0: commit(0)}, one])]
-    late = {0: commit(0), 1: commit(1), 2: commit(2, 1)}
-    records[5] = make_record(5, late)
+    late = one | {2: commit(2, 1)}
+    records = [make_record(w, t) for w, t in enumerate([one] * 5 + [two] * 2 + [{0: commit(0)}, late])]
     known = {0: {commit(0)}, 1: {commit(1)}, 2: {commit(2)}}
-    view = make_view(close(records, 6, 0b111), 0b111, known)
+    view = make_view(close(records, 9, 0b111), 0b111, known)
     decided = decide(view)
-    assert decided == Decided(0b011, {0: commit(0)}, by_root=False)
-    assert find_contradictors(view, decided) == (2, 3)
+    assert isinstance(decided, Decided)
+    assert decided.commitments == {0: commit(0)}
+    assert find_contradictors(view, decided, known) == (5, 6)
+
+
+def test_r7_of_a_member_of_the_set_nobody_is_asked_for_its_other_result() -> None:
+    """A is in by three of four, known to be signed; that a hidden table lists B changes nothing that is applied."""
+    made = [vote([A], A, witness) for witness in range(3)] + [vote([B], None, 3)]
+    shown = {record.member: table for record, table in made if table is not None}
+    view = make_view(close([record for record, _ in made], 4, 0b1), 0b1, {}, shown)
+    decided = decide(view)
+    assert decided == Decided(0b1, {0: A})
+    assert find_contradictors(view, decided, {0: {A}}) == ()
+
+
+def test_r7_who_knows_no_result_of_a_member_asks_nobody_to_contradict_it() -> None:
+    view = make_view(split_tables(), 0b1, {}, {0: {0: A}, 2: {0: B}, 3: {0: B}})
+    decided = decide(view)
+    assert decided == Decided(0b1, {})
+    assert find_contradictors(view, decided, {}) == ()
+    assert find_contradictors(view, decided, {0: {B}}) == (1,), "with one of the two known, the hidden table shows more"
+
+
+def test_r7_a_witness_that_did_not_hold_the_member_has_nothing_to_show_of_it() -> None:
+    """Four of five hold it, two under each commitment; the hidden tables are one holder's and the fifth witness's."""
+    records = [make_record(w, {0: A if w < 2 else B}) for w in range(4)]
+    records.append(replace(make_record(4, {}), results_root=build_hash("a list that nobody shows")))
+    view = make_view(close(records, 5, 0b1), 0b1, {}, {0: {0: A}, 1: {0: A}, 2: {0: B}})
+    decided = decide(view)
+    assert decided == Decided(0b1, {})
+    assert find_contradictors(view, decided, {0: {A}}) == (3,)
+
+
+def test_c3_hidden_tables_of_a_member_whose_slot_has_no_q_leave_nothing_open() -> None:
+    """Of ten, E is 4: so many hidden witnesses hold member 1, but seven would have to; member 0 has seven."""
+    tables = [{0: A}] * 6 + [{0: A, 1: commit(1)}] + [{1: commit(1)}] * 3
+    round_ = close([make_record(w, table) for w, table in enumerate(tables)], 10, 0b11)
+    round_.flags &= ~RoundFlag.ROOT
+    shown = dict(enumerate(tables[:6]))
+    assert decide(make_view(round_, 0b11, {}, shown)) == Decided(0b01, {0: A})
+
+
+def test_c2_a_member_that_owed_nothing_is_held_and_has_no_commitment() -> None:
+    records = [replace(make_record(w, {0: A}, held=0b11), results_root=build_hash("root", w)) for w in range(4)]
+    round_ = close(records, 4, 0b11)
+    assert decide(make_view(round_, 0b01, {}, {w: {0: A} for w in range(4)})) == Decided(0b11, {0: A})
+
+
+@pytest.mark.parametrize(("versions", "found"), [((2, 2, 2), True), ((3, 3), False)])
+def test_w7_eight_lists_are_tried_for_a_root(versions: tuple[int, ...], found: bool) -> None:
+    """What several equivocators leave open is asked for instead: here the last of 8, and of 9, is right."""
+    known = {m: {commit(m, v) for v in range(count)} for m, count in enumerate(versions)}
+    table = {m: max(signed) for m, signed in known.items()}
+    bloom = compute_bloom(SEED, 0, [c for signed in known.values() for c in signed])
+    record = replace(make_record(0, table), broadcast_bloom=bloom)
+    owed = compute_bits(table)
+    assert find_table(record, owed, SEED, EPOCH, HEIGHT, known) == (table if found else None)

@@ -1,21 +1,18 @@
 """The header of a result, and what is signed: R1 to R3."""
 
-import struct
 from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.header import (
+from psyche.core.encoding.header import (
     NumericClass,
     ResultHeader,
     decode_header,
     encode_header,
-    result_signed_bytes,
-    signed_prefix,
 )
-from psyche.core.state import ZERO32
+from psyche.core.state.state import ZERO32
 from psyche.errors import WireError
 from psyche.testing.builders import build_hash
 
@@ -79,8 +76,15 @@ def test_r3_a_header_of_another_length_is_refused() -> None:
         decode_header(encode_header(HEADER)[:-1])
 
 
-def test_r2_exactly_87_bytes_are_signed() -> None:
-    signed = result_signed_bytes(HEADER.run_uid, 1, 3, 2, build_hash("commitment"))
-    assert signed == b"psyche/result/1" + HEADER.run_uid + struct.pack("<HIH", 1, 3, 2) + build_hash("commitment")
-    assert len(signed) == 87
-    assert signed_prefix(b"psyche/ready/1", HEADER.run_uid, 1, 3, 2) == b"psyche/ready/1" + signed[15:55]
+@pytest.mark.parametrize(("field", "value"), [("run_uid", bytes(31)), ("epoch", 1 << 16), ("height", -1)])
+def test_r1_a_value_that_does_not_fit_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(WireError, match=rf"ResultHeader\.{field}: "):
+        encode_header(replace(HEADER, **{field: value}))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("last", "place"), [(b"\x01" + bytes(7), 440), (b"\x80" + bytes(7), 440), (b"\0\x80\0\1" + bytes(4), 441)]
+)
+def test_r3_the_first_byte_of_a_pad_that_is_not_zero_is_named(last: bytes, place: int) -> None:
+    with pytest.raises(WireError, match=f"byte {place} is not zero"):
+        decode_header(encode_header(HEADER)[:-8] + last)

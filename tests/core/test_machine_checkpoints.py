@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from kits.runs import Run, build_run, expect_refusal
 
-from psyche.core import transitions
-from psyche.core.errors import (
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state.errors import (
     ConfigRefused,
     DigestMismatch,
     Halted,
@@ -16,10 +17,10 @@ from psyche.core.errors import (
     UnknownMember,
     WrongRound,
 )
-from psyche.core.genesis import create_run
-from psyche.core.layout import decode_state, encode_state
-from psyche.core.limits import NAME_BYTES, RUN_ID_BYTES
-from psyche.core.state import (
+from psyche.core.state.genesis import create_run
+from psyche.core.state.limits import NAME_BYTES, RUN_ID_BYTES
+from psyche.core.state.messages import NameCheckpoint, Pause, Recover, ReportEquivocation
+from psyche.core.state.state import (
     ZERO32,
     Checkpoint,
     CheckpointKind,
@@ -29,16 +30,7 @@ from psyche.core.state import (
     Progress,
     RunState,
 )
-from psyche.testing.builders import (
-    START_UNIX,
-    Run,
-    build_config,
-    build_hash,
-    build_keys,
-    build_model,
-    build_run,
-    expect_refusal,
-)
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_model
 
 HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
 GCS = Checkpoint(CheckpointKind.GCS, "bucket", "prefix")
@@ -55,7 +47,7 @@ def build_cooldown(members: int = 3) -> Run:
 def name_source(run: Run, source: Checkpoint, number: int = 0, **named: Any) -> None:
     certified = run.state.certified
     values = {"epoch": certified.epoch, "digest": certified.digest, **named}
-    transitions.checkpoint(run.state, run.now, build_keys(number)[1], values["epoch"], values["digest"], source)
+    run.apply(NameCheckpoint(values["epoch"], values["digest"], source), build_keys(number)[1])
 
 
 # --- S10
@@ -144,7 +136,7 @@ def test_s10_any_member_may_name_it_but_no_stranger_and_no_ejected_one() -> None
     run.join(9)
     with expect_refusal(run.state, UnknownMember, "S10"):
         name_source(run, HUB, 9)
-    transitions.report_equivocation(run.state, run.now, 0, 0, 1)
+    run.apply(ReportEquivocation(0, 0, 1))
     with expect_refusal(run.state, UnknownMember, "S10"):
         name_source(run, HUB, 1)
     run.state.clients[2].state = ClientState.WITHDRAWN
@@ -159,7 +151,7 @@ def test_b20_any_honest_members_checkpoint_with_the_certified_digest_is_accepted
     run.rejoin()
     run.warm_up()
     name_source(run, GCS, 0)
-    transitions.pause(run.state, run.now)
+    run.apply(Pause())
     run.finish_epoch()
     assert run.state.run_state is RunState.PAUSED
     name_source(run, LOCAL, 1)
@@ -189,7 +181,7 @@ def test_s10_not_before_cooldown_and_not_before_the_run() -> None:
 def recover(run: Run, gap_s: int) -> None:
     """The home was away for so long, and is back."""
     run.now += gap_s
-    transitions.process_recovery(run.state, run.now, gap_s)
+    run.apply(Recover(gap_s))
 
 
 def test_k2_a_restart_is_no_time_out() -> None:
@@ -291,7 +283,7 @@ def test_a_run_may_begin_at_a_later_step() -> None:
 
 
 def test_a_run_may_begin_at_the_last_number_of_each_kind() -> None:
-    last = Progress(epoch=65_535, step=(1 << 32) - 1, epoch_start_data_index=(1 << 64) - 1)
+    last = Progress(epoch=65_535, step=(1 << 32) - 1, epoch_start_data_index=(1 << 63) - 1)
     assert create(progress=last).progress == last
 
 

@@ -1,10 +1,14 @@
 """H1 to H5: who is gone, late or good, and what follows. A1 and B18 with them."""
 
-import pytest
+from itertools import permutations
 
-from psyche.core import transitions
-from psyche.core.committee import get_witnesses
-from psyche.core.errors import (
+import pytest
+from kits.runs import Run, build_run, expect_refusal
+
+from psyche.core.committee.elections import get_witnesses
+from psyche.core.rules.apply import apply
+from psyche.core.rules.health import compute_judgement, get_idle_roles, process_strike, process_strike_clearing
+from psyche.core.state.errors import (
     Halted,
     InvalidHealthCheck,
     InvalidRunState,
@@ -12,10 +16,10 @@ from psyche.core.errors import (
     UnknownMember,
     WrongRound,
 )
-from psyche.core.health import compute_judgement, get_idle_roles, process_strike, process_strike_clearing
-from psyche.core.state import Client, ClientState, RunState, Slot, StopReason
-from psyche.core.timeline import get_attested_round
-from psyche.testing.builders import Run, build_keys, build_run, expect_refusal
+from psyche.core.state.messages import HealthCheck, Withdraw
+from psyche.core.state.state import Client, ClientState, RunState, Slot, StopReason
+from psyche.core.state.timeline import get_attested_round
+from psyche.testing.builders import build_keys
 
 HEALTHY, DROPPED = ClientState.HEALTHY, ClientState.DROPPED
 
@@ -194,7 +198,7 @@ def test_h3_the_withdrawn_do_not_count() -> None:
     for member in range(3):
         run.send(run.build_witness(member, heard=0b0011))
     for member in (1, 0):
-        transitions.withdraw(run.state, run.now, run.state.clients[member].p2p, 0, member)
+        run.apply(Withdraw(0, member), run.state.clients[member].p2p)
     run.settle()
     assert run.state.epoch.stop_reason is StopReason.MASS_DROP, "two of the two that are left"
 
@@ -215,13 +219,12 @@ def build_silent_witness(members: int = 4) -> Run:
 
 def accuse(run: Run, member: int, *, height: int | None = None, epoch: int = 0, sender: bytes | None = None) -> None:
     state = run.state
-    transitions.health_check(
+    apply(
         state,
         run.now,
+        0,
         sender or state.clients[0].p2p,
-        epoch,
-        state.current.height if height is None else height,
-        member,
+        HealthCheck(epoch, state.current.height if height is None else height, member),
     )
 
 
@@ -243,6 +246,59 @@ def test_h4_a_silent_witness_is_counted_once_a_round_and_dropped_the_second_time
         accuse(run, 3)
     run.run_round()
     assert run.state.current.members == 0b0111
+
+
+def play_h4(silences: int, order: tuple[int, ...]) -> list[tuple[object, ...]]:
+    """Health after a round in which the four records and an accusation of member 3 come in this order.
+
+    Member 3 was silent in `silences` rounds before it; 4 stands for the accusation.
+    """
+    run = build_silent_witness()
+    for _ in range(silences - 1):
+        accuse(run, 3)
+        for member in range(3):
+            run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
+        run.wait(run.state.config.max_round_train_time)
+        run.wait(run.state.config.round_witness_time)
+    for what in order:
+        if what == 4:
+            accuse(run, 3)
+        elif what < 3 or run.state.clients[3].state is HEALTHY:
+            run.send(run.build_witness(what))
+    run.settle()
+    return [
+        (c.state, c.missed, c.late, c.witness_missed, c.exited_height, s.strikes, s.until)
+        for c, s in zip(run.state.clients, run.state.registry.slots, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("silences", "state", "missed"), [(1, HEALTHY, 0), (2, DROPPED, 2)])
+def test_h4_every_order_of_accusations_and_records_gives_the_same_health(
+    silences: int, state: ClientState, missed: int
+) -> None:
+    healths = {tuple(play_h4(silences, order)) for order in permutations(range(5))}
+    assert len(healths) == 1
+    accused = healths.pop()[3]
+    assert (accused[0], accused[3]) == (state, missed)
+
+
+def test_h4_two_accusations_with_a_record_between_drop_nobody_whenever_the_first_comes() -> None:
+    for accused_first in (True, False):
+        run = build_silent_witness()
+        if accused_first:
+            accuse(run, 3)
+        for member in (3, 0, 1, 2):  # member 3 reports, but the round runs into its time-out
+            run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
+        if not accused_first:
+            accuse(run, 3)
+        run.settle()
+        for member in range(3):
+            run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
+        run.wait(run.state.config.max_round_train_time)
+        run.wait(run.state.config.round_witness_time)
+        accuse(run, 3)
+        client = run.state.clients[3]
+        assert (client.witness_missed, client.state) == (1, HEALTHY), accused_first
 
 
 def test_h4_anyone_with_a_slot_may_accuse_nobody_else() -> None:

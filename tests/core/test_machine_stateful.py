@@ -9,19 +9,36 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+import hypothesis
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kits.runs import Run, build_run
 
-from psyche.core import transitions
-from psyche.core.assignment import compute_assignments
-from psyche.core.bits import compute_bits, get_members
-from psyche.core.committee import compute_quorum, get_roles, get_witnesses
-from psyche.core.errors import CoordinatorError
-from psyche.core.layout import decode_state, encode_state
-from psyche.core.messages import WitnessMessage
-from psyche.core.seeds import EXPIRED, Entropy
-from psyche.core.state import (
+from psyche.core.committee.assignment import compute_assignments
+from psyche.core.committee.elections import compute_quorum, get_roles, get_witnesses
+from psyche.core.committee.seeds import EXPIRED, Entropy
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.rules.apply import apply
+from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.messages import (
+    HealthCheck,
+    Join,
+    LeaveRun,
+    NameCheckpoint,
+    Pause,
+    ReclaimSlot,
+    Recover,
+    ReportEquivocation,
+    Resume,
+    SetRates,
+    Tick,
+    WarmupWitness,
+    Withdraw,
+    WitnessMessage,
+)
+from psyche.core.state.state import (
     ZERO32,
     Checkpoint,
     CheckpointKind,
@@ -35,15 +52,15 @@ from psyche.core.state import (
     SlotState,
     WitnessFlag,
 )
-from psyche.core.timeline import get_attested_round
-from psyche.testing.builders import Run, build_hash, build_keys, build_run
+from psyche.core.state.timeline import get_attested_round
+from psyche.testing.builders import build_hash, build_keys
 
 PARTICIPANTS = 7
 IN_EPOCH = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN)
 numbers = st.integers(0, PARTICIPANTS - 1)
 few = st.sets(numbers, max_size=2)
 turns = st.integers(0, 4)  # how far the run goes on by itself after an event
-SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+SLOW = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much, hypothesis.HealthCheck.data_too_large]
 
 
 @st.composite
@@ -84,10 +101,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.identities: list[tuple[bytes, bytes, int]] = []
         self.started: tuple[int, int] | None = None
         self.gray: set[int] = set()  # members that are heard and never deliver
-        transitions.process_rates(self.state, earning=1_000, slashing=3)
+        apply(self.state, 0, 0, ZERO32, SetRates(earning=1_000, slashing=3))
         self.bytes = encode_state(self.state)
         for number in range(members):
-            self.attempt(lambda n=number: transitions.join(self.state, self.now, *build_keys(n)))
+            self.attempt(lambda n=number: apply(self.state, self.now, 0, build_keys(n)[0], Join(build_keys(n)[1])))
 
     @property
     def now(self) -> int:
@@ -203,7 +220,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
             state, config = self.state, self.state.config
             if state.run_state is RunState.WAITING_FOR_MEMBERS:
                 for number in range(PARTICIPANTS - 2):
-                    self.attempt(lambda n=number: transitions.join(self.state, self.now, *build_keys(n)))
+                    self.attempt(
+                        lambda n=number: apply(self.state, self.now, 0, build_keys(n)[0], Join(build_keys(n)[1]))
+                    )
                 self.settle(config.waiting_for_members_extra_time)
             elif state.run_state is RunState.WARMUP:
                 self.everybody_shows(config.warmup_time)
@@ -212,13 +231,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
             elif state.run_state is RunState.COOLDOWN:
                 self.settle(config.cooldown_time)
             elif state.run_state is RunState.PAUSED:
-                self.attempt(lambda: transitions.resume(self.state, self.now))
+                self.attempt(lambda: apply(self.state, self.now, 0, ZERO32, Resume()))
 
     def settle(self, seconds: int) -> None:
         self.run_.now += seconds
         for _ in range(20):
             entropy = self.run_.build_entropy()
-            if not self.attempt(lambda e=entropy: transitions.tick(self.state, self.now, self.now, e)):
+            if not self.attempt(lambda e=entropy: apply(self.state, self.now, self.now, ZERO32, Tick(e))):
                 return
         raise AssertionError("the state machine does not come to rest")
 
@@ -260,19 +279,19 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def join(self, number: int, other: bool, go: int) -> None:
         signer, p2p = build_keys(number)
         key = build_keys((number + 1) % PARTICIPANTS)[1] if other else p2p
-        self.attempt(lambda: transitions.join(self.state, self.now, signer, key))
+        self.attempt(lambda: apply(self.state, self.now, 0, signer, Join(key)))
         self.drive(go)
 
     @rule(number=numbers, go=turns)
     def leave(self, number: int, go: int) -> None:
-        self.attempt(lambda: transitions.leave(self.state, self.now, build_keys(number)[0]))
+        self.attempt(lambda: apply(self.state, self.now, 0, build_keys(number)[0], LeaveRun()))
         self.drive(go)
 
     @rule(number=numbers, member=numbers, stale=st.integers(0, 4), go=turns)
     def withdraw(self, number: int, member: int, stale: int, go: int) -> None:
         epoch = self.state.progress.epoch - (stale == 1)
         key = self.key_of(member) if stale else build_keys(number)[1]
-        self.attempt(lambda: transitions.withdraw(self.state, self.now, key, epoch, member))
+        self.attempt(lambda: apply(self.state, self.now, 0, key, Withdraw(epoch, member)))
         self.drive(go)
 
     @rule(seconds=st.one_of(st.integers(-9, 9), st.integers(10, 60)))
@@ -282,7 +301,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule(entropy=st.sampled_from([None, EXPIRED, b""]))
     def tick(self, entropy: Entropy) -> None:
         drawn = self.run_.build_entropy() if entropy == b"" else entropy
-        self.attempt(lambda: transitions.tick(self.state, self.now, self.now, drawn))
+        self.attempt(lambda: apply(self.state, self.now, self.now, ZERO32, Tick(drawn)))
 
     @precondition(lambda self: self.state.run_state is RunState.WARMUP)
     @rule(member=numbers, junk=st.integers(0, 9), stale=st.integers(0, 9), go=turns)
@@ -320,14 +339,14 @@ class CoordinatorMachine(RuleBasedStateMachine):
         height = self.state.current.height - (past == 0)
         sender = build_hash("stranger") if outsider == 0 else self.key_of(0)
         epoch = self.state.progress.epoch
-        self.attempt(lambda: transitions.health_check(self.state, self.now, sender, epoch, height, member))
+        self.attempt(lambda: apply(self.state, self.now, 0, sender, HealthCheck(epoch, height, member)))
         self.drive(go)
 
     @rule(member=numbers, odds=st.integers(0, 9), go=turns)
     def report_equivocation(self, member: int, odds: int, go: int) -> None:
         state, height = self.state, self.state.current.height
-        evidence = (self.now, state.progress.epoch, height, member)
-        if odds < 2 and self.attempt(lambda: transitions.report_equivocation(state, *evidence)):
+        evidence = (state.progress.epoch, height, member)
+        if odds < 2 and self.attempt(lambda: apply(state, self.now, 0, ZERO32, ReportEquivocation(*evidence))):
             self.credits[member] = 0
             self.banned.add(state.clients[member].signer)
         self.drive(go)
@@ -337,23 +356,23 @@ class CoordinatorMachine(RuleBasedStateMachine):
         place = Checkpoint(CheckpointKind.HUB, f"org/{source}") if source else Checkpoint(CheckpointKind.P2P, "x")
         mark = self.state.certified
         self.attempt(
-            lambda: transitions.checkpoint(self.state, self.now, self.key_of(member), mark.epoch, mark.digest, place)
+            lambda: apply(self.state, self.now, 0, self.key_of(member), NameCheckpoint(mark.epoch, mark.digest, place))
         )
         self.drive(go)
 
     @rule(go=turns)
     def pause(self, go: int) -> None:
-        self.attempt(lambda: transitions.pause(self.state, self.now))
+        self.attempt(lambda: apply(self.state, self.now, 0, ZERO32, Pause()))
         self.drive(go)
 
     @rule(gap=st.integers(-3, 100))
     def recover(self, gap: int) -> None:
         self.run_.now += max(0, gap)
-        self.attempt(lambda: transitions.process_recovery(self.state, self.now, gap))
+        self.attempt(lambda: apply(self.state, self.now, 0, ZERO32, Recover(gap)))
 
     @rule(go=turns)
     def reclaim(self, go: int) -> None:
-        self.attempt(lambda: transitions.reclaim_slot(self.state, self.now))
+        self.attempt(lambda: apply(self.state, self.now, 0, ZERO32, ReclaimSlot()))
         self.drive(go)
 
     @precondition(lambda self: self.certified.digest != ZERO32 and self.state.run_state is RunState.WARMUP)
@@ -373,11 +392,11 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def show_digest(self, member: int, digest: bytes, epoch: int | None = None) -> None:
         named = self.state.progress.epoch if epoch is None else epoch
         key = self.key_of(member)
-        self.attempt(lambda: transitions.warmup_witness(self.state, self.now, key, named, member, digest))
+        self.attempt(lambda: apply(self.state, self.now, 0, key, WarmupWitness(named, member, digest)))
 
     def send(self, message: WitnessMessage) -> None:
         key = self.key_of(message.member)
-        self.attempt(lambda: transitions.witness(self.state, self.now, key, message))
+        self.attempt(lambda: apply(self.state, self.now, 0, key, message))
 
     def lies(self) -> st.SearchStrategy[dict[str, Any]]:
         every = (1 << PARTICIPANTS) - 1
@@ -428,9 +447,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @invariant()
     def slots_are_freed_and_never_shared(self) -> None:
         slots = self.state.registry.slots
-        taken = [slot for slot in slots if slot.state is not SlotState.FREE]
+        taken = [slot for slot in slots if slot.state not in (SlotState.FREE, SlotState.LEFT)]
         assert all(slot == Slot() for slot in slots if slot.state is SlotState.FREE)
         assert len({slot.signer for slot in taken}) == len({slot.p2p for slot in taken}) == len(taken)
+        assert all(slot.until and slot.p2p == ZERO32 for slot in slots if slot.state is SlotState.LEFT), "H5"
         if self.state.run_state not in IN_EPOCH:
             assert all(slot.earned for slot in slots if slot.state is SlotState.LEAVING)
 

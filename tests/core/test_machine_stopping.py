@@ -1,11 +1,11 @@
 """How epochs end: P1 to P4, P7, S5, H3; finishing; the totals of P3."""
 
 import pytest
+from kits.runs import Run, build_run, expect_refusal
 
-from psyche.core import transitions
-from psyche.core.errors import CannotResume, ConfigRefused, Halted
-from psyche.core.state import ClientState, RoundFlag, RunState, StopReason, WitnessFlag
-from psyche.testing.builders import Run, build_run, expect_refusal
+from psyche.core.state.errors import CannotResume, ConfigRefused, Halted
+from psyche.core.state.messages import LeaveRun, Pause, Resume, Withdraw
+from psyche.core.state.state import ClientState, RoundFlag, RunState, StopReason, WitnessFlag
 
 NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
 PARTIAL = WitnessFlag.COMPLETE
@@ -21,7 +21,7 @@ def build_training(members: int = 4, rounds: int = 0, **config: object) -> Run:
 def withdraw(run: Run, *members: int) -> None:
     for member in members:
         key = run.state.clients[member].p2p
-        transitions.withdraw(run.state, run.now, key, run.state.progress.epoch, member)
+        run.apply(Withdraw(run.state.progress.epoch, member), key)
 
 
 def run_void(run: Run, **overrides: object) -> None:
@@ -81,7 +81,7 @@ def test_p1_at_total_steps() -> None:
 
 def test_p1_on_a_pause() -> None:
     run = build_training(rounds=1)
-    transitions.pause(run.state, run.now)
+    run.apply(Pause())
     run.run_round()
     assert_draining(run, StopReason.PAUSE, 2)
 
@@ -308,10 +308,10 @@ def test_an_epoch_without_a_successor_number_is_the_last() -> None:
 
 def test_p4_a_pause_while_training_takes_effect_after_cooldown() -> None:
     run = build_training(rounds=1)
-    transitions.pause(run.state, run.now)
+    run.apply(Pause())
     assert run.state.pending_pause
     nonce = run.state.nonce
-    transitions.pause(run.state, run.now)
+    run.apply(Pause())
     assert run.state.nonce == nonce, "a repeat changes nothing"
     run.finish_epoch()
     assert run.state.run_state is RunState.PAUSED
@@ -323,7 +323,7 @@ def test_p4_a_pause_while_training_takes_effect_after_cooldown() -> None:
 def test_p4_a_pause_in_cooldown_waits_for_its_end() -> None:
     run = build_training(rounds_per_epoch=1)
     list(run.run_rounds())
-    transitions.pause(run.state, run.now)
+    run.apply(Pause())
     assert run.state.run_state is RunState.COOLDOWN
     run.wait(5)
     assert run.state.run_state is RunState.PAUSED
@@ -331,28 +331,28 @@ def test_p4_a_pause_in_cooldown_waits_for_its_end() -> None:
 
 def test_p4_before_the_first_round_a_pause_is_immediate() -> None:
     run = build_run(2)
-    transitions.pause(run.state, run.now)
+    run.apply(Pause())
     assert run.state.run_state is RunState.PAUSED
     assert run.state.epoch.cold_start
     with expect_refusal(run.state, Halted):
-        transitions.pause(run.state, run.now)
+        run.apply(Pause())
 
 
 def test_p4_a_pause_in_warmup_sends_everybody_away() -> None:
     run = build_run(2)
     run.form()
     run.show(0)
-    transitions.leave(run.state, run.now, run.state.clients[1].signer)
-    transitions.pause(run.state, run.now)
+    run.apply(LeaveRun(), run.state.clients[1].signer)
+    run.apply(Pause())
     assert [client.state for client in run.state.clients] == [ClientState.WITHDRAWN] * 2
     assert run.state.registry.slots[1].signer == bytes(32), "a leaver's slot is free again"
 
 
 def test_p4_after_a_resume_everybody_joins_again() -> None:
     run = build_run(2)
-    transitions.pause(run.state, run.now)
+    run.apply(Pause())
     run.now += 1_000
-    transitions.resume(run.state, run.now)
+    run.apply(Resume())
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
     assert run.wait(100) == 0
     run.join(0, 1)
@@ -361,8 +361,8 @@ def test_p4_after_a_resume_everybody_joins_again() -> None:
 
 def test_p4_a_following_epoch_without_pause_ends_the_cold_start() -> None:
     run = build_run(2, rounds_per_epoch=1)
-    transitions.pause(run.state, run.now)
-    transitions.resume(run.state, run.now)
+    run.apply(Pause())
+    run.apply(Resume())
     run.join(0, 1)
     run.warm_up()
     assert run.state.epoch.cold_start
@@ -372,8 +372,8 @@ def test_p4_a_following_epoch_without_pause_ends_the_cold_start() -> None:
 
 def test_p4_an_epoch_that_is_given_up_does_not_end_the_cold_start() -> None:
     run = build_run(3)
-    transitions.pause(run.state, run.now)
-    transitions.resume(run.state, run.now)
+    run.apply(Pause())
+    run.apply(Resume())
     run.join(0, 1, 2)
     run.warm_up()
     run.run_round(flags=NO_DIGEST)
@@ -385,21 +385,21 @@ def test_p4_an_epoch_that_is_given_up_does_not_end_the_cold_start() -> None:
 def test_p4_only_a_paused_or_new_run_can_be_resumed() -> None:
     run = build_run(1)
     with expect_refusal(run.state, CannotResume):
-        transitions.resume(run.state, run.now)
+        run.apply(Resume())
 
 
 def test_p4_a_broken_configuration_is_not_resumed() -> None:
     run = build_run(1)
-    transitions.pause(run.state, run.now)
+    run.apply(Pause())
     run.state.config.min_clients = 0
     with expect_refusal(run.state, ConfigRefused, "config.min_clients"):
-        transitions.resume(run.state, run.now)
+        run.apply(Resume())
 
 
 def test_p4_a_run_that_is_done_resumes_into_finished() -> None:
     run = build_training(total_steps=2, rounds_per_epoch=1)
-    transitions.pause(run.state, run.now)
+    run.apply(Pause())
     run.finish_epoch()
     assert run.state.run_state is RunState.PAUSED
-    transitions.resume(run.state, run.now)
+    run.apply(Resume())
     assert run.state.run_state is RunState.FINISHED

@@ -7,11 +7,12 @@ members' digests are made of it, so a set applied in the wrong round would show 
 from dataclasses import dataclass
 
 import pytest
+from kits.runs import Run, build_run
 
-from psyche.core.bits import get_members
-from psyche.core.state import Coordinator, Round, RoundFlag, RunState, StopReason
-from psyche.core.timeline import get_applied_height, get_round
-from psyche.testing.builders import Run, build_hash, build_run
+from psyche.core.state.bits import get_members
+from psyche.core.state.state import Coordinator, Round, RoundFlag, RunState, StopReason
+from psyche.core.state.timeline import get_applied_height, get_round
+from psyche.testing.builders import build_hash
 
 BATCH = 12
 

@@ -1,42 +1,20 @@
-"""From joined members to round 0: T1, T8, S8, E1, E2, M3 and P5."""
+"""From joined members to round 0: T1, T8, E1, E2, M3."""
 
 import pytest
+from kits.runs import build_run, expect_refusal
+from warmup_kit import build_warmup, get_states, withdraw
 
-from psyche.core import transitions
-from psyche.core.errors import (
-    DigestMismatch,
-    DuplicateWitness,
+from psyche.core.committee.seeds import EXPIRED, compute_seed, get_random_seed
+from psyche.core.encoding.account import encode_state
+from psyche.core.rules.apply import apply
+from psyche.core.state.errors import (
     Halted,
-    InvalidRunState,
-    InvalidWitness,
-    TooManyCandidates,
-    UnknownMember,
-    WrongRound,
 )
-from psyche.core.layout import encode_state
-from psyche.core.limits import NO_UPLOADER
-from psyche.core.seeds import EXPIRED, compute_seed, get_random_seed
-from psyche.core.state import ZERO32, ClientFlag, ClientState, RunState
-from psyche.testing.builders import Run, build_hash, build_keys, build_run, expect_refusal
+from psyche.core.state.messages import Tick
+from psyche.core.state.state import ZERO32, ClientState, RunState
+from psyche.testing.builders import build_hash
 
-OTHER = build_hash("other weights")
-HEALTHY, DROPPED, WITHDRAWN = ClientState.HEALTHY, ClientState.DROPPED, ClientState.WITHDRAWN
-
-
-def build_warmup(members: int = 3, **config: object) -> Run:
-    run = build_run(members, **config)
-    run.form()
-    assert run.state.run_state is RunState.WARMUP
-    return run
-
-
-def get_states(run: Run) -> list[ClientState]:
-    return [client.state for client in run.state.clients]
-
-
-def withdraw(run: Run, member: int) -> None:
-    state = run.state
-    transitions.withdraw(state, run.now, state.clients[member].p2p, state.progress.epoch, member)
+HEALTHY, DROPPED = ClientState.HEALTHY, ClientState.DROPPED
 
 
 # --- WaitingForMembers
@@ -140,6 +118,14 @@ def test_t8_the_pace_counts_where_it_is_later_than_the_half() -> None:
     assert run.wait(1) == 2
 
 
+def test_t8_the_pace_is_kept_to_the_second() -> None:
+    run = build_warmup(4, warmup_time=400)
+    run.wait(200)
+    run.show(0, 1, 2)
+    assert run.wait(99) == 0
+    assert run.wait(1) == 2
+
+
 def test_t8_with_straggler_zero_everybody_is_waited_for() -> None:
     run = build_warmup(4, warmup_time=30, straggler_percent=0)
     run.show(0, 1, 2)
@@ -239,7 +225,7 @@ def test_e1_the_seed_is_armed_by_the_tick_that_finds_the_start_due() -> None:
 def test_e1_slot_zero_without_delay_is_not_mistaken_for_unarmed() -> None:
     run = build_warmup(1)
     run.show(0)
-    assert transitions.tick(run.state, run.now, 0, None)
+    assert apply(run.state, run.now, 0, ZERO32, Tick(None))
     assert run.state.current.entropy_slot == 1
 
 
@@ -281,208 +267,3 @@ def test_e3_the_first_seed_follows_from_the_one_drawn_last() -> None:
     run.tick()
     run.tick(entropy)
     assert run.state.current.seed == compute_seed(run.state.run_uid, 1, 0, last, ZERO32, entropy)
-
-
-# --- S8
-
-
-def test_s8_the_first_start_certifies_what_a_quorum_of_the_ready_shows() -> None:
-    run = build_warmup(4)
-    run.show(0, 1, 2, 3)
-    run.settle()
-    certified = run.state.certified
-    assert certified.digest == run.get_start_digest()
-    assert (certified.epoch, certified.step, certified.data_index, certified.uploader) == (0, 1, 0, NO_UPLOADER)
-    assert run.state.checkpoint == certified
-    assert run.state.checkpoint is not certified
-
-
-def test_s8_others_than_the_winner_are_dropped() -> None:
-    run = build_warmup(4)
-    run.show(0, 2, 3)
-    run.show(1, digest=OTHER)
-    run.settle()
-    assert run.state.current.members == 0b1101
-    assert get_states(run) == [HEALTHY, DROPPED, HEALTHY, HEALTHY]
-    assert run.state.registry.slots[1].active == 0, "it joins again and reloads"
-
-
-def test_s8_without_a_winner_nobody_is_ready_and_warmup_is_given_up() -> None:
-    run = build_warmup(4)
-    run.show(0, 1)
-    run.show(2, 3, digest=OTHER)
-    assert run.wait(29) == 0
-    assert run.wait(1) == 1
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert get_states(run) == [DROPPED] * 4
-    assert run.state.certified.digest == ZERO32
-
-
-def test_s8_a_winner_with_too_few_members_does_not_start() -> None:
-    run = build_warmup(3, min_clients=3, init_min_clients=3)
-    run.show(0, 1)
-    run.show(2, digest=OTHER)
-    run.wait(30)
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert get_states(run) == [HEALTHY, HEALTHY, DROPPED]
-
-
-def test_s8_what_a_member_shows_leaves_its_other_flags_as_they_are() -> None:
-    run = build_warmup(3)
-    for client in run.state.clients:
-        client.flags |= ClientFlag.NEWCOMER
-    run.show(0)
-    run.show(1, digest=OTHER)
-    assert all(client.flags & ClientFlag.NEWCOMER for client in run.state.clients)
-    assert [bool(client.flags & ClientFlag.CANDIDATE_LOW) for client in run.state.clients] == [False, True, False]
-
-
-def test_s8_a_fifth_candidate_is_refused_and_an_abandoned_one_makes_room() -> None:
-    run = build_warmup(6)
-    for member in range(4):
-        run.show(member, digest=build_hash(member))
-    with expect_refusal(run.state, TooManyCandidates, "S8"):
-        run.show(4, digest=build_hash(4))
-    run.show(4, digest=build_hash(2))
-    withdraw(run, 1)
-    run.show(5, digest=build_hash(5))
-    assert [c.count for c in run.state.epoch.start_candidates] == [1, 1, 2, 1]
-    assert run.state.epoch.start_candidates[1].digest == build_hash(5)
-    assert run.state.epoch.ready_len == 5
-
-
-def test_s8_certified_weights_must_be_shown_exactly() -> None:
-    run = build_run(2, rounds_per_epoch=1).warm_up().finish_epoch()
-    run.rejoin()
-    run.form()
-    with expect_refusal(run.state, DigestMismatch, "S8"):
-        run.show(0, digest=OTHER)
-    run.show(0, 1)
-    assert run.settle() == 2
-
-
-def test_s8_a_ready_message_is_checked_like_every_other() -> None:
-    run = build_warmup(3)
-    state, digest = run.state, run.get_start_digest()
-    key = state.clients[0].p2p
-
-    def send(sender: bytes = key, epoch: int = 0, member: int = 0, shown: bytes = digest) -> None:
-        transitions.warmup_witness(state, run.now, sender, epoch, member, shown)
-
-    with expect_refusal(state, WrongRound, "T7"):
-        send(epoch=1)
-    with expect_refusal(state, UnknownMember):
-        send(member=3)
-    with expect_refusal(state, UnknownMember, "M1"):
-        send(sender=state.clients[1].p2p)
-    with expect_refusal(state, InvalidWitness, "S8"):
-        send(shown=ZERO32)
-    with expect_refusal(state, InvalidWitness, "S8"):
-        send(shown=b"short")
-    send(sender=state.clients[0].signer)
-    with expect_refusal(state, DuplicateWitness, "K3"):
-        send()
-    withdraw(run, 1)
-    with expect_refusal(state, InvalidWitness, "Healthy"):
-        send(sender=state.clients[1].p2p, member=1)
-    run.show(2)
-    run.settle()
-    with expect_refusal(state, DuplicateWitness, "K3"):
-        send()
-    with expect_refusal(state, InvalidRunState):
-        send(sender=state.clients[1].p2p, member=1)
-    state.run_state = RunState.WAITING_FOR_MEMBERS
-    with expect_refusal(state, InvalidRunState):
-        send()
-    state.run_state = RunState.PAUSED
-    with expect_refusal(state, Halted):
-        send()
-
-
-# --- P5
-
-
-def build_failing(members: int = 2) -> Run:
-    """A run whose members can no longer show what is certified."""
-    run = build_run(members, rounds_per_epoch=1, min_clients=2, init_min_clients=2).warm_up().finish_epoch()
-    run.rejoin()
-    return run
-
-
-def fail_warmup(run: Run) -> None:
-    run.form()
-    assert run.state.run_state is RunState.WARMUP
-    run.wait(run.state.config.warmup_time)
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    run.rejoin()
-
-
-def test_p5_two_warmups_in_which_nobody_is_ready_go_back_to_the_checkpoint() -> None:
-    run = build_failing()
-    state, checkpoint = run.state, run.state.checkpoint
-    assert state.certified != checkpoint
-    fail_warmup(run)
-    assert state.epoch.warmup_failures == 1
-    assert state.progress.step == 2
-    fail_warmup(run)
-    assert state.certified == checkpoint
-    assert state.certified is not checkpoint
-    assert (state.progress.step, state.progress.epoch_start_data_index) == (1, 0)
-    assert state.progress.epoch == 1, "the epoch number never goes back"
-    assert state.epoch.warmup_failures == 0
-    run.warm_up()
-    assert state.run_state is RunState.ROUND_TRAIN
-
-
-def test_p5_a_checkpoint_more_than_one_epoch_older_waits_for_ten_failures() -> None:
-    run = build_failing()
-    for _ in range(2):
-        run.warm_up().finish_epoch()
-        run.rejoin()
-    assert run.state.certified.epoch == 2
-    for count in range(1, 10):
-        fail_warmup(run)
-        assert run.state.epoch.warmup_failures == count
-    fail_warmup(run)
-    assert run.state.certified == run.state.checkpoint
-
-
-def test_p5_a_warmup_that_starts_a_round_sets_the_count_to_zero() -> None:
-    run = build_failing()
-    fail_warmup(run)
-    run.warm_up()
-    assert run.state.epoch.warmup_failures == 0
-
-
-def test_p5_one_ready_member_or_too_few_healthy_ones_are_no_failure() -> None:
-    run = build_failing()
-    run.form()
-    run.show(0)
-    run.wait(30)
-    assert run.state.epoch.warmup_failures == 0
-    run.rejoin()
-    run.form()
-    withdraw(run, 0)
-    run.wait(30)
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert run.state.epoch.warmup_failures == 0
-
-
-def test_p5_before_anything_is_certified_there_is_nothing_to_go_back_to() -> None:
-    run = build_warmup(2)
-    for _ in range(3):
-        run.wait(30)
-        assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-        run.join(0, 1)
-        run.form()
-    assert run.state.epoch.warmup_failures == 0
-    assert build_keys(0)[0] == run.state.clients[0].signer
-
-
-def test_t8_a_ready_member_that_goes_is_no_longer_counted_with_certified_weights_either() -> None:
-    run = build_failing(3)
-    run.form()
-    run.show(0, 1)
-    withdraw(run, 1)
-    assert run.state.epoch.ready_len == 1
-    assert run.settle() == 0

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from psyche.core import enums, layout_tables, limits
-from psyche.core.messages import GossipKind, ReadyFlag
-from psyche.core.state import (
+from psyche.core.encoding import tables
+from psyche.core.state import enums, limits
+from psyche.core.state.gossip import ReadyFlag
+from psyche.core.state.state import (
     Audit,
     Challenge,
     Client,
@@ -24,7 +25,7 @@ from psyche.core.state import (
 NAMES = {
     enums.RunState: "UNINITIALIZED WAITING_FOR_MEMBERS WARMUP ROUND_TRAIN ROUND_WITNESS COOLDOWN FINISHED PAUSED",
     enums.ClientState: "HEALTHY DROPPED WITHDRAWN EJECTED",
-    enums.SlotState: "FREE JOINED LEAVING BANNED",
+    enums.SlotState: "FREE JOINED LEAVING BANNED LEFT",
     enums.Role: "TIE_BREAKER VERIFIER TRAINER",
     enums.StopReason: "NONE EPOCH_LENGTH TOTAL_STEPS PAUSE MIN_CLIENTS MASS_DROP NO_DIGEST VOID",
     enums.Architecture: "HF_LLAMA HF_DEEPSEEK HF_AUTO TORCHTITAN",
@@ -35,10 +36,11 @@ NAMES = {
     enums.HttpLocationKind: "SINGLE_URL NUMBERED_FILES GCP",
     enums.ScheduleKind: "CONSTANT LINEAR COSINE WARMUP_STABLE_DECAY",
     enums.OptimizerKind: "DUMMY ADAMW DISTRO",
-    GossipKind: "RESULT READY FINISHED LEAVE",
 }
 FLAGS: dict[Any, dict[str, int]] = {
-    enums.ClientFlag: {"READY": 1, "DIVERGED": 2, "NEWCOMER": 4, "CANDIDATE_LOW": 16, "CANDIDATE_HIGH": 32},
+    enums.ClientFlag: {
+        "READY": 1, "DIVERGED": 2, "NEWCOMER": 4, "PROBATION": 8, "CANDIDATE_LOW": 16, "CANDIDATE_HIGH": 32,
+    },
     enums.WitnessFlag: {"COMPLETE": 1, "FULL_DIGEST": 2, "NO_DIGEST": 4},
     enums.RoundFlag: {
         "DRAIN": 1, "ROOT": 2, "DIGEST": 4, "FULL": 8, "VOID": 16, "CLOSED": 32, "BY_TIMEOUT": 64,
@@ -53,7 +55,6 @@ LIMITS = {
     "BLOOM_BITS": 2_560,
     "BLOOM_HASHES": 7,
     "BLOOM_BIT_CAP": 1_400,
-    "ENTROPY_DELAY_SLOTS": 4,
     "EVICT_AFTER_ROUNDS": 2,
     "LATE_LIMIT_ROUNDS": 3,
     "GOOD_STREAK_ROUNDS": 8,
@@ -99,13 +100,13 @@ def test_sizes_and_limits_are_those_of_the_protocol() -> None:
 @pytest.mark.parametrize(
     ("codec", "value"),
     [
-        (layout_tables.AUDIT, Audit()),
-        (layout_tables.CHALLENGE, Challenge()),
-        (layout_tables.CLIENT, Client()),
-        (layout_tables.REGISTRY, Registry()),
-        (layout_tables.ROUND, Round()),
-        (layout_tables.SLOT, Slot()),
-        (layout_tables.WITNESS, WitnessRecord()),
+        (tables.AUDIT, Audit()),
+        (tables.CHALLENGE, Challenge()),
+        (tables.CLIENT, Client()),
+        (tables.REGISTRY, Registry()),
+        (tables.ROUND, Round()),
+        (tables.SLOT, Slot()),
+        (tables.WITNESS, WitnessRecord()),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -115,11 +116,11 @@ def test_what_is_not_set_is_zero_on_record(codec: Any, value: object) -> None:
 
 @pytest.mark.parametrize("kind", list(HttpLocationKind))
 def test_a_location_without_settings_is_zero_behind_its_kind(kind: HttpLocationKind) -> None:
-    raw = layout_tables.HTTP_LOCATION.write(HttpLocation(kind))
+    raw = tables.HTTP_LOCATION.write(HttpLocation(kind))
     assert raw == int(kind).to_bytes(4, "little") + bytes(256)
 
 
 @pytest.mark.parametrize("kind", list(OptimizerKind))
 def test_an_optimizer_without_settings_is_zero_behind_its_kind(kind: OptimizerKind) -> None:
-    raw = layout_tables.OPTIMIZER.write(Optimizer(kind))
+    raw = tables.OPTIMIZER.write(Optimizer(kind))
     assert raw == int(kind).to_bytes(4, "little") + bytes(28)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.plan import (
+from psyche.core.encoding.plan import (
     BASIS_HASH,
     PlanGroup,
     PlanTensor,
@@ -168,6 +168,12 @@ def test_sets_are_counted_exactly(area: int, data: st.DataObject) -> None:
     assert compute_set_bits(area, k) == math.ceil(math.log2(compute_sets(area, k)))
 
 
+def test_counting_ends_with_the_first_size_beyond_128_bits() -> None:
+    counts = [sum(math.comb(256, size) for size in range(k + 1)) for k in range(257)]
+    assert compute_sets(256, 256) == next(count for count in counts if count > 1 << 128)
+    assert compute_set_bits(256, 256) > 128
+
+
 @pytest.mark.parametrize(
     ("area", "k", "planes"),
     [
@@ -206,6 +212,9 @@ def test_every_plane_is_rounded_up_to_whole_bytes() -> None:
     assert group.payload_bytes == 3 * 8 + 3 * 2 + 1 + 3
     values = PlanGroup((64, 64), (0,), 3, 8, one_bit=False)
     assert values.payload_bytes == 3 * 8 + 3 * 2 + 1 + 3 * 8 * 4
+    single_bits = PlanGroup((1, 1), (0,), 9, 1, one_bit=True)
+    assert single_bits.planes == (1, 1)
+    assert single_bits.payload_bytes == 2 + 2
 
 
 def test_the_demo_sends_45088_bytes_instead_of_1837312() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.results import compute_leaf, compute_merkle_root, compute_results_root
+from psyche.core.committee.results import compute_leaf, compute_merkle_root, compute_results_root
 
 PIZZA = b"my very eager mother just served us nine pizzas make prime".split()
 C = {member: bytes([member]) * 32 for member in (1, 4, 9)}

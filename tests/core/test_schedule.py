@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.schedule import compute_batch_size, compute_learning_rate, get_cold_start, get_lr_bits, round_f32
-from psyche.core.state import Config, Epoch, LrSchedule, Model, ScheduleKind
+from psyche.core.committee.schedule import (
+    compute_batch_size,
+    compute_learning_rate,
+    get_cold_start,
+    get_lr_bits,
+    round_f32,
+)
+from psyche.core.state.state import Config, Epoch, LrSchedule, Model, ScheduleKind
 
 COSINE = LrSchedule(ScheduleKind.COSINE, base_lr=4e-4, warmup_steps=250, total_steps=25_000, final_lr=4e-5)
 LINEAR = LrSchedule(ScheduleKind.LINEAR, 1.0, 0.0, 10, total_steps=30, final_lr=0.5)

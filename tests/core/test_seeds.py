@@ -1,6 +1,6 @@
 from hashlib import sha256
 
-from psyche.core.seeds import EXPIRED, compute_mix, compute_seed, get_random_seed
+from psyche.core.committee.seeds import EXPIRED, compute_mix, compute_seed, get_random_seed
 
 UID, PREVIOUS, MIX, ENTROPY = (bytes([i]) * 32 for i in range(1, 5))
 

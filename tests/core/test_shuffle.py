@@ -4,10 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche.core.errors import InvalidCommitteeSelection
-from psyche.core.shuffle import Lcg, compute_order, compute_shuffle, permute
-
-MAX = (1 << 64) - 1
+from psyche.core.committee.shuffle import compute_order, permute
+from psyche.core.state.errors import InvalidCommitteeSelection
 
 
 def test_swap_or_not_gives_the_golden_permutation() -> None:
@@ -33,37 +31,6 @@ def test_the_order_of_all_at_the_ends_of_a_hash_is_that_of_single_positions(n: i
 def test_an_index_outside_the_permutation_is_refused(index: int, n: int) -> None:
     with pytest.raises(InvalidCommitteeSelection, match=f"index {index} is not below {n}"):
         permute(index, n, bytes(32))
-
-
-def test_the_generator_gives_the_golden_numbers() -> None:
-    lcg = Lcg(12345)
-    assert [lcg.next() for _ in range(5)] == [
-        2021368500568277588,
-        4895494634720187923,
-        16336879138292273062,
-        15416634109187857277,
-        6006832857977215304,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("seed", "order"),
-    [
-        (0, [6, 3, 8, 5, 0, 9, 2, 1, 4, 7]),
-        (42, [2, 1, 0, 6, 7, 5, 4, 9, 8, 3]),
-        (12345, [1, 7, 3, 9, 0, 2, 4, 6, 5, 8]),
-        (MAX, [9, 6, 5, 0, 2, 7, 3, 4, 1, 8]),
-    ],
-)
-def test_fisher_yates_gives_the_golden_orders(seed: int, order: list[int]) -> None:
-    assert compute_shuffle(range(10), seed) == order
-
-
-def test_a_shuffle_leaves_its_input_alone_and_takes_nothing_and_one() -> None:
-    items = ["a", "b", "c"]
-    assert sorted(compute_shuffle(items, 1)) == items == ["a", "b", "c"]
-    assert compute_shuffle([], 7) == []
-    assert compute_shuffle(["x"], 7) == ["x"]
 
 
 def test_the_hash_of_a_number_is_of_its_little_endian_bytes() -> None:

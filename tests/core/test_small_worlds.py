@@ -1,4 +1,4 @@
-"""Small worlds, searched as far as a test may take; `python -m psyche.testing.small_worlds` goes to the end."""
+"""Small worlds, searched as far as a test may take; `just worlds` goes to the end."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -6,20 +6,21 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from model_checker import forms
+from model_checker.__main__ import main
+from model_checker.forms import build_copy
+from model_checker.healing import Healer
+from model_checker.inputs import Menu
+from model_checker.search import Outcome, Search, Settings
+from model_checker.worlds import World, build_worlds
 
-from psyche.core import credit, health, phases, tally, transitions, witnessing
-from psyche.core.enums import ClientFlag, RoundFlag, RunState
-from psyche.core.layout import encode_state
-from psyche.core.messages import WitnessMessage
-from psyche.core.state import Client, Coordinator, Round, WitnessRecord
+from psyche.core.encoding.account import encode_state
+from psyche.core.rules import credit, health, phases, tally, witnessing
+from psyche.core.rules.apply import BY_TYPE, PHASES
+from psyche.core.state.enums import ClientFlag, RoundFlag, RunState
+from psyche.core.state.messages import Context, Withdraw, WitnessMessage
+from psyche.core.state.state import Client, Coordinator, Round, WitnessRecord
 from psyche.testing.builders import START_UNIX
-from psyche.testing.small_worlds import forms
-from psyche.testing.small_worlds.__main__ import main
-from psyche.testing.small_worlds.forms import build_copy
-from psyche.testing.small_worlds.healing import Healer
-from psyche.testing.small_worlds.inputs import Menu
-from psyche.testing.small_worlds.search import Outcome, Search, Settings
-from psyche.testing.small_worlds.worlds import World, build_worlds
 
 SAMPLED = Settings(bytes_every=20, probe_every=10, heal_every=5, recheck_every=20)
 
@@ -103,23 +104,23 @@ def test_a_set_with_less_than_a_quorum_is_found_by_the_fewest_inputs(
 
 
 def test_a_refusal_that_leaves_a_mark_is_found(liar: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mark(state: Coordinator, now: int, sender: bytes, message: WitnessMessage) -> None:
+    def mark(state: Coordinator, context: Context, message: WitnessMessage) -> bool:
         state.epoch.void_streak += 1
-        check(state, now, sender, message)
+        return kind.process(state, context, message)
 
-    check = witnessing.process_witness
-    monkeypatch.setattr(transitions, "process_witness", mark)
+    kind = BY_TYPE[WitnessMessage]
+    monkeypatch.setitem(BY_TYPE, WitnessMessage, kind._replace(process=mark))
     assert find(liar, probe_every=1)[0].startswith("T2: what must be refused had an effect")
 
 
 def test_a_panic_is_found_where_it_happens_and_where_it_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object) -> bool:
         raise ZeroDivisionError("no credits")
 
     world = build_worlds(2, overlap=False)["witness"]
     monkeypatch.setattr(phases, "process_settlement", fail)
     assert "a panic further on: ZeroDivisionError" in find(world)[0]
-    monkeypatch.setattr(transitions, "process_withdrawal", fail)
+    monkeypatch.setitem(BY_TYPE, Withdraw, BY_TYPE[Withdraw]._replace(process=fail))
     what, *inputs = find(world, heal_every=0, probe_every=0)
     assert "a panic: ZeroDivisionError" in what
     assert inputs == ["participant 0 joins", "member 0 or its join withdraws from epoch 0"]
@@ -143,7 +144,7 @@ def test_a_judgement_by_too_few_is_found(liar: World, monkeypatch: pytest.Monkey
 
 
 def test_a_dead_end_is_found(liar: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(transitions.PHASES, RunState.COOLDOWN, lambda *_: False)
+    monkeypatch.setitem(PHASES, RunState.COOLDOWN, lambda *_: False)
     world = replace(build_worlds(2, overlap=False)["rollback"], certified_epochs=0, max_epoch=0)
     assert find(world, heal_every=0)[0].startswith("I5: after the last deadline a tick acts")
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.state import Config, Coordinator, Epoch, Round, RoundFlag
-from psyche.core.timeline import (
+from psyche.core.state.state import Config, Coordinator, Epoch, Round, RoundFlag
+from psyche.core.state.timeline import (
     get_applied_height,
     get_attested_height,
     get_attested_round,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from psyche.core.state import DataLocation, DataLocationKind
+from psyche.core.state.state import DataLocation, DataLocationKind
 from psyche.data.dummy import DummyData
 from psyche.data.files import find_token_size
 from psyche.data.local import MAX_OPEN_FILES, LocalData

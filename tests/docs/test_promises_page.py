@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from psyche.simulator.named import ROWS
+from scenarios.named import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")

@@ -61,7 +61,7 @@ def test_what_the_page_says_of_its_example_holds(outputs: dict[str, str]) -> Non
 
 
 def test_every_kind_of_fault_is_named() -> None:
-    from psyche.simulator.faults import KINDS
+    from psyche.sim.faults import KINDS
 
     for kind in KINDS:
         assert kind in TEXT

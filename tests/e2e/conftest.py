@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_kit import MakeRun, write_model, write_run
+from kits.run_files import MakeRun, write_model, write_run
 
-from psyche.modeling.trainer_process import HOST_VARIABLE
+from psyche.modeling.trainer.process import HOST_VARIABLE
 
 HOST_S = 120.0  # on a busy machine; after that clients start their own trainers
 
@@ -27,7 +27,7 @@ def _one_thread() -> None:
 def _trainer_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One process imports torch for all trainers of all clients; without it each would, one beside the other."""
     path = tmp_path_factory.mktemp("host") / "trainers"
-    command = [sys.executable, "-m", "psyche.modeling.trainer_host", "--socket", str(path)]
+    command = [sys.executable, "-m", "psyche.modeling.trainer.host", "--socket", str(path)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOST_VARIABLE, str(path))
         host = subprocess.Popen([*command, "--parent", str(os.getpid())])

@@ -16,9 +16,11 @@ from random import Random
 
 import pytest
 import trio
-from e2e_kit import DEADLINE_S, Cluster, MakeRun, get_processes, open_cluster
+from kits.cluster import DEADLINE_S, Cluster, open_cluster
+from kits.leftovers import get_processes
+from kits.run_files import MakeRun
 
-from psyche.modeling.trainer_process import HOST_VARIABLE
+from psyche.modeling.trainer.process import HOST_VARIABLE
 
 pytestmark = pytest.mark.e2e
 

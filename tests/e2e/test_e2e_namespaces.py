@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from e2e_kit import Cluster, MakeRun, open_cluster
-
-from psyche.testing.namespaces import Line, Namespaces, NoNamespaces, open_namespaces
+from kits.cluster import Cluster, open_cluster
+from kits.namespaces import Line, Namespaces, NoNamespaces, open_namespaces
+from kits.run_files import MakeRun
 
 pytestmark = pytest.mark.e2e
 

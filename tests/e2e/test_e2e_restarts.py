@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from e2e_kit import Cluster, MakeRun, forget_folder, open_cluster
+from kits.cluster import Cluster, forget_folder, open_cluster
+from kits.run_files import MakeRun
 
 pytestmark = pytest.mark.e2e
 

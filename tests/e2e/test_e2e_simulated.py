@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from e2e_kit import MakeRun, open_cluster
+from kits.cluster import open_cluster
+from kits.run_files import MakeRun
 
+from psyche.analysis.accounts import read_accounts
 from psyche.config.load import load_run
-from psyche.simulator.accounts import read_accounts
-from psyche.simulator.both_ways import compare_sets, play_measured
+from psyche.forecast.calibration import compare_sets, play_measured
 from psyche.telemetry.events import Event
 
 pytestmark = pytest.mark.e2e

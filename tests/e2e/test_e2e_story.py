@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import trio
-from e2e_kit import Cluster, MakeRun, find_overlong_waits, open_cluster
+from kits.cluster import Cluster, open_cluster
+from kits.node import find_overlong_waits
+from kits.run_files import MakeRun
 
+from psyche.backends.tcp.dial import parse_server
+from psyche.backends.tcp.owner import pause_run
 from psyche.modeling.snapshot import list_snapshots
-from psyche.server.dial import parse_server
-from psyche.server.owner import pause_run
 from psyche.telemetry.events import Event
 from psyche.wire.crypto import Identity
 

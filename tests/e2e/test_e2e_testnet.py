@@ -15,7 +15,10 @@ from uuid import uuid4
 
 import pytest
 import trio
-from e2e_kit import DEADLINE_S, MARK, POLL_S, MakeRun, assert_nothing_left, find_overlong_waits, get_processes
+from kits.cluster import DEADLINE_S
+from kits.leftovers import MARK, POLL_S, assert_nothing_left, get_processes
+from kits.node import find_overlong_waits
+from kits.run_files import MakeRun
 
 from psyche.telemetry.events import Event, read_events
 
@@ -95,7 +98,7 @@ def measure_imports_s() -> float:
     seconds: list[float] = []
     for _ in range(2):
         started = time.monotonic()
-        subprocess.run([sys.executable, "-c", "import psyche.client.app"], check=True, timeout=DEADLINE_S)
+        subprocess.run([sys.executable, "-c", "import psyche.client.runtime.app"], check=True, timeout=DEADLINE_S)
         seconds.append(time.monotonic() - started)
     return min(seconds)
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from e2e_kit import Cluster, MakeRun, get_children, get_host, open_cluster
+from kits.cluster import Cluster, open_cluster
+from kits.leftovers import get_children, get_host
+from kits.run_files import MakeRun
 
-from psyche.modeling.trainer_process import HOST_VARIABLE
+from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.events import Event
 
 pytestmark = pytest.mark.e2e

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from psyche.testnet.ports import choose_port
+from psyche.testnet.free_port import choose_port
 from psyche.testnet.process import Child, stop_all
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"

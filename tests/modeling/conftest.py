@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche.core.state import Model, Optimizer, OptimizerKind
+from psyche.core.state.state import Model, Optimizer, OptimizerKind
 
 TINY = {
     "vocab_size": 64,

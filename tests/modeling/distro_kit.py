@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from psyche.core.plan import PlanGroup, TransformPlan, compute_plan
+from psyche.core.encoding.plan import PlanGroup, TransformPlan, compute_plan
 from psyche.modeling.distro.blocks import compute_blocks, iterate_chunks, view_all_strips
 from psyche.modeling.distro.codec import ChunkSets
 from psyche.modeling.distro.optimizer import Distro

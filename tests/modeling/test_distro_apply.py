@@ -9,7 +9,7 @@ import pytest
 import torch
 from distro_kit import load_vectors, make_distro, make_plan, make_sets, make_tensors
 
-from psyche.core.plan import PlanTensor, TransformPlan
+from psyche.core.encoding.plan import PlanTensor, TransformPlan
 from psyche.errors import TrainerError, WireError
 from psyche.modeling.distro import apply as apply_module
 from psyche.modeling.distro import blocks as blocks_module

@@ -3,7 +3,7 @@ import pytest
 import torch
 from distro_kit import load_vectors
 
-from psyche.core.plan import BASIS_HASH
+from psyche.core.encoding.plan import BASIS_HASH
 from psyche.errors import TrainerError
 from psyche.modeling.distro.basis import (
     check_exact,

@@ -8,7 +8,7 @@ from distro_kit import make_plan, make_sets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche.core.plan import TransformPlan, compute_plan, compute_set_bits, get_payload_bytes
+from psyche.core.encoding.plan import TransformPlan, compute_plan, compute_set_bits, get_payload_bytes
 from psyche.errors import WireError
 from psyche.modeling.distro.bits import pack_numbers, unpack_numbers
 from psyche.modeling.distro.codec import ChunkSets, decode_payload, encode_payload, validate_payload

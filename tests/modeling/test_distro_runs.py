@@ -7,7 +7,7 @@ import pytest
 import torch
 from distro_kit import join_chunks, load_vectors
 
-from psyche.core.plan import TransformPlan, compute_plan
+from psyche.core.encoding.plan import TransformPlan, compute_plan
 from psyche.modeling.distro.apply import decay_weights
 from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.distro.optimizer import Distro

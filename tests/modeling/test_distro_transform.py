@@ -3,7 +3,7 @@ import pytest
 import torch
 from distro_kit import cut_chunks, join_chunks, load_vectors, make_plan, make_tensors
 
-from psyche.core.plan import compute_chunk_edge, compute_plan
+from psyche.core.encoding.plan import compute_chunk_edge, compute_plan
 from psyche.errors import TrainerError
 from psyche.modeling.distro.blocks import compute_blocks, view_all_strips
 from psyche.modeling.distro.codec import decode_payload

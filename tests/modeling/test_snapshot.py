@@ -2,13 +2,15 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kits.power_loss import Loss, watch_disk
 
 from psyche import durable
-from psyche.core.manifest import TensorEntry, encode_manifest
+from psyche.core.encoding.manifest import MAX_MODEL_FILES_BYTES, TensorEntry, encode_manifest
 from psyche.errors import TrainerError
 from psyche.modeling import snapshot as disk
 from psyche.modeling.snapshot import (
@@ -16,31 +18,35 @@ from psyche.modeling.snapshot import (
     SnapshotInfo,
     assemble_snapshot,
     clean_leftovers,
+    get_file_entries,
     get_tensor_path,
     list_blobs,
     list_snapshots,
+    read_file_entries,
     read_model_files,
+    read_snapshot_files,
     read_snapshot_info,
     write_folder,
 )
-from psyche.testing.power_loss import Loss, watch_disk
 from psyche.wire.crypto import blake3_hash, blob_id_of
 
 WEIGHTS = {"a": ((2, 3), bytes(range(24))), "b": ((5,), bytes(20))}
 MODEL_FILES = {"config.json": b"{}", "tokenizer.json": b"[]"}
+PARTS = {name: raw for name, (_, raw) in WEIGHTS.items()} | MODEL_FILES
 
 
 def _manifest() -> bytes:
-    return encode_manifest(TensorEntry(name, dims, blob_id_of(raw)) for name, (dims, raw) in WEIGHTS.items())
+    entries = (TensorEntry(name, dims, blob_id_of(raw)) for name, (dims, raw) in WEIGHTS.items())
+    return encode_manifest(entries, get_file_entries(MODEL_FILES))
 
 
 def _assemble(path: Path, *, epoch: int = 3, step: int = 7, fetched: Path | None = None) -> SnapshotInfo:
-    files: list[Path] = []
-    for name, (_, raw) in WEIGHTS.items():
-        files.append((fetched or path.parent) / f"fetched-{name}")
-        files[-1].write_bytes(raw)
+    parts: dict[bytes, Path] = {}
+    for name, raw in PARTS.items():
+        part = parts[blob_id_of(raw)] = (fetched or path.parent) / f"fetched-{name}"
+        part.write_bytes(raw)
     return assemble_snapshot(
-        path, manifest=_manifest(), tensors=files, model_files=MODEL_FILES, epoch=epoch, step=step,
+        path, manifest=_manifest(), parts=parts, epoch=epoch, step=step,
         data_index=70, chain=b"\x01" * 32, digest=b"\x02" * 32,
     )  # fmt: skip
 
@@ -55,34 +61,33 @@ def test_a_snapshot_made_of_fetched_blobs_says_what_it_is(tmp_path: Path) -> Non
     assert read_model_files(tmp_path / "s" / "model") == MODEL_FILES
 
 
-def test_the_blobs_of_a_snapshot_are_its_tensors(tmp_path: Path) -> None:
+def test_the_blobs_of_a_snapshot_are_its_tensors_and_the_models_files(tmp_path: Path) -> None:
     _assemble(tmp_path / "s")
     blobs = list_blobs(tmp_path / "s")
-    assert [blob.name for blob in blobs] == ["a", "b"]
+    assert [blob.name for blob in blobs] == ["a", "b", "config.json", "tokenizer.json"]
     for blob in blobs:
         raw = blob.path.read_bytes()
-        assert (raw, blob.size_bytes) == (WEIGHTS[blob.name][1], len(raw))
+        assert (raw, blob.size_bytes) == (PARTS[blob.name], len(raw))
         assert blob.blob_id == blob_id_of(raw)
 
 
 def test_a_wrong_blob_is_not_assembled(tmp_path: Path) -> None:
-    for name in ("x", "y"):
-        (tmp_path / name).write_bytes(bytes(24))
-    arguments = {
-        "manifest": _manifest(),
-        "epoch": 0,
-        "step": 1,
-        "data_index": 0,
-        "chain": bytes(32),
-        "digest": bytes(32),
-    }
-    files = [tmp_path / "x", tmp_path / "y"]
+    parts = {blob_id_of(raw): tmp_path / name for name, raw in PARTS.items()}
+    for part in parts.values():
+        part.write_bytes(bytes(24))
+    about: dict[str, Any] = {"epoch": 0, "step": 1, "data_index": 0, "chain": bytes(32), "digest": bytes(32)}
     with pytest.raises(TrainerError, match="is not a of the manifest"):
-        assemble_snapshot(tmp_path / "s", tensors=files, model_files=MODEL_FILES, **arguments)
-    with pytest.raises(TrainerError, match="1 tensor files for 2"):
-        assemble_snapshot(tmp_path / "s", tensors=files[:1], model_files=MODEL_FILES, **arguments)
-    with pytest.raises(TrainerError, match=r"config\.json"):
-        assemble_snapshot(tmp_path / "s", tensors=files, model_files={}, **arguments)
+        assemble_snapshot(tmp_path / "s", manifest=_manifest(), parts=parts, **about)
+    for name, raw in PARTS.items():
+        (tmp_path / name).write_bytes(raw)
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(TrainerError, match=r"is not tokenizer\.json of the manifest"):
+        assemble_snapshot(tmp_path / "s", manifest=_manifest(), parts=parts, **about)
+    del parts[blob_id_of(PARTS["b"])]
+    with pytest.raises(TrainerError, match="no file for b of the manifest"):
+        assemble_snapshot(tmp_path / "s", manifest=_manifest(), parts=parts, **about)
+    with pytest.raises(TrainerError, match=r"config\.json of the model is missing"):
+        assemble_snapshot(tmp_path / "s", manifest=encode_manifest([], []), parts=parts, **about)
     assert not (tmp_path / "s").exists()
 
 
@@ -91,12 +96,14 @@ def test_a_wrong_blob_is_not_assembled(tmp_path: Path) -> None:
     [
         (lambda p: (p / INFO_NAME).unlink(), "No such file"),
         (lambda p: (p / INFO_NAME).write_text('{"vers'), "damaged"),
-        (lambda p: (p / INFO_NAME).write_text('{"version": 2}'), "version 2"),
+        (lambda p: (p / INFO_NAME).write_text('{"version": 1}'), "version 1"),
         (lambda p: (p / INFO_NAME).write_text("[]"), "version None"),
-        (lambda p: (p / "manifest.bin").write_bytes(b"psyche/model/1"), "damaged"),
+        (lambda p: (p / "manifest.bin").write_bytes(b"psyche/model/2"), "damaged"),
         (lambda p: (p / "manifest.bin").unlink(), "No such file"),
         (lambda p: get_tensor_path(p, 1).write_bytes(bytes(19)), "00001.bin of b is missing or cut"),
         (lambda p: get_tensor_path(p, 0).unlink(), "00000.bin of a is missing or cut"),
+        (lambda p: (p / "model/config.json").write_bytes(b"{ }"), "config.json is missing or cut"),
+        (lambda p: (p / "model/tokenizer.json").unlink(), "tokenizer.json is missing or cut"),
     ],
 )
 def test_a_damaged_snapshot_is_refused_and_not_listed(tmp_path: Path, damage: object, text: str) -> None:
@@ -155,10 +162,32 @@ def test_what_a_killed_process_left_is_repaired(tmp_path: Path) -> None:
     assert read_snapshot_info(tmp_path / "u").weight_root == blake3_hash(_manifest())
 
 
-def test_code_and_weights_are_no_model_files(tmp_path: Path) -> None:
-    for name in ("config.json", "code.py", "w.safetensors", "w.index.json", "tokenizer.model"):
+def test_code_weights_and_unknown_files_are_no_model_files(tmp_path: Path) -> None:
+    for name in ("config.json", "code.py", "w.safetensors", "w.index.json", "tokenizer.model", "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "vocab.json").mkdir()
     assert sorted(read_model_files(tmp_path)) == ["config.json", "tokenizer.model"]
+    assert read_file_entries(tmp_path) == get_file_entries(read_model_files(tmp_path))
+
+
+@pytest.mark.parametrize("read", [read_model_files, read_file_entries])
+def test_model_files_that_are_too_large_in_all_are_not_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    """B25."""
+    for name, size in (("config.json", 2), ("tokenizer.json", MAX_MODEL_FILES_BYTES - 1)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    with pytest.raises(TrainerError, match=r"config\.json, tokenizer\.json have 67108865 bytes in all, at most"):
+        read(tmp_path)
+
+
+def test_changed_model_files_of_a_snapshot_are_named(tmp_path: Path) -> None:
+    """B25."""
+    info = _assemble(tmp_path / "s")
+    assert read_snapshot_files(info) == MODEL_FILES
+    (tmp_path / "s/model/config.json").write_bytes(b"[]")
+    (tmp_path / "s/model/vocab.json").write_bytes(b"[]")
+    with pytest.raises(TrainerError, match=r"config\.json \(other bytes\), vocab\.json \(not of the run\)"):
+        read_snapshot_files(info)
 
 
 def test_no_power_cut_costs_a_finished_snapshot_or_leaves_one_that_is_not_whole(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The trainer in this process, and the engine beneath it."""
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,15 @@ import pytest
 import torch
 import trio
 
-from psyche.core.plan import decode_plan, get_payload_bytes
-from psyche.core.state import Model, OptimizerKind
+from psyche.core.encoding.plan import decode_plan, get_payload_bytes
+from psyche.core.state.state import Model, OptimizerKind
 from psyche.errors import TrainerError
-from psyche.modeling.batch import Cancelled, compute_gradients, decode_tokens, evaluate
-from psyche.modeling.engine import TrainerEngine
-from psyche.modeling.failure import FailureKind, TrainerFailure
 from psyche.modeling.model import get_parameters, init_model, load_model
 from psyche.modeling.snapshot import get_tensor_path, read_snapshot_info
-from psyche.modeling.trainer import Trainer
+from psyche.modeling.trainer.batch import Cancelled, compute_gradients, decode_tokens, evaluate
+from psyche.modeling.trainer.engine import TrainerEngine
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer.local import Trainer
 from psyche.wire.trainer import ApplyRequest, LoadRequest, SentResult, SnapshotRequest, TrainRequest
 
 CPU = torch.device("cpu")
@@ -323,13 +324,34 @@ def test_the_weight_part_is_that_of_the_snapshot(engine: TrainerEngine, tmp_path
     assert reply.size_bytes > 4 * 26_000
 
 
-def test_full_value_mode_has_no_weight_part(load_request: LoadRequest, run_model: Model) -> None:
+def test_in_full_value_mode_the_weight_part_covers_all_but_what_the_tensors_hold(
+    load_request: LoadRequest, run_model: Model, tmp_path: Path
+) -> None:
+    """S2: names, shapes and small files are exact, the arithmetic is not."""
     optimizer = replace(run_model.optimizer, quantize_1bit=False)
     engine = TrainerEngine()
-    engine.load(msgspec.structs.replace(load_request, model=replace(run_model, optimizer=optimizer)))
+    loaded = engine.load(msgspec.structs.replace(load_request, model=replace(run_model, optimizer=optimizer)))
     payload = engine.train(train_request(0)).payload
     reply = engine.apply(apply_request(2, (payload,)))
-    assert (reply.weight_part, reply.is_full) == (bytes(32), True)
+    assert (reply.weight_part, reply.is_full) == (loaded.weight_root, True)
+    assert engine.snapshot(snapshot_request(tmp_path / "s")).weight_root == loaded.weight_root
+    assert read_snapshot_info(tmp_path / "s").weight_root != loaded.weight_root
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+def test_a_model_folder_with_another_config_gives_another_digest(
+    load_request: LoadRequest, run_model: Model, tmp_path: Path, one_bit: bool
+) -> None:
+    """S2, S8: the weights are the same."""
+    model = replace(run_model, optimizer=replace(run_model.optimizer, quantize_1bit=one_bit))
+    shutil.copytree(load_request.path, tmp_path / "model")
+    roots: list[bytes] = []
+    for text in (None, b"{}", b"[]"):
+        if text is not None:
+            (tmp_path / "model" / "tokenizer.json").write_bytes(text)
+        request = msgspec.structs.replace(load_request, path=str(tmp_path / "model"), model=model)
+        roots.append(TrainerEngine().load(request).weight_root)
+    assert len(set(roots)) == 3
 
 
 def test_a_trainer_that_resumes_equals_one_that_never_stopped(

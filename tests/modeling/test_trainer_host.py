@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import trio
 
-from psyche.core.state import Model
-from psyche.modeling.failure import FailureKind, TrainerFailure
-from psyche.modeling.trainer_process import HOST_VARIABLE, TrainerProcess
+from psyche.core.state.state import Model
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer.process import HOST_VARIABLE, TrainerProcess
 from psyche.wire.trainer import LoadRequest
 
 START_S = 120.0
@@ -25,7 +25,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
     command = [
         sys.executable,
         "-m",
-        "psyche.modeling.trainer_host",
+        "psyche.modeling.trainer.host",
         "--socket",
         str(path),
         "--parent",

@@ -19,7 +19,12 @@ from psyche.network.node import P2PNode, open_node
 from psyche.wire.ports import SyncReply, SyncRequest
 
 LIMITS = NetworkLimits(
-    hello_s=2.0, buffered_per_connection_bytes=8 << 20, streams_per_connection=64, pending_per_ip=64, health_check_s=60
+    hello_s=2.0,
+    unread_per_connection_bytes=8 << 20,
+    cut_rest_s=0.0,
+    streams_per_connection=64,
+    pending_per_ip=64,
+    health_check_s=60,
 )
 BLOB = bytes(range(256)) * 4 * 1_024 * 16  # 16 MiB
 

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
-from psyche.simulator.runtime import simulated_time
+from psyche.sim.runtime import simulated_time
 
 MEMBERS = 16
 BODY = 100

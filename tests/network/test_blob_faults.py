@@ -12,7 +12,7 @@ from network_kit import OpenGroup
 
 from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
-from psyche.network.blobwire import REQUEST_BYTES, Status, decode_request, encode_reply_head
+from psyche.network.blobs.messages import REQUEST_BYTES, Status, decode_request, encode_reply_head
 from psyche.network.limits import ASK_CHUNKS, NetworkLimits
 from psyche.network.streams import ByteStream, read_exactly
 from psyche.wire.crypto import blob_id_of
@@ -264,7 +264,7 @@ async def test_many_small_tensors_and_a_large_one_come_from_several_sources(
 
 
 async def test_ranges_out_of_bounds_are_refused_by_a_source(open_group: OpenGroup) -> None:
-    from psyche.network.blobwire import BlobRequest, encode_request
+    from psyche.network.blobs.messages import BlobRequest, encode_request
 
     async with open_group(2) as (a, b):
         blob = await a.provide(b"tiny", expires=None)
@@ -281,11 +281,11 @@ async def test_a_full_disk_ends_the_fetch_with_its_reason(
 ) -> None:
     async with open_group(2) as (a, b):
         blob = await a.provide(DATA[: 2 * MIB], expires=None)
-        monkeypatch.setattr("psyche.network.sinks.MIN_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr("psyche.network.blobs.sinks.MIN_FREE_BYTES", 1 << 60)
         with pytest.raises(NetworkError, match="are free"):
             await b.fetch_file(blob, [a.key], tmp_path / "x", size_bytes=2 * MIB, deadline=in_seconds(10))
         monkeypatch.undo()
-        monkeypatch.setattr("psyche.network.sinks._write_at", _no_space)
+        monkeypatch.setattr("psyche.network.blobs.sinks._write_at", _no_space)
         with pytest.raises(NetworkError, match="No space left"):
             await b.fetch_file(blob, [a.key], tmp_path / "x", size_bytes=2 * MIB, deadline=in_seconds(10))
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.network.ranges import Range, RangeScheduler
+from psyche.network.blobs.ranges import Range, RangeScheduler
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 

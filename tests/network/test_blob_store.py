@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from psyche.errors import NetworkError, WireError
-from psyche.network.blobstore import BlobStore, run_in_thread, run_inline
-from psyche.network.blobwire import check_blob_size
+from psyche.network.blobs.messages import check_blob_size
+from psyche.network.blobs.store import BlobStore, run_in_thread, run_inline
 from psyche.wire.crypto import blob_id_of
 
 MIB = 1 << 20

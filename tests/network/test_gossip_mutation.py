@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 from network_kit import RUN, get_identity
 
-from psyche.core.header import NumericClass, ResultHeader, decode_header, encode_header
-from psyche.core.limits import HEADER_BYTES
-from psyche.core.messages import Finished, Gossip, GossipBody, Leave, Ready, ReadyFlag, Result
+from psyche.core.encoding.header import NumericClass, ResultHeader, decode_header, encode_header
+from psyche.core.state.gossip import Finished, Gossip, GossipBody, Leave, Ready, ReadyFlag, Result
+from psyche.core.state.limits import HEADER_BYTES
 from psyche.errors import WireError
 from psyche.wire.crypto import compute_commitment, verify
 from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by, sign_gossip

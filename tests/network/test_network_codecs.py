@@ -1,6 +1,8 @@
 """Hello, sync and blob messages as bytes: what is written is read back, and nothing else is taken."""
 
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,8 +11,11 @@ from hypothesis import strategies as st
 from network_kit import PLAN, RUN, get_identity
 
 from psyche.errors import NetworkError, WireError
-from psyche.network import blobwire, hello, sync
+from psyche.network import hello, sync
+from psyche.network.addresses import messages as addresses
+from psyche.network.blobs import messages
 from psyche.network.streams import StreamError, read_exactly, read_frame, write_frame
+from psyche.wire.backend import decode_request as decode_backend_request
 from psyche.wire.crypto import sign_address_record
 from psyche.wire.ports import SyncReply, SyncRequest
 
@@ -51,7 +56,7 @@ async def test_a_frame_is_read_back_and_one_byte_too_much_is_not() -> None:
     tape = Tape()
     await write_frame(tape, b"abcdef")
     assert await read_frame(Tape(tape.written), 6, "frame") == b"abcdef"
-    with pytest.raises(WireError, match="a frame of 6 bytes, at most 5"):
+    with pytest.raises(WireError, match="6 bytes announced, at most 5"):
         await read_frame(Tape(tape.written), 5, "frame")
     with pytest.raises(StreamError):
         await read_exactly(Tape(b"ab"), 3)
@@ -81,7 +86,7 @@ def test_a_hello_with_a_broken_part_is_refused() -> None:
         hello.check_hello(good, OTHER.public)
     with pytest.raises(WireError, match="32 bytes"):
         hello.check_hello(msgspec.structs.replace(good, run_uid=b"short"), ME.public)
-    with pytest.raises(WireError, match="too many"):
+    with pytest.raises(WireError, match="17 capabilities, at most 16"):
         hello.check_hello(msgspec.structs.replace(good, capabilities=["x"] * 17), ME.public)
     forged = msgspec.structs.replace(good.record, expires_unix=5)
     with pytest.raises(WireError, match="signature"):
@@ -102,7 +107,7 @@ async def test_a_hello_with_fields_of_a_later_version_is_read() -> None:
 async def test_bytes_that_are_no_hello_are_refused_cleanly(raw: bytes) -> None:
     tape = Tape()
     await write_frame(tape, raw)
-    with pytest.raises((WireError, StreamError, hello.Refused)):
+    with pytest.raises((WireError, StreamError, hello.HelloRefused)):
         await hello.answer(Tape(tape.written), build_hello, lambda _: "no")
 
 
@@ -162,35 +167,60 @@ def test_a_sync_reply_above_4_mib_is_refused_on_both_sides() -> None:
 
 @given(blob=st.binary(min_size=32, max_size=32), first=st.integers(0, 4_095), count=st.integers(1, 16))
 def test_a_blob_request_is_read_back(blob: bytes, first: int, count: int) -> None:
-    for request in (blobwire.BlobRequest(blob, first, count), blobwire.BlobRequest(blob)):
-        raw = blobwire.encode_request(request)
-        assert len(raw) == blobwire.REQUEST_BYTES
-        assert blobwire.decode_request(raw) == request
+    for request in (messages.BlobRequest(blob, first, count), messages.BlobRequest(blob)):
+        raw = messages.encode_request(request)
+        assert len(raw) == messages.REQUEST_BYTES
+        assert messages.decode_request(raw) == request
 
 
 @pytest.mark.parametrize("raw", [b"R" + bytes(40), b"M" + bytes(36) + b"\1\0\0\0", b"X" + bytes(40)])
 def test_a_blob_request_of_another_kind_or_count_is_refused(raw: bytes) -> None:
     with pytest.raises(WireError, match="blob request"):
-        blobwire.decode_request(raw)
+        messages.decode_request(raw)
 
 
 def test_a_range_of_seventeen_chunks_is_refused() -> None:
     with pytest.raises(WireError, match="count 17"):
-        blobwire.decode_request(blobwire.encode_request(blobwire.BlobRequest(bytes(32), 0, 17)))
+        messages.decode_request(messages.encode_request(messages.BlobRequest(bytes(32), 0, 17)))
 
 
 async def test_a_reply_of_10_gb_is_refused_from_its_first_nine_bytes() -> None:
-    head = blobwire.encode_reply_head(blobwire.Status.OK, 10 * 10**9)
+    head = messages.encode_reply_head(messages.Status.OK, 10 * 10**9)
     with pytest.raises(WireError, match="10000000000 bytes announced, must be 1048576"):
-        await blobwire.read_reply_head(Tape(head), 1 << 20)
+        await messages.read_reply_head(Tape(head), 1 << 20)
     with pytest.raises(WireError, match="unknown status 9"):
-        await blobwire.read_reply_head(Tape(b"\x09" + bytes(8)), 0)
+        await messages.read_reply_head(Tape(b"\x09" + bytes(8)), 0)
     with pytest.raises(WireError, match="5 bytes announced"):
-        await blobwire.read_reply_head(Tape(b"\x01\x05" + bytes(7)), 1 << 20)
+        await messages.read_reply_head(Tape(b"\x01\x05" + bytes(7)), 1 << 20)
 
 
 def test_a_manifest_of_another_size_is_refused() -> None:
-    body = blobwire.encode_manifest(5, bytes(32))
-    assert blobwire.decode_manifest(body, 5) == bytes(32)
+    body = messages.encode_manifest(5, bytes(32))
+    assert messages.decode_manifest(body, 5) == bytes(32)
     with pytest.raises(WireError, match="5 bytes, must be 6"):
-        blobwire.decode_manifest(body, 6)
+        messages.decode_manifest(body, 6)
+
+
+NESTED = b"\x91" * 1_100 + b"\xc0"  # a thousand arrays, each in the one before
+
+
+@pytest.mark.parametrize(
+    ("decode", "raw"),
+    [
+        (sync.decode_request, NESTED),
+        (sync.decode_reply, b"\x93\xc3\x90" + NESTED),
+        (sync.decode_reply, NESTED),
+        (addresses.decode_record, NESTED),
+        (addresses.decode_record, b"\x93" + NESTED),
+        (decode_backend_request, NESTED),
+        (decode_backend_request, b"\x92\x01" + NESTED),
+    ],
+)
+def test_a_message_nested_a_thousand_times_is_refused_as_any_other(decode: Callable[[bytes], Any], raw: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(raw)
+
+
+async def test_a_hello_nested_a_thousand_times_is_refused_as_any_other() -> None:
+    with pytest.raises(WireError):
+        await hello._read(Tape(len(NESTED).to_bytes(4, "little") + NESTED), hello._hello)

@@ -261,7 +261,7 @@ async def test_attack_16_bytes_past_the_window_of_a_stream_that_nobody_reads(vic
 
 
 async def test_attack_17_a_reader_that_asks_for_everything_and_reads_nothing(victim: Victim, tmp_path: Path) -> None:
-    from psyche.network.blobwire import BlobRequest, encode_request
+    from psyche.network.blobs.messages import BlobRequest, encode_request
 
     before = await assert_alive(victim, tmp_path)
     async with open_peer(MEMBER, victim, tmp_path / "m") as member:

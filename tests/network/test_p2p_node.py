@@ -15,8 +15,8 @@ from network_kit import PLAN, PROBE, RUN, Victim, get_identity, introduce, meet
 
 from psyche.errors import NetworkError
 from psyche.network.limits import NetworkLimits
+from psyche.network.listening import build_address, get_machine_addresses, get_reachable_addresses, lock_port
 from psyche.network.node import P2PNode, get_key, get_peer_id, open_node, parse_address
-from psyche.network.ports import build_address, get_machine_addresses, get_reachable_addresses, lock_port
 from psyche.network.streams import BLOB
 
 MESH_ONLY = NetworkLimits(direct_peers=0)
@@ -61,12 +61,12 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 
 def test_a_node_on_all_addresses_names_those_that_others_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psyche.network.ports.get_machine_addresses", lambda: ["127.0.0.1", "10.1.2.3", "::1"])
+    monkeypatch.setattr("psyche.network.listening.get_machine_addresses", lambda: ["127.0.0.1", "10.1.2.3", "::1"])
     assert get_reachable_addresses("0.0.0.0", 7) == ("/ip4/10.1.2.3/tcp/7",)
     assert get_reachable_addresses("::", 7) == ("/ip6/::1/tcp/7",)
-    monkeypatch.setattr("psyche.network.ports.get_machine_addresses", lambda: ["127.0.0.1"])
+    monkeypatch.setattr("psyche.network.listening.get_machine_addresses", lambda: ["127.0.0.1"])
     assert get_reachable_addresses("0.0.0.0", 7) == ("/ip4/127.0.0.1/tcp/7",)
-    monkeypatch.setattr("psyche.network.ports.get_machine_addresses", lambda: [f"10.0.0.{n}" for n in range(1, 20)])
+    monkeypatch.setattr("psyche.network.listening.get_machine_addresses", lambda: [f"10.0.0.{n}" for n in range(1, 20)])
     assert len(get_reachable_addresses("0.0.0.0", 7)) == 8
 
 

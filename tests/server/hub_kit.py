@@ -5,22 +5,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
-from server_kit import Members, MemoryDisk, RunFile, Sink, build_handler, build_record, build_state
+from server_kit import Members, MemoryDisk, RunFile, Sink, build_handler, build_join_request, build_record, build_state
 from trio.testing import memory_stream_one_way_pair
 
-from psyche.core.state import RunState
+from psyche.backends.tcp.push import apply_delta, read_full
+from psyche.core.state.state import RunState
 from psyche.errors import PsycheError
 from psyche.server.clock import RunClock
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.hub import Hub
-from psyche.server.push import apply_delta, read_full
 from psyche.testing.builders import START_UNIX, build_config
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
 from psyche.wire.framing import FrameStream
 from psyche.wire.handshake import client_handshake
+from psyche.wire.ports import AddressRecord
+from psyche.wire.tls import make_channel
 
 SERVER = Identity(bytes([99]) * 32)
+CHANNEL = make_channel(SERVER)
 BUFFER_BYTES = 65_536  # what an operating system keeps of unread bytes
 
 
@@ -82,7 +85,7 @@ class Client:
     frames: FrameStream
     raw: bytes = b""
     nonce: int = -1
-    book: dict[bytes, wire.AddressMessage] = field(default_factory=dict)
+    book: dict[bytes, AddressRecord] = field(default_factory=dict)
     pushes: list[wire.ServerMessage] = field(default_factory=list)
     ids: int = 0
 
@@ -117,7 +120,7 @@ class Client:
         return self
 
     async def join(self) -> wire.Reply:
-        return await self.ask(wire.JoinRequest(wire.get_address_message(build_record(self.identity))))
+        return await self.ask(build_join_request(build_record(self.identity)))
 
     async def read_to_the_end(self) -> wire.Goodbye | None:
         """Everything until the connection is closed; the goodbye, if there was one."""
@@ -172,9 +175,12 @@ class Rig:
 
     async def connect(self, identity: Identity) -> Client:
         """A connection past hello."""
-        stream = self.open()
+        return await self.greet(self.open(), identity)
+
+    async def greet(self, stream: trio.abc.Stream, identity: Identity) -> Client:
+        """The same over a stream that the hub serves."""
         frames = FrameStream(stream, wire.MAX_SERVER_FRAME_BYTES, max_send_bytes=1 << 20)
-        await client_handshake(frames, identity, wire.PURPOSE, SERVER.public, 60)
+        await client_handshake(frames, identity, wire.PURPOSE, CHANNEL, SERVER.public, 60)
         client = Client(identity, stream, frames)
         assert (await client.ask(wire.HelloRequest(wire.VERSION, "test-run", "test"))).code == ""
         return client

@@ -4,14 +4,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from psyche.core.genesis import create_run
-from psyche.core.layout import encode_state, encode_witness
-from psyche.core.state import Config, Coordinator, Metadata, Model, Progress, RunState
+from kits.runs import Run
+
+from psyche.core.encoding.account import encode_state
+from psyche.core.state.genesis import create_run
+from psyche.core.state.messages import Join, WarmupWitness
+from psyche.core.state.state import Config, Coordinator, Metadata, Model, Progress, RunState
+from psyche.server.access import AccessChanges, AllowList
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal import Journal
 from psyche.server.recovery import create_journal
-from psyche.testing.builders import START_UNIX, Run, build_config, build_hash, build_model
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
 from psyche.wire import backend as wire
+from psyche.wire.access import OPEN, Access
 from psyche.wire.crypto import Identity, sign_address_record
 from psyche.wire.ports import AddressRecord
 
@@ -72,6 +77,7 @@ class RunFile:
     metadata: Metadata = field(default_factory=lambda: Metadata(name="test"))
     progress: Progress = field(default_factory=Progress)
     pending_pause: bool = False
+    bootstrap: tuple[str, ...] = ()
 
 
 def build_entropy() -> Callable[[], bytes]:
@@ -86,16 +92,26 @@ def build_state(file: RunFile | None = None) -> Coordinator:
 
 
 def build_handler(
-    state: Coordinator | None = None, disk: MemoryDisk | None = None, journal: Journal | None = None, **options: Any
+    state: Coordinator | None = None,
+    disk: MemoryDisk | None = None,
+    journal: Journal | None = None,
+    access: Access | None = None,
+    **options: Any,
 ) -> CoordinatorHandler:
     state = state or build_state()
     journal = journal or create_journal(disk or MemoryDisk(), START_UNIX, encode_state(state))
     settings = {"now": START_UNIX, "owners": frozenset({OWNER.public}), "entropy": build_entropy(), "program": "test"}
+    settings["access"] = AllowList(access or OPEN, AccessChanges(), OWNER.public)
     return CoordinatorHandler(state, journal, **(settings | options))
 
 
 def build_record(identity: Identity, port: int = 4001, expires_unix: int = START_UNIX + 100_000) -> AddressRecord:
     return sign_address_record(identity, [f"/ip4/127.0.0.1/tcp/{port}"], expires_unix)
+
+
+def build_join_request(record: AddressRecord) -> wire.SubmitRequest:
+    """What a client sends to join."""
+    return wire.build_submit(Join(record.p2p), record)
 
 
 class Members:
@@ -133,13 +149,13 @@ class Members:
     def join_all(self) -> None:
         for identity in self.identities:
             self.handler.connected(identity.public)
-            self.ask(identity.public, wire.JoinRequest(wire.get_address_message(build_record(identity))))
+            self.ask(identity.public, build_join_request(build_record(identity)))
 
-    def get_warmup(self, member: int) -> wire.WarmupWitnessRequest:
-        return wire.WarmupWitnessRequest(self.handler.state.progress.epoch, member, self.run.get_start_digest())
+    def get_warmup(self, member: int) -> wire.SubmitRequest:
+        return wire.build_submit(WarmupWitness(self.handler.state.progress.epoch, member, self.run.get_start_digest()))
 
-    def get_witness(self, member: int, **overrides: Any) -> wire.WitnessRequest:
-        return wire.WitnessRequest(encode_witness(self.run.build_witness(member, **overrides)))
+    def get_witness(self, member: int, **overrides: Any) -> wire.SubmitRequest:
+        return wire.build_submit(self.run.build_witness(member, **overrides))
 
     def warm_up(self) -> None:
         """From joined members to the first round."""

@@ -1,11 +1,10 @@
 """The address book: newest record per key, expiry, and updates that bring every reader to the same book."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from psyche.core.limits import MAX_CLIENTS
+from psyche.core.state.limits import MAX_CLIENTS
 from psyche.server.book import MAX_REMOVED, AddressBook
 from psyche.testing.builders import build_hash
 from psyche.wire.ports import AddressRecord

@@ -6,19 +6,24 @@ import struct
 import msgspec
 import pytest
 import trio
-from hub_kit import SERVER, Client, Rig, open_rig
+from hub_kit import CHANNEL, SERVER, Client, Rig, open_rig
+from kits.runs import Run, build_run
 from server_kit import CLIENTS, OWNER, build_record
 from trio.testing import MockClock
 
-from psyche.core.layout import encode_state
-from psyche.core.state import ClientState
+from psyche.core.encoding.account import encode_state
+from psyche.core.state.messages import LeaveRun, Pause, Resume
+from psyche.core.state.state import ClientState
 from psyche.errors import PsycheError
 from psyche.server import hub as hub_module
 from psyche.server import limits
+from psyche.server.access import AccessChanges, AllowList
 from psyche.wire import backend as wire
+from psyche.wire.access import Access, Allow
 from psyche.wire.crypto import Identity
 from psyche.wire.framing import ConnectionLost, FrameStream
 from psyche.wire.handshake import HandshakeError, client_handshake
+from psyche.wire.pace import TokenBucket
 
 STRANGER = Identity(bytes([77]) * 32)
 
@@ -59,9 +64,9 @@ async def test_a_subscriber_gets_the_whole_state_and_then_every_change_as_delta(
 async def test_everybody_gets_the_address_book_and_its_changes(autojump_clock: MockClock) -> None:
     async with open_rig() as rig:
         clients = await open_members(rig)
-        moved = wire.get_address_message(build_record(CLIENTS[1], port=5_555))
+        moved = build_record(CLIENTS[1], port=5_555)
         assert (await clients[1].ask(wire.AnnounceRequest(moved))).code == ""
-        assert (await clients[1].ask(wire.LeaveRequest())).code == ""
+        assert (await clients[1].ask(wire.build_submit(LeaveRun()))).code == ""
         rig.tick()
         await trio.sleep(1)
         with trio.move_on_after(1):
@@ -140,7 +145,7 @@ async def test_answers_that_are_not_read_are_bounded(autojump_clock: MockClock) 
             for _ in range(limits.MAX_REPLIES + 2):
                 await lazy.send(wire.StatusRequest())
                 await trio.sleep(0.1)
-        assert "are not read" in get_reasons(rig)
+        assert "replies wait unread" in get_reasons(rig)
         rig.handler.journal.durable_seq = rig.handler.journal.last_seq
         rig.hub.note_durable()
         await assert_well(rig, clients)
@@ -175,7 +180,7 @@ async def test_a_members_malformed_witness_ends_its_connection_but_not_its_membe
     async with open_rig() as rig:
         clients = await open_members(rig)
         await rig.start_training(clients)
-        await clients[2].send(wire.WitnessRequest(bytes(700)))
+        await clients[2].send(wire.SubmitRequest(6, msgspec.msgpack.encode([bytes(700)])))
         await clients[2].read_to_the_end()
         assert "WitnessMessage" in get_reasons(rig)
         again = await (await rig.connect(CLIENTS[2])).subscribe()
@@ -206,7 +211,7 @@ async def test_a_flood_of_requests_ends_its_own_connection_with_a_reason(autojum
 async def test_the_first_request_must_be_hello(autojump_clock: MockClock) -> None:
     async with open_rig() as rig:
         frames = FrameStream(rig.open(), 1 << 20)
-        await client_handshake(frames, STRANGER, wire.PURPOSE, SERVER.public, 60)
+        await client_handshake(frames, STRANGER, wire.PURPOSE, CHANNEL, SERVER.public, 60)
         await frames.send(wire.encode_message(wire.Request(1, wire.StatusRequest())), 60)
         await Client(STRANGER, frames._stream, frames).read_to_the_end()
         assert "must be HelloRequest" in get_reasons(rig)
@@ -215,7 +220,7 @@ async def test_the_first_request_must_be_hello(autojump_clock: MockClock) -> Non
 async def test_a_client_for_another_run_is_told_so_and_closed(autojump_clock: MockClock) -> None:
     async with open_rig() as rig:
         frames = FrameStream(rig.open(), 1 << 20)
-        await client_handshake(frames, STRANGER, wire.PURPOSE, SERVER.public, 60)
+        await client_handshake(frames, STRANGER, wire.PURPOSE, CHANNEL, SERVER.public, 60)
         client = Client(STRANGER, frames._stream, frames)
         assert (await client.ask(wire.HelloRequest(wire.VERSION, "other", "test"))).code == "WrongRun"
         goodbye = await client.read_to_the_end()
@@ -232,7 +237,7 @@ async def test_bytes_that_are_no_handshake_end_their_own_connection(autojump_clo
             await trio.sleep(0.1)
         stranger = FrameStream(rig.open(), 1 << 20)
         with pytest.raises(HandshakeError):
-            await client_handshake(stranger, STRANGER, "data", SERVER.public, 60)
+            await client_handshake(stranger, STRANGER, "data", CHANNEL, SERVER.public, 60)
         await trio.sleep(0.1)
         assert len(rig.sink.get("connection_closed")) == 4
         await assert_well(rig, clients)
@@ -251,8 +256,8 @@ async def test_an_owners_command_does_not_push_aside_the_client_with_the_same_ke
         rig.handler.owners = frozenset({CLIENTS[0].public})
         clients = await open_members(rig)
         command = await rig.connect(CLIENTS[0])
-        assert (await command.ask(wire.PauseRequest(bytes(16)))).code == ""
-        assert (await command.ask(wire.ResumeRequest(bytes([1]) * 16))).code == ""
+        assert (await command.ask(wire.build_submit(Pause(), op_id=bytes(16)))).code == ""
+        assert (await command.ask(wire.build_submit(Resume(), op_id=bytes([1]) * 16))).code == ""
         await command.frames.aclose()
         await trio.sleep(1)
         assert rig.sink.get("client_disconnected") == []
@@ -330,37 +335,112 @@ async def test_a_request_whose_answer_was_lost_is_answered_alike_on_the_next_con
 async def test_strangers_make_room_for_newcomers_and_members_stay(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module.limits, "MAX_CONNECTIONS", 5)
+    monkeypatch.setattr(hub_module.limits, "MAX_STRANGERS", 3)
     async with open_rig() as rig:
         clients = await open_members(rig)
-        crowd = [await rig.connect(STRANGER) for _ in range(6)]
+        crowd = [await rig.connect(Identity(bytes([60 + number]) * 32)) for number in range(6)]
         await trio.sleep(0.1)
-        assert len(rig.hub._open) <= 5
+        assert len(rig.hub._open) == len(clients) + 3
         assert (await crowd[-1].ask(wire.PingRequest())).code == ""
         with pytest.raises(PsycheError):
             await crowd[0].ask(wire.PingRequest())
         await assert_well(rig, clients)
 
 
-async def test_where_only_members_are_there_a_newcomer_is_refused(
+async def test_a_member_comes_back_while_strangers_hold_all_places(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module.limits, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(hub_module.limits, "MAX_STRANGERS", 3)
     async with open_rig() as rig:
         clients = await open_members(rig)
-        with pytest.raises(PsycheError):
-            await rig.connect(STRANGER)
-        assert rig.sink.get("connection_refused")[0]["limit"] == 3
-        await assert_well(rig, clients)
+        for _ in range(4):
+            rig.open()  # and says nothing
+        await clients[0].frames.aclose()
+        again = await rig.connect(clients[0].identity)
+        await again.subscribe()
+        for _ in range(4):
+            rig.open()
+        await trio.sleep(0.1)
+        assert (await again.ask(wire.PingRequest())).code == ""
 
 
-def test_the_limit_on_connections_leaves_room_for_all_members_and_as_many_again() -> None:
-    assert limits.MAX_CONNECTIONS >= 2 * 256
-    assert OWNER.public != STRANGER.public
+@pytest.mark.parametrize("commander", [OWNER, STRANGER], ids=["owner", "join authority"])
+async def test_a_command_is_answered_while_strangers_hold_all_places(
+    commander: Identity, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module.limits, "MAX_STRANGERS", 3)
+    async with open_rig() as rig:
+        rig.handler.access = AllowList(Access(join_authority=STRANGER.public), AccessChanges(), OWNER.public)
+        client = await rig.connect(commander)
+        for _ in range(4):
+            rig.open()  # and says nothing
+        await trio.sleep(0.1)
+        assert (await client.ask(wire.build_submit(Allow(CLIENTS[0].public), op_id=bytes(16)))).code == ""
+
+
+async def ask_often(client: Client, answered: list[Identity], count: int = 10) -> None:
+    """Send requests as one goes, and note each answer."""
+    numbers = [await client.send(wire.StatusRequest()) for _ in range(count)]
+    while numbers:
+        message = await client.receive()
+        if isinstance(message, wire.Reply) and message.id == numbers[0]:
+            answered.append(client.identity)
+            del numbers[0]
+
+
+async def test_strangers_share_what_is_answered_and_members_do_not_wait(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module.limits, "STRANGERS_BURST", 5.0)
+    async with open_rig() as rig:
+        clients = await open_members(rig)
+        answered: list[Identity] = []
+        crowd = [await rig.connect(Identity(bytes([60 + number]) * 32)) for number in range(10)]
+        async with trio.open_nursery() as nursery:
+            for stranger in crowd:
+                nursery.start_soon(ask_often, stranger, answered)
+            for _ in range(10):
+                await assert_well(rig, clients)
+            assert len(answered) <= 5, "all that may be answered at once"
+        assert len(answered) == 100, "who waits is answered in its turn"
+
+
+async def test_addresses_of_strangers_take_turns_in_being_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module.limits, "STRANGERS_REQUESTS_PER_S", 20.0)
+    monkeypatch.setattr(hub_module.limits, "STRANGERS_BURST", 1.0)
+    async with open_rig() as rig:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        rig.nursery.start_soon(trio.serve_listeners, rig.hub.serve, listeners)
+        port = listeners[0].socket.getsockname()[1]
+
+        async def connect(number: int, address: str) -> Client:
+            stream = await trio.open_tcp_stream("127.0.0.1", port, local_address=address)
+            return await rig.greet(stream, Identity(bytes([60 + number]) * 32))
+
+        crowd = [await connect(number, "127.0.0.1") for number in range(20)]
+        other = await connect(99, "127.0.0.2")
+        answered: list[Identity] = []
+        async with trio.open_nursery() as nursery:
+            for stranger in crowd:
+                nursery.start_soon(ask_often, stranger, answered)
+            while not answered:
+                await trio.sleep(0.01)
+            before = len(answered)
+            await other.ask(wire.StatusRequest())
+            assert len(answered) <= before + 3, "one turn, and what was on its way"
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_key_has_three_connections_and_the_newest_stay(autojump_clock: MockClock) -> None:
+    async with open_rig() as rig:
+        crowd = [await rig.connect(STRANGER) for _ in range(5)]
+        await trio.sleep(0.1)
+        assert len(rig.hub._open) == limits.MAX_CONNECTIONS_PER_KEY
+        assert (await crowd[-1].ask(wire.PingRequest())).code == ""
 
 
 def test_tokens_come_back_with_time() -> None:
-    bucket = limits.TokenBucket(2.0, 4.0, 100.0)
+    bucket = TokenBucket(2.0, 4.0, 100.0)
     assert [bucket.take(100.0) for _ in range(5)] == [True] * 4 + [False]
     assert bucket.take(100.5)
     assert not bucket.take(100.6)
@@ -368,4 +448,13 @@ def test_tokens_come_back_with_time() -> None:
 
 
 def test_requests_are_small_on_the_wire() -> None:
-    assert len(msgspec.msgpack.encode(wire.Request(1, wire.WitnessRequest(bytes(760))))) < 800
+    assert (
+        len(
+            msgspec.msgpack.encode(
+                wire.Request(
+                    1, wire.build_submit(Run(build_run(1).warm_up().state).build_witness(0, metadata=bytes(256)))
+                )
+            )
+        )
+        < 800
+    )

@@ -1,16 +1,20 @@
 """The journal (K1): records survive what they must, and what is broken is told apart from what is torn."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.runs import build_run
 from server_kit import MemoryDisk
 
-from psyche.core.limits import STATE_BYTES
+from psyche.core.state.limits import MAX_CLAIMS, STATE_BYTES
+from psyche.core.state.messages import Collect, Pause, SetRates, Tick, Withdraw
 from psyche.server import journal as j
-from psyche.server.events import EventKind, Pause, SetRates, Tick, Withdraw, decode_event, encode_event, get_kind
-from psyche.server.recovery import create_journal
+from psyche.server.events import Event, decode_event, encode_event, get_number
+from psyche.server.recovery import create_journal, recover
+from psyche.wire.access import MAX_DELEGATES, Allow, Disallow
 from psyche.wire.crypto import blake3_hash
 
 RAW = bytes(STATE_BYTES)
@@ -20,7 +24,7 @@ HASH = blake3_hash(RAW)
 def build_journal(disk: MemoryDisk, records: int = 0) -> j.Journal:
     journal = create_journal(disk, 100, RAW)
     for number in range(records):
-        journal.append(101 + number, Tick(bytes([number]) * 32), HASH)
+        journal.append(101 + number, Event(Tick(bytes([number % 256]) * 32)), HASH)
     journal.flush()
     return journal
 
@@ -43,11 +47,47 @@ def test_a_record_has_the_bytes_of_k1() -> None:
     assert raw[25:] == b"body8 bytes!"
 
 
-def test_every_kind_of_event_has_a_number_of_its_own_and_reads_back() -> None:
-    for event in (Tick(bytes(32)), Withdraw(bytes(32), 3, 4), Pause(bytes(16)), SetRates(bytes(16), None, 7)):
-        assert decode_event(get_kind(event), encode_event(event)) == event
-    assert len({get_kind(e) for e in (Tick(b""), Pause(b""))}) == 2
-    assert {kind.value for kind in EventKind} == set(range(1, 15)), "numbers on disk never change their meaning"
+EVENTS = (
+    Event(Tick(bytes(32))),
+    Event(Withdraw(3, 4), b"k" * 32),
+    Event(Pause(), b"o" * 32, bytes(16)),
+    Event(SetRates(None, 7), b"o" * 32, bytes(16)),
+    Event(Collect(((bytes(32), 7), (b"\1" * 32, 8))), b"o" * 32, bytes(16)),
+    Event(Disallow(b"k" * 32, b"f" * 32), b"o" * 32, bytes(16)),
+)
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_reads_back_as_it_was_written(event: Event) -> None:
+    assert decode_event(get_number(event), encode_event(event)) == event
+
+
+def test_what_a_witness_says_that_is_never_stored_is_not_in_the_journal() -> None:
+    message = build_run(1).warm_up().build_witness(0)
+    said = Event(replace(message, metadata=b"fast today"), b"k" * 32)
+    assert decode_event(get_number(said), encode_event(said)) == Event(message, b"k" * 32)
+
+
+def test_the_largest_command_fits_a_record() -> None:
+    claims = tuple((bytes([i]) * 32, (1 << 64) - 1) for i in range(MAX_CLAIMS))
+    delegates = tuple(bytes([i]) * 32 for i in range(MAX_DELEGATES))
+    for message in (Collect(claims), Allow(b"k" * 32, delegates)):
+        event = Event(message, b"o" * 32, bytes(16))
+        record = j.Record(1, 0, get_number(event), encode_event(event), HASH[:8])
+        assert len(j.encode_record(record)) <= j.MAX_RECORD_BYTES
+
+
+def test_a_journal_of_another_version_is_refused_with_a_way_out_and_nothing_is_removed() -> None:
+    disk = MemoryDisk()
+    create_journal(disk, 100, RAW)
+    name = j.get_snapshot_name(0)
+    content = bytearray(disk.files[name][:-32])
+    content[8:12] = (2).to_bytes(4, "little")
+    disk.files[name] = bytes(content) + blake3_hash(bytes(content))
+    files = dict(disk.files)
+    with pytest.raises(j.JournalError, match=r"version 2.*run the version of Psyche that wrote it, or start a new run"):
+        recover(disk)
+    assert disk.files == files
 
 
 def test_a_tail_torn_at_any_byte_of_the_last_record_loses_that_record_alone() -> None:
@@ -96,6 +136,38 @@ def test_zeros_after_the_last_record_are_a_torn_tail() -> None:
     assert (len(scan.records), scan.good_bytes, scan.is_torn) == (2, len(whole), True)
 
 
+@pytest.mark.parametrize("hole_bytes", [100, 4_096, 32_768])
+def test_a_hole_with_whole_records_behind_it_is_no_torn_tail_whatever_its_size(hole_bytes: int) -> None:
+    disk = MemoryDisk()
+    build_journal(disk, 1_000)
+    whole = disk.files[j.get_segment_name(1)]
+    size = len(whole) // 1_000
+    start, end = 7 * size, 7 * size + hole_bytes
+    scan = j.scan_segment(whole[:start] + bytes(hole_bytes) + whole[end:], 1)
+    assert (scan.is_broken, scan.is_torn, len(scan.records), scan.good_bytes) == (True, False, 7, start)
+    first_whole = -(-end // size) + 1
+    assert [record.seq for record in scan.behind] == list(range(first_whole, 1_001))
+
+
+def test_records_between_two_holes_are_found_too() -> None:
+    disk = MemoryDisk()
+    build_journal(disk, 300)
+    damaged = bytearray(disk.files[j.get_segment_name(1)])
+    size = len(damaged) // 300
+    for hole in (10, 200):
+        damaged[hole * size : (hole + 90) * size] = bytes(90 * size)
+    assert [r.seq for r in j.scan_segment(bytes(damaged), 1).behind] == [*range(101, 201), *range(291, 301)]
+
+
+def test_a_record_of_another_part_of_the_run_does_not_make_a_tail_a_hole() -> None:
+    disk = MemoryDisk()
+    build_journal(disk, 2)
+    other = j.encode_record(j.Record(9_999, 100, 1, encode_event(Event(Tick(bytes(32)))), HASH[:8]))
+    earlier = j.encode_record(j.Record(1, 100, 1, encode_event(Event(Tick(bytes(32)))), HASH[:8]))
+    scan = j.scan_segment(disk.files[j.get_segment_name(1)] + bytes(50) + other + earlier, 1)
+    assert (len(scan.records), scan.is_torn) == (2, True)
+
+
 def test_a_length_of_four_gigabytes_is_refused_before_anything_is_allocated() -> None:
     raw = struct.pack("<II", 0xFFFF_FFFF, 0) + bytes(100)
     assert j.scan_segment(raw, 1) == j.Scan((), 0, is_torn=True)
@@ -106,7 +178,7 @@ def test_records_appended_together_cost_one_sync() -> None:
     journal = build_journal(disk)
     before = disk.syncs
     for number in range(20):
-        journal.append(200, Tick(bytes([number]) * 32), HASH)
+        journal.append(200, Event(Tick(bytes([number]) * 32)), HASH)
     assert journal.durable_seq == 0
     assert journal.last_seq == 20
     journal.flush()
@@ -117,10 +189,10 @@ def test_records_appended_together_cost_one_sync() -> None:
 
 def test_nothing_is_durable_until_its_batch_is_committed() -> None:
     journal = build_journal(MemoryDisk())
-    journal.append(200, Tick(bytes(32)), HASH)
+    journal.append(200, Event(Tick(bytes(32))), HASH)
     batch = journal.take()
     assert batch is not None
-    journal.append(201, Tick(bytes(32)), HASH)  # comes while the disk is busy
+    journal.append(201, Event(Tick(bytes(32))), HASH)  # comes while the disk is busy
     journal.write(batch)
     assert journal.durable_seq == 0
     journal.commit(batch)
@@ -132,9 +204,9 @@ def test_two_snapshots_are_kept_and_the_segments_since_the_older_one() -> None:
     disk = MemoryDisk()
     journal = build_journal(disk)
     for number in range(5):
-        journal.append(200 + number, Tick(bytes(32)), HASH)
+        journal.append(200 + number, Event(Tick(bytes(32))), HASH)
         journal.snapshot(200 + number, RAW, ())
-        journal.append(200 + number, Tick(bytes(32)), HASH)
+        journal.append(200 + number, Event(Tick(bytes(32))), HASH)
         journal.flush()
     snapshots, segments = j.get_numbers(disk.names(), "snapshot-"), j.get_numbers(disk.names(), "journal-")
     assert snapshots == [7, 9]
@@ -144,12 +216,12 @@ def test_two_snapshots_are_kept_and_the_segments_since_the_older_one() -> None:
 
 def test_a_snapshot_is_due_when_the_segment_has_four_mebibytes() -> None:
     journal = build_journal(MemoryDisk())
-    size = len(j.encode_record(j.Record(1, 0, 1, encode_event(Tick(bytes(3_000))), HASH[:8])))
+    size = len(j.encode_record(j.Record(1, 0, 1, encode_event(Event(Tick(bytes(3_000)))), HASH[:8])))
     needed = -(-j.SNAPSHOT_EVERY_BYTES // size)
     for _ in range(needed - 1):
-        journal.append(200, Tick(bytes(3_000)), HASH)
+        journal.append(200, Event(Tick(bytes(3_000))), HASH)
     assert not journal.wants_snapshot
-    journal.append(200, Tick(bytes(3_000)), HASH)
+    journal.append(200, Event(Tick(bytes(3_000))), HASH)
     assert journal.wants_snapshot
     journal.snapshot(200, RAW, ())
     assert not journal.wants_snapshot
@@ -171,7 +243,7 @@ def test_a_snapshot_reads_back_and_any_changed_byte_is_noticed() -> None:
 def test_a_failing_disk_says_so_and_nothing_becomes_durable() -> None:
     disk = MemoryDisk()
     journal = build_journal(disk)
-    journal.append(200, Tick(bytes(32)), HASH)
+    journal.append(200, Event(Tick(bytes(32))), HASH)
     disk.broken = True
     with pytest.raises(j.JournalError, match=r"Input/output error.*start the server again"):
         journal.flush()
@@ -181,12 +253,12 @@ def test_a_failing_disk_says_so_and_nothing_becomes_durable() -> None:
 def test_after_a_lost_batch_no_later_one_is_written_that_would_leave_a_gap() -> None:
     disk = MemoryDisk()
     journal = build_journal(disk, 2)
-    journal.append(200, Tick(bytes(32)), HASH)
+    journal.append(200, Event(Tick(bytes(32))), HASH)
     disk.broken = True
     with pytest.raises(j.JournalError):
         journal.flush()
     disk.broken = False
-    journal.append(201, Tick(bytes(32)), HASH)
+    journal.append(201, Event(Tick(bytes(32))), HASH)
     with pytest.raises(j.JournalError, match="failed before"):
         journal.flush()
     assert [record.seq for record in read(disk).records] == [1, 2]

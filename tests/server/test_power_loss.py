@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kits.power_loss import Watch, watch_disk
 from server_kit import RunFile
 
 from psyche import durable
-from psyche.core.layout import encode_state
-from psyche.core.state import Coordinator
+from psyche.core.encoding.account import encode_state
+from psyche.core.state.messages import Pause, Resume
+from psyche.core.state.state import Coordinator
 from psyche.server import disk as server_disk
 from psyche.server import journal as j
 from psyche.server.disk import FolderDisk
-from psyche.server.events import Pause, Resume
+from psyche.server.events import Event
 from psyche.server.recovery import recover
 from psyche.server.run import open_run
 from psyche.testing.builders import START_UNIX
-from psyche.testing.power_loss import Watch, watch_disk
 from psyche.wire.crypto import blake3_hash
 
 STATE = "of/a/run"
@@ -54,7 +55,7 @@ def write_run(root: Path) -> tuple[Watch, list[bytes]]:
 
 def _change(state: Coordinator, journal: j.Journal, number: int) -> None:
     op_id = number.to_bytes(16, "little")
-    event = Pause(op_id) if number % 2 else Resume(op_id)
+    event = Event(Pause() if number % 2 else Resume(), op_id=op_id)
     event.process(state, START_UNIX + number)
     journal.append(START_UNIX + number, event, blake3_hash(encode_state(state)))
 

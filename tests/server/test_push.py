@@ -8,19 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_kit import Members, build_handler
 
-from psyche.core.layout import decode_state, encode_state
-from psyche.core.limits import STATE_BYTES
-from psyche.core.state import RunState
+from psyche.backends.tcp.push import apply_delta, read_full
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state.limits import STATE_BYTES
+from psyche.core.state.state import RunState
 from psyche.errors import WireError
-from psyche.server.push import (
-    COALESCE_S,
-    StateVersion,
-    apply_delta,
-    compute_delay_s,
-    compute_runs,
-    make_push,
-    read_full,
-)
+from psyche.server.push import COALESCE_S, StateVersion, compute_delay_s, compute_runs, make_push
 from psyche.wire import backend as wire
 from psyche.wire.crypto import blake3_hash
 
@@ -76,7 +69,7 @@ def test_runs_are_the_same_wherever_blocks_of_comparison_begin(some: list[tuple[
 def test_runs_leave_out_what_is_equal_but_for_small_gaps() -> None:
     before = bytes(1_000)
     after = change(before, [(0, b"ab"), (10, b"c"), (30, b"d")])[:1_000]
-    assert compute_runs(before, after) == (wire.Run(0, after[:11]), wire.Run(30, b"d"))
+    assert compute_runs(before, after) == (wire.ChangedBytes(0, after[:11]), wire.ChangedBytes(30, b"d"))
     assert compute_runs(before, before) == ()
 
 
@@ -130,7 +123,7 @@ def test_a_delta_from_another_nonce_is_refused() -> None:
     raw = bytes(STATE_BYTES)
     push = make_push(build_version(raw, 5), build_version(change(raw, [(0, b"x")]), 6), now=1)
     assert isinstance(push, wire.StateDelta)
-    with pytest.raises(WireError, match="from nonce 5, this is 4"):
+    with pytest.raises(WireError, match="from nonce 5, this client is at 4"):
         apply_delta(raw, 4, push)
 
 
@@ -143,7 +136,7 @@ def test_a_delta_to_bytes_that_differ_is_refused_by_the_hash() -> None:
 
 
 def test_a_delta_that_leaves_the_state_is_refused() -> None:
-    push = wire.StateDelta(5, 6, 1, bytes(16), (wire.Run(STATE_BYTES - 1, b"ab"),))
+    push = wire.StateDelta(5, 6, 1, bytes(16), (wire.ChangedBytes(STATE_BYTES - 1, b"ab"),))
     with pytest.raises(WireError, match="leaves the state"):
         apply_delta(bytes(STATE_BYTES), 5, push)
 

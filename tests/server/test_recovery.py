@@ -5,17 +5,19 @@ from dataclasses import dataclass, field
 import pytest
 from server_kit import CLIENTS, OWNER, Members, MemoryDisk, RunFile, Sink, build_handler, build_state
 
-from psyche.core.errors import Halted
-from psyche.core.layout import decode_state, encode_state
-from psyche.core.state import Checkpoint, CheckpointKind, ClientState, RunState
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state.errors import Halted
+from psyche.core.state.messages import NameCheckpoint, Pause, Resume, SetRates, Tick
+from psyche.core.state.state import Checkpoint, CheckpointKind, ClientState, RunState
 from psyche.errors import ConfigError
 from psyche.server import journal as j
-from psyche.server.events import Pause, Tick, decode_event
+from psyche.server.events import Event, decode_event
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.recovery import create_journal, recover
 from psyche.server.run import compute_run_uid, open_run
 from psyche.testing.builders import START_UNIX, build_config, build_hash
 from psyche.wire import backend as wire
+from psyche.wire.crypto import blake3_hash
 
 OP = bytes(range(16))
 
@@ -48,10 +50,10 @@ def record_run(**config: int) -> Recording:
     members = Members(handler)
     for steps, _ in enumerate(members.finish()):
         if steps == 2:
-            members.ask(OWNER.public, wire.PauseRequest(OP))
-            members.ask(OWNER.public, wire.RatesRequest(OP[1:] + b"r", 90, 4))
+            members.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP))
+            members.ask(OWNER.public, wire.build_submit(SetRates(90, 4), op_id=OP[1:] + b"r"))
         if members.run_state is RunState.PAUSED:
-            members.ask(OWNER.public, wire.ResumeRequest(OP[::-1]))
+            members.ask(OWNER.public, wire.build_submit(Resume(), op_id=OP[::-1]))
     for image in recording.images.values():
         for first in j.get_numbers(list(image), "journal-"):
             found = j.scan_segment(image[j.get_segment_name(first)], first).records
@@ -101,7 +103,7 @@ def test_the_journal_goes_on_after_a_cut_tail(recording: Recording) -> None:
     disk = MemoryDisk(image | {name: image[name][:-3]})
     found = recover(disk)
     assert found is not None
-    found.journal.append(found.now, Tick(bytes(32)), build_hash("state"))
+    found.journal.append(found.now, Event(Tick(bytes(32))), build_hash("state"))
     found.journal.flush()
     first = j.get_numbers(disk.names(), "journal-")[-1]
     assert j.scan_segment(disk.files[name], first).records[-1].seq == seq
@@ -146,6 +148,75 @@ def test_a_broken_record_in_the_middle_is_a_clear_error_and_never_a_wrong_state(
             recover(MemoryDisk(image | {name: bytes(damaged)}))
 
 
+def record_long_run(records: int) -> tuple[dict[str, bytes], list[bytes]]:
+    """A run that is paused and resumed again and again, in one segment; the state after each record."""
+    disk, state = MemoryDisk(), build_state()
+    states = [encode_state(state)]
+    journal = create_journal(disk, START_UNIX, states[0])
+    for number in range(1, records + 1):
+        op_id = number.to_bytes(16, "little")
+        event = Event(Pause() if number % 2 else Resume(), op_id=op_id)
+        event.process(state, START_UNIX + number)
+        states.append(encode_state(state))
+        journal.append(START_UNIX + number, event, blake3_hash(states[-1]))
+    journal.flush()
+    return disk.files, states
+
+
+def make_hole(image: dict[str, bytes], record: int, hole_bytes: int) -> tuple[dict[str, bytes], int]:
+    """Zeros from the start of a record on, in the first segment; and where they start."""
+    name = j.get_segment_name(1)
+    data = image[name]
+    start = sum(len(j.encode_record(r)) for r in j.scan_segment(data, 1).records[: record - 1])
+    return image | {name: data[:start] + bytes(hole_bytes) + data[start + hole_bytes :]}, start
+
+
+def test_acknowledged_records_behind_a_hole_are_never_cut_without_the_owners_word() -> None:
+    image, _ = record_long_run(1_000)
+    damaged, offset = make_hole(image, record=4, hole_bytes=32_768)
+    disk = MemoryDisk(damaged)
+    with pytest.raises(j.JournalError, match=rf"byte {offset}: record 4 .*whole records lie.*1000.*--accept-loss"):
+        recover(disk)
+    assert disk.files == damaged, "nothing was cut"
+
+
+@pytest.mark.parametrize("record", [1, 4], ids=["from the segment's start", "in its middle"])
+def test_a_loss_that_is_accepted_is_said_exactly_and_the_broken_file_is_kept(record: int) -> None:
+    image, states = record_long_run(1_000)
+    damaged, offset = make_hole(image, record, hole_bytes=32_768)
+    behind = len(j.scan_segment(damaged[j.get_segment_name(1)], 1).behind)
+    disk = MemoryDisk(damaged)
+    found = recover(disk, accept_loss=True)
+    assert found is not None
+    assert encode_state(found.state) == states[record - 1]
+    assert f"records {record} to 1000 are given up ({behind} whole records lie" in found.notes[0]
+    aside = f"broken-1-{j.get_segment_name(1)}"
+    assert aside in found.notes[0]
+    assert disk.files[aside] == damaged[j.get_segment_name(1)]
+    assert len(disk.files.get(j.get_segment_name(1), b"")) == offset
+    found.journal.append(found.now, Event(Tick(bytes(32))), build_hash("state"))
+    found.journal.flush()
+    scan = j.scan_segment(disk.files[j.get_segment_name(1)], 1)
+    assert (scan.records[-1].seq, scan.is_broken) == (record, False), "the journal goes on from there"
+
+
+def test_an_accepted_loss_in_an_older_segment_names_the_newest_round_that_is_lost(recording: Recording) -> None:
+    image = dict(recording.images[max(recording.images)])
+    older, newer = j.get_numbers(list(image), "snapshot-")
+    image[j.get_snapshot_name(newer)] = b""
+    name = j.get_segment_name(older + 1)
+    image[name] = bytes(len(image[name]))
+    later = j.get_segment_name(newer + 1)
+    disk = MemoryDisk(image)
+    found = recover(disk, accept_loss=True)
+    assert found is not None
+    assert encode_state(found.state) == recording.states[older]
+    assert "of epoch 1, height " in found.notes[0]
+    assert later not in disk.files
+    assert disk.files[f"broken-1-{later}"] == image[later]
+    assert recover(MemoryDisk(disk.files)) is not None, "what is left is whole"
+
+
 def test_a_missing_segment_is_a_clear_error(recording: Recording) -> None:
     seq = max(recording.images)
     image = dict(recording.images[seq])
@@ -153,7 +224,9 @@ def test_a_missing_segment_is_a_clear_error(recording: Recording) -> None:
     broken = image[j.get_snapshot_name(newer)][:-1] + b"?"
     image[j.get_snapshot_name(newer)] = broken
     del image[j.get_segment_name(older + 1)]
-    with pytest.raises(j.JournalError, match=rf"records {older + 1} to {newer} are missing"):
+    with pytest.raises(
+        j.JournalError, match=rf"{j.get_segment_name(newer + 1)}, byte 0: record {older + 1} is broken or missing"
+    ):
         recover(MemoryDisk(image))
 
 
@@ -171,22 +244,22 @@ def test_a_record_that_gives_another_state_is_a_clear_error() -> None:
     disk = MemoryDisk()
     state = build_state()
     journal = create_journal(disk, START_UNIX, encode_state(state))
-    journal.append(START_UNIX, Pause(OP), build_hash("not the state after a pause"))
+    journal.append(START_UNIX, Event(Pause(), op_id=OP), build_hash("not the state after a pause"))
     journal.flush()
-    with pytest.raises(j.JournalError, match="gives another state"):
+    with pytest.raises(j.JournalError, match="gives a different state"):
         recover(disk)
 
 
 def test_a_record_that_the_state_machine_refuses_is_a_clear_error() -> None:
     disk = MemoryDisk()
     state = build_state()
-    Pause(OP).process(state, START_UNIX)
+    Event(Pause(), op_id=OP).process(state, START_UNIX)
     journal = create_journal(disk, START_UNIX, encode_state(state))
     with pytest.raises(Halted):
-        Pause(OP).process(state, START_UNIX)
-    journal.append(START_UNIX, Pause(OP), build_hash("state"))
+        Event(Pause(), op_id=OP).process(state, START_UNIX)
+    journal.append(START_UNIX, Event(Pause(), op_id=OP), build_hash("state"))
     journal.flush()
-    with pytest.raises(j.JournalError, match="cannot be made again"):
+    with pytest.raises(j.JournalError, match="cannot be applied again"):
         recover(disk)
 
 
@@ -262,9 +335,9 @@ def test_the_recovery_itself_is_journaled() -> None:
 def test_an_owners_command_sent_again_over_a_restart_takes_effect_once() -> None:
     disk = MemoryDisk()
     members = build_training(disk)
-    assert members.ask(OWNER.public, wire.PauseRequest(OP)).code == ""
+    assert members.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP)).code == ""
     handler, after = restart(disk, members.now)
-    assert after.ask(OWNER.public, wire.PauseRequest(OP)).code == ""
+    assert after.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP)).code == ""
     assert handler.state.pending_pause
 
 
@@ -272,12 +345,12 @@ def test_rates_are_what_they_were_after_a_restart() -> None:
     """K1, M7."""
     disk = MemoryDisk()
     members = build_training(disk)
-    assert members.ask(OWNER.public, wire.RatesRequest(OP, 90, 4)).code == ""
-    assert members.ask(OWNER.public, wire.RatesRequest(OP[::-1], 91, None)).code == ""
+    assert members.ask(OWNER.public, wire.build_submit(SetRates(90, 4), op_id=OP)).code == ""
+    assert members.ask(OWNER.public, wire.build_submit(SetRates(91, None), op_id=OP[::-1])).code == ""
     handler, after = restart(disk, members.now)
     registry = handler.state.registry
     assert (registry.future_earning_rate, registry.future_slashing_rate) == (91, 4)
-    assert after.ask(OWNER.public, wire.RatesRequest(OP, 90, 4)).code == ""
+    assert after.ask(OWNER.public, wire.build_submit(SetRates(90, 4), op_id=OP)).code == ""
     assert registry.future_earning_rate == 91, "the command was carried out before"
 
 
@@ -288,7 +361,9 @@ def test_a_checkpoint_that_was_named_is_on_record_after_a_restart() -> None:
     while members.run_state is not RunState.COOLDOWN:
         members.step()
     state = members.handler.state
-    named = wire.CheckpointRequest(state.certified.epoch, state.certified.digest, CheckpointKind.LOCAL, "drive/one")
+    named = wire.build_submit(
+        NameCheckpoint(state.certified.epoch, state.certified.digest, Checkpoint(CheckpointKind.LOCAL, "drive/one"))
+    )
     assert members.ask(state.clients[0].p2p, named).code == ""
     handler, _ = restart(disk, members.now)
     assert handler.state.model.checkpoint == Checkpoint(CheckpointKind.LOCAL, "drive/one")
@@ -299,8 +374,8 @@ def test_op_ids_outlive_the_segment_they_were_written_to() -> None:
     disk = MemoryDisk()
     handler = build_handler(disk=disk)
     members = Members(handler)
-    members.ask(OWNER.public, wire.PauseRequest(OP))
-    members.ask(OWNER.public, wire.ResumeRequest(OP[::-1]))
+    members.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP))
+    members.ask(OWNER.public, wire.build_submit(Resume(), op_id=OP[::-1]))
     members.join_all()
     members.warm_up()
     found = recover(disk)

@@ -8,8 +8,8 @@ import trio
 from server_kit import CLIENTS, Members, RunFile, build_handler, build_state
 
 from psyche.config.load import LoadedData
-from psyche.core.assignment import compute_assignments
-from psyche.core.state import Coordinator, DataLocation, DataLocationKind, RunState
+from psyche.core.committee.assignment import compute_assignments
+from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind, RunState
 from psyche.data.client import RemoteData
 from psyche.errors import ConfigError, DataError
 from psyche.server.data import open_run_data
@@ -19,6 +19,7 @@ from psyche.wire.crypto import Identity
 from psyche.wire.data import PURPOSE
 from psyche.wire.framing import FrameStream
 from psyche.wire.handshake import client_handshake
+from psyche.wire.tls import open_tls
 
 SERVER = Identity(bytes([99]) * 32)
 TOKENS = np.arange(16 * 200, dtype="<u2") % 250
@@ -106,7 +107,8 @@ async def test_a_server_of_a_run_with_served_data_listens_on_the_port_of_its_dat
     async with trio.open_nursery() as nursery:
         bound = await nursery.start(run_server, settings)
         assert bound.data_port == port
-        frames = FrameStream(await trio.open_tcp_stream("127.0.0.1", port), 1 << 20)
-        assert await client_handshake(frames, CLIENTS[0], PURPOSE, SERVER.public, 30) == SERVER.public
+        stream, channel = await open_tls("127.0.0.1", port)
+        frames = FrameStream(stream, 1 << 20)
+        await client_handshake(frames, CLIENTS[0], PURPOSE, channel, SERVER.public, 30)
         await frames.aclose()
         nursery.cancel_scope.cancel()

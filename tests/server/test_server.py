@@ -1,181 +1,58 @@
 """The server and the client's side of it over real sockets: whole runs, restarts, resends, owners, the disk."""
 
-import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from kits.runs import Run
+from live_kit import RATE, SERVER, Script, build_file, follow_all, is_finished, is_training, open_scripts, open_server
 from server_kit import CLIENTS, OWNER, RunFile, Sink, build_record
 from trio.testing import MockClock
 
-from psyche.core import errors
-from psyche.core.layout import encode_state
-from psyche.core.state import (
+from psyche.backends.tcp.backend import TcpBackend, open_backend
+from psyche.backends.tcp.dial import ServerAddress, ask, parse_server
+from psyche.backends.tcp.owner import get_run_status, pause_run, resume_run, set_rates
+from psyche.core.encoding.account import encode_state
+from psyche.core.state import errors
+from psyche.core.state.gossip import Evidence
+from psyche.core.state.messages import (
+    HealthCheck,
+    Join,
+    LeaveRun,
+    NameCheckpoint,
+    ReportEquivocation,
+    WarmupWitness,
+    Withdraw,
+)
+from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
-    ClientState,
-    Coordinator,
     DataLocation,
     DataLocationKind,
     RunState,
 )
 from psyche.errors import BackendError, ConfigError
 from psyche.server import journal as j
-from psyche.server.backend import TcpBackend, open_backend
-from psyche.server.dial import ServerAddress, ask, parse_server
 from psyche.server.disk import FolderDisk
-from psyche.server.owner import get_run_status, pause_run, resume_run, set_rates
 from psyche.server.recovery import recover
-from psyche.server.server import BoundServer, ServerSettings, run_server
-from psyche.testing.builders import START_UNIX, Run, build_config, build_model
+from psyche.server.server import ServerSettings, run_server
+from psyche.testing.builders import build_model
 from psyche.wire import backend as wire
-from psyche.wire.crypto import Identity, sign_address_record
+from psyche.wire.crypto import sign_address_record
 from psyche.wire.framing import FrameStream
 from psyche.wire.handshake import HandshakeError, client_handshake
-
-RATE = 4  # seconds of the run per second of the test
-SERVER = Identity(bytes([99]) * 32)
+from psyche.wire.ports import AddressRecord
+from psyche.wire.tls import open_tls
 
 
 @pytest.fixture
 def clock() -> MockClock:
     """pytest-trio runs a test on a clock among its fixtures: time flies, sockets and threads stay real."""
     return MockClock(rate=RATE)
-
-
-class Server:
-    """A server that a test can stop, kill and start again on the same port."""
-
-    def __init__(self, nursery: trio.Nursery, folder: Path, file: RunFile, **options: Any) -> None:
-        self.sink = Sink()
-        self.folder = folder
-        self._nursery, self._file = nursery, file
-        wall = {"unix_time": lambda: START_UNIX + trio.current_time()}
-        self._options = {"owners": frozenset({OWNER.public})} | wall | options
-        self._scope: trio.CancelScope | None = None
-        self._ended = trio.Event()
-        self.port = 0
-
-    async def start(self) -> BoundServer:
-        settings = ServerSettings(
-            run=self._file, identity=SERVER, state_dir=self.folder, port=self.port, sink=self.sink, **self._options
-        )
-        self._ended = trio.Event()
-        bound = await self._nursery.start(self._run, settings)
-        self.port = bound.port
-        return bound
-
-    async def _run(self, settings: ServerSettings, *, task_status: Any) -> None:
-        with trio.CancelScope() as self._scope:
-            await run_server(settings, task_status=task_status)
-        self._ended.set()
-
-    async def stop(self) -> None:
-        assert self._scope is not None
-        self._scope.cancel()
-        await self._ended.wait()
-
-    @property
-    def address(self) -> ServerAddress:
-        return ServerAddress(host="127.0.0.1", port=self.port, run_id="test-run", key=SERVER.public)
-
-
-@asynccontextmanager
-async def open_server(tmp_path: Path, file: RunFile | None = None, **options: Any) -> AsyncIterator[Server]:
-    async with trio.open_nursery() as nursery:
-        server = Server(nursery, tmp_path / "state", file or build_file(), **options)
-        await server.start()
-        yield server
-        nursery.cancel_scope.cancel()
-
-
-def build_file(**config: Any) -> RunFile:
-    values = {"init_min_clients": 3, "min_clients": 2, "total_steps": 5, "max_round_train_time": 120}
-    values |= {"waiting_for_members_extra_time": 1, "cooldown_time": 1} | config
-    return RunFile(config=build_config(**values))
-
-
-class Script:
-    """An honest client without a trainer: joins, shows weights, witnesses, until the run is finished."""
-
-    def __init__(self, backend: TcpBackend, identity: Identity) -> None:
-        self.backend, self.identity = backend, identity
-        self.state: Coordinator | None = None
-        self.seen: list[tuple[RunState, int, int]] = []
-        self.nonces: list[int] = []
-        self._done: set[tuple[str, int, int]] = set()
-
-    def get_member(self, state: Coordinator) -> int | None:
-        found = (m for m, c in enumerate(state.clients) if c.p2p == self.identity.public)
-        return next((m for m in found if state.clients[m].state is ClientState.HEALTHY), None)
-
-    async def follow(self, until: Callable[[Coordinator], bool]) -> Coordinator:
-        """Do what each state asks for, until one is as wanted."""
-        async for state in self.backend.states():
-            self.state = state
-            self.nonces.append(state.nonce)
-            self.seen.append((state.run_state, state.progress.epoch, state.current.height))
-            if until(state):
-                return state
-            await self.act(state)
-        raise AssertionError("states end only by an error")
-
-    async def act(self, state: Coordinator) -> None:
-        member, epoch = self.get_member(state), state.progress.epoch
-        run = Run(state)
-        if state.run_state is RunState.WAITING_FOR_MEMBERS and self._first("join", state.registry.next_active):
-            await self.backend.join(build_record(self.identity, expires_unix=4_000_000_000))
-        elif member is None:
-            return
-        elif state.run_state is RunState.WARMUP and self._first("warm", epoch, state.registry.next_active):
-            await self.backend.warmup_witness(epoch, member, run.get_start_digest())
-        elif state.in_round and self._first("witness", epoch, state.current.height):
-            await self.send_witness(run, member)
-
-    def _first(self, what: str, *when: int) -> bool:
-        key = (what, *when)
-        is_first = key not in self._done
-        self._done.add(key)
-        return is_first
-
-    async def send_witness(self, run: Run, member: int) -> None:
-        with contextlib.suppress(errors.WrongRound, errors.InvalidRunState, errors.Halted):  # q others were faster
-            await self.backend.witness(run.build_witness(member))
-
-
-def is_finished(state: Coordinator) -> bool:
-    return state.run_state is RunState.FINISHED
-
-
-def is_training(state: Coordinator) -> bool:
-    return state.run_state is RunState.ROUND_TRAIN
-
-
-@asynccontextmanager
-async def open_scripts(server: Server, count: int = 3, sink: Sink | None = None) -> AsyncIterator[list[Script]]:
-    async with trio.open_nursery() as nursery:
-        scripts = [Script(TcpBackend(server.address, identity, sink=sink), identity) for identity in CLIENTS[:count]]
-        for script in scripts:
-            nursery.start_soon(run_until_given_up, script.backend)
-        yield scripts
-        nursery.cancel_scope.cancel()
-
-
-async def run_until_given_up(backend: TcpBackend) -> None:
-    with contextlib.suppress(BackendError):  # those that wait for the backend get it too
-        await backend.run()
-
-
-async def follow_all(scripts: list[Script], until: Callable[[Coordinator], bool]) -> None:
-    with trio.fail_after(120 * RATE):
-        async with trio.open_nursery() as nursery:
-            for script in scripts:
-                nursery.start_soon(script.follow, until)
 
 
 async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock: MockClock) -> None:
@@ -255,27 +132,27 @@ async def test_a_repeat_is_a_success_only_if_it_is_what_stands_on_record(tmp_pat
         member = script.get_member(script.state)
         assert member is not None
         digest = Run(script.state).get_start_digest()
-        await script.backend.warmup_witness(0, member, digest)
-        await script.backend.warmup_witness(0, member, digest)  # K3: on record, exactly as sent
+        await script.backend.submit(WarmupWitness(0, member, digest))
+        await script.backend.submit(WarmupWitness(0, member, digest))  # K3: on record, exactly as sent
         with pytest.raises(errors.DuplicateWitness):
-            await script.backend.warmup_witness(0, member, bytes([9]) * 32)
+            await script.backend.submit(WarmupWitness(0, member, bytes([9]) * 32))
 
 
 async def test_errors_of_the_coordinator_arrive_as_themselves(tmp_path: Path, clock: MockClock) -> None:
     async with open_server(tmp_path) as server, open_backend(server.address, CLIENTS[0]) as backend:
-        await backend.join(build_record(CLIENTS[0], expires_unix=4_000_000_000))
+        await backend.submit(Join(CLIENTS[0].public), build_record(CLIENTS[0], expires_unix=4_000_000_000))
         with pytest.raises(errors.WrongRound, match="T7"):
-            await backend.withdraw(5, 0)
+            await backend.submit(Withdraw(5, 0))
         with pytest.raises(errors.InvalidRunState):
-            await backend.warmup_witness(0, 0, bytes([1]) * 32)
+            await backend.submit(WarmupWitness(0, 0, bytes([1]) * 32))
         with pytest.raises(errors.InvalidRunState):
-            await backend.health_check(0, 0, 1)
+            await backend.submit(HealthCheck(0, 0, 1))
         with pytest.raises(errors.InvalidEvidence):
-            await backend.report_equivocation(b"a", b"b")
+            await backend.submit(ReportEquivocation(0, 0, 1), Evidence(b"a", b"b"))
         with pytest.raises(errors.UnknownMember):
-            await backend.checkpoint(0, bytes(32), Checkpoint(CheckpointKind.LOCAL, "/models"))
-        await backend.withdraw(0, 0)
-        await backend.leave()
+            await backend.submit(NameCheckpoint(0, bytes(32), Checkpoint(CheckpointKind.LOCAL, "/models")))
+        await backend.submit(Withdraw(0, 0))
+        await backend.submit(LeaveRun())
         await backend.tick()
 
 
@@ -334,9 +211,9 @@ async def test_a_client_gives_up_on_another_server_another_run_and_another_versi
         other_run = ServerAddress(host="127.0.0.1", port=server.port, run_id="other")
         with pytest.raises(wire.WrongRun):
             await TcpBackend(other_run, CLIENTS[0]).run()
-        stream = await trio.open_tcp_stream("127.0.0.1", server.port)
+        stream, channel = await open_tls("127.0.0.1", server.port)
         frames = FrameStream(stream, 1 << 20)
-        await client_handshake(frames, CLIENTS[0], wire.PURPOSE, SERVER.public, 60)
+        await client_handshake(frames, CLIENTS[0], wire.PURPOSE, channel, SERVER.public, 60)
         with pytest.raises(wire.WrongVersion, match="update one"):
             await ask(frames, wire.Request(0, wire.HelloRequest(wire.VERSION + 1, "test-run", "newer")))
         await frames.aclose()
@@ -349,7 +226,7 @@ async def test_a_client_of_a_run_made_anew_under_its_old_name_gives_up(tmp_path:
         server.folder = tmp_path / "elsewhere"
         server._options["unix_time"] = lambda: 2_000_000_000
         await server.start()
-        with pytest.raises(BackendError, match="made anew"):
+        with pytest.raises(BackendError, match="created again"):
             await scripts[0].follow(lambda _: False)
 
 
@@ -378,7 +255,7 @@ async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock
         damaged = bytearray(backend._raw)
         damaged[100_000] ^= 1
         backend._raw, nonce = bytes(damaged), backend._nonce
-        await scripts[1].backend.withdraw(0, 0)
+        await scripts[1].backend.submit(Withdraw(0, 0))
         with trio.fail_after(20 * RATE):
             while backend._nonce <= nonce:
                 await trio.sleep(0.1)
@@ -488,7 +365,7 @@ async def test_whoever_waits_for_a_backend_that_is_stopped_hears_of_it(clock: Mo
             raise AssertionError("there is no server")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait, lambda: backend.withdraw(0, 0))
+        nursery.start_soon(wait, lambda: backend.submit(Withdraw(0, 0)))
         nursery.start_soon(wait, take_state)
         with trio.move_on_after(5):
             await backend.run()
@@ -518,8 +395,8 @@ async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: MockClock) 
 async def test_records_whose_signature_is_wrong_never_reach_the_address_book(clock: MockClock) -> None:
     backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0])
     good = sign_address_record(CLIENTS[1], ["/ip4/10.0.0.1/tcp/1"], 4_000_000_000)
-    backend._take_book(wire.BookChange(True, (wire.get_address_message(good),)))
-    forged = wire.AddressMessage(CLIENTS[2].public, good.addresses, good.expires_unix, good.signature)
+    backend._take_book(wire.BookChange(True, (good,)))
+    forged = AddressRecord(CLIENTS[2].public, good.addresses, good.expires_unix, good.signature)
     with pytest.raises(Exception, match="signature"):
         backend._take_book(wire.BookChange(False, (forged,)))
     assert list(backend.address_book()) == [good]

@@ -63,7 +63,7 @@ def test_mode_none_is_silent_but_still_writes_the_file(tmp_path: Path, capsys: p
 def test_levels_can_be_set_per_logger() -> None:
     stream = io.StringIO()
     configure_logging("console", "warn,psyche.client=debug", console=Console(stream, live=False))
-    structlog.get_logger("psyche.client.shell").debug("detail")
+    structlog.get_logger("psyche.client.runtime.shell").debug("detail")
     structlog.get_logger("psyche.server").info("hidden")
     assert "detail" in stream.getvalue()
     assert "hidden" not in stream.getvalue()

@@ -200,14 +200,14 @@ def test_a_long_wait_is_wrapped_and_names_clients(layout: Layout, monkeypatch: p
         if number == 3:
             log.emit(
                 "wait_started", what="payloads of members [0, 2] of round 5, to apply in round 7", until=1_025.0,
-                then="be behind: go on fetching, do not train",
+                then="fall behind: keep fetching, stop training",
             )  # fmt: skip
     view.refresh()
     lines = view.draw().splitlines()
     assert max(map(len, lines)) < 80
     wait = " ".join(line.strip() for line in lines[5:])
     assert wait.startswith("client 3: waiting for payloads of client 2, client 1 of round 5, to apply in round 7 until")
-    assert wait.endswith("(5 s), then be behind: go on fetching, do not train")
+    assert wait.endswith("(5 s), then fall behind: keep fetching, stop training")
 
 
 def test_what_happens_again_and_again_is_told_now_and_then(layout: Layout) -> None:

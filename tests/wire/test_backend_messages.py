@@ -8,49 +8,38 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.runs import build_run
 
-from psyche.core import errors as core_errors
-from psyche.core.errors import CoordinatorError
-from psyche.core.limits import STATE_BYTES
-from psyche.core.messages import WitnessMessage
-from psyche.core.state import Checkpoint, CheckpointKind, SlotState, WitnessFlag
+from psyche.core.state import errors as core_errors
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.limits import STATE_BYTES
+from psyche.core.state.messages import WitnessMessage
+from psyche.core.state.state import Checkpoint, CheckpointKind, SlotState, WitnessFlag
 from psyche.errors import BackendError, WireError
-from psyche.testing.builders import build_hash, build_keys, build_run
+from psyche.testing.builders import build_hash, build_keys
 from psyche.wire import backend as wire
 from psyche.wire import repeats
 from psyche.wire.crypto import Identity, sign_address_record
 
 KEY = bytes(range(32))
-RECORD = wire.get_address_message(sign_address_record(Identity(KEY), ["/ip4/10.0.0.1/tcp/4001"], 2_000_000_000))
+RECORD = sign_address_record(Identity(KEY), ["/ip4/10.0.0.1/tcp/4001"], 2_000_000_000)
 
 keys = st.binary(min_size=32, max_size=32)
-epochs = st.integers(0, 65_535)
-heights = st.integers(0, 2**32 - 1)
-members = st.integers(0, 255)
-op_ids = st.binary(min_size=16, max_size=16)
 bodies = st.one_of(
     st.builds(wire.HelloRequest, st.integers(0, 1 << 40), st.text(max_size=32), st.text(max_size=96)),
     st.just(wire.SubscribeRequest()),
     st.just(wire.PingRequest()),
-    st.just(wire.JoinRequest(RECORD)),
     st.just(wire.AnnounceRequest(RECORD)),
-    st.just(wire.LeaveRequest()),
-    st.builds(wire.WithdrawRequest, epochs, members),
-    st.builds(wire.WarmupWitnessRequest, epochs, members, keys),
-    st.builds(wire.WitnessRequest, st.binary(max_size=1_024)),
-    st.builds(wire.HealthCheckRequest, epochs, heights, members),
-    st.builds(wire.EquivocationRequest, st.binary(max_size=700), st.binary(max_size=700)),
     st.builds(
-        wire.CheckpointRequest,
-        epochs,
-        keys,
-        st.sampled_from(CheckpointKind),
-        st.text(max_size=128),
-        st.none() | st.text(max_size=64),
+        wire.SubmitRequest,
+        st.integers(0, 255),
+        st.binary(max_size=5_000),
+        st.none() | st.binary(min_size=16, max_size=16),
+        st.none() | st.just(RECORD),
+        st.none() | st.tuples(st.binary(max_size=700), st.binary(max_size=700)),
     ),
-    st.builds(wire.PauseRequest, op_ids),
-    st.builds(wire.ResumeRequest, op_ids),
-    st.builds(wire.RatesRequest, op_ids, st.none() | st.integers(0, 2**63 - 1), st.none() | st.integers(0, 2**63 - 1)),
+    st.just(wire.AllowedRequest()),
+    st.just(wire.EarningsRequest()),
     st.just(wire.StatusRequest()),
 )
 
@@ -84,9 +73,10 @@ def _find_examples(strategy: st.SearchStrategy[Any]) -> list[Any]:
     [
         wire.Reply(3, "DuplicateWitness", "there already", on_record=True, nonce=9),
         wire.Reply(4, body=wire.Greeting(1, "run", KEY, "psyche", 5)),
+        wire.Reply(6, body=wire.Earnings(((KEY, 2**64 - 1),))),
         wire.Reply(5, body=wire.RunStatus("run", KEY, "p", 1, 2, 3, 4, False, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)),
         wire.FullState(1, 2, bytes(16), b"zstd"),
-        wire.StateDelta(1, 2, 3, bytes(16), (wire.Run(0, b"a"), wire.Run(STATE_BYTES - 1, b"b"))),
+        wire.StateDelta(1, 2, 3, bytes(16), (wire.ChangedBytes(0, b"a"), wire.ChangedBytes(STATE_BYTES - 1, b"b"))),
         wire.BookChange(True, (RECORD,), (KEY,)),
         wire.Goodbye("Replaced", "by another"),
     ],
@@ -98,18 +88,13 @@ def test_every_server_message_reads_back_as_it_was_written(message: wire.ServerM
 @pytest.mark.parametrize(
     ("body", "place"),
     [
-        (["withdraw", 65_536, 0], "[1][1]"),
-        (["withdraw", 0, 256], "[1][2]"),
-        (["withdraw", -1, 0], "[1][1]"),
-        (["warmup_witness", 0, 0, bytes(31)], "[1][3]"),
-        (["witness", bytes(1_025)], "[1][1]"),
-        (["health_check", 0, 1 << 32, 0], "[1][2]"),
-        (["checkpoint", 0, KEY, 7, "x"], "[1][3]"),
-        (["checkpoint", 0, KEY, 2, "x" * 129], "[1][4]"),
-        (["pause", bytes(15)], "[1][1]"),
-        (["join", [KEY, ["/a"] * 9, 0, bytes(64)]], "[1][1][1]"),
-        (["join", [KEY, ["a" * 129], 0, bytes(64)]], "[1][1][1][0]"),
-        (["join", [KEY, [], 1 << 63, bytes(64)]], "[1][1][2]"),
+        (["submit", 256, b""], "[1][1]"),
+        (["submit", 2, bytes(8_001)], "[1][2]"),
+        (["submit", 10, b"", bytes(15)], "[1][3]"),
+        (["submit", 2, b"", None, [KEY, ["/a"] * 9, 0, bytes(64)]], "[1][4][1]"),
+        (["submit", 9, b"", None, None, [b"", bytes(1_025)]], "[1][5][1]"),
+        (["announce", [KEY, ["a" * 129], 0, bytes(64)]], "[1][1][1][0]"),
+        (["announce", [KEY, [], 1 << 63, bytes(64)]], "[1][1][2]"),
         (["nothing"], "[1][0]"),
     ],
 )
@@ -133,8 +118,8 @@ def test_deeply_nested_bytes_are_refused() -> None:
 
 
 def test_a_newer_clients_extra_fields_are_ignored() -> None:
-    raw = msgspec.msgpack.encode([7, ["withdraw", 1, 2, "new", {"more": 3}], "and more"])
-    assert wire.decode_request(raw) == wire.Request(7, wire.WithdrawRequest(1, 2))
+    raw = msgspec.msgpack.encode([7, ["submit", 4, b"", None, None, None, "new", {"more": 3}], "and more"])
+    assert wire.decode_request(raw) == wire.Request(7, wire.SubmitRequest(4, b""))
 
 
 def test_every_error_of_the_coordinator_crosses_the_wire() -> None:

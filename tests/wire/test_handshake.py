@@ -1,4 +1,4 @@
-"""The handshake: both sides prove their keys, strangers and liars get a reason and nothing else."""
+"""The handshake: the client proves its key to this server alone; strangers and liars get a reason and nothing else."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,14 +14,17 @@ from psyche.wire.framing import ConnectionLost, FrameStream, FrameTimeout
 from psyche.wire.handshake import (
     PROTOCOL_VERSION,
     HandshakeError,
+    WrongServer,
     client_handshake,
-    client_signed_bytes,
     server_handshake,
+    signed_bytes,
 )
+from psyche.wire.tls import make_channel
 
 SERVER = Identity(bytes([1]) * 32)
 CLIENT = Identity(bytes([2]) * 32)
 OTHER = Identity(bytes([3]) * 32)
+CHANNEL = make_channel(SERVER)
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
 
@@ -48,16 +51,16 @@ async def run_both(client: Side, server: Side) -> tuple[Any, Any]:
 
 
 async def honest_server(frames: FrameStream) -> bytes:
-    return await server_handshake(frames, SERVER, "data", 5)
+    return await server_handshake(frames, CHANNEL, "data", 5)
 
 
 def honest_client(expected: bytes | None = SERVER.public, purpose: str = "data") -> Side:
-    return lambda frames: client_handshake(frames, CLIENT, purpose, expected, 5)
+    return lambda frames: client_handshake(frames, CLIENT, purpose, CHANNEL, expected, 5)
 
 
-async def test_both_sides_learn_the_others_key() -> None:
-    assert await run_both(honest_client(), honest_server) == (SERVER.public, CLIENT.public)
-    assert await run_both(honest_client(expected=None), honest_server) == (SERVER.public, CLIENT.public)
+async def test_the_server_learns_the_clients_key() -> None:
+    assert await run_both(honest_client(), honest_server) == (None, CLIENT.public)
+    assert await run_both(honest_client(expected=None), honest_server) == (None, CLIENT.public)
 
 
 async def test_the_frame_limit_is_small_for_strangers_and_comes_back_afterwards() -> None:
@@ -79,11 +82,20 @@ async def test_the_frame_limit_is_small_for_strangers_and_comes_back_afterwards(
     assert "2000 bytes announced, at most 1024" in str(refused)
 
 
-async def test_a_client_that_expects_another_server_hangs_up() -> None:
-    client, server = await run_both(honest_client(expected=OTHER.public), honest_server)
-    assert isinstance(client, HandshakeError)
+async def test_a_client_that_expects_another_server_hangs_up_before_it_says_a_byte() -> None:
+    heard: list[int] = []
+
+    async def server(frames: FrameStream) -> bytes:
+        try:
+            return await honest_server(frames)
+        finally:
+            heard.append(frames.bytes_received)
+
+    client, refused = await run_both(honest_client(expected=OTHER.public), server)
+    assert isinstance(client, WrongServer)
     assert "another server answers" in str(client)
-    assert isinstance(server, ConnectionLost)
+    assert isinstance(refused, ConnectionLost)
+    assert heard == [0]
 
 
 async def test_a_purpose_that_is_not_served_is_refused_with_the_reason() -> None:
@@ -93,48 +105,45 @@ async def test_a_purpose_that_is_not_served_is_refused_with_the_reason() -> None
     assert "this is the data service" in str(client)
 
 
-@pytest.mark.parametrize("lie", ["other key", "other challenge", "other server", "no signature", "short key"])
+@pytest.mark.parametrize(
+    "lie",
+    ["other key", "other challenge", "other server", "other certificate", "other purpose", "no signature", "short key"],
+)
 async def test_a_forged_answer_is_refused(lie: str) -> None:
     async def liar(frames: FrameStream) -> list[Any]:
-        _, server, challenge = decode(await frames.receive(5))
-        signed = client_signed_bytes(
-            OTHER.public if lie == "other server" else server,
+        _, challenge = decode(await frames.receive(5))
+        channel = make_channel(OTHER) if lie == "other server" else CHANNEL
+        signed = signed_bytes(
+            channel._replace(binding=bytes(32)) if lie == "other certificate" else channel,
             bytes(32) if lie == "other challenge" else challenge,
-            "data",
+            "coordinator" if lie == "other purpose" else "data",
         )
         signature = b"" if lie == "no signature" else (OTHER if lie == "other key" else CLIENT).sign(signed)
         key = CLIENT.public[:31] if lie == "short key" else CLIENT.public
-        await frames.send(encode([key, bytes(32), "data", signature]), 5)
+        await frames.send(encode([key, "data", signature]), 5)
         return decode(await frames.receive(5))
 
     told, refused = await run_both(liar, honest_server)
     assert isinstance(refused, HandshakeError)
-    assert told[0] == b""
-    assert told[1] in str(refused)
+    assert told[0]
+    assert told[0] in str(refused)
 
 
-async def test_a_server_that_cannot_sign_for_its_key_is_refused() -> None:
-    async def thief(frames: FrameStream) -> None:
-        await frames.send(encode([PROTOCOL_VERSION, SERVER.public, bytes(32)]), 5)
-        client, challenge, purpose, _ = decode(await frames.receive(5))
-        signed = b"psyche/handshake-server/1" + client + challenge + purpose.encode()
-        await frames.send(encode([OTHER.sign(signed), ""]), 5)
-
-    client, _ = await run_both(honest_client(), thief)
-    assert isinstance(client, HandshakeError)
-    assert "cannot prove" in str(client)
+def test_the_signed_bytes_are_those_of_the_reference() -> None:
+    signed = signed_bytes(CHANNEL, bytes([7]) * 32, "coordinator")
+    assert signed == b"psyche/handshake/2" + SERVER.public + CHANNEL.binding + bytes([7]) * 32 + b"coordinator"
 
 
 async def test_another_protocol_version_is_named() -> None:
     async def future(frames: FrameStream) -> None:
-        await frames.send(encode([PROTOCOL_VERSION + 1, SERVER.public, bytes(32)]), 5)
+        await frames.send(encode([PROTOCOL_VERSION + 1, bytes(32)]), 5)
 
     client, _ = await run_both(honest_client(), future)
     assert isinstance(client, HandshakeError)
     assert f"version {PROTOCOL_VERSION + 1}" in str(client)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x90", encode([1, "text", 3]), encode([CLIENT.public, bytes(32)])])
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x90", encode([1, "text", 3]), encode([CLIENT.public, "data"])])
 async def test_bytes_that_are_no_answer_are_malformed(raw: bytes) -> None:
     async def junk(frames: FrameStream) -> None:
         await frames.receive(5)
@@ -168,6 +177,6 @@ async def test_dripping_bytes_does_not_stretch_the_deadline(autojump_clock: trio
         nursery.start_soon(drip)
         started = trio.current_time()
         with pytest.raises(FrameTimeout):
-            await server_handshake(FrameStream(right, 1_000), SERVER, "data", 5)
+            await server_handshake(FrameStream(right, 1_000), CHANNEL, "data", 5)
         assert trio.current_time() - started == pytest.approx(5)
         nursery.cancel_scope.cancel()

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from kits.power_loss import watch_disk
 
-from psyche.testing.power_loss import watch_disk
 from psyche.wire.crypto import Identity
 
 KEY = Identity(bytes(range(32)))

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from psyche.core.plan import PlanGroup, TransformPlan
+from psyche.core.encoding.plan import PlanGroup, TransformPlan
 from psyche.modeling.distro.basis import VOTE_BITS, check_exact, compute_dct, get_integer_basis
 from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks
 from psyche.modeling.distro.codec import ChunkSets

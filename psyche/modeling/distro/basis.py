@@ -10,7 +10,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from psyche.core.plan import BASIS_HASH, MAX_CHUNK_EDGE
+from psyche.core.encoding.plan import BASIS_HASH, MAX_CHUNK_EDGE
 from psyche.errors import TrainerError
 
 BASIS_BITS: Final = 14

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from psyche.core.plan import PlanGroup, PlanTensor, TransformPlan
+from psyche.core.encoding.plan import PlanGroup, PlanTensor, TransformPlan
 from psyche.errors import TrainerError
 
 CPU_BLOCK: Final = 1 << 18  # elements; one float64 buffer of these is 2 MiB

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche.core.plan import PlanGroup, TransformPlan, get_payload_bytes
+from psyche.core.encoding.plan import PlanGroup, TransformPlan, get_payload_bytes
 from psyche.errors import WireError
 from psyche.modeling.distro.bits import get_packed_bytes, is_padding_zero, pack_rows, unpack_rows
 from psyche.modeling.distro.elias_fano import EliasFanoCoder

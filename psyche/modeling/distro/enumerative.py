@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche.core.plan import MAX_SET_BITS, compute_set_bits, compute_sets
+from psyche.core.encoding.plan import MAX_SET_BITS, compute_set_bits, compute_sets
 from psyche.errors import WireError
 from psyche.modeling.distro.bits import (
     get_packed_bytes,
@@ -54,7 +54,7 @@ class EnumerativeCoder:
     """Ranks sets of up to `topk` of `area` positions; all methods work on whole arrays.
 
     Sets are int32 [chunks, topk], rising, padded with `area` where a set is smaller. A rank is cut
-    into planes of 64, then 16, then the remaining bits, lowest first (`core.plan`).
+    into planes of 64, then 16, then the remaining bits, lowest first (`core.encoding.plan`).
     """
 
     def __init__(self, area: int, topk: int) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from psyche.core.plan import TransformPlan
+from psyche.core.encoding.plan import TransformPlan
 from psyche.modeling.distro.blocks import compute_blocks, get_block_elements, iterate_chunks
 from psyche.modeling.distro.transform import invert
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from psyche.core.plan import PlanGroup, TransformPlan
+from psyche.core.encoding.plan import PlanGroup, TransformPlan
 from psyche.errors import TrainerError
 from psyche.wire.trainer import SentResult
 
@@ -47,17 +47,6 @@ class Momentum:
         self.coefficients = [
             torch.zeros((group.chunks, group.area), dtype=torch.float32, device=device) for group in plan.groups
         ]
-
-    @property
-    def sent_heights(self) -> tuple[int, ...]:
-        """Heights of the own results whose values are kept, oldest first."""
-        return tuple(sent.height for sent in self._sent)
-
-    def reset(self) -> None:
-        """Start over with zero momentum, nothing sent."""
-        self._sent.clear()
-        for coefficients in self.coefficients:
-            coefficients.zero_()
 
     def settle(self, decided: Sequence[SentResult], height: int, *, in_flight: bool) -> None:
         """Take out and give back, before training round `height`.

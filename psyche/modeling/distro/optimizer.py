@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from psyche.core.plan import TransformPlan
+from psyche.core.encoding.plan import TransformPlan
 from psyche.errors import TrainerError
 from psyche.modeling.distro.apply import Applier, decay_weights
 from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks, view_all_strips
@@ -121,10 +121,6 @@ class Distro:
             TrainerError: it does not fit this model and these settings; nothing is changed then.
         """
         self._momentum.load_state(state)
-
-    def reset_momentum(self) -> None:
-        """Start with zero momentum and nothing sent."""
-        self._momentum.reset()
 
     def _compress_group(self, place: int, strips: Sequence[torch.Tensor], lr: float) -> Chosen:
         """Update a group's momentum block by block and select from it."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from psyche.core.plan import TransformPlan
+from psyche.core.encoding.plan import TransformPlan
 from psyche.modeling.distro.basis import get_float_basis
 from psyche.modeling.distro.codec import ChunkSets, encode_payload
 

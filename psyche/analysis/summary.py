@@ -1,0 +1,101 @@
+"""Where the time of a run's rounds went, for people and as plain data."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Final
+
+from psyche.analysis.accounts import Accounts
+from psyche.analysis.tally import Bound, NodeAccount, RoundAccount, What, sort_nodes
+from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
+
+COLUMNS: Final = (What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER, What.WITNESS, What.WAIT, What.AWAY)
+COLUMN_NAMES: Final = ("training", "in vain", "applying", "payloads", "witnesses", "others", "away")
+assert set(COLUMNS) == set(What), "a row adds up to the whole"
+NAMES: Final = {
+    What.TRAIN: "training", What.VAIN: "training in vain", What.TRANSFER: "waiting for payloads",
+    What.WAIT: "waiting for others",
+    What.WITNESS: "waiting for witnesses", What.APPLY: "applying results", What.AWAY: "away",
+}  # fmt: skip
+
+
+def format_percent(share: float) -> str:
+    """`83.2 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def format_times(accounts: Accounts) -> list[str]:
+    """How long rounds took, and what that went to."""
+    times = sorted(one.seconds for one in accounts.data_rounds)
+    mean = sum(times) / len(times)
+    lines = [
+        (
+            f"time per round         {format_seconds(median(times))} (median; shortest {format_seconds(times[0])}, "
+            f"longest {format_seconds(times[-1])})"
+        ),
+        f"on average             {format_seconds(mean)}, of which",
+    ]
+    for what, name in NAMES.items():
+        share = accounts.shares[what]
+        lines.append(f"  {name:<21}{format_seconds(share * mean):>8}  {format_percent(share):>7}")
+    return lines
+
+
+def compute_shares(nodes: Sequence[NodeAccount]) -> dict[What, float]:
+    """Of the time of all of them together, what went to what."""
+    whole = sum(sum(node.times.values()) for node in nodes)
+    return {what: sum(node.times[what] for node in nodes) / whole if whole else 0.0 for what in What}
+
+
+def format_accounts(accounts: Accounts) -> str:
+    """Where the time of any run's rounds went, from its log alone."""
+    rounds = accounts.data_rounds
+    if not rounds:
+        return "no round was finished"
+    bounds = accounts.bounds.most_common(3)
+    last = "; ".join(f"{Bound(kind, who, 'others').text} ({n} of {len(rounds)})" for (kind, who), n in bounds)
+    head = ("node", *COLUMN_NAMES, "cut off", "tokens", "sent", "received")
+    rows = [
+        [node.name, *(format_percent(compute_shares([node])[what]) for what in COLUMNS), str(len(node.cut_off)),
+         format_count(node.tokens), format_bytes(node.bytes_sent), format_bytes(node.bytes_received)]
+        for node in sort_nodes(accounts.nodes.values()) if node.present
+    ]  # fmt: skip
+    small = ["the log says of no real model: tokens and bytes are those of the small one that was played"]
+    return "\n".join(
+        [
+            f"{format_number(len(rounds), 'round')} in {format_seconds(accounts.rounds_s)}",
+            *(small if accounts.is_stand_in else ()),
+            "",
+            *format_times(accounts),
+            "",
+            f"tokens per second      {format_count(accounts.tokens_per_s)}",
+            f"rounds waited last for {last}",
+            "",
+            format_table(head, rows),
+        ]
+    )
+
+
+def build_accounts_json(accounts: Accounts) -> dict[str, Any]:
+    """Figures of any run's log as plain data; `stand_in`: its tokens and bytes are of no real model."""
+    return {
+        "stand_in": accounts.is_stand_in,
+        "tokens_per_s": accounts.tokens_per_s,
+        "tokens": accounts.tokens,
+        "shares": {what.value: share for what, share in accounts.shares.items()},
+        "rounds_s": accounts.rounds_s,
+        "before_rounds_s": accounts.before_s,
+        "whole_training_share": accounts.whole_training_share,
+        "seconds_by_state": dict(accounts.phases),
+        "rounds": [get_round_json(one) for one in accounts.rounds],
+    }
+
+
+def get_round_json(one: RoundAccount) -> dict[str, Any]:
+    """A round as plain data."""
+    return {
+        "epoch": one.epoch, "height": one.height, "step": one.step, "start_s": one.start, "seconds": one.seconds,
+        "drain": one.is_drain, "decided": one.is_decided, "void": one.is_void,
+        "members": list(one.members), "tokens": one.tokens,
+        "lost_tokens": one.lost_tokens, "waited_for": one.bound.text,
+        "shares": {what.value: share for what, share in one.shares.items()},
+    }  # fmt: skip

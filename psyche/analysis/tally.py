@@ -1,0 +1,155 @@
+"""What is counted of one client, and of one round; `accounts.py` folds a run's events into these."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from psyche.analysis.spans import Span, find_spans, take_out
+
+DIED = "its process died"  # a notice
+Place = tuple[int, int]  # epoch, height
+
+
+class What(StrEnum):
+    """What a member's time is spent on."""
+
+    TRAIN = "train"
+    VAIN = "vain"  # trained, and broken off because the round was over
+    APPLY = "apply"
+    TRANSFER = "transfer"
+    WITNESS = "witness"
+    WAIT = "wait"
+    AWAY = "away"
+
+
+@dataclass(slots=True)
+class NodeAccount:
+    """One client's spans and sums."""
+
+    name: str
+    spans: dict[What, list[Span]] = field(default_factory=lambda: {what: [] for what in What})
+    times: dict[What, float] = field(
+        default_factory=lambda: dict.fromkeys(What, 0.0)
+    )  # seconds within rounds with data
+    cut_off: list[Place] = field(default_factory=list)  # its work of these rounds is in no set
+    tokens: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    weights_received: int = 0  # of a simulated run; in others among the bytes received
+    notices: list[tuple[float, str]] = field(default_factory=list)  # when it was put out, died, left, and why
+    epoch: int = 0
+    away_since: float | None = None
+    ended_away: bool = False
+    round_since: float = 0.0
+    member_of: int | None = None  # the epoch that it is a member of, as far as logs tell
+    out_of: int | None = None  # the epoch that it was put out of
+    is_applying: bool = False
+    training_since: float | None = None
+    present: set[Place] = field(default_factory=set)
+    _before: tuple[int, int] = (0, 0)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process was killed, and did not come back."""
+        return self.ended_away and bool(self.notices) and self.notices[-1][1] == DIED
+
+    def add(self, what: What, start: float, end: float) -> None:
+        """Add a span; it is joined with those before it that it meets. Ends do not fall."""
+        spans = self.spans[what]
+        while spans and start <= spans[-1].end:
+            start = min(start, spans.pop().start)
+        spans.append(Span(start, end))
+
+    def leave(self) -> None:
+        """It is a member no more, for the rest of the epoch."""
+        self.member_of, self.out_of = None, self.epoch if self.member_of is None else self.member_of
+
+    def start_process(self) -> None:
+        """Counters begin anew."""
+        self._before = (self.bytes_sent, self.bytes_received)
+
+    def count_bytes(self, sent: int, received: int) -> None:
+        """Take the counters of the running process."""
+        self.bytes_sent, self.bytes_received = self._before[0] + sent, self._before[1] + received
+
+
+@dataclass(slots=True)
+class Bound:
+    """What a round waited for last: `kind` is training, transfer, patience, limit or none."""
+
+    kind: str
+    who: str = ""
+    other: str = ""  # the receiver of a transfer
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.kind == "transfer":
+            return f"payload of {self.who} on its way to {self.other}"
+        if self.kind in ("patience", "limit"):
+            named = {"patience": "patience with", "limit": "max_round_train_time, missing"}[self.kind]
+            return f"{named} {self.who or 'nobody in particular'}"
+        return f"training of {self.who}" if self.kind == "training" else "messages alone"
+
+
+@dataclass(slots=True)
+class RoundAccount:
+    """One round."""
+
+    epoch: int
+    height: int
+    step: int
+    start: float
+    closing: float = 0.0  # when training had ended
+    end: float = 0.0
+    is_drain: bool = False
+    bound: Bound = field(default_factory=lambda: Bound("none"))
+    trained: dict[str, int] = field(default_factory=dict)  # tokens, by node
+    batch_tokens: int = 0  # of all members, where it is known
+    members: tuple[str, ...] = ()  # of the set, once it is decided
+    healthy: int = 0  # how many members the record had when it began; 0: not told
+    is_void: bool = False
+    is_decided: bool = False
+    shares: dict[What, float] = field(default_factory=dict)  # of its members' time
+
+    @property
+    def place(self) -> Place:
+        """Epoch and height."""
+        return self.epoch, self.height
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose training counts."""
+        return sum(tokens for node, tokens in self.trained.items() if node in self.members)
+
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens that were handed out, or trained, in vain; 0 while nothing is decided."""
+        handed_out = max(self.batch_tokens, sum(self.trained.values()))
+        return handed_out - self.tokens if self.is_decided else 0
+
+
+def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
+    """How a member's time in a round was spent, in seconds that add up to the round's."""
+    left = [Span(one.start, one.end)]
+    times: dict[What, float] = {}
+    for what in (What.AWAY, What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER):
+        times[what], left = take_out(left, find_spans(node.spans[what], one.start, one.end))
+    times[What.WITNESS], left = take_out(left, [Span(one.closing, one.end)])
+    times[What.WAIT] = sum(span.end - span.start for span in left)
+    return times
+
+
+def sort_nodes(nodes: Iterable[NodeAccount]) -> list[NodeAccount]:
+    """By name, client-2 before client-10."""
+    return sorted(nodes, key=lambda node: _get_order(node.name))
+
+
+def _get_order(name: str) -> tuple[str, int]:
+    head, _, number = name.rpartition("-")
+    return (head, int(number)) if number.isdecimal() else (name, 0)

@@ -1,0 +1,116 @@
+"""The picture of a run: a row for each client, who trained, fetched, applied, waited, was cut off, away, or out."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from psyche.analysis.accounts import Accounts, NodeAccount, RoundAccount, What
+from psyche.analysis.spans import Span, find_spans
+from psyche.analysis.tally import sort_nodes
+from psyche.errors import ConfigError
+
+COLORS: Final = {
+    What.WAIT: "#d9d9d9", What.WITNESS: "#f0c95c", What.TRANSFER: "#4c8fd0", What.TRAIN: "#4daf62",
+    What.VAIN: "#e58a7d", What.APPLY: "#1d5c34", What.AWAY: "#4a4a4a",
+}  # fmt: skip
+LABELS: Final = {
+    What.TRAIN: "trains", What.VAIN: "trains in vain", What.APPLY: "applies", What.TRANSFER: "waits for payloads",
+    What.WITNESS: "witnesses", What.WAIT: "waits for others", What.AWAY: "away",
+}  # fmt: skip
+CUT_OFF: Final = "#c0392b"
+NO_MEMBER: Final = "#f1e4f5"  # white is only what lies between epochs
+ROW_INCHES: Final = 0.2
+MAX_INCHES: Final = 40.0
+LEGEND_INCHES: Final = 0.55  # below the axis, past its label
+WIDTH_INCHES: Final = 13.0
+DOTS: Final = 110
+MAX_LABELS: Final = 120  # beyond that rows have no names
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture that cannot be drawn, before anything is computed.
+
+    Raises:
+        ConfigError: matplotlib is missing, another format, or no such folder.
+    """
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"--picture {path}: must end in .png")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--picture {path}: there is no folder {path.absolute().parent}")
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise ConfigError('--picture: needs matplotlib: pip install "psyche-train[train]"') from error
+
+
+def write_picture(accounts: Accounts, title: str, path: Path) -> None:
+    """Draw all clients of a run; whole or not there. matplotlib is loaded only here."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    nodes = sort_nodes(accounts.nodes.values())
+    height = min(MAX_INCHES, 1.6 + ROW_INCHES * max(4, len(nodes)))
+    figure, axes = plt.subplots(figsize=(WIDTH_INCHES, height), dpi=DOTS)
+    try:
+        _draw(axes, accounts, nodes, title)
+        part = path.with_suffix(".part.png")
+        figure.savefig(part, bbox_inches="tight")
+        part.replace(path)
+    finally:
+        plt.close(figure)
+
+
+def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: str) -> None:
+    from matplotlib.patches import Patch
+
+    origin = accounts.rounds[0].start if accounts.rounds else accounts.started
+    for row, node in enumerate(nodes):
+        outside = [(span.start - origin, span.end - span.start) for span in get_absences(accounts, node)]
+        axes.broken_barh(outside, (row - 0.4, 0.8), facecolors=NO_MEMBER, linewidth=0)
+        for what in COLORS:
+            bars = [(span.start - origin, span.end - span.start) for span in get_bars(accounts, node, what)]
+            axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=COLORS[what], linewidth=0)
+        cut = [(one.start - origin, one.seconds) for one in accounts.rounds if one.place in node.cut_off]
+        axes.broken_barh(cut, (row - 0.4, 0.8), facecolors="none", edgecolors=CUT_OFF, linewidth=1.2)
+    for one in accounts.rounds:
+        axes.axvline(one.start - origin, color="black", lw=0.3, alpha=0.5)
+    axes.set_yticks(range(len(nodes)), [node.name for node in nodes] if len(nodes) <= MAX_LABELS else [])
+    axes.tick_params(axis="y", labelsize=7)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    begun_s = origin - accounts.started
+    since = f"seconds since the first round, which began {begun_s:.0f} s after the start"
+    axes.set_xlabel(f"{since}; a thin line is the start of a round")
+    axes.set_title(title)
+    below = -LEGEND_INCHES / (0.77 * axes.figure.get_figheight())
+    handles = [Patch(facecolor=COLORS[what], edgecolor="grey", label=text) for what, text in LABELS.items()]
+    handles.append(Patch(facecolor=NO_MEMBER, edgecolor="grey", label="not a member"))
+    handles.append(Patch(facecolor="white", edgecolor="grey", label="between epochs"))
+    handles.append(Patch(facecolor="none", edgecolor=CUT_OFF, label="its work is in no set"))
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=10, fontsize=7)
+
+
+def get_bars(accounts: Accounts, node: NodeAccount, what: What) -> list[Span]:
+    """The stretches to draw of one kind; later kinds of `COLORS` are drawn over earlier ones."""
+    present = [one for one in accounts.rounds if one.place in node.present]
+    if what is What.AWAY:  # also while it is no member, and between epochs
+        first, last = accounts.rounds[0].start, accounts.rounds[-1].end
+        return [Span(max(span.start, first), min(span.end, last)) for span in find_spans(node.spans[what], first, last)]
+    if what is What.WAIT:
+        return [Span(one.start, one.end) for one in present]
+    if what is What.WITNESS:
+        return [Span(one.closing, one.end) for one in present if one.end > one.closing]
+    return [clip(span, one) for one in present for span in find_spans(node.spans[what], one.start, one.end)]
+
+
+def get_absences(accounts: Accounts, node: NodeAccount) -> list[Span]:
+    """The rounds that it is no member of."""
+    return [Span(one.start, one.end) for one in accounts.rounds if one.place not in node.present]
+
+
+def clip(span: Span, one: RoundAccount) -> Span:
+    """The part of a span that lies in a round."""
+    return Span(max(span.start, one.start), min(span.end, one.end))

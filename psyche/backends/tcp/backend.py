@@ -1,0 +1,430 @@
+"""The client's side of the coordinator server: a `Backend` over TCP that heals by itself.
+
+One connection at a time. When it is lost it is made again, with back-off, for as long as `run` runs;
+requests without an answer are sent again under their old ids (K4), the subscription and the address
+record are renewed, and the caller notices nothing but the time.
+"""
+
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import trio
+
+from psyche.backends.tcp.dial import Connect, ServerAddress, dial
+from psyche.backends.tcp.push import apply_delta, read_full
+from psyche.core.encoding.account import decode_state
+from psyche.core.state.state import Coordinator
+from psyche.errors import BackendError, PsycheError, WireError
+from psyche.telemetry.sink import EventSink, NoEvents
+from psyche.wire import backend as wire
+from psyche.wire.crypto import Identity, check_address_record
+from psyche.wire.framing import FrameStream
+from psyche.wire.handshake import HandshakeError, WrongServer
+from psyche.wire.messages import AnyMessage
+from psyche.wire.ports import AddressRecord, Proof
+from psyche.wire.tls import open_tls
+from psyche.wire.turns import AtOnce
+
+MAX_PENDING: Final = 32  # half of the replies that the server keeps for resends (K4)
+PING_S: Final = 5.0
+SILENCE_S: Final = 20.0  # the server answers every ping: four lost in a row are a dead connection
+SEND_TIMEOUT_S: Final = 10.0
+BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # H6 leaves 15 s to come back
+ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # who is not on the allow list asks again after so long
+_FATAL: Final = (HandshakeError, wire.RequestRefused, wire.Replaced)
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """A request whose answer somebody waits for."""
+
+    id: int
+    frame: bytes
+    answered: trio.Event = field(default_factory=trio.Event)
+    reply: wire.Reply | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the client's side needs of its machine.
+
+    Args:
+        connect: connects to a host and a port, or raises OSError or WireError.
+        unix_time: the wall clock.
+        rng: request ids and jitter of reconnecting.
+        decode: reads a state's bytes; called in a thread.
+    """
+
+    connect: Connect = open_tls
+    unix_time: Callable[[], float] = time.time
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    decode: Callable[[bytes], Coordinator] = decode_state
+
+
+class _Started(Protocol):
+    """What `nursery.start` hands over, as far as it is needed here."""
+
+    def started(self) -> None:
+        """The backend may be used."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatistics:
+    """What a backend holds now."""
+
+    unanswered: int  # requests
+
+
+class TcpBackend:
+    """A `wire.ports.Backend` over TCP. `run` must run while it is used (or see `open_backend`).
+
+    Every call waits until the server has answered, however often the connection is lost meanwhile:
+    bound it with a cancel scope. It raises the coordinator's own error, or `BackendError` once it
+    has given up for good (another server or run, another protocol version, another process with the
+    same key).
+
+    Args:
+        address: the server.
+        identity: the client's key, signer and p2p key at once.
+        sink: where events go.
+        machine: connections, clock and chance; those of this computer if not given.
+    """
+
+    def __init__(
+        self, address: ServerAddress, identity: Identity, *, sink: EventSink | None = None,
+        machine: Machine | None = None,
+    ) -> None:  # fmt: skip
+        self.address = address
+        self.connects = 0
+        self._identity = identity
+        self._sink = sink or NoEvents()
+        self._machine = machine or Machine()
+        self._next_id = self._machine.rng.getrandbits(62)  # ids of a former self may still be in the server's memory
+        self._pending: dict[int, _Pending] = {}
+        self._outbox: list[bytes] = []
+        self._room = trio.Semaphore(MAX_PENDING)
+        self._wake = trio.Event()
+        self._changed = trio.Event()
+        self._is_connected = False
+        self._failure: PsycheError | None = None
+        self._raw = b""
+        self._nonce = -1
+        self._run_uid: bytes | None = None
+        self._clock_offset_s = 0.0
+        self._subscription = -1  # the request that asks to follow the run
+        self._refusals = 0  # how often it was refused in a row, because the owner has not let this key in (M12)
+        self._refused = trio.Event()
+        self._permission_wait = ""
+        self._record: AddressRecord | None = None
+        self._book: dict[bytes, AddressRecord] = {}
+        self._listed: tuple[AddressRecord, ...] = ()  # the book's records, the same object while none changes
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server is there right now."""
+        return self._is_connected
+
+    def now(self) -> float:
+        """The run's clock in unix seconds, as the server last said it; the wall clock until then."""
+        return self._machine.unix_time() + self._clock_offset_s
+
+    async def run(self, *, task_status: _Started = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected until cancelled; `task_status.started` is called at once.
+
+        Raises:
+            BackendError: it gives up for good; every waiting call raises the same.
+        """
+        task_status.started()
+        try:
+            await self._keep_connected()
+        except _FATAL as error:
+            self._sink.emit("server_given_up", reason=str(error))
+            self._fail(error)
+            raise
+        finally:
+            self._fail(BackendError("the client's connection to the server was stopped"))
+
+    async def _keep_connected(self) -> None:
+        failures = 0
+        while True:
+            started_s = trio.current_time()
+            try:
+                await self._connect_once()
+            except (BackendError, WireError) as error:
+                if isinstance(error, _FATAL) and not (isinstance(error, WrongServer) and self.connects):
+                    raise  # but who has met the server does not take somebody on the line for it, and tries again
+                self._sink.emit("server_lost", reason=str(error), tries=failures)
+            if trio.current_time() - started_s > BACK_OFF_S[-1]:  # a server that hangs up at once is not hammered
+                failures = 0
+            delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
+            failures += 1
+            await trio.sleep(delay_s * self._machine.rng.uniform(0.5, 1.0))  # so that clients do not all come at once
+
+    async def states(self) -> AsyncIterator[Coordinator]:
+        """States as they come, newest only, nonce rising; each is the caller's own copy.
+
+        Raises:
+            BackendError: given up for good.
+        """
+        seen = -1
+        while True:
+            while self._nonce <= seen:
+                self._check_alive()
+                await self._changed.wait()
+            raw, seen = self._raw, self._nonce
+            yield await trio.to_thread.run_sync(self._machine.decode, raw)
+
+    async def submit(self, message: AnyMessage, proof: Proof = None) -> None:
+        """Send a message; the address record that comes with a join is sent again after every reconnect."""
+        if isinstance(proof, AddressRecord):
+            self._record = proof
+        await self._request(wire.build_submit(message, proof))
+
+    async def announce(self, record: AddressRecord) -> None:
+        """Say where this node can be reached from now on."""
+        self._record = record
+        await self._request(wire.AnnounceRequest(record))
+
+    async def tick(self) -> None:
+        """Nothing: the server ticks by itself (T3)."""
+        await trio.lowlevel.checkpoint()
+
+    def statistics(self) -> BackendStatistics:
+        """What it holds now."""
+        return BackendStatistics(unanswered=len(self._pending))
+
+    def address_book(self) -> Sequence[AddressRecord]:
+        """Where the run's nodes are; signatures are checked."""
+        return self._listed
+
+    async def _request(self, body: wire.RequestBody) -> wire.Reply:
+        """Send a request and wait for its answer, over any number of connections.
+
+        Raises:
+            CoordinatorError: the coordinator refuses, and what was asked is not on record (K3).
+            BackendError: the server refuses, or given up for good.
+        """
+        async with AtOnce(self._room):
+            self._check_alive()
+            self._next_id += 1
+            pending = _Pending(self._next_id, wire.encode_message(wire.Request(self._next_id, body)))
+            self._pending[pending.id] = pending
+            self._send(pending.frame)
+            try:
+                await pending.answered.wait()
+            finally:
+                self._pending.pop(pending.id, None)
+        reply = pending.reply
+        if reply is None:
+            self._check_alive()
+        assert reply is not None, "answered, or given up"
+        if reply.code and not reply.on_record:
+            raise wire.error_from_code(reply.code, reply.message)
+        return reply
+
+    def _send(self, frame: bytes) -> None:
+        if self._is_connected:
+            self._outbox.append(frame)
+            self._wake.set()
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise BackendError(f"server {self.address.host}:{self.address.port}: {self._failure}") from self._failure
+
+    def _fail(self, error: PsycheError) -> None:
+        """From now on every call raises; the first reason stands."""
+        self._failure = self._failure or error
+        for pending in self._pending.values():
+            pending.answered.set()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _connect_once(self) -> None:
+        """One connection from its first byte to its end, which is always an error.
+
+        Raises:
+            BackendError, WireError: why it ended.
+        """
+        frames, server, greeting = await dial(self.address, self._identity, self._machine.connect)
+        try:
+            self.address = replace(self.address, key=server)  # the first that answered, where none was expected (K6)
+            self._check_greeting(greeting)
+            self.connects += 1
+            self._renew()
+            self._sink.emit("server_connected", run_id=greeting.run_id, program=greeting.program)
+            raise await self._talk(frames)
+        finally:
+            self._is_connected = False
+            await frames.aclose()  # forceful: does not wait
+
+    def _check_greeting(self, greeting: wire.Greeting) -> None:
+        if self._run_uid not in (None, greeting.run_uid):
+            raise wire.WrongRun(
+                f"the run {greeting.run_id!r} was created again while this client took part in the old one: "
+                "start this client again"
+            )
+        self._run_uid = greeting.run_uid
+        self._clock_offset_s = greeting.now_unix - self._machine.unix_time()
+
+    def _renew(self) -> None:
+        """What a new connection begins with: subscription, address record, and what has no answer yet."""
+        self._is_connected = True
+        bodies: list[wire.RequestBody] = [wire.SubscribeRequest()]
+        if self._record is not None:
+            bodies.append(wire.AnnounceRequest(self._record))
+        self._outbox = [self._encode(body) for body in bodies]
+        self._subscription = self._next_id - len(bodies) + 1
+        self._outbox += [self._pending[number].frame for number in sorted(self._pending)]
+        self._wake.set()
+
+    def _encode(self, body: wire.RequestBody) -> bytes:
+        """A request whose answer nobody waits for."""
+        self._next_id += 1
+        return wire.encode_message(wire.Request(self._next_id, body))
+
+    async def _talk(self, frames: FrameStream) -> BackendError | WireError:
+        """Exchange messages until something goes wrong, and return what."""
+        ends: list[BackendError | WireError] = []
+
+        async def guard(task: Callable[[FrameStream], Awaitable[None]]) -> None:
+            try:
+                await task(frames)
+            except (BackendError, WireError) as error:
+                ends.append(error)
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for task in (self._receive_all, self._send_all, self._ping, self._ask_again):
+                nursery.start_soon(guard, task)
+        return ends[0]
+
+    async def _send_all(self, frames: FrameStream) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            while self._outbox:
+                await frames.send(self._outbox.pop(0), SEND_TIMEOUT_S)
+
+    async def _ping(self, _frames: FrameStream) -> None:
+        while True:
+            await trio.sleep(PING_S)
+            self._send(self._encode(wire.PingRequest()))
+
+    async def _ask_again(self, _frames: FrameStream) -> None:
+        """Whoever is not on the allow list asks to follow the run again and again, until the owner has let it in."""
+        while True:
+            await self._refused.wait()
+            self._refused = trio.Event()
+            await trio.sleep(ALLOWED_AGAIN_S[min(self._refusals, len(ALLOWED_AGAIN_S)) - 1])
+            self._send(self._encode(wire.SubscribeRequest()))
+            self._subscription = self._next_id
+
+    async def _receive_all(self, frames: FrameStream) -> None:
+        while True:
+            self._take(wire.decode_server_message(await frames.receive(SILENCE_S)))
+
+    def _take(self, message: wire.ServerMessage) -> None:
+        match message:
+            case wire.Reply():
+                self._take_reply(message)
+            case wire.FullState():
+                self._take_state(message.nonce, read_full(message), message.now_unix)
+            case wire.StateDelta():
+                self._take_delta(message)
+            case wire.BookChange():
+                self._take_book(message)
+            case wire.Goodbye():
+                raise _as_backend_error(wire.error_from_code(message.code, message.message))
+
+    def _take_reply(self, reply: wire.Reply) -> None:
+        if reply.id == self._subscription:
+            self._note_permission(reply)
+        pending = self._pending.get(reply.id)
+        if pending is not None:
+            pending.reply = reply
+            pending.answered.set()
+
+    def _note_permission(self, reply: wire.Reply) -> None:
+        """A wait with a name: for the owner to let this key in (M12)."""
+        wait = f"permission to join: {reply.message}"
+        if reply.code == wire.NotAllowed.__name__:
+            self._refusals += 1
+            self._refused.set()
+            if wait != self._permission_wait:
+                self._end_permission_wait("replaced by another wait")
+                self._permission_wait = wait
+                self._sink.emit("wait_started", what=wait, until=None, then="join")
+        elif not reply.code:
+            self._refusals = 0
+            self._end_permission_wait("allowed")
+
+    def _end_permission_wait(self, outcome: str) -> None:
+        if self._permission_wait:
+            self._sink.emit("wait_ended", what=self._permission_wait, until=None, outcome=outcome)
+        self._permission_wait = ""
+
+    def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
+        self._clock_offset_s = now_unix - self._machine.unix_time()
+        if nonce < self._nonce or (nonce == self._nonce and raw != self._raw):
+            raise wire.WrongRun(
+                f"the server's state went back from nonce {self._nonce} to {nonce}: it was restored from an older "
+                "copy; start this client again"
+            )
+        if nonce > self._nonce:
+            self._raw, self._nonce = raw, nonce
+            self._note_change()
+
+    def _take_delta(self, push: wire.StateDelta) -> None:
+        try:
+            raw = apply_delta(self._raw, self._nonce, push)
+        except WireError as error:  # K5: ask for the whole
+            self._sink.emit("state_mismatch", reason=str(error))
+            self._send(self._encode(wire.SubscribeRequest()))
+            return
+        self._take_state(push.to_nonce, raw, push.now_unix)
+
+    def _take_book(self, change: wire.BookChange) -> None:
+        if change.whole:
+            self._book.clear()
+        for key in change.removed:
+            self._book.pop(key, None)
+        for record in change.records:
+            check_address_record(record)
+            self._book[record.p2p] = record
+        self._listed = tuple(self._book.values())
+        self._note_change()
+
+
+def _as_backend_error(error: PsycheError) -> BackendError:
+    return error if isinstance(error, BackendError) else BackendError(str(error))
+
+
+@asynccontextmanager
+async def open_backend(
+    address: ServerAddress, identity: Identity, *, sink: EventSink | None = None, machine: Machine | None = None
+) -> AsyncIterator[TcpBackend]:
+    """A backend that keeps connected while the block runs; the block is cancelled when it gives up for good."""
+    backend = TcpBackend(address, identity, sink=sink, machine=machine)
+    failures: list[BackendError] = []
+
+    async def run() -> None:
+        try:
+            await backend.run()
+        except BackendError as error:
+            failures.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        yield backend
+        nursery.cancel_scope.cancel()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,128 @@
+"""The client's way to a coordinator server: connect by TLS, prove both keys, agree on version and run."""
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import trio
+
+from psyche import __version__
+from psyche.errors import BackendError, WireError
+from psyche.wire import backend as wire
+from psyche.wire.crypto import Identity
+from psyche.wire.framing import FrameStream
+from psyche.wire.handshake import client_handshake
+from psyche.wire.tls import Connection, open_tls
+
+CONNECT_TIMEOUT_S: Final = 10.0
+REPLY_TIMEOUT_S: Final = 10.0
+PROGRAM: Final = f"psyche {__version__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAddress:
+    """A coordinator server as a client names it.
+
+    Args:
+        host, port: where it listens.
+        run_id: the run that is meant; empty: whichever it has.
+        key: the server's public key (32 bytes); None: that of the first that answers.
+    """
+
+    host: str
+    port: int
+    run_id: str = ""
+    key: bytes | None = None
+
+
+def parse_server(text: str, run_id: str = "", key: bytes | None = None) -> ServerAddress:
+    """The address of "host:port".
+
+    Raises:
+        BackendError: it is not of that form.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise BackendError(f'server address {text!r}: must be "host:port", port 1 to 65535')
+    return ServerAddress(host=host.strip("[]"), port=int(port), run_id=run_id, key=key)
+
+
+Connect = Callable[[str, int], Awaitable[Connection]]
+
+
+class Dialed(NamedTuple):
+    """A connection past hello, the key that the server has proven, and what it said."""
+
+    frames: FrameStream
+    server: bytes
+    greeting: wire.Greeting
+
+
+async def dial(address: ServerAddress, identity: Identity, connect: Connect = open_tls) -> Dialed:
+    """A connection past hello, and what the server said; the caller closes it.
+
+    `connect` connects to a host and a port, or raises OSError or WireError.
+
+    Raises:
+        HandshakeError, RequestRefused: the server is another one, has another run or speaks another
+            version: trying again does not help.
+        BackendError, WireError: it cannot be reached, or does not answer in time.
+    """
+    connection = await _connect(address, connect)
+    frames = FrameStream(connection.stream, wire.MAX_SERVER_FRAME_BYTES, max_send_bytes=wire.MAX_REQUEST_BYTES)
+    channel = connection.channel
+    try:
+        await client_handshake(frames, identity, wire.PURPOSE, channel, address.key, CONNECT_TIMEOUT_S)
+        hello = wire.HelloRequest(wire.VERSION, address.run_id, PROGRAM)
+        greeting = (await ask(frames, wire.Request(0, hello))).body
+        if not isinstance(greeting, wire.Greeting):
+            raise WireError("the reply to hello is not a greeting")
+    except BaseException:
+        await frames.aclose()  # forceful: does not wait, even when cancelled
+        raise
+    return Dialed(frames, channel.server, greeting)
+
+
+async def _connect(address: ServerAddress, connect: Connect) -> Connection:
+    where = f"server {address.host}:{address.port}"
+    try:
+        with trio.fail_after(CONNECT_TIMEOUT_S):
+            return await connect(address.host, address.port)
+    except trio.TooSlowError as error:
+        raise BackendError(f"{where}: no connection within {CONNECT_TIMEOUT_S:g} s") from error
+    except OSError as error:
+        raise BackendError(f"{where}: cannot be reached ({get_reason(error)})") from error
+    except WireError as error:
+        raise BackendError(f"{where}: {error}") from error
+
+
+def get_reason(error: OSError) -> str:
+    """Why no connection came about: what was wrong with each address of the host, each thing once."""
+    causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__]
+    reasons = [
+        os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror  # names that are not found: < 0
+        for cause in (error, *causes)
+        if isinstance(cause, OSError) and cause.strerror
+    ]
+    return ", ".join(dict.fromkeys(reasons)) or str(error)
+
+
+async def ask(frames: FrameStream, request: wire.Request) -> wire.Reply:
+    """Send one request on a connection that has no other in flight, and wait for its reply.
+
+    Raises:
+        PsycheError: the reply's own error, if it is one; or the connection's.
+    """
+    await frames.send(wire.encode_message(request), REPLY_TIMEOUT_S)
+    with trio.move_on_after(REPLY_TIMEOUT_S):
+        while True:
+            message = wire.decode_server_message(await frames.receive(REPLY_TIMEOUT_S))
+            if isinstance(message, wire.Goodbye):
+                raise wire.error_from_code(message.code, message.message)
+            if isinstance(message, wire.Reply) and message.id == request.id:
+                break
+        if message.code and not message.on_record:
+            raise wire.error_from_code(message.code, message.message)
+        return message
+    raise BackendError(f"server: no reply within {REPLY_TIMEOUT_S:g} s")

@@ -1,0 +1,233 @@
+"""What the owner of a run does from outside: pause, resume, set rates, allow keys, ask how it is (`psyche server`)."""
+
+import secrets
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import trio
+
+from psyche.backends.tcp.dial import ServerAddress, ask, dial
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.limits import MAX_CLAIMS
+from psyche.core.state.messages import Collect, Pause, Resume, SetRates
+from psyche.errors import BackendError, PsycheError, WireError
+from psyche.wire import backend as wire
+from psyche.wire.access import Allow, Disallow
+from psyche.wire.crypto import Identity
+from psyche.wire.handshake import HandshakeError
+
+TIMEOUT_S: Final = 10.0
+RETRY_S: Final = 1.0
+SILENT_S: Final = 1.0  # a person who waits for longer wants to know for what
+Say = Callable[[str], None]
+_Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings)
+
+
+def _say_nothing(_text: str) -> None:
+    pass
+
+
+async def pause_run(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing
+) -> wire.RunStatus:
+    """Pause the run: at once before its first round, else after the epoch's drain and Cooldown (P4).
+
+    The command carries an op id, so that it takes effect once however often it has to be sent.
+
+    Raises:
+        NotOwner: `identity` is no owner of the run.
+        Halted: it is paused or finished already.
+        BackendError: the server could not be reached within `timeout_s`.
+    """
+    op_id = secrets.token_bytes(wire.OP_ID_BYTES)
+    return await _carry_out(address, identity, wire.build_submit(Pause(), op_id=op_id), timeout_s, say)
+
+
+async def resume_run(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing
+) -> wire.RunStatus:
+    """Let a paused run go on; everybody joins again (P4).
+
+    Raises:
+        NotOwner: `identity` is no owner of the run.
+        CannotResume: it is not paused.
+        BackendError: the server could not be reached within `timeout_s`.
+    """
+    op_id = secrets.token_bytes(wire.OP_ID_BYTES)
+    return await _carry_out(address, identity, wire.build_submit(Resume(), op_id=op_id), timeout_s, say)
+
+
+async def set_rates(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing, *,
+    earning: int | None = None, slashing: int | None = None,
+) -> wire.RunStatus:  # fmt: skip
+    """Set what epochs that form from now on pay and slash (M7); None leaves a rate as it is.
+
+    `earning` is shared among all credits of an epoch, `slashing` is what each ejected member loses.
+
+    Raises:
+        NotOwner: `identity` is no owner of the run.
+        BackendError: the server could not be reached within `timeout_s`.
+    """
+    op_id = secrets.token_bytes(wire.OP_ID_BYTES)
+    return await _carry_out(
+        address, identity, wire.build_submit(SetRates(earning, slashing), op_id=op_id), timeout_s, say
+    )
+
+
+async def collect_earnings(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing, *,
+    signer: bytes | None = None,
+) -> tuple[wire.Claim, ...]:  # fmt: skip
+    """Take what `signer` has earned out of the record, or what everybody has; who had earned how much (M11).
+
+    Whoever calls this pays. Each amount is taken once, however often the command has to be sent.
+
+    Raises:
+        NotOwner: `identity` is no owner of the run.
+        BackendError: the server could not be reached within `timeout_s`; where amounts had been asked for
+            by then, it names them.
+    """
+    question = wire.EarningsRequest()
+    found = await _ask_until(address, identity, None, question, wire.Earnings, timeout_s, say)
+    claims = tuple(claim for claim in found.earned if signer in (None, claim[0]))
+    for start in range(0, len(claims), MAX_CLAIMS):
+        part = claims[start : start + MAX_CLAIMS]
+        command = wire.build_submit(Collect(part), op_id=secrets.token_bytes(wire.OP_ID_BYTES))
+        try:
+            await _ask_until(address, identity, command, question, wire.Earnings, timeout_s, say)
+        except BackendError as error:
+            named = ", ".join(f"{key.hex()} {amount}" for key, amount in claims[: start + len(part)])
+            text = f"{error}; these may or may not be collected (see earnings_collected in the server's log): {named}"
+            raise BackendError(text) from error
+    return claims
+
+
+async def allow_key(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing, *,
+    grantee: bytes, delegates: tuple[bytes, ...] = (),
+) -> wire.RunStatus:  # fmt: skip
+    """Let a key join, and its delegates (M12); they are let in within seconds, if they wait.
+
+    Raises:
+        NotOwner: `identity` is no owner of the run and not its join authority.
+        BadRequest: the list is full.
+        BackendError: the server could not be reached within `timeout_s`.
+    """
+    op_id = secrets.token_bytes(wire.OP_ID_BYTES)
+    return await _carry_out(
+        address, identity, wire.build_submit(Allow(grantee, delegates), op_id=op_id), timeout_s, say
+    )
+
+
+async def disallow_key(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing, *, key: bytes
+) -> wire.RunStatus:
+    """Let a key join no more, nor its delegates; who is a member stays until its epoch ends (M12).
+
+    Raises:
+        NotOwner: `identity` is no owner of the run and not its join authority.
+        BadRequest: as many keys as there is room for are disallowed.
+        BackendError: the server could not be reached within `timeout_s`.
+    """
+    op_id = secrets.token_bytes(wire.OP_ID_BYTES)
+    return await _carry_out(address, identity, wire.build_submit(Disallow(key), op_id=op_id), timeout_s, say)
+
+
+async def get_allowed(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing
+) -> wire.AllowedKeys:
+    """Who may join.
+
+    Raises:
+        NotOwner: `identity` is no owner of the run and not its join authority.
+        BackendError: the server could not be reached within `timeout_s`.
+    """
+    return await _ask_until(address, identity, None, wire.AllowedRequest(), wire.AllowedKeys, timeout_s, say)
+
+
+async def get_run_status(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing
+) -> wire.RunStatus:
+    """How the run is; anybody may ask. `say` hears it where the answer is long in coming.
+
+    Raises:
+        BackendError: the server could not be reached within `timeout_s`, or refuses.
+    """
+    return await _carry_out(address, identity, None, timeout_s, say)
+
+
+async def _carry_out(
+    address: ServerAddress, identity: Identity, command: wire.RequestBody | None, timeout_s: float, say: Say
+) -> wire.RunStatus:
+    """Send a command until it is answered, then ask for the status."""
+    return await _ask_until(address, identity, command, wire.StatusRequest(), wire.RunStatus, timeout_s, say)
+
+
+async def _ask_until(
+    address: ServerAddress, identity: Identity, command: wire.RequestBody | None, question: wire.RequestBody,
+    kind: type[_Found], timeout_s: float, say: Say,
+) -> _Found:  # fmt: skip
+    where = f"server {address.host}:{address.port}"
+    attempts = _Attempts(address, identity, command, question, problem=f"{where}: no answer")
+    with trio.move_on_after(timeout_s):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_say_if_silent, attempts, timeout_s, say)
+            await attempts.run()
+            nursery.cancel_scope.cancel()
+        return attempts.get_answer(kind)
+    raise BackendError(f"{attempts.problem}; gave up after {timeout_s:g} s")
+
+
+async def _say_if_silent(attempts: "_Attempts", timeout_s: float, say: Say) -> None:
+    await trio.sleep(SILENT_S)
+    say(f"{attempts.problem}; trying for {timeout_s:g} s (Ctrl-C stops)")
+
+
+class _Attempts:
+    """One command and the question after it, sent until the server has answered both or refuses."""
+
+    def __init__(
+        self, address: ServerAddress, identity: Identity, command: wire.RequestBody | None,
+        question: wire.RequestBody, problem: str,
+    ) -> None:  # fmt: skip
+        self.problem = problem
+        self._address, self._identity, self._command = address, identity, command
+        self._question = question
+        self._command_id = secrets.randbits(62)  # kept over resends (K4)
+        self._outcome: object = None
+
+    async def run(self) -> None:
+        """Try until there is an outcome; `problem` says why there is none yet."""
+        while self._outcome is None:
+            try:
+                self._outcome = await self._try_once()
+            except (CoordinatorError, HandshakeError, wire.RequestRefused) as error:
+                self._outcome = error
+            except (BackendError, WireError) as error:
+                self.problem = str(error)
+                await trio.sleep(RETRY_S)
+
+    def get_answer(self, kind: type[_Found]) -> _Found:
+        """What the server said.
+
+        Raises:
+            PsycheError: it refused, or said something else.
+        """
+        if isinstance(self._outcome, PsycheError):
+            raise self._outcome
+        if not isinstance(self._outcome, kind):
+            raise WireError(f"the reply is not a {kind.__name__}")
+        return self._outcome
+
+    async def _try_once(self) -> object:
+        frames = (await dial(self._address, self._identity)).frames
+        try:
+            if self._command is not None:
+                await ask(frames, wire.Request(self._command_id, self._command))
+            answer = (await ask(frames, wire.Request(self._command_id + 1, self._question))).body
+        finally:
+            await frames.aclose()
+        if answer is None:
+            raise WireError("the reply is empty")
+        return answer

@@ -1,0 +1,421 @@
+"""What the round engine is told and what it asks for: plain data, executed by the shell or the simulator.
+
+Times named `at` or `deadline` are on the caller's monotonic clock, in seconds.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from psyche.core.state.gossip import Evidence
+from psyche.core.state.messages import Message
+from psyche.wire.trainer import ApplyReply, SentResult, SnapshotReply, TrainReply
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One event for the log."""
+
+    kind: str
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Send a message to the coordinator; write `before` when it goes out, `after` once it is on record."""
+
+    message: Message
+    before: Log | None = None
+    after: Log | None = None
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Gossip one message."""
+
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Offer the body as a blob, then gossip the signed result."""
+
+    raw: bytes
+    body: bytes
+    blob_id: bytes
+    epoch: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPayload:
+    """Fetch and check a payload; answer with `PayloadArrived` or `PayloadFailed`."""
+
+    epoch: int
+    height: int
+    member: int
+    commitment: bytes
+    blob_id: bytes
+    size_bytes: int
+    sources: tuple[bytes, ...]
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchData:
+    """Fetch the samples `start` to `end` (included) ahead of training."""
+
+    epoch: int
+    height: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Train the batch that was fetched; answer with `Trained` or `TrainFailed`."""
+
+    epoch: int
+    height: int
+    step: int
+    start: int
+    end: int
+    lr: float
+    lookahead_lr: float
+    decided: tuple[SentResult, ...]
+    in_flight: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTrain:
+    """End the training of a round that has passed (A4)."""
+
+    epoch: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply a decided set; bodies are named by blob id, in order of application. Answer with `Applied`."""
+
+    epoch: int
+    height: int
+    lr: float
+    blobs: tuple[bytes, ...]
+    run_update: bool
+    full_digest: bool
+    random_seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedSet:
+    """One line of the replay store: what was applied at the start of a round, and under which numbers (S7)."""
+
+    epoch: int
+    height: int
+    step: int
+    lr: float
+    lr_bits: int
+    run_update: bool
+    full_digest: bool
+    random_seed: int
+    applied: tuple[tuple[int, bytes], ...]  # (member, commitment) in order
+    blobs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReplay:
+    """Keep a decided set with its bodies for healing (S7)."""
+
+    entry: AppliedSet
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load the weights with full digest `certified` (None: the configured source); answer: `Loaded` or `LoadFailed`."""
+
+    epoch: int
+    certified: bytes | None
+    source_digest: bytes  # digest that the configured source is known to give; zero if unknown
+    keep_momentum: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """Load `certified` and replay the epoch's stored sets up to `height`. Answer with `Healed` or `HealFailed` (S7)."""
+
+    epoch: int
+    certified: bytes
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskWeights:
+    """Ask a member to keep a copy of its weights of the running round (S7). Answer with `WeightsPromised`, or not."""
+
+    epoch: int
+    height: int
+    member: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Fetch those tensors of the agreed weights that differ from the own ones, and load the result (S7).
+
+    `agreed` is the digest on record, `own` that of the weights in the trainer (zero: they are lost),
+    `chain` the own c of that height (zero: not known). Answer with `Healed` or `HealFailed`.
+    """
+
+    epoch: int
+    height: int
+    agreed: bytes
+    own: bytes
+    chain: bytes
+    helpers: tuple[bytes, ...]  # keys of members that promised a copy
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Write a resume snapshot and serve it (P6). Answer with `SnapshotWritten`."""
+
+    epoch: int
+    height: int
+    step: int
+    data_index: int
+    chain: bytes
+    digest: bytes
+    prev_commitment: bytes
+    decided: tuple[SentResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Write the certified weights for users, in the background."""
+
+    epoch: int
+    step: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ShareCheckpoint:
+    """Put the own snapshot of the certified weights in a lasting place and name that on record (S10)."""
+
+    epoch: int
+    step: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshot:
+    """Fetch the snapshot `digest` from peers without loading it into the trainer (P8)."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AskAnnouncements:
+    """Ask peers for signed messages of a round from members not in `have`."""
+
+    epoch: int
+    height: int
+    have: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskTable:
+    """Ask a member for the table behind a witness's root (C1, C3, W7). Answer with `TableArrived`."""
+
+    epoch: int
+    height: int  # attested height
+    member: int  # the witness
+    key: bytes  # of whom to ask: the witness, or anybody else
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetPeers:
+    """Who may talk to this node (joined and leaving slots), and who of them is a member of this or the last epoch."""
+
+    keys: frozenset[bytes]
+    members: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class SetPlan:
+    """What hello compares."""
+
+    run_uid: bytes
+    plan_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Rounds before this one are over for good: drop their payloads."""
+
+    epoch: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The client is done, well or not."""
+
+    code: int
+    reason: str
+    serve_s: float = 0.0  # P8: how long to go on serving
+
+
+Action = (
+    Submit | Publish | Announce
+    | FetchPayload | FetchData | Train | CancelTrain | Apply | StoreReplay | Load | Heal | AskWeights | Compare
+    | Snapshot | Export | ShareCheckpoint | FetchSnapshot | AskAnnouncements | AskTable | SetPeers | SetPlan | Expire
+    | Log | Exit
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Weights are in the trainer. `chain` is the snapshot's c, zero for the configured source."""
+
+    epoch: int
+    digest: bytes
+    source: str
+    plan: bytes
+    parameters: int
+    vocab_size: int
+    numeric_class: int
+    train_count: int
+    prev_commitment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """No source gave the weights that were asked for, for now."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """Other weights are in the trainer: digests by height, and the chain of the last (`height`)."""
+
+    epoch: int
+    height: int
+    chain: bytes
+    digests: dict[int, bytes]
+    is_full: dict[int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class HealFailed:
+    """Neither replay nor comparison gave the agreed weights; `weights_kept`: the trainer still has the own ones.
+
+    `contradicts`: the agreed digest is one of other sets than the record gave this client.
+    """
+
+    epoch: int
+    reason: str
+    weights_kept: bool
+    contradicts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPromised:
+    """A member keeps a copy of its weights of that round."""
+
+    epoch: int
+    height: int
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadArrived:
+    """A payload is here and checked (R4)."""
+
+    commitment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadFailed:
+    """A payload did not come (`refused` false: try again) or breaks a rule (`refused` true)."""
+
+    commitment: bytes
+    reason: str
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A batch was trained, or cancelled, or refused with a reason."""
+
+    epoch: int
+    height: int
+    reply: TrainReply
+    data_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrainFailed:
+    """Data or trainer failed; `trainer_lost` means that weights and momentum are gone with the child."""
+
+    epoch: int
+    height: int
+    reason: str
+    trainer_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The set of round `height` is applied."""
+
+    epoch: int
+    height: int
+    reply: ApplyReply
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLost:
+    """The trainer died outside a batch: weights and momentum are gone (F20, F21)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    """A resume snapshot is on disk; without a reply it could not be written, and `failed` is what was asked for."""
+
+    epoch: int
+    height: int
+    digest: bytes
+    path: Path
+    reply: SnapshotReply | None
+    failed: Snapshot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableArrived:
+    """The answer to `AskTable`: encoded signed results; None where none came."""
+
+    epoch: int
+    height: int
+    member: int
+    root: bytes
+    items: tuple[bytes, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFetched:
+    """P8: the certified snapshot is here (`ok`) or cannot be had now."""
+
+    digest: bytes
+    ok: bool
+
+
+Event = (
+    Loaded | LoadFailed | Healed | HealFailed | WeightsPromised | PayloadArrived | PayloadFailed | Trained
+    | TrainFailed | Applied | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched
+)  # fmt: skip

@@ -1,0 +1,297 @@
+"""Gossip in: who was heard, which results are believed and fetched, who equivocates (R2, R3, R7)."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from psyche.client.engine.actions import FetchPayload, PayloadArrived, PayloadFailed, Submit
+from psyche.client.engine.checks import Expected, Verdict, judge_result
+from psyche.client.engine.context import Context, RunFacts
+from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
+from psyche.core.committee.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
+from psyche.core.encoding.header import ResultHeader
+from psyche.core.state.gossip import Evidence, Finished, Gossip, Leave, Ready, ReadyFlag, Result
+from psyche.core.state.messages import ReportEquivocation
+from psyche.core.state.state import Coordinator, RoundFlag, RunState
+from psyche.core.state.timeline import get_round
+from psyche.errors import WireError
+from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by
+
+MAX_COMMITMENTS = 2  # of one member for one round: two are evidence, a third adds nothing
+MAX_EARLY = 6  # messages of one member for one round: two of Ready and Result, one of the others
+RETRY_S = 0.5
+MAX_RETRY_S = 4.0
+
+
+def compute_step_lr(state: Coordinator, step: int) -> float:
+    """The learning rate of a step, rounded to float32 as in headers and digests (S1)."""
+    return round_f32(compute_learning_rate(state.model.lr_schedule, step, get_cold_start(state.epoch, state.model)))
+
+
+class Announcements:
+    """Follows what members announce and what of it this client holds."""
+
+    def __init__(self, context: Context) -> None:
+        self._x = context
+        self._early: dict[int, list[bytes]] = {}  # by member: messages of a round that this client has not seen yet
+        self._failed: dict[tuple[int, int, bytes], KnownResult] = {}  # height, member, commitment: to be fetched again
+        self.refused = 0
+        self._expected: tuple[tuple[Coordinator, RunFacts, int, bytes | None], Expected] | None = None  # the last one
+
+    def clear(self) -> None:
+        """Another epoch."""
+        self._failed.clear()
+        self._early.clear()
+
+    def on_gossip(self, raw: bytes, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
+        """Take in one message from anywhere; what breaks a rule is counted and dropped (I9)."""
+        try:
+            message = decode_gossip(raw)
+        except WireError as error:
+            self._refuse("malformed", str(error))
+            return
+        x = self._x
+        if message.run_uid != x.state.run_uid or message.epoch != x.epoch:
+            return
+        record = x.book.get(message.height)
+        if record is None:
+            if self._is_next(message):
+                self._keep_early(message, raw)
+            return
+        if not record.members >> message.member & 1 or not is_signed_by(message, x.get_key(message.member)):
+            self._refuse("unsigned", f"member {message.member} did not sign this")
+            return
+        self._take(message, record, digests, diverged=diverged, now=now)
+
+    def _is_next(self, message: Gossip) -> bool:
+        """Whether it is of the round that follows the newest one seen."""
+        state = self._x.state
+        if state.in_round:
+            return message.height == self._x.height + 1
+        return state.run_state is RunState.WARMUP and message.height == 0
+
+    def _keep_early(self, message: Gossip, raw: bytes) -> None:
+        """Only who signed takes up room, and each its own (I6)."""
+        clients = self._x.state.clients
+        kept = self._early.get(message.member, [])
+        if message.member >= len(clients) or len(kept) >= MAX_EARLY or raw in kept:
+            return
+        if is_signed_by(message, clients[message.member].p2p):
+            self._early[message.member] = [*kept, raw]
+
+    def replay_early(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
+        """A new round was seen: messages that came before it get another look."""
+        early, self._early = self._early, {}
+        for raw in (raw for kept in early.values() for raw in kept):
+            self.on_gossip(raw, digests, diverged=diverged, now=now)
+
+    def _take(
+        self, message: Gossip, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool, now: float
+    ) -> None:
+        member = message.member
+        record.heard |= 1 << member
+        match message.body:
+            case Ready():
+                self._take_ready(member, message.body, record, digests)
+            case Finished():
+                record.finished.setdefault(member, message.body)
+                record.finished_raw.setdefault(member, encode_gossip(message))
+                record.finished_at.setdefault(member, now)
+                if message.body.ready is not None:
+                    self._take_ready(member, message.body.ready, record, digests)
+            case Leave():
+                record.left |= 1 << member
+            case Result():
+                self._take_result(message, record, digests, diverged=diverged, now=now)
+
+    def _take_ready(self, member: int, ready: Ready, record: RoundRecord, digests: dict[int, bytes]) -> None:
+        """S6: divergence shows within seconds; the record confirms it."""
+        known = record.ready.get(member)
+        if known is not None and not (known.flags & ReadyFlag.BEHIND and not ready.flags & ReadyFlag.BEHIND):
+            return  # only who said that it was behind has something to add
+        record.ready[member] = ready
+        own = digests.get(record.height)
+        if own is not None and not ready.flags and ready.digest != own:
+            self._x.log("ready_differs", member=member, height=record.height, digest=ready.digest, own=own)
+
+    def _take_result(
+        self, message: Gossip, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool, now: float
+    ) -> None:
+        assert isinstance(message.body, Result), "dispatched by kind"
+        commitment = message.body.commitment
+        known = record.results.get(message.member, {})
+        if commitment in known or commitment in record.deferred:
+            return
+        self.note_signed(message, record)
+        if len(known) >= MAX_COMMITMENTS:
+            return
+        expected = self._expect(record, digests, diverged=diverged)
+        verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
+        if verdict is Verdict.REFUSE or header is None:
+            self._refuse("result", reason, member=message.member, height=record.height)
+        elif verdict is Verdict.DEFER:
+            others = sum(g.member == message.member for g in record.deferred.values())
+            if others < MAX_COMMITMENTS:
+                record.deferred[commitment] = message
+        else:
+            self.add(message, header, record, now=now)
+
+    def note_signed(self, message: Gossip, record: RoundRecord) -> None:
+        """Two signatures over different commitments are evidence, whatever the headers say (R7)."""
+        assert isinstance(message.body, Result), "dispatched by kind"
+        signed = record.signed.setdefault(message.member, {})
+        if len(signed) >= MAX_COMMITMENTS or message.body.commitment in signed:
+            return
+        signed[message.body.commitment] = encode_gossip(message)
+        if record.height == self._x.height:  # R5: RoundTrain of the next round is not seen yet
+            record.timely.add(message.body.commitment)
+        if len(signed) == MAX_COMMITMENTS:
+            first, second = signed.values()
+            self._x.log("equivocation", member=message.member, height=record.height)
+            report = ReportEquivocation(message.epoch, message.height, message.member)
+            self._x.do(Submit(report, evidence=Evidence(first, second)))
+
+    def _expect(self, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool) -> Expected:
+        x = self._x
+        base = None if diverged else digests.get(record.height)
+        round_ = get_round(x.state, record.height)
+        if base is None and round_ is not None and round_.flags & RoundFlag.DIGEST:
+            base = round_.agreed_digest  # who is behind or diverged still holds what others agree on (S4)
+        key = (x.state, x.facts, record.height, base)
+        known = self._expected
+        if known is None or known[0][0] is not key[0] or known[0][1] is not key[1] or known[0][2:] != key[2:]:
+            known = self._expected = (key, self._make_expected(record, base))
+        return known[1]
+
+    def _make_expected(self, record: RoundRecord, base: bytes | None) -> Expected:
+        x = self._x
+        return Expected(
+            run_uid=x.state.run_uid,
+            plan_hash=x.facts.plan_hash,
+            config_hash=x.facts.config_hash,
+            lr_bits=get_lr_bits(compute_step_lr(x.state, record.step)),
+            max_body_bytes=x.facts.max_body_bytes,
+            base_digest=base,
+        )
+
+    def review_deferred(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
+        """Own digests or the record's have grown: judge what was put off."""
+        for record in self._x.book.all():
+            deferred, record.deferred = record.deferred, {}
+            for message in deferred.values():
+                self._take_result(message, record, digests, diverged=diverged, now=now)
+
+    def take_listed(self, message: Gossip, record: RoundRecord, *, now: float) -> None:
+        """A result that the record decided for: believed whatever it was trained on (C1, C2)."""
+        assert isinstance(message.body, Result), "only results are listed"
+        commitment = message.body.commitment
+        self.note_signed(message, record)
+        if commitment in record.results.get(message.member, {}):
+            return
+        expected = self._expect(record, {}, diverged=True)
+        verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
+        if verdict is Verdict.REFUSE or header is None:
+            self._refuse("result", reason, member=message.member, height=record.height)
+        elif not self._x.facts.is_known:
+            record.deferred[commitment] = message
+        else:
+            record.deferred.pop(commitment, None)
+            self.add(message, header, record, now=now)
+
+    def add(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> KnownResult:
+        """Take in a result that is believed: by R3, or because the record decided it (C1)."""
+        assert isinstance(message.body, Result), "only results are added"
+        result = KnownResult(encode_gossip(message), header, message.body.commitment)
+        record.add_result(message.member, result)
+        if not self._x.state.config.overlap:
+            record.finished_at.setdefault(message.member, now)  # A2: without overlap its Result stands for it
+        self._fetch(result, record, message.member, now)
+        return result
+
+    def add_own(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> None:
+        """The client's own result: held from the start."""
+        assert isinstance(message.body, Result), "only results are added"
+        result = KnownResult(encode_gossip(message), header, message.body.commitment, PayloadStatus.HELD, held_at=now)
+        record.add_result(message.member, result)
+        record.signed.setdefault(message.member, {})[result.commitment] = result.raw
+        record.timely.add(result.commitment)
+        record.heard |= 1 << message.member
+        if not self._x.state.config.overlap:
+            record.finished_at.setdefault(message.member, now)
+
+    def _fetch(self, result: KnownResult, record: RoundRecord, member: int, now: float) -> None:
+        x = self._x
+        config = x.state.config
+        result.status = PayloadStatus.FETCHING
+        result.attempts += 1
+        x.do(
+            FetchPayload(
+                epoch=record.epoch,
+                height=record.height,
+                member=member,
+                commitment=result.commitment,
+                blob_id=result.header.body_hash,
+                size_bytes=result.header.body_len,
+                sources=self._order_sources(record, member, result.attempts - 1),
+                deadline=now + config.max_round_train_time + config.round_witness_time,
+            )
+        )
+
+    def _order_sources(self, record: RoundRecord, member: int, turn: int) -> tuple[bytes, ...]:
+        """Who announced it first, then the others, each time another one of them first."""
+        members, keys = self._x.get_sources(record.members)
+        own = bisect_left(members, member)
+        if own < len(members) and members[own] == member:
+            keys = keys[:own] + keys[own + 1 :]
+        first = turn % len(keys) if keys else 0
+        return (self._x.get_key(member), *keys[first:], *keys[:first])
+
+    def on_payload(self, event: PayloadArrived | PayloadFailed, now: float) -> None:
+        """A body came, or did not."""
+        for record in self._x.book.all():
+            member = record.trainers.get(event.commitment)
+            if member is None:
+                continue
+            result = record.results[member][event.commitment]
+            if result.status is not PayloadStatus.HELD:
+                self._note_payload(result, record, member, event, now)
+
+    def _note_payload(
+        self, result: KnownResult, record: RoundRecord, member: int, event: PayloadArrived | PayloadFailed, now: float
+    ) -> None:
+        if isinstance(event, PayloadArrived):
+            result.status, result.held_at = PayloadStatus.HELD, now
+        elif event.refused:
+            result.status = PayloadStatus.REFUSED
+            self._refuse("payload", event.reason, height=record.height)
+        else:
+            result.status = PayloadStatus.ANNOUNCED
+            result.retry_at = now + min(RETRY_S * 2 ** min(result.attempts - 1, 16), MAX_RETRY_S)
+            self._failed[record.height, member, result.commitment] = result
+
+    def _iter_failed(self) -> Iterator[tuple[RoundRecord, int, KnownResult]]:
+        """Results whose body did not come, of rounds that still matter."""
+        for (height, member, commitment), result in list(self._failed.items()):
+            record = self._x.book.get(height)
+            if record is None or result.status is not PayloadStatus.ANNOUNCED:
+                del self._failed[height, member, commitment]
+            else:
+                yield record, member, result
+
+    def retry(self, now: float) -> None:
+        """Ask again for what did not come; a payload decided upon is never given up (C6)."""
+        for record, member, result in self._iter_failed():
+            if now >= result.retry_at:
+                self._fetch(result, record, member, now)
+
+    def retry_soon(self, now: float) -> None:
+        """A new round began: whatever is still lacking is worth another try at once."""
+        for _, _, result in self._iter_failed():
+            result.retry_at = min(result.retry_at, now)
+
+    def get_next_retry(self) -> float | None:
+        """When `retry` next has something to do."""
+        return min((result.retry_at for _, _, result in self._iter_failed()), default=None)
+
+    def _refuse(self, what: str, reason: str, **fields: object) -> None:
+        self.refused += 1
+        self._x.log("refused", what=what, reason=reason, **fields)

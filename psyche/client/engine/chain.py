@@ -1,0 +1,310 @@
+"""The chain of applied sets: what is decided, fetched and applied, height by height (C1 to C6)."""
+
+from dataclasses import dataclass, field
+
+from psyche.client.engine.actions import Applied, AppliedSet, Apply, StoreReplay
+from psyche.client.engine.announcements import Announcements, compute_step_lr
+from psyche.client.engine.context import Context, describe_members
+from psyche.client.engine.own_results import OwnResults
+from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
+from psyche.client.engine.tables import Tables
+from psyche.client.engine.weights import Weights
+from psyche.core.committee.schedule import get_lr_bits
+from psyche.core.rules.decision import (
+    Decided,
+    DecisionView,
+    Undecided,
+    Void,
+    compute_apply_order,
+    decide,
+    find_contradictors,
+    get_deciding_height,
+)
+from psyche.core.state.limits import BEHIND_LIMIT_ROUNDS
+from psyche.core.state.state import ClientFlag, Coordinator, Round, RoundFlag, RunState
+from psyche.core.state.timeline import (
+    get_applied_height,
+    get_attested_height,
+    get_round,
+    is_full_digest_height,
+)
+from psyche.wire.gossip import decode_gossip
+
+EVIDENCE_WITNESSES = 2  # whose lists are read for a second signature, where none is needed to decide
+APPLY_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN)
+
+
+@dataclass(slots=True)
+class RoundFacts:
+    """What an apply needs of its round; kept after the round has left the ring."""
+
+    step: int
+    random_seed: int
+    is_full: bool
+    applied_height: int | None
+
+
+@dataclass(slots=True)
+class OpenDecision:
+    """A closed round whose set this client cannot name yet, and what it knew when it last tried."""
+
+    outcome: Undecided
+    knowledge: int
+
+
+@dataclass(slots=True)
+class Chain:
+    """The decided sets of one epoch, up to the one that the trainer applies."""
+
+    context: Context
+    announcements: Announcements
+    tables: Tables
+    weights: Weights
+    own: OwnResults = field(default_factory=OwnResults)
+    applying: AppliedSet | None = None  # what the trainer was asked to apply last, until it has
+    behind_rounds: int = 0
+    _decisions: dict[int, dict[int, bytes]] = field(default_factory=dict)  # height -> member -> commitment
+    _open: dict[int, OpenDecision] = field(default_factory=dict)  # by height of the results
+    _facts: dict[int, RoundFacts] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Another epoch: nothing of the last one counts here."""
+        self._start_anew()
+        self.weights.forget()
+        for known in (self._decisions, self._open, self._facts, self.tables):
+            known.clear()
+        self.own.end_epoch()
+
+    def begin(self, certified: bytes) -> None:
+        """The weights of the epoch's start are there: see `Weights.begin`."""
+        self._start_anew()
+        self.weights.begin(certified)
+
+    def _start_anew(self) -> None:
+        self.applying = None
+        self.behind_rounds = 0
+
+    @property
+    def needed_height(self) -> int | None:
+        """The first round whose results may still have to be applied; None where this client applies nothing."""
+        if self.context.member is None:
+            return None
+        return self.weights.next_height - (2 if self.context.state.config.overlap else 1)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a closed round is still to be decided."""
+        return bool(self._open)
+
+    def follow(self, now: float) -> None:
+        """A new state: remember its rounds' numbers, decide what closed, compare digests."""
+        state = self.context.state
+        for round_ in state.rounds:
+            if round_.members and round_.height <= state.current.height:
+                self._remember(state, round_)
+        self.decide(now)
+        self.weights.follow(state.rounds, state.current.height)
+
+    def _remember(self, state: Coordinator, round_: Round) -> None:
+        self._facts[round_.height] = RoundFacts(
+            step=round_.step,
+            random_seed=round_.random_seed,
+            is_full=is_full_digest_height(state.config, state.epoch, round_.height),
+            applied_height=get_applied_height(state.config, state.epoch, round_.height),
+        )
+
+    # --- decisions -------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> None:
+        """Decide what has closed; who takes no part in the epoch decides nothing."""
+        if self.context.member is None:
+            self._open.clear()
+            return
+        for height in sorted(self._facts):
+            applied = self._facts[height].applied_height
+            if applied is not None and applied not in self._decisions and height >= self.weights.next_height:
+                self._try_decide(applied, now)
+
+    def _get_deciding(self, height: int) -> Round | None:
+        """The round whose records decide the results of `height`, if it stands in the state."""
+        state = self.context.state
+        return get_round(state, get_deciding_height(state.config, height))
+
+    def _try_decide(self, height: int, now: float) -> None:
+        x = self.context
+        record, deciding = x.book.get(height), self._get_deciding(height)
+        if record is None or deciding is None or not deciding.flags & RoundFlag.CLOSED:
+            return
+        assert get_attested_height(x.state.config, x.state.epoch, deciding.height) == height, "the round decides it"
+        knowledge = record.count_known()
+        known = self._open.get(height)
+        if known is None or known.knowledge != knowledge:
+            view = self._make_view(record, deciding)
+            outcome = decide(view)
+            if not isinstance(outcome, Undecided):
+                self._open.pop(height, None)
+                x.end_wait(f"decide {height}", "decided")
+                if isinstance(outcome, Decided):
+                    contradictors = find_contradictors(view, outcome, record.signed)
+                    self.tables.ask(record, deciding, contradictors[:EVIDENCE_WITNESSES], now)
+                self._settle(record, outcome, now)
+                return
+            # what `decide` found among the known results counts as known, for it will not find more
+            known = self._open[height] = OpenDecision(outcome, record.count_known())
+        self._ask(record, deciding, known.outcome, now)
+
+    def _make_view(self, record: RoundRecord, deciding: Round) -> DecisionView:
+        return DecisionView(
+            members=record.members,
+            owed=sum(1 << m for m in record.assignments),
+            seed=deciding.seed,
+            n=deciding.witnesses_expected,
+            q=deciding.quorum,
+            agreed_root=deciding.agreed_root if deciding.flags & RoundFlag.ROOT else None,
+            agreed_held=deciding.agreed_held,
+            records=tuple(deciding.witnesses),
+            tables=self.tables.find_all(record, deciding),
+        )
+
+    def _settle(self, record: RoundRecord, outcome: Decided | Void, now: float) -> None:
+        x = self.context
+        listed = dict(outcome.commitments) if isinstance(outcome, Decided) else {}
+        for member, commitment in listed.items():
+            self._adopt(record, member, commitment, now)
+        chosen = {m: c for m, c in listed.items() if not self._is_newcomer(m, record.height)}
+        self._decisions[record.height] = chosen
+        self.own.decide(record.height, chosen, x.member)
+        x.log("decided", height=record.height, members=sorted(chosen), void=isinstance(outcome, Void))
+
+    def _adopt(self, record: RoundRecord, member: int, commitment: bytes, now: float) -> None:
+        """A decided result that was put off, or that gossip dropped, is one to fetch from now on."""
+        if commitment in record.results.get(member, {}):
+            return
+        raw = record.find_signed(member, commitment)
+        assert raw is not None, "what is decided stands in a shown table"
+        self.announcements.take_listed(decode_gossip(raw), record, now=now)
+
+    def _ask(self, record: RoundRecord, deciding: Round, outcome: Undecided, now: float) -> None:
+        x = self.context
+        until = record.started_at + self._round_limit_s() * 2
+        x.wait(f"decide {record.height}", f"the witnesses' lists of round {record.height}", until, "fall behind")
+        self.tables.ask(record, deciding, outcome.ask, now, is_one_enough=outcome.is_one_enough)
+
+    # --- applying --------------------------------------------------------------------------------
+
+    def find_gap(self) -> str:
+        """Why the next applies can never be prepared: what was not seen of the record; empty where they can."""
+        x = self.context
+        for height in range(self.weights.next_height, x.height + 1):
+            facts = self._facts.get(height)
+            if facts is None:
+                return f"round {height} was not seen"
+            applied = facts.applied_height
+            if applied is None or applied in self._decisions:
+                continue
+            if x.book.get(applied) is None:
+                return f"round {applied} was not seen"
+            if self._get_deciding(applied) is None:
+                return f"the records of round {get_deciding_height(x.state.config, applied)} were not seen"
+        return ""
+
+    def advance(self, now: float) -> bool:
+        """Start the next apply if everything it needs is here; whether it changes the weights."""
+        x = self.context
+        if not self.weights.can_apply or self.applying is not None or self.weights.next_height > x.height:
+            return False
+        if x.member is None or x.state.run_state not in APPLY_STATES:
+            return False
+        entry = self._prepare(self.weights.next_height, now)
+        if entry is None:
+            return False
+        self.applying = entry
+        x.end_wait("payloads", "all held")
+        x.do(StoreReplay(entry))
+        x.do(
+            Apply(
+                entry.epoch, entry.height, entry.lr, entry.blobs, entry.run_update, entry.full_digest, entry.random_seed
+            )
+        )
+        return entry.run_update
+
+    def _prepare(self, height: int, now: float) -> AppliedSet | None:
+        x = self.context
+        facts = self._facts.get(height)
+        if facts is None:
+            return None
+        applied: list[tuple[int, KnownResult]] | None = []
+        if facts.applied_height is not None:
+            applied = self._collect(facts.applied_height, height, now)
+        if applied is None:
+            return None
+        lr = compute_step_lr(x.state, facts.step)
+        return AppliedSet(
+            epoch=x.epoch,
+            height=height,
+            step=facts.step,
+            lr=lr,
+            lr_bits=get_lr_bits(lr),
+            run_update=facts.applied_height is not None,
+            full_digest=facts.is_full,
+            random_seed=facts.random_seed,
+            applied=tuple((m, r.commitment) for m, r in applied),
+            blobs=tuple(r.header.body_hash for _, r in applied),
+        )
+
+    def _collect(self, decided: int, height: int, now: float) -> list[tuple[int, KnownResult]] | None:
+        """The decided results in ascending batch start (C5), or None while one is missing (C6)."""
+        chosen = self._decisions.get(decided)
+        record = self.context.book.get(decided)
+        if chosen is None or record is None:
+            return None
+        for member, commitment in chosen.items():
+            self._adopt(record, member, commitment, now)
+        found = [(m, record.results.get(m, {}).get(c)) for m, c in chosen.items()]
+        missing = [m for m, r in found if r is None or r.status is not PayloadStatus.HELD]
+        if missing:
+            until = now + self._round_limit_s()
+            what = f"payloads of {describe_members(missing)} of round {decided}, to apply in round {height}"
+            self.context.wait("payloads", what, until, "fall behind: keep fetching, stop training")
+            return None
+        results = {m: r for m, r in found if r is not None}
+        order = compute_apply_order({m: r.header.batch_start for m, r in results.items()})
+        return [(m, results[m]) for m in order]
+
+    def _is_newcomer(self, member: int, height: int) -> bool:
+        # M8: counted from joined_height, not from anything the newcomer says
+        client = self.context.state.clients[member]
+        young = height - client.joined_height < self.context.state.model.cold_start_warmup_steps
+        return young and bool(client.flags & ClientFlag.NEWCOMER)
+
+    def on_applied(self, event: Applied) -> AppliedSet | None:
+        """The trainer has applied: c and D of that height."""
+        entry = self.applying
+        if entry is None or (event.epoch, event.height) != (self.context.epoch, entry.height):
+            return None
+        self.applying = None
+        self.weights.note_applied(entry, event.reply)
+        self._prune()
+        self.weights.follow(self.context.state.rounds, self.context.height)
+        return entry
+
+    def _prune(self) -> None:
+        """What was applied is not looked at again."""
+        self._facts = {h: f for h, f in self._facts.items() if h >= self.weights.next_height}
+        needed = self.needed_height
+        if needed is not None:
+            self._decisions = {h: d for h, d in self._decisions.items() if h >= needed}
+            self.tables.forget_before(needed)
+
+    # --- being behind ----------------------------------------------------------------------------
+
+    def count_behind(self) -> bool:
+        """A round has passed without its apply: whether that was one too many (C6)."""
+        x, weights = self.context, self.weights
+        behind = x.member is not None and not weights.is_healing and weights.next_height < x.height
+        self.behind_rounds = self.behind_rounds + 1 if behind else 0
+        return self.behind_rounds > BEHIND_LIMIT_ROUNDS
+
+    def _round_limit_s(self) -> int:
+        config = self.context.state.config
+        return config.max_round_train_time + config.round_witness_time

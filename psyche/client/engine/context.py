@@ -1,0 +1,136 @@
+"""What the parts of the round engine share: the newest state, who this client is in it, and the actions to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from psyche.client.engine.actions import Action, Log
+from psyche.client.engine.records import RoundBook, RoundRecord
+from psyche.core.state.bits import get_members
+from psyche.core.state.state import ZERO32, ClientState, Coordinator, RunState
+from psyche.wire.crypto import Identity
+
+NAMED_MEMBERS: Final = 8
+
+
+def describe_members(members: Sequence[int]) -> str:
+    """`members [1, 5]`; only few are named: a wait for very many is not logged anew with each of them that comes."""
+    few = len(members) <= NAMED_MEMBERS
+    return f"members {list(members)}" if few else f"more than {NAMED_MEMBERS} members"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Something this client waits for: until when on its clock (None: as long as it takes), and what then."""
+
+    what: str
+    until: float | None
+    then: str
+
+
+@dataclass(slots=True)
+class RunFacts:
+    """What every result header of the run carries, known once the model is loaded."""
+
+    plan_hash: bytes = ZERO32
+    config_hash: bytes = ZERO32
+    max_body_bytes: int = 0
+    numeric_class: int = 0
+    parameters: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a model was loaded: until then no header can be judged."""
+        return self.plan_hash != ZERO32
+
+
+@dataclass(slots=True)
+class Context:
+    """Shared by the parts of one engine. `actions` is drained by the engine after each event."""
+
+    identity: Identity
+    state: Coordinator = field(default_factory=Coordinator)
+    member: int | None = None  # own index in the running epoch while Healthy and taking part
+    facts: RunFacts = field(default_factory=RunFacts)
+    book: RoundBook = field(default_factory=RoundBook)
+    actions: list[Action] = field(default_factory=list)
+    waits: dict[str, Wait] = field(default_factory=dict)
+    state_since: float = 0.0  # when this client first saw the present run state
+    _sources: "tuple[Coordinator, int, list[int], list[bytes]] | None" = None  # as `get_sources` found them last
+
+    @property
+    def epoch(self) -> int:
+        """The running epoch's number."""
+        return self.state.progress.epoch
+
+    @property
+    def height(self) -> int:
+        """The running round's height."""
+        return self.state.current.height
+
+    @property
+    def current(self) -> RoundRecord | None:
+        """The record of the running round."""
+        return self.book.get(self.height) if self.state.in_round else None
+
+    def do(self, action: Action) -> None:
+        """Ask the shell for something."""
+        self.actions.append(action)
+
+    def log(self, kind: str, **fields: object) -> None:
+        """Write one event."""
+        self.actions.append(Log(kind, fields))
+
+    def drain(self) -> list[Action]:
+        """The actions since the last drain, in order."""
+        actions, self.actions = self.actions, []
+        return actions
+
+    def wait(self, key: str, what: str, until: float | None, then: str) -> None:
+        """Name a wait; logged once while it stays the same."""
+        wait = Wait(what, until, then)
+        known = self.waits.get(key)
+        if known is not None and known.what == what:
+            return
+        self.end_wait(key, "replaced by another wait")  # every wait that was named is ended by its name
+        self.waits[key] = wait
+        self.log("wait_started", what=what, until=until, then=then)
+
+    def end_wait(self, key: str, outcome: str) -> None:
+        """End a named wait, if there is one."""
+        wait = self.waits.pop(key, None)
+        if wait is not None:
+            self.log("wait_ended", what=wait.what, until=wait.until, outcome=outcome)
+
+    def end_all_waits(self, outcome: str) -> None:
+        """End every wait: the phase is over."""
+        for key in list(self.waits):
+            self.end_wait(key, outcome)
+
+    def find_self(self) -> int | None:
+        """Own index among the members of the epoch, whatever became of it."""
+        if self.state.run_state not in ACTIVE_STATES:
+            return None
+        for index, client in enumerate(self.state.clients):
+            if client.p2p == self.identity.public:
+                return index
+        return None
+
+    def is_healthy(self, index: int) -> bool:
+        """Whether that member still takes part."""
+        return self.state.clients[index].state is ClientState.HEALTHY
+
+    def get_sources(self, members: int) -> tuple[list[int], list[bytes]]:
+        """Who of the members of a round may have payloads: other members that still take part, and their keys."""
+        known = self._sources
+        if known is None or known[0] is not self.state or known[1] != members:
+            found = [m for m in get_members(members) if m != self.member and self.is_healthy(m)]
+            known = self._sources = (self.state, members, found, [self.get_key(m) for m in found])
+        return known[2:]
+
+    def get_key(self, member: int) -> bytes:
+        """The p2p key of a member."""
+        return self.state.clients[member].p2p
+
+
+ACTIVE_STATES = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN)

@@ -1,0 +1,331 @@
+"""What a member says in a round: that it is there, that it has finished, what it witnessed (sections 6 to 8)."""
+
+import struct
+from dataclasses import dataclass, field
+
+from psyche.client.engine.actions import Log, Publish, Snapshot, SnapshotWritten, Submit
+from psyche.client.engine.chain import Chain
+from psyche.client.engine.context import Context, describe_members
+from psyche.client.engine.records import RoundRecord, compute_pace
+from psyche.client.engine.training import Training
+from psyche.client.engine.weights import Weights
+from psyche.client.engine.witness_report import (
+    Report,
+    Waiting,
+    build_witness,
+    compute_report,
+    compute_waiting,
+    find_followed,
+    get_awaited,
+    get_pacing,
+    is_over_gossip_budget,
+)
+from psyche.core.state.bits import get_members
+from psyche.core.state.gossip import Finished, GossipBody, Ready, ReadyFlag
+from psyche.core.state.messages import HealthCheck
+from psyche.core.state.state import ZERO32, Coordinator, RoundFlag, RunState
+from psyche.core.state.timeline import get_attested_height, get_round, is_last_drain
+from psyche.wire.gossip import encode_gossip, sign_gossip
+
+PRESENCE_S = 1.0  # less than the slack that every member is granted (A3)
+
+
+@dataclass(slots=True)
+class OwnRound:
+    """What this client did in the running round."""
+
+    height: int = -1
+    presence_sent: bool = False  # some Ready, be it without D(h)
+    ready_sent: bool = False  # with D(h)
+    finished_sent: bool = False
+    witness_sent: bool = False
+    snapshot_asked: bool = False
+    snapshot_done: bool = False
+    witness_since: float | None = None  # when RoundWitness was first seen
+
+
+@dataclass(slots=True)
+class Duty:
+    """Does what the seed asks of this member, as soon as it can be done."""
+
+    context: Context
+    chain: Chain
+    training: Training
+    weights: Weights
+    own: OwnRound = field(default_factory=OwnRound)
+    _waiting: Waiting | None = None  # as of the last `act`
+
+    def begin(self) -> None:
+        """An epoch starts."""
+        self.own = OwnRound()
+        self.training.begin()
+
+    def enter_round(self) -> None:
+        """A round was first seen; training of an older one ends now (A4)."""
+        x = self.context
+        self.training.cancel()
+        self._leave_round()
+        self.own = OwnRound(height=x.height)
+        self._waiting = None
+        record = x.current
+        self.training.enter_round(record if record is not None and self._is_in(record) else None, x.height)
+        x.end_wait("work", "round over")
+        x.end_wait("finished", "round over")
+        x.end_wait("witness", "round over")
+        self._accuse(x.state)
+
+    def _leave_round(self) -> None:
+        """Finished goes out on leaving RoundTrain at the latest: RoundWitness may take no time and stay unseen (A2)."""
+        x = self.context
+        record = x.book.get(self.own.height) if self.own.height >= 0 else None
+        if record is None or x.member is None or not self._is_in(record) or self.own.finished_sent:
+            return
+        if x.state.config.overlap or x.member not in record.results:
+            attested = x.book.get(get_attested_height(x.state.config, x.state.epoch, record.height))
+            self._publish_finished(record, attested)
+
+    def finish_epoch(self) -> None:
+        """Cooldown: no round needs a training any more, but weights may just have become the certified ones (P6)."""
+        x = self.context
+        self.training.cancel()
+        record = x.book.get(x.height)
+        if record is not None and self._is_in(record):
+            self._take_snapshot(record)
+
+    def act(self, now: float) -> None:
+        """Do everything that has become possible in the running round."""
+        x = self.context
+        record = x.current
+        if record is None or x.member is None or not self._is_in(record) or not x.is_healthy(x.member):
+            return
+        attested = x.book.get(get_attested_height(x.state.config, x.state.epoch, record.height))
+        self._send_ready(record, now)
+        self.training.act(record)
+        self._take_snapshot(record)
+        self._waiting = None
+        if self._may_report(record):
+            waiting = compute_waiting(x.state, record, attested)
+            if self._send_finished(record, attested, waiting, now):
+                waiting = compute_waiting(x.state, record, attested)
+            self._send_witness(record, attested, waiting, now)
+            self._waiting = waiting
+
+    def _may_report(self, record: RoundRecord) -> bool:
+        """Whether the others' progress matters now: not before the own work is done, nor after all is said."""
+        x = self.context
+        done = self.own.finished_sent and (self.own.witness_sent or x.member not in record.witnesses)
+        if done:
+            return False
+        if self.training.work.is_done or x.state.run_state is RunState.ROUND_WITNESS:
+            x.end_wait("work", "done" if self.training.work.is_done else "time is up")
+            return True
+        x.wait("work", f"this client's work in round {record.height}", self._round_end(record), "report anyway")
+        return False
+
+    def _is_in(self, record: RoundRecord) -> bool:
+        return self.context.member is not None and bool(record.members >> self.context.member & 1)
+
+    def _publish(self, record: RoundRecord, body: GossipBody) -> bytes:
+        x = self.context
+        assert x.member is not None, "only members publish"
+        message = sign_gossip(x.identity, x.state.run_uid, record.epoch, record.height, x.member, body)
+        raw = encode_gossip(message)
+        record.heard |= 1 << x.member  # its own messages count like others' (W1)
+        x.do(Publish(raw))
+        return raw
+
+    # --- ready -----------------------------------------------------------------------------------
+
+    def _send_ready(self, record: RoundRecord, now: float) -> None:
+        """Show D(h) (S6); who does not have it soon says so: silence ends others' waiting, lateness does not (A1)."""
+        ready = self._make_ready(record)
+        if ready is not None:
+            if not self.own.ready_sent and not self._rides(record):
+                self.own.ready_sent = self.own.presence_sent = True
+                self._publish_ready(record, ready)
+        elif not self.own.presence_sent and (self.chain.behind_rounds or now >= record.started_at + PRESENCE_S):
+            self.own.presence_sent = True
+            flags = ReadyFlag.BEHIND | (ReadyFlag.DIVERGED if self.weights.is_diverged else ReadyFlag(0))
+            self._publish_ready(record, Ready(ZERO32, flags))
+
+    def _make_ready(self, record: RoundRecord) -> Ready | None:
+        """What there is to say of the own D(h), once it is known."""
+        digest = self.weights.digests.get(record.height)
+        if digest is None:
+            return None
+        return Ready(digest, ReadyFlag.DIVERGED if self.weights.is_diverged else ReadyFlag(0))
+
+    def _rides(self, record: RoundRecord) -> bool:
+        """Whether Ready waits for Finished, where messages are many.
+
+        Not if anything is wrong (S6), nor when a quorum of those awaited have finished: from then on only who was
+        heard is waited for, and not for long (A1, A3).
+        """
+        x = self.context
+        if not x.state.config.overlap or not is_over_gossip_budget(x.state):
+            return False
+        if self.weights.is_diverged or self.own.finished_sent:
+            return False
+        pacing = get_pacing(record, get_awaited(x.state, record))
+        return compute_pace(pacing, record.finished_at, record.started_at) is None
+
+    def _publish_ready(self, record: RoundRecord, body: Ready) -> None:
+        assert self.context.member is not None, "checked by act"
+        record.ready[self.context.member] = body
+        self._publish(record, body)
+
+    # --- snapshot, finished, witness -------------------------------------------------------------
+
+    def _take_snapshot(self, record: RoundRecord) -> None:
+        x = self.context
+        if self.own.snapshot_asked or self.weights.is_diverged or record.height not in self.weights.digests:
+            return
+        if not is_last_drain(x.state.config, x.state.epoch, record.height):
+            return
+        self.own.snapshot_asked = True  # P6
+        x.do(
+            Snapshot(
+                epoch=record.epoch,
+                height=record.height,
+                step=record.step,
+                data_index=record.data_index,
+                chain=self.weights.chains[record.height],
+                digest=self.weights.digests[record.height],
+                prev_commitment=self.training.prev_commitment,
+                decided=tuple(self.chain.own.outcomes),
+            )
+        )
+
+    def on_snapshot(self, event: SnapshotWritten) -> None:
+        """The snapshot is on disk; one that could not be written keeps the round incomplete, until half time (P6)."""
+        if event.epoch == self.context.epoch and event.height == self.own.height:
+            self.own.snapshot_done = event.reply is not None
+
+    def _send_finished(self, record: RoundRecord, attested: RoundRecord | None, waiting: Waiting, now: float) -> bool:
+        x = self.context
+        if self.own.finished_sent:
+            return False
+        assert x.member is not None, "checked by act"
+        if not x.state.config.overlap and x.member in record.results:
+            self.own.finished_sent = True  # A2: its Result stands for it
+            return False
+        patient = waiting.fetch_patience_s is None or now - record.started_at < waiting.fetch_patience_s
+        due_in = waiting.fetched_all or not patient
+        leaving = x.state.run_state is RunState.ROUND_WITNESS
+        if not leaving and not (self.training.work.is_done and due_in):
+            x.wait(
+                "finished",
+                f"this client's work and payloads in round {record.height}",
+                self._round_end(record),
+                "finish anyway",
+            )
+            return False
+        x.end_wait("finished", "sent")
+        record.finished_at.setdefault(x.member, now)
+        self._publish_finished(record, attested)
+        return True
+
+    def _publish_finished(self, record: RoundRecord, attested: RoundRecord | None) -> None:
+        x = self.context
+        assert x.member is not None, "only members finish"
+        self.own.finished_sent = True
+        report = compute_report(attested if x.state.config.overlap else None)
+        ready = None if self.own.ready_sent else self._make_ready(record)
+        if ready is not None and is_over_gossip_budget(x.state):
+            self.own.ready_sent = self.own.presence_sent = True
+            record.ready[x.member] = ready
+        else:
+            ready = None
+        body = Finished(report.held, report.root, record.get_seen(), ready)
+        record.finished[x.member] = body
+        record.finished_raw[x.member] = self._publish(record, body)
+
+    def _send_witness(self, record: RoundRecord, attested: RoundRecord | None, waiting: Waiting, now: float) -> None:
+        x = self.context
+        if x.member not in record.witnesses or self.own.witness_sent:
+            return
+        if x.state.run_state is RunState.ROUND_WITNESS and self.own.witness_since is None:
+            self.own.witness_since = now
+        elapsed = now - record.started_at
+        patience_over = waiting.patience_s is not None and elapsed >= waiting.patience_s
+        complete = self._is_complete(record) and (waiting.all_in or patience_over)  # A3
+        report, reason = self._choose_report(attested, waiting, complete=complete, now=now)
+        if report is None:
+            self._name_witness_wait(record, waiting)
+            return
+        self.own.witness_sent = True
+        if attested is not None and report.held:
+            attested.keep_table(report.root, report.held, report.commitments, attested.get_signed())  # W7
+        x.end_wait("witness", reason)
+        digest = None if self.weights.is_diverged else self.weights.digests.get(record.height)
+        message = build_witness(
+            record, x.member or 0, report, digest=digest, is_full=self.weights.full.get(record.height, False),
+            is_complete=complete, now=now, metadata=self._make_metadata(record),
+        )  # fmt: skip
+        sent = Log("witness_sent", {"epoch": message.epoch, "height": message.height, "reason": reason})
+        x.do(Submit(message, before=sent))
+
+    def _is_complete(self, record: RoundRecord) -> bool:
+        known = record.height in self.weights.digests
+        kept = not is_last_drain(self.context.state.config, self.context.state.epoch, record.height)
+        return self.training.work.is_done and known and (kept or self.own.snapshot_done)  # A3, P6
+
+    def _choose_report(
+        self, attested: RoundRecord | None, waiting: Waiting, *, complete: bool, now: float
+    ) -> tuple[Report | None, str]:
+        """W6: (a) complete; in RoundWitness (b) follow or everything is in; (c) half time."""
+        x = self.context
+        if complete:
+            return compute_report(attested), "complete"
+        since = self.own.witness_since
+        if since is None or x.state.run_state is not RunState.ROUND_WITNESS:
+            return None, ""
+        if now - since >= x.state.config.round_witness_time / 2:
+            return compute_report(attested), "half_time"
+        if self.context.height not in self.weights.digests or not self._has_kept():
+            return None, ""  # a record without its digest would be spent for nothing before half time
+        followed = find_followed(x.state.current, attested, now)
+        if followed is not None:
+            return followed, "follow"
+        return (compute_report(attested), "fetched") if waiting.fetched_all else (None, "")
+
+    def _has_kept(self) -> bool:
+        x = self.context
+        return not is_last_drain(x.state.config, x.state.epoch, x.height) or self.own.snapshot_done
+
+    def _name_witness_wait(self, record: RoundRecord, waiting: Waiting) -> None:
+        who = describe_members(get_members(waiting.missing)) if waiting.missing else "this client"
+        self.context.wait("witness", f"{who} to finish round {record.height}", self._round_end(record), "report anyway")
+
+    def _round_end(self, record: RoundRecord) -> float:
+        config = self.context.state.config
+        return record.started_at + config.max_round_train_time + config.round_witness_time
+
+    def _make_metadata(self, record: RoundRecord) -> bytes:
+        """step u32, loss f32, tokens per second f32: for people, never stored on record."""
+        return struct.pack("<Iff", record.step, self.training.work.loss, self.training.work.tokens_per_s)
+
+    def _accuse(self, state: Coordinator) -> None:
+        """H4: a witness of a round that closed by time-out, heard by others, left no record."""
+        x = self.context
+        last = get_round(state, x.height - 1) if x.height else None
+        if last is None or not last.flags & RoundFlag.BY_TIMEOUT or x.member is None:
+            return
+        record = x.book.get(last.height)
+        if record is None or x.member not in record.witnesses:
+            return
+        reported = {w.member for w in last.witnesses}
+        for member in record.witnesses:
+            heard = sum(w.heard >> member & 1 for w in last.witnesses)
+            silent = member not in reported and member != x.member
+            if silent and x.is_healthy(member) and heard > last.witnesses_expected - last.quorum:
+                x.do(Submit(HealthCheck(x.epoch, x.height, member)))
+
+    def get_deadlines(self, record: RoundRecord) -> list[float]:
+        """When `act` may have something new to do although nothing happened."""
+        waiting = self._waiting
+        patience = (waiting.patience_s, waiting.fetch_patience_s) if waiting is not None else ()
+        times = [record.started_at + p for p in (*patience, PRESENCE_S) if p is not None]
+        if self.own.witness_since is not None:
+            times.append(self.own.witness_since + self.context.state.config.round_witness_time / 2)
+        return times

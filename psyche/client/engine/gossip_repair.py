@@ -1,0 +1,73 @@
+"""GossipRepair peers for announcements: gossip is a hint, so what is still missing is asked for."""
+
+from psyche.client.engine.actions import AskAnnouncements
+from psyche.client.engine.context import Context
+from psyche.client.engine.records import RoundRecord
+from psyche.core.state.timeline import get_attested_height
+
+ASK_FIRST_S = 2.0
+ASK_LONGEST_S = 8.0  # most of a long round nobody has anything to say
+
+
+class GossipRepair:
+    """Asks at a round's start and then every 2, 4, 8 s, until somebody knew more than this client did.
+
+    From the beginning again when its own work is done: from then on others are waited for.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._x = context
+        self._asked_at = 0.0
+        self._every_s = ASK_FIRST_S
+        self._is_waiting = False
+
+    def begin_round(self, now: float) -> None:
+        """A new round: who announced what in the attested one."""
+        self._asked_at, self._every_s, self._is_waiting = now, ASK_FIRST_S, False
+        self._ask_for(
+            {get_attested_height(self._x.state.config, self._x.state.epoch, self._x.height)} - {self._x.height}
+        )
+
+    def get_deadline(self) -> float | None:
+        """When `act` next has something to do."""
+        return self._asked_at + self._every_s if self._x.state.in_round else None
+
+    def act(self, now: float, *, is_waiting: bool) -> None:
+        """Ask where it is time to; `is_waiting`: the own work of the round is done, or its time is up."""
+        if is_waiting and not self._is_waiting:
+            self._is_waiting, self._every_s = True, ASK_FIRST_S
+        if now - self._asked_at >= self._every_s:
+            self._asked_at, self._every_s = now, min(2 * self._every_s, ASK_LONGEST_S)
+            self._ask_for(
+                {self._x.height, get_attested_height(self._x.state.config, self._x.state.epoch, self._x.height)}
+            )
+
+    def count_known(self) -> int:
+        """How many announcements of the rounds on the books are known."""
+        return sum(len(r.finished) + sum(map(len, r.results.values())) for r in self._x.book.all())
+
+    def on_news(self) -> None:
+        """A peer knew more: gossip does not bring everything, so ask soon again."""
+        self._every_s = ASK_FIRST_S
+
+    def _ask_for(self, heights: set[int | None]) -> None:
+        x = self._x
+        if x.member is None:
+            return
+        for height in sorted(h for h in heights if h is not None):
+            asked = x.book.get(height)
+            if asked is None:
+                continue
+            have = self._get_known(asked)
+            if asked.members & ~have:
+                x.do(AskAnnouncements(x.epoch, height, have))
+
+    def _get_known(self, record: RoundRecord) -> int:
+        """Members of whom nothing more can be missing in that round."""
+        bits = 0
+        for member in record.finished:
+            if member in record.results or member not in record.assignments:
+                bits |= 1 << member
+        if not self._x.state.config.overlap:
+            bits |= record.get_seen()
+        return bits

@@ -1,0 +1,264 @@
+"""A client whose weights are not the agreed ones: it replays, else compares them with peers', else leaves (S4, S7)."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from psyche.client.engine.actions import AskWeights, Compare, Heal, Healed, HealFailed, Snapshot, WeightsPromised
+from psyche.client.engine.chain import Chain
+from psyche.client.engine.context import Context
+from psyche.client.engine.membership import Membership
+from psyche.client.engine.records import RoundRecord
+from psyche.client.engine.training import Training
+from psyche.client.engine.weights import Comparing, Diverged, Following, Held, Replaying, Weights, WeightsState
+from psyche.core.state.bits import get_members
+from psyche.core.state.limits import FULL_DIGEST_MAX_PARAMETERS
+from psyche.core.state.state import ZERO32, Round, RoundFlag, RunState
+from psyche.core.state.timeline import get_round, is_full_digest_height, is_last_drain
+
+MAX_REPLAY_CONTRADICTIONS: Final = 2
+HELPERS: Final = 2  # members that keep a copy for one that compares; what they say is checked
+HELP_EVERY_HEIGHTS: Final = 16  # a copy costs a member's trainer a moment: nobody can ask for one every round
+ASK_AGAIN_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class HelperSearch:
+    """Who keeps a copy of the agreed weights of the round that is held."""
+
+    ask_at: float  # on the caller's clock
+    helpers: dict[int, bytes] = field(default_factory=dict)  # member -> key: they keep a copy
+    asked: set[int] = field(default_factory=set)
+
+
+class Healing:
+    """Back to the agreed weights, or out of the epoch."""
+
+    def __init__(
+        self, context: Context, weights: Weights, chain: Chain, training: Training, membership: Membership
+    ) -> None:
+        self._x = context
+        self._weights = weights
+        self._chain = chain
+        self._training = training
+        self._membership = membership
+        self._search = HelperSearch(0.0)
+        self._compared: int | None = None  # the epoch in which a comparison was made: one is enough
+        self._helped: tuple[int, int] | None = None  # epoch and height of the last copy for others
+
+    def get_deadline(self) -> float | None:
+        """When `act` next has something to do."""
+        match self._weights.state:
+            case Comparing(held=Held(until=None)):
+                return self._search.ask_at
+            case _:
+                return None
+
+    def act(self, now: float) -> None:
+        """Begin to heal where that is due, and go on with it."""
+        if self._x.member is None or not self._x.state.in_round:
+            return
+        match self._weights.state:
+            case Comparing():
+                self._compare(now)
+            case Diverged(doubt) if self._chain.applying is None:
+                if doubt.contradictions >= MAX_REPLAY_CONTRADICTIONS:
+                    self._leave_with_evidence("this client's replay contradicts the agreed digests a second time")
+                elif doubt.is_contradicted:
+                    self._replay("this client's digest differs from the agreed one")
+
+    def give_up(self, reason: str) -> None:
+        """This epoch goes on without this client."""
+        self._x.end_wait("compare", "given up")
+        self._membership.withdraw(reason)
+        self._weights.lose()
+
+    def _leave_with_evidence(self, reason: str) -> None:
+        """What contradicts the own replay is not adopted (section 9, last table)."""
+        self._x.log("evidence", digests=dict(self._weights.digests), reason=reason)
+        self.give_up(reason)
+
+    # --- (1) replay -------------------------------------------------------------------------------
+
+    def _replay(self, reason: str) -> None:
+        x, weights = self._x, self._weights
+        certified = x.state.certified.digest
+        if certified == ZERO32 or weights.next_height == 0 or self._chain.behind_rounds:
+            self.give_up(f"cannot heal: {reason}")
+            return
+        if self._training.in_flight is not None:
+            self._training.cancel()  # S4: at once; the trainer heals when it has let go
+            return
+        weights.begin_replay()
+        x.log("healing", reason=reason, height=weights.next_height - 1)
+        x.do(Heal(x.epoch, certified, weights.next_height - 1))
+
+    def on_healed(self, event: Healed) -> None:
+        """The trainer has other weights now; whether they are right, the record says."""
+        if event.epoch != self._x.epoch or not self._is_at_work():
+            return
+        # the momentum is that of the epoch's start, or none: it knows nothing of results sent since (R8)
+        self._chain.own.clear()
+        if self._weights.is_fetching:
+            self._weights.end_comparison(event)
+        else:
+            self._weights.end_replay(event)
+
+    def _is_at_work(self) -> bool:
+        """Whether the trainer was asked to heal and has not answered; what it says of lost weights is no news."""
+        return isinstance(self._weights.state, Replaying) or self._weights.is_fetching
+
+    def on_failed(self, event: HealFailed) -> None:
+        """After a replay the comparison is left; after that nothing is."""
+        x, weights = self._x, self._weights
+        if event.epoch != x.epoch:
+            return
+        if not self._is_at_work():
+            x.end_wait("compare", "given up")  # the weights were lost while it ran
+        elif event.contradicts:
+            self._leave_with_evidence(event.reason)
+        elif isinstance(weights.state, Comparing) or not self._can_compare(weights.state):
+            self.give_up(f"cannot heal: {event.reason}")
+        else:
+            x.log("healing", reason=f"comparing weights with peers: {event.reason}", height=x.height)
+            self._compared = x.epoch
+            weights.begin_comparison(weights_kept=event.weights_kept)
+
+    # --- (2) comparison ---------------------------------------------------------------------------
+
+    def _can_compare(self, state: WeightsState) -> bool:
+        """Whether a digest over all weights comes soon enough; full values are never equal anyway (S2)."""
+        x = self._x
+        if not isinstance(state, Replaying) or x.member is None or not x.state.in_round or self._compared == x.epoch:
+            return False
+        heights = range(x.height, self._get_last_height(state.doubt.since))
+        return x.state.model.optimizer.quantize_1bit and any(map(self._is_full, heights))
+
+    def _get_last_height(self, diverged_at: int) -> int:
+        """The last round in which healing helps: trained in the next, a result is the one too late (H2, H5)."""
+        return diverged_at + self._x.state.config.late_limit - 1
+
+    def _is_too_late(self, diverged_at: int) -> bool:
+        """Whether lateness would put this client out with a strike, where leaving costs none."""
+        x, last = self._x, self._get_last_height(diverged_at)
+        at_the_end = not x.state.config.overlap and x.state.run_state is RunState.ROUND_WITNESS
+        return x.height > last or (x.height == last and at_the_end)
+
+    def _is_full(self, height: int) -> bool:
+        """Whether the digest of a height covers all weights (S2)."""
+        x = self._x
+        is_small = x.facts.parameters <= FULL_DIGEST_MAX_PARAMETERS
+        return is_small or is_full_digest_height(x.state.config, x.state.epoch, height)
+
+    def _compare(self, now: float) -> None:
+        state = self._weights.state
+        assert isinstance(state, Comparing), "checked by act"
+        if self._is_too_late(state.since):
+            self.give_up("cannot heal: no peer showed the agreed weights in time")
+            return
+        if state.held is not None and state.held.until is not None:
+            self._name_wait(state.held.height, state.held.until)
+            return
+        if state.held is not None:
+            self._follow_record(state.held.height, weights_kept=state.weights_kept, now=now)
+        self._hold(now)
+        self._ask_helpers(now)
+
+    def _hold(self, now: float) -> None:
+        """The own weights stay those of this round, if its digest is one over all of them."""
+        x, weights = self._x, self._weights
+        if not self._is_full(x.height) or is_last_drain(x.state.config, x.state.epoch, x.height):
+            return
+        there = self._chain.applying is None and weights.next_height == x.height + 1
+        match weights.state:
+            case Comparing(weights_kept=kept, held=None) if there or not kept:
+                self._search = HelperSearch(now)
+                weights.hold(x.height)
+
+    def _ask_helpers(self, now: float) -> None:
+        record, search = self._x.current, self._search
+        match self._weights.state:
+            case Comparing(held=Held(height, None)) if record is not None and height == record.height:
+                missing = HELPERS - len(search.helpers)
+                if missing > 0 and now >= search.ask_at:
+                    search.ask_at = now + ASK_AGAIN_S
+                    self._ask(record, missing)
+
+    def _ask(self, record: RoundRecord, missing: int) -> None:
+        x, search = self._x, self._search
+        able = [m for m in get_members(record.members) if m != x.member and x.is_healthy(m)]
+        able = [m for m in able if m not in record.ready or not record.ready[m].flags]
+        fresh = [m for m in able if m not in search.asked]
+        if not fresh:
+            search.asked.clear()  # they may not have had the round's weights yet
+            fresh = [m for m in able if m not in search.helpers]
+        own = x.member or 0
+        for member in sorted(fresh, key=lambda m: (m < own, m))[:missing]:  # not all who heal ask the same
+            search.asked.add(member)
+            x.do(AskWeights(record.epoch, record.height, member, x.get_key(member)))
+
+    def on_promised(self, event: WeightsPromised) -> None:
+        """A member keeps the weights of the round that is compared."""
+        match self._weights.state:
+            case Comparing(held=Held(height)) if (event.epoch, event.height) == (self._x.epoch, height):
+                self._search.helpers[event.member] = self._x.get_key(event.member)
+
+    def _follow_record(self, height: int, *, weights_kept: bool, now: float) -> None:
+        """The agreed digest over all weights is what a peer's must give; without one, a later round's."""
+        round_ = get_round(self._x.state, height)
+        wanted = RoundFlag.DIGEST | RoundFlag.FULL
+        if round_ is not None and round_.flags & wanted == wanted and self._search.helpers:
+            self._run(round_, weights_kept=weights_kept, now=now)
+        elif round_ is None or round_.flags & RoundFlag.CLOSED:
+            self._weights.release()
+
+    def _run(self, round_: Round, *, weights_kept: bool, now: float) -> None:
+        x, weights = self._x, self._weights
+        config = x.state.config
+        until = now + config.max_round_train_time + config.round_witness_time
+        weights.fetch(until)
+        own = weights.digests.get(round_.height, ZERO32) if weights_kept else ZERO32
+        self._name_wait(round_.height, until)
+        known = weights.chains.get(round_.height, ZERO32)
+        helpers = tuple(self._search.helpers.values())
+        x.do(Compare(x.epoch, round_.height, round_.agreed_digest, own, known, helpers, until))
+
+    def _name_wait(self, height: int, until: float) -> None:
+        what = f"tensors of the agreed weights of round {height} that differ from this client's"
+        self._x.wait("compare", what, until, "leave the epoch")
+
+    # --- helping others ---------------------------------------------------------------------------
+
+    def help(self, key: bytes, epoch: int, height: int) -> bool:
+        """A member that compares asks for a copy of the weights of the running round: whether there will be one."""
+        x, weights = self._x, self._weights
+        record = x.current
+        if record is None or x.member is None or (epoch, height) != (record.epoch, record.height):
+            return False
+        asking = any(x.get_key(m) == key and x.is_healthy(m) for m in get_members(record.members))
+        if not asking or is_last_drain(x.state.config, x.state.epoch, height):
+            return False
+        if self._helped == (epoch, height):
+            return True
+        recent = self._helped is not None and self._helped[0] == epoch and height - self._helped[1] < HELP_EVERY_HEIGHTS
+        moved = self._chain.applying is not None or weights.next_height != height + 1
+        wrong = not isinstance(weights.state, Following)
+        if recent or moved or wrong or not weights.full.get(height, False):
+            return False
+        self._helped = (epoch, height)
+        self._keep_copy(record)
+        return True
+
+    def _keep_copy(self, record: RoundRecord) -> None:
+        weights = self._weights
+        self._x.do(
+            Snapshot(
+                epoch=record.epoch,
+                height=record.height,
+                step=record.step,
+                data_index=record.data_index,
+                chain=weights.chains[record.height],
+                digest=weights.digests[record.height],
+                prev_commitment=self._training.prev_commitment,
+                decided=tuple(self._chain.own.outcomes),
+            )
+        )

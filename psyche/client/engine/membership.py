@@ -1,0 +1,353 @@
+"""Whether this client takes part: join, warm up, restart, cool down, finish (M1 to M9, S8, P3 to P8)."""
+
+from dataclasses import dataclass
+
+from psyche.client.engine.actions import (
+    Exit,
+    Export,
+    FetchSnapshot,
+    Load,
+    Loaded,
+    LoadFailed,
+    Log,
+    SetPeers,
+    SetPlan,
+    ShareCheckpoint,
+    Snapshot,
+    SnapshotFetched,
+    SnapshotWritten,
+    Submit,
+)
+from psyche.client.engine.chain import Chain
+from psyche.client.engine.context import Context, RunFacts
+from psyche.client.engine.training import Training
+from psyche.client.engine.weights import Weights
+from psyche.core.encoding.account import get_config_preimage
+from psyche.core.encoding.plan import decode_plan, get_payload_bytes
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.messages import Join, WarmupWitness, Withdraw
+from psyche.core.state.roster import get_healthy
+from psyche.core.state.state import ZERO32, ClientState, RunState, Slot, SlotState
+from psyche.errors import WireError
+from psyche.wire.crypto import blake3_hash
+
+LOAD_AGAIN_S = 1.0
+JOIN_AGAIN_S = 5.0
+
+
+@dataclass(slots=True)
+class Membership:
+    """Decides in every state whether and how to take part."""
+
+    context: Context
+    chain: Chain
+    training: Training
+    weights: Weights
+    export: bool = False
+    share: bool = False
+    weights_digest: bytes | None = None  # full digest of what is in the trainer, at an epoch's edge
+    passed_warmup: int | None = None  # the epoch whose Warmup this process saw as a member (M9)
+    synchronised: tuple[int, bytes] | None = None  # epoch and digest of the last load as the epoch wants it
+    loading: bool = False
+    loading_cold: bool = False  # the load that runs leaves the momentum behind
+    load_at: float = 0.0
+    warm_digest: bytes | None = None  # what the last warmup_witness said
+    joined: tuple[int, int] | None = None
+    join_at: float = 0.0
+    withdrawn_epoch: int | None = None
+    exported: bytes = ZERO32
+    kept: bytes = ZERO32  # digest of the newest own snapshot
+    unwritten: Snapshot | None = None  # that there was no room for
+    write_at: float = 0.0
+    shared: bytes = ZERO32
+    fetching: bool = False
+    fetch_at: float = 0.0
+    done: bool = False
+    _peers: tuple[frozenset[bytes], frozenset[bytes]] = (frozenset(), frozenset())
+
+    def follow_registry(self) -> None:
+        """The allow-list: slots that joined or are leaving; and the members among them."""
+        live = (SlotState.JOINED, SlotState.LEAVING)
+        keys = frozenset(s.p2p for s in self.context.state.registry.slots if s.state in live)
+        peers = keys, keys & {c.p2p for c in self.context.state.clients}
+        if peers != self._peers:
+            self._peers = peers
+            self.context.do(SetPeers(*peers))
+
+    def get_slot(self) -> Slot | None:
+        """Own slot of the registry."""
+        own = self.context.identity.public
+        return next(
+            (s for s in self.context.state.registry.slots if s.p2p == own and s.state is not SlotState.FREE), None
+        )
+
+    def enter_epoch(self) -> None:
+        """A new epoch's Warmup (or later) was first seen."""
+        self.warm_digest = None
+        self.load_at = 0.0
+        self.withdrawn_epoch = None  # a load that still runs is waited for: two would follow one another into a round
+
+    def act(self, now: float) -> None:
+        """Do what the present run state asks of this client as a member."""
+        state = self.context.state
+        match state.run_state:
+            case RunState.WAITING_FOR_MEMBERS:
+                self._wait_for_members(now)
+            case RunState.WARMUP:
+                self._warm_up(now)
+            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS:
+                self._take_part(now)
+            case RunState.COOLDOWN:
+                self._cool_down()
+            case RunState.FINISHED:
+                self._finish(now)
+            case RunState.PAUSED | RunState.UNINITIALIZED:
+                self.synchronised = None  # P4: everything is loaded anew, for the owner may change the settings
+                self.context.wait("paused", "the owner to resume the run", None, "join again")
+
+    # --- WaitingForMembers -----------------------------------------------------------------------
+
+    def _wait_for_members(self, now: float) -> None:
+        x = self.context
+        x.end_wait("paused", "resumed")
+        self._share_checkpoint()
+        registry, slot = x.state.registry, self.get_slot()
+        if slot is not None and slot.state is SlotState.BANNED:
+            if not self.done:
+                self.done = True
+                x.do(Exit(1, "this key is banned from the run"))
+            return
+        if slot is not None and self._has_joined(slot):
+            joined = sum(map(self._has_joined, registry.slots))
+            missing = max(0, x.state.config.init_min_clients - joined)
+            who = f"{missing} more member{'s' if missing > 1 else ''}" if missing else "the epoch to form"
+            x.wait("members", who, None, "warm up")
+            return
+        key = (x.epoch, registry.next_active)
+        if self.joined != key or now >= self.join_at:
+            self.joined, self.join_at = key, now + JOIN_AGAIN_S
+            x.do(Submit(Join(x.identity.public), after=Log("joined", {"epoch": x.epoch})))  # M2
+
+    # --- Warmup ----------------------------------------------------------------------------------
+
+    def _warm_up(self, now: float) -> None:
+        x = self.context
+        x.end_wait("members", "epoch formed")
+        index = x.find_self()
+        if index is None or not x.is_healthy(index):
+            x.wait("next epoch", "the next epoch: this client is not a member of the running one", None, "join")
+            x.member = None
+            return
+        if self.passed_warmup != x.epoch or x.member != index:
+            x.member = index
+            self.passed_warmup = x.epoch
+            x.log("member", index=index, members=get_healthy(x.state).bit_count())
+        self._ensure_weights(now)
+        if self.weights.is_loaded and self.weights_digest is not None and self.warm_digest != self.weights_digest:
+            self.warm_digest = self.weights_digest
+            ready = Log("warmup_ready", {"epoch": x.epoch, "digest": self.weights_digest})
+            x.do(Submit(WarmupWitness(x.epoch, index, self.weights_digest), after=ready))
+
+    def _ensure_weights(self, now: float) -> None:
+        """Go back to exactly the certified weights (S8), from wherever they can be had."""
+        x = self.context
+        certified = x.state.certified.digest
+        wanted = None if certified == ZERO32 else certified
+        fits = self.weights_digest is not None and wanted in (None, self.weights_digest)
+        cold = x.state.epoch.cold_start
+        if cold or not x.state.model.optimizer.quantize_1bit:
+            # P4: with zero momentum; S2: full values drift, every Warmup goes back to one copy
+            fits = fits and self.synchronised == (x.epoch, self.weights_digest)
+        if fits:
+            self._start_chain()
+            self._write_again(now)
+            return
+        self.weights.lose()
+        if self.loading or now < self.load_at:
+            return
+        self.loading, self.loading_cold = True, cold
+        self.weights_digest = None  # also where they are those: a load that fails has lost them
+        until = x.state_since + x.state.config.warmup_time
+        x.wait("weights", "the weights of this epoch", until, "be dropped from the epoch")
+        x.do(Load(x.epoch, wanted, x.state.checkpoint.digest, keep_momentum=not cold))
+
+    def _start_chain(self) -> None:
+        assert self.weights_digest is not None, "weights are there"
+        if not self.weights.is_loaded:
+            self.chain.begin(self.weights_digest)  # S1: c(-1) is the certified digest
+
+    def on_loaded(self, event: Loaded) -> None:
+        """Weights are in the trainer: the run's facts follow from them."""
+        x = self.context
+        self.loading = False
+        try:
+            plan = decode_plan(event.plan)
+        except (WireError, CoordinatorError) as error:
+            x.do(Exit(1, f"the model's transform plan cannot be used: {error}"))
+            return
+        x.facts = RunFacts(
+            plan_hash=blake3_hash(event.plan),
+            config_hash=blake3_hash(get_config_preimage(x.state)),
+            max_body_bytes=get_payload_bytes(plan),
+            numeric_class=event.numeric_class,
+            parameters=event.parameters,
+        )
+        self.weights_digest = event.digest
+        fitting = self.loading_cold == x.state.epoch.cold_start
+        self.synchronised = (event.epoch, event.digest) if fitting else None
+        self.training.prev_commitment = event.prev_commitment
+        self.chain.own.clear()
+        x.do(SetPlan(x.state.run_uid, x.facts.plan_hash))
+        x.end_wait("weights", "loaded")
+        x.log("model_loaded", source=event.source, digest=event.digest, parameters=event.parameters)
+
+    def on_load_failed(self, event: LoadFailed, now: float) -> None:
+        """No source has them yet: try again while Warmup lasts."""
+        self.loading = False
+        self.load_at = now + LOAD_AGAIN_S
+        self.context.log("load_failed", reason=event.reason)
+
+    def on_trainer_lost(self) -> None:
+        """Weights and momentum went with the child: load again at the next Warmup, leave this epoch."""
+        self.weights_digest = None
+        self.weights.lose()
+        x = self.context
+        if x.member is not None and x.state.run_state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+            self.withdraw("the trainer was lost; its weights are loaded again in the next Warmup")
+
+    def on_weights_changed(self) -> None:
+        """An apply was asked for: the weights are not those of the epoch's start any more."""
+        self.weights_digest = None
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def find_member(self) -> None:
+        """Whether this client takes part in the running rounds, and as which member."""
+        x = self.context
+        index = x.find_self()
+        there = index is not None and x.is_healthy(index)
+        if x.member is not None and index is not None and not there:
+            x.log("dropped", state=x.state.clients[index].state.name)
+        taking_part = there and self.passed_warmup == x.epoch and self.withdrawn_epoch != x.epoch
+        x.member = index if taking_part else None
+
+    def _take_part(self, now: float) -> None:
+        x = self.context
+        x.end_wait("members", "epoch formed")
+        self.find_member()
+        index = x.find_self()
+        if index is None or not x.is_healthy(index):
+            x.wait("next epoch", "the next epoch: this client is not a member of the running one", None, "join")
+        elif x.epoch not in (self.passed_warmup, self.withdrawn_epoch):
+            # M9: a former self may have signed a result of this epoch; a second one would be equivocation
+            self.withdrawn_epoch = x.epoch
+            self._send_withdrawal(index, "restarted in mid-epoch")
+        elif x.member is not None and not self.weights.is_loaded:
+            self._ensure_weights(now)
+
+    def withdraw(self, reason: str) -> None:
+        """Leave the running epoch, once (M4)."""
+        x = self.context
+        if x.member is None or self.withdrawn_epoch == x.epoch:
+            return
+        self.withdrawn_epoch = x.epoch
+        x.log("left", reason=reason)
+        self._send_withdrawal(x.member, reason)
+        x.member = None
+        self.weights_digest = None
+
+    def take_join_back(self, reason: str) -> None:
+        """Stop waiting for an epoch to form (M4): else formation takes the dead."""
+        slot = self.get_slot()
+        if self.context.state.run_state is RunState.WAITING_FOR_MEMBERS and slot is not None and self._has_joined(slot):
+            self._send_withdrawal(0, reason)
+
+    def _send_withdrawal(self, member: int, reason: str) -> None:
+        x = self.context
+        x.do(Submit(Withdraw(x.epoch, member), after=Log("withdrew", {"epoch": x.epoch, "reason": reason})))
+
+    def _has_joined(self, slot: Slot) -> bool:
+        return slot.state is SlotState.JOINED and slot.active >= self.context.state.registry.next_active
+
+    # --- Cooldown and the end --------------------------------------------------------------------
+
+    def _cool_down(self) -> None:
+        x = self.context
+        x.end_wait("next epoch", "the epoch ends")
+        self.find_member()
+        certified = x.state.certified
+        if certified.digest == ZERO32:
+            return
+        self._share_checkpoint()
+        self._settle_weights()
+        if self.export and self.weights_digest == certified.digest and self.exported != certified.digest:
+            self.exported = certified.digest
+            x.do(Export(certified.epoch, certified.step, certified.digest))
+
+    def on_snapshot(self, event: SnapshotWritten) -> None:
+        """Weights are on disk, or could not be written."""
+        self.unwritten = event.failed
+        if event.reply is not None:
+            self.kept = event.digest
+
+    def _write_again(self, now: float) -> None:
+        """The snapshot that failed at the epoch's end, while the trainer has its weights: nobody else may (P6, S9)."""
+        snapshot = self.unwritten
+        if snapshot is None or now < self.write_at:
+            return
+        self.unwritten, self.write_at = None, now + LOAD_AGAIN_S
+        if snapshot.digest == self.weights_digest:
+            self.context.do(snapshot)
+
+    def _share_checkpoint(self) -> None:
+        """From Cooldown on a member of the epoch may name where the certified weights can be had (S10)."""
+        x = self.context
+        certified = x.state.certified
+        if not self.share or self.kept != certified.digest or self.shared == certified.digest:
+            return
+        own = x.identity.public
+        if any(c.p2p == own and c.state is not ClientState.EJECTED for c in x.state.clients):
+            self.shared = certified.digest
+            x.do(ShareCheckpoint(certified.epoch, certified.step, certified.digest))
+
+    def _settle_weights(self) -> None:
+        """At an epoch's edge: are the weights in the trainer the certified ones?"""
+        if self.weights.can_apply and self.chain.applying is None and self.weights.digests:
+            self.weights_digest = self.weights.get_last_full_digest()
+
+    def leave_epoch(self) -> None:
+        """The epoch is over, for whatever reason: the next Warmup starts a new chain."""
+        self._settle_weights()
+        self.weights.lose()
+        self.context.member = None
+
+    def _finish(self, now: float) -> None:
+        """P8: serve for a while, fetch `certified` if it is not here, then exit 0."""
+        x = self.context
+        if self.done:
+            return
+        certified = x.state.certified.digest
+        if certified not in (ZERO32, self.weights_digest):
+            if not self.fetching and now >= self.fetch_at:
+                self.fetching = True
+                until = x.state_since + x.state.config.cooldown_time
+                x.wait("certified", "the final weights, from peers", until, "exit without them")
+                x.do(FetchSnapshot(certified))
+            if now < x.state_since + max(x.state.config.cooldown_time, 2 * JOIN_AGAIN_S):
+                return
+        if self.export and self.weights_digest == certified and self.exported != certified:
+            self.exported = certified
+            x.do(Export(x.state.certified.epoch, x.state.certified.step, certified))
+        self._share_checkpoint()
+        self.done = True
+        x.log("finished", digest=certified, step=x.state.progress.step, held=self.weights_digest == certified)
+        x.do(Exit(0, "the run is finished", serve_s=float(x.state.config.cooldown_time)))
+
+    def on_snapshot_fetched(self, event: SnapshotFetched, now: float) -> None:
+        """P8: the final weights came, or are asked for again."""
+        self.fetching = False
+        if event.ok:
+            self.weights_digest = event.digest
+            self.context.end_wait("certified", "fetched")
+        else:
+            self.fetch_at = now + LOAD_AGAIN_S

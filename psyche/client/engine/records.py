@@ -1,0 +1,237 @@
+"""What a client knows of each round: announcements, payloads, presence. Pure data and pure questions."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+
+from psyche.core.committee.assignment import compute_assignments
+from psyche.core.committee.elections import compute_quorum, get_witnesses
+from psyche.core.encoding.header import ResultHeader
+from psyche.core.state.bits import BitCounter, compute_bits, get_members
+from psyche.core.state.gossip import Finished, Gossip, Ready
+from psyche.core.state.limits import MIN_STRAGGLER_SLACK_S, STORED_ROUNDS
+from psyche.core.state.state import Coordinator, Round, RoundFlag
+
+
+class PayloadStatus(Enum):
+    """How far the body of an announced result is."""
+
+    ANNOUNCED = "announced"
+    FETCHING = "fetching"
+    HELD = "held"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class KnownResult:
+    """A signed result and what became of its body."""
+
+    raw: bytes  # encoded gossip
+    header: ResultHeader
+    commitment: bytes
+    status: PayloadStatus = PayloadStatus.ANNOUNCED
+    held_at: float = 0.0
+    retry_at: float = 0.0
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTable:
+    """The list behind a results root: member to commitment, and the signed results in that order (W7)."""
+
+    held: int
+    commitments: Mapping[int, bytes]
+    items: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """Everything known of one round. `started_at` is when this client first saw it, on its own clock."""
+
+    epoch: int
+    height: int
+    step: int
+    seed: bytes
+    random_seed: int
+    data_index: int
+    members: int
+    electors: int
+    drain: bool
+    started_at: float
+    assignments: dict[int, tuple[int, int]]
+    witnesses: tuple[int, ...]
+    has_deadline: bool = False  # R5: a commitment counts only if it was out before the next round began
+    timely: set[bytes] = field(default_factory=set)  # commitments that were
+    results: dict[int, dict[bytes, KnownResult]] = field(default_factory=dict)
+    trainers: dict[bytes, int] = field(default_factory=dict)  # commitment -> member, of all results
+    deferred: dict[bytes, Gossip] = field(default_factory=dict)  # by commitment (R3)
+    signed: dict[int, dict[bytes, bytes]] = field(default_factory=dict)  # member -> commitment -> gossip, two at most
+    finished: dict[int, Finished] = field(default_factory=dict)
+    finished_at: dict[int, float] = field(default_factory=dict)
+    finished_raw: dict[int, bytes] = field(default_factory=dict)
+    ready: dict[int, Ready] = field(default_factory=dict)
+    heard: int = 0
+    left: int = 0  # members that said Leave
+    tables: dict[bytes, ShownTable] = field(default_factory=dict)  # by results root, of records and the own (W7)
+    _seen: BitCounter = field(default_factory=BitCounter)  # of the first `_counted` of `finished`
+    _counted: int = 0
+
+    def add_result(self, member: int, result: KnownResult) -> None:
+        """One more result is known."""
+        self.results.setdefault(member, {})[result.commitment] = result
+        self.trainers[result.commitment] = member
+
+    def get_single(self, member: int) -> KnownResult | None:
+        """The member's result if exactly one commitment of it is known, believed or not (W1)."""
+        known = self.results.get(member, {})
+        if len(known) != 1 or len(self.signed.get(member, {})) > 1:
+            return None
+        return next(iter(known.values()))
+
+    def compute_held(self) -> int:
+        """Which members did their duty, as far as this client holds what they owed (W1)."""
+        bits = compute_bits(m for m, _ in self.iter_held() if m in self.assignments)
+        if self.has_deadline:  # R5
+            known = ((m, self.get_single(m)) for m in get_members(bits & ~self.get_widely_seen()))
+            bits &= ~compute_bits(m for m, result in known if result is None or result.commitment not in self.timely)
+        idle = self.finished.keys() - self.assignments.keys()  # no work due, or a verifier: its Finished
+        return (bits | compute_bits(idle)) & self.members
+
+    def iter_held(self) -> Iterable[tuple[int, KnownResult]]:
+        """Members of whom exactly one result is known, and held."""
+        for member, known in self.results.items():
+            if len(known) == 1 and len(self.signed.get(member, ())) <= 1:
+                (result,) = known.values()
+                if result.status is PayloadStatus.HELD:
+                    yield member, result
+
+    def get_widely_seen(self) -> int:
+        """Bitmap of the members whose Result more than a third of the electors say they have seen (R5)."""
+        for member, finished in islice(self.finished.items(), self._counted, None):  # nobody's is ever replaced
+            if self.electors >> member & 1:  # newcomers may be half of the members (M10)
+                self._seen.add(finished.seen)
+        self._counted = len(self.finished)
+        return self._seen.get_at_least(self.electors.bit_count() // 3 + 1)
+
+    def get_commitments(self, held: int) -> dict[int, bytes]:
+        """Member to commitment, for the members of `held` that owed a payload (W2)."""
+        found: dict[int, bytes] = {}
+        for member in get_members(held):
+            single = self.get_single(member)
+            if member in self.assignments and single is not None:
+                found[member] = single.commitment
+        return found
+
+    def get_signed(self) -> dict[int, dict[bytes, bytes]]:
+        """Member to commitment to signed result: all that are known, whatever this client thinks of them."""
+        found = {member: dict(signed) for member, signed in self.signed.items()}
+        for member, results in self.results.items():
+            found.setdefault(member, {}).update((c, result.raw) for c, result in results.items())
+        for table in self.tables.values():
+            for (member, commitment), raw in zip(table.commitments.items(), table.items, strict=True):
+                found.setdefault(member, {}).setdefault(commitment, raw)
+        return found
+
+    def count_known(self) -> int:
+        """Grows with every result and every table that becomes known."""
+        return sum(map(len, self.signed.values())) + sum(map(len, self.results.values())) + len(self.tables)
+
+    def find_signed(self, member: int, commitment: bytes) -> bytes | None:
+        """The signed result with this commitment, if gossip or a table has shown it."""
+        signed = self.signed.get(member, {}).get(commitment)
+        for table in self.tables.values():
+            if signed is None and table.commitments.get(member) == commitment:
+                return table.items[list(table.commitments).index(member)]
+        return signed
+
+    def keep_table(
+        self, root: bytes, held: int, commitments: Mapping[int, bytes], signed: Mapping[int, Mapping[bytes, bytes]]
+    ) -> ShownTable:
+        """Remember the signed results behind a root, whatever becomes known of their trainers later (W7)."""
+        listed = dict(sorted(commitments.items()))
+        table = self.tables[root] = ShownTable(held, listed, tuple(signed[m][c] for m, c in listed.items()))
+        return table
+
+    def get_seen(self) -> int:
+        """Bitmap of the members whose Result of this round is known (R2)."""
+        return compute_bits(self.results)
+
+    def get_held_times(self) -> dict[int, float]:
+        """When each single payload was held."""
+        return {member: result.held_at for member, result in self.iter_held()}
+
+
+def make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
+    """The record of a round that stands in the state."""
+    return RoundRecord(
+        epoch=state.progress.epoch,
+        height=round_.height,
+        step=round_.step,
+        seed=round_.seed,
+        random_seed=round_.random_seed,
+        data_index=round_.data_index,
+        members=round_.members,
+        electors=round_.electors,
+        drain=bool(round_.flags & RoundFlag.DRAIN),
+        started_at=now,
+        assignments=compute_assignments(round_, state.config),
+        witnesses=tuple(get_witnesses(round_)),
+        has_deadline=state.config.verification_percent > 0,
+    )
+
+
+class RoundBook:
+    """The records of the running epoch's last rounds."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, RoundRecord] = {}
+
+    def follow(self, state: Coordinator, now: float, needed: int | None = None) -> list[RoundRecord]:
+        """Add the rounds of the state that are new, in order; return them.
+
+        Those that have left the state are forgotten, but not from height `needed` on.
+        """
+        rounds = sorted((r for r in state.rounds if r.members and r.height <= state.current.height), key=_height)
+        new = [make_record(state, r, now) for r in rounds if r.height not in self._records]
+        for record in new:
+            self._records[record.height] = record
+        oldest = state.current.height - STORED_ROUNDS + 1
+        if needed is not None:
+            oldest = min(oldest, needed)
+        self._records = {h: r for h, r in self._records.items() if h >= oldest}
+        return new
+
+    def get(self, height: int | None) -> RoundRecord | None:
+        """The record of a height, if it is still known."""
+        return None if height is None else self._records.get(height)
+
+    def clear(self) -> None:
+        """Forget everything: another epoch."""
+        self._records.clear()
+
+    def all(self) -> list[RoundRecord]:
+        """All records, oldest first."""
+        return [self._records[h] for h in sorted(self._records)]
+
+
+def _height(round_: Round) -> int:
+    return round_.height
+
+
+def compute_pace(members: Collection[int], at: Mapping[int, float], start: float) -> float | None:
+    """t_q: seconds from `start` until q of `members` were there; None if they are not yet (A2)."""
+    if not members:
+        return 0.0
+    times = [at[m] for m in members if m in at]
+    quorum = compute_quorum(len(members))
+    return max(0.0, sorted(times)[quorum - 1] - start) if len(times) >= quorum else None
+
+
+def compute_patience(paces: Iterable[float | None], straggler_percent: int) -> float | None:
+    """Seconds from a round's start after which nobody else is waited for; None: wait for all (A3, A4)."""
+    known = list(paces)
+    if straggler_percent == 0 or any(p is None for p in known):
+        return None
+    pace = max((p for p in known if p is not None), default=0.0)
+    return max(pace * straggler_percent / 100, pace + MIN_STRAGGLER_SLACK_S)

@@ -1,0 +1,351 @@
+"""The round engine: events in, actions out. It reads no clock and touches nothing; the shell does what it asks.
+
+`now` is the caller's monotonic clock in seconds. Every method returns the actions to execute, in order.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psyche.client.engine.actions import (
+    Action,
+    Applied,
+    Event,
+    Exit,
+    Expire,
+    Healed,
+    HealFailed,
+    Loaded,
+    LoadFailed,
+    PayloadArrived,
+    PayloadFailed,
+    Publish,
+    SetPlan,
+    SnapshotFetched,
+    SnapshotWritten,
+    TableArrived,
+    Trained,
+    TrainerLost,
+    TrainFailed,
+    WeightsPromised,
+)
+from psyche.client.engine.announcements import Announcements
+from psyche.client.engine.chain import Chain
+from psyche.client.engine.context import ACTIVE_STATES, Context, Wait
+from psyche.client.engine.duty import Duty
+from psyche.client.engine.gossip_repair import GossipRepair
+from psyche.client.engine.healing import Healing
+from psyche.client.engine.membership import Membership
+from psyche.client.engine.tables import Tables
+from psyche.client.engine.training import Training
+from psyche.client.engine.weights import Weights
+from psyche.core.state.gossip import Leave
+from psyche.core.state.limits import STORED_ROUNDS, U32_MAX
+from psyche.core.state.roster import get_healthy, is_in_epoch
+from psyche.core.state.state import Coordinator, RunState
+from psyche.wire.crypto import Identity
+from psyche.wire.gossip import encode_gossip, sign_gossip
+
+MANY_MEMBERS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """What an engine holds now."""
+
+    rounds: int  # that it remembers
+
+
+class RoundEngine:
+    """One participant, from its first state to its exit."""
+
+    def __init__(self, identity: Identity, *, export: bool = False, share: bool = False) -> None:
+        self._x = Context(identity)
+        self.announcements = Announcements(self._x)
+        self.tables = Tables(self._x, self.announcements)
+        self.weights = Weights(self._x)
+        self.chain = Chain(self._x, self.announcements, self.tables, self.weights)
+        self.training = Training(self._x, self.chain, self.announcements, self.weights)
+        self.duty = Duty(self._x, self.chain, self.training, self.weights)
+        self.membership = Membership(self._x, self.chain, self.training, self.weights, export=export, share=share)
+        self.healing = Healing(self._x, self.weights, self.chain, self.training, self.membership)
+        self.gossip_repair = GossipRepair(self._x)
+        self._seen_state: tuple[RunState, int, int] | None = None
+        self._epoch_key: tuple[int, int] | None = None
+        self._round_key: tuple[int, int] | None = None
+        self._exited = False
+
+    # --- what others may ask ----------------------------------------------------------------------
+
+    @property
+    def state(self) -> Coordinator:
+        """The newest state."""
+        return self._x.state
+
+    @property
+    def has_many_members(self) -> bool:
+        """Whether so many take part that what they say and send is better looked at together, turn by turn."""
+        return len(self._x.state.clients) > MANY_MEMBERS
+
+    @property
+    def member(self) -> int | None:
+        """Own index in the running epoch."""
+        return self._x.member
+
+    def waits(self) -> Sequence[Wait]:
+        """What this client waits for now."""
+        return tuple(self._x.waits.values())
+
+    def statistics(self) -> EngineStatistics:
+        """What it holds now."""
+        return EngineStatistics(rounds=len(self.chain.context.book.all()))
+
+    def get_announcements(self, epoch: int, height: int, have: int) -> tuple[bytes, ...]:
+        """Signed messages of a round from members not in `have`, for a peer that lacks them."""
+        record = self._x.book.get(height) if epoch == self._x.epoch else None
+        if record is None:
+            return ()
+        results = [k.raw for m, known in record.results.items() if not have >> m & 1 for k in known.values()]
+        return (*results, *(raw for m, raw in record.finished_raw.items() if not have >> m & 1))
+
+    def get_table(self, root: bytes) -> tuple[bytes, ...] | None:
+        """The signed results behind a results root: one that this client reported or can show (W7)."""
+        return self.tables.show(root)
+
+    def get_deadline(self, now: float) -> float | None:
+        """When `on_tick` next has something to do, at the latest."""
+        x = self._x
+        times = [self.announcements.get_next_retry(), self.gossip_repair.get_deadline(), self.healing.get_deadline()]
+        membership = self.membership
+        times += [t for t in (membership.load_at, membership.join_at, membership.fetch_at) if t > now]
+        record = x.current
+        if record is not None and x.member is not None:
+            times += self.duty.get_deadlines(record)
+        if x.state.run_state is RunState.FINISHED and not membership.done:
+            times.append(now + 1.0)
+        ahead = [t for t in times if t is not None and t > now]
+        return min(ahead, default=None)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def on_state(self, state: Coordinator, now: float) -> list[Action]:
+        """A newer state of the coordinator."""
+        x = self._x
+        before, x.state = x.state, state
+        self._note_state(state, now)
+        self._note_loss(before, state)
+        if before.run_uid != state.run_uid:
+            x.do(SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded: peers allow that
+        self.membership.follow_registry()
+        if before.progress.epoch != state.progress.epoch:
+            x.book.clear()  # its heights name rounds of the next epoch from now on
+        if state.run_state in ACTIVE_STATES and self._is_new_epoch(state):
+            self._enter_epoch()
+        elif state.run_state not in ACTIVE_STATES and self._epoch_key is not None:
+            self._epoch_key = None
+            self.membership.leave_epoch()
+        if state.run_state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN):
+            self._follow_rounds(now)
+        return self._go_on(now)
+
+    def on_gossip(self, raw: bytes, now: float) -> list[Action]:
+        """A message from anywhere."""
+        return self.on_messages((raw,), now)
+
+    def on_messages(self, raws: Iterable[bytes], now: float) -> list[Action]:
+        """Several messages in the order in which they came."""
+        for raw in raws:
+            self.announcements.on_gossip(raw, self.weights.digests, diverged=self.weights.is_diverged, now=now)
+        return self._go_on(now)
+
+    def on_answer(self, items: Sequence[bytes], now: float) -> list[Action]:
+        """What a peer knew of a round that was asked for."""
+        known = self.gossip_repair.count_known()
+        for raw in items:
+            self.announcements.on_gossip(raw, self.weights.digests, diverged=self.weights.is_diverged, now=now)
+        if self.gossip_repair.count_known() > known:
+            self.gossip_repair.on_news()
+        return self._go_on(now)
+
+    def on_event(self, event: Event, now: float) -> list[Action]:
+        """Something the shell was asked for is done, or failed."""
+        return self.on_events((event,), now)
+
+    def on_events(self, events: Iterable[Event], now: float) -> list[Action]:
+        """Several of these in their order."""
+        for event in events:
+            self._take(event, now)
+        return self._go_on(now)
+
+    def _take(self, event: Event, now: float) -> None:  # noqa: PLR0912  # one line per event
+        match event:
+            case PayloadArrived() | PayloadFailed():
+                self.announcements.on_payload(event, now)
+            case Trained():
+                self.training.on_trained(event, now)
+            case TrainFailed():
+                self.training.on_train_failed(event)
+                if event.trainer_lost:
+                    self.membership.on_trainer_lost()
+            case TrainerLost():
+                self._x.log("trainer_lost", reason=event.reason)
+                self.membership.on_trainer_lost()
+            case Applied():
+                self._on_applied(event, now)
+            case Loaded():
+                self.membership.on_loaded(event)
+            case LoadFailed():
+                self.membership.on_load_failed(event, now)
+            case Healed():
+                self.healing.on_healed(event)
+            case HealFailed():
+                self.healing.on_failed(event)
+            case WeightsPromised():
+                self.healing.on_promised(event)
+            case SnapshotWritten():
+                self.duty.on_snapshot(event)
+                self.membership.on_snapshot(event)
+            case TableArrived():
+                self.tables.on_table(event)
+                self.chain.follow(now)
+            case SnapshotFetched():
+                self.membership.on_snapshot_fetched(event, now)
+
+    def on_tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        return self._go_on(now)
+
+    def on_weights_wanted(self, key: bytes, epoch: int, height: int) -> tuple[bool, list[Action]]:
+        """The peer with this key asks for a copy of the own weights of a round: whether there will be one (S7)."""
+        promised = self.healing.help(key, epoch, height)
+        return promised, self._x.drain()
+
+    def on_stop(self, reason: str) -> list[Action]:
+        """The user wants out: withdraw, say so, end (F26)."""
+        x = self._x
+        if x.member is not None and x.state.run_state in ACTIVE_STATES:
+            message = sign_gossip(x.identity, x.state.run_uid, x.epoch, x.height, x.member, Leave())
+            x.do(Publish(encode_gossip(message)))
+        self.membership.withdraw(reason)
+        self.membership.take_join_back(reason)
+        x.do(Exit(0, reason))
+        self._exited = True
+        return x.drain()
+
+    # --- how a step of the engine goes ------------------------------------------------------------
+
+    def _note_state(self, state: Coordinator, now: float) -> None:
+        seen = (state.run_state, state.progress.epoch, state.current.height)
+        if seen == self._seen_state:
+            return
+        if self._seen_state is None or seen[:2] != self._seen_state[:2]:
+            self._x.end_all_waits("state changed")
+        self._seen_state = seen
+        self._x.state_since = now
+        self._x.log(
+            "state_changed", epoch=seen[1], height=seen[2], run_state=state.run_state.name.lower(),
+            step=state.progress.step, members=get_healthy(state).bit_count() if is_in_epoch(state) else 0,
+        )  # fmt: skip
+
+    def _note_loss(self, before: Coordinator, state: Coordinator) -> None:
+        """P3, P5: work that was given up, and Warmups that came to nothing."""
+        if before.run_uid != state.run_uid:
+            return
+        lost = before.progress.step - state.progress.step
+        if lost > 0:
+            self._x.log("rollback", step=state.progress.step, data_index=state.progress.epoch_start_data_index)
+        failed = before.run_state is RunState.WARMUP and state.run_state is RunState.WAITING_FOR_MEMBERS
+        if lost > 0 or failed:
+            reason = "Warmup abandoned" if failed else before.epoch.stop_reason.name.lower()
+            self._x.log("epoch_failed", epoch=before.progress.epoch, reason=reason, steps_lost=max(0, lost))
+
+    def _is_new_epoch(self, state: Coordinator) -> bool:
+        """Whether this epoch, or this forming of it, is seen for the first time.
+
+        A Warmup that came to nothing is followed by another one of the same epoch. Once the first round has begun
+        that cannot be, and a start that moves is the server's recovery (K2).
+        """
+        known = self._epoch_key
+        self._epoch_key = (state.progress.epoch, state.epoch.start_timestamp)
+        if known is None or known[0] != state.progress.epoch:
+            return True
+        return state.run_state is RunState.WARMUP and known != self._epoch_key
+
+    def _enter_epoch(self) -> None:
+        x = self._x
+        self.membership.leave_epoch()  # its end may not have been seen
+        x.book.clear()
+        self._round_key = None
+        self.announcements.clear()
+        self.chain.clear()
+        if x.epoch:
+            x.do(Expire(x.epoch - 1, U32_MAX))
+        self.duty.begin()
+        self.membership.enter_epoch()
+
+    def _follow_rounds(self, now: float) -> None:
+        x = self._x
+        new = x.book.follow(x.state, now, self.chain.needed_height)
+        self.chain.follow(now)
+        key = (x.epoch, x.height)
+        if key == self._round_key or not x.state.in_round:
+            self.announcements.review_deferred(self.weights.digests, diverged=self.weights.is_diverged, now=now)
+            return
+        self._round_key = key
+        self.membership.find_member()
+        if new:
+            x.log("round_started", epoch=x.epoch, height=x.height, step=x.state.current.step, drain=new[-1].drain)
+        too_long = self.chain.count_behind()
+        if self.chain.behind_rounds:
+            x.log("behind", rounds=self.chain.behind_rounds, next_height=self.weights.next_height)
+        gap = self.chain.find_gap() if x.member is not None else ""
+        if gap:
+            self.healing.give_up(f"this client can no longer learn the sets of this epoch: {gap}")
+        elif too_long:
+            is_loaded = self.weights.is_loaded
+            what = "decided payloads could not be fetched" if is_loaded else "the weights did not arrive in time"
+            self.healing.give_up(what)
+        self.duty.enter_round()
+        self.announcements.retry_soon(now)
+        self.announcements.replay_early(self.weights.digests, diverged=self.weights.is_diverged, now=now)
+        self.announcements.review_deferred(self.weights.digests, diverged=self.weights.is_diverged, now=now)
+        needed = self.chain.needed_height
+        oldest = x.height - STORED_ROUNDS
+        oldest = oldest if needed is None else min(oldest, needed)  # C6: what is not applied yet is kept
+        if oldest >= 0:
+            x.do(Expire(x.epoch, oldest))
+        self.gossip_repair.begin_round(now)
+
+    def _go_on(self, now: float) -> list[Action]:
+        if self._exited:
+            return self._x.drain()
+        self.healing.act(now)
+        self.membership.act(now)
+        if self._x.state.in_round or self._x.state.run_state is RunState.COOLDOWN:
+            self._go_on_in_epoch(now)
+        return self._x.drain()
+
+    def _go_on_in_epoch(self, now: float) -> None:
+        x = self._x
+        if x.member is not None:
+            self.announcements.retry(now)
+        if self.chain.is_open:
+            self.chain.decide(now)  # what was missing may have come
+        if self.chain.advance(now):
+            self.membership.on_weights_changed()
+        if x.state.in_round:
+            self.duty.act(now)
+            is_over = x.state.run_state is RunState.ROUND_WITNESS
+            self.gossip_repair.act(now, is_waiting=self.training.work.is_done or is_over)
+        else:
+            self.duty.finish_epoch()
+
+    def _on_applied(self, event: Applied, now: float) -> None:
+        entry = self.chain.on_applied(event)
+        if entry is None:
+            return
+        self._x.log(
+            "applied", epoch=entry.epoch, height=entry.height, step=entry.step, members=[m for m, _ in entry.applied],
+            count=len(entry.applied), update=entry.run_update, digest=self.weights.digests[entry.height],
+        )  # fmt: skip
+        self.announcements.review_deferred(self.weights.digests, diverged=self.weights.is_diverged, now=now)

@@ -1,0 +1,188 @@
+"""Tables behind the results roots on record: found among what is known, asked for, checked, shown to others (W7)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from psyche.client.engine.actions import AskTable, TableArrived
+from psyche.client.engine.announcements import Announcements
+from psyche.client.engine.context import Context
+from psyche.client.engine.records import RoundRecord, ShownTable
+from psyche.core.committee.results import compute_results_root
+from psyche.core.rules.decision import find_table, get_deciding_height
+from psyche.core.state.bits import get_members
+from psyche.core.state.gossip import Gossip, Result
+from psyche.core.state.limits import MAX_CLIENTS
+from psyche.core.state.state import Round, RoundFlag, WitnessRecord
+from psyche.core.state.timeline import get_attested_height, get_round
+from psyche.errors import WireError
+from psyche.wire.gossip import decode_gossip, is_signed_by
+
+ASK_AGAIN_S: Final = 2.0
+MOST_AT_ONCE: Final = 8  # tables of a round that are asked for within `ASK_AGAIN_S`: each may be 150 kB
+FEW_AT_ONCE: Final = 2  # of those where any one is enough (C1)
+OTHERS_ASKED: Final = 3  # members beside the witness, from its second time on
+
+
+@dataclass(slots=True)
+class _Asked:
+    """How often a table was asked for, when last, and whether nobody has answered since."""
+
+    count: int = 0
+    at: float = float("-inf")
+    is_waiting: bool = False
+
+
+@dataclass(slots=True)
+class Tables:
+    """What this client knows of the lists behind the roots of records; kept with the rounds that they are of."""
+
+    context: Context
+    announcements: Announcements
+    _tried: dict[tuple[int, int], int] = field(default_factory=dict)  # (height, witness) -> `count_known` then
+    _asked: dict[tuple[int, int], _Asked] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Another epoch."""
+        self._tried.clear()
+        self._asked.clear()
+
+    def forget_before(self, height: int) -> None:
+        """Rounds below this height are applied."""
+        self._tried = {key: size for key, size in self._tried.items() if key[0] >= height}
+        self._asked = {key: asked for key, asked in self._asked.items() if key[0] >= height}
+
+    # --- what is known -----------------------------------------------------------------------------
+
+    def find_all(self, record: RoundRecord, deciding: Round) -> dict[int, Mapping[int, bytes]]:
+        """The tables that can be shown, by witness: those that came, and those that known results make up.
+
+        Where a root is agreed only its own: no other one decides anything (C1).
+        """
+        is_agreed = bool(deciding.flags & RoundFlag.ROOT)
+        wanted = [w for w in deciding.witnesses if w.held and (not is_agreed or w.results_root == deciding.agreed_root)]
+        self._make_up(record, deciding, wanted)
+        return {w.member: table.commitments for w in wanted if (table := _get_kept(record, w)) is not None}
+
+    def show(self, root: bytes) -> tuple[bytes, ...] | None:
+        """The signed results behind a root: one that this client reported, or one on record that it can show."""
+        for record in self.context.book.all():
+            if root in record.tables:
+                return record.tables[root].items
+        state = self.context.state
+        for round_ in state.rounds:
+            attested = self.context.book.get(get_attested_height(state.config, state.epoch, round_.height))
+            if attested is not None:
+                self._make_up(attested, round_, [w for w in round_.witnesses if w.held and w.results_root == root])
+                if root in attested.tables:
+                    return attested.tables[root].items
+        return None
+
+    def _make_up(self, record: RoundRecord, deciding: Round, witnesses: Iterable[WitnessRecord]) -> None:
+        """Keep the tables that known results make up; each is tried again only when more is known."""
+        known = record.count_known()
+        untried = [w for w in witnesses if self._tried.get((record.height, w.member)) != known]
+        lacking = [w for w in untried if _get_kept(record, w) is None]
+        if not lacking:
+            return
+        owed, signed = _get_owed(record), record.get_signed()
+        for witness in lacking:
+            commitments = find_table(witness, owed, deciding.seed, record.epoch, record.height, signed)
+            if commitments is not None:
+                record.keep_table(witness.results_root, witness.held, commitments, signed)
+        known = record.count_known()  # what was made up is nothing new
+        self._tried.update({(record.height, w.member): known for w in lacking})
+
+    # --- what is asked for -------------------------------------------------------------------------
+
+    def ask(
+        self, record: RoundRecord, deciding: Round, witnesses: Iterable[int], now: float, *, is_one_enough: bool = False
+    ) -> None:
+        """Ask for these witnesses' tables, the least asked for first, and not for all at once.
+
+        Where one of them is enough only two are asked, until one of these has let `ASK_AGAIN_S` pass.
+        """
+        asked = {w: self._asked.setdefault((record.height, w), _Asked()) for w in witnesses}
+        is_overdue = any(a.count and now - a.at >= ASK_AGAIN_S for a in asked.values())
+        most = FEW_AT_ONCE if is_one_enough and not is_overdue else MOST_AT_ONCE
+        due = sorted((w for w, a in asked.items() if now - a.at >= ASK_AGAIN_S), key=lambda w: (asked[w].count, w))
+        questions: dict[tuple[bytes, int, int], int] = {}  # root, held, whom to ask -> one witness that reported these
+        for witness in due[: max(0, most - self._count_waiting(record.height, now))]:
+            claimed = next(w for w in deciding.witnesses if w.member == witness)
+            for member in self._choose_asked(record, deciding, claimed, asked[witness].count):
+                questions.setdefault((claimed.results_root, claimed.held, member), witness)
+            self._asked[record.height, witness] = _Asked(asked[witness].count + 1, now, is_waiting=True)
+        for (root, _, member), witness in questions.items():
+            self.context.do(AskTable(record.epoch, record.height, witness, self.context.get_key(member), root))
+
+    def _count_waiting(self, height: int, now: float) -> int:
+        return sum(h == height and a.is_waiting and now - a.at < ASK_AGAIN_S for (h, _), a in self._asked.items())
+
+    def _choose_asked(self, record: RoundRecord, deciding: Round, claimed: WitnessRecord, turn: int) -> list[int]:
+        """The witness itself, and later others too, each time others: it may be gone, or hide its table (W7)."""
+        witness = [] if claimed.member == self.context.member else [claimed.member]
+        alike = {w.member for w in deciding.witnesses if w.results_root == claimed.results_root}
+        members, _ = self.context.get_sources(record.members)
+        others = sorted((m for m in members if m != claimed.member), key=lambda m: m not in alike)
+        first = max(0, turn - 1) * OTHERS_ASKED
+        count = min(OTHERS_ASKED, len(others)) if turn or not witness else 0
+        return [*witness, *(others[(first + i) % len(others)] for i in range(count))]
+
+    def on_table(self, event: TableArrived) -> None:
+        """Somebody's answer: kept where it gives the root on record and every entry is signed (C1, C3, R7)."""
+        x = self.context
+        asked = self._asked.get((event.height, event.member)) if event.epoch == x.epoch else None
+        if asked is not None:
+            asked.is_waiting = False
+        record = x.book.get(event.height)
+        deciding = get_round(x.state, get_deciding_height(x.state.config, event.height))
+        if event.epoch != x.epoch or record is None or deciding is None or event.items is None:
+            return
+        claimed = next((w for w in deciding.witnesses if w.member == event.member), None)
+        if claimed is not None and _get_kept(record, claimed) is not None:
+            return
+        table = self._read(record, claimed, event)
+        if table is None:
+            x.log("refused", what="table", reason="the list does not give its root", member=event.member)
+            return
+        record.tables[event.root] = table
+        for raw in table.items:
+            self.announcements.note_signed(decode_gossip(raw), record)
+
+    def _read(self, record: RoundRecord, claimed: WitnessRecord | None, event: TableArrived) -> ShownTable | None:
+        """The table that an answer holds; None where it does not give its root."""
+        if claimed is None or claimed.results_root != event.root or not claimed.held:
+            return None
+        owing = claimed.held & _get_owed(record)
+        found: dict[int, tuple[Gossip, bytes]] = {}
+        for raw in (event.items or ())[:MAX_CLIENTS]:
+            message = self._read_named(raw, record)
+            if message is not None and owing >> message.member & 1:
+                found[message.member] = (message, raw)
+        listed = {m: g.body.commitment for m, (g, _) in sorted(found.items()) if isinstance(g.body, Result)}
+        root = compute_results_root(record.epoch, record.height, claimed.held, listed)
+        if root != event.root or list(listed) != get_members(owing):
+            return None
+        if not all(is_signed_by(message, self.context.get_key(m)) for m, (message, _) in found.items()):
+            return None
+        return ShownTable(claimed.held, listed, tuple(found[m][1] for m in listed))
+
+    def _read_named(self, raw: bytes, record: RoundRecord) -> Gossip | None:
+        """A result of the record's round, its signature not yet looked at; None for anything else."""
+        try:
+            message = decode_gossip(raw)
+        except WireError:
+            return None
+        named = (message.run_uid, message.epoch, message.height)
+        expected = (self.context.state.run_uid, record.epoch, record.height)
+        return message if named == expected and isinstance(message.body, Result) else None
+
+
+def _get_owed(record: RoundRecord) -> int:
+    return sum(1 << m for m in record.assignments)
+
+
+def _get_kept(record: RoundRecord, witness: WitnessRecord) -> ShownTable | None:
+    """The table of a witness that is kept: another one's root under other bits stands for nothing."""
+    table = record.tables.get(witness.results_root)
+    return table if table is not None and table.held == witness.held else None

@@ -1,0 +1,189 @@
+"""This member's batch of a round: fetched, trained, announced (sections 5 and 6 of the protocol)."""
+
+from dataclasses import dataclass, field
+
+from psyche.client.engine.actions import Announce, CancelTrain, FetchData, Train, Trained, TrainFailed
+from psyche.client.engine.announcements import Announcements, compute_step_lr
+from psyche.client.engine.chain import Chain
+from psyche.client.engine.context import Context
+from psyche.client.engine.records import RoundRecord
+from psyche.client.engine.weights import Weights
+from psyche.core.committee.schedule import get_lr_bits
+from psyche.core.encoding.header import NumericClass, ResultHeader, encode_header
+from psyche.core.state.gossip import Result
+from psyche.core.state.state import ZERO32
+from psyche.wire.crypto import blob_id_of, compute_commitment
+from psyche.wire.gossip import encode_gossip, sign_gossip
+from psyche.wire.trainer import SentResult
+
+
+@dataclass(slots=True)
+class Work:
+    """This client's batch of one round."""
+
+    height: int = -1
+    is_started: bool = False
+    is_running: bool = False
+    is_done: bool = False  # announced, given up, or there is none
+    loss: float = float("nan")
+    tokens_per_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Training:
+    """Has the trainer train this member's batches, one at a time, and announces what comes of them."""
+
+    context: Context
+    chain: Chain
+    announcements: Announcements
+    weights: Weights
+    work: Work = field(default_factory=Work)
+    prev_commitment: bytes = ZERO32  # of the last result that was announced
+    in_flight: tuple[int, int] | None = None  # epoch and height of a training that still runs in the trainer
+    _cancelling: bool = False  # it was told to end
+    _told: tuple[SentResult, ...] = ()  # outcomes that the running training was told of
+
+    def begin(self) -> None:
+        """An epoch starts."""
+        self.work = Work()
+
+    def cancel(self) -> None:
+        """End a training that still runs: its round is over (A4), or the weights are wrong (S4)."""
+        if self.in_flight is not None and not self._cancelling:
+            self._cancelling = True
+            self.context.do(CancelTrain(*self.in_flight))
+
+    def enter_round(self, record: RoundRecord | None, height: int) -> None:
+        """A round was first seen; `record` is None where this client does not take part in it."""
+        self.work = Work(height)
+        batch = self._get_batch(record) if record is not None else None
+        if record is not None and batch is not None:
+            self.context.do(FetchData(record.epoch, record.height, *batch))
+
+    def _get_batch(self, record: RoundRecord) -> tuple[int, int] | None:
+        return record.assignments.get(self.context.member if self.context.member is not None else -1)
+
+    def act(self, record: RoundRecord) -> None:
+        """Train as soon as the weights are there; see whether there is anything to wait for."""
+        self._start(record)
+        self._settle(record)
+
+    def _start(self, record: RoundRecord) -> None:
+        x = self.context
+        batch = self._get_batch(record)
+        if batch is None or self.work.is_started or self.in_flight is not None:
+            return
+        if self.weights.is_diverged or record.height not in self.weights.digests:
+            return
+        self.work.is_started = self.work.is_running = True
+        self.in_flight, self._cancelling = (record.epoch, record.height), False
+        overlap = x.state.config.overlap
+        self._told = self.chain.own.take()
+        x.do(
+            Train(
+                epoch=record.epoch,
+                height=record.height,
+                step=record.step,
+                start=batch[0],
+                end=batch[1],
+                lr=compute_step_lr(x.state, record.step),
+                lookahead_lr=compute_step_lr(x.state, record.step - 1) if overlap and record.height else 0.0,
+                decided=self._told,
+                in_flight=overlap,
+            )
+        )
+
+    def _settle(self, record: RoundRecord) -> None:
+        """Members without a batch, behind or diverged have nothing to announce; who is about to be right again may."""
+        x = self.context
+        assert x.member is not None, "checked by the caller"
+        if self.weights.is_fetching:
+            return
+        idle = x.member not in record.assignments or self.weights.is_diverged
+        done = record.height in self.weights.digests or self.chain.behind_rounds > 0 or self.weights.is_healing
+        if idle and done and not self.work.is_running:
+            self.work.is_done = True
+
+    def on_trained(self, event: Trained, now: float) -> None:
+        """The batch is done: header, signature, announcement; or a reason why there is none."""
+        x = self.context
+        self.in_flight = None
+        reply = event.reply
+        if reply.cancelled or reply.refused:
+            self._retell()
+        if event.epoch == x.epoch and event.height == self.work.height:
+            self.work.is_running = False
+        timely = event.epoch == x.epoch and event.height == self.work.height and x.state.in_round
+        if reply.cancelled or reply.refused or not reply.payload:
+            x.log("not_sent", height=event.height, reason=reply.refused or "cancelled")
+        elif not timely:
+            # trained to the end, but the next round is already on record: it counts as not applied
+            self.chain.own.note_unsent(event.height)
+            x.log("not_sent", height=event.height, reason="the round was over")
+        elif self.weights.is_diverged:
+            self.chain.own.note_unsent(event.height)
+            x.log("not_sent", height=event.height, reason="this client's digest is not the agreed one")  # S4
+        else:
+            self._announce(event, now)
+        if timely:
+            self.work.is_done = True
+            self.work.loss = reply.loss
+            self.work.tokens_per_s = reply.tokens / reply.seconds if reply.seconds > 0 else 0.0
+
+    def _retell(self) -> None:
+        """A training that changed nothing has not used what it was told: the next one hears it again."""
+        self.chain.own.put_back(self._told)
+        self._told = ()
+
+    def _announce(self, event: Trained, now: float) -> None:
+        x = self.context
+        record = x.current
+        assert record is not None, "checked by on_trained"
+        if x.member is None or not x.is_healthy(x.member):
+            self.chain.own.note_unsent(event.height)
+            return
+        header = self._make_header(record, event)
+        raw_header = encode_header(header)
+        body = Result(compute_commitment(raw_header), raw_header)
+        message = sign_gossip(x.identity, x.state.run_uid, record.epoch, record.height, x.member, body)
+        self.announcements.add_own(message, header, record, now=now)
+        self.chain.own.note_sent(record.height, body.commitment)
+        self.prev_commitment = body.commitment
+        x.log("result_sent", epoch=record.epoch, height=record.height, step=record.step, bytes=len(event.reply.payload),
+              loss=event.reply.loss, commitment=body.commitment)  # fmt: skip
+        x.do(Announce(encode_gossip(message), event.reply.payload, header.body_hash, record.epoch, record.height))
+
+    def _make_header(self, record: RoundRecord, event: Trained) -> ResultHeader:
+        x = self.context
+        assert x.member is not None, "checked by _announce"
+        start, end = record.assignments[x.member]
+        return ResultHeader(
+            run_uid=x.state.run_uid,
+            epoch=record.epoch,
+            member=x.member,
+            height=record.height,
+            step=record.step,
+            lr_bits=get_lr_bits(compute_step_lr(x.state, record.step)),
+            batch_start=start,
+            batch_end=end,
+            plan_hash=x.facts.plan_hash,
+            config_hash=x.facts.config_hash,
+            base_digest=self.weights.digests[record.height],
+            data_hash=event.data_hash,
+            prev_commitment=self.prev_commitment,
+            body_hash=blob_id_of(event.reply.payload),
+            body_len=len(event.reply.payload),
+            train_count=event.reply.train_count,
+            numeric_class=NumericClass(x.facts.numeric_class),
+            trainer_key=x.identity.public,
+        )
+
+    def on_train_failed(self, event: TrainFailed) -> None:
+        """Nothing to announce this round; the others go on."""
+        self.in_flight = None
+        if not event.trainer_lost:
+            self._retell()
+        if event.epoch == self.context.epoch and event.height == self.work.height:
+            self.work.is_running = False
+            self.work.is_done = True
+        self.context.log("not_sent", height=event.height, reason=event.reason)

@@ -1,0 +1,273 @@
+"""How it stands with this client's weights: one value, which `Weights` alone changes (S1 to S9, C6).
+
+| from | transition | to |
+|---|---|---|
+| any | `forget`: another epoch | Absent |
+| Absent | `begin`: the weights that the epoch starts from are loaded (S8, S9) | Following |
+| any | `lose`: the trainer was lost, the client gave up, or the epoch is over | Absent |
+| Following | `follow`: a digest is not the agreed one (S4) | Diverged |
+| Diverged | `follow`: two digests in a row are agreed ones (S7) | Following |
+| Diverged | `begin_replay` (S7) | Replaying |
+| Replaying | `end_replay`: the trainer has the replayed weights | Diverged; Following if two of their digests agree |
+| Replaying | `begin_comparison`: the replay cannot be done | Comparing |
+| Comparing | `hold` a round's weights, `release` them, `fetch` the agreed ones | Comparing |
+| Comparing | `end_comparison`: the trainer has the agreed weights | Following |
+
+Sets are applied while Following, while Diverged, and while Comparing as long as nothing is held (`can_apply`).
+What was computed, the digests by height, outlives the weights until the next epoch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from psyche.client.engine.actions import AppliedSet, Healed
+from psyche.client.engine.context import Context
+from psyche.core.state.state import ZERO32, Round, RoundFlag
+from psyche.wire.crypto import compute_chain_digest, compute_state_digest
+from psyche.wire.trainer import ApplyReply
+
+AGREEING_TO_HEAL: Final = 2  # digests in a row (S7)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What the record has said of the weights since it first contradicted them."""
+
+    since: int  # the first height whose agreed digest is another one
+    is_contradicted: bool = True  # a digest differs, and no replay has begun since
+    is_replayed: bool = False  # the weights, or those before this replay, come from a replay: it is the judge (S7)
+    agreeing: int = 0  # digests in a row that the record agreed with
+    contradictions: int = 0  # digests of a replay that are not the agreed ones
+
+    def note(self, *, agrees: bool) -> "Doubt":
+        """One more digest was compared with the agreed one."""
+        if agrees:
+            return replace(self, agreeing=self.agreeing + 1)
+        counted = self.contradictions + self.is_replayed  # S7: what counts is how often the replay contradicts
+        return replace(self, agreeing=0, is_contradicted=True, contradictions=counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One round's weights stay in the trainer until those of peers are compared with them."""
+
+    height: int
+    until: float | None = None  # when the transfer from peers ends at the latest; None before it begins
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The trainer does not have this epoch's weights."""
+
+    was_diverged: bool = False  # the digests that are still known are not the agreed ones
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The trainer has weights that no agreed digest contradicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """An agreed digest contradicts the weights, or they were replayed and are not yet agreed with (S4)."""
+
+    doubt: Doubt
+
+
+@dataclass(frozen=True, slots=True)
+class Replaying:
+    """The trainer applies the epoch's sets once more, from the certified weights on (S7)."""
+
+    doubt: Doubt
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing:
+    """No replay could be made: the weights of one round are compared with those of peers (S7)."""
+
+    since: int  # as in `Doubt`
+    weights_kept: bool  # the trainer still has the own, wrong weights
+    held: Held | None = None
+
+
+WeightsState = Absent | Following | Diverged | Replaying | Comparing
+
+
+@dataclass(slots=True)
+class Weights:
+    """The state of this client's weights over one epoch, and their digests by height."""
+
+    context: Context
+    _state: WeightsState = field(default_factory=Absent)
+    next_height: int = 0  # the round whose apply comes next
+    chain: bytes = ZERO32  # c of the last height (S1)
+    digests: dict[int, bytes] = field(default_factory=dict)
+    full: dict[int, bool] = field(default_factory=dict)  # whether the digest covers all weights (S2)
+    chains: dict[int, bytes] = field(default_factory=dict)
+    _checked: set[int] = field(default_factory=set)  # heights whose digest was compared with the agreed one
+
+    # --- what others read --------------------------------------------------------------------------
+
+    @property
+    def state(self) -> WeightsState:
+        """How it stands with the weights."""
+        return self._state
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether this epoch began with its weights in the trainer, and nothing has ended that."""
+        return not isinstance(self._state, Absent)
+
+    @property
+    def is_diverged(self) -> bool:
+        """Whether own digests say nothing of what others computed (S4)."""
+        return self._state.was_diverged if isinstance(self._state, Absent) else not isinstance(self._state, Following)
+
+    @property
+    def is_healing(self) -> bool:
+        """Whether the trainer has, or is about to have, other weights than those of the last applied set."""
+        match self._state:
+            case Replaying():
+                return True
+            case Comparing(weights_kept=kept, held=held):
+                return held is not None or not kept
+            case _:
+                return False
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether the agreed weights are on their way: this round's batch may still be trained."""
+        state = self._state
+        return isinstance(state, Comparing) and state.held is not None and state.held.until is not None
+
+    @property
+    def can_apply(self) -> bool:
+        """Whether the next set may be applied to what is in the trainer."""
+        return self.is_loaded and not self.is_healing
+
+    def get_last_full_digest(self) -> bytes | None:
+        """D of the last applied height, if it covers all weights (S2)."""
+        last = max(self.digests, default=None)
+        return self.digests[last] if last is not None and self.full.get(last, False) else None
+
+    # --- loading and applying ----------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Another epoch: nothing of the last one counts."""
+        self._state = Absent()
+        self.next_height = 0
+        for known in (self.digests, self.full, self.chains, self._checked):
+            known.clear()
+
+    def begin(self, certified: bytes) -> None:
+        """The weights of the epoch's start are there: c(-1) is their digest (S1). Rounds may have begun already."""
+        assert isinstance(self._state, Absent), "weights are loaded once"
+        self.forget()
+        self.chain = certified
+        self._state = Following()
+
+    def lose(self) -> None:
+        """The trainer's weights are not this epoch's any more, or the client goes without them."""
+        self._state = Absent(self.is_diverged)
+
+    def note_applied(self, entry: AppliedSet, reply: ApplyReply) -> None:
+        """The trainer has applied: c and D of that height (S1, S2)."""
+        self.chain = compute_chain_digest(
+            self.chain, entry.epoch, entry.height, entry.step, entry.lr_bits, entry.applied
+        )
+        self.chains[entry.height] = self.chain
+        self.digests[entry.height] = compute_state_digest(self.chain, reply.weight_part)
+        self.full[entry.height] = reply.is_full
+        self.next_height = entry.height + 1
+
+    # --- agreement ---------------------------------------------------------------------------------
+
+    def follow(self, rounds: Sequence[Round], height: int) -> None:
+        """Compare own digests with the agreed ones of the rounds up to this height (S3, S4)."""
+        for round_ in sorted(rounds, key=lambda r: r.height):
+            own = self.digests.get(round_.height)
+            known = round_.members and round_.flags & RoundFlag.DIGEST and round_.height not in self._checked
+            if not known or own is None or round_.height > height:
+                continue
+            self._checked.add(round_.height)
+            agrees = own == round_.agreed_digest
+            self.context.log("digest", height=round_.height, digest=own, agreed=agrees)
+            self._note_compared(round_, own, agrees=agrees)
+        if isinstance(self._state, Diverged) and self._state.doubt.agreeing >= AGREEING_TO_HEAL:
+            self._settle()
+
+    def _note_compared(self, round_: Round, own: bytes, *, agrees: bool) -> None:
+        match self._state:
+            case Diverged(doubt):
+                self._state = Diverged(doubt.note(agrees=agrees))
+            case Replaying(doubt):
+                self._state = Replaying(doubt.note(agrees=agrees))
+            case Following() if not agrees:
+                self._state = Diverged(Doubt(round_.height))  # S4
+                self._log_diverged(round_, own)
+            case Absent(was_diverged=False) if not agrees:
+                self._state = Absent(was_diverged=True)
+                self._log_diverged(round_, own)
+            case _:
+                pass
+
+    def _log_diverged(self, round_: Round, own: bytes) -> None:
+        self.context.log("diverged", height=round_.height, digest=own, agreed=round_.agreed_digest)
+
+    def _settle(self) -> None:
+        """The weights in the trainer were checked against an agreed digest: they are right until a digest differs."""
+        self._state = Following()
+        self.context.log("healed", height=self.next_height - 1)
+
+    # --- healing (S7) ------------------------------------------------------------------------------
+
+    def begin_replay(self) -> None:
+        """The trainer is asked to replay every set up to the last applied one."""
+        assert isinstance(self._state, Diverged), "only what diverged is replayed"
+        self._state = Replaying(replace(self._state.doubt, is_contradicted=False, agreeing=0))
+
+    def end_replay(self, event: Healed) -> None:
+        """Digests of the replay take the place of the own ones; agreement is judged anew."""
+        assert isinstance(self._state, Replaying), "a replay was asked for"
+        self._state = Diverged(replace(self._state.doubt, is_replayed=True, agreeing=0))
+        self._replace_digests(event)
+
+    def begin_comparison(self, *, weights_kept: bool) -> None:
+        """The replay could not be made; `weights_kept`: the trainer still has the own weights."""
+        assert isinstance(self._state, Replaying), "a comparison follows a replay that failed"
+        self._state = Comparing(self._state.doubt.since, weights_kept)
+
+    def hold(self, height: int) -> None:
+        """The trainer's weights stay those of this round until they are compared."""
+        assert isinstance(self._state, Comparing), "only a comparison holds weights"
+        assert self._state.held is None, "one round is held at a time"
+        self._state = replace(self._state, held=Held(height))
+
+    def release(self) -> None:
+        """The round that is held has no agreed digest over all weights: sets are applied again."""
+        assert isinstance(self._state, Comparing), "only a comparison holds weights"
+        assert not self.is_fetching, "the trainer is asked to load others"
+        self._state = replace(self._state, held=None)
+
+    def fetch(self, until: float) -> None:
+        """Peers keep a copy of the agreed weights of the round that is held: the trainer is asked to load them."""
+        assert isinstance(self._state, Comparing), "only a comparison fetches the agreed weights"
+        assert self._state.held is not None, "a round is held"
+        self._state = replace(self._state, held=replace(self._state.held, until=until))
+
+    def end_comparison(self, event: Healed) -> None:
+        """The agreed weights are loaded: not the own arithmetic gave them, so nothing is left to be judged."""
+        assert self.is_fetching, "the agreed weights were asked for"
+        self._replace_digests(event)
+        self.context.end_wait("compare", "the agreed weights are loaded")
+        self._settle()
+
+    def _replace_digests(self, event: Healed) -> None:
+        self.chain = event.chain
+        self.chains[event.height] = event.chain
+        self.next_height = event.height + 1
+        self.digests.update(event.digests)
+        self.full.update(event.is_full)
+        self._checked.difference_update(event.digests)
+        self.follow(self.context.state.rounds, self.context.height)

@@ -1,0 +1,5 @@
+"""The trio shell around the round engine (`shell.Shell`): it executes the actions and feeds the engine what happens.
+
+Here belongs whatever waits, reads the clock, or touches files, the trainer, data or the network. What to do next, and
+whether a message is believed, is decided in `client.engine`.
+"""

@@ -1,0 +1,251 @@
+"""`psyche client train`: puts identity, backend, network, trainer and engine together and runs them."""
+
+import math
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+
+import trio
+
+from psyche.client.engine import actions as act
+from psyche.client.engine.round_engine import RoundEngine
+from psyche.client.runtime.parts import Parts
+from psyche.client.runtime.payloads import PayloadCheck
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.sharing import check_shared_folder
+from psyche.client.runtime.shell import Shell
+from psyche.client.runtime.trainer_tasks import RestartableTrainer
+from psyche.config.load import find_local_data
+from psyche.core.state.state import Coordinator, DataLocationKind
+from psyche.data.provider import DataProvider, open_provider
+from psyche.durable import make_folder
+from psyche.errors import ConfigError
+from psyche.modeling.snapshot import clean_leftovers
+from psyche.modeling.trainer.process import TrainerProcess
+from psyche.network.node import open_node
+from psyche.telemetry.loading import EXIT_INTERRUPTED
+from psyche.telemetry.sink import EventSink
+from psyche.wire.crypto import Identity
+from psyche.wire.ports import Backend, Network
+
+LOCK_NAME = "client.lock"
+EXIT_NOT_ENDED = 1  # it was asked to leave and had to be ended
+OpenBackend = Callable[[ClientSettings, Identity], AbstractAsyncContextManager[Backend]]
+
+
+def load_identity(settings: ClientSettings) -> Identity:
+    """The client's key: from the environment, the file asked for, or one made in the data folder.
+
+    Raises:
+        ConfigError: the key cannot be read, or two sources are given.
+    """
+    raw = os.environ.get("RAW_IDENTITY_SECRET_KEY")
+    if raw and settings.identity_path is not None:
+        raise ConfigError("identity: give either --identity-secret-key-path or RAW_IDENTITY_SECRET_KEY, not both")
+    if raw:
+        try:
+            return Identity(bytes.fromhex(raw))
+        except ValueError as error:
+            raise ConfigError("RAW_IDENTITY_SECRET_KEY: must be 64 hex digits") from error
+    if settings.identity_path is not None:
+        return Identity.load(settings.identity_path)
+    path = settings.data_dir / "identity.key"
+    if not path.exists():
+        Identity(secrets.token_bytes(32)).save(path)
+    return Identity.load(path)
+
+
+class LazyData:
+    """Opens the run's data when the first batch is asked for: only then model and record are known."""
+
+    def __init__(self, get_state: Callable[[], Coordinator], identity: Identity, settings: ClientSettings) -> None:
+        self._get_state = get_state
+        self._identity = identity
+        self._settings = settings
+        self._provider: DataProvider | None = None
+        self._lock = trio.Lock()
+        self.vocab_size: int | None = None
+        self.sequence_length = 0
+
+    async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
+        """See `DataProvider.get`."""
+        async with self._lock:
+            if self._provider is None:
+                self._provider = await trio.to_thread.run_sync(self._open)
+        return await self._provider.get(start, end, epoch=epoch, height=height)
+
+    def _open(self) -> DataProvider:
+        model = self._get_state().model
+        self.sequence_length = model.max_seq_len
+        location = model.data_location
+        files = None
+        if location.kind is DataLocationKind.LOCAL:
+            files = find_local_data(self._settings.local_root / location.address)
+        return open_provider(
+            location,
+            files=files,
+            folder=self._settings.local_root,
+            sequence_length=model.max_seq_len,
+            vocab_size=self.vocab_size,
+            identity=self._identity,
+            expected_server=self._settings.server_key,
+        )
+
+    async def aclose(self) -> None:
+        """Close what was opened."""
+        if self._provider is not None:
+            await self._provider.aclose()
+
+
+def lock_data_dir(path: Path) -> int:
+    """One client per data folder: two would sign with one key.
+
+    Raises:
+        ConfigError: another client uses it.
+    """
+    import fcntl
+
+    make_folder(path)
+    handle = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise ConfigError(f"data folder {path}: another client is using it; give each its own --data-dir") from error
+    return handle
+
+
+def check_sharing(settings: ClientSettings) -> None:
+    """Whether checkpoints can be shared as the settings say.
+
+    Raises:
+        ConfigError: there is no folder for them, or others could not find it.
+    """
+    if not settings.share_checkpoints:
+        return
+    if settings.checkpoint_dir is None:
+        raise ConfigError("--share-checkpoints: name the folder with --checkpoint-dir")
+    check_shared_folder(settings.checkpoint_dir, settings.local_root, settings.run_id)
+
+
+async def run_client(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:
+    """Run one client to its end; the exit code (0: finished or stopped by the user; 130: stopped while it came up).
+
+    `open_backend` connects to the coordinator's home (`backends.tcp.backend.open_backend` for TCP).
+
+    Raises:
+        PsycheError: a setting cannot be used, or the server refuses for good.
+    """
+    check_sharing(settings)
+    handle = lock_data_dir(settings.data_dir)
+    try:
+        return await _run_obeying(settings, log, open_backend)
+    finally:
+        os.close(handle)
+
+
+class Orders:
+    """What signals ask for: before there is a shell, to end at once; then to withdraw first (F26)."""
+
+    def __init__(self, stop_grace_s: float) -> None:
+        self.shell: Shell | None = None
+        self.code = EXIT_INTERRUPTED  # where the client is ended and does not end
+        self.is_asked = False
+        self.scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
+        self._stop_grace_s = stop_grace_s
+
+    async def obey(self, signals: AsyncIterator[int]) -> None:
+        """Ctrl-C withdraws and ends within the grace; a second one ends at once."""
+        async for number in signals:
+            if self.shell is None or self.is_asked:
+                self.is_asked = True
+                self.scope.cancel()
+                return
+            self.is_asked = True
+            self.code = EXIT_NOT_ENDED
+            self.scope.deadline = trio.current_time() + self._stop_grace_s
+            self.shell.stop(f"stopped by {signal.Signals(number).name}")
+
+    def note_end(self, code: int) -> None:
+        """The shell has ended; what is left is to close everything."""
+        self.code = code
+        self.scope.deadline = math.inf
+
+
+async def _run_obeying(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:
+    """Signals are taken from the first moment on: Ctrl-C inside of a library's task makes any error of it, or none."""
+    orders, failure = Orders(settings.stop_grace_s), None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(orders.obey, signals)
+            try:
+                with orders.scope:
+                    await _run(settings, log, open_backend, orders)
+            except Exception as error:  # noqa: BLE001 - raised again below, outside of the nursery
+                if orders.shell is not None or not orders.is_asked:
+                    failure = error  # else it is something half-begun that complains of its end
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return orders.code
+
+
+async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBackend, orders: Orders) -> None:
+    identity = load_identity(settings)
+    clean_leftovers((settings.checkpoint_dir or settings.data_dir) / "resume")
+    threads = settings.threads or os.cpu_count() or 1
+    trainer = TrainerProcess(threads=threads, log_path=settings.data_dir / "trainer.log")
+    log.emit("client_started", identity=identity.public, run_id=settings.run_id, pid=os.getpid())
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(_stop_trainer, trainer)
+        await trainer.start()  # M2: join only once the trainer is up
+        log.emit("trainer_started", pid=trainer.pid)
+        network = await stack.enter_async_context(
+            open_node(identity, settings.bind_ip, settings.bind_port, settings.data_dir / "network")
+        )
+        backend = await stack.enter_async_context(open_backend(settings, identity))
+        await _participate(settings, identity, log, backend, network, trainer, orders)
+
+
+async def _stop_trainer(trainer: TrainerProcess) -> None:
+    with trio.move_on_after(2) as scope:
+        scope.shield = True
+        await trainer.stop()
+
+
+async def _participate(
+    settings: ClientSettings, identity: Identity, log: EventSink, backend: Backend, network: Network,
+    trainer: RestartableTrainer, orders: Orders,
+) -> None:  # fmt: skip
+    engine = RoundEngine(
+        identity, export=settings.checkpoint_dir is not None, share=settings.share_checkpoints
+    )  # fmt: skip
+    data = LazyData(lambda: engine.state, identity, settings)
+    check = PayloadCheck()
+
+    def on_loaded(event: act.Loaded) -> None:
+        check.set_plan(event.plan)
+        data.vocab_size = event.vocab_size
+
+    parts = Parts(
+        engine=engine,
+        backend=backend,
+        network=network,
+        trainer=trainer,
+        data=data,
+        log=log,
+        unix_now=time.time,
+        check_payload=check,
+        on_loaded=on_loaded,
+    )
+    orders.shell = Shell(parts, settings)
+    try:
+        orders.note_end(await orders.shell.run())
+    finally:
+        with trio.move_on_after(1) as scope:
+            scope.shield = True
+            await data.aclose()

@@ -1,0 +1,179 @@
+"""The trainer's part of healing: replay the epoch's sets, or make up the agreed weights with peers' tensors (S7)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from psyche.client.engine.actions import Compare, Heal, Healed, HealFailed
+from psyche.client.runtime.loading import HEAL_FOLDER, Loader, Source, remove_folder
+from psyche.client.runtime.replay import ReplayStore
+from psyche.client.runtime.serving import Offer
+from psyche.core.encoding.manifest import decode_manifest
+from psyche.core.state.state import ZERO32, Coordinator
+from psyche.errors import NetworkError, PsycheError, TrainerError
+from psyche.modeling.snapshot import list_blobs
+from psyche.modeling.trainer.failure import TrainerFailure
+from psyche.wire.crypto import compute_chain_digest, compute_state_digest
+from psyche.wire.ports import Trainer
+from psyche.wire.trainer import ApplyRequest, LoadReply, SnapshotRequest
+
+ASK_AGAIN_S: Final = 1.0
+REMOVE_S: Final = 5.0
+
+
+class HealContext(Protocol):
+    """What healing needs of the shell."""
+
+    @property
+    def state(self) -> Coordinator:
+        """The newest state."""
+        ...
+
+    def log(self, kind: str, **fields: object) -> None:
+        """Write an event."""
+        ...
+
+    async def wait_for_replay(self) -> None:
+        """Until every applied set is in the replay store."""
+        ...
+
+
+class LoadSource(Protocol):
+    """Loads a source into the trainer."""
+
+    async def __call__(self, source: Source, *, keep_momentum: bool) -> LoadReply:
+        """See `Trainer.load`."""
+        ...
+
+
+class SetsDiffer(TrainerError):
+    """The agreed weights come of other sets than the record gave this client."""
+
+
+class HealTasks:
+    """Runs `Heal` and `Compare`; both give an event that says how it went."""
+
+    def __init__(
+        self, trainer: Trainer, loader: Loader, replay: ReplayStore, context: HealContext, load: LoadSource, *,
+        snapshots: Path,
+    ) -> None:  # fmt: skip
+        self._trainer = trainer
+        self._loader = loader
+        self._replay = replay
+        self._x = context
+        self._load = load
+        self._folder = snapshots / HEAL_FOLDER  # beside the snapshots, and none of them
+        self._weights_kept = True
+
+    async def do(self, action: Heal | Compare) -> Healed | HealFailed:
+        """Heal, or say why not.
+
+        Raises:
+            TrainerFailure: the trainer is lost.
+        """
+        self._weights_kept = True
+        try:
+            return await (self._replay_sets(action) if isinstance(action, Heal) else self._compare(action))
+        except TrainerFailure:
+            raise
+        except (PsycheError, OSError) as error:
+            self._x.log("error", message=str(error))
+            return HealFailed(action.epoch, str(error), self._weights_kept, contradicts=isinstance(error, SetsDiffer))
+
+    async def _load_checked(self, source: Source, digest: bytes) -> None:
+        self._weights_kept = False
+        reply = await self._load(source, keep_momentum=True)
+        if compute_state_digest(reply.chain, reply.weight_root) != digest:
+            raise TrainerError(f"{source.name} does not give the weights {digest.hex()[:16]}")
+
+    # --- (1) replay -------------------------------------------------------------------------------
+
+    async def _replay_sets(self, action: Heal) -> Healed:
+        """The certified snapshot, then every stored set of the epoch, in order."""
+        await self._x.wait_for_replay()
+        for height in range(action.height + 1):  # first, for the own weights may still be of use
+            if not await trio.to_thread.run_sync(self._replay.has, action.epoch, height):
+                raise TrainerError(f"the replay store lacks the set of round {height}")
+        await self._load_certified(action.certified)
+        chain, digests, full = action.certified, dict[int, bytes](), dict[int, bool]()
+        for height in range(action.height + 1):
+            stored = await trio.to_thread.run_sync(self._replay.read, action.epoch, height)
+            if stored is None:
+                raise TrainerError(f"the replay store lacks the set of round {height}")
+            applied = await self._trainer.apply(
+                ApplyRequest(
+                    height=height, lr=stored.lr, payloads=stored.bodies, run_update=stored.run_update,
+                    full_digest=stored.full_digest, random_seed=stored.random_seed,
+                )
+            )  # fmt: skip
+            chain = compute_chain_digest(chain, stored.epoch, height, stored.step, stored.lr_bits, stored.applied)
+            digests[height] = compute_state_digest(chain, applied.weight_part)
+            full[height] = applied.is_full
+        return Healed(action.epoch, action.height, chain, digests, full)
+
+    async def _load_certified(self, certified: bytes) -> None:
+        state = self._x.state
+        own = await self._loader.find_local(certified)
+        configured = self._loader.find_configured(state, certified, state.checkpoint.digest)
+        for source in (own, configured):
+            try:
+                if source is not None:
+                    return await self._load_checked(source, certified)
+            except TrainerFailure:
+                raise
+            except TrainerError as error:  # a disk may lie; peers may still have them
+                self._x.log("error", message=str(error))
+        deadline = trio.current_time() + max(5, state.config.warmup_time)
+        fetched = await self._loader.fetch(state, certified, deadline, lambda _done, _total: None)
+        return await self._load_checked(fetched, certified)
+
+    # --- (2) comparison ---------------------------------------------------------------------------
+
+    async def _compare(self, action: Compare) -> Healed:
+        """The own tensors where they are those of the agreed manifest, peers' tensors elsewhere."""
+        await trio.to_thread.run_sync(remove_folder, self._folder)
+        try:
+            own = await self._write_own(action) if action.own != ZERO32 else {}
+            offer = await self._find_offer(action)
+            if action.chain not in (ZERO32, offer.chain):
+                raise SetsDiffer(f"the agreed digest of round {action.height} belongs to other sets than this client's")
+            blobs = {entry.blob_id for entry in decode_manifest(offer.manifest).tensors}
+            self._x.log("compared", height=action.height, tensors=len(blobs), differing=len(blobs - own.keys()))
+            source = await self._loader.assemble(
+                self._x.state, offer, action.agreed, action.deadline, self._folder / "agreed",
+                own=own, sources=action.helpers,
+            )  # fmt: skip
+            await self._load_checked(source, action.agreed)
+        finally:
+            with trio.move_on_after(REMOVE_S) as scope:
+                scope.shield = True
+                await trio.to_thread.run_sync(remove_folder, self._folder)
+        return Healed(action.epoch, action.height, offer.chain, {action.height: action.agreed}, {action.height: True})
+
+    async def _write_own(self, action: Compare) -> Mapping[bytes, Path]:
+        """The files of the own tensors by blob id."""
+        path = self._folder / "own"
+        request = SnapshotRequest(
+            kind="resume", path=str(path), epoch=action.epoch, step=0, data_index=0, chain=action.chain,
+            digest=action.own,
+        )  # fmt: skip
+        await self._trainer.snapshot(request)
+        blobs = await trio.to_thread.run_sync(list_blobs, path)
+        return {blob.blob_id: blob.path for blob in blobs}
+
+    async def _find_offer(self, action: Compare) -> Offer:
+        """A manifest that gives the agreed digest; who promised a copy may still be writing it."""
+        reason = "nobody promised them"
+        while True:
+            for helper in action.helpers:
+                try:
+                    return await self._loader.ask_offer(self._x.state, action.agreed, helper)
+                except NetworkError as error:
+                    reason = str(error)
+            state = self._x.state
+            over = trio.current_time() >= action.deadline
+            if over or not state.in_round or state.progress.epoch != action.epoch:
+                raise NetworkError(f"no peer showed the agreed weights of round {action.height}: {reason}")
+            await trio.sleep(ASK_AGAIN_S)

@@ -1,0 +1,327 @@
+"""Where weights come from: own snapshots, the configured source, peers (S8, S9, P4)."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from psyche.client.runtime.serving import Offer, Serving, read_offer
+from psyche.core.encoding.manifest import blank_values, decode_manifest, describe_files, encode_manifest
+from psyche.core.state.limits import NO_UPLOADER
+from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, Model
+from psyche.errors import NetworkError, PsycheError, TrainerError, WireError
+from psyche.modeling.snapshot import (
+    INFO_NAME,
+    SnapshotInfo,
+    assemble_snapshot,
+    get_tensor_bytes,
+    list_snapshots,
+    read_file_entries,
+    read_snapshot_info,
+)
+from psyche.wire.crypto import blake3_hash, compute_state_digest
+from psyche.wire.ports import Network, SyncRequest
+
+MANIFEST_TIMEOUT_S: Final = 10.0
+FILES_HINT: Final = (
+    "this client takes the run's files from peers and leaves yours as they are; "
+    "copy the run's model folder, or remove yours"
+)
+PARTS: Final = ".parts-"  # a fetch that failed goes on where it stopped, if it is of the same weights
+HEAL_FOLDER: Final = ".heal"  # where a comparison puts the agreed weights together (S7)
+
+
+class Log(Protocol):
+    """Writes an event."""
+
+    def __call__(self, kind: str, **fields: object) -> None:
+        """See `telemetry.events.EventLog.emit`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A folder to load from: a resume snapshot, or the configured model."""
+
+    path: Path
+    is_snapshot: bool
+    name: str
+
+
+class Loader:
+    """Finds the weights that the record asks for."""
+
+    def __init__(self, network: Network, serving: Serving, snapshots: Path, local_root: Path, log: Log) -> None:
+        self._network = network
+        self._log = log
+        self._refused: dict[bytes, str] = {}  # who showed something else than `_wanted`, and what was wrong
+        self._wanted = ZERO32
+        self._told = ""  # in which files the own folder differs, as the user knows
+        self._serving = serving
+        self._snapshots = snapshots
+        self._local_root = local_root
+
+    def get_configured(self, model: Model) -> Path:
+        """The folder of the configured source.
+
+        Raises:
+            TrainerError: the source is of a kind that this client cannot load.
+        """
+        if model.checkpoint.kind is not CheckpointKind.LOCAL:
+            raise TrainerError(f"model checkpoint {model.checkpoint.kind.name}: this client loads Local sources only")
+        return self._local_root / model.checkpoint.name
+
+    async def find_local(self, digest: bytes) -> Source | None:
+        """An own snapshot of these weights."""
+        snapshots = await trio.to_thread.run_sync(list_snapshots, self._snapshots)
+        found = next((s for s in snapshots if s.digest == digest), None)
+        return Source(found.path, is_snapshot=True, name="own snapshot") if found else None
+
+    def find_configured(self, state: Coordinator, digest: bytes | None, source_digest: bytes) -> Source | None:
+        """The configured source, or one that a member named (S10), where it gives (or may give) these weights."""
+        if digest is not None and source_digest not in (digest, ZERO32):
+            return None
+        named = next(self._iter_named(state), None)
+        if named is not None or state.checkpoint.uploader != NO_UPLOADER:
+            return named and Source(named, is_snapshot=True, name="checkpoint on record")
+        try:
+            path = self.get_configured(state.model)
+        except TrainerError:
+            if digest is None:
+                raise
+            return None
+        return Source(path, is_snapshot=False, name="configured source") if path.is_dir() else None
+
+    def _iter_named(self, state: Coordinator) -> Iterator[Path]:
+        """Snapshots on this machine at Local places that members named.
+
+        Any member may name any place: what counts are snapshots below the local root, and of them what a snapshot
+        has. Other folders are not looked into, for their files would be handed on to peers (B21).
+        """
+        owners = 1 if state.checkpoint.uploader == NO_UPLOADER else 0
+        root = self._local_root.resolve()
+        for source in (state.model.checkpoint, *state.model.extra_checkpoints)[owners:]:
+            path = (root / source.name).resolve()
+            if source.kind is CheckpointKind.LOCAL and path.is_relative_to(root) and (path / INFO_NAME).is_file():
+                yield path
+
+    async def fetch(
+        self, state: Coordinator, digest: bytes, deadline: float, progress: Callable[[int, int], None]
+    ) -> Source:
+        """Fetch a snapshot from peers: nobody of them is trusted, everything is checked against the digest (S9).
+
+        Raises:
+            NetworkError: no peer has it, or the transfer failed.
+        """
+        offer = await self._find_offer(state, digest)
+        return await self._fetch_offer(state, offer, digest, deadline, progress)
+
+    async def _fetch_offer(
+        self, state: Coordinator, offer: Offer, digest: bytes, deadline: float, progress: Callable[[int, int], None]
+    ) -> Source:
+        await self._tell_of_own_files(state, offer)
+        mark = state.certified
+        path = self._snapshots / get_snapshot_name(mark.epoch, mark.step, digest)
+        return await self.assemble(state, offer, digest, deadline, path, progress=progress)
+
+    async def assemble(
+        self,
+        state: Coordinator,
+        offer: Offer,
+        digest: bytes,
+        deadline: float,
+        path: Path,
+        *,
+        own: Mapping[bytes, Path] | None = None,
+        sources: Sequence[bytes] = (),
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> Source:
+        """A snapshot at `path` of the model that a checked `offer` lists, fetched but for what is in `own`.
+
+        Every part goes to the disk as it comes and is moved to its place: none is held in memory, none kept twice.
+        `own` has files by blob id; `sources` are keys of peers (none: everybody who is connected).
+
+        Raises:
+            NetworkError: the transfer failed, or there is no room on the disk.
+            TrainerError: the files do not make up the snapshot.
+        """
+        folder = self._snapshots / f"{PARTS}{blake3_hash(offer.manifest).hex()[:16]}"
+        await trio.to_thread.run_sync(_make_parts_folder, folder)
+        known = own or {}
+        blobs = {blob_id: size for blob_id, size in _list_parts(offer) if blob_id not in known}
+        total = sum(blobs.values())
+        asked = [peer for peer in sources or self._get_sources() if not self._is_refused(digest, peer)]
+        found = await self._network.fetch_many(
+            list(blobs.items()), asked, folder, deadline=deadline, progress=lambda n: progress(n, total)
+        )
+        for blob_id in blobs:
+            await self._network.withdraw(blob_id)  # the files move into the snapshot, from where they are offered
+        await trio.to_thread.run_sync(_assemble, path, state, offer, digest, {**found, **known})
+        await trio.to_thread.run_sync(remove_folder, folder)
+        return Source(path, is_snapshot=True, name="peers")
+
+    async def find_leading(self, state: Coordinator, digest: bytes, deadline: float) -> Source | None:
+        """Full-value mode: the copy of the first member that has one, so that all go on from the same (S2).
+
+        The digest covers the applied sets only, so it is one member's word which weights these are.
+        """
+        own = await self.find_local(digest)
+        own_root = (await trio.to_thread.run_sync(read_snapshot_info, own.path)).weight_root if own else None
+        for member in state.clients:
+            if member.p2p == self._network.key:
+                if own is not None:
+                    return own
+                continue
+            try:
+                offer = await self.ask_offer(state, digest, member.p2p)
+            except NetworkError:
+                continue
+            if own is not None and blake3_hash(offer.manifest) == own_root:
+                return own
+            return await self._fetch_offer(state, offer, digest, deadline, lambda _done, _total: None)
+        return own
+
+    def _get_sources(self) -> list[bytes]:
+        return sorted(self._network.connected())
+
+    async def _find_offer(self, state: Coordinator, digest: bytes) -> Offer:
+        reasons: list[str] = []
+        for peer in self._get_sources():
+            try:
+                return await self.ask_offer(state, digest, peer)
+            except NetworkError as error:
+                reasons.append(str(error))
+        raise NetworkError(
+            f"no peer has the weights {digest.hex()[:16]}: {'; '.join(reasons) or 'no peer is connected'}"
+        )
+
+    async def ask_offer(self, state: Coordinator, digest: bytes, peer: bytes) -> Offer:
+        """A peer's manifest of the weights with this full digest, checked before anything that it lists is fetched.
+
+        Raises:
+            NetworkError: it has none, or one that is not that of the digest; then it is not asked for them again.
+        """
+        name = f"peer {peer.hex()[:8]}"
+        if self._is_refused(digest, peer):
+            raise NetworkError(f"{name} is not asked again: it {self._refused[peer]}")
+        reply = await self._network.ask(peer, SyncRequest("manifest", key=digest), timeout_s=MANIFEST_TIMEOUT_S)
+        offer = read_offer(reply.items[0]) if reply.found and reply.items else None
+        if offer is None:
+            raise NetworkError(f"{name} does not have it")
+        try:
+            if compute_offer_digest(state.model, offer) != digest:
+                raise self._refuse(digest, peer, "showed a manifest that does not give the digest")
+            decode_manifest(offer.manifest)  # names, number and sizes of what it lists
+        except WireError as error:
+            raise self._refuse(digest, peer, f"showed what is not a manifest: {error}") from error
+        return offer
+
+    def _is_refused(self, digest: bytes, peer: bytes) -> bool:
+        return digest == self._wanted and peer in self._refused
+
+    def _refuse(self, digest: bytes, peer: bytes, reason: str) -> NetworkError:
+        """B25: who lists other weights or files is named, and no source of these weights any more."""
+        if digest != self._wanted:
+            self._wanted, self._refused = digest, {}
+        self._refused[peer] = reason
+        self._log("source_refused", peer=peer, digest=digest, reason=reason)
+        return NetworkError(f"peer {peer.hex()[:8]} {reason}")
+
+    async def _tell_of_own_files(self, state: Coordinator, offer: Offer) -> None:
+        """Say in which files the configured folder is not the run's; those on record are taken, and it stays."""
+        if state.checkpoint.uploader != NO_UPLOADER:
+            return  # a member named that place, not this client's user
+        try:
+            path = self.get_configured(state.model)
+            own = await trio.to_thread.run_sync(read_file_entries, path)
+        except (PsycheError, OSError):
+            return
+        differing = describe_files(own, decode_manifest(offer.manifest).files)
+        if differing and differing != self._told:  # the folder is looked at whenever weights are fetched
+            self._told = differing
+            self._log("model_files_differ", path=str(path), files=differing, hint=FILES_HINT)
+
+    async def keep(self, certified: bytes, newest: bytes) -> None:
+        """Keep the certified snapshot and the newest other one; serve both (P6).
+
+        `newest` is the one that was written last: epoch and step do not tell repetitions of
+        the last drain round apart, nor what another run left in this folder.
+        """
+        snapshots = await trio.to_thread.run_sync(list_snapshots, self._snapshots)
+        others = sorted((s for s in snapshots if s.digest != certified), key=lambda s: s.digest != newest)
+        kept = [s for s in snapshots if s.digest == certified][:1] + others[:1]
+        for snapshot in kept:
+            await self._serving.offer(snapshot.path)
+        await self._serving.keep_only(frozenset(s.digest for s in kept))
+        for snapshot in snapshots:
+            if snapshot not in kept:
+                await trio.to_thread.run_sync(remove_folder, snapshot.path)
+
+    async def remove_leftovers(self) -> None:
+        """Drop what a fetch that failed or was killed left behind; call it once the weights are loaded."""
+        await trio.to_thread.run_sync(_remove_leftovers, self._snapshots)
+
+    async def read(self, digest: bytes) -> SnapshotInfo | None:
+        """What is known of an own snapshot."""
+        source = await self.find_local(digest)
+        return await trio.to_thread.run_sync(read_snapshot_info, source.path) if source else None
+
+
+def compute_offer_digest(model: Model, offer: Offer) -> bytes:
+    """The full digest of what a peer offers; in full-value mode it does not cover what the tensors hold (S2).
+
+    Raises:
+        WireError: full-value mode, and the manifest is none.
+    """
+    raw = offer.manifest
+    if not model.optimizer.quantize_1bit:
+        manifest = blank_values(decode_manifest(raw))
+        raw = encode_manifest(manifest.tensors, manifest.files)
+    return compute_state_digest(offer.chain, blake3_hash(raw))
+
+
+def _list_parts(offer: Offer) -> Iterator[tuple[bytes, int]]:
+    """Blob id and size of each part that a checked offer lists."""
+    manifest = decode_manifest(offer.manifest)
+    yield from ((entry.blob_id, get_tensor_bytes(entry)) for entry in manifest.tensors)
+    yield from ((file.blob_id, file.size_bytes) for file in manifest.files)
+
+
+def _assemble(path: Path, state: Coordinator, offer: Offer, digest: bytes, parts: Mapping[bytes, Path]) -> SnapshotInfo:
+    mark = state.certified  # of which time the weights are, the record says, not the peer
+    return assemble_snapshot(
+        path,
+        manifest=offer.manifest,
+        parts=parts,
+        epoch=mark.epoch,
+        step=mark.step,
+        data_index=mark.data_index,
+        chain=offer.chain,
+        digest=digest,
+    )
+
+
+def get_snapshot_name(epoch: int, step: int, digest: bytes) -> str:
+    """The folder name of a snapshot."""
+    return f"epoch-{epoch:05d}-step-{step:08d}-{digest.hex()[:12]}"
+
+
+def _make_parts_folder(folder: Path) -> None:
+    """The parts of other weights go: nobody will ask for them again, and they are as large as the model."""
+    for other in folder.parent.glob(f"{PARTS}*"):
+        if other != folder:
+            remove_folder(other)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _remove_leftovers(root: Path) -> None:
+    for folder in (*root.glob(f"{PARTS}*"), root / HEAL_FOLDER):
+        remove_folder(folder)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder; what cannot be deleted is left."""
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""Bodies of results: what they must be like before they count as held (R4), and how long they stay in memory."""
+
+from collections.abc import Callable
+
+from psyche.core.encoding.plan import TransformPlan, decode_plan
+from psyche.errors import WireError
+
+
+def _validate(plan: TransformPlan, body: bytes) -> None:
+    from psyche.modeling.distro.codec import validate_payload  # NumPy: not needed before the first payload
+
+    validate_payload(plan, body)
+
+
+class PayloadCheck:
+    """R4: canonical order, index ranges, finite values, exact length; without torch.
+
+    Args:
+        validate: refuses a body that breaks the plan's format; raises WireError.
+    """
+
+    def __init__(self, validate: Callable[[TransformPlan, bytes], None] = _validate) -> None:
+        self._plan: TransformPlan | None = None
+        self._validate = validate
+
+    def set_plan(self, plan: bytes) -> None:
+        """The plan of the loaded model."""
+        self._plan = decode_plan(plan)
+
+    def __call__(self, body: bytes) -> None:
+        """Refuse a body that breaks the format.
+
+        Raises:
+            WireError: naming group, field and rule.
+        """
+        if self._plan is None:
+            raise WireError("payload: the model's plan is not known yet")
+        self._validate(self._plan, body)
+
+
+class PayloadCache:
+    """Bodies by blob id, each with the last round that needs it."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[bytes, tuple[int, int, bytes]] = {}  # blob id -> epoch, height, body
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def keep(self, blob_id: bytes, epoch: int, height: int, body: bytes) -> None:
+        """Two rounds may carry the same bytes: they stay as long as the later one needs them."""
+        known = self._bodies.get(blob_id, (epoch, height, body))
+        self._bodies[blob_id] = (*max((epoch, height), known[:2]), body)
+
+    def find(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
+        """The bodies in the order of `blobs`; None where one is not here."""
+        found = [self._bodies.get(blob) for blob in blobs]
+        return None if None in found else tuple(entry[2] for entry in found if entry is not None)
+
+    def expire(self, epoch: int, height: int) -> None:
+        """Bodies of earlier rounds go."""
+        self._bodies = {b: entry for b, entry in self._bodies.items() if entry[:2] >= (epoch, height)}

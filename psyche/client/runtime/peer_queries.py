@@ -1,0 +1,80 @@
+"""Questions to peers. What they answer is a hint, and always checked (W7, S7)."""
+
+import random
+from typing import Final, Protocol
+
+import trio
+
+from psyche.client.engine.actions import AskAnnouncements, AskTable, AskWeights, Event, TableArrived, WeightsPromised
+from psyche.errors import NetworkError
+from psyche.wire.ports import Network, SyncRequest
+
+SYNC_PEERS: Final = 4  # peers asked for announcements at a time
+SYNC_TIMEOUT_S: Final = 5.0
+
+
+class QueryContext(Protocol):
+    """What becomes of answers."""
+
+    def feed(self, event: Event) -> None:
+        """Tell the engine."""
+        ...
+
+    def take_answer(self, items: tuple[bytes, ...]) -> None:
+        """Announcements that a peer knew."""
+        ...
+
+    def log(self, kind: str, **fields: object) -> None:
+        """Write an event."""
+        ...
+
+
+class PeerQueries:
+    """Asks peers, each question for at most `SYNC_TIMEOUT_S`; `name` spreads over peers whom clients ask."""
+
+    def __init__(self, network: Network, context: QueryContext, name: str) -> None:
+        self._network = network
+        self._x = context
+        self._name = name
+        self._asked = 0
+
+    async def ask_announcements(self, action: AskAnnouncements) -> None:
+        """Ask a few peers for what is missing of a round; others are asked the next time."""
+        peers = sorted(self._network.connected())
+        request = SyncRequest("announcements", epoch=action.epoch, height=action.height, have=action.have)
+        # which peers are asked is no secret and needs no strong randomness, only spreading
+        self._asked += 1
+        spread = random.Random(f"{self._name}{action}{self._asked}")  # noqa: S311
+        chosen = spread.sample(peers, min(SYNC_PEERS, len(peers)))
+        async with trio.open_nursery() as nursery:
+            for peer in chosen:
+                nursery.start_soon(self._ask_one, peer, request)
+
+    async def _ask_one(self, peer: bytes, request: SyncRequest) -> None:
+        try:
+            reply = await self._network.ask(peer, request, timeout_s=SYNC_TIMEOUT_S)
+        except NetworkError:
+            return
+        if reply.items:
+            self._x.take_answer(reply.items)
+
+    async def ask_table(self, action: AskTable) -> None:
+        """Ask for the signed results behind a results root; the engine hears of a failure too (W7)."""
+        items: tuple[bytes, ...] | None = None
+        try:
+            request = SyncRequest("table", epoch=action.epoch, height=action.height, key=action.root)
+            reply = await self._network.ask(action.key, request, timeout_s=SYNC_TIMEOUT_S)
+            items = reply.items if reply.found else None
+        except NetworkError as error:
+            self._x.log("error", message=str(error))
+        self._x.feed(TableArrived(action.epoch, action.height, action.member, action.root, items))
+
+    async def ask_weights(self, action: AskWeights) -> None:
+        """Ask a member to keep a copy of its weights of a round; who says no is not asked again at once (S7)."""
+        request = SyncRequest("manifest", epoch=action.epoch, height=action.height)
+        try:
+            reply = await self._network.ask(action.key, request, timeout_s=SYNC_TIMEOUT_S)
+        except NetworkError:
+            return
+        if reply.found:
+            self._x.feed(WeightsPromised(action.epoch, action.height, action.member))

@@ -1,0 +1,121 @@
+"""The replay store: the decided sets of the running and last epochs, with their bodies, on disk (S7).
+
+One file per height, written whole by rename; the oldest epochs go first when the quota is full.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from psyche.client.engine.actions import AppliedSet
+from psyche.errors import TrainerError, WireError
+from psyche.wire.msgpack import UNREADABLE
+
+MAX_ENTRY_BYTES: Final = 4 << 30
+_FOLDER: Final = re.compile(r"epoch-(\d{5})$")
+
+
+class StoredSet(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of the store: the set and its bodies, in order of application."""
+
+    epoch: int
+    height: int
+    step: int
+    lr: float
+    lr_bits: int
+    run_update: bool
+    full_digest: bool
+    random_seed: int
+    applied: tuple[tuple[int, bytes], ...]
+    bodies: tuple[bytes, ...]
+
+
+class ReplayStore:
+    """Decided sets by (epoch, height). All methods block on the disk: call them in a thread."""
+
+    def __init__(self, root: Path, quota_bytes: int) -> None:
+        self._root = root
+        self._quota_bytes = quota_bytes
+        root.mkdir(parents=True, exist_ok=True)
+
+    def _get_path(self, epoch: int, height: int) -> Path:
+        return self._root / f"epoch-{epoch:05d}" / f"{height:06d}.set"
+
+    def write(self, entry: AppliedSet, bodies: tuple[bytes, ...]) -> None:
+        """Keep one set; makes room first, the oldest epochs going before others.
+
+        Raises:
+            TrainerError: the running epoch alone fills the quota.
+            OSError: the disk refused.
+        """
+        stored = StoredSet(
+            epoch=entry.epoch,
+            height=entry.height,
+            step=entry.step,
+            lr=entry.lr,
+            lr_bits=entry.lr_bits,
+            run_update=entry.run_update,
+            full_digest=entry.full_digest,
+            random_seed=entry.random_seed,
+            applied=entry.applied,
+            bodies=bodies,
+        )
+        raw = msgspec.msgpack.encode(stored)
+        self._make_room(len(raw), entry.epoch)
+        path = self._get_path(entry.epoch, entry.height)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(raw)
+        temporary.replace(path)
+
+    def has(self, epoch: int, height: int) -> bool:
+        """Whether a set is here; whether it can be read, reading shows."""
+        return self._get_path(epoch, height).is_file()
+
+    def read(self, epoch: int, height: int) -> StoredSet | None:
+        """One set, or None if it is not here.
+
+        Raises:
+            WireError: the file is damaged.
+        """
+        path = self._get_path(epoch, height)
+        try:
+            if path.stat().st_size > MAX_ENTRY_BYTES:
+                raise WireError(f"replay store {path}: larger than any set can be")
+            return msgspec.msgpack.decode(path.read_bytes(), type=StoredSet)
+        except FileNotFoundError:
+            return None
+        except UNREADABLE as error:
+            raise WireError(f"replay store {path}: damaged: {error}") from error
+
+    def _iter_epochs(self) -> Iterator[tuple[int, Path]]:
+        for folder in sorted(self._root.iterdir()):
+            match = _FOLDER.search(folder.name)
+            if match:
+                yield int(match.group(1)), folder
+
+    def _make_room(self, size_bytes: int, epoch: int) -> None:
+        for old, folder in list(self._iter_epochs()):
+            if self.get_size_bytes() + size_bytes <= self._quota_bytes:
+                return
+            if old != epoch:
+                shutil.rmtree(folder, ignore_errors=True)
+        if self.get_size_bytes() + size_bytes > self._quota_bytes:
+            raise TrainerError(
+                f"replay store {self._root}: its quota of {self._quota_bytes} bytes is full, "
+                "so this client cannot heal in this epoch (S7)"
+            )
+
+    def keep_epochs(self, oldest: int, newest: int) -> None:
+        """Drop epochs before `oldest`, whose sets are in every snapshot since, and what another run left here."""
+        for epoch, folder in list(self._iter_epochs()):
+            if not oldest <= epoch <= newest:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def get_size_bytes(self) -> int:
+        """What the store takes on disk."""
+        return sum(file.stat().st_size for file in self._root.rglob("*.set"))

@@ -1,0 +1,38 @@
+"""What a person sets for one client."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from psyche.wire.peer_address import PeerAddress
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientSettings:
+    """Settings of `psyche client train`.
+
+    `local_root` is where relative `Local` paths of the run (model, data) begin. `data_dir` holds
+    snapshots, the replay store and part files; a client that restarts finds its resume snapshot there.
+    """
+
+    run_id: str
+    server_host: str
+    server_port: int
+    data_dir: Path
+    identity_path: Path | None = None  # None: data_dir / "identity.key", made on first use
+    server_key: bytes | None = None  # expected public key of the server; None: that of the first that answers
+    bind_ip: str = "0.0.0.0"  # noqa: S104  # a participant wants to be reached
+    bind_port: int = 0
+    bootstrap: tuple[PeerAddress, ...] = ()  # dialed before whatever the record or the book says of these keys
+    local_root: Path = field(default_factory=Path.cwd)
+    device: str = "auto"
+    threads: int = 0  # of torch; 0: all cores
+    micro_batch_size: int = 1
+    checkpoint_dir: Path | None = None
+    keep_steps: int = 3
+    share_checkpoints: bool = False  # checkpoint_dir is one that all clients reach (S10)
+    export_dtype: str = "bfloat16"
+    events_path: Path | None = None
+    node_name: str = ""
+    distro_dir: Path | None = None  # --write-distro-data: payloads are kept here
+    replay_quota_bytes: int = 8 << 30
+    stop_grace_s: float = 4.0  # F26: Ctrl-C ends within five seconds

@@ -1,0 +1,81 @@
+"""Certified weights in a lasting place, and that place on record (S10)."""
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from psyche.core.state.limits import LOCAL_PATH_BYTES
+from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
+from psyche.durable import sync_file
+from psyche.errors import ConfigError
+from psyche.modeling.snapshot import INFO_NAME, MANIFEST_NAME, MODEL_NAME, TENSORS_NAME, write_folder
+
+_MARK: Final = "-certified-"
+
+
+def get_shared_name(run_id: str, epoch: int, step: int) -> str:
+    """The folder of an epoch's certified weights."""
+    return f"{run_id}{_MARK}{epoch:05d}-step-{step:08d}"
+
+
+def check_shared_folder(folder: Path, local_root: Path, run_id: str) -> None:
+    """Whether what is put into `folder` can stand on record.
+
+    Raises:
+        ConfigError: others could not find it from their own `local_root`, or its name is too long.
+    """
+    path = folder / get_shared_name(run_id, 0xFFFF, 0xFFFFFFFF)
+    try:
+        name = _get_name(path, local_root)
+    except ValueError as error:
+        raise ConfigError(
+            f"--share-checkpoints: {folder} does not lie in --local-root {local_root}, so no other client could find "
+            "what is put there; name a folder of a drive that all clients reach, below the local root of each"
+        ) from error
+    if len(name.encode()) > LOCAL_PATH_BYTES:
+        raise ConfigError(f"--share-checkpoints: {name} has more than {LOCAL_PATH_BYTES} bytes; use a shorter path")
+
+
+def _get_name(path: Path, local_root: Path) -> str:
+    return path.resolve().relative_to(local_root.resolve()).as_posix()
+
+
+def share_snapshot(snapshot: Path, path: Path, local_root: Path) -> Checkpoint:
+    """Put the weights of a snapshot where others can load them; the source to name. Momentum stays at home.
+
+    Files are linked where the disk allows it, for a snapshot's never change. A folder that is there already stays.
+
+    Raises:
+        OSError: the disk refused; nothing half-written is left.
+    """
+    if not (path / INFO_NAME).is_file():
+        with write_folder(path) as folder:
+            for name in (INFO_NAME, MANIFEST_NAME):
+                _link(snapshot / name, folder / name)
+            for name in (TENSORS_NAME, MODEL_NAME):
+                shutil.copytree(snapshot / name, folder / name, copy_function=_link)
+    return Checkpoint(CheckpointKind.LOCAL, _get_name(path, local_root))
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without links
+        shutil.copyfile(source, target)
+        sync_file(Path(target))
+
+
+def remove_old_shared(root: Path, run_id: str, local_root: Path, kept: Collection[str]) -> None:
+    """Drop what this run has shared here before; what stands on record and the newest stay."""
+    found = sorted(folder for folder in root.glob(f"{run_id}{_MARK}*") if folder.is_dir())
+    for folder in found[:-1]:
+        if _get_name(folder, local_root) not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def get_names_on_record(state: Coordinator) -> frozenset[str]:
+    """The Local places from which the checkpoint on record can be loaded."""
+    sources = (state.model.checkpoint, *state.model.extra_checkpoints)
+    return frozenset(s.name for s in sources if s.kind is CheckpointKind.LOCAL)

@@ -1,0 +1,377 @@
+"""The trio shell around the round engine: executes its actions, feeds it what happens."""
+
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import trio
+
+from psyche.client.engine import actions as act
+from psyche.client.runtime.bootstrapping import Bootstrapping
+from psyche.client.runtime.data_ahead import DataAhead
+from psyche.client.runtime.departure import Departure
+from psyche.client.runtime.files import write_distro, write_evidence
+from psyche.client.runtime.loading import Loader
+from psyche.client.runtime.parts import Parts
+from psyche.client.runtime.payloads import PayloadCache
+from psyche.client.runtime.peer_queries import PeerQueries
+from psyche.client.runtime.replay import ReplayStore
+from psyche.client.runtime.serving import Serving
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.sharing import get_names_on_record, get_shared_name, remove_old_shared, share_snapshot
+from psyche.client.runtime.statistics import ShellStatistics
+from psyche.client.runtime.trainer_tasks import TrainerAction, TrainerTasks
+from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
+from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
+from psyche.core.state.state import ZERO32, Coordinator
+from psyche.errors import BackendError, NetworkError, PsycheError, WireError
+from psyche.wire.backend import NotAllowed
+from psyche.wire.messages import get_kind
+from psyche.wire.ports import AddressRecord, Proof, SyncReply, SyncRequest
+from psyche.wire.turns import AtOnce
+
+T = TypeVar("T")
+FETCHES: Final = 1_024  # payloads asked for: of 256 members, four rounds; the node transfers few of them at a time
+STATISTICS_EVERY_S: Final = 5.0
+IDLE_TICK_S: Final = 1.0
+SMALL_BODY_BYTES: Final = 4_096  # checked sooner than a thread begins to run
+TURN_S: Final = 0.02  # where members are many, what they say and send is looked at so often, and together
+TRAINER_ACTIONS: Final = (
+    act.Load, act.Train, act.Apply, act.Heal, act.Compare, act.Snapshot, act.Export, act.FetchSnapshot,
+)  # fmt: skip
+
+
+class Shell:
+    """Runs one participant until its engine says Exit."""
+
+    def __init__(self, parts: Parts, settings: ClientSettings) -> None:
+        self._parts = parts
+        self._engine = parts.engine
+        self._settings = settings
+        snapshots = (settings.checkpoint_dir or settings.data_dir) / "resume"
+        self._serving = Serving(parts.engine, parts.network)
+        self._replay = ReplayStore(settings.data_dir / "replay", settings.replay_quota_bytes)
+        self._loader = Loader(parts.network, self._serving, snapshots, settings.local_root, self.log)
+        self._payloads = PayloadCache()
+        self._data = DataAhead(parts.data)
+        self._tasks = TrainerTasks(
+            parts.trainer, self._loader, self._replay, self, settings=settings, snapshots=snapshots,
+            payloads=self._payloads, data=self._data,
+        )  # fmt: skip
+        self._queries = PeerQueries(parts.network, self, settings.node_name)
+        self._departure = Departure(settings.stop_grace_s, self._tasks.wait_idle, self.log)
+        self._fetches = trio.CapacityLimiter(FETCHES)
+        self._next_tick = trio.CancelScope()  # pyright: ignore[reportCallIssue]  # ends when the engine wants to look
+        self._addresses: tuple[AddressRecord, ...] = ()
+        self._bootstrapping = Bootstrapping(parts.network, settings.bootstrap, self.log, parts.unix_now)
+        self._arrived: list[act.Event] = []  # payloads that the engine hears of in the next turn
+        self._turn_at = math.inf  # when that is
+        self._replay_writes = 0
+        self._replay_idle = trio.Event()
+        self._newest = ZERO32  # digest of the snapshot that was written last
+        self._keeping = trio.Lock()
+        self._nursery: trio.Nursery | None = None
+
+    # --- TrainerContext ---------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Coordinator:
+        """The newest state."""
+        return self._engine.state
+
+    def statistics(self) -> ShellStatistics:
+        """What it holds now."""
+        return ShellStatistics(len(self._payloads), int(self._fetches.borrowed_tokens), self._tasks.open_requests)
+
+    def log(self, kind: str, **fields: object) -> None:
+        """Write an event."""
+        self._parts.log.emit(kind, **fields)
+
+    def feed(self, event: act.Event) -> None:
+        """Tell the engine that something is done, and do what follows from it."""
+        if isinstance(event, act.Loaded):
+            self._parts.on_loaded(event)
+        self._execute(self._engine.on_event(event, trio.current_time()))
+        if isinstance(event, act.SnapshotWritten) and event.reply is not None:
+            self._newest = event.digest
+        if isinstance(event, act.SnapshotWritten | act.Loaded):
+            self._start(self._keep_snapshots)
+
+    def take_answer(self, items: tuple[bytes, ...]) -> None:
+        """Tell the engine what a peer knew, and do what follows from it."""
+        self._execute(self._engine.on_answer(items, trio.current_time()))
+
+    # --- running ----------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Take part until the run is finished, the client has to leave, or `stop` was called; the exit code."""
+        self._parts.network.set_sync_handler(self._answer)
+        self._bootstrapping.start()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for task in (self._follow_states, self._follow_gossip, self._tick, self._tasks.run):
+                nursery.start_soon(task)
+            nursery.start_soon(self._report_statistics)
+            code = await self._departure.wait()
+            nursery.cancel_scope.cancel()
+        self._log_statistics()
+        return code
+
+    def stop(self, reason: str) -> None:
+        """Withdraw and end within the grace (F26)."""
+        self._execute(self._engine.on_stop(reason))
+
+    def _execute(self, actions: list[act.Action]) -> None:
+        for action in actions:
+            self._do(action)
+        self._follow_addresses()
+        self._next_tick.deadline = self._compute_next_tick()
+
+    def _do(self, action: act.Action) -> None:  # noqa: PLR0912  # one line per action
+        match action:
+            case act.Log():
+                self._write_log(action)
+            case act.Publish():
+                self._start(self._publish, action.raw)
+            case act.Announce():
+                self._payloads.keep(action.blob_id, action.epoch, action.height, action.body)  # may be applied at once
+                self._start(self._announce, action)
+            case act.FetchPayload():
+                self._start(self._fetch_payload, action)
+            case act.FetchData():
+                self._start(self._data.fetch, action, self._data.expect(action))
+            case act.StoreReplay():
+                self._replay_writes += 1
+                self._start(self._store_replay, action.entry, self._payloads.find(action.entry.blobs))
+            case act.CancelTrain():
+                self._start(self._tasks.cancel, action)
+            case act.AskAnnouncements():
+                self._start(self._queries.ask_announcements, action)
+            case act.AskTable():
+                self._start(self._queries.ask_table, action)
+            case act.AskWeights():
+                self._start(self._queries.ask_weights, action)
+            case act.SetPeers():
+                self._parts.network.set_allowed(action.keys, action.members)
+            case act.SetPlan():
+                self._parts.network.set_plan(action.run_uid, action.plan_hash)
+            case act.Expire():
+                self._expire(action)
+            case act.Exit():
+                self._start(self._departure.leave, action)
+            case _:
+                self._do_elsewhere(action)
+
+    def _do_elsewhere(self, action: act.Action) -> None:
+        if isinstance(action, TRAINER_ACTIONS):
+            queued: TrainerAction = action
+            self._tasks.put(queued)
+            return
+        if isinstance(action, act.Submit) and isinstance(action.message, Withdraw):
+            self._departure.note_withdrawing()
+        assert isinstance(action, act.Submit | act.ShareCheckpoint), f"no way to do {action}"
+        self._start(self._send, action)
+
+    def _start(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        assert self._nursery is not None, "actions are executed while running"
+        self._nursery.start_soon(self._guard, function, *args)
+
+    async def _guard(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """A task of one action: what fails is an event, not the client's death."""
+        try:
+            await function(*args)
+        except (PsycheError, OSError) as error:  # F16: a full disk ends no client either
+            self.log("error", message=str(error), action=getattr(function, "__name__", "task"))
+
+    def _write_log(self, action: act.Log) -> None:
+        fields = dict(action.fields)
+        until = fields.get("until")
+        if isinstance(until, float):  # the engine's clock is monotonic, people's is not
+            fields["until"] = self._parts.unix_now() + until - trio.current_time()
+        self.log(action.kind, **fields)
+        if action.kind == "evidence":
+            self._start(write_evidence, self._settings.data_dir, self.state.progress.epoch, fields)
+
+    # --- what comes in ----------------------------------------------------------------------------
+
+    async def _follow_states(self) -> None:
+        try:
+            async for state in self._parts.backend.states():
+                self._execute(self._engine.on_state(state, trio.current_time()))
+        except BackendError as error:
+            self.log("error", message=str(error))
+            self._do(act.Exit(1, str(error)))
+
+    async def _follow_gossip(self) -> None:
+        """Whatever there is, together: to go on costs the more, the more members there are."""
+        messages = self._parts.network.messages()
+        async for _, raw in messages:
+            raws = [raw, *_take_rest(messages)]
+            self._execute(self._engine.on_messages(raws, trio.current_time()))
+            if self._engine.has_many_members:
+                await trio.sleep(TURN_S)
+
+    def _feed_soon(self, event: act.PayloadArrived | act.PayloadFailed) -> None:
+        """Tell the engine of a payload, in the next turn where there are very many."""
+        if self._engine.has_many_members:
+            if not self._arrived:
+                self._turn_at = trio.current_time() + TURN_S
+                self._next_tick.deadline = min(self._next_tick.deadline, self._turn_at)
+            self._arrived.append(event)
+        else:
+            self.feed(event)
+
+    async def _tick(self) -> None:
+        while True:
+            self._next_tick = trio.CancelScope(deadline=self._compute_next_tick())  # pyright: ignore[reportCallIssue]
+            with self._next_tick:  # whatever the engine is told moves the deadline, and wakes nobody
+                await trio.sleep_forever()
+            now, arrived = trio.current_time(), self._arrived
+            self._arrived, self._turn_at = [], math.inf
+            self._execute(self._engine.on_events(arrived, now) if arrived else self._engine.on_tick(now))
+
+    def _compute_next_tick(self) -> float:
+        now = trio.current_time()
+        deadline = self._engine.get_deadline(now)
+        latest = min(now + IDLE_TICK_S, self._turn_at)
+        return latest if deadline is None else min(deadline, latest)
+
+    def _follow_addresses(self) -> None:
+        """Whatever wakes the client, it looks whom the server has heard of: others may join at any time."""
+        book = tuple(self._parts.backend.address_book())
+        if book is not self._addresses and book != self._addresses:
+            self._addresses = book
+            self._parts.network.set_addresses(book)
+        self._bootstrapping.follow(self.state.bootstrap)
+
+    # --- messages out -----------------------------------------------------------------------------
+
+    async def _submit(self, action: act.Submit) -> None:
+        message = action.message
+        if action.before is not None:
+            self._write_log(action.before)
+        try:
+            await self._parts.backend.submit(message, self._get_proof(action))
+        finally:
+            if isinstance(message, Withdraw):
+                self._departure.note_withdrawn()
+        if action.after is not None:
+            self._write_log(action.after)
+
+    def _get_proof(self, action: act.Submit) -> Proof:
+        """What the coordinator's home checks: with a join goes where this node can be reached from now on."""
+        return self._parts.network.address_record() if isinstance(action.message, Join) else action.evidence
+
+    async def _send(self, action: act.Submit | act.ShareCheckpoint) -> None:
+        """Send a message; that others were faster, or that the coordinator refuses it, is an event."""
+        name = get_kind(action.message).name if isinstance(action, act.Submit) else "checkpoint"
+        try:
+            await (self._submit(action) if isinstance(action, act.Submit) else self._share_checkpoint(action))
+        except (WrongRound, InvalidRunState, Halted) as error:
+            self.log("too_late", action=name, reason=str(error))  # T7: others were faster
+        except CoordinatorError as error:
+            self.log("refused_by_coordinator", action=name, code=error.code, reason=str(error))
+        except NotAllowed as error:  # M12: the backend waits until the owner lets this key in
+            self.log("refused_by_coordinator", action=name, code="NotAllowed", reason=str(error))
+
+    async def _share_checkpoint(self, action: act.ShareCheckpoint) -> None:
+        settings, state = self._settings, self.state
+        own = await self._loader.find_local(action.digest)
+        if own is None or settings.checkpoint_dir is None:
+            return  # another epoch has certified other weights meanwhile
+        path = settings.checkpoint_dir / get_shared_name(state.run_id, action.epoch, action.step)
+        place = await trio.to_thread.run_sync(share_snapshot, own.path, path, settings.local_root)
+        await self._parts.backend.submit(NameCheckpoint(action.epoch, action.digest, place))
+        self.log("checkpoint_shared", epoch=action.epoch, step=action.step, digest=action.digest, path=place.name)
+        kept = get_names_on_record(self.state)
+        await trio.to_thread.run_sync(
+            remove_old_shared, settings.checkpoint_dir, state.run_id, settings.local_root, kept
+        )  # fmt: skip
+
+    async def _publish(self, raw: bytes) -> None:
+        await self._parts.network.publish(raw)
+
+    async def _announce(self, action: act.Announce) -> None:
+        await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))
+        await self._parts.network.publish(action.raw)
+        if self._settings.distro_dir is not None:
+            await write_distro(self._settings.distro_dir, action.epoch, action.height, action.body)
+
+    # --- payloads and data ------------------------------------------------------------------------
+
+    async def _fetch_payload(self, action: act.FetchPayload) -> None:
+        try:
+            async with AtOnce(self._fetches):
+                body = await self._parts.network.fetch(
+                    action.blob_id, action.sources, size_bytes=action.size_bytes, deadline=action.deadline
+                )
+            if len(body) > SMALL_BODY_BYTES:
+                await trio.to_thread.run_sync(self._parts.check_payload, body)
+            else:
+                self._parts.check_payload(body)
+        except NetworkError as error:
+            self._feed_soon(act.PayloadFailed(action.commitment, str(error), refused=False))
+        except WireError as error:
+            self._feed_soon(act.PayloadFailed(action.commitment, str(error), refused=True))
+        else:
+            self._payloads.keep(action.blob_id, action.epoch, action.height, body)
+            self.log("payload_received", from_member=action.member, height=action.height, bytes=len(body))
+            self._feed_soon(act.PayloadArrived(action.commitment))
+
+    async def _store_replay(self, entry: act.AppliedSet, bodies: tuple[bytes, ...] | None) -> None:
+        try:
+            if bodies is None:
+                raise NetworkError(f"replay store: a payload applied at height {entry.height} is no longer here")
+            await trio.to_thread.run_sync(self._replay.write, entry, bodies)
+        finally:
+            self._replay_writes -= 1
+            self._replay_idle.set()
+            self._replay_idle = trio.Event()
+
+    async def wait_for_replay(self) -> None:
+        """Until every set that was applied is in the replay store, or could not be written."""
+        while self._replay_writes:
+            await self._replay_idle.wait()  # bounded by the disk
+
+    def _expire(self, action: act.Expire) -> None:
+        self._parts.network.expire(action.epoch, action.height)
+        self._payloads.expire(action.epoch, action.height)
+        self._data.expire(action.epoch, action.height)
+
+    # --- asking peers -----------------------------------------------------------------------------
+
+    async def _answer(self, peer: bytes, request: SyncRequest) -> SyncReply:
+        """One question of a peer that has passed hello."""
+        if request.kind != "manifest" or request.key:
+            return await self._serving.answer(peer, request)
+        promised, actions = self._engine.on_weights_wanted(peer, request.epoch, request.height)
+        self._execute(actions)
+        return SyncReply(found=promised)
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    async def _keep_snapshots(self) -> None:
+        async with self._keeping:
+            await self._loader.keep(self.state.certified.digest, self._newest)
+        epoch = self.state.progress.epoch
+        await trio.to_thread.run_sync(self._replay.keep_epochs, max(0, epoch - 1), epoch)
+
+    async def _report_statistics(self) -> None:
+        while True:
+            await trio.sleep(STATISTICS_EVERY_S)
+            self._log_statistics()
+
+    def _log_statistics(self) -> None:
+        s = self._parts.network.statistics()
+        self.log(
+            "network", bytes_sent=s.bytes_sent, bytes_received=s.bytes_received, peers=s.peers,
+            gossip_sent=s.gossip_sent, gossip_received=s.gossip_received, gossip_refused=s.gossip_refused,
+        )  # fmt: skip
+
+
+def _take_rest(messages: trio.MemoryReceiveChannel[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """What has come and is not read yet."""
+    with suppress(trio.WouldBlock, trio.EndOfChannel):
+        while True:
+            yield messages.receive_nowait()[1]

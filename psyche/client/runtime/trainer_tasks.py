@@ -1,0 +1,450 @@
+"""What the engine asks of the trainer, one request after another, and what becomes of a trainer that fails."""
+
+import contextlib
+import math
+import shutil
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from psyche.client.engine.actions import (
+    Applied,
+    Apply,
+    CancelTrain,
+    Compare,
+    Event,
+    Export,
+    FetchSnapshot,
+    Heal,
+    HealFailed,
+    Load,
+    Loaded,
+    LoadFailed,
+    Snapshot,
+    SnapshotFetched,
+    SnapshotWritten,
+    Train,
+    Trained,
+    TrainerLost,
+    TrainFailed,
+)
+from psyche.client.runtime.data_ahead import DataAhead
+from psyche.client.runtime.heal_tasks import HealTasks
+from psyche.client.runtime.loading import Loader, Source, get_snapshot_name
+from psyche.client.runtime.payloads import PayloadCache
+from psyche.client.runtime.replay import ReplayStore
+from psyche.client.runtime.settings import ClientSettings
+from psyche.core.state.state import ZERO32, Coordinator
+from psyche.errors import DataError, NetworkError, PsycheError, TrainerError
+from psyche.modeling.trainer.failure import TrainerFailure
+from psyche.wire.crypto import compute_data_hash, compute_state_digest
+from psyche.wire.ports import Trainer
+from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
+
+QUEUE: Final = 64  # the engine has at most a handful of requests out
+TrainerAction = Load | Train | Apply | Heal | Compare | Snapshot | Export | FetchSnapshot
+_Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
+
+
+class RestartableTrainer(Trainer, Protocol):
+    """A trainer whose process can be started again after a failure."""
+
+    async def restart(self) -> None:
+        """Start a fresh process; weights must be loaded again."""
+        ...
+
+
+class TrainerContext(Protocol):
+    """What the runner needs of the shell."""
+
+    @property
+    def state(self) -> Coordinator:
+        """The newest state."""
+        ...
+
+    def feed(self, event: Event) -> None:
+        """Tell the engine."""
+        ...
+
+    def log(self, kind: str, **fields: object) -> None:
+        """Write an event."""
+        ...
+
+    async def wait_for_replay(self) -> None:
+        """Until every applied set is in the replay store."""
+        ...
+
+
+class TrainerTasks:
+    """Runs trainer requests in order; a failed trainer is restarted and its weights count as lost."""
+
+    def __init__(
+        self, trainer: RestartableTrainer, loader: Loader, replay: ReplayStore, context: TrainerContext, *,
+        settings: ClientSettings, snapshots: Path, payloads: PayloadCache, data: DataAhead,
+    ) -> None:  # fmt: skip
+        self._trainer = trainer
+        self._loader = loader
+        self._replay = replay
+        self._x = context
+        self._settings = settings
+        self._snapshots = snapshots
+        self._payloads = payloads
+        self._data = data
+        self._heal = HealTasks(trainer, loader, replay, context, self._request_load, snapshots=snapshots)
+        self._cancelled: set[tuple[int, int]] = set()
+        self._training: tuple[int, int] | None = None
+        self._waiting_for_data: tuple[tuple[int, int], trio.CancelScope] | None = None
+        self._open = 0  # requests queued or running
+        self._idle = trio.Event()
+        self._send, self._receive = trio.open_memory_channel[_Queued](QUEUE)
+
+    def put(self, action: TrainerAction) -> None:
+        """Queue a request; never blocks, for the engine has few out at a time.
+
+        Bodies are taken now: until its turn comes, their round may be over for everybody else.
+        """
+        self._open += 1
+        bodies = self._payloads.find(action.blobs) if isinstance(action, Apply) else None
+        self._send.send_nowait((action, bodies))
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests are queued or running."""
+        return self._open
+
+    async def cancel(self, action: CancelTrain) -> None:
+        """End a training: queued or running (A4)."""
+        key = (action.epoch, action.height)
+        self._cancelled.add(key)
+        if self._waiting_for_data is not None and self._waiting_for_data[0] == key:
+            self._waiting_for_data[1].cancel()
+        if self._training == key:
+            await self._trainer.cancel()
+
+    async def wait_idle(self) -> None:
+        """Until nothing is queued or running."""
+        while self._open:
+            await self._idle.wait()
+
+    async def run(self) -> None:
+        """Work off the queue until cancelled."""
+        async for action, bodies in self._receive:
+            try:
+                await self._do(action, bodies)
+            except TrainerFailure as error:
+                self._x.log("error", message=str(error), trainer=str(error.kind))
+                stale = self._take_stale()
+                self._report_lost(action, str(error))  # before the new process, which takes seconds to come up
+                for other in stale:
+                    self._report_failed(other, "the trainer was lost before its turn came")
+                await self._restart()
+            except (PsycheError, OSError) as error:
+                self._x.log("error", message=str(error))
+                self._report_failed(action, str(error))
+            finally:
+                self._close(1)
+
+    def _close(self, requests: int) -> None:
+        self._open -= requests
+        self._idle.set()
+        self._idle = trio.Event()
+
+    def _take_stale(self) -> list[TrainerAction]:
+        """Take out of the queue what was asked of the weights that are lost; those who wait for it must hear."""
+        waiting: list[_Queued] = []
+        with contextlib.suppress(trio.WouldBlock):
+            while True:
+                waiting.append(self._receive.receive_nowait())
+        kept = [queued for queued in waiting if isinstance(queued[0], Load | Heal | Compare | FetchSnapshot)]
+        for queued in kept:
+            self._send.send_nowait(queued)
+        self._close(len(waiting) - len(kept))
+        return [action for action, _ in waiting if isinstance(action, Train | Snapshot)]
+
+    async def _do(self, action: TrainerAction, bodies: tuple[bytes, ...] | None) -> None:
+        match action:
+            case Load():
+                await self._load(action)
+            case Train():
+                await self._train(action)
+            case Apply():
+                await self._apply(action, bodies)
+            case Heal() | Compare():
+                self._x.feed(await self._heal.do(action))
+            case Snapshot():
+                await self._write_snapshot(action)
+            case Export():
+                await self._write_export(action)
+            case FetchSnapshot():
+                await self._fetch_snapshot(action)
+
+    async def _restart(self) -> None:
+        try:
+            await self._trainer.restart()
+        except TrainerError as error:
+            self._x.log("error", message=f"the trainer cannot be started again: {error}")
+
+    def _report_lost(self, action: TrainerAction, reason: str) -> None:
+        match action:
+            case Train():
+                self._x.feed(TrainFailed(action.epoch, action.height, reason, trainer_lost=True))
+            case Load():
+                self._x.feed(LoadFailed(action.epoch, reason))
+            case Heal() | Compare():
+                self._x.feed(HealFailed(action.epoch, reason, weights_kept=False))
+            case FetchSnapshot():
+                self._x.feed(TrainerLost(reason))
+                self._x.feed(SnapshotFetched(action.digest, ok=False))
+            case _:
+                self._x.feed(TrainerLost(reason))
+
+    def _report_failed(self, action: TrainerAction, reason: str) -> None:
+        match action:
+            case Train():
+                self._x.feed(TrainFailed(action.epoch, action.height, reason, trainer_lost=False))
+            case Load():
+                self._x.feed(LoadFailed(action.epoch, reason))
+            case Snapshot():
+                self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, Path(), None, action))
+            case FetchSnapshot():
+                self._x.feed(SnapshotFetched(action.digest, ok=False))
+            case Apply():
+                self._x.feed(TrainerLost(reason))
+            case Export():
+                pass
+
+    # --- loading ---------------------------------------------------------------------------------
+
+    async def _load(self, action: Load) -> None:
+        reasons: list[str] = []
+        for source in await self._find_sources(action):
+            digest, reply = await self._try_source(source, action, reasons)
+            if reply is not None:
+                self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
+                await self._keep_source(action.epoch, digest, reply.chain)
+                await self._loader.remove_leftovers()
+                return
+        try:
+            source = await self._fetch(action.certified, reasons)
+        except NetworkError as error:
+            reasons.append(str(error))
+            source = None
+        if source is not None:
+            digest, reply = await self._try_source(source, action, reasons)
+            if reply is not None:
+                self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
+                await self._loader.remove_leftovers()
+                return
+        self._x.feed(LoadFailed(action.epoch, "; ".join(reasons) or "no source"))
+
+    async def _keep_source(self, epoch: int, digest: bytes, chain: bytes) -> None:
+        """What was loaded from elsewhere is kept as an own snapshot too: who lacks the source gets it here (S9, P6)."""
+        if await self._loader.find_local(digest) is None:
+            progress = self._x.state.progress
+            index = progress.epoch_start_data_index
+            await self._write_snapshot(Snapshot(epoch, -1, progress.step, index, chain, digest, ZERO32))
+
+    async def _find_sources(self, action: Load) -> list[Source]:
+        own = await self._find_own(action.certified) if action.certified is not None else None
+        configured = self._loader.find_configured(self._x.state, action.certified, action.source_digest)
+        return [s for s in (own, configured) if s is not None]
+
+    async def _find_own(self, certified: bytes) -> Source | None:
+        state = self._x.state
+        if state.model.optimizer.quantize_1bit:
+            return await self._loader.find_local(certified)
+        deadline = trio.current_time() + max(5, state.config.warmup_time)
+        return await self._loader.find_leading(state, certified, deadline)
+
+    async def _fetch(self, certified: bytes | None, reasons: list[str]) -> Source | None:
+        if certified is None:
+            folder = self._x.state.model.checkpoint.name
+            reasons.append(
+                f"the run's model folder {folder!r} is not here: copy the first weights from whoever made them, and "
+                "name the folder above it with --local-root"
+            )
+            return None
+        state = self._x.state
+        deadline = trio.current_time() + max(5, state.config.warmup_time)
+        return await self._loader.fetch(state, certified, deadline, self._log_progress)
+
+    def _log_progress(self, done: int, total: int) -> None:
+        self._x.log("model_fetch", bytes=done, total=total)
+
+    async def _try_source(self, source: Source, action: Load, reasons: list[str]) -> tuple[bytes, LoadReply | None]:
+        try:
+            reply = await self._request_load(source, keep_momentum=action.keep_momentum)
+        except TrainerFailure:
+            raise
+        except TrainerError as error:
+            reasons.append(f"{source.name}: {error}")
+            return ZERO32, None
+        digest = compute_state_digest(reply.chain, reply.weight_root)
+        if action.certified is not None and digest != action.certified:
+            reasons.append(
+                f"{source.name}: gives {digest.hex()[:16]}, the record asks for {action.certified.hex()[:16]}"
+            )
+            return digest, None
+        return digest, reply
+
+    async def _request_load(self, source: Source, *, keep_momentum: bool) -> LoadReply:
+        return await self._trainer.load(
+            LoadRequest(
+                path=str(source.path),
+                is_snapshot=source.is_snapshot,
+                model=self._x.state.model,
+                micro_batch_size=self._settings.micro_batch_size,
+                device=self._settings.device,
+                keep_momentum=keep_momentum,
+            )
+        )
+
+    @staticmethod
+    def _make_loaded(epoch: int, digest: bytes, source: Source, reply: LoadReply) -> Loaded:
+        return Loaded(
+            epoch=epoch,
+            digest=digest,
+            source=source.name,
+            plan=reply.plan,
+            parameters=reply.parameters,
+            vocab_size=reply.vocab_size,
+            numeric_class=reply.numeric_class,
+            train_count=reply.train_count,
+            prev_commitment=reply.prev_commitment,
+        )
+
+    async def _fetch_snapshot(self, action: FetchSnapshot) -> None:
+        reasons: list[str] = []
+        load = Load(self._x.state.progress.epoch, action.digest, ZERO32, keep_momentum=False)
+        source = await self._loader.find_local(action.digest)
+        reply = (await self._try_source(source, load, reasons))[1] if source is not None else None
+        if reply is None:
+            source = await self._fetch(action.digest, reasons)
+            reply = (await self._try_source(source, load, reasons))[1] if source is not None else None
+        if reply is None:
+            raise TrainerError("; ".join(reasons))
+        self._x.feed(SnapshotFetched(action.digest, ok=True))
+
+    # --- training and applying -------------------------------------------------------------------
+
+    async def _train(self, action: Train) -> None:
+        key = (action.epoch, action.height)
+        tokens = b""
+        with trio.move_on_after(math.inf) as scope:  # A4: who waits for data holds up the next apply
+            self._waiting_for_data = (key, scope)
+            if key in self._cancelled:
+                scope.cancel()
+            try:
+                tokens = await self._data.take(action.epoch, action.height, action.start, action.end)
+            except (DataError, NetworkError) as error:
+                self._x.feed(TrainFailed(action.epoch, action.height, f"data: {error}", trainer_lost=False))
+                return
+            finally:
+                self._waiting_for_data = None
+        if key in self._cancelled:
+            self._x.feed(Trained(action.epoch, action.height, _CANCELLED, ZERO32))
+            return
+        self._training = key
+        try:
+            reply = await self._trainer.train(self._make_request(action, tokens))
+        finally:
+            self._training = None
+            self._cancelled = {k for k in self._cancelled if k > key}
+        data_hash = compute_data_hash(tokens)
+        if not reply.cancelled:
+            self._x.log(
+                "trained", epoch=action.epoch, height=action.height, step=action.step, loss=reply.loss,
+                tokens=reply.tokens, seconds=reply.seconds, compute_seconds=reply.compute_seconds,
+                micro_batch_size=reply.micro_batch_size, grad_norm=reply.grad_norm, data_hash=data_hash,
+            )  # fmt: skip
+        self._x.feed(Trained(action.epoch, action.height, reply, data_hash))
+
+    def _make_request(self, action: Train, tokens: bytes) -> TrainRequest:
+        return TrainRequest(
+            epoch=action.epoch,
+            height=action.height,
+            step=action.step,
+            lr=action.lr,
+            lookahead_lr=action.lookahead_lr,
+            tokens=tokens,
+            samples=action.end - action.start + 1,
+            sequence_length=self._x.state.model.max_seq_len,
+            decided=action.decided,
+            in_flight=action.in_flight,
+        )
+
+    async def _apply(self, action: Apply, bodies: tuple[bytes, ...] | None) -> None:
+        if bodies is None:
+            raise TrainerError(f"apply at height {action.height}: a decided payload is no longer here (C6)")
+        reply = await self._trainer.apply(
+            ApplyRequest(
+                height=action.height,
+                lr=action.lr,
+                payloads=bodies,
+                run_update=action.run_update,
+                full_digest=action.full_digest,
+                random_seed=action.random_seed,
+            )
+        )
+        self._x.feed(Applied(action.epoch, action.height, reply))
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    async def _write_snapshot(self, action: Snapshot) -> None:
+        path = self._snapshots / get_snapshot_name(action.epoch, action.step, action.digest)
+        reply = await self._trainer.snapshot(
+            SnapshotRequest(
+                kind="resume",
+                path=str(path),
+                epoch=action.epoch,
+                step=action.step,
+                data_index=action.data_index,
+                chain=action.chain,
+                digest=action.digest,
+                prev_commitment=action.prev_commitment,
+                decided=action.decided,
+            )
+        )
+        if compute_state_digest(action.chain, reply.weight_root) != action.digest:
+            await trio.to_thread.run_sync(shutil.rmtree, path)
+            raise TrainerError(f"snapshot {path}: the weights in the trainer have changed since their digest was taken")
+        self._x.log("snapshot_written", path=str(path), bytes=reply.size_bytes, digest=action.digest)
+        self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, path, reply))
+
+    async def _write_export(self, action: Export) -> None:
+        """A Hugging Face folder of the certified weights; older ones beyond `keep_steps` go."""
+        root = self._settings.checkpoint_dir
+        assert root is not None, "exports are asked for only where there is a folder for them"
+        path = root / f"{self._x.state.run_id}-step{action.step}"
+        reply = await self._trainer.snapshot(
+            SnapshotRequest(
+                kind="export",
+                path=str(path),
+                epoch=action.epoch,
+                step=action.step,
+                data_index=0,
+                chain=ZERO32,
+                digest=action.digest,
+                dtype=self._settings.export_dtype,
+            )
+        )
+        self._x.log("exported", path=str(path), bytes=reply.size_bytes, step=action.step)
+        await trio.to_thread.run_sync(remove_old_exports, root, self._x.state.run_id, self._settings.keep_steps)
+
+
+def remove_old_exports(root: Path, run_id: str, keep_steps: int) -> None:
+    """Keep the newest exports of a run."""
+    found: list[tuple[int, Path]] = []
+    for folder in root.glob(f"{run_id}-step*"):
+        step = folder.name.removeprefix(f"{run_id}-step")
+        if step.isdigit() and folder.is_dir():
+            found.append((int(step), folder))
+    for _, folder in sorted(found, reverse=True)[max(1, keep_steps) :]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_CANCELLED: Final = TrainReply(
+    payload=b"", loss=float("nan"), grad_norm=0.0, tokens=0, seconds=0.0, compute_seconds=0.0, micro_batch_size=0,
+    train_count=0, cancelled=True,
+)  # fmt: skip

@@ -1,0 +1,69 @@
+"""The table `[access]` of run.toml: who may join (M12)."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from psyche.config.table import Table
+from psyche.wire.access import KEY_BYTES, MAX_KEYS, NOBODY, Access, Authorization
+
+
+def _read_key(value: object) -> object:
+    """A public key; all zeros, which in the authorizer's words is everybody, must be asked for by `open`."""
+    if isinstance(value, str) and len(value) == 2 * KEY_BYTES:
+        try:
+            key = bytes.fromhex(value)
+        except ValueError:
+            key = b""
+        if key == NOBODY:
+            raise PydanticCustomError("everybody", "is nobody's key; to let everybody join, write open = true")
+        if len(key) == KEY_BYTES:
+            return key
+    raise PydanticCustomError("public_key", "must be a public key: 64 hex digits in quotes")
+
+
+PublicKey = Annotated[bytes, BeforeValidator(_read_key)]
+
+
+class AuthorizationTable(Table):
+    """`[[access.authorization]]`: one grantee who may join, with its delegates."""
+
+    grantee: PublicKey = Field(description="public key, 64 hex digits")
+    delegates: Annotated[list[PublicKey], Field(max_length=MAX_KEYS)] = Field(
+        default_factory=list[bytes], description="public keys of its machines, each 64 hex digits"
+    )
+    active: bool = Field(default=True, description="true or false; false: the entry has no effect")
+
+
+class AccessTable(Table):
+    """`[access]`: who may join; the server's own, and no part of the record."""
+
+    open: bool = Field(default=False, description="true: anybody may join; false: only who is allowed")
+    join_authority: PublicKey | None = Field(
+        default=None, description="public key that may allow others, 64 hex digits; left out: the server's own"
+    )
+    allow: Annotated[list[PublicKey], Field(max_length=MAX_KEYS)] = Field(
+        default_factory=list[bytes], description="public keys that may join, each 64 hex digits"
+    )
+    authorization: Annotated[list[AuthorizationTable], Field(max_length=MAX_KEYS)] = Field(
+        default_factory=list[AuthorizationTable], description="tables with grantee and delegates"
+    )
+
+
+def get_access(table: AccessTable) -> Access:
+    """Who may join; `allow` is short for authorizations without delegates."""
+    listed = [Authorization(key) for key in table.allow]
+    listed += [Authorization(one.grantee, tuple(one.delegates), one.active) for one in table.authorization]
+    return Access(table.open, table.join_authority, tuple(listed))
+
+
+def find_access_warnings(access: Access) -> list[str]:
+    """What an open run costs."""
+    if not access.is_open:
+        return []
+    warning = (
+        "access.open lets everybody on the internet join: strangers can take slots and places in epochs, be waited for "
+        "in Warmup and rounds, cost rollbacks, read the state and the members' addresses, and send plausible nonsense"
+    )
+    return [warning]

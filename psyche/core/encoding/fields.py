@@ -1,0 +1,369 @@
+"""The kinds of fields of a fixed layout; `records` puts them together.
+
+Little-endian, nothing implied: every pad is a field and must be zero. What a field accepts from the
+wire it writes back as the same bytes.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from math import isfinite
+from typing import Any, Protocol
+
+from psyche.core.state.bits import BITMAP_BYTES
+from psyche.core.state.limits import HASH_BYTES
+from psyche.errors import WireError
+
+
+class Codec(Protocol):
+    """What can stand as a field of its own: `Record` and `Tagged`."""
+
+    size: int
+    mask: bytes
+
+    def write(self, value: Any) -> bytes:
+        """The bytes of a value."""
+        ...
+
+    def read(self, raw: bytes) -> Any:
+        """The value of bytes whose pads are checked elsewhere."""
+        ...
+
+    def locate(self, offset: int) -> str:
+        """The name of the field at an offset."""
+        ...
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field.
+
+    `name` is the attribute, dotted for one of an inner object. `code` is the struct format. The
+    conversions raise ValueError or OverflowError, which the record turns into a WireError that
+    names the field. `is_later` marks the second field of one attribute, whose `from_wire` is also
+    given the first one's value (a list after its length, a value after its presence).
+    """
+
+    name: str
+    code: str
+    to_wire: Callable[[Any], Any] | None = None
+    from_wire: Callable[..., Any] | None = None
+    is_later: bool = False
+    is_pad: bool = False
+    constant: int | bytes | None = None
+    codec: Codec | None = None  # of an entry
+    mask: bytes = b""  # ones where the bytes must be zero
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return struct.calcsize("<" + self.code)
+
+    def locate(self, offset: int) -> str:
+        """The name of what lies at an offset into the field."""
+        if self.codec is None:
+            return self.name
+        entry, inside = divmod(offset, self.codec.size)
+        index = f"[{entry}]" if self.size > self.codec.size else ""
+        return f"{self.name}{index}.{self.codec.locate(inside)}"
+
+
+def u8(name: str) -> Field:
+    """An unsigned byte."""
+    return Field(name, "B")
+
+
+def u16(name: str) -> Field:
+    """An unsigned integer of 2 bytes."""
+    return Field(name, "H")
+
+
+def u32(name: str) -> Field:
+    """An unsigned integer of 4 bytes."""
+    return Field(name, "I")
+
+
+def u64(name: str) -> Field:
+    """An unsigned integer of 8 bytes."""
+    return Field(name, "Q")
+
+
+def up_to(limit: int, field: Field) -> Field:
+    """An integer field that must not exceed `limit`."""
+
+    def check(value: int) -> int:
+        if value > limit:
+            raise ValueError(f"{value} is above the limit of {limit}")
+        return value
+
+    return Field(field.name, field.code, check, check)
+
+
+def _check_finite(value: float) -> float:
+    if not isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    return value
+
+
+def f32(name: str) -> Field:
+    """A finite float32: the nearest one is stored, so round first what must come back the same."""
+    return Field(name, "f", _check_finite, _check_finite)
+
+
+def f64(name: str) -> Field:
+    """A finite float64."""
+    return Field(name, "d", _check_finite, _check_finite)
+
+
+def f32_pair(name: str) -> Field:
+    """Two finite float32 that are a tuple in memory."""
+    packed = struct.Struct("<ff")
+
+    def to_wire(value: tuple[float, float]) -> bytes:
+        return packed.pack(*map(_check_finite, value))
+
+    def from_wire(value: bytes) -> tuple[float, float]:
+        first, second = packed.unpack(value)
+        return _check_finite(first), _check_finite(second)
+
+    return Field(name, "8s", to_wire, from_wire)
+
+
+def raw(name: str, size: int = HASH_BYTES) -> Field:
+    """Bytes of exactly this number."""
+
+    def check(value: bytes) -> bytes:
+        if len(value) != size:
+            raise ValueError(f"{len(value)} bytes, must be {size}")
+        return value
+
+    return Field(name, f"{size}s", check)
+
+
+def bitmap(name: str) -> Field:
+    """A bitmap of members: an integer in memory."""
+
+    def to_wire(value: int) -> bytes:
+        return value.to_bytes(BITMAP_BYTES, "little")
+
+    def from_wire(value: bytes) -> int:
+        return int.from_bytes(value, "little")
+
+    return Field(name, f"{BITMAP_BYTES}s", to_wire, from_wire)
+
+
+def fits_text(value: str, size: int) -> bool:
+    """Whether a text can stand in a field of this many bytes: UTF-8, no NUL within."""
+    try:
+        encoded = value.encode("utf-8")
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return len(encoded) <= size and b"\0" not in encoded
+
+
+def text(name: str, size: int) -> Field:
+    """UTF-8 of at most `size` bytes, zero padded; no NUL within."""
+
+    def to_wire(value: str) -> bytes:
+        encoded = value.encode("utf-8")
+        if len(encoded) > size or b"\0" in encoded:
+            raise ValueError(f"{len(encoded)} bytes of UTF-8, at most {size} and none of them zero")
+        return encoded
+
+    def from_wire(value: bytes) -> str:
+        encoded = value.rstrip(b"\0")
+        if b"\0" in encoded:
+            raise ValueError("bytes after the end of the string are not zero")
+        return encoded.decode("utf-8")
+
+    return Field(name, f"{size}s", to_wire, from_wire)
+
+
+def texts(name: str, size: int, capacity: int) -> Field:
+    """A list of texts of at most `size` bytes each, as `text`; it ends before the first empty one."""
+    one = text(name, size)
+    assert one.to_wire is not None
+    assert one.from_wire is not None
+    write, read = one.to_wire, one.from_wire
+
+    def to_wire(values: list[str]) -> bytes:
+        if len(values) > capacity or not all(values):
+            raise ValueError(f"{len(values)} texts, at most {capacity} and none of them empty")
+        return b"".join(write(value).ljust(size, b"\0") for value in values)
+
+    def from_wire(value: bytes) -> list[str]:
+        found = [read(value[start : start + size]) for start in range(0, len(value), size)]
+        length = next((i for i, entry in enumerate(found) if not entry), capacity)
+        if any(found[length:]):
+            raise ValueError(f"entries from {length} on are not zero")
+        return found[:length]
+
+    return Field(name, f"{size * capacity}s", to_wire, from_wire)
+
+
+def boolean(name: str) -> Field:
+    """A byte that is 0 or 1."""
+
+    def from_wire(value: int) -> bool:
+        if value > 1:
+            raise ValueError(f"{value} is neither 0 nor 1")
+        return value == 1
+
+    return Field(name, "B", None, from_wire)
+
+
+def enum(name: str, members: type[IntEnum], code: str = "B") -> Field:
+    """One of the members of an enumeration."""
+    return _one_of(name, code, {int(member): member for member in members}, members.__name__)
+
+
+def flags(name: str, members: type[IntFlag]) -> Field:
+    """A byte of flags; unknown ones are refused."""
+    known = sum(members)
+    table = {value: members(value) for value in range(known + 1) if not value & ~known}
+    return _one_of(name, "B", table, f"set of {members.__name__}")
+
+
+def _one_of(name: str, code: str, table: dict[int, Any], kind: str) -> Field:
+    def from_wire(value: int) -> Any:
+        try:
+            return table[value]
+        except KeyError:
+            raise ValueError(f"{value} is no {kind}") from None
+
+    return Field(name, code, None, from_wire)
+
+
+def pad(size: int) -> Field:
+    """Bytes that are zero."""
+    return Field("pad", f"{size}x", is_pad=True, mask=b"\xff" * size)
+
+
+def constant(name: str, code: str, value: int | bytes) -> Field:
+    """A value that is always the same."""
+    return Field(name, code, constant=value)
+
+
+def nested(name: str, codec: Codec) -> Field:
+    """A field that is a record of its own."""
+    return Field(name, f"{codec.size}s", codec.write, codec.read, codec=codec, mask=codec.mask)
+
+
+def count(name: str) -> Field:
+    """The number of entries of the list `name`, as u16."""
+    return Field(name, "H", len)
+
+
+def _write_entries(codec: Codec, capacity: int, values: list[Any]) -> bytes:
+    if len(values) > capacity:
+        raise ValueError(f"{len(values)} entries, at most {capacity}")
+    return b"".join(map(codec.write, values))  # struct fills the rest with zeros
+
+
+def _read_entries(codec: Codec, raw_: bytes, length: int) -> list[Any]:
+    used = length * codec.size
+    if used > len(raw_):
+        raise ValueError(f"{length} entries, at most {len(raw_) // codec.size}")
+    if raw_[used:] != bytes(len(raw_) - used):
+        raise ValueError(f"entries from {length} on are not zero")
+    index = 0
+    try:
+        return [codec.read(raw_[(index := i) * codec.size : (i + 1) * codec.size]) for i in range(length)]
+    except WireError as error:
+        raise ValueError(f"entry {index}: {error}") from error
+
+
+def entries(name: str, codec: Codec, capacity: int) -> Field:
+    """A list of which `count` gives the length; the unused rest is zero."""
+
+    def to_wire(values: list[Any]) -> bytes:
+        return _write_entries(codec, capacity, values)
+
+    def from_wire(value: bytes, length: int) -> list[Any]:
+        return _read_entries(codec, value, length)
+
+    mask = codec.mask * capacity
+    return Field(name, f"{len(mask)}s", to_wire, from_wire, is_later=True, codec=codec, mask=mask)
+
+
+def exactly(name: str, codec: Codec, length: int) -> Field:
+    """A list that always has this length."""
+
+    def to_wire(values: list[Any]) -> bytes:
+        if len(values) != length:
+            raise ValueError(f"{len(values)} entries, must be {length}")
+        return _write_entries(codec, length, values)
+
+    def from_wire(value: bytes) -> list[Any]:
+        return _read_entries(codec, value, length)
+
+    mask = codec.mask * length
+    return Field(name, f"{len(mask)}s", to_wire, from_wire, codec=codec, mask=mask)
+
+
+def until_zero(name: str, codec: Codec, capacity: int) -> Field:
+    """A list that ends before the first entry that is all zero; no entry may be so."""
+    zero = bytes(codec.size)
+
+    def to_wire(values: list[Any]) -> bytes:
+        written = _write_entries(codec, capacity, values)
+        if _get_length(written) != len(values):
+            raise ValueError("an entry that is all zero ends the list")
+        return written
+
+    def from_wire(value: bytes) -> list[Any]:
+        return _read_entries(codec, value, _get_length(value))
+
+    def _get_length(value: bytes) -> int:
+        starts = range(0, len(value), codec.size)
+        return next((i for i, start in enumerate(starts) if value[start : start + codec.size] == zero), len(starts))
+
+    mask = codec.mask * capacity
+    return Field(name, f"{len(mask)}s", to_wire, from_wire, codec=codec, mask=mask)
+
+
+def numbers(name: str, length: int) -> Field:
+    """A list of exactly this many u16."""
+    packed = struct.Struct(f"<{length}H")
+
+    def to_wire(values: list[int]) -> bytes:
+        if len(values) != length or any(not 0 <= value < 1 << 16 for value in values):
+            raise ValueError(f"must be {length} numbers of 16 bits")
+        return packed.pack(*values)
+
+    def from_wire(value: bytes) -> list[int]:
+        return list(packed.unpack(value))
+
+    return Field(name, f"{packed.size}s", to_wire, from_wire)
+
+
+def present(name: str, code: str = "B") -> Field:
+    """Whether `name` is not None: 1 or 0."""
+
+    def to_wire(value: object) -> int:
+        return int(value is not None)
+
+    return Field(name, code, to_wire, boolean(name).from_wire)
+
+
+def optional(field: Field) -> Field:
+    """The value after its `present`; zero where it is None."""
+    packed = struct.Struct("<" + field.code)
+    to_inner, from_inner = field.to_wire or _same, field.from_wire or _same
+
+    def to_wire(value: Any) -> bytes:
+        return b"" if value is None else packed.pack(to_inner(value))
+
+    def from_wire(value: bytes, is_present: bool) -> Any:
+        if is_present:
+            return from_inner(packed.unpack(value)[0])
+        if any(value):
+            raise ValueError("not there, but its bytes are not zero")
+        return None
+
+    return Field(field.name, f"{packed.size}s", to_wire, from_wire, is_later=True)
+
+
+def _same(value: Any) -> Any:
+    return value

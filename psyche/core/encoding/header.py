@@ -1,0 +1,88 @@
+"""The header of a training result (`docs/protocol-reference.md`, R1 and R3)."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+from psyche.core.encoding.fields import constant, enum, pad, raw, u16, u32, u64
+from psyche.core.encoding.records import Record
+from psyche.core.state.limits import HEADER_BYTES
+from psyche.core.state.state import ZERO32
+
+MAGIC: Final = b"PSYR"
+VERSION: Final = 1
+HEADERS_KEPT: Final = 1_024  # about 1 MB
+
+
+class NumericClass(IntEnum):
+    """How a trainer computes, which bounds the honest noise of its gradients (V6)."""
+
+    FP32 = 0
+    BF16 = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResultHeader:
+    """Everything a trainer says of one result; its hash is the commitment.
+
+    Hashes are 32 bytes. `lr_bits` are the bits of the float32 learning rate. `batch_start` and
+    `batch_end` are sample indexes, both included. Roots are zero in a run without verification.
+    """
+
+    run_uid: bytes
+    epoch: int
+    member: int
+    height: int
+    step: int
+    lr_bits: int
+    batch_start: int
+    batch_end: int
+    plan_hash: bytes
+    config_hash: bytes
+    base_digest: bytes
+    data_hash: bytes
+    prev_commitment: bytes
+    body_hash: bytes
+    body_len: int
+    train_count: int
+    numeric_class: NumericClass
+    trainer_key: bytes
+    momentum_before: bytes = ZERO32
+    momentum_after: bytes = ZERO32
+    lookahead_root: bytes = ZERO32
+    work_root: bytes = ZERO32
+    flags: int = 0
+
+
+HEADER: Final = Record(ResultHeader, [
+    constant("magic", "4s", MAGIC), constant("version", "H", VERSION), u16("flags"), raw("run_uid"), u16("epoch"),
+    u16("member"), u32("height"), u32("step"), u32("lr_bits"), u64("batch_start"), u64("batch_end"), raw("plan_hash"),
+    raw("config_hash"), raw("base_digest"), raw("data_hash"), raw("prev_commitment"), raw("momentum_before"),
+    raw("momentum_after"), raw("lookahead_root"), raw("work_root"), raw("body_hash"), u64("body_len"),
+    u32("train_count"), enum("numeric_class", NumericClass), pad(3), raw("trainer_key"), pad(8),
+])  # fmt: skip
+
+assert HEADER.size == HEADER_BYTES, "the header's layout is fixed"
+
+
+def encode_header(header: ResultHeader) -> bytes:
+    """The 448 canonical bytes of a header.
+
+    Raises:
+        WireError: naming the field that cannot hold its value.
+    """
+    return HEADER.write(header)
+
+
+@lru_cache(maxsize=HEADERS_KEPT)
+def decode_header(header: bytes) -> ResultHeader:
+    """Read a header; what is accepted encodes back to the same bytes (R3).
+
+    The last ones are kept: the same header is judged again whenever more is known, and comes by several ways.
+
+    Raises:
+        WireError: naming the field: wrong length, magic, version or numeric class, or a pad or reserve that is not
+            zero.
+    """
+    return HEADER.decode(header)

@@ -1,0 +1,128 @@
+"""The state machine: everything that changes the state of a run enters here.
+
+    UNINITIALIZED --resume--> WAITING_FOR_MEMBERS --formed--> WARMUP --ready--> ROUND_TRAIN <---+
+           PAUSED --resume------^      ^     ^                   |                   |          |
+              ^                        |     +-----given up------+               complete       | next
+              |                        |                                             v          |
+              +--pause--- COOLDOWN ----+ <--------the epoch is over----------- ROUND_WITNESS ---+
+                             |
+                             +--all steps done--> FINISHED
+
+A message changes the state and raises `nonce` by one, or raises one `CoordinatorError` and leaves every byte
+as it was (T2). No message ticks by itself (T3): callers tick after a message until nothing changes.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from psyche.core.committee.seeds import Entropy
+from psyche.core.rules.checkpoints import process_checkpoint
+from psyche.core.rules.health import process_health_check
+from psyche.core.rules.membership import (
+    process_collection,
+    process_ejection,
+    process_join,
+    process_leave,
+    process_reclaim,
+    process_withdrawal,
+)
+from psyche.core.rules.pausing import process_pause, process_resume
+from psyche.core.rules.phases import (
+    process_cooldown,
+    process_round_train,
+    process_round_witness,
+    process_waiting_for_members,
+    process_warmup,
+)
+from psyche.core.rules.readiness import process_ready
+from psyche.core.rules.recovery import process_recovery
+from psyche.core.rules.timing import clamp_time
+from psyche.core.rules.updates import process_client_version, process_rates, process_update
+from psyche.core.rules.witnessing import process_witness
+from psyche.core.state import messages as msg
+from psyche.core.state.errors import Halted
+from psyche.core.state.limits import HASH_BYTES
+from psyche.core.state.messages import Context, Message
+from psyche.core.state.state import Coordinator, RunState
+
+PhaseHandler = Callable[[Coordinator, int, int, Entropy], bool]
+
+PHASES: Final[dict[RunState, PhaseHandler]] = {
+    RunState.WAITING_FOR_MEMBERS: process_waiting_for_members,  # -> WARMUP
+    RunState.WARMUP: process_warmup,  # -> ROUND_TRAIN, WAITING_FOR_MEMBERS
+    RunState.ROUND_TRAIN: process_round_train,  # -> ROUND_WITNESS
+    RunState.ROUND_WITNESS: process_round_witness,  # -> ROUND_TRAIN, COOLDOWN
+    RunState.COOLDOWN: process_cooldown,  # -> WAITING_FOR_MEMBERS, PAUSED, FINISHED
+}
+
+
+def process_tick(state: Coordinator, context: Context, message: msg.Tick) -> bool:
+    """Do what time or the record demands; true iff a byte changed (T2).
+
+    One call does one thing: tick again until it returns False.
+
+    Raises:
+        Halted: nothing moves until the owner resumes.
+    """
+    entropy = message.entropy
+    assert not isinstance(entropy, bytes) or len(entropy) == HASH_BYTES, "entropy is a hash"
+    handler = PHASES.get(state.run_state)
+    if handler is None:
+        raise Halted(f"the run is {state.run_state.name}")
+    return handler(state, context.now, context.slot, entropy)
+
+
+class Sender(Enum):
+    """Who may send a message; the home asks, for it alone knows who its owner is."""
+
+    ANYBODY = "whose key the rule accepts"
+    OWNER = "the owner of the run"
+    HOME = "the coordinator's home, of itself"
+
+
+class Kind(NamedTuple):
+    """One kind of message. The number is its byte in journals, requests and instructions, and never means another."""
+
+    number: int
+    name: str
+    type: type[Message]
+    process: Callable[[Coordinator, Context, Any], bool]  # whether a byte changed
+    sender: Sender
+
+
+KINDS: Final = (
+    Kind(1, "tick", msg.Tick, process_tick, Sender.HOME),
+    Kind(2, "join", msg.Join, process_join, Sender.ANYBODY),
+    Kind(3, "leave", msg.LeaveRun, process_leave, Sender.ANYBODY),
+    Kind(4, "withdraw", msg.Withdraw, process_withdrawal, Sender.ANYBODY),
+    Kind(5, "warmup_witness", msg.WarmupWitness, process_ready, Sender.ANYBODY),
+    Kind(6, "witness", msg.WitnessMessage, process_witness, Sender.ANYBODY),
+    Kind(7, "health_check", msg.HealthCheck, process_health_check, Sender.ANYBODY),
+    Kind(8, "checkpoint", msg.NameCheckpoint, process_checkpoint, Sender.ANYBODY),
+    Kind(9, "report_equivocation", msg.ReportEquivocation, process_ejection, Sender.ANYBODY),
+    Kind(10, "pause", msg.Pause, process_pause, Sender.OWNER),
+    Kind(11, "resume", msg.Resume, process_resume, Sender.OWNER),
+    Kind(12, "recover", msg.Recover, process_recovery, Sender.HOME),
+    Kind(13, "reclaim_slot", msg.ReclaimSlot, process_reclaim, Sender.HOME),
+    Kind(14, "set_rates", msg.SetRates, process_rates, Sender.OWNER),
+    Kind(15, "collect", msg.Collect, process_collection, Sender.OWNER),
+    Kind(16, "update", msg.Update, process_update, Sender.OWNER),
+    Kind(17, "update_client_version", msg.UpdateClientVersion, process_client_version, Sender.OWNER),
+)
+BY_TYPE: Final[dict[type, Kind]] = {kind.type: kind for kind in KINDS}
+
+
+def apply(state: Coordinator, now: int, slot: int, sender: bytes, message: Message) -> bool:
+    """Change the state as a message asks, and raise `nonce`; whether a byte changed (T2).
+
+    `now` is unix seconds, clamped to 64 bits, `slot` the chain's slot (a TCP server passes `now`), `sender` a
+    32-byte signer or p2p key whose signature the caller has checked. Whether the sender may send such a message
+    (`Kind.sender`) is the caller's to ask.
+
+    Raises:
+        CoordinatorError: the rule that the message breaks, as the handler of its kind says; no byte changed.
+    """
+    changed = BY_TYPE[type(message)].process(state, Context(clamp_time(now), slot, sender), message)
+    state.nonce += changed
+    return changed

@@ -1,0 +1,129 @@
+"""From joined slots to an epoch's first round, or back (T8, M3, P5)."""
+
+from dataclasses import replace
+
+from psyche.core.rules.membership import process_departure, process_vacancies
+from psyche.core.rules.probation import get_founders, is_led_by_proven
+from psyche.core.rules.readiness import get_ready, is_certified, is_enough, process_certification
+from psyche.core.rules.rounds import process_first_round
+from psyche.core.rules.timing import compute_elapsed, is_timed_out, process_state_change
+from psyche.core.state.bits import get_members
+from psyche.core.state.limits import (
+    GOOD_STREAK_ROUNDS,
+    STORED_ROUNDS,
+    U8_MAX,
+    U16_MAX,
+    WARMUP_FAILURE_LIMIT,
+    WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT,
+)
+from psyche.core.state.roster import get_electors, get_healthy, is_expired
+from psyche.core.state.state import Client, ClientFlag, ClientState, Coordinator, Epoch, Round, RunState, SlotState
+
+
+def get_joined(state: Coordinator, now: int) -> list[int]:
+    """The slots that a formation would take now, in slot order (M3, M10).
+
+    Those that still wait count only where there are too few others; else two struck members of
+    three would end the run.
+    """
+    next_active = state.registry.next_active
+    joined = [
+        number
+        for number, slot in enumerate(state.registry.slots)
+        if slot.state is SlotState.JOINED and slot.active >= next_active and not is_expired(slot, now)
+    ]
+    return get_founders(state.registry.slots, joined, next_active, state.config)
+
+
+def process_formation(state: Coordinator, now: int, slots: list[int]) -> None:
+    """The slots become the members of an epoch, in slot order; Warmup begins (M3)."""
+    registry, old = state.registry, state.epoch
+    is_led = is_led_by_proven(state) and any(registry.slots[number].proven for number in slots)
+    state.epoch = Epoch(
+        start_step=state.progress.step,
+        start_timestamp=now,
+        first_round=True,
+        warmup_failures=old.warmup_failures,
+        cold_start=old.cold_start,
+    )
+    state.rounds = [Round() for _ in range(STORED_ROUNDS)]
+    state.clients = []
+    for number in slots:
+        slot = registry.slots[number]
+        slot.active, slot.last_epoch = registry.next_active, state.progress.epoch
+        state.clients.append(_build_member(state, number, on_probation=is_led and not slot.proven))
+    registry.current_earning_rate = registry.future_earning_rate
+    registry.current_slashing_rate = registry.future_slashing_rate
+    process_state_change(state, now, RunState.WARMUP)
+
+
+def _build_member(state: Coordinator, number: int, *, on_probation: bool) -> Client:
+    slot = state.registry.slots[number]
+    return Client(
+        signer=slot.signer,
+        p2p=slot.p2p,
+        slot=number,
+        flags=ClientFlag.PROBATION if on_probation else ClientFlag(0),  # M10
+        good_streak=GOOD_STREAK_ROUNDS,  # A1
+    )
+
+
+def is_start_due(state: Coordinator, now: int, starters: int) -> bool:
+    """Whether Warmup may end with a round of these members (T8)."""
+    config, epoch = state.config, state.epoch
+    if starters.bit_count() < config.min_clients or not starters & get_electors(state):
+        return False
+    if get_ready(state) == get_healthy(state) or is_timed_out(now, state.state_start_unix, config.warmup_time):
+        return True
+    if not config.straggler_percent or not is_enough(state, starters):
+        return False
+    pace = compute_elapsed(epoch.ready_quorum_unix, state.state_start_unix) * config.straggler_percent
+    elapsed = compute_elapsed(now, state.state_start_unix)
+    return elapsed * 100 >= pace and is_timed_out(now, state.state_start_unix, config.warmup_time // 2)
+
+
+def process_epoch_start(state: Coordinator, now: int, entropy: bytes, starters: int) -> None:
+    """Round 0 with the starters; whoever is not ready, or shows other weights, leaves (T8, S8, M3)."""
+    process_certification(state)
+    _process_leftovers(state, now, starters)
+    state.epoch.warmup_failures = 0  # P5
+    process_joins_closed(state)
+    process_first_round(state, now, entropy)
+
+
+def _process_leftovers(state: Coordinator, now: int, starters: int) -> None:
+    for member in get_members(get_healthy(state) & ~starters):
+        process_departure(state, now, state.clients[member], ClientState.DROPPED)  # no strike
+
+
+def process_joins_closed(state: Coordinator) -> None:
+    """All joins so far are used up: everybody must join again (M3)."""
+    state.registry.next_active = min(state.registry.next_active + 1, U16_MAX)
+
+
+def process_warmup_failure(state: Coordinator, now: int, starters: int) -> None:
+    """Warmup ends without a start: who is not ready leaves, the run waits again (T8, S8, P5)."""
+    nobody_ready = not state.epoch.ready_len
+    _process_leftovers(state, now, starters)
+    process_abandonment(state, now)
+    if nobody_ready and is_certified(state):
+        state.epoch.warmup_failures = min(state.epoch.warmup_failures + 1, U8_MAX)
+        _process_rollback(state)
+
+
+def process_abandonment(state: Coordinator, now: int) -> None:
+    """Back to WaitingForMembers; the epoch's number stays (T8)."""
+    process_vacancies(state)
+    process_state_change(state, now, RunState.WAITING_FOR_MEMBERS)
+
+
+def _process_rollback(state: Coordinator) -> None:
+    """Nobody could show `certified` Warmup after Warmup: back to the checkpoint (P5)."""
+    mark = state.checkpoint
+    is_old = mark.epoch + 1 < state.certified.epoch
+    limit = WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT if is_old else WARMUP_FAILURE_LIMIT
+    if state.epoch.warmup_failures < limit:
+        return
+    state.progress.step, state.progress.epoch_start_data_index = mark.step, mark.data_index
+    state.certified = replace(mark)
+    state.epoch.warmup_failures = 0

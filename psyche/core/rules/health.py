@@ -1,0 +1,176 @@
+"""Who is gone, late or good, and what follows (H1 to H5)."""
+
+from dataclasses import dataclass
+
+from psyche.core.committee.elections import get_roles, is_witness
+from psyche.core.rules.probation import process_wait
+from psyche.core.rules.tally import compute_at_least
+from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.errors import (
+    Halted,
+    InvalidHealthCheck,
+    InvalidRunState,
+    NoActiveRound,
+    UnknownMember,
+    WrongRound,
+)
+from psyche.core.state.limits import LONGEST_STRIKE_EPOCHS, U8_MAX, WITNESS_SILENCE_LIMIT
+from psyche.core.state.messages import Context, HealthCheck
+from psyche.core.state.roster import find_slot, get_healthy, get_slot
+from psyche.core.state.state import Client, ClientState, Config, Coordinator, Role, Round, RoundFlag, Slot
+from psyche.core.state.timeline import get_attested_round, get_round
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a round's records say of its Healthy members; bitmaps, disjoint (H1)."""
+
+    absent: int
+    late: int
+    good: int
+    heard: int
+
+
+def compute_judgement(state: Coordinator, attested: Round | None) -> Judgement:
+    """Judge the members of the closing round by its records (H1).
+
+    Fewer than q liars cannot accuse, more than n - q honest ones suffice to protect.
+    """
+    round_ = state.current
+    q, records = round_.quorum, round_.witnesses
+    judged = round_.members & get_healthy(state)
+    heard = compute_at_least((r.heard for r in records), q, judged)
+    absent = compute_at_least((~r.heard for r in records), q, judged)
+    present = judged & ~absent
+    if attested is None:
+        return Judgement(absent, late=0, good=0, heard=heard)
+    idle = get_idle_roles(attested, state.config)
+    due = present & attested.members & ~idle
+    late = compute_at_least((~r.held for r in records), q, due)
+    good = compute_at_least((r.held for r in records), q, due)
+    return Judgement(absent, late, good | (present & idle & heard), heard)
+
+
+def get_idle_roles(round_: Round, config: Config) -> int:
+    """Bitmap of verifiers and tie-breakers: they owe nothing yet and are good when heard."""
+    if not config.verification_percent and not round_.tie_breaker_tasks:
+        return 0  # nobody but trainers: no need to hash for it
+    roles = get_roles(round_, config)
+    return compute_bits(member for member, role in roles.items() if role is not Role.TRAINER)
+
+
+def process_health(state: Coordinator) -> bool:
+    """Count absences and latenesses, drop who has too many; whether H3 stopped that.
+
+    H3: would more than half of the electors go at one close, nobody goes and the epoch stops.
+    """
+    judgement = compute_judgement(state, get_attested_round(state))
+    judged = state.current.members & get_healthy(state)
+    for member in get_members(judged & compute_bits(record.member for record in state.current.witnesses)):
+        # H4: not at the record, for accusations of the round before it may come until the close
+        state.clients[member].witness_missed = 0
+    doomed = [m for m in get_members(judged) if _process_counts(state, m, judgement)]
+    electors = judged & state.current.electors
+    if 2 * (compute_bits(doomed) & electors).bit_count() > electors.bit_count():
+        return True
+    for member in doomed:
+        process_drop(state, member, strike=bool(judgement.late >> member & 1))
+    return False
+
+
+def _process_counts(state: Coordinator, member: int, judgement: Judgement) -> bool:
+    """H2 and the streak of A1; whether the member is to be dropped."""
+    client, config = state.clients[member], state.config
+    if judgement.absent >> member & 1:
+        client.missed, client.good_streak = min(client.missed + 1, U8_MAX), 0
+        return client.missed >= config.evict_after
+    if judgement.heard >> member & 1:
+        client.good_streak = min(client.good_streak + 1, U8_MAX)
+    if judgement.late >> member & 1:
+        client.missed, client.late = 0, min(client.late + 1, U8_MAX)
+        return client.late >= config.late_limit
+    if judgement.good >> member & 1:
+        client.missed = client.late = 0
+    return False
+
+
+def process_drop(state: Coordinator, member: int, *, strike: bool) -> None:
+    """Drop a member in the running round; with a strike unless it was mere absence (H5)."""
+    client = state.clients[member]
+    client.state = ClientState.DROPPED
+    client.exited_height = state.current.height
+    if strike:
+        process_strike(get_slot(state, client), state.registry.next_active)
+
+
+def process_strike(slot: Slot, next_active: int) -> None:
+    """A strike makes the slot wait 1, 2, then 4 epochs (H5)."""
+    slot.strikes = min(slot.strikes + 1, U8_MAX)
+    process_wait(slot, next_active, slot.strikes, LONGEST_STRIKE_EPOCHS)
+
+
+def process_strike_clearing(slot: Slot, client: Client) -> None:
+    """A whole good epoch clears the strikes (H5): there to the end, nothing open, and some good round."""
+    whole = client.state is ClientState.HEALTHY and client.joined_height == 0
+    if whole and client.credits and not client.missed and not client.late:
+        slot.strikes = slot.until = 0
+
+
+def process_health_check(state: Coordinator, context: Context, message: HealthCheck) -> bool:
+    """Count a silent witness of the previous round; the second time without a record between it goes (H4).
+
+    `height` is the running round's, as in every message (T7).
+    """
+    previous = check_accusation(state, context.sender, message)
+    client = state.clients[message.member]
+    client.witness_missed += 1
+    client.witness_checked_height = previous.height + 1  # never 0, so that 0 stays "never checked"
+    if client.witness_missed >= WITNESS_SILENCE_LIMIT:
+        process_drop(state, message.member, strike=True)
+    return True
+
+
+def check_accusation(state: Coordinator, sender: bytes, message: HealthCheck) -> Round:
+    """The round in which the member was silent as a witness, if the record bears that out (H4).
+
+    Raises:
+        Halted: the run is halted.
+        InvalidRunState: no round is running.
+        WrongRound: (epoch, height) is not the running round (T7).
+        UnknownMember: the sender holds no slot, or the accused does not exist.
+        NoActiveRound: there is no previous round.
+        InvalidHealthCheck: the record does not bear it out, or it is counted already.
+    """
+    epoch, height, member = message.epoch, message.height, message.member
+    if state.halted:
+        raise Halted("no round is running: the run is halted")
+    if not state.in_round:
+        raise InvalidRunState(f"health checks belong to rounds, not to {state.run_state.name} (H4)")
+    if (epoch, height) != (state.progress.epoch, state.current.height):
+        raise WrongRound(f"health check of ({epoch}, {height}): the round has passed or is not there yet (T7)")
+    if find_slot(state, sender) is None:
+        raise UnknownMember("the sender of the health check holds no slot")
+    if not 0 <= member < len(state.clients):
+        raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
+    previous = get_round(state, height - 1) if height else None
+    if previous is None:
+        raise NoActiveRound("there is no round before the running one (H4)")
+    if problem := _find_alibi(state.clients[member], previous, member):
+        raise InvalidHealthCheck(f"member {member}: {problem} (H4)")
+    return previous
+
+
+def _find_alibi(client: Client, previous: Round, member: int) -> str:
+    """Why the member cannot be accused; empty where it can."""
+    heard = sum(r.heard >> member & 1 for r in previous.witnesses)
+    alibis = (
+        (client.state is not ClientState.HEALTHY, "it is not Healthy any more"),
+        (client.witness_checked_height == previous.height + 1, "it was counted in this round already"),
+        # a round closed early may have cut off honest witnesses
+        (not previous.flags & RoundFlag.BY_TIMEOUT, "the previous round was not closed by time-out"),
+        (any(r.member == member for r in previous.witnesses), "its record of the previous round is there"),
+        # who was not heard has crashed, and H2 judges that
+        (heard <= previous.witnesses_expected - previous.quorum, "too few witnesses heard it"),
+        (not is_witness(previous, member), "it was not elected witness in the previous round"),
+    )
+    return next((problem for applies, problem in alibis if applies), "")

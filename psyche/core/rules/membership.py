@@ -1,0 +1,314 @@
+"""Joining and leaving: slots, departures and ejection (M1 to M6, R7)."""
+
+from typing import Final
+
+from psyche.core.rules.readiness import process_ready_quorum, process_unready
+from psyche.core.state.errors import (
+    Banned,
+    ClientsFull,
+    Halted,
+    InvalidCollection,
+    InvalidEvidence,
+    InvalidJoin,
+    InvalidWithdraw,
+    NoActiveRound,
+    StakeTooLow,
+    UnknownMember,
+    WrongRound,
+)
+from psyche.core.state.limits import HASH_BYTES, MAX_CLIENTS, U64_MAX
+from psyche.core.state.messages import Collect, Context, Join, LeaveRun, ReclaimSlot, ReportEquivocation, Withdraw
+from psyche.core.state.roster import find_member, find_slot, get_member, get_slot
+from psyche.core.state.state import (
+    ZERO32,
+    Client,
+    ClientState,
+    Coordinator,
+    RunState,
+    Slot,
+    SlotState,
+)
+
+_IDLE_EPOCHS: Final = 2  # `last_epoch` and a whole one after it
+_EMPTY: Final = frozenset({SlotState.FREE, SlotState.LEFT})
+
+
+def process_join(state: Coordinator, context: Context, message: Join) -> bool:
+    """Give the sender a place in the next formation; whether anything changed (M1 to M3, M5).
+
+    What counts as stake is what the slot holds: nobody names it.
+
+    Raises:
+        Halted: the run has not begun or is over.
+        InvalidJoin: a key or time is malformed, or another slot holds the p2p key (M1, M2).
+        Banned: the signer was ejected (M6).
+        StakeTooLow: M5.
+        ClientsFull: all slots are taken.
+    """
+    number = check_join(state, context.sender, message)
+    slots, registry = state.registry.slots, state.registry
+    known = slots[number] if number < len(slots) else Slot()
+    before = _get_changeable(known)
+    if known.signer != context.sender:
+        known = Slot(signer=context.sender, joined_unix=context.now)
+        slots[number:number + 1] = [known]  # fmt: skip
+    known.p2p, known.expires_unix = message.p2p, message.expires_unix
+    known.state = SlotState.JOINED
+    known.active = max(registry.next_active, known.until)  # H5: who has a strike waits
+    known.last_epoch = state.progress.epoch
+    return _get_changeable(known) != before
+
+
+def _get_changeable(slot: Slot) -> tuple[bytes, int, int, SlotState, int]:
+    return slot.p2p, slot.expires_unix, slot.active, slot.state, slot.last_epoch
+
+
+def check_join(state: Coordinator, signer: bytes, join: Join) -> int:
+    """The slot that a join goes to: its own, else the first free one, else a new one, else one that was left (H5).
+
+    Raises:
+        As `process_join`.
+    """
+    if state.run_state in (RunState.UNINITIALIZED, RunState.FINISHED):
+        raise Halted(f"nobody can join a run that is {state.run_state.name}")
+    for name, key in (("signer", signer), ("p2p", join.p2p)):
+        if len(key) != HASH_BYTES or key == ZERO32:
+            raise InvalidJoin(f"{name}: a key has {HASH_BYTES} bytes, not all zero (M1)")
+    if not 0 <= join.expires_unix <= U64_MAX:
+        raise InvalidJoin(f"expires_unix: {join.expires_unix} does not fit 64 bits (M2)")
+    slots = state.registry.slots
+    own = next((i for i, s in enumerate(slots) if s.state is not SlotState.FREE and s.signer == signer), None)
+    if own is not None and slots[own].state is SlotState.BANNED:
+        raise Banned("the signer was ejected from this run (M6)")
+    if any(s.p2p == join.p2p and s.state is not SlotState.FREE and i != own for i, s in enumerate(slots)):
+        raise InvalidJoin("another slot holds that p2p key (M1)")
+    stake = 0 if own is None else slots[own].stake
+    if stake < state.config.min_stake:
+        raise StakeTooLow(f"the slot's stake {stake} is below min_stake {state.config.min_stake} (M5)")
+    if own is not None:
+        return own
+    number = _find_room(slots)
+    if number is None:
+        raise ClientsFull(f"all {MAX_CLIENTS} slots are taken (M4: an idle one can be reclaimed)")
+    return number
+
+
+def _find_room(slots: list[Slot]) -> int | None:
+    """The slot for a new signer; of those that were left the one whose wait ends first, be it over or not (H5)."""
+    free = next((i for i, s in enumerate(slots) if s.state is SlotState.FREE), len(slots))
+    if free < MAX_CLIENTS:
+        return free
+    left = [(s.until, i) for i, s in enumerate(slots) if s.state is SlotState.LEFT]
+    return min(left)[1] if left else None
+
+
+def process_withdrawal(state: Coordinator, context: Context, message: Withdraw) -> bool:
+    """Leave the running epoch, or take a join back (M4).
+
+    In WaitingForMembers the slot is found by its key and `member` is not read.
+
+    Raises:
+        Halted: paused, finished or not begun.
+        WrongRound: the message names another epoch (T7).
+        UnknownMember: not a valid key of that member, or of no slot.
+        InvalidWithdraw: the member is not Healthy, or there is no join to take back.
+    """
+    epoch, member = message.epoch, message.member
+    if state.halted:
+        raise Halted("there is nothing to withdraw from while the run is halted")
+    if epoch != state.progress.epoch:
+        raise WrongRound(f"withdrawal from epoch {epoch}, but epoch {state.progress.epoch} is on (T7)")
+    if state.run_state is RunState.WAITING_FOR_MEMBERS:
+        _process_join_taken_back(state, context.sender)
+        return True
+    client = get_member(state, context.now, context.sender, member)
+    if client.state is not ClientState.HEALTHY:
+        raise InvalidWithdraw(f"member {member} is {client.state.name}, only a Healthy one can withdraw (M4)")
+    process_departure(state, context.now, client, ClientState.WITHDRAWN)
+    return True
+
+
+def _process_join_taken_back(state: Coordinator, sender: bytes) -> None:
+    number = find_slot(state, sender)
+    if number is None:
+        raise UnknownMember("the key holds no slot")
+    slot = state.registry.slots[number]
+    if slot.state is not SlotState.JOINED or slot.active < state.registry.next_active:
+        raise InvalidWithdraw(f"slot {number} has no join to take back (M4)")
+    slot.active = 0
+
+
+def process_departure(state: Coordinator, now: int, client: Client, how: ClientState) -> None:
+    """A Healthy member goes; in Warmup its join and its word on the weights go with it (M4, T8)."""
+    client.state = how
+    if state.run_state is not RunState.WARMUP:
+        client.exited_height = state.current.height
+        return
+    get_slot(state, client).active = 0
+    process_unready(state, client)
+    process_ready_quorum(state, now)
+
+
+def process_leave(state: Coordinator, context: Context, message: LeaveRun) -> bool:  # noqa: ARG001
+    """Give the slot up for good: at once if it holds no earnings and can earn none (M4); strikes stay (H5).
+
+    Raises:
+        UnknownMember: no slot of that signer.
+        Banned: an ejected signer's slot is never freed (M6).
+        InvalidWithdraw: it is leaving already.
+    """
+    slots = state.registry.slots
+    number = _find_held(slots, context.sender)
+    if number is None:
+        raise UnknownMember("the signer holds no slot")
+    slot = slots[number]
+    if slot.state is SlotState.BANNED:
+        raise Banned("the signer was ejected from this run (M6)")
+    if slot.state is SlotState.LEAVING:
+        raise InvalidWithdraw(f"slot {number} is leaving already (M4)")
+    slot.state, slot.active = SlotState.LEAVING, 0
+    member = find_member(state, number)
+    if member is not None and state.clients[member].state is ClientState.HEALTHY:
+        process_departure(state, context.now, state.clients[member], ClientState.WITHDRAWN)
+    if member is None and not slot.earned:
+        process_vacancy(state, number)
+    return True
+
+
+def _find_held(slots: list[Slot], signer: bytes) -> int | None:
+    """The slot that this signer holds, whether banned or leaving."""
+    return next((i for i, s in enumerate(slots) if s.state not in _EMPTY and s.signer == signer), None)
+
+
+def process_vacancy(state: Coordinator, number: int) -> None:
+    """Nobody holds the slot any more: it is free, but for the strikes and the probation of its signer (H5, M10).
+
+    Else who has to wait could leave, and join again without any.
+    """
+    slot = state.registry.slots[number]
+    has_waits = slot.strikes or slot.until or slot.fruitless
+    state.registry.slots[number] = build_left(slot) if has_waits else Slot()
+
+
+def build_left(slot: Slot) -> Slot:
+    """What stays of a slot whose signer has gone and has strikes, or was on probation (H5)."""
+    return Slot(
+        signer=slot.signer,
+        state=SlotState.LEFT,
+        strikes=slot.strikes,
+        until=slot.until,
+        proven=slot.proven,
+        fruitless=slot.fruitless,
+    )
+
+
+def process_collection(state: Coordinator, context: Context, message: Collect) -> bool:  # noqa: ARG001
+    """Take earnings out of the record, all of the claims or none; whether that is anything at all (M11).
+
+    In every state of the run, from banned slots too. A slot that was only held by them is free then.
+
+    Raises:
+        UnknownMember: a signer holds no slot.
+        InvalidCollection: less than an amount is there, it is below 1, or a signer is named twice.
+    """
+    if len({signer for signer, _ in message.claims}) < len(message.claims):
+        raise InvalidCollection("a signer is named twice (M11)")  # what the first claim takes is not there for the next
+    for signer, amount in message.claims:
+        _check_collection(state, signer, amount)
+    taken = [_process_claim(state, signer, amount) for signer, amount in message.claims]
+    return any(taken)
+
+
+def _process_claim(state: Coordinator, signer: bytes, amount: int | None) -> bool:
+    number = _check_collection(state, signer, amount)
+    slot = state.registry.slots[number]
+    taken = slot.earned if amount is None else amount
+    slot.earned -= taken
+    if taken and not slot.earned and slot.state is SlotState.LEAVING and find_member(state, number) is None:
+        process_vacancy(state, number)
+    return taken > 0
+
+
+def _check_collection(state: Coordinator, signer: bytes, amount: int | None) -> int:
+    """The slot from which so much can be collected; raises as `process_collection`."""
+    slots = state.registry.slots
+    number = _find_held(slots, signer)
+    if number is None:
+        raise UnknownMember("the signer holds no slot, so nothing was earned")
+    earned = slots[number].earned
+    if amount is not None and not 1 <= amount <= earned:
+        raise InvalidCollection(f"{amount} cannot be collected: slot {number} has earned {earned} (M11)")
+    return number
+
+
+def process_reclaim(state: Coordinator, context: Context, message: ReclaimSlot) -> bool:  # noqa: ARG001
+    """Free the slot that has been idle longest, for a whole epoch at least; whether there was one (M4)."""
+    number = find_reclaimable(state)
+    if number is None:
+        return False
+    state.registry.slots[number] = Slot()
+    return True
+
+
+def find_reclaimable(state: Coordinator) -> int | None:
+    """The slot that has been idle longest, for a whole epoch at least; neither banned nor joined (M4).
+
+    Slots that never had a credit come before the proven ones (M10), whatever wait they have; of either
+    kind those last whose strikes still make them wait (H5).
+    """
+    registry = state.registry
+    idle = [
+        (slot.proven, slot.strikes > 0 and slot.until > registry.next_active, slot.last_epoch, number)
+        for number, slot in enumerate(registry.slots)
+        if slot.state in (SlotState.JOINED, SlotState.LEAVING)
+        and slot.active < registry.next_active
+        and slot.last_epoch + _IDLE_EPOCHS <= state.progress.epoch
+        and not slot.earned  # M11
+    ]
+    return min(idle)[-1] if idle else None
+
+
+def process_ejection(state: Coordinator, context: Context, message: ReportEquivocation) -> bool:  # noqa: ARG001
+    """Equivocation ejects: slot banned, stake slashed, credits lost; decided sets stay as they are (R7, M6).
+
+    Raises:
+        Halted: the run is halted.
+        WrongRound: another epoch, or a round that has not begun (T7).
+        NoActiveRound: no round of this epoch has begun.
+        UnknownMember: no such member.
+        InvalidEvidence: it is ejected already.
+    """
+    client = _check_evidence(state, message.epoch, message.height, message.member)
+    slot = get_slot(state, client)
+    if client.state is ClientState.HEALTHY:
+        client.exited_height = state.current.height
+    client.state = ClientState.EJECTED
+    state.epoch.credit_total -= client.credits
+    client.credits = 0
+    slot.state, slot.active = SlotState.BANNED, 0
+    slot.slashed, slot.stake = min(slot.slashed + slot.stake, U64_MAX), 0
+    return True
+
+
+def _check_evidence(state: Coordinator, epoch: int, height: int, member: int) -> Client:
+    if state.halted:
+        raise Halted("evidence counts only while the epoch it is from is on")
+    if epoch != state.progress.epoch:
+        raise WrongRound(f"evidence from epoch {epoch}, but epoch {state.progress.epoch} is on (T7)")
+    if not state.in_round and state.run_state is not RunState.COOLDOWN:
+        raise NoActiveRound("no round of this epoch has begun")
+    if not 0 <= height <= state.current.height:
+        raise WrongRound(f"evidence of round {height}, but only round {state.current.height} is reached (T7)")
+    if not 0 <= member < len(state.clients):
+        raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
+    client = state.clients[member]
+    if client.state is ClientState.EJECTED:
+        raise InvalidEvidence(f"member {member} is ejected already (R7)")
+    return client
+
+
+def process_vacancies(state: Coordinator) -> None:
+    """The epoch is over: who left for good frees its slot, unless earnings wait for a claim (M4)."""
+    for number, slot in enumerate(state.registry.slots):
+        if slot.state is SlotState.LEAVING and not slot.earned:
+            process_vacancy(state, number)

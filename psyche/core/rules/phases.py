@@ -1,0 +1,110 @@
+"""What a tick does in each phase: one function per phase, each telling whether it changed anything."""
+
+from psyche.core.committee.seeds import EXPIRED, Entropy
+from psyche.core.rules.credit import process_credits, process_settlement
+from psyche.core.rules.formation import (
+    get_joined,
+    is_start_due,
+    process_abandonment,
+    process_epoch_start,
+    process_formation,
+    process_warmup_failure,
+)
+from psyche.core.rules.health import process_health
+from psyche.core.rules.readiness import get_ready, get_starters
+from psyche.core.rules.rounds import process_arming, process_next_round
+from psyche.core.rules.stopping import Turn, compute_turn, process_cooldown_start, process_epoch_end
+from psyche.core.rules.tally import is_digest_agreed, is_round_agreed, process_slots, process_streaks
+from psyche.core.rules.timing import is_timed_out, process_state_change
+from psyche.core.state.limits import U32_MAX
+from psyche.core.state.roster import get_healthy
+from psyche.core.state.state import Coordinator, RoundFlag, RunState
+from psyche.core.state.timeline import get_attested_round, is_drain
+
+
+def process_waiting_for_members(state: Coordinator, now: int, _slot: int, _entropy: Entropy) -> bool:
+    """Form an epoch when enough have joined and the extra time is over."""
+    joined = get_joined(state, now)
+    is_over = is_timed_out(now, state.state_start_unix, state.config.waiting_for_members_extra_time)
+    if len(joined) < state.config.init_min_clients or not is_over:
+        return False
+    process_formation(state, now, joined)
+    return True
+
+
+def process_warmup(state: Coordinator, now: int, slot: int, entropy: Entropy) -> bool:
+    """Start round 0, or give the epoch up (T8); the seed is armed by the tick that finds the start due (E1)."""
+    if get_healthy(state).bit_count() < state.config.min_clients:
+        process_abandonment(state, now)
+        return True
+    starters = get_starters(state)
+    if is_start_due(state, now, starters):
+        if entropy is EXPIRED or not state.current.entropy_slot:
+            return process_arming(state, slot)
+        if entropy is None:
+            return False
+        process_epoch_start(state, now, entropy, starters)
+        return True
+    is_hopeless = get_ready(state) == get_healthy(state)  # nobody can change its word any more
+    if is_hopeless or is_timed_out(now, state.state_start_unix, state.config.warmup_time):
+        process_warmup_failure(state, now, starters)
+        return True
+    return False
+
+
+def process_round_train(state: Coordinator, now: int, slot: int, _entropy: Entropy) -> bool:
+    """To RoundWitness when q witnesses are complete or time is up (T4); the seed is armed (E1)."""
+    is_complete = state.current.complete_len >= state.current.quorum
+    if not is_complete and not is_timed_out(now, state.state_start_unix, state.config.max_round_train_time):
+        return False
+    process_arming(state, slot)
+    process_state_change(state, now, RunState.ROUND_WITNESS)
+    return True
+
+
+def process_round_witness(state: Coordinator, now: int, slot: int, entropy: Entropy) -> bool:
+    """Close the round when it is agreed or time is up, and the seed is there (T5, E2)."""
+    is_agreed = is_round_agreed(state)
+    if not is_agreed and not is_timed_out(now, state.state_start_unix, state.config.round_witness_time):
+        return False
+    if entropy is None:
+        return False
+    if entropy is EXPIRED:
+        return process_arming(state, slot)
+    if not is_agreed:
+        state.current.flags |= RoundFlag.BY_TIMEOUT
+    process_close(state, now, entropy)
+    return True
+
+
+def process_close(state: Coordinator, now: int, entropy: bytes) -> None:
+    """Close the running round: tallies, health and credit, streaks, stop conditions, what follows (T6)."""
+    round_, epoch = state.current, state.epoch
+    attested = get_attested_round(state)
+    round_.flags |= RoundFlag.CLOSED
+    epoch.first_round = False
+    process_slots(round_, attested)
+    mass_drop = process_health(state)
+    process_credits(state)
+    process_streaks(epoch, round_, attested=attested is not None, agreed=is_digest_agreed(state))
+    if not is_drain(round_):
+        state.progress.step = min(state.progress.step + 1, U32_MAX)
+    took_out = bool(round_.members & ~get_healthy(state))
+    turn, reason = compute_turn(state, now, mass_drop=mass_drop, took_out=took_out)
+    epoch.stop_reason = reason
+    if turn is Turn.COOLDOWN:
+        process_cooldown_start(state, now)
+        return
+    if turn is Turn.DRAIN:
+        epoch.drain_from_height = round_.height + 1
+    process_next_round(state, now, entropy)
+
+
+def process_cooldown(state: Coordinator, now: int, _slot: int, _entropy: Entropy) -> bool:
+    """Settle and end the epoch when `cooldown_time` is over, or its weights are kept in enough places (M7, P3, P10)."""
+    is_kept = 0 < state.model.cooldown_sources <= state.epoch.checkpoint_sources
+    if not is_kept and not is_timed_out(now, state.state_start_unix, state.config.cooldown_time):
+        return False
+    process_settlement(state)
+    process_epoch_end(state, now)
+    return True

@@ -1,0 +1,172 @@
+"""Warmup: who shows which weights, and who may therefore start the epoch (S8, T8)."""
+
+from dataclasses import replace
+from typing import Final
+
+from psyche.core.committee.elections import compute_quorum
+from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.errors import (
+    DigestMismatch,
+    DuplicateWitness,
+    Halted,
+    InvalidRunState,
+    InvalidWitness,
+    TooManyCandidates,
+    WrongRound,
+)
+from psyche.core.state.limits import HASH_BYTES, MAX_START_CANDIDATES
+from psyche.core.state.messages import Context, WarmupWitness
+from psyche.core.state.roster import get_electors, get_healthy, get_member, is_in_epoch
+from psyche.core.state.state import (
+    ZERO32,
+    Client,
+    ClientFlag,
+    ClientState,
+    Coordinator,
+    Mark,
+    RunState,
+    StartCandidate,
+)
+
+_CANDIDATE: Final = ClientFlag.CANDIDATE_LOW | ClientFlag.CANDIDATE_HIGH
+_CANDIDATE_SHIFT: Final = ClientFlag.CANDIDATE_LOW.bit_length() - 1
+
+
+def is_certified(state: Coordinator) -> bool:
+    """Whether there are weights on record that everybody goes back to (S8)."""
+    return state.certified.digest != ZERO32
+
+
+def process_ready(state: Coordinator, context: Context, message: WarmupWitness) -> bool:
+    """A member has loaded the weights and shows their full digest (S8).
+
+    Raises:
+        Halted, InvalidRunState, WrongRound, UnknownMember: not the moment, or not the sender.
+        InvalidWitness: the member is not Healthy, or the digest is not 32 bytes or is zero.
+        DuplicateWitness: it is ready already (K3).
+        DigestMismatch: the digest is not that of `certified`.
+        TooManyCandidates: nothing is certified yet and four other digests compete.
+    """
+    client, digest = _check_ready(state, context, message), message.digest
+    if len(digest) != HASH_BYTES or digest == ZERO32:
+        raise InvalidWitness("state_digest: a full digest is 32 bytes, not all zero (S8)")
+    if is_certified(state):
+        if digest != state.certified.digest:
+            raise DigestMismatch(
+                f"member {message.member} shows other weights or model files than the certified ones (S8)"
+            )
+    else:
+        number = _find_candidate(state, digest)
+        _process_vote(state, client, number, digest)
+    client.flags |= ClientFlag.READY
+    state.epoch.ready_len += 1
+    process_ready_quorum(state, context.now)
+    return True
+
+
+def _check_ready(state: Coordinator, context: Context, message: WarmupWitness) -> Client:
+    epoch, member = message.epoch, message.member
+    if state.halted:
+        raise Halted("nobody warms up while the run is halted")
+    if epoch != state.progress.epoch:
+        raise WrongRound(f"ready for epoch {epoch}, but epoch {state.progress.epoch} is on (T7)")
+    client = get_member(state, context.now, context.sender, member) if is_in_epoch(state) else None
+    if client is not None and client.flags & ClientFlag.READY:
+        raise DuplicateWitness(f"member {member} is ready already (K3)")  # a retry may land after the start
+    if client is None or state.run_state is not RunState.WARMUP:
+        raise InvalidRunState(f"ready messages belong to WARMUP, not to {state.run_state.name}")
+    if client.state is not ClientState.HEALTHY:
+        raise InvalidWitness(f"member {member} is {client.state.name}, not Healthy")
+    return client
+
+
+def _find_candidate(state: Coordinator, digest: bytes) -> int:
+    """The place of a digest among the candidates: its own, else one that nobody shows any more, else a new one."""
+    candidates = state.epoch.start_candidates
+    own = (i for i, c in enumerate(candidates) if c.count and c.digest == digest)
+    left = (i for i, c in enumerate(candidates) if not c.count)
+    number = next(own, next(left, len(candidates)))
+    if number >= MAX_START_CANDIDATES:
+        raise TooManyCandidates(f"{MAX_START_CANDIDATES} other digests compete for the start already (S8)")
+    return number
+
+
+def _process_vote(state: Coordinator, client: Client, number: int, digest: bytes) -> None:
+    candidates = state.epoch.start_candidates
+    if number == len(candidates):
+        candidates.append(StartCandidate())
+    candidates[number].digest = digest
+    candidates[number].count += 1
+    # others than the winner are Dropped, so it must be on record who showed what
+    client.flags = client.flags & ~_CANDIDATE | ClientFlag(number << _CANDIDATE_SHIFT)
+
+
+def process_unready(state: Coordinator, client: Client) -> None:
+    """A member departs in Warmup, and its word goes with it."""
+    if not client.flags & ClientFlag.READY:
+        return
+    client.flags &= ~ClientFlag.READY
+    state.epoch.ready_len -= 1
+    if state.epoch.start_candidates:
+        state.epoch.start_candidates[get_candidate(client)].count -= 1
+
+
+def get_candidate(client: Client) -> int:
+    """The place of the digest that a ready member showed, among the start candidates (S8)."""
+    return (client.flags & _CANDIDATE) >> _CANDIDATE_SHIFT
+
+
+def is_enough(state: Coordinator, starters: int) -> bool:
+    """Whether these starters make a start before `warmup_time` possible (T8).
+
+    A quorum is counted among electors alone, so that newcomers who show nothing hold nobody up (M10).
+    """
+    electors = get_electors(state)
+    has_quorum = (starters & electors).bit_count() >= compute_quorum(electors.bit_count())
+    return has_quorum and starters.bit_count() >= state.config.min_clients
+
+
+def process_ready_quorum(state: Coordinator, now: int) -> None:
+    """Remember since when there are enough starters; forget it when they are no longer enough (T8)."""
+    if not is_enough(state, get_starters(state)):
+        state.epoch.ready_quorum_unix = 0
+    elif not state.epoch.ready_quorum_unix:
+        state.epoch.ready_quorum_unix = now
+
+
+def get_ready(state: Coordinator) -> int:
+    """Bitmap of the Healthy members that are ready."""
+    return compute_bits(m for m in get_members(get_healthy(state)) if state.clients[m].flags & ClientFlag.READY)
+
+
+def get_starters(state: Coordinator) -> int:
+    """Bitmap of the members that can start: ready, and with the weights that win (S8).
+
+    Nobody, while nothing is certified and no candidate has q of the ready members.
+    """
+    ready = get_ready(state)
+    if is_certified(state):
+        return ready
+    winner = _find_winner(state)
+    return compute_bits(m for m in get_members(ready) if get_candidate(state.clients[m]) == winner)
+
+
+def _find_winner(state: Coordinator) -> int | None:
+    quorum = compute_quorum(state.epoch.ready_len)
+    return next((i for i, c in enumerate(state.epoch.start_candidates) if c.count >= quorum), None)
+
+
+def process_certification(state: Coordinator) -> None:
+    """The first start of a run: the winner becomes `certified` and `checkpoint` (S8)."""
+    if is_certified(state):
+        return
+    winner = _find_winner(state)
+    assert winner is not None, "a round starts only with starters"
+    progress = state.progress
+    state.certified = Mark(
+        digest=state.epoch.start_candidates[winner].digest,
+        epoch=progress.epoch,
+        step=progress.step,
+        data_index=progress.epoch_start_data_index,
+    )
+    state.checkpoint = replace(state.certified)

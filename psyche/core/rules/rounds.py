@@ -1,0 +1,74 @@
+"""How a round starts: who takes part, which seed, which samples (E1 to E3, 3.3, P2)."""
+
+from psyche.core.committee.elections import compute_quorum, compute_witnesses_expected
+from psyche.core.committee.schedule import compute_batch_size
+from psyche.core.committee.seeds import compute_seed, get_random_seed
+from psyche.core.rules.timing import process_state_change
+from psyche.core.state.limits import MAX_DATA_INDEX, STORED_ROUNDS, U64_MAX
+from psyche.core.state.roster import get_electors, get_healthy
+from psyche.core.state.state import ZERO32, Coordinator, Round, RoundFlag, RunState
+from psyche.core.state.timeline import is_data_height
+
+
+def process_arming(state: Coordinator, slot: int) -> bool:
+    """Fix the slot whose hash will be the entropy (E1, E2); whether it is another than before.
+
+    0 stands for "not armed", so slot 0 without delay is armed as 1.
+    """
+    armed = min(max(slot + state.config.entropy_delay, 1), U64_MAX)
+    changed = state.current.entropy_slot != armed
+    state.current.entropy_slot = armed
+    return changed
+
+
+def process_first_round(state: Coordinator, now: int, entropy: bytes) -> None:
+    """Round 0 of an epoch; the seed drawn last stands for that of the round before (E3)."""
+    seed = compute_seed(state.run_uid, state.progress.epoch, 0, state.last_seed, ZERO32, entropy)
+    _process_start(state, now, _build_round(state, now, 0, seed, state.progress.epoch_start_data_index))
+
+
+def process_next_round(state: Coordinator, now: int, entropy: bytes) -> None:
+    """The round after the running one, with the samples that follow."""
+    last = state.current
+    height = last.height + 1
+    seed = compute_seed(state.run_uid, state.progress.epoch, height, last.seed, last.mix, entropy)
+    state.epoch.rounds_head = height % STORED_ROUNDS
+    _process_start(state, now, _build_round(state, now, height, seed, get_next_data_index(last)))
+
+
+def get_next_data_index(round_: Round) -> int:
+    """The first sample after those of the round; a drain round has none (P2).
+
+    No run that was checked comes near the end of what the record can hold.
+    """
+    return min(round_.data_index + round_.batch_size, MAX_DATA_INDEX)
+
+
+def _build_round(state: Coordinator, now: int, height: int, seed: bytes, data_index: int) -> Round:
+    config, members = state.config, get_healthy(state)
+    count = members.bit_count()
+    assert count, "with no member there is no round (P1)"
+    electors = get_electors(state)  # M10
+    expected = compute_witnesses_expected(config.witness_nodes, electors.bit_count())
+    has_data = is_data_height(state.epoch, height)
+    return Round(
+        seed=seed,
+        random_seed=get_random_seed(seed),
+        members=members,
+        electors=electors,
+        clients_len=count,
+        witnesses_expected=expected,
+        quorum=compute_quorum(expected),
+        data_index=data_index,
+        batch_size=compute_batch_size(config, data_index * state.model.max_seq_len) if has_data else 0,
+        started_unix=now,
+        height=height,
+        step=state.progress.step,
+        flags=RoundFlag(0) if has_data else RoundFlag.DRAIN,
+    )
+
+
+def _process_start(state: Coordinator, now: int, round_: Round) -> None:
+    state.rounds[state.epoch.rounds_head] = round_
+    state.last_seed = round_.seed
+    process_state_change(state, now, RunState.ROUND_TRAIN)

@@ -1,0 +1,362 @@
+"""The rules that a run's configuration must obey before it can run.
+
+Warnings about what is allowed but seldom meant are the business of `psyche.config`.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from psyche.core.committee.schedule import round_f32
+from psyche.core.encoding.fields import fits_text
+from psyche.core.encoding.plan import MAX_CHUNK_EDGE
+from psyche.core.encoding.tables import CONFIG, MODEL
+from psyche.core.state.errors import ConfigRefused
+from psyche.core.state.limits import (
+    BOOTSTRAP_BYTES,
+    CLIENT_VERSION_BYTES,
+    DESCRIPTION_BYTES,
+    HASH_BYTES,
+    LOCAL_PATH_BYTES,
+    MAX_BOOTSTRAP,
+    MAX_CLIENTS,
+    MAX_COOLDOWN_SOURCES,
+    MAX_DATA_INDEX,
+    MAX_TIME_S,
+    MAX_WITNESSES,
+    NAME_BYTES,
+    STRING_BYTES,
+    U8_MAX,
+    U16_MAX,
+    U32_MAX,
+    U64_MAX,
+    URL_BYTES,
+)
+from psyche.core.state.state import (
+    Checkpoint,
+    CheckpointKind,
+    Config,
+    DataLocation,
+    DataLocationKind,
+    HttpLocation,
+    HttpLocationKind,
+    LrSchedule,
+    Metadata,
+    Model,
+    Optimizer,
+    OptimizerKind,
+    Progress,
+    ScheduleKind,
+)
+from psyche.errors import WireError
+
+
+class BrokenRule(NamedTuple):
+    """One broken rule: the key's path in a run.toml, what is wrong, what would be right."""
+
+    key: str
+    what: str
+    right: str
+
+
+_TIMES: Final = ("warmup_time", "cooldown_time", "max_round_train_time", "round_witness_time", "epoch_time")
+_WIDTHS: Final = {
+    "global_batch_size_warmup_tokens": U64_MAX,
+    "min_stake": U64_MAX,
+    "total_steps": U32_MAX,
+    "rounds_per_epoch": U32_MAX,
+    "tolerance_fp32_ppm": U32_MAX,
+    "tolerance_bf16_ppm": U32_MAX,
+    "init_min_clients": U16_MAX,
+    "min_clients": U16_MAX,
+    "witness_nodes": U16_MAX,
+    "global_batch_size_start": U16_MAX,
+    "global_batch_size_end": U16_MAX,
+    "straggler_percent": U16_MAX,
+    "opened_chunks": U16_MAX,
+    "canary_permille": U16_MAX,
+    "verification_percent": U8_MAX,
+    "waiting_for_members_extra_time": U8_MAX,
+    "entropy_delay": U8_MAX,
+    "evict_after": U8_MAX,
+    "late_limit": U8_MAX,
+    "tie_breakers": U8_MAX,
+}
+_POSITIVE: Final = (
+    "cooldown_time",
+    "max_round_train_time",
+    "round_witness_time",
+    "min_clients",
+    "total_steps",
+    "global_batch_size_start",
+    "waiting_for_members_extra_time",
+    "evict_after",
+    "late_limit",
+)
+_MAX_VERIFICATION_PERCENT: Final = 99  # somebody must train
+_PERMILLE: Final = 1_000
+
+
+def find_config_problems(config: Config, model: Model) -> list[BrokenRule]:
+    """All rules that the configuration breaks; empty if it can run.
+
+    It is judged as it will stand on record, where some settings are float32: what is accepted once is
+    accepted again after every pause.
+    """
+    problems = [
+        *_find_width_problems(config),
+        *_find_root_problems(config),
+        *_find_number_problems(config),
+        *_find_epoch_problems(config, model),
+        *_find_model_problems(model),
+    ]
+    return problems or [*_find_form_problems(config, model)]
+
+
+def find_progress_problems(progress: Progress, config: Config) -> Iterator[BrokenRule]:
+    """Why a run with this configuration cannot begin there: every number must still fit at its end."""
+    places = (("epoch", progress.epoch, 0, U16_MAX), ("step", progress.step, 1, U32_MAX))
+    for name, number, least, most in places:
+        if not least <= number <= most:
+            yield BrokenRule(f"progress.{name}", f"{number} does not fit its place on record", f"{least} to {most}")
+    samples = max(0, config.total_steps - progress.step) * config.global_batch_size_end
+    most = max(0, MAX_DATA_INDEX - samples)
+    if not 0 <= progress.epoch_start_data_index <= most:
+        what = f"{progress.epoch_start_data_index} leaves no room for the {samples} samples that the run may still take"
+        yield BrokenRule("progress.epoch_start_data_index", what, f"0 to {most}")
+
+
+def check_config(config: Config, model: Model) -> None:
+    """Whether a run can go on with this configuration.
+
+    Raises:
+        ConfigRefused: it cannot; the message names every key and rule.
+    """
+    refuse_problems(find_config_problems(config, model))
+
+
+def refuse_problems(problems: Iterable[BrokenRule]) -> None:
+    """Nothing, where there are no problems.
+
+    Raises:
+        ConfigRefused: there are; the message names every key and rule.
+    """
+    if found := "; ".join(f"{p.key}: {p.what} (right: {p.right})" for p in problems):
+        raise ConfigRefused(found)
+
+
+def _find_form_problems(config: Config, model: Model) -> Iterator[BrokenRule]:
+    """What no other rule names, such as a setting that belongs to another kind: it must fit the record all the same."""
+    try:
+        CONFIG.write(config)
+        MODEL.write(model)
+    except WireError as error:
+        yield BrokenRule("model.LLM", str(error), "settings of the chosen kinds alone, each within its place")
+
+
+def _find_root_problems(config: Config) -> Iterator[BrokenRule]:
+    if len(config.data_root) != HASH_BYTES:
+        yield BrokenRule(
+            "config.data_root", f"has {len(config.data_root)} bytes", f"{HASH_BYTES} bytes, zeros: not stated"
+        )
+
+
+def _find_width_problems(config: Config) -> Iterator[BrokenRule]:
+    for name in _TIMES:
+        value = getattr(config, name)
+        if not 0 <= value <= MAX_TIME_S:
+            what = f"{value} s is longer than any clock of a run can count on"
+            yield BrokenRule(f"config.{name}", what, f"0 to {MAX_TIME_S} seconds, which is 136 years")
+    for name, most in _WIDTHS.items():
+        value = getattr(config, name)
+        if not 0 <= value <= most:
+            yield BrokenRule(f"config.{name}", f"{value} does not fit its place on record", f"0 to {most}")
+
+
+def _find_number_problems(config: Config) -> Iterator[BrokenRule]:
+    for name in _POSITIVE:
+        if not getattr(config, name):
+            yield BrokenRule(f"config.{name}", "must not be zero", "above 0")
+    c = config
+    rules = (
+        (c.init_min_clients >= c.min_clients, "init_min_clients", f"is below min_clients {c.min_clients}",
+         f"{c.min_clients} to {MAX_CLIENTS}"),
+        (c.init_min_clients <= MAX_CLIENTS, "init_min_clients", f"is above {MAX_CLIENTS}, the most there can be",
+         f"at most {MAX_CLIENTS}"),
+        (c.witness_nodes <= MAX_WITNESSES, "witness_nodes", f"is above {MAX_WITNESSES}, the records of a round",
+         f"0 (everybody) to {MAX_WITNESSES}"),
+        (c.global_batch_size_end >= c.global_batch_size_start, "global_batch_size_end",
+         f"is below global_batch_size_start {c.global_batch_size_start}", f"at least {c.global_batch_size_start}"),
+        (c.verification_percent <= _MAX_VERIFICATION_PERCENT, "verification_percent", "leaves nobody who trains",
+         f"0 to {_MAX_VERIFICATION_PERCENT}"),
+        (c.canary_permille <= _PERMILLE, "canary_permille", "is more than all", f"0 to {_PERMILLE}"),
+    )  # fmt: skip
+    for holds, name, what, right in rules:
+        if not holds:
+            yield BrokenRule(f"config.{name}", f"{getattr(config, name)} {what}", right)
+
+
+def find_metadata_problems(metadata: Metadata) -> Iterator[BrokenRule]:
+    """Why this cannot stand on record as what people see of a run."""
+    yield from _find_text_problems("metadata.name", metadata.name, NAME_BYTES, needed=False)
+    yield from _find_text_problems("metadata.description", metadata.description, DESCRIPTION_BYTES, needed=False)
+    for name, number in (("num_parameters", metadata.num_parameters), ("vocab_size", metadata.vocab_size)):
+        if not 0 <= number <= U64_MAX:
+            yield BrokenRule(f"metadata.{name}", f"{number} does not fit its place on record", f"0 to {U64_MAX}")
+
+
+def find_version_problems(version: str) -> Iterator[BrokenRule]:
+    """Why this cannot stand on record as the version of the client that the run asks for."""
+    yield from _find_text_problems("client_version", version, CLIENT_VERSION_BYTES, needed=False)
+
+
+def find_bootstrap_problems(addresses: Sequence[str]) -> Iterator[BrokenRule]:
+    """Why these cannot stand on record as the addresses where a run's nodes are found."""
+    right = f"at most {MAX_BOOTSTRAP} multiaddrs such as '/ip4/192.0.2.1/tcp/4001/p2p/...', of {BOOTSTRAP_BYTES} bytes"
+    if len(addresses) > MAX_BOOTSTRAP:
+        yield BrokenRule("bootstrap", f"{len(addresses)} addresses", right)
+    for address in addresses:
+        if not address.startswith("/") or not fits_text(address, BOOTSTRAP_BYTES):
+            yield BrokenRule("bootstrap", f"{address!r} is no multiaddr or too long", right)
+
+
+def _find_epoch_problems(config: Config, model: Model) -> Iterator[BrokenRule]:
+    """An epoch needs an end; rules that compare with epoch_time hold only where it is set."""
+    if not config.epoch_time:
+        if not config.rounds_per_epoch:
+            what = "an epoch would never end: neither rounds_per_epoch nor epoch_time is set"
+            yield BrokenRule("config.rounds_per_epoch", what, "one of the two above 0")
+        return
+    for name in ("warmup_time", "max_round_train_time"):
+        if getattr(config, name) >= config.epoch_time:
+            what = f"{getattr(config, name)} is not below epoch_time {config.epoch_time}"
+            yield BrokenRule(f"config.{name}", what, f"below {config.epoch_time}")
+    # cold start must be over before the epoch is
+    rounds = max(0, config.epoch_time - config.warmup_time) // max(1, config.max_round_train_time)
+    if model.cold_start_warmup_steps > rounds:
+        what = f"{model.cold_start_warmup_steps} is more than the {rounds} rounds that epoch_time is sure to hold"
+        yield BrokenRule("model.LLM.cold_start_warmup_steps", what, f"at most {rounds}")
+
+
+def _find_model_problems(model: Model) -> Iterator[BrokenRule]:
+    for name in ("max_seq_len", "cold_start_warmup_steps"):
+        if not 0 <= getattr(model, name) <= U32_MAX:
+            what = f"{getattr(model, name)} does not fit its place on record"
+            yield BrokenRule(f"model.LLM.{name}", what, f"0 to {U32_MAX}")
+    if not 0 <= model.cooldown_sources <= MAX_COOLDOWN_SOURCES:
+        what = f"{model.cooldown_sources} is more than the {MAX_COOLDOWN_SOURCES} sources that the record keeps"
+        yield BrokenRule(
+            "model.LLM.cooldown_sources", what, f"0 (Cooldown is never cut short) to {MAX_COOLDOWN_SOURCES}"
+        )
+    if not model.max_seq_len:
+        yield BrokenRule("model.LLM.max_seq_len", "must not be zero", "above 0")
+    yield from _find_checkpoint_problems(model.checkpoint)
+    yield from _find_data_problems(model.data_location)
+    yield from _find_schedule_problems(model.lr_schedule)
+    yield from _find_optimizer_problems(model.optimizer)
+
+
+def _find_text_problems(key: str, text: str, limit: int, *, needed: bool = True) -> Iterator[BrokenRule]:
+    if needed and not text:
+        yield BrokenRule(key, "must not be empty", f"1 to {limit} bytes")
+    size_bytes = len(text.encode(errors="surrogatepass"))
+    if size_bytes > limit:
+        yield BrokenRule(key, f"has {size_bytes} bytes", f"at most {limit} bytes")
+    elif "\0" in text:
+        yield BrokenRule(key, "contains a zero byte", "text without zero bytes")
+    elif not fits_text(text, limit):
+        yield BrokenRule(key, "is not Unicode text", "text that UTF-8 can write")
+
+
+def _find_checkpoint_problems(checkpoint: Checkpoint) -> Iterator[BrokenRule]:
+    key, kind = "model.LLM.checkpoint", checkpoint.kind
+    if kind is CheckpointKind.EPHEMERAL:
+        yield BrokenRule(key, "'Ephemeral' names no weights", "'Local', 'Hub', 'Gcs' or 'Dummy'")
+        return
+    if kind in (CheckpointKind.P2P, CheckpointKind.P2P_GCS):
+        # S10: the source must outlive every peer
+        yield BrokenRule(key, "peers cannot be the source: they may all be gone", "'Local', 'Hub', 'Gcs' or 'Dummy'")
+    limit = LOCAL_PATH_BYTES if kind is CheckpointKind.LOCAL else STRING_BYTES
+    yield from _find_text_problems(key, checkpoint.name, limit, needed=kind is not CheckpointKind.DUMMY)
+    yield from _find_text_problems(key, checkpoint.revision or "", STRING_BYTES, needed=False)
+
+
+def _find_data_problems(location: DataLocation) -> Iterator[BrokenRule]:
+    key = "model.LLM.data_location"
+    if location.kind is DataLocationKind.HTTP:
+        yield from _find_http_problems(key, location.http)
+        if location.shuffle_seed is not None and len(location.shuffle_seed) != 32:
+            yield BrokenRule(key, f"the shuffle's seed has {len(location.shuffle_seed)} bytes", "32 bytes")
+    elif location.kind is not DataLocationKind.DUMMY:
+        limit = STRING_BYTES if location.kind is DataLocationKind.SERVER else URL_BYTES
+        yield from _find_text_problems(key, location.address, limit)
+
+
+def _find_http_problems(key: str, http: HttpLocation) -> Iterator[BrokenRule]:
+    limit = URL_BYTES if http.kind is HttpLocationKind.SINGLE_URL else STRING_BYTES
+    yield from _find_text_problems(key, http.url, limit)
+    yield from _find_text_problems(key, http.filter_directory, URL_BYTES, needed=False)
+    if http.kind is HttpLocationKind.NUMBERED_FILES:
+        numbers = (("start_index", http.start_index, U32_MAX), ("n_left_pad_zeros", http.n_left_pad_zeros, U8_MAX),
+                   ("num_files", http.num_files, U32_MAX))  # fmt: skip
+        for name, value, most in numbers:
+            if not 0 <= value <= most:
+                yield BrokenRule(key, f"{name} {value} does not fit its place on record", f"0 to {most}")
+        if not http.num_files:
+            yield BrokenRule(key, "num_files must not be zero", "above 0")
+
+
+def _find_schedule_problems(schedule: LrSchedule) -> Iterator[BrokenRule]:
+    key, s = "model.LLM.lr_schedule", schedule
+    rates = {"base_lr": s.base_lr, "warmup_init_lr": s.warmup_init_lr, "final_lr": s.final_lr,
+             "cosine_decay_final_lr": s.cosine_decay_final_lr,
+             "linear_decay_final_lr": s.linear_decay_final_lr}  # fmt: skip
+    for name, rate in rates.items():
+        if not (math.isfinite(_as_f32(rate)) and rate >= 0):  # headers carry it as float32
+            yield BrokenRule(key, f"{name} {rate} is no learning rate", "a finite float32, at least 0")
+    steps = {"warmup_steps": s.warmup_steps, "total_steps": s.total_steps, "stable_steps": s.stable_steps,
+             "cosine_decay_steps": s.cosine_decay_steps, "linear_decay_steps": s.linear_decay_steps}  # fmt: skip
+    for name, count in steps.items():
+        if not 0 <= count <= U32_MAX:
+            yield BrokenRule(key, f"{name} {count} does not fit its place on record", f"0 to {U32_MAX}")
+    if s.kind in (ScheduleKind.LINEAR, ScheduleKind.COSINE) and s.total_steps < s.warmup_steps:
+        what = f"total_steps {s.total_steps} is below warmup_steps {s.warmup_steps}"
+        yield BrokenRule(key, what, f"at least {s.warmup_steps}")
+    falls = s.linear_decay_final_lr <= s.cosine_decay_final_lr <= s.base_lr
+    if s.kind is ScheduleKind.WARMUP_STABLE_DECAY and not falls:
+        what = "the rates must fall: linear_decay_final_lr <= cosine_decay_final_lr <= base_lr"
+        yield BrokenRule(key, what, "rates in this order")
+
+
+def _as_f32(value: float) -> float:
+    """A setting as it stands on record; infinity where that cannot hold it."""
+    try:
+        return round_f32(value)
+    except OverflowError:
+        return math.inf
+
+
+def _find_optimizer_problems(optimizer: Optimizer) -> Iterator[BrokenRule]:
+    key, o = "model.LLM.optimizer", optimizer
+    optional = {"clip_grad_norm": o.clip_grad_norm, "weight_decay": o.weight_decay}
+    for name, value in optional.items():
+        if value is not None and not (math.isfinite(_as_f32(value)) and value >= 0):
+            yield BrokenRule(key, f"{name} {value} is not usable", "a finite float32, at least 0")
+    if o.clip_grad_norm is not None and _as_f32(o.clip_grad_norm) == 0:
+        yield BrokenRule(key, "clip_grad_norm 0 would remove every gradient", "above 0, or leave it out")
+    if o.kind is OptimizerKind.DISTRO:
+        yield from _find_distro_problems(key, o)
+    if o.kind is OptimizerKind.ADAMW:
+        if not all(0 <= _as_f32(b) < 1 for b in o.betas):
+            yield BrokenRule(key, f"betas {list(o.betas)} are not usable", "two numbers from 0 to below 1")
+        if not 0 < _as_f32(o.eps) < math.inf:
+            yield BrokenRule(key, f"eps {o.eps} is not usable", "a small number above 0")
+
+
+def _find_distro_problems(key: str, o: Optimizer) -> Iterator[BrokenRule]:
+    if not 0 <= _as_f32(o.compression_decay) <= 1:  # also refuses what is not a number
+        yield BrokenRule(key, f"compression_decay {o.compression_decay} is not usable", "0 to 1")
+    if not 0 < o.compression_topk <= U16_MAX:
+        yield BrokenRule(key, f"compression_topk {o.compression_topk} is not usable", f"1 to {U16_MAX}")
+    if not 0 < o.compression_chunk <= MAX_CHUNK_EDGE:
+        yield BrokenRule(key, f"compression_chunk {o.compression_chunk} is not usable", f"1 to {MAX_CHUNK_EDGE}")

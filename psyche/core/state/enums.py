@@ -1,0 +1,158 @@
+"""The enumerations of the state; the order of the members is the encoding's."""
+
+from enum import IntEnum, IntFlag
+
+
+class RunState(IntEnum):
+    """Phases of a run."""
+
+    UNINITIALIZED = 0
+    WAITING_FOR_MEMBERS = 1
+    WARMUP = 2
+    ROUND_TRAIN = 3
+    ROUND_WITNESS = 4
+    COOLDOWN = 5
+    FINISHED = 6
+    PAUSED = 7
+
+
+class ClientState(IntEnum):
+    """What became of a member of the epoch."""
+
+    HEALTHY = 0
+    DROPPED = 1
+    WITHDRAWN = 2
+    EJECTED = 3
+
+
+class SlotState(IntEnum):
+    """What became of a slot of the registry."""
+
+    FREE = 0
+    JOINED = 1
+    LEAVING = 2
+    BANNED = 3
+    LEFT = 4  # H5: given up, but its signer's strikes stay
+
+
+class Role(IntEnum):
+    """What the seed asks of a member in a round; the order is the encoding's."""
+
+    TIE_BREAKER = 0
+    VERIFIER = 1
+    TRAINER = 2
+
+
+class StopReason(IntEnum):
+    """Why an epoch ends (P1)."""
+
+    NONE = 0
+    EPOCH_LENGTH = 1
+    TOTAL_STEPS = 2
+    PAUSE = 3
+    MIN_CLIENTS = 4
+    MASS_DROP = 5  # H3
+    NO_DIGEST = 6  # S5
+    VOID = 7  # P7
+
+
+class ClientFlag(IntFlag):
+    """Flags of a member."""
+
+    READY = 1
+    DIVERGED = 2
+    NEWCOMER = 4
+    PROBATION = 8  # M10: no credit yet, among members that had some
+    CANDIDATE_LOW = 16  # S8: two bits say which start candidate the member showed
+    CANDIDATE_HIGH = 32
+
+
+class WitnessFlag(IntFlag):
+    """Flags of a witness record."""
+
+    COMPLETE = 1
+    FULL_DIGEST = 2
+    NO_DIGEST = 4
+
+
+class RoundFlag(IntFlag):
+    """Flags of a round."""
+
+    DRAIN = 1
+    ROOT = 2
+    DIGEST = 4
+    FULL = 8
+    VOID = 16
+    CLOSED = 32
+    BY_TIMEOUT = 64
+
+
+class Architecture(IntEnum):
+    """Model families; the order is the encoding's."""
+
+    HF_LLAMA = 0
+    HF_DEEPSEEK = 1
+    HF_AUTO = 2
+    TORCHTITAN = 3
+
+
+class DataType(IntEnum):
+    """What the data is for."""
+
+    PRETRAINING = 0
+    FINETUNING = 1
+
+
+class TokenSize(IntEnum):
+    """Bytes of one token id in a data file, less the encoding: 0 is two bytes, 1 is four."""
+
+    TWO_BYTES = 0
+    FOUR_BYTES = 1
+
+
+class CheckpointKind(IntEnum):
+    """Where a model's weights come from; the order is the encoding's."""
+
+    EPHEMERAL = 0
+    DUMMY = 1
+    HUB = 2
+    P2P = 3
+    GCS = 4
+    P2P_GCS = 5
+    LOCAL = 6
+
+
+class DataLocationKind(IntEnum):
+    """Where the training data comes from; the order is the encoding's."""
+
+    DUMMY = 0
+    SERVER = 1
+    LOCAL = 2
+    HTTP = 3
+    WEIGHTED_HTTP = 4
+    PREPROCESSED = 5
+
+
+class HttpLocationKind(IntEnum):
+    """Forms of an HTTP data location."""
+
+    SINGLE_URL = 0
+    NUMBERED_FILES = 1
+    GCP = 2
+
+
+class ScheduleKind(IntEnum):
+    """Forms of a learning-rate schedule."""
+
+    CONSTANT = 0
+    LINEAR = 1
+    COSINE = 2
+    WARMUP_STABLE_DECAY = 3
+
+
+class OptimizerKind(IntEnum):
+    """Optimizers."""
+
+    DUMMY = 0
+    ADAMW = 1
+    DISTRO = 2

@@ -1,0 +1,63 @@
+"""Every size and count of the protocol, with the reason for it."""
+
+from typing import Final
+
+MAX_CLIENTS: Final = 256  # members of an epoch and slots of the registry: bitmaps of 32 bytes
+MAX_WITNESSES: Final = 32  # records of a round: what one transaction can compare
+STORED_ROUNDS: Final = 4  # ring of rounds: the overlap needs three, one spare for late readers
+MAX_AUDITS: Final = 32  # audits of a round
+MAX_CHALLENGES: Final = 16  # open challenges of a run
+MAX_VOTERS: Final = 16  # votes of a challenge's panel
+MAX_CLAIMS: Final = 64  # of one collection, which must fit into a record of a TCP home's journal
+MAX_START_CANDIDATES: Final = 4  # digests that compete for `certified` in a first Warmup
+
+BLOOM_BITS: Final = 2_560
+BLOOM_HASHES: Final = 7
+BLOOM_BIT_CAP: Final = 1_400  # 256 items set 1,289 bits on average; more is a filter that lies
+
+EVICT_AFTER_ROUNDS: Final = 2
+LATE_LIMIT_ROUNDS: Final = 3
+GOOD_STREAK_ROUNDS: Final = 8
+LONGEST_STRIKE_EPOCHS: Final = 4  # H5
+LONGEST_PROBATION_EPOCHS: Final = 64  # M10
+STRAGGLER_PERCENT: Final = 150
+VOID_LIMIT_ROUNDS: Final = 2
+DIGEST_LIMIT_ROUNDS: Final = 2
+BEHIND_LIMIT_ROUNDS: Final = 2
+FULL_DIGEST_EVERY_HEIGHTS: Final = 64
+WITNESS_SILENCE_LIMIT: Final = 2
+WARMUP_FAILURE_LIMIT: Final = 2
+WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT: Final = 10
+MIN_STRAGGLER_SLACK_S: Final = 2
+FOLLOW_WINDOW_S: Final = 5  # W6(b): what arrived this recently may be left out when following a root
+
+HASH_BYTES: Final = 32
+SHUFFLE_ROUNDS: Final = 90  # swap-or-not
+RUN_ID_BYTES: Final = 32
+NAME_BYTES: Final = 64
+DESCRIPTION_BYTES: Final = 280
+CLIENT_VERSION_BYTES: Final = 96
+STRING_BYTES: Final = 64
+URL_BYTES: Final = 192
+LOCAL_PATH_BYTES: Final = 128
+METADATA_BYTES: Final = 256  # witness metadata, never stored
+HEADER_BYTES: Final = 448
+SIGNED_BYTES: Final = 87
+NO_UPLOADER: Final = 65_535
+STATE_BYTES: Final = 165_192
+MAX_ADDRESSES: Final = 8
+MAX_BOOTSTRAP: Final = 4  # addresses on record where a run's nodes can be found
+BOOTSTRAP_BYTES: Final = 128  # of each
+MAX_COOLDOWN_SOURCES: Final = 4  # sources of weights that the record keeps (S10)
+MAX_MESSAGE_BYTES: Final = 4_096  # gossip
+FULL_DIGEST_MAX_PARAMETERS: Final = 100_000_000
+U8_MAX: Final = 255  # counters on record stay at their width's end instead of wrapping
+U16_MAX: Final = 65_535
+U32_MAX: Final = (1 << 32) - 1
+U64_MAX: Final = (1 << 64) - 1
+MAX_DATA_INDEX: Final = (1 << 63) - 1  # samples; a run is refused that could go beyond
+MAX_HEIGHT: Final = U32_MAX - 1  # height + 1 is on record too
+MAX_EPOCH_ROUNDS: Final = 1 << 31  # with data; drain rounds and their repetitions come on top
+MAX_NONCE: Final = 1 << 62  # a million changes a second for 146,000 years
+MAX_TIME_S: Final = U32_MAX  # the longest time-out of a configuration: 136 years
+RECONNECT_S: Final = 15  # a lost connection counts as absence only after this (H6, K2)

@@ -1,0 +1,73 @@
+"""Who is who: members of the epoch, slots of the registry, and whose key signed (M1)."""
+
+from typing import Final
+
+from psyche.core.state.errors import UnknownMember
+from psyche.core.state.state import Client, ClientFlag, ClientState, Coordinator, RunState, Slot, SlotState
+
+_IN_EPOCH: Final = frozenset({RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN})
+
+
+def is_in_epoch(state: Coordinator) -> bool:
+    """Whether an epoch runs, so that `clients` are its members and not those of the last one."""
+    return state.run_state in _IN_EPOCH
+
+
+def get_healthy(state: Coordinator) -> int:
+    """Bitmap of the members that still take part."""
+    bits = 0
+    for member, client in enumerate(state.clients):
+        bits |= int(client.state is ClientState.HEALTHY) << member
+    return bits
+
+
+def get_electors(state: Coordinator) -> int:
+    """Bitmap of the Healthy members that are not on probation; of all Healthy ones where all are (M10)."""
+    healthy = get_healthy(state)
+    on_probation = 0
+    for member, client in enumerate(state.clients):
+        on_probation |= bool(client.flags & ClientFlag.PROBATION) << member
+    return healthy & ~on_probation or healthy
+
+
+def get_slot(state: Coordinator, client: Client) -> Slot:
+    """The slot of a member of the running epoch; it cannot be freed before the epoch is over."""
+    slot = state.registry.slots[client.slot]
+    assert slot.signer == client.signer, "a member keeps its slot while its epoch runs"
+    return slot
+
+
+def is_expired(slot: Slot, now: int) -> bool:
+    """Whether the session key of the slot has run out (M2); 0 means that it ends with the epoch."""
+    return slot.expires_unix != 0 and now >= slot.expires_unix
+
+
+def get_member(state: Coordinator, now: int, sender: bytes, member: int) -> Client:
+    """The member that a message names, if the message is signed by one of its keys (M1).
+
+    Raises:
+        UnknownMember: there is no such member, or `sender` is not a valid key of it.
+    """
+    if not 0 <= member < len(state.clients):
+        raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
+    client = state.clients[member]
+    if sender == client.signer:
+        return client
+    if sender != client.p2p or (is_in_epoch(state) and is_expired(get_slot(state, client), now)):
+        raise UnknownMember(f"the message is not signed by a valid key of member {member} (M1)")
+    return client
+
+
+def find_slot(state: Coordinator, sender: bytes) -> int | None:
+    """The number of the slot that holds this signer or p2p key; None where there is none, or it is given up."""
+    for number, slot in enumerate(state.registry.slots):
+        if slot.state not in (SlotState.FREE, SlotState.LEFT) and sender in (slot.signer, slot.p2p):
+            return number
+    return None
+
+
+def find_member(state: Coordinator, number: int) -> int | None:
+    """The index of the member of the running epoch that has this slot, whatever became of it: it may still earn."""
+    if not is_in_epoch(state):
+        return None
+    return next((member for member, client in enumerate(state.clients) if client.slot == number), None)

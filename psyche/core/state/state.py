@@ -1,0 +1,399 @@
+"""The whole state of a training run as plain data (`docs/protocol-reference.md`, section State).
+
+Bitmaps of members are integers: bit i is member i. Hashes are 32 bytes, all zero meaning unset.
+Times are unix seconds given by the caller. Fields that a later feature fills are zero until then.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from psyche.core.state.enums import (
+    Architecture,
+    CheckpointKind,
+    ClientFlag,
+    ClientState,
+    DataLocationKind,
+    DataType,
+    HttpLocationKind,
+    OptimizerKind,
+    Role,  # pyright: ignore[reportUnusedImport]  # re-exported
+    RoundFlag,
+    RunState,
+    ScheduleKind,
+    SlotState,
+    StopReason,
+    TokenSize,
+    WitnessFlag,
+)
+from psyche.core.state.limits import (
+    EVICT_AFTER_ROUNDS,
+    LATE_LIMIT_ROUNDS,
+    MAX_CHALLENGES,
+    MAX_CLIENTS,
+    NO_UPLOADER,
+    STORED_ROUNDS,
+    STRAGGLER_PERCENT,
+)
+
+ZERO32: Final = bytes(32)
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A source of weights.
+
+    `name` is the repo id (Dummy, Hub, P2P), the bucket (Gcs, P2PGcs) or the path (Local);
+    `revision` is the revision or prefix, None where there is none.
+    """
+
+    kind: CheckpointKind = CheckpointKind.EPHEMERAL
+    name: str = ""
+    revision: str | None = None
+
+
+@dataclass(slots=True)
+class HttpLocation:
+    """Where HTTP data lies; the fields used depend on `kind`.
+
+    `url` is the single URL, the template with one `{}`, or the bucket's name.
+    """
+
+    kind: HttpLocationKind = HttpLocationKind.SINGLE_URL
+    url: str = ""
+    filter_directory: str = ""
+    start_index: int = 0
+    n_left_pad_zeros: int = 0
+    num_files: int = 0
+
+
+@dataclass(slots=True)
+class DataLocation:
+    """Where the training data lies.
+
+    `address` is the server's "host:port", the local path, the URL of the weights or the folder.
+    """
+
+    kind: DataLocationKind = DataLocationKind.DUMMY
+    address: str = ""
+    http: HttpLocation = field(default_factory=HttpLocation)
+    token_size: TokenSize = TokenSize.TWO_BYTES
+    shuffle_seed: bytes | None = None  # 32 bytes; None: not shuffled
+
+
+@dataclass(slots=True)
+class LrSchedule:
+    """A learning-rate schedule; `core.committee.schedule` computes it. Steps are counts, rates are float64."""
+
+    kind: ScheduleKind = ScheduleKind.CONSTANT
+    base_lr: float = 0.0
+    warmup_init_lr: float = 0.0
+    warmup_steps: int = 0
+    total_steps: int = 0
+    final_lr: float = 0.0
+    stable_steps: int = 0
+    cosine_decay_steps: int = 0
+    cosine_decay_final_lr: float = 0.0
+    linear_decay_steps: int = 0
+    linear_decay_final_lr: float = 0.0
+
+
+@dataclass(slots=True)
+class Optimizer:
+    """Optimizer and its settings (float32 on the wire). None means not set."""
+
+    kind: OptimizerKind = OptimizerKind.DUMMY
+    clip_grad_norm: float | None = None
+    weight_decay: float | None = None
+    compression_decay: float = 0.0
+    compression_topk: int = 0
+    compression_chunk: int = 0
+    quantize_1bit: bool = False
+    betas: tuple[float, float] = (0.0, 0.0)
+    eps: float = 0.0
+
+
+@dataclass(slots=True)
+class Model:
+    """What is trained, on what, and how (the original's `model.LLM`)."""
+
+    architecture: Architecture = Architecture.HF_LLAMA
+    data_type: DataType = DataType.PRETRAINING
+    max_seq_len: int = 0
+    cold_start_warmup_steps: int = 0
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    extra_checkpoints: list[Checkpoint] = field(
+        default_factory=lambda: [Checkpoint() for _ in range(3)]
+    )  # S10: three more are kept; Ephemeral = empty
+    data_location: DataLocation = field(default_factory=DataLocation)
+    lr_schedule: LrSchedule = field(default_factory=LrSchedule)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    cooldown_sources: int = 0  # so many sources of the certified weights end Cooldown early; 0: none do (P10)
+
+
+@dataclass(slots=True)
+class Config:
+    """Settings of a run that the coordinator itself uses; times in seconds."""
+
+    warmup_time: int = 0
+    cooldown_time: int = 0
+    max_round_train_time: int = 0
+    round_witness_time: int = 0
+    global_batch_size_warmup_tokens: int = 0
+    epoch_time: int = 0
+    total_steps: int = 0
+    init_min_clients: int = 0
+    min_clients: int = 0
+    witness_nodes: int = 0
+    global_batch_size_start: int = 0
+    global_batch_size_end: int = 0
+    verification_percent: int = 0
+    waiting_for_members_extra_time: int = 0
+    rounds_per_epoch: int = 0
+    straggler_percent: int = STRAGGLER_PERCENT
+    overlap: bool = True
+    entropy_delay: int = 0
+    evict_after: int = EVICT_AFTER_ROUNDS
+    late_limit: int = LATE_LIMIT_ROUNDS
+    tie_breakers: int = 0
+    reveal_gate: bool = False
+    tolerance_fp32_ppm: int = 1_000
+    tolerance_bf16_ppm: int = 20_000
+    opened_chunks: int = 256
+    canary_permille: int = 0
+    min_stake: int = 0
+    data_root: bytes = ZERO32  # of the training data, as the owner states it; zero: not stated
+
+
+@dataclass(slots=True)
+class Metadata:
+    """What a person sees of a run."""
+
+    name: str = ""
+    description: str = ""
+    num_parameters: int = 0
+    vocab_size: int = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the run stands: epoch counts formed and ended epochs, step starts at 1, data_index counts samples."""
+
+    epoch: int = 0
+    step: int = 1
+    epoch_start_data_index: int = 0
+
+
+@dataclass(slots=True)
+class Mark:
+    """Weights on record: `certified` and `checkpoint` (P3, S10)."""
+
+    digest: bytes = ZERO32
+    epoch: int = 0
+    uploader: int = NO_UPLOADER  # slot
+    step: int = 0
+    data_index: int = 0
+
+
+@dataclass(slots=True)
+class WitnessRecord:
+    """One witness's report as it stands on record (W1 to W5)."""
+
+    member: int = 0
+    flags: WitnessFlag = WitnessFlag(0)
+    at_s: int = 0  # seconds since the round's start, as the witness says
+    held: int = 0
+    heard: int = 0
+    missing: int = 0
+    broadcast_bloom: bytes = bytes(320)
+    results_root: bytes = ZERO32
+    state_digest: bytes = ZERO32
+
+
+@dataclass(slots=True)
+class Audit:
+    """One verifier's audit (V1 to V4)."""
+
+    verifier: int = 0
+    target: int = 0
+    status: int = 0
+    reason: int = 0
+    commit: bytes = ZERO32
+
+
+@dataclass(slots=True)
+class Round:
+    """One round of the ring."""
+
+    seed: bytes = ZERO32
+    members: int = 0
+    agreed_held: int = 0
+    agreed_root: bytes = ZERO32
+    agreed_digest: bytes = ZERO32
+    mix: bytes = ZERO32
+    random_seed: int = 0
+    data_index: int = 0
+    started_unix: int = 0
+    entropy_slot: int = 0
+    height: int = 0
+    step: int = 0
+    batch_size: int = 0
+    clients_len: int = 0
+    witnesses_expected: int = 0
+    quorum: int = 0
+    complete_len: int = 0
+    tie_breaker_tasks: int = 0
+    flags: RoundFlag = RoundFlag(0)
+    voided: int = 0
+    electors: int = 0  # M10: whoever may be elected witness
+    witnesses: list[WitnessRecord] = field(default_factory=list)
+    audits: list[Audit] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Client:
+    """A member of the epoch; its index never changes within the epoch."""
+
+    signer: bytes = ZERO32
+    p2p: bytes = ZERO32
+    state: ClientState = ClientState.HEALTHY
+    missed: int = 0
+    late: int = 0
+    witness_missed: int = 0
+    flags: ClientFlag = ClientFlag(0)
+    share: int = 0
+    slot: int = 0
+    joined_height: int = 0
+    exited_height: int = 0
+    credits: int = 0
+    witness_credits: int = 0
+    audits_passed: int = 0
+    audits_failed: int = 0
+    false_challenges: int = 0
+    numeric_class: int = 0
+    good_streak: int = 0
+    witness_checked_height: int = 0
+
+
+@dataclass(slots=True)
+class StartCandidate:
+    """A digest that members loaded when none was certified yet (S8)."""
+
+    digest: bytes = ZERO32
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Epoch:
+    """The epoch's header; the members and rounds stand beside it in `Coordinator`."""
+
+    rounds_head: int = 0
+    start_step: int = 0
+    drain_from_height: int = 0  # 0: not draining
+    ready_len: int = 0
+    start_timestamp: int = 0
+    ready_quorum_unix: int = 0
+    void_streak: int = 0
+    digest_streak: int = 0
+    warmup_failures: int = 0
+    first_round: bool = False
+    cold_start: bool = False
+    stop_reason: StopReason = StopReason.NONE
+    start_candidates: list[StartCandidate] = field(default_factory=list)
+    credit_total: int = 0
+    checkpoint_sources: int = 0  # accepted in this Cooldown (P10)
+
+
+@dataclass(slots=True)
+class Challenge:
+    """An open challenge (V7)."""
+
+    target_commitment: bytes = ZERO32
+    evidence: bytes = ZERO32
+    height: int = 0
+    opened_height: int = 0
+    deadline_height: int = 0
+    verifier: int = 0
+    target: int = 0
+    state: int = 0
+    panel: int = 0
+    guilty: int = 0
+    innocent: int = 0
+    voters: list[int] = field(default_factory=lambda: [0] * 16)
+
+
+@dataclass(slots=True)
+class Slot:
+    """An entry of the registry: one signer for the life of the run."""
+
+    signer: bytes = ZERO32
+    p2p: bytes = ZERO32
+    earned: int = 0
+    slashed: int = 0
+    stake: int = 0
+    joined_unix: int = 0
+    expires_unix: int = 0
+    active: int = 0
+    last_epoch: int = 0
+    state: SlotState = SlotState.FREE
+    strikes: int = 0
+    until: int = 0
+    anchor: bytes = ZERO32
+    proven: bool = False  # M10: it had a credit once
+    fruitless: int = 0  # M10: epochs in a row that it was a member of and that came to nothing for it
+
+
+@dataclass(slots=True)
+class Registry:
+    """Who may take part: slots in order of first joining, and the rates that pay them."""
+
+    next_active: int = 0
+    current_earning_rate: int = 0
+    current_slashing_rate: int = 0
+    future_earning_rate: int = 0
+    future_slashing_rate: int = 0
+    carry: int = 0
+    slots: list[Slot] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """The state of a run. `core.encoding.account` gives its bytes, `core.rules.apply` changes it."""
+
+    metadata: Metadata = field(default_factory=Metadata)
+    client_version: str = ""
+    run_id: str = ""
+    run_uid: bytes = ZERO32
+    run_state: RunState = RunState.UNINITIALIZED
+    state_start_unix: int = 0
+    pending_pause: bool = False
+    model: Model = field(default_factory=Model)
+    config: Config = field(default_factory=Config)
+    progress: Progress = field(default_factory=Progress)
+    last_seed: bytes = ZERO32
+    certified: Mark = field(default_factory=Mark)
+    checkpoint: Mark = field(default_factory=Mark)
+    epoch: Epoch = field(default_factory=Epoch)
+    rounds: list[Round] = field(default_factory=lambda: [Round() for _ in range(STORED_ROUNDS)])
+    clients: list[Client] = field(default_factory=list)
+    challenges: list[Challenge] = field(default_factory=lambda: [Challenge() for _ in range(MAX_CHALLENGES)])
+    registry: Registry = field(default_factory=Registry)
+    nonce: int = 0
+    bootstrap: list[str] = field(default_factory=list[str])  # up to four addresses of nodes (N3)
+
+    @property
+    def current(self) -> Round:
+        """The running round (the ring's head)."""
+        return self.rounds[self.epoch.rounds_head % STORED_ROUNDS]
+
+    @property
+    def halted(self) -> bool:
+        """Whether nothing but the owner can move the run."""
+        return self.run_state in (RunState.UNINITIALIZED, RunState.FINISHED, RunState.PAUSED)
+
+    @property
+    def in_round(self) -> bool:
+        """Whether a round is open for witness messages."""
+        return self.run_state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+
+
+assert MAX_CLIENTS % 64 == 0, "bitmaps are whole u64 words"

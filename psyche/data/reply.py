@@ -1,0 +1,50 @@
+"""A reply with rows, read part by part as the line takes them: who reads slowly, or not at all, holds one part (K7)."""
+
+from typing import Final
+
+import numpy as np
+
+from psyche.data.provider import SampleSource
+from psyche.wire.data import FetchRequest, encode_rows_head
+
+PART_BYTES: Final = 64 << 10  # 512 connections hold 32 MiB of rows, however slowly they read
+
+
+class RowsReply:
+    """The frame that answers a request whose rows fit into one.
+
+    Args:
+        source: the samples; `read` blocks on it.
+        request: for rows that the source has.
+    """
+
+    def __init__(self, source: SampleSource, request: FetchRequest) -> None:
+        self._source = source
+        self._start = request.start
+        self._row_bytes = source.sequence_length * source.token_size_bytes
+        self._ids_bytes = (request.end - request.start + 1) * self._row_bytes
+        self._head = encode_rows_head(
+            request.start, request.end, source.sequence_length, source.token_size_bytes, self._ids_bytes
+        )
+        self.size_bytes = len(self._head) + self._ids_bytes
+
+    def read_first(self) -> bytes:
+        """How the frame begins.
+
+        Raises:
+            DataError, OSError, ValueError, MemoryError: what the source raises.
+        """
+        return self._head + self._read_ids(0)
+
+    def read(self, offset_bytes: int) -> bytes:
+        """The frame's next bytes, from an offset behind its head on; raises as `read_first`."""
+        return self._read_ids(offset_bytes - len(self._head))
+
+    def _read_ids(self, offset_bytes: int) -> bytes:
+        """At most `PART_BYTES`; a row that is longer is read anew for each of its parts."""
+        size_bytes = min(PART_BYTES, self._ids_bytes - offset_bytes)
+        first, skipped_bytes = divmod(offset_bytes, self._row_bytes)
+        last = (offset_bytes + size_bytes - 1) // self._row_bytes
+        rows = self._source.samples(self._start + first, self._start + last)
+        ids = rows.astype(f"<u{self._source.token_size_bytes}", copy=False).reshape(-1).view(np.uint8)
+        return ids[skipped_bytes : skipped_bytes + size_bytes].tobytes()

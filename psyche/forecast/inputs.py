@@ -1,0 +1,76 @@
+"""What a person hands to `psyche simulate` beside the run and the profile: faults, and what is to be played again."""
+
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from psyche.errors import ConfigError
+from psyche.sim.faults import Fault, read_faults
+from psyche.sim.scenarios.checks import check_fault, check_within
+from psyche.sim.scenarios.plan import read_scenario
+from psyche.sim.scenarios.scenario import Scenario
+from psyche.sim.scenarios.swarm import draw_scenario
+
+MAX_FILE_BYTES: Final = 1 << 20
+
+
+def load_faults(path: Path, clients: int) -> tuple[Fault, ...]:
+    """The faults of a TOML file of `[[fault]]` tables.
+
+    Raises:
+        ConfigError: naming file, table and rule.
+    """
+    text = _read(path)
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    tables = values.pop("fault", [])
+    if values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{path}: {', '.join(values) or 'fault'}: there is nothing but [[fault]] tables in a plan")
+    try:
+        found = read_faults(tables)
+        for number, fault in enumerate(found):
+            check_within(f"fault[{number}]", check_fault, fault, clients)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES).decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8: {error}") from error
+
+
+def find_scenario(text: str) -> Scenario:
+    """The scenario that a seed draws, or that a TOML file describes.
+
+    Raises:
+        ConfigError: neither a number nor a file that can be read and played; naming table, field and rule.
+    """
+    if text.isascii() and text.isdigit():
+        return draw_scenario(int(text))
+    path = Path(text)
+    if not path.is_file():
+        raise ConfigError(f"--replay {text}: must be a seed (a number), or a scenario's TOML file")
+    return load_scenario(path)
+
+
+def load_scenario(path: Path) -> Scenario:
+    """The scenario of a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read or played; naming file, table, field and rule.
+    """
+    text = _read(path)
+    try:
+        found = read_scenario(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return found.with_origin(f"python scripts/soak.py --plan {shlex.quote(str(path))}")

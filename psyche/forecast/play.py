@@ -1,0 +1,119 @@
+"""What a run will do, found by playing it: the run owner's configuration, a population, and a seed.
+
+forecast = play(Question(run, workload, classes, counts))
+print(format_forecast(forecast))
+"""
+
+import json
+from dataclasses import dataclass
+
+from psyche.analysis.accounts import CARRIED, SIMULATED, WORLD, Accounts, NodeAccount
+from psyche.forecast.question import Question, build_scenario, compute_patience_s_of
+from psyche.forecast.recorder import Carried, Exit, OnProgress, Recorder, count_bytes
+from psyche.sim.faults import Fault
+from psyche.sim.scenarios.scenario import build_model
+from psyche.sim.stall_detection import StallDetector
+from psyche.sim.world import Outcome, World, simulate
+from psyche.telemetry.events import Event
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What came out. `carried` is by client; `lines` is the event log, where it was kept."""
+
+    question: Question
+    accounts: Accounts
+    outcome: Outcome
+    exits: list[Exit]
+    carried: dict[str, Carried]
+    obstacle: str = ""  # why it was ended before its end
+    missed: tuple[Fault, ...] = ()  # of the question's: they never happened
+
+    @property
+    def stood_still(self) -> bool:
+        """Whether the run did not come to its end."""
+        return any(violation.name == "I5" for violation in self.outcome.violations)
+
+    @property
+    def lost_samples(self) -> float:
+        """Samples handed out whose training counts nowhere."""
+        return self.accounts.lost_tokens / self.question.workload.sequence_tokens
+
+    @property
+    def samples(self) -> float:
+        """Samples handed out in rounds that were decided."""
+        return self.lost_samples + self.accounts.tokens / self.question.workload.sequence_tokens
+
+    @property
+    def came_to_nothing(self) -> bool:
+        """Whether rounds were played, and no result of any was applied."""
+        return bool(self.accounts.data_rounds) and not self.accounts.tokens
+
+    @property
+    def members(self) -> list[NodeAccount]:
+        """Clients that were a member in some round."""
+        return [node for node in self.accounts.nodes.values() if node.present]
+
+    @property
+    def cut_offs(self) -> int:
+        """How often a member's work of a round counted for nothing."""
+        return sum(len(node.cut_off) for node in self.accounts.nodes.values())
+
+
+def play(question: Question, *, on_progress: OnProgress | None = None, keep_lines: bool = False) -> Forecast:
+    """Play a question to its end; takes seconds to minutes of one core.
+
+    Raises:
+        ConfigError: it cannot be played.
+    """
+    recorder = Recorder(question.config, question.workload, on_progress)
+    detectors: list[StallDetector] = []
+    joined_s = max(60 * one.joins_after_min for one in question.classes)
+
+    def prepare(world: World) -> None:
+        recorder.attach(world)
+        patience_s = compute_patience_s_of(question)
+        detectors.append(StallDetector(world, patience_s=patience_s, since_s=joined_s, planned=question.faults))
+        world.companions.append(detectors[0].watch)
+
+    outcome = simulate(build_scenario(question), keep_lines=keep_lines, prepare=prepare)
+    recorder.accounts.finish()
+    return Forecast(
+        question, recorder.accounts, outcome, recorder.exits, count_bytes(recorder), detectors[0].obstacle,
+        find_missed(question.faults, recorder.world.happened),
+    )  # fmt: skip
+
+
+def build_log(forecast: Forecast) -> bytes:
+    """The event log of a forecast that kept its lines, with what its small model stands for: `read_accounts` gives
+    the forecast's own figures for it.
+    """
+    question, end_s = forecast.question, forecast.outcome.simulated_s
+    played: Event = {
+        "t": 0.0, "node": WORLD, "kind": SIMULATED, "limit_s": question.config.max_round_train_time,
+        "overlap": bool(question.config.overlap), "sequence_tokens": question.workload.sequence_tokens,
+        "played_tokens": build_model().max_seq_len, "payload_bytes": question.workload.payload_bytes,
+    }  # fmt: skip
+    carried: list[Event] = [
+        {"t": end_s, "node": WORLD, "kind": CARRIED, "who": name, "bytes_sent": round(one.sent),
+         "bytes_received": round(one.received), "weights_sent": round(one.weights_sent),
+         "weights_received": round(one.weights_received)}
+        for name, one in forecast.carried.items()
+    ]  # fmt: skip
+
+    def write(event: Event) -> bytes:
+        return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+    return b"".join((write(played), *forecast.outcome.lines, *map(write, carried)))
+
+
+def find_missed(faults: tuple[Fault, ...], happened: list[Fault]) -> tuple[Fault, ...]:
+    """The faults of a plan that never happened."""
+    left = list(happened)
+    missed: list[Fault] = []
+    for fault in faults:
+        if fault in left:
+            left.remove(fault)
+        else:
+            missed.append(fault)
+    return tuple(missed)

@@ -1,0 +1,182 @@
+"""What is asked of `psyche simulate`, and the simulated world that answers it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from psyche.config.load import LoadedRun
+from psyche.config.profile import ClassTable
+from psyche.core.state.state import Config
+from psyche.errors import ConfigError
+from psyche.forecast.recorder import BODY_BYTES, PARTS, build_sizes
+from psyche.forecast.workload import Workload
+from psyche.network.limits import NetworkLimits
+from psyche.network.links import LinkConditions
+from psyche.sim.faults import Failure, Fault
+from psyche.sim.runtime import build_rng
+from psyche.sim.scenarios.scenario import (
+    MachineClass,
+    Scenario,
+    build_config,
+    build_model,
+    compute_limit_s,
+    compute_patience_s,
+)
+from psyche.sim.trainer import MachineModel
+
+MOST_ROUNDS: Final = 100_000  # days of a processor
+PART_BYTES: Final = 4 << 20  # what a node writes at once of a large payload
+BYTES_PER_MBIT: Final = 125_000
+PATIENCES: Final = 3  # so often as long as a sound run may need for a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be found out.
+
+    Args:
+        run: as its owner wrote it.
+        workload: what its model means.
+        classes, counts: who takes part, and how many of each.
+        rounds: how many rounds with data.
+        seed: of all chance.
+        faults: beside the failures that the classes have.
+        changes: keys of [config] that are to differ from the run's.
+    """
+
+    run: LoadedRun
+    workload: Workload
+    classes: tuple[ClassTable, ...]
+    counts: tuple[int, ...]
+    rounds: int = 20
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+    changes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        """The configuration that is played."""
+        return replace(self.run.config, **self.changes)
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return sum(self.counts)
+
+    def get_class(self, name: str) -> ClassTable:
+        """The class of a client, by its name."""
+        number = int(name.removeprefix("client-"))
+        for one, count in zip(self.classes, self.counts, strict=True):
+            if number < count:
+                return one
+            number -= count
+        raise IndexError(name)
+
+
+def check_question(question: Question) -> None:
+    """Refuse what cannot be played.
+
+    Raises:
+        ConfigError: naming the key and the rule.
+    """
+    config, clients = question.config, question.clients
+    if clients < config.init_min_clients:
+        raise ConfigError(
+            f"{question.run.path}: config.init_min_clients is {config.init_min_clients}, and there are {clients} "
+            "clients: no epoch would ever form -> more --clients, or a lower init_min_clients"
+        )
+    if not 1 <= question.rounds <= MOST_ROUNDS:
+        raise ConfigError(f"--rounds {question.rounds}: must be from 1 to {MOST_ROUNDS}")
+
+
+def build_scenario(question: Question) -> Scenario:
+    """The question as a simulated world."""
+    check_question(question)
+    config, workload = question.config, question.workload
+    values: dict[str, Any] = {one.name: getattr(config, one.name) for one in fields(Config)}
+    small = build_model().max_seq_len  # tokens of a simulated sample
+    values["total_steps"] = question.rounds + 1
+    values["global_batch_size_warmup_tokens"] = (
+        config.global_batch_size_warmup_tokens * small // workload.sequence_tokens
+    )
+    population = [pair for pair in zip(question.classes, question.counts, strict=True) if pair[1]]
+    scenario = Scenario(
+        seed=question.seed, classes=tuple(build_class(one, count, workload) for one, count in population),
+        config=values, blob_bytes=build_sizes(workload), weight_parts=PARTS, shares_lines=True,
+        limits=build_limits(workload, min(one.up_mbit_s for one, _ in population) * BYTES_PER_MBIT),
+    )  # fmt: skip
+    limit_s = compute_end_s(question, scenario)
+    return replace(scenario, limit_s=limit_s, faults=(*question.faults, *draw_failures(question, limit_s)))
+
+
+def compute_end_s(question: Question, scenario: Scenario) -> float:
+    """When the played rounds must be over, after everybody has joined and what the plan has is done."""
+    joined_s = max(60 * one.joins_after_min for one in question.classes)
+    planned = replace(scenario, faults=question.faults)
+    epochs = question.rounds // max(1, question.config.rounds_per_epoch) + 2
+    waits_s = epochs * compute_patience_s_of(question)  # each may have to wait for machines that come back
+    return joined_s + 1.5 * compute_limit_s(planned, build_config(planned)) + waits_s
+
+
+def build_limits(workload: Workload, slowest_bytes_s: float) -> NetworkLimits:
+    """A node's limits, with the same patience for the bytes that a payload, or a part of the weights, stands for.
+
+    Real tensors come in ranges of about two seconds. A part of the small model's takes longer: each source is asked
+    for one at a time, and another one for the same when the slowest line would have brought it in a third.
+    """
+    usual = NetworkLimits()
+    slowest = usual.slowest_rate_bytes_s * BODY_BYTES / workload.payload_bytes
+    patience_s = workload.payload_bytes / usual.slowest_rate_bytes_s
+    part_bytes = workload.weights_bytes / PARTS
+    return replace(
+        usual,
+        slowest_rate_bytes_s=min(usual.slowest_rate_bytes_s, slowest),
+        min_progress_s=max(usual.min_progress_s, patience_s),
+        file_progress_s=max(usual.file_progress_s, part_bytes / usual.slowest_rate_bytes_s),
+        take_over_s=max(usual.take_over_s, 3 * part_bytes / slowest_bytes_s),
+        blobs_in_flight=1,
+        write_s=usual.write_s * max(1.0, workload.payload_bytes / PART_BYTES, workload.weights_bytes / PART_BYTES),
+    )
+
+
+def build_class(one: ClassTable, count: int, workload: Workload) -> MachineClass:
+    """A class of the profile as simulated machines."""
+
+    def build_line(mbit_s: float) -> LinkConditions:
+        return LinkConditions(
+            latency_s=one.latency_ms / 2_000, bandwidth_bytes_s=mbit_s * BYTES_PER_MBIT,
+            loss=1 - (1 - one.loss_percent / 100) ** 0.5, jitter_s=one.jitter_ms / 2_000,
+        )  # fmt: skip
+
+    machine = MachineModel(
+        sample_s=workload.sequence_tokens / one.tokens_per_s, step_s=one.step_s, spread=one.spread_percent / 100,
+        apply_s=one.apply_s, load_s=one.load_s,
+    )  # fmt: skip
+    return MachineClass(
+        count=count, machine=machine, uplink=build_line(one.up_mbit_s), downlink=build_line(one.down_mbit_s),
+        join_s=60 * one.joins_after_min,
+    )  # fmt: skip
+
+
+def draw_failures(question: Question, limit_s: float) -> list[Fault]:
+    """When machines fail, by their classes' mean time to failure."""
+    found: list[Fault] = []
+    for number in range(question.clients):
+        name = f"client-{number}"
+        one, rng = question.get_class(name), build_rng(question.seed, name, "failures")
+        if one.fails_every_h is None:
+            continue
+        back_s = 60 * (one.back_after_min or 0.0)
+        at_s = rng.expovariate(1 / (3600 * one.fails_every_h))
+        while at_s < limit_s:
+            found.append(Failure(who=(name,), at_s=at_s, for_s=back_s))
+            if not back_s:
+                break
+            at_s += back_s + rng.expovariate(1 / (3600 * one.fails_every_h))
+    return found
+
+
+def compute_patience_s_of(question: Question) -> float:
+    """How long no step may be gained before a forecast ends; a machine that comes back may be what all wait for."""
+    back_s = [60 * (one.back_after_min or 0.0) for one in question.classes if one.fails_every_h is not None]
+    return PATIENCES * (compute_patience_s(question.config) + max(back_s, default=0.0))

@@ -1,0 +1,264 @@
+"""A forecast for people, and as plain data."""
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from psyche.analysis.accounts import Accounts, NodeAccount, What
+from psyche.analysis.summary import COLUMN_NAMES, COLUMNS, compute_shares, format_percent, format_times, get_round_json
+from psyche.analysis.tally import sort_nodes
+from psyche.config.profile import ClassTable
+from psyche.forecast.obstacle import describe_obstacle
+from psyche.forecast.play import Forecast
+from psyche.forecast.question import Question
+from psyche.forecast.recorder import Carried
+from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
+
+SHOWN: Final = 8  # members that are named one by one
+
+
+def format_size(parameters: int) -> str:
+    """`1.0 billion`, `919 thousand`."""
+    for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"), (10**3, "thousand")):
+        if parameters >= unit:
+            count = parameters / unit
+            return f"{count:.0f} {name}" if count >= 100 else f"{count:.1f} {name}"
+    return str(parameters)
+
+
+def format_question(question: Question) -> str:
+    """What is played, and what is assumed of it."""
+    population = ", ".join(
+        f"{count} {one.name}" for one, count in zip(question.classes, question.counts, strict=True) if count
+    )
+    work, config = question.workload, question.config
+    size = format_size(work.parameters) if work.parameters else "unknown"
+    return "\n".join(
+        [
+            f"{question.run.run_id}: {format_number(question.clients, 'client')} ({population}), seed {question.seed}",
+            (
+                f"model of {size} parameters, {work.sequence_tokens} tokens a sample: "
+                f"payloads of {format_bytes(work.payload_bytes)} (size from {work.source})"
+            ),
+            (
+                f"batch of {config.global_batch_size_start} samples at the start, "
+                f"overlap {'on' if config.overlap else 'off'}, "
+                f"max_round_train_time {config.max_round_train_time} s"
+            ),
+            (
+                "assumed: everybody has the first weights on disk; who comes back and lacks some fetches "
+                f"{format_bytes(work.weights_bytes) if work.parameters else 'nothing of size'} (float32) from others; "
+                "a line carries its Mbit/s for all transfers together"
+            ),
+        ]
+    )
+
+
+def format_forecast(forecast: Forecast) -> str:
+    """The answers."""
+    accounts = forecast.accounts
+    rounds = accounts.data_rounds
+    if not rounds:
+        return f"no round was finished in {format_seconds(forecast.outcome.simulated_s)}: {describe_obstacle(forecast)}"
+    nothing = ["THE RUN LEARNS NOTHING: 0 tokens per second, no result of any round was applied", ""]
+    lines = [
+        *(nothing if forecast.came_to_nothing else ()),
+        (
+            f"{format_number(len(rounds), 'round')} in {format_seconds(accounts.rounds_s)}, "
+            f"{format_number(len({one.epoch for one in rounds}), 'epoch')}; "
+            f"before them {format_seconds(accounts.before_s)} of start and Warmup"
+        ),
+        *_format_members(forecast),
+        "",
+        *format_times(accounts),
+        "",
+        *_format_sums(forecast),
+        "",
+        format_classes(forecast),
+        *_format_exits(forecast),
+    ]
+    if forecast.stood_still:
+        lines += ["", f"THE RUN STOOD STILL: {describe_obstacle(forecast)}"]
+    return "\n".join(lines)
+
+
+def _format_members(forecast: Forecast) -> list[str]:
+    """How many take part, where not all do, and why the others do not."""
+    clients, members = forecast.question.clients, len(forecast.members)
+    if members == clients:
+        return []
+    late = sum(not node.is_dead for node in forecast.accounts.nodes.values() if not node.present)
+    away = clients - members - late
+    formed = f"came after the epoch had formed (init_min_clients {forecast.question.config.init_min_clients})"
+    why = f"{late} {formed}, {away} had died or never came" if late else "the others had died or never came"
+    why = why if away else f"the others {formed}"
+    return [f"{members} of {clients} clients are members; {why}"]
+
+
+def _format_sums(forecast: Forecast) -> list[str]:
+    accounts = forecast.accounts
+    whole = format_percent(accounts.whole_training_share)
+    lost, samples = forecast.lost_samples, forecast.samples
+    return [
+        (
+            f"share in training      {format_percent(accounts.shares[What.TRAIN])} of rounds with data, {whole} "
+            "with Warmup, drains and Cooldown"
+        ),
+        f"tokens per second      {format_count(accounts.tokens_per_s)}",
+        f"samples lost           {lost:.0f} of {samples:.0f} ({format_percent(lost / samples if samples else 0.0)})",
+        *_format_voids(accounts),
+        f"rounds waited last for {_format_bounds(forecast)}",
+    ]
+
+
+def _format_voids(accounts: Accounts) -> list[str]:
+    """Rounds of which nothing was applied, by their heights."""
+    void = [str(one.height) for one in accounts.data_rounds if one.is_void]
+    named = ", ".join(void[:SHOWN]) + (f" and {len(void) - SHOWN} more" if len(void) > SHOWN else "")
+    return [f"void rounds            {len(void)} (nothing of them was applied: height {named})"] if void else []
+
+
+def _format_bounds(forecast: Forecast) -> str:
+    total = len(forecast.accounts.data_rounds)
+    parts = [f"{describe_bound(forecast, kind, who)} ({n} of {total})" for (kind, who), n in count_bounds(forecast)]
+    return "; ".join(parts[:3]) or "nothing"
+
+
+def count_bounds(forecast: Forecast) -> list[tuple[tuple[str, str], int]]:
+    """What rounds waited for last, by kind and class of machine, the most frequent first."""
+    counts: dict[tuple[str, str], int] = {}
+    for (kind, who), number in forecast.accounts.bounds.items():
+        classes = sorted({get_class_name(forecast.question, name) for name in who.split(", ") if name})
+        key = (kind, " and ".join(name for name in classes if name))
+        counts[key] = counts.get(key, 0) + number
+    return sorted(counts.items(), key=lambda item: -item[1])
+
+
+def get_class_name(question: Question, name: str) -> str:
+    """The class of a client; empty where the name is none's."""
+    try:
+        return question.get_class(name.split(maxsplit=1)[0]).name
+    except (ValueError, IndexError):
+        return ""
+
+
+def describe_bound(forecast: Forecast, kind: str, who: str) -> str:
+    """What a round waited for, with the class of the machine."""
+    limit = forecast.question.config.max_round_train_time
+    return {
+        "training": f"training of class {who}",
+        "transfer": f"payloads of class {who}",
+        "patience": f"members that were too slow or away ({who})",
+        "limit": f"max_round_train_time, {limit} s ({who or 'nobody'} missing)",
+    }.get(kind, "messages alone")
+
+
+def format_classes(forecast: Forecast) -> str:
+    """One row for each class of machines: means over its members."""
+    head = (
+        "class",
+        "members",
+        *COLUMN_NAMES,
+        "cut off",
+        "tokens",
+        "sent/round",
+        "recv/round",
+        "weights fetched",
+    )
+    question, rows = forecast.question, []
+    rounds = max(1, len(forecast.accounts.data_rounds))
+    for one, count in zip(question.classes, question.counts, strict=True):
+        names = get_names(question, one)
+        nodes = [node for node in forecast.members if node.name in names]
+        if not nodes:
+            rows += [[one.name, f"0 of {count}", *["-"] * (len(head) - 2)]] if count else []
+            continue
+        shares, members = compute_shares(nodes), str(count) if len(nodes) == count else f"{len(nodes)} of {count}"
+        sent, received = (
+            sum(getattr(forecast.carried[node.name], way) for node in nodes) / len(nodes) / rounds
+            for way in ("sent", "received")
+        )
+        rows.append(
+            [
+                one.name, members, *(format_percent(shares[w]) for w in COLUMNS),
+                str(sum(len(node.cut_off) for node in nodes)), format_count(sum(node.tokens for node in nodes)),
+                format_bytes(sent), format_bytes(received),
+                format_bytes(sum(forecast.carried[name].weights_received for name in names)),
+            ]
+        )  # fmt: skip
+    return format_table(head, rows)
+
+
+def get_names(question: Question, one: ClassTable) -> list[str]:
+    """The clients of a class."""
+    place = question.classes.index(one)
+    first = sum(question.counts[:place])
+    return [f"client-{number}" for number in range(first, first + question.counts[place])]
+
+
+def _format_exits(forecast: Forecast) -> list[str]:
+    if not forecast.exits:
+        return ["", "nobody was dropped"]
+    lines = ["", f"{format_number(len(forecast.exits), 'member')} left an epoch before its end:"]
+    for one in forecast.exits[:SHOWN]:
+        name = f"{one.name} ({get_class_name(forecast.question, one.name)})"
+        lines.append(f"  after {format_seconds(one.at_s):<12} {name:<28} {one.why}")
+    if len(forecast.exits) > SHOWN:
+        lines.append(f"  and {len(forecast.exits) - SHOWN} more")
+    return lines
+
+
+def format_defects(forecast: Forecast) -> str:
+    """What the program itself did wrong, with all that is needed to find out why; empty where it is sound."""
+    outcome = forecast.outcome
+    found = [str(violation) for violation in outcome.violations if violation.name != "I5"]
+    if not found:
+        return ""
+    head = (
+        "A DEFECT of the program. Please report it, with this command and its run.toml, profile and plan of faults "
+        f"(seed {forecast.question.seed}), and with these last events:"
+    )
+    return "\n".join([head, *outcome.last, *(f"violated {one}" for one in found)])
+
+
+def build_json(forecast: Forecast) -> dict[str, Any]:
+    """All figures as plain data: seconds, bytes, tokens, shares from 0 to 1."""
+    question, accounts = forecast.question, forecast.accounts
+    return {
+        "run": question.run.run_id,
+        "seed": question.seed,
+        "clients": question.clients,
+        "members_of_rounds": len(forecast.members),
+        "classes": {one.name: count for one, count in zip(question.classes, question.counts, strict=True)},
+        "changes": dict(question.changes),
+        "workload": asdict(question.workload),
+        "simulated_s": forecast.outcome.simulated_s,
+        "stood_still": forecast.stood_still,
+        "came_to_nothing": forecast.came_to_nothing,
+        "digest": forecast.outcome.digest,
+        "tokens_per_s": accounts.tokens_per_s,
+        "tokens": accounts.tokens,
+        "samples": forecast.samples,
+        "samples_lost": forecast.lost_samples,
+        "cut_offs": forecast.cut_offs,
+        "shares": {what.value: share for what, share in accounts.shares.items()},
+        "rounds_s": accounts.rounds_s,
+        "before_rounds_s": accounts.before_s,
+        "whole_training_share": accounts.whole_training_share,
+        "seconds_by_state": dict(accounts.phases),
+        "bounds": [{"kind": kind, "class": who, "rounds": n} for (kind, who), n in count_bounds(forecast)],
+        "exits": [asdict(one) for one in forecast.exits],
+        "rounds": [get_round_json(one) for one in accounts.rounds],
+        "members": [_get_member(forecast, node) for node in sort_nodes(accounts.nodes.values())],
+    }
+
+
+def _get_member(forecast: Forecast, node: NodeAccount) -> dict[str, Any]:
+    carried = forecast.carried.get(node.name, Carried())
+    return {
+        "name": node.name, "class": get_class_name(forecast.question, node.name), "tokens": node.tokens,
+        "seconds": {what.value: seconds for what, seconds in node.times.items()},
+        "rounds_as_member": len(node.present),
+        "cut_off": [list(place) for place in node.cut_off],
+        "bytes_sent": carried.sent, "bytes_received": carried.received,
+        "weights_sent": carried.weights_sent, "weights_received": carried.weights_received,
+    }  # fmt: skip

@@ -1,0 +1,44 @@
+"""Whether a forecast shows what its run will go on like: the first rounds of a run are not like the rest.
+
+Who is too slow is cut off for some rounds before it is dropped; rounds are shorter afterwards.
+"""
+
+import math
+from typing import Final
+
+from psyche.analysis.accounts import RoundAccount
+from psyche.forecast.play import Forecast
+from psyche.forecast.recorder import LATE
+
+LAST_SHARE: Final = 0.25  # of the rounds
+IN_A_ROW: Final = 2  # rounds that a member was cut off in, so that it may soon be dropped
+
+
+def compute_late_speed(forecast: Forecast) -> float:
+    """Tokens a second from the later half of the rounds on: what they come to once members that go are gone."""
+    rounds = forecast.accounts.data_rounds
+    later = rounds[len(rounds) // 2 :]
+    if not later:
+        return 0.0
+    seconds = max(one.end for one in forecast.accounts.rounds) - later[0].start
+    return sum(one.tokens for one in later) / seconds if seconds > 0 else 0.0
+
+
+def describe_transient(forecast: Forecast) -> str:
+    """Why more rounds would give other figures; empty where nothing shows that they would."""
+    rounds = forecast.accounts.data_rounds
+    if not rounds or forecast.stood_still:
+        return ""
+    last = rounds[-math.ceil(LAST_SHARE * len(rounds)) :]
+    if any(one.at_s >= last[0].start and one.why.startswith(LATE) for one in forecast.exits):
+        return "play more rounds: members were still leaving"
+    if forecast.question.config.late_limit and _is_anybody_about_to_go(forecast, rounds[-IN_A_ROW:]):
+        return "play more rounds: members were cut off to the end, and will be dropped"
+    return ""
+
+
+def _is_anybody_about_to_go(forecast: Forecast, rounds: list[RoundAccount]) -> bool:
+    gone = {one.name for one in forecast.exits}
+    places = {one.place for one in rounds}
+    nodes = forecast.accounts.nodes.values()
+    return any(node.name not in gone and places <= set(node.cut_off) for node in nodes)

@@ -1,0 +1,202 @@
+"""What an owner could change, each tried out: the same population, seed and faults with that one change.
+
+A change is proposed for a reason that the forecast shows, and kept only if it helps when it is played: it is better,
+or a trade-off, where less is lost at the price of tokens a second.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from psyche.analysis.accounts import What
+from psyche.analysis.summary import format_percent
+from psyche.forecast.obstacle import estimate_slowest_s
+from psyche.forecast.play import Forecast, play
+from psyche.forecast.question import Question
+from psyche.forecast.report import count_bounds
+from psyche.forecast.settled import compute_late_speed
+from psyche.forecast.workload import Workload
+from psyche.telemetry.text import format_count, format_number
+
+MAX_TRIED: Final = 6
+GAIN: Final = 0.03  # less is the noise of another course of things
+WORTH: Final = 0.15  # so much speed may go for most of what is lost: a trade-off
+HEADROOM: Final = 1.25  # over the slowest training that was seen
+GOOD_SHARE: Final = 0.97
+LIMITS: Final[Mapping[str, int]] = {"max_round_train_time": 1 << 32, "global_batch_size_end": 0xFFFF}
+Answer = Callable[[Question], Forecast]
+
+
+@dataclass(frozen=True, slots=True)
+class Idea:
+    """A change that may help.
+
+    Args:
+        text: the change as it would be written.
+        question: with the change.
+        caution: what else it changes.
+    """
+
+    text: str
+    question: Question
+    caution: str = ""
+
+
+class Verdict(StrEnum):
+    """What a change is worth."""
+
+    BETTER = "better"  # more tokens a second, or as many with less lost
+    TRADE_OFF = "trade-off"  # less is lost, and tokens come slower
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A change that helped, with what it was like before and after."""
+
+    idea: Idea
+    before: Forecast
+    after: Forecast
+    verdict: Verdict
+
+    @property
+    def text(self) -> str:
+        """For people: the change, and the figures before and after."""
+        before, after = self.before, self.after
+        figures = [
+            ("tokens/s", *(format_count(compute_late_speed(f)) for f in (before, after))),
+            ("in training", *(format_percent(f.accounts.shares[What.TRAIN]) for f in (before, after))),
+            ("samples lost", *(format_percent(get_lost_share(f)) for f in (before, after))),
+            ("cut off", *(str(f.cut_offs) for f in (before, after))),
+        ]
+        changed = ", ".join(f"{name} {a} -> {b}" for name, a, b in figures if a != b)
+        return f"{self.idea.text}: {changed}" + (f" ({self.idea.caution})" if self.idea.caution else "")
+
+
+def get_lost_share(forecast: Forecast) -> float:
+    """Of all samples handed out, those in vain."""
+    return forecast.lost_samples / forecast.samples if forecast.samples else 0.0
+
+
+def find_ideas(forecast: Forecast, rebuild: Callable[[int], Workload] | None = None) -> list[Idea]:
+    """What the forecast gives reason to try. `rebuild` gives the workload with another compression_topk."""
+    found = [*_iter_times(forecast), *_iter_settings(forecast), *_iter_population(forecast)]
+    if rebuild is not None:
+        found += _iter_sizes(forecast, rebuild)
+    return found[:MAX_TRIED]
+
+
+def _change(question: Question, text: str, caution: str = "", **changes: int) -> Idea:
+    return Idea(text, replace(question, changes={**question.changes, **changes}), caution)
+
+
+def _iter_times(forecast: Forecast) -> Iterator[Idea]:
+    """Limits that cut members off, or that let all wait for a few."""
+    question, config = forecast.question, forecast.question.config
+    slowest_s = estimate_slowest_s(question)
+    wanted_s = math.ceil(HEADROOM * slowest_s)
+    if forecast.cut_offs and wanted_s > config.max_round_train_time:
+        text = f"max_round_train_time = {wanted_s} instead of {config.max_round_train_time}"
+        yield _change(question, text, max_round_train_time=wanted_s)
+    if forecast.cut_offs and config.straggler_percent:
+        limit_s = max(wanted_s, config.max_round_train_time)
+        text = f"straggler_percent = 0 instead of {config.straggler_percent} (wait for all"
+        text += f", for {limit_s} s at most)"
+        yield _change(question, text, straggler_percent=0, max_round_train_time=limit_s)
+    waits = {kind for (kind, _), _ in count_bounds(forecast)}
+    if not config.straggler_percent and waits & {"limit", "patience"}:
+        yield _change(question, "straggler_percent = 150 instead of 0", straggler_percent=150)
+
+
+def _iter_settings(forecast: Forecast) -> Iterator[Idea]:
+    question, config = forecast.question, forecast.question.config
+    if not config.overlap:
+        yield _change(question, "overlap = true", "results count one round later", overlap=True)
+    inside = sum(one.seconds for one in forecast.accounts.data_rounds)
+    if config.rounds_per_epoch and inside < 0.9 * forecast.outcome.simulated_s and len(get_epochs(forecast)) > 1:
+        longer = 4 * config.rounds_per_epoch
+        text = f"rounds_per_epoch = {longer} instead of {config.rounds_per_epoch}"
+        yield _change(question, text, "who comes late waits longer", rounds_per_epoch=longer)
+    doubled = 2 * config.global_batch_size_end
+    if forecast.accounts.shares[What.TRAIN] < GOOD_SHARE and doubled <= LIMITS["global_batch_size_end"]:
+        yield _idea_of_batch(forecast, doubled)
+
+
+def _idea_of_batch(forecast: Forecast, size: int) -> Idea:
+    question, config = forecast.question, forecast.question.config
+    start = 2 * config.global_batch_size_start
+    text = f"global_batch_size {size} instead of {config.global_batch_size_end}"
+    changes = {"global_batch_size_start": start, "global_batch_size_end": size}
+    wanted_s = math.ceil(2 * HEADROOM * estimate_slowest_s(question))
+    if wanted_s > config.max_round_train_time:
+        changes["max_round_train_time"] = wanted_s
+        text += f" and max_round_train_time {wanted_s} instead of {config.max_round_train_time}"
+    return _change(question, text, "a larger batch trains differently", **changes)
+
+
+def get_epochs(forecast: Forecast) -> set[int]:
+    """The epochs in which a round was trained."""
+    return {one.epoch for one in forecast.accounts.data_rounds}
+
+
+def _iter_population(forecast: Forecast) -> Iterator[Idea]:
+    """Without the slowest class, where it is not most of the run."""
+    question = forecast.question
+    there = [place for place, count in enumerate(question.counts) if count]
+    slowest = min(there, key=lambda place: question.classes[place].tokens_per_s)
+    left = question.clients - question.counts[slowest]
+    if len(there) < 2 or left < max(question.config.init_min_clients, question.clients // 2):
+        return
+    one = question.classes[slowest]
+    counts = tuple(0 if place == slowest else count for place, count in enumerate(question.counts))
+    text = f"without the {question.counts[slowest]} of class {one.name}"
+    yield Idea(text, replace(question, counts=counts), "the same batch, shared by the others")
+
+
+def _iter_sizes(forecast: Forecast, rebuild: Callable[[int], Workload]) -> Iterator[Idea]:
+    topk = forecast.question.run.model.optimizer.compression_topk
+    if forecast.accounts.shares[What.TRANSFER] > 1 - GOOD_SHARE and topk > 1:
+        question = replace(forecast.question, workload=rebuild(topk // 2))
+        yield Idea(f"compression_topk = {topk // 2} instead of {topk}", question, "each round then tells less")
+
+
+def check_ideas(before: Forecast, ideas: list[Idea], *, answer: Answer = play) -> list[Suggestion]:
+    """Play each idea; those that help, the best first, trade-offs last."""
+    found: list[Suggestion] = []
+    for idea in ideas:
+        after = answer(idea.question)
+        verdict = weigh(before, after)
+        if verdict is not None:
+            found.append(Suggestion(idea, before, after, verdict))
+    return sorted(found, key=lambda one: (one.verdict is Verdict.TRADE_OFF, -compute_late_speed(one.after)))
+
+
+def format_suggestions(tried: int, found: Sequence[Suggestion], transient: str) -> str:
+    """What came of the changes, those that are better before those that have a price."""
+    head = f"{format_number(tried, 'change')} tried"
+    better, traded = ([one for one in found if one.verdict is verdict] for verdict in Verdict)
+    lines = [f"{head}, better were:" if better else f"{head}, none was better", *(f"  {one.text}" for one in better)]
+    if traded:
+        lines += ["trade-offs: less is lost, and tokens come slower:", *(f"  {one.text}" for one in traded)]
+    if found:
+        lines.append("tokens/s here are those of the later half of the rounds")
+    return "\n".join([*lines, *([f"these figures may change; {transient}"] if found and transient else ())])
+
+
+def weigh(before: Forecast, after: Forecast) -> Verdict | None:
+    """What a change is worth: None where it is worth nothing; standing still never helps.
+
+    Speeds are those of the later rounds, for the first ones of a run are not like the rest.
+    """
+    if after.stood_still or after.outcome.violations:
+        return None
+    speed, new_speed = compute_late_speed(before), compute_late_speed(after)
+    lost, new_lost = get_lost_share(before), get_lost_share(after)
+    if new_speed > (1 + GAIN) * speed:
+        return Verdict.BETTER if new_lost <= lost + GAIN else None
+    if new_lost >= lost / 2:
+        return None
+    if new_speed >= (1 - GAIN) * speed:
+        return Verdict.BETTER
+    return Verdict.TRADE_OFF if new_speed > (1 - WORTH) * speed else None

@@ -1,0 +1,170 @@
+"""The trainer's own process: `python -m psyche.modeling.trainer.child --fd N --parent PID`.
+
+It reads its socket in a thread, so that a cancel is heard while a batch trains, and ends at once
+when the parent is gone. SIGINT is ignored: the parent decides.
+"""
+
+import argparse
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from psyche.errors import PsycheError, WireError
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer.fault import VARIABLE, Faults
+from psyche.modeling.trainer.frames import (
+    Beat,
+    Call,
+    Cancel,
+    Hello,
+    Reply,
+    ReplyBody,
+    decode_request,
+    decode_to_child,
+    encode,
+    receive_frame,
+    send_frame,
+)
+from psyche.wire.trainer import ApplyRequest, LoadRequest, SnapshotRequest, TrainRequest
+
+if TYPE_CHECKING:
+    from psyche.modeling.trainer.engine import TrainerEngine
+
+MAX_WAITING_CALLS: Final = 8  # a parent sends one at a time; more is a parent gone wrong
+ERROR_CHARACTERS: Final = 8_000
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; at once where it is dead already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+class Inbox:
+    """Calls as they come, read by a thread of its own; remembers which of them were cancelled."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._calls: queue.Queue[Call] = queue.Queue(MAX_WAITING_CALLS)
+        self._cancelled = -1  # calls are numbered upwards and run in order: the newest is enough
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while (raw := receive_frame(self._connection)) is not None:
+                match decode_to_child(raw):
+                    case Cancel(number):
+                        self._cancelled = max(self._cancelled, number)
+                    case Call() as call:
+                        self._calls.put_nowait(call)
+        except (WireError, queue.Full) as error:
+            print(f"trainer: {error or 'too many calls waiting'}", file=sys.stderr)  # noqa: T201 - its log
+            os._exit(1)
+        os._exit(0)  # the parent is gone, whatever the main thread does
+
+    def next(self) -> Call:
+        """Wait for a call; bounded by the parent's life."""
+        return self._calls.get()
+
+    def is_cancelled(self, number: int) -> bool:
+        """Whether the parent wants this call to end."""
+        return number <= self._cancelled
+
+
+class Child:
+    """Runs calls one after another on the main thread."""
+
+    def __init__(self, connection: socket.socket, threads: int) -> None:
+        self._connection = connection
+        self._inbox = Inbox(connection)
+        self._faults = Faults(os.environ.get(VARIABLE, ""))
+        self._engine = self._start(threads)
+
+    def _start(self, threads: int) -> "TrainerEngine":
+        import torch
+
+        from psyche.modeling.trainer.engine import TrainerEngine
+
+        torch.set_num_threads(threads)
+        send_frame(self._connection, Hello(os.getpid(), threads))
+        return TrainerEngine()
+
+    def serve(self) -> None:
+        """Answer calls until the parent is gone, or until a call leaves a state that nobody knows."""
+        while True:
+            call = self._inbox.next()
+            reply = self._answer(call)
+            send_frame(self._connection, reply)
+            if reply.kind == FailureKind.CRASHED:
+                sys.exit(1)
+
+    def _answer(self, call: Call) -> Reply:
+        self._faults.begin(call.operation)
+        try:
+            return Reply(call.number, body=msgspec.Raw(encode(self._run(call))))
+        except TrainerFailure as error:
+            return Reply(call.number, kind=error.kind, error=str(error))
+        except PsycheError as error:
+            return Reply(call.number, kind="refused", error=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it was, the parent hears of it
+            return self._report(call, error)
+
+    def _report(self, call: Call, error: Exception) -> Reply:
+        from psyche.modeling.device import is_out_of_memory
+
+        if is_out_of_memory(error):
+            text = f"out of memory in {call.operation}: {error}; restart the trainer, or use a smaller model"
+            return Reply(call.number, kind=FailureKind.OUT_OF_MEMORY, error=text)
+        return Reply(call.number, kind=FailureKind.CRASHED, error=traceback.format_exc()[-ERROR_CHARACTERS:])
+
+    def _run(self, call: Call) -> ReplyBody:
+        request = decode_request(call)
+
+        def beat() -> None:
+            send_frame(self._connection, Beat(call.number))
+            self._faults.strike()
+
+        match request:
+            case LoadRequest():
+                return self._engine.load(request, beat)
+            case TrainRequest():
+                return self._engine.train(request, lambda: self._beat_train(call, beat))
+            case ApplyRequest():
+                beat()
+                return self._engine.apply(request)
+            case SnapshotRequest():
+                return self._engine.snapshot(request, beat)
+
+    def _beat_train(self, call: Call, beat: Callable[[], None]) -> None:
+        from psyche.modeling.trainer.batch import Cancelled
+
+        beat()
+        if self._inbox.is_cancelled(call.number):
+            raise Cancelled
+
+
+def main() -> None:
+    """Entry point of the child process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="psyche-trainer", description="Started by Psyche itself.")
+    parser.add_argument("--fd", type=int, required=True, help="the inherited end of a socket pair")
+    parser.add_argument("--parent", type=int, required=True, help="the parent's process id")
+    parser.add_argument("--threads", type=int, required=True, help="CPU threads of torch")
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    Child(socket.socket(fileno=arguments.fd), arguments.threads).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""The trainer itself: load, train, apply, snapshot; synchronous, one call at a time.
+
+`local` runs it in a thread of this process, `child` in a process of its own.
+
+Every call takes a `beat`, which is called at each safe point (micro-batch, tensor). It may raise
+`Cancelled` while a batch trains; what the batch changed is then undone bit for bit (A4).
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+from transformers.models.llama import LlamaForCausalLM
+
+from psyche.core.encoding.manifest import FileEntry
+from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan
+from psyche.core.state.state import ZERO32, Optimizer, OptimizerKind
+from psyche.errors import PsycheError, TrainerError
+from psyche.modeling.checkpoint import export_model, load_momentum, load_snapshot, write_snapshot
+from psyche.modeling.device import get_numeric_class, is_out_of_memory, release_memory, select_device
+from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.model import count_parameters, get_parameters, get_shapes, get_tensors, load_model
+from psyche.modeling.snapshot import (
+    SnapshotInfo,
+    get_file_entries,
+    read_model_files,
+    read_snapshot_files,
+    read_snapshot_info,
+)
+from psyche.modeling.trainer.batch import Cancelled, Gradients, compute_gradients, decode_tokens
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.modeling.weights import compute_blank_root, compute_weight_part, compute_weight_root
+from psyche.wire.trainer import (
+    ApplyReply,
+    ApplyRequest,
+    LoadReply,
+    LoadRequest,
+    SentResult,
+    SnapshotReply,
+    SnapshotRequest,
+    TrainReply,
+    TrainRequest,
+)
+
+Beat = Callable[[], None]
+PENDING_FIELD: Final = "pending"
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A model with its momentum, as one load made it."""
+
+    model: LlamaForCausalLM
+    parameters: dict[str, nn.Parameter]
+    tensors: dict[str, torch.Tensor]  # all that the digest covers
+    plan: TransformPlan
+    distro: Distro
+    optimizer: Optimizer
+    device: torch.device
+    model_files: dict[str, bytes]
+    files: tuple[FileEntry, ...]  # what the digest covers of them: they do not change in a run
+    micro_batch_size: int
+    train_count: int = 0
+    # What the record decided of own results and no train has taken up yet: a cancelled or refused
+    # batch changes nothing, so its decisions wait here for the next one.
+    pending: dict[int, SentResult] = field(default_factory=dict)
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    if optimizer.kind is not OptimizerKind.DISTRO:
+        raise TrainerError(f"optimizer {optimizer.kind.name}: a run trains with Distro; AdamW is for `psyche train`")
+
+
+def _place(model: LlamaForCausalLM, device: torch.device) -> LlamaForCausalLM:
+    nn.Module.to(model, device)  # in place; transformers types its own `to` as a plain function
+    return model
+
+
+def _load_source(request: LoadRequest, beat: Beat) -> tuple[LlamaForCausalLM, SnapshotInfo | None, dict[str, bytes]]:
+    path = Path(request.path)
+    if not request.is_snapshot:
+        return load_model(path), None, read_model_files(path)
+    info = read_snapshot_info(path)
+    files = read_snapshot_files(info)
+    return load_snapshot(info, beat), info, files
+
+
+def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
+    """The full weight part; full values cannot be exact, so there the digest does not cover what tensors hold (S2)."""
+    if loaded.optimizer.quantize_1bit:
+        return compute_weight_root(loaded.tensors, loaded.files, beat)
+    return compute_blank_root(loaded.tensors, loaded.files)
+
+
+def _load_momentum(loaded: _Loaded, info: SnapshotInfo) -> None:
+    """Take over a snapshot's momentum; one made under another plan fits no chunk and is left."""
+    if not info.has_momentum or info.plan != encode_plan(loaded.plan):
+        return
+    tensors, fields = load_momentum(info)
+    loaded.distro.load_momentum_state(tensors)
+    loaded.train_count = info.train_count
+    pending = fields.get(PENDING_FIELD, [])
+    loaded.pending = {int(h): SentResult(height=int(h), applied=bool(applied)) for h, applied in pending}
+
+
+class TrainerEngine:
+    """One replica of the model with its momentum. After a failure it holds nothing and must load again."""
+
+    def __init__(self) -> None:
+        self._loaded: _Loaded | None = None
+
+    def load(self, request: LoadRequest, beat: Beat = lambda: None) -> LoadReply:
+        """Load weights, and momentum where the source is a snapshot made under the same plan.
+
+        Raises:
+            ConfigError: the model's config is not a plain Llama's.
+            TrainerError: unreadable or damaged files, another weight root than expected, an optimizer that no
+                run uses, no such device.
+        """
+        self._loaded = None
+        _check_optimizer(request.model.optimizer)
+        if request.micro_batch_size < 1:
+            raise TrainerError(f"load: micro_batch_size is {request.micro_batch_size}, must be at least 1")
+        device = select_device(request.device)
+        model, info, files = _load_source(request, beat)
+        loaded = self._prepare(request, _place(model, device), device, files)
+        root = _compute_root(loaded, beat)
+        if request.expected_weight_root and root != request.expected_weight_root:
+            raise TrainerError(
+                f"load {request.path}: weight root {root.hex()[:16]}, the record says "
+                f"{request.expected_weight_root.hex()[:16]}; fetch the weights again"
+            )
+        if info is not None and request.keep_momentum:
+            _load_momentum(loaded, info)
+        self._loaded = loaded
+        return self._describe(loaded, info, root)
+
+    def _prepare(
+        self, request: LoadRequest, model: LlamaForCausalLM, device: torch.device, files: dict[str, bytes]
+    ) -> _Loaded:
+        optimizer = request.model.optimizer
+        parameters = get_parameters(model)
+        topk, one_bit = optimizer.compression_topk, optimizer.quantize_1bit
+        plan = compute_plan(get_shapes(parameters), optimizer.compression_chunk, topk, one_bit=one_bit)
+        distro = Distro(parameters, plan, optimizer.compression_decay, topk, one_bit)
+        model.train()
+        return _Loaded(
+            model, parameters, get_tensors(model), plan, distro, optimizer, device, files, get_file_entries(files),
+            request.micro_batch_size,
+        )  # fmt: skip
+
+    def _describe(self, loaded: _Loaded, info: SnapshotInfo | None, root: bytes) -> LoadReply:
+        return LoadReply(
+            plan=encode_plan(loaded.plan),
+            weight_root=root,
+            parameters=count_parameters(loaded.tensors),
+            vocab_size=loaded.model.config.vocab_size,
+            numeric_class=get_numeric_class(loaded.device),
+            device=str(loaded.device),
+            chain=ZERO32 if info is None else info.chain,
+            train_count=loaded.train_count,
+            prev_commitment=ZERO32 if info is None or loaded.train_count == 0 else info.prev_commitment,
+        )
+
+    def _get_loaded(self) -> _Loaded:
+        if self._loaded is None:
+            raise TrainerError("trainer: nothing is loaded; load weights first")
+        return self._loaded
+
+    def train(self, request: TrainRequest, beat: Beat = lambda: None) -> TrainReply:
+        """Train one batch and compress what is worth sending.
+
+        Non-finite gradients are refused: nothing may be sent, and the momentum stays as it was.
+
+        Raises:
+            TrainerError: tokens that do not fit.
+            TrainerFailure: out of memory even with micro-batches of one.
+        """
+        loaded = self._get_loaded()
+        started = time.perf_counter()
+        tokens = decode_tokens(
+            request.tokens, request.samples, request.sequence_length, loaded.model.config.vocab_size
+        )  # fmt: skip
+        loaded.pending.update((sent.height, sent) for sent in request.decided)
+        try:
+            gradients = self._compute(loaded, request, tokens, beat)
+        except Cancelled:
+            return self._reply(loaded, started, cancelled=True)
+        compute_seconds = time.perf_counter() - started
+        if not gradients.finite:
+            reason = f"non-finite gradient at step {request.step} (loss {gradients.loss})"
+            return self._reply(loaded, started, gradients, compute_seconds, refused=reason)
+        payload = self._compress(loaded, request, gradients)
+        return self._reply(loaded, started, gradients, compute_seconds, payload=payload)
+
+    def _compute(self, loaded: _Loaded, request: TrainRequest, tokens: torch.Tensor, beat: Beat) -> Gradients:
+        """Gradients at the look-ahead point, with smaller micro-batches where memory runs out (F20)."""
+        size = min(loaded.micro_batch_size, request.samples)
+        while True:
+            look_ahead = loaded.distro.lookahead(request.lookahead_lr) if request.lookahead_lr > 0 else nullcontext()
+            try:
+                with look_ahead:
+                    return compute_gradients(
+                        loaded.model, loaded.parameters, tokens, micro_batch_size=size, device=loaded.device,
+                        clip=loaded.optimizer.clip_grad_norm, check=beat,
+                    )  # fmt: skip
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            release_memory(loaded.device)  # outside the except: the traceback held the tensors
+            if size == 1:
+                raise TrainerFailure(
+                    FailureKind.OUT_OF_MEMORY,
+                    f"out of memory at step {request.step} with one sequence of {request.sequence_length} tokens on "
+                    f"{loaded.device}; use a device with more memory or a smaller model",
+                )
+            size //= 2
+            loaded.micro_batch_size = size
+
+    def _compress(self, loaded: _Loaded, request: TrainRequest, gradients: Gradients) -> bytes:
+        self._loaded = None  # whatever fails from here on leaves a momentum that nobody knows
+        decided = tuple(loaded.pending[height] for height in sorted(loaded.pending))
+        payload = loaded.distro.compress(
+            gradients.tensors, request.lr, decided, in_flight=request.in_flight, height=request.height
+        )
+        loaded.pending.clear()
+        loaded.train_count += 1
+        self._loaded = loaded
+        return payload
+
+    def _reply(
+        self,
+        loaded: _Loaded,
+        started: float,
+        gradients: Gradients | None = None,
+        compute_seconds: float = 0.0,
+        *,
+        payload: bytes = b"",
+        cancelled: bool = False,
+        refused: str = "",
+    ) -> TrainReply:
+        seconds = time.perf_counter() - started
+        return TrainReply(
+            payload=payload,
+            loss=gradients.loss if gradients else 0.0,
+            grad_norm=gradients.norm if gradients else 0.0,
+            tokens=gradients.predicted if gradients else 0,
+            seconds=seconds,
+            compute_seconds=compute_seconds,
+            micro_batch_size=loaded.micro_batch_size,
+            train_count=loaded.train_count,
+            cancelled=cancelled,
+            refused=refused,
+        )
+
+    def apply(self, request: ApplyRequest) -> ApplyReply:
+        """Apply a decided set exactly, and hash the weights (S2).
+
+        Raises:
+            TrainerError: a payload that breaks the format; nothing was applied.
+        """
+        loaded = self._get_loaded()
+        started = time.perf_counter()
+        if request.run_update:
+            self._update(loaded, request)
+        if loaded.optimizer.quantize_1bit:
+            part, is_full = compute_weight_part(
+                loaded.tensors, loaded.files, full=request.full_digest, random_seed=request.random_seed
+            )  # fmt: skip
+        else:
+            part, is_full = compute_blank_root(loaded.tensors, loaded.files), True
+        return ApplyReply(weight_part=part, is_full=is_full, seconds=time.perf_counter() - started)
+
+    def _update(self, loaded: _Loaded, request: ApplyRequest) -> None:
+        try:
+            loaded.distro.apply(request.payloads, request.lr, loaded.optimizer.weight_decay or 0.0)
+        except PsycheError as error:
+            raise TrainerError(f"apply at height {request.height}: {error}") from error
+        except BaseException:
+            self._loaded = None  # half applied: no digest would be true
+            raise
+
+    def snapshot(self, request: SnapshotRequest, beat: Beat = lambda: None) -> SnapshotReply:
+        """Write a resume snapshot (kind "resume") or a Hugging Face folder (kind "export").
+
+        Raises:
+            TrainerError: an unknown kind or dtype, or the disk refused; nothing half-written is left.
+        """
+        loaded = self._get_loaded()
+        started = time.perf_counter()
+        path = Path(request.path)
+        match request.kind:
+            case "resume":
+                root = self._write_resume(loaded, path, request, beat)
+            case "export":
+                export_model(path, loaded.tensors, loaded.model_files, request.dtype)
+                root = _compute_root(loaded, beat)
+            case _:
+                raise TrainerError(f"snapshot: kind {request.kind!r}, must be resume or export")
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        return SnapshotReply(
+            path=str(path), size_bytes=size, weight_root=root, seconds=time.perf_counter() - started
+        )  # fmt: skip
+
+    def _write_resume(self, loaded: _Loaded, path: Path, request: SnapshotRequest, beat: Beat) -> bytes:
+        info = SnapshotInfo(
+            path=path,
+            epoch=request.epoch,
+            step=request.step,
+            data_index=request.data_index,
+            chain=request.chain,
+            digest=request.digest,
+            weight_root=ZERO32,
+            plan=encode_plan(loaded.plan),
+            prev_commitment=request.prev_commitment,
+            train_count=loaded.train_count,
+            has_momentum=True,
+            entries=(),
+            files=(),
+        )
+        known = {**loaded.pending, **{sent.height: sent for sent in request.decided}}
+        pending = [(sent.height, sent.applied) for sent in known.values()]
+        momentum = loaded.distro.momentum_state()
+        root = write_snapshot(info, loaded.tensors, momentum, {PENDING_FIELD: pending}, loaded.model_files, beat)
+        return root if loaded.optimizer.quantize_1bit else _compute_root(loaded, beat)

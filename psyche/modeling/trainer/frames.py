@@ -1,0 +1,168 @@
+"""What a trainer's parent and child say to each other: u32 little-endian length, then one msgpack envelope.
+
+No torch here. The parent sends `Call` and `Cancel`; the child `Hello` once, then `Beat` at each safe
+point of a call, and one `Reply` per call, in order.
+"""
+
+import socket
+from typing import Final, TypeAlias
+
+import msgspec
+
+from psyche.errors import WireError
+from psyche.wire.length import LENGTH_BYTES, pack_length, read_length
+from psyche.wire.msgpack import UNREADABLE
+from psyche.wire.trainer import (
+    ApplyReply,
+    ApplyRequest,
+    LoadReply,
+    LoadRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    TrainReply,
+    TrainRequest,
+)
+
+MAX_FRAME_BYTES: Final = 1 << 30  # a decided set of 256 payloads of 4 MiB; both ends are ours
+
+Request: TypeAlias = LoadRequest | TrainRequest | ApplyRequest | SnapshotRequest
+ReplyBody: TypeAlias = LoadReply | TrainReply | ApplyReply | SnapshotReply
+OPERATIONS: Final[dict[str, tuple[type[Request], type[ReplyBody]]]] = {
+    "load": (LoadRequest, LoadReply),
+    "train": (TrainRequest, TrainReply),
+    "apply": (ApplyRequest, ApplyReply),
+    "snapshot": (SnapshotRequest, SnapshotReply),
+}
+
+
+class Spawn(msgspec.Struct, frozen=True):
+    """To a trainer host: fork one trainer; with it come two descriptors, its socket and its log."""
+
+    threads: int
+    environment: dict[str, str]
+    folder: str  # where the client runs: its relative paths begin there, not where the host runs
+
+
+class Spawned(msgspec.Struct, frozen=True):
+    """From a trainer host: the trainer's process id at once; again with its exit status when it has ended."""
+
+    pid: int
+    status: int | None = None
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Run `operation` with `body`, the msgpack of its request."""
+
+    number: int
+    operation: str
+    body: msgspec.Raw
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """End the train with this number at its next micro-batch, if it still runs."""
+
+    number: int
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The child is up: torch and transformers are imported."""
+
+    pid: int
+    threads: int
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """The call with this number is alive."""
+
+    number: int
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """The end of a call: `body`, or `error` of a kind ("refused", or a `FailureKind`)."""
+
+    number: int
+    body: msgspec.Raw = msgspec.Raw(b"\xc0")
+    kind: str = ""
+    error: str = ""
+
+
+ToChild: TypeAlias = Call | Cancel
+ToParent: TypeAlias = Hello | Beat | Reply
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_TO_CHILD: Final = msgspec.msgpack.Decoder(ToChild)
+_TO_PARENT: Final = msgspec.msgpack.Decoder(ToParent)
+
+
+def encode(message: ToChild | ToParent | Request | ReplyBody) -> bytes:
+    """Msgpack of an envelope or of a body."""
+    return _ENCODER.encode(message)
+
+
+def decode_to_child(raw: bytes) -> ToChild:
+    """An envelope that the child received.
+
+    Raises:
+        WireError: malformed.
+    """
+    try:
+        return _TO_CHILD.decode(raw)
+    except UNREADABLE as error:
+        raise WireError(f"trainer frame: {error}") from error
+
+
+def decode_to_parent(raw: bytes) -> ToParent:
+    """An envelope that the parent received.
+
+    Raises:
+        WireError: malformed.
+    """
+    try:
+        return _TO_PARENT.decode(raw)
+    except UNREADABLE as error:
+        raise WireError(f"trainer frame: {error}") from error
+
+
+def decode_request(call: Call) -> Request:
+    """The request inside a call.
+
+    Raises:
+        WireError: an unknown operation, or a body that is not its request.
+    """
+    if call.operation not in OPERATIONS:
+        raise WireError(f"trainer call: unknown operation {call.operation!r}")
+    try:
+        return msgspec.msgpack.decode(call.body, type=OPERATIONS[call.operation][0])
+    except UNREADABLE as error:
+        raise WireError(f"trainer call {call.operation}: {error}") from error
+
+
+def receive_frame(connection: socket.socket) -> bytes | None:
+    """The next whole frame, blocking; None when the other side is gone.
+
+    Raises:
+        WireError: longer than `MAX_FRAME_BYTES`.
+    """
+    head = _receive_exactly(connection, LENGTH_BYTES)
+    if head is None:
+        return None
+    return _receive_exactly(connection, read_length(head, MAX_FRAME_BYTES, "trainer frame"))
+
+
+def _receive_exactly(connection: socket.socket, size_bytes: int) -> bytes | None:
+    buffer = bytearray(size_bytes)
+    view = memoryview(buffer)
+    while view:
+        try:
+            count = connection.recv_into(view)
+        except OSError:
+            return None
+        if count == 0:
+            return None
+        view = view[count:]
+    return bytes(buffer)
+
+
+def send_frame(connection: socket.socket, message: ToParent) -> None:
+    """Send one envelope, blocking until the parent takes it (the parent's death ends the child)."""
+    raw = encode(message)
+    connection.sendall(pack_length(len(raw)) + raw)

@@ -1,0 +1,337 @@
+"""The trainer in a supervised child process: a crash, a hang and memory running out are events (F20, F21).
+
+Importing this module loads no torch: the client's parent process stays small.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Final, NoReturn
+
+import msgspec
+import trio
+
+from psyche.errors import TrainerError, WireError
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer.fault import VARIABLE as FAULT_VARIABLE
+from psyche.modeling.trainer.frames import (
+    MAX_FRAME_BYTES,
+    OPERATIONS,
+    Call,
+    Cancel,
+    Hello,
+    Reply,
+    ReplyBody,
+    Request,
+    decode_to_parent,
+    encode,
+)
+from psyche.modeling.trainer.hosted_process import Process, spawn_hosted
+from psyche.modeling.trainer.watchdog import Watchdog, WatchdogLimits
+from psyche.wire.framing import ConnectionLost, FrameStream, FrameTimeout
+from psyche.wire.trainer import (
+    ApplyReply,
+    ApplyRequest,
+    LoadReply,
+    LoadRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    TrainReply,
+    TrainRequest,
+)
+
+HOST_VARIABLE: Final = "PSYCHE_TRAINER_HOST"  # the socket of a trainer host on this machine
+SEND_TIMEOUT_S: Final = 30.0  # the child's inbox thread reads at once; more means that it hangs
+CANCEL_TIMEOUT_S: Final = 2.0
+REAP_TIMEOUT_S: Final = 5.0  # after SIGKILL; longer only where the kernel itself is stuck
+LOG_TAIL_BYTES: Final = 2_000
+
+
+class _Child:
+    """One child process and the stream to it."""
+
+    def __init__(self, process: Process, stream: FrameStream) -> None:
+        self.process = process
+        self.stream = stream
+
+    async def end(self) -> int | None:
+        """Kill it and reap it; returns its exit status (negative: the signal), None if the kernel keeps it."""
+        with trio.move_on_after(REAP_TIMEOUT_S) as scope:
+            scope.shield = True
+            await self.stream.aclose()
+            if self.process.poll() is None:
+                self.process.kill()
+            await _wait(self.process)
+        return self.process.returncode
+
+
+async def _wait(process: Process) -> None:
+    """Wait for the exit without blocking; bounded by the caller."""
+    if process.poll() is not None:
+        return
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:  # a host has reaped it
+        process.wait()
+        return
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+    process.wait()
+
+
+def _describe_status(status: int | None) -> str:
+    if status is None:
+        return "it does not end"
+    if status >= 0:
+        return f"exit status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+    return f"killed by {name}" + (" (the kernel does that when memory runs out)" if name == "SIGKILL" else "")
+
+
+class TrainerProcess:
+    """Implements `wire.ports.Trainer` for a child process that it starts, watches and ends.
+
+    The first call starts the child where `start` has not. After a failure every call raises until
+    `restart`; the caller then loads its snapshot again.
+
+    Args:
+        threads: CPU threads of torch; the caller divides the cores among its clients.
+        log_path: where the child's output goes (appended); the parent's own where None.
+        environment: added to the child's environment.
+        limits: of its silence.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int = 1,
+        log_path: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        limits: WatchdogLimits | None = None,
+    ) -> None:
+        if threads < 1:
+            raise TrainerError(f"trainer: threads is {threads}, must be at least 1")
+        self._threads = threads
+        self._log_path = log_path
+        self._environment = dict(environment or {})
+        self._watchdog = Watchdog(limits or WatchdogLimits())
+        self._lock = trio.Lock()
+        self._child: _Child | None = None
+        self._failed = ""  # why there is no child any more
+        self._number = 0
+        self._training = -1  # the number of the train that runs or waits for its turn
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None where none runs."""
+        return self._child.process.pid if self._child else None
+
+    @property
+    def running(self) -> bool:
+        """Whether a child is up, as far as is known."""
+        return self._child is not None
+
+    async def start(self) -> None:
+        """Start the child and wait until it has imported what it needs (at most `limits.start_s`).
+
+        Raises:
+            TrainerFailure: it ended, or said nothing in time.
+        """
+        async with self._lock:
+            await self._ensure_started()
+
+    async def restart(self) -> None:
+        """End the child, if any, and start a fresh one, with nothing loaded.
+
+        Raises:
+            TrainerFailure: as for `start`.
+        """
+        async with self._lock:
+            await self._end()
+            self._failed = ""
+            await self._ensure_started()
+
+    async def load(self, request: LoadRequest) -> LoadReply:
+        """See `TrainerEngine.load`. Raises `TrainerFailure` beside its errors, as every call here."""
+        return await self._call("load", request)
+
+    async def train(self, request: TrainRequest) -> TrainReply:
+        """See `TrainerEngine.train`.
+
+        A caller that wants to know what became of the batch calls `cancel` and waits on; if the task that
+        waits is cancelled instead, the batch ends too, but perhaps only after its payload was made.
+        """
+        return await self._call("train", request)
+
+    async def apply(self, request: ApplyRequest) -> ApplyReply:
+        """See `TrainerEngine.apply`."""
+        return await self._call("apply", request)
+
+    async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
+        """See `TrainerEngine.snapshot`."""
+        return await self._call("snapshot", request)
+
+    async def cancel(self) -> None:
+        """End the running `train` at its next micro-batch; nothing where none runs."""
+        child, number = self._child, self._training
+        if child is None or number < 0:
+            await trio.lowlevel.checkpoint()
+            return
+        try:
+            # the call itself may still be on its way: it is megabytes, and a busy child takes them slowly
+            await child.stream.send(encode(Cancel(number)), SEND_TIMEOUT_S)
+        except (ConnectionLost, FrameTimeout):
+            return  # the running call hears of it
+
+    async def stop(self) -> None:
+        """Kill the child at once, whatever it does; calls that wait raise `TrainerFailure` (stopped)."""
+        self._failed = "it was stopped"
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end()
+
+    async def _call(self, operation: str, request: Request) -> Any:
+        self._number += 1
+        number = self._number
+        if operation == "train":
+            self._training = number
+        try:
+            async with self._lock:
+                child = await self._ensure_started()
+                return await self._exchange(child, number, operation, request)
+        finally:
+            if self._training == number:
+                self._training = -1
+
+    async def _exchange(self, child: _Child, number: int, operation: str, request: Request) -> ReplyBody:
+        started = time.monotonic()
+        try:
+            with trio.move_on_after(2 * SEND_TIMEOUT_S) as scope:
+                scope.shield = True  # half a frame would break the stream; the child reads at once
+                await child.stream.send(encode(Call(number, operation, msgspec.Raw(encode(request)))), SEND_TIMEOUT_S)
+            reply = await self._receive(child, number, self._watchdog.get_limit_s(operation))
+        except FrameTimeout:
+            await self._fail(FailureKind.HUNG, operation, f"no sign of life within {self._describe_limit(operation)}")
+        except (ConnectionLost, WireError) as error:
+            await self._fail(FailureKind.CRASHED, operation, str(error))
+        except trio.Cancelled:
+            with trio.move_on_after(CANCEL_TIMEOUT_S) as scope:
+                scope.shield = True
+                await self.cancel()
+            raise
+        if reply.error:
+            await self._raise(operation, reply)
+        self._watchdog.note(operation, time.monotonic() - started)
+        return msgspec.msgpack.decode(reply.body, type=OPERATIONS[operation][1])
+
+    def _describe_limit(self, operation: str) -> str:
+        return f"{self._watchdog.get_limit_s(operation):.0f} s"
+
+    async def _receive(self, child: _Child, number: int, silence_s: float) -> Reply:
+        """The reply to call `number`; every beat restarts the clock, replies to abandoned calls are dropped."""
+        while True:
+            match decode_to_parent(await child.stream.receive(silence_s)):
+                case Reply(number=answered) as reply if answered == number:
+                    return reply
+                case _:
+                    continue
+
+    async def _raise(self, operation: str, reply: Reply) -> NoReturn:
+        if reply.kind == FailureKind.CRASHED:
+            await self._fail(FailureKind.CRASHED, operation, reply.error)
+        if reply.kind in set(FailureKind):
+            raise TrainerFailure(FailureKind(reply.kind), reply.error)
+        raise TrainerError(reply.error)
+
+    async def _fail(self, kind: FailureKind, operation: str, reason: str) -> NoReturn:
+        """Bury the child and say what became of it."""
+        if self._child is None:  # `stop` came in between
+            raise TrainerFailure(FailureKind.STOPPED, f"trainer: stopped during {operation}")
+        child = self._child
+        status = child.process.poll()
+        await self._end()
+        if kind is FailureKind.CRASHED:
+            reason = f"{reason} ({_describe_status(child.process.returncode if status is None else status)})"
+        self._failed = f"it {kind.value} during {operation}"
+        text = f"trainer {kind.value} during {operation}: {reason}; restart it and load the resume snapshot again"
+        raise TrainerFailure(kind, text + self._read_log_tail())
+
+    def _read_log_tail(self) -> str:
+        if self._log_path is None or not self._log_path.exists():
+            return ""
+        with self._log_path.open("rb") as file:
+            file.seek(max(0, self._log_path.stat().st_size - LOG_TAIL_BYTES))
+            tail = file.read().decode(errors="replace").strip()
+        return f"\n{tail}" if tail else ""
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end()
+
+    async def _ensure_started(self) -> _Child:
+        if self._child is not None:
+            return self._child
+        if self._failed:
+            raise TrainerFailure(FailureKind.STOPPED, f"trainer: not running, {self._failed}; restart it first")
+        self._child = child = self._spawn()
+        try:
+            hello = decode_to_parent(await child.stream.receive(self._watchdog.limits.start_s))
+            if not isinstance(hello, Hello):
+                raise WireError(f"trainer: said {type(hello).__name__} before Hello")
+        except FrameTimeout:
+            await self._fail(FailureKind.HUNG, "start", f"not up within {self._watchdog.limits.start_s:.0f} s")
+        except (ConnectionLost, WireError) as error:
+            await self._fail(FailureKind.CRASHED, "start", str(error))
+        except trio.Cancelled:
+            await self._end()
+            raise
+        return child
+
+    def _spawn(self) -> _Child:
+        """Start the process from this very thread: the kernel ties its life to the thread that made it."""
+        ours, theirs = socket.socketpair()
+        command = [
+            sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer.child",
+            "--fd", str(theirs.fileno()), "--parent", str(os.getpid()), "--threads", str(self._threads),
+        ]  # fmt: skip
+        # torch reads the first two before `set_num_threads` could be called; nothing is fetched from the Hub
+        settings = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads)) | {"HF_HUB_OFFLINE": "1"}
+        with theirs, self._open_log() as log:
+            process = self._spawn_hosted(theirs, log, settings) or subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **settings, **self._environment},
+                process_group=0,  # a terminal's Ctrl-C goes to the parent, which decides
+            )
+        ours.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        return _Child(process, FrameStream(stream, MAX_FRAME_BYTES))
+
+    def _spawn_hosted(self, theirs: socket.socket, log: IO[bytes], settings: Mapping[str, str]) -> Process | None:
+        """A trainer forked by the host that the environment names; None where there is none, or no longer."""
+        host = os.environ.get(HOST_VARIABLE)
+        if not host:
+            return None
+        faults = {FAULT_VARIABLE: os.environ.get(FAULT_VARIABLE, "")}
+        environment = {**settings, **faults, **self._environment}
+        try:
+            return spawn_hosted(host, theirs.fileno(), log.fileno(), self._threads, environment)
+        except OSError:
+            return None
+
+    def _open_log(self) -> IO[bytes]:
+        if self._log_path is None:
+            return open(os.dup(2), "wb", buffering=0)  # noqa: PTH123 - a descriptor, not a path
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        return self._log_path.open("ab", buffering=0)

@@ -1,0 +1,34 @@
+"""Address records as items of an answer to "addresses"."""
+
+from typing import Final
+
+import msgspec
+
+from psyche.errors import WireError
+from psyche.wire.msgpack import UNREADABLE
+from psyche.wire.ports import AddressRecord
+
+ITEM_BYTES: Final = 1_280  # 8 addresses of 128 bytes, key, signature, and msgpack's lengths
+MAX_RECORDS: Final = 32  # of one answer (N1)
+
+
+_decoder = msgspec.msgpack.Decoder(AddressRecord)
+
+
+def encode_record(record: AddressRecord) -> bytes:
+    """One item of an answer."""
+    return msgspec.msgpack.encode(record)
+
+
+def decode_record(raw: bytes) -> AddressRecord:
+    """Read one item; the caller checks the signature.
+
+    Raises:
+        WireError: too long, not the expected fields, or one of them beyond its limit.
+    """
+    if len(raw) > ITEM_BYTES:
+        raise WireError(f"address record: {len(raw)} bytes, at most {ITEM_BYTES}")
+    try:
+        return _decoder.decode(raw)
+    except UNREADABLE as error:
+        raise WireError(f"address record: {error}") from error

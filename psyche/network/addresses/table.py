@@ -1,0 +1,126 @@
+"""Where peers are: as the home's book says, as they and others say, and as a person or the record names them."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from psyche.errors import WireError
+from psyche.network.addresses.messages import MAX_RECORDS
+from psyche.wire.crypto import check_address_record
+from psyche.wire.peer_address import PeerAddress
+from psyche.wire.ports import AddressRecord
+
+_log: Final = logging.getLogger("psyche.network")
+RECORD_VALID_S: Final = 24 * 3_600
+CLOCK_SLACK_S: Final = 3_600  # a peer's clock may be ahead by so much
+
+
+@dataclass(slots=True)
+class AddressTable:
+    """What this node knows of addresses, by key.
+
+    Args:
+        own_key: whose records are not kept.
+        get_unix: the time that records expire by.
+    """
+
+    own_key: bytes
+    get_unix: Callable[[], int]
+    has_book: bool = False  # the home has given one
+    bootstrap: dict[bytes, tuple[str, ...]] = field(default_factory=dict[bytes, tuple[str, ...]])
+    _book: dict[bytes, AddressRecord] = field(default_factory=dict[bytes, AddressRecord])
+    _learned: dict[bytes, AddressRecord] = field(default_factory=dict[bytes, AddressRecord])  # of hello and of others
+
+    def set_book(self, records: Sequence[AddressRecord], connected: Collection[bytes]) -> frozenset[bytes]:
+        """Take over the book: what is signed and newer; forget what it lacks, but of `connected`. Keys with news."""
+        self.has_book |= bool(records)
+        new: set[bytes] = set()
+        for record in records:
+            old = self._book.get(record.p2p)
+            if old is record or record.p2p == self.own_key or not _is_newer(record, old):
+                continue
+            try:
+                check_address_record(record)
+            except WireError as error:
+                _log.info("address record of %s is ignored: %s", record.p2p.hex()[:16], error)
+                continue
+            self._book[record.p2p] = record
+            new.add(record.p2p)
+        for key in set(self._book) - {r.p2p for r in records} - set(connected):
+            del self._book[key]
+        return frozenset(new)
+
+    def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> frozenset[bytes]:
+        """Replace the addresses that need no record; the keys that have new ones."""
+        found: dict[bytes, tuple[str, ...]] = {}
+        for peer in addresses:
+            if peer.key != self.own_key:
+                found[peer.key] = (*found.get(peer.key, ()), peer.address)
+        new = frozenset(k for k, a in found.items() if self.bootstrap.get(k) != a)
+        self.bootstrap = found
+        return new
+
+    def learn(self, record: AddressRecord) -> bool:
+        """Keep a record that its own key or another peer shows, if it is in time and the newest (N2); whether it was.
+
+        Raises:
+            WireError: it breaks a limit, or is not signed by its key.
+        """
+        now = self.get_unix()
+        if record.p2p == self.own_key or not record.addresses:
+            return False
+        if not now < record.expires_unix <= now + RECORD_VALID_S + CLOCK_SLACK_S:
+            return False
+        known = self.get_record(record.p2p)
+        if known is not None and known.expires_unix >= record.expires_unix:
+            return False
+        check_address_record(record)
+        self._learned[record.p2p] = record
+        return True
+
+    def forget(self, keep: Collection[bytes]) -> None:
+        """Drop what was learned of keys other than these."""
+        self._learned = {k: r for k, r in self._learned.items() if k in keep}
+
+    def get_record(self, key: bytes) -> AddressRecord | None:
+        """The newest record of a key."""
+        book, learned = self._book.get(key), self._learned.get(key)
+        if book is None or learned is None:
+            return book or learned
+        return learned if learned.expires_unix > book.expires_unix else book
+
+    def is_in_book(self, key: bytes) -> bool:
+        """Whether the home says where this key is."""
+        return key in self._book
+
+    def is_old(self, key: bytes) -> bool:
+        """Whether a key has no record, or one that has lost half of its time."""
+        record = self.get_record(key)
+        return record is None or record.expires_unix < self.get_unix() + RECORD_VALID_S // 2
+
+    def get_keys(self) -> frozenset[bytes]:
+        """All keys with a record or a bootstrap address."""
+        return frozenset(self._book.keys() | self._learned.keys() | self.bootstrap.keys())
+
+    def get_addresses(self, key: bytes) -> tuple[str, ...]:
+        """Where to dial a key, in order: bootstrap addresses, then its newest record while it is in time (N3)."""
+        record = self.get_record(key)
+        recorded = record.addresses if record is not None and record.expires_unix >= self.get_unix() else ()
+        named = self.bootstrap.get(key, ())
+        return tuple(dict.fromkeys((*named, *recorded))) if named else recorded
+
+    def get_records(self, first: bytes, allowed: Collection[bytes], own: AddressRecord) -> list[AddressRecord]:
+        """At most 32 records in time, own among them, by key from `first` on, round the end (N1)."""
+        now, found = self.get_unix(), {own.p2p: own}
+        for key in allowed:
+            record = self.get_record(key)
+            if key != self.own_key and record is not None and record.addresses and record.expires_unix > now:
+                found[key] = record
+        keys = sorted(found, key=lambda key: (key < first, key))
+        return [found[key] for key in keys[:MAX_RECORDS]]
+
+
+def _is_newer(record: AddressRecord, known: AddressRecord | None) -> bool:
+    """A book's record may also replace one of the same second."""
+    return known is None or (known.expires_unix <= record.expires_unix and known != record)

@@ -1,0 +1,443 @@
+"""Fetching blobs from peers: ranges to whoever is free, every chunk checked, no source trusted.
+
+A source that stalls or goes away loses its ranges to another; one that sends a wrong chunk, a wrong
+manifest or a wrong length is banned for the run. Chunks are stored one by one as they come, so a
+source that dies costs at most the chunk it was sending.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from psyche.errors import NetworkError, WireError
+from psyche.network.blobs.messages import (
+    HASH_BYTES,
+    BlobRequest,
+    Status,
+    compute_chunk_count,
+    compute_manifest_bytes,
+    compute_range_bytes,
+    decode_manifest,
+    encode_request,
+    read_reply_head,
+)
+from psyche.network.blobs.ranges import Range, RangeScheduler
+from psyche.network.blobs.sinks import Sink, SinkError
+from psyche.network.limits import ASK_CHUNKS, WINDOW_BYTES, NetworkLimits
+from psyche.network.rates import SourceStatistics
+from psyche.network.streams import BLOB, ByteStream, Lease, Readable, Signal, read_exactly
+from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
+
+_log: Final = logging.getLogger("psyche.network")
+FIRST_RETRY_S: Final = 0.25
+LONGEST_RETRY_S: Final = 4.0
+LEAST_SOURCES: Final = 8  # that a payload is asked of before its fetch makes room for another
+LOOK_S: Final = 0.25  # how often a fetch that rests looks whether another one waits
+WINDOW_TARGET_S: Final = 4.0  # no source is asked for more than it delivers in about this time
+MAX_SOURCES: Final = 1_024
+
+
+class Peers(Protocol):
+    """What fetching needs of a node."""
+
+    changed: Signal  # a peer came or went
+
+    def is_connected(self, key: bytes) -> bool:
+        """Whether the peer is past hello."""
+        ...
+
+    def lease(self, key: bytes, protocol: str) -> AbstractAsyncContextManager[Lease]:
+        """A stream to the peer."""
+        ...
+
+
+@dataclass(slots=True)
+class Target:
+    """One blob to fetch; the chunk hashes of a blob of one chunk are known when it is here."""
+
+    blob_id: bytes
+    size_bytes: int
+    sink: Sink
+    hashes: bytes = b""
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it has."""
+        return compute_chunk_count(self.size_bytes)
+
+    def is_right(self, chunk: int, data: bytes) -> bool:
+        """Whether `data` is that chunk of the blob."""
+        found = blake3_hash(data)
+        if self.chunks == 1:
+            return compute_blob_id(self.size_bytes, found) == self.blob_id
+        return found == self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
+
+
+@dataclass(slots=True)
+class SourceBook:
+    """What the node knows of its sources, across fetches; cleared of bans when the run changes."""
+
+    limits: NetworkLimits
+    banned: dict[bytes, str] = field(default_factory=dict)
+    statistics: dict[bytes, SourceStatistics] = field(default_factory=dict)
+    bytes_received: int = 0
+    asked_bytes: int = 0  # of all fetches together, and not here yet
+
+    def get_statistics(self, key: bytes) -> SourceStatistics:
+        """How the source has served so far."""
+        found = self.statistics.get(key)
+        if found is None:
+            if len(self.statistics) >= MAX_SOURCES:
+                self.statistics.pop(next(iter(self.statistics)))
+            found = self.statistics[key] = SourceStatistics(self.limits.slowest_rate_bytes_s)
+        return found
+
+    def ban(self, key: bytes, why: str) -> None:
+        """Take nothing of this source any more in this run."""
+        if len(self.banned) < MAX_SOURCES:
+            self.banned[key] = why
+        _log.warning("source %s is banned for the run: %s", key.hex()[:16], why)
+
+
+class _Lie(NetworkError):
+    """The source sent what cannot be right: it is banned."""
+
+
+class _Stall(NetworkError):
+    """The source did not deliver in time."""
+
+    def __init__(self, message: str, waited_s: float) -> None:
+        super().__init__(message)
+        self.waited_s = waited_s
+
+
+class _Patient:
+    """A stream whose reads do not wait for ever: neither for the next bytes nor for all of them."""
+
+    def __init__(self, stream: ByteStream, idle_s: float, limit_s: float) -> None:
+        self._stream = stream
+        self._idle_s = idle_s
+        self._limit_s = limit_s
+        self._until = trio.current_time() + limit_s
+        self._scope = trio.CancelScope(deadline=self._until)  # pyright: ignore[reportCallIssue]
+
+    async def run(self, function: Callable[["_Patient"], Awaitable[None]]) -> None:
+        """Let `function` read from this.
+
+        Raises:
+            _Stall: it waited for too long.
+        """
+        with self._scope:
+            await function(self)
+        if self._scope.cancelled_caught:
+            if trio.current_time() >= self._until:
+                raise _Stall(f"nothing complete within {self._limit_s:.1f} s", self._limit_s)
+            raise _Stall(f"sends nothing for {self._idle_s:.1f} s", self._idle_s)
+
+    async def read_some(self, max_bytes: int) -> bytes:
+        idle_until = trio.current_time() + self._idle_s
+        if idle_until >= self._until:
+            return await self._stream.read_some(max_bytes)
+        self._scope.deadline = idle_until
+        data = await self._stream.read_some(max_bytes)
+        self._scope.deadline = self._until
+        return data
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request on its way."""
+
+    item: Range
+    size_bytes: int
+
+
+class FetchJob:
+    """Fetches several blobs from several sources; `run` ends when all are in their sinks.
+
+    Args:
+        targets: the blobs, all of at least one chunk.
+        sources: keys, each once, preferred ones first.
+        peers: how to reach them.
+        book: statistics and bans.
+        parallel: all sources at once, or one after another.
+        progress: told the bytes present, resumed ones included, whenever they grow.
+        is_wanted: whether another fetch waits for this one's place: one that finds nothing then ends. Else who
+            announces and withholds would take the places of all who deliver (B7).
+    """
+
+    def __init__(
+        self, targets: Sequence[Target], sources: Sequence[bytes], peers: Peers, book: SourceBook, *,
+        parallel: bool, progress: Callable[[int], None] | None = None, is_wanted: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self._is_wanted = is_wanted
+        self._targets = list(targets)
+        self._sources = list(sources)
+        self._peers = peers
+        self._book = book
+        self._limits = book.limits
+        self._parallel = parallel
+        self._progress = progress
+        self._scheduler = RangeScheduler([t.chunks for t in targets])
+        self._changed = Signal()
+        self._present = 0
+        self._unfinished = len(self._targets)
+        self._writing: set[tuple[int, int]] = set()
+        self._fatal: SinkError | None = None
+        self._failures: dict[bytes, str] = {}  # what each source did last
+        self._lacks: dict[tuple[bytes, int], tuple[float, float]] = {}  # (source, target) -> (until, delay)
+        self.bytes_by_source: dict[bytes, int] = {}
+
+    async def run(self, deadline: float) -> None:
+        """Fetch everything before `deadline` on trio's clock.
+
+        Raises:
+            NetworkError: time is up, every source is banned, or a sink failed.
+        """
+        with trio.move_on_at(deadline):
+            await self._open_targets()
+            if not self._is_over():
+                await (self._run_parallel() if self._parallel else self._run_in_turn())
+        if self._fatal is not None:
+            raise self._fatal
+        if self._unfinished:
+            raise NetworkError(self._describe_failure())
+
+    def _is_over(self) -> bool:
+        return not self._unfinished or self._fatal is not None or all(s in self._book.banned for s in self._sources)
+
+    async def _open_targets(self) -> None:
+        for number, target in enumerate(self._targets):
+            if target.chunks > 1:
+                self._scheduler.want_manifest(number)
+            else:
+                await self._open_target(number, b"")
+
+    async def _open_target(self, number: int, hashes: bytes) -> None:
+        target = self._targets[number]
+        target.hashes = hashes
+        for chunk in await target.sink.open(hashes):
+            self._count_chunk(number, chunk)
+        self._scheduler.want(number)
+        await self._finish_if_done(number)
+
+    async def _finish_if_done(self, number: int) -> None:
+        if self._scheduler.is_done(number):
+            await self._targets[number].sink.finish()
+            self._unfinished -= 1
+
+    def _count_chunk(self, number: int, chunk: int) -> None:
+        self._scheduler.mark(number, chunk)
+        self._present += compute_range_bytes(self._targets[number].size_bytes, chunk, 1)
+        if self._progress is not None:
+            self._progress(self._present)
+
+    async def _run_parallel(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for source in self._sources:
+                nursery.start_soon(self._serve_source, source)
+            while not self._is_over():
+                await self._changed.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _serve_source(self, source: bytes) -> None:
+        delay = FIRST_RETRY_S
+        while source not in self._book.banned:
+            before = self.bytes_by_source.get(source, 0)
+            await self._pull(source)
+            delay = FIRST_RETRY_S if self.bytes_by_source.get(source, 0) > before else min(2 * delay, LONGEST_RETRY_S)
+            with trio.move_on_after(delay):
+                await (self._changed if self._peers.is_connected(source) else self._peers.changed).wait()
+        self._changed.notify()
+
+    async def _run_in_turn(self) -> None:
+        delay = FIRST_RETRY_S
+        while not self._is_over():
+            for tried, source in enumerate(self._order_sources()):
+                if self._is_in_vain(tried):
+                    return
+                await self._pull(source)
+                if self._is_over():
+                    return
+            await self._rest(trio.current_time() + delay)
+            if self._is_in_vain(LEAST_SOURCES):
+                return
+            delay = min(2 * delay, LONGEST_RETRY_S)
+
+    def _is_in_vain(self, tried: int) -> bool:
+        return tried >= LEAST_SOURCES and not self._present and self._is_wanted()
+
+    async def _rest(self, until: float) -> None:
+        """Until some source may have something, or the place is wanted."""
+        while trio.current_time() < until and not self._is_in_vain(LEAST_SOURCES):
+            with trio.move_on_at(min(until, trio.current_time() + LOOK_S)):
+                await self._peers.changed.wait()
+                return
+
+    def _order_sources(self) -> Iterator[bytes]:
+        """Those that are connected first; mostly the preferred one is, and has it."""
+        usable = [s for s in self._sources if s not in self._book.banned] if self._book.banned else self._sources
+        if not usable:
+            return
+        if self._peers.is_connected(usable[0]):
+            yield usable[0]
+            usable = usable[1:]
+        yield from sorted(usable, key=lambda s: not self._peers.is_connected(s))
+
+    async def _pull(self, source: bytes) -> None:
+        """Take from one source until it has nothing more to give, or fails."""
+        if not self._peers.is_connected(source):
+            self._failures[source] = "not connected"
+            return
+        first = self._take(source)
+        if first is None:
+            return
+        asked = deque([first])
+        self._failures[source] = "was being asked"
+        try:
+            async with self._peers.lease(source, BLOB) as lease:
+                await self._exchange(source, lease.stream, asked)
+                lease.is_clean = True
+        except (_Lie, WireError) as error:
+            self._failures[source] = str(error)
+            self._book.ban(source, str(error))
+        except _Stall as error:
+            self._failures[source] = str(error)
+            self._book.get_statistics(source).add_stall(error.waited_s)
+        except SinkError as error:
+            self._fatal = error
+        except NetworkError as error:
+            self._failures[source] = str(error)
+        finally:
+            for request in asked:
+                self._book.asked_bytes -= request.size_bytes
+                self._scheduler.drop(request.item)
+            self._changed.notify()
+
+    async def _exchange(self, source: bytes, stream: ByteStream, asked: deque[_Asked]) -> None:
+        """Keep requests on their way and take replies in their order; `asked[0]` is not sent yet."""
+        await stream.write(self._encode(asked[0]))
+        while asked:
+            more = self._take_more(source, asked)
+            if more:
+                asked.extend(more)
+                await stream.write(b"".join(self._encode(m) for m in more))
+            await self._receive(source, stream, asked[0])
+            self._book.asked_bytes -= asked.popleft().size_bytes
+            self._changed.notify()
+            if not asked and (following := self._take(source)) is not None:
+                asked.append(following)
+                await stream.write(self._encode(following))
+
+    def _take_more(self, source: bytes, asked: deque[_Asked]) -> list[_Asked]:
+        more: list[_Asked] = []
+        room = self._book.get_statistics(source).compute_window(WINDOW_TARGET_S, WINDOW_BYTES, 2 * BLOB_CHUNK_BYTES)
+        room -= sum(a.size_bytes for a in asked)
+        room = min(room, self._limits.asked_bytes - self._book.asked_bytes)
+        large = sum(a.size_bytes > BLOB_CHUNK_BYTES for a in asked)
+        while len(asked) + len(more) < self._limits.blobs_in_flight and room >= BLOB_CHUNK_BYTES and large < 2:
+            request = self._take(source, room // BLOB_CHUNK_BYTES, take_over=False)
+            if request is None:
+                break
+            more.append(request)
+            room -= request.size_bytes
+            large += request.size_bytes > BLOB_CHUNK_BYTES
+        return more
+
+    def _take(self, source: bytes, max_chunks: int = ASK_CHUNKS, *, take_over: bool = True) -> _Asked | None:
+        now = trio.current_time()
+        statistics = self._book.get_statistics(source)
+        wish = statistics.compute_chunks(BLOB_CHUNK_BYTES, self._limits.range_target_s, ASK_CHUNKS)
+        room = (self._limits.asked_bytes - self._book.asked_bytes) // BLOB_CHUNK_BYTES
+
+        def is_usable(target: int) -> bool:
+            return self._lacks.get((source, target), (0.0, 0.0))[0] <= now
+
+        item = self._scheduler.take(source, now, max(1, min(wish, max_chunks, room)), is_usable)
+        if item is None and take_over:
+            item = self._scheduler.take_over(source, now, now - self._limits.take_over_s, is_usable)
+        if item is None:
+            return None
+        size = self._targets[item.target].size_bytes
+        wanted = compute_range_bytes(size, item.first, item.count) if item.count else compute_manifest_bytes(size)
+        self._book.asked_bytes += wanted
+        return _Asked(item, wanted)
+
+    def _encode(self, request: _Asked) -> bytes:
+        item = request.item
+        return encode_request(BlobRequest(self._targets[item.target].blob_id, item.first, item.count))
+
+    async def _receive(self, source: bytes, stream: ByteStream, request: _Asked) -> None:
+        statistics = self._book.get_statistics(source)
+        at_least_s = self._limits.file_progress_s if self._parallel else self._limits.min_progress_s
+        idle_s = statistics.compute_limit_s(0, at_least_s)
+        limit_s = statistics.compute_limit_s(request.size_bytes, at_least_s)
+
+        async def read(patient: _Patient) -> None:
+            started = trio.current_time()
+            status = await read_reply_head(patient, request.size_bytes)
+            began = trio.current_time()
+            statistics.add_wait(began - started)
+            if status != Status.OK:
+                self._process_refusal(source, request.item, status)
+                return
+            await self._receive_body(source, patient, request.item)
+            statistics.add_transfer(request.size_bytes, trio.current_time() - began)
+            self._scheduler.finish(request.item)
+
+        await _Patient(stream, idle_s, limit_s).run(read)
+
+    def _process_refusal(self, source: bytes, item: Range, status: Status) -> None:
+        """The source lacks the blob: ask it again later, others now."""
+        now = trio.current_time()
+        delay = min(2 * self._lacks.get((source, item.target), (0.0, FIRST_RETRY_S / 2))[1], LONGEST_RETRY_S)
+        self._lacks[source, item.target] = (now + delay, delay)
+        self._failures[source] = f"does not have it ({status.name.lower()})"
+        self._scheduler.drop(item)
+
+    async def _receive_body(self, source: bytes, stream: Readable, item: Range) -> None:
+        target = self._targets[item.target]
+        if not item.count:
+            body = await read_exactly(stream, compute_manifest_bytes(target.size_bytes))
+            self._count_bytes(source, len(body))
+            hashes = decode_manifest(body, target.size_bytes)
+            if compute_blob_id(target.size_bytes, hashes) != target.blob_id:
+                raise _Lie("a manifest that does not belong to its id")
+            if not target.hashes:  # a second manifest may come when one was taken over
+                await self._open_target(item.target, hashes)
+            return
+        for chunk in range(item.first, item.first + item.count):
+            data = await read_exactly(stream, compute_range_bytes(target.size_bytes, chunk, 1))
+            self._count_bytes(source, len(data))
+            if not target.is_right(chunk, data):
+                raise _Lie(f"chunk {chunk} of {target.blob_id.hex()[:16]} is wrong")
+            await self._store(item.target, chunk, data)
+
+    async def _store(self, number: int, chunk: int, data: bytes) -> None:
+        if self._scheduler.is_marked(number, chunk) or (number, chunk) in self._writing:
+            return
+        self._writing.add((number, chunk))
+        try:
+            await self._targets[number].sink.write(chunk, data)
+        finally:
+            self._writing.discard((number, chunk))
+        self._count_chunk(number, chunk)
+        await self._finish_if_done(number)
+
+    def _count_bytes(self, source: bytes, size_bytes: int) -> None:
+        self._book.bytes_received += size_bytes
+        self.bytes_by_source[source] = self.bytes_by_source.get(source, 0) + size_bytes
+
+    def _describe_failure(self) -> str:
+        missing = self._scheduler.get_missing()
+        names = ", ".join(self._targets[m].blob_id.hex()[:16] for m in missing[:4])
+        why = "; ".join(
+            f"{s.hex()[:16]} {self._book.banned.get(s) or self._failures.get(s, 'was not asked')}"
+            for s in self._sources[:8]
+        )
+        return f"blob {names}: {len(missing)} of {len(self._targets)} not here in time; sources: {why or 'none'}"

@@ -1,0 +1,102 @@
+"""Serving blobs: at most two ranges at once per peer and eight in all, in the order they were asked."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from psyche.network.blobs.messages import (
+    REQUEST_BYTES,
+    BlobRequest,
+    Status,
+    compute_chunk_count,
+    compute_range_bytes,
+    decode_request,
+    encode_manifest,
+    encode_reply_head,
+)
+from psyche.network.blobs.store import BlobStore
+from psyche.network.limits import NetworkLimits
+from psyche.network.streams import ByteStream, read_exactly
+from psyche.wire.turns import AtOnce
+
+READ_CHUNKS: Final = 4  # of a file at once: what lies in memory per range that is being served
+MAX_PEER_LIMITERS: Final = 1_024
+
+
+@dataclass(slots=True)
+class ServeCounters:
+    """What was served since the start."""
+
+    bytes_sent: int = 0
+    ranges: int = 0
+
+
+class BlobServer:
+    """Answers requests for the blobs of a store."""
+
+    def __init__(self, store: BlobStore, limits: NetworkLimits) -> None:
+        self.counters = ServeCounters()
+        self._store = store
+        self._limits = limits
+        self._total = trio.CapacityLimiter(limits.ranges_total)
+        self._per_peer: dict[bytes, trio.CapacityLimiter] = {}
+
+    async def serve(self, key: bytes, stream: ByteStream) -> None:
+        """Answer one peer's requests on one stream until it ends or is idle for too long.
+
+        Raises:
+            WireError: the peer breaks the format.
+            StreamError: the stream ended.
+        """
+        with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
+            while True:
+                scope.deadline = trio.current_time() + self._limits.idle_stream_s
+                raw = await read_exactly(stream, REQUEST_BYTES)
+                scope.deadline = math.inf
+                async with AtOnce(self._get_limiter(key)), AtOnce(self._total):
+                    await self._answer(stream, decode_request(raw))
+
+    def _get_limiter(self, key: bytes) -> trio.CapacityLimiter:
+        found = self._per_peer.get(key)
+        if found is None:
+            if len(self._per_peer) >= MAX_PEER_LIMITERS:
+                idle = next((k for k, limiter in self._per_peer.items() if not limiter.borrowed_tokens), key)
+                self._per_peer.pop(idle, None)
+            found = self._per_peer[key] = trio.CapacityLimiter(self._limits.ranges_per_peer)
+        return found
+
+    async def _answer(self, stream: ByteStream, request: BlobRequest) -> None:
+        manifest = self._store.get_manifest(request.blob_id)
+        if manifest is None:
+            await stream.write(encode_reply_head(Status.UNKNOWN))
+            return
+        size, hashes = manifest
+        if not request.count:
+            body = encode_manifest(size, hashes)
+            await self._send(stream, encode_reply_head(Status.OK, len(body)) + body)
+        elif request.first + request.count > compute_chunk_count(size):
+            await stream.write(encode_reply_head(Status.REFUSED))
+        else:
+            await self._send_range(stream, request, size)
+
+    async def _send_range(self, stream: ByteStream, request: BlobRequest, size: int) -> None:
+        """Head and first part in one write; a file that goes away in the middle ends the stream."""
+        end = request.first + request.count
+        head = encode_reply_head(Status.OK, compute_range_bytes(size, request.first, request.count))
+        for first in range(request.first, end, READ_CHUNKS):
+            part = await self._store.read(request.blob_id, first, min(READ_CHUNKS, end - first))
+            if part is None and head:
+                await stream.write(encode_reply_head(Status.UNKNOWN))
+                return
+            if part is None:
+                await stream.reset()
+                return
+            await self._send(stream, head + part)
+            head = b""
+        self.counters.ranges += 1
+
+    async def _send(self, stream: ByteStream, data: bytes) -> None:
+        await stream.write(data)
+        self.counters.bytes_sent += len(data)

@@ -1,0 +1,100 @@
+"""Listening ports and addresses of this machine.
+
+libp2p listens with SO_REUSEPORT: two processes on one port both start, and each gets half of the
+connections. So a port is locked first, for as long as the node lives.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Final
+
+from psyche.core.state.limits import MAX_ADDRESSES
+from psyche.errors import NetworkError
+
+FREE_PORT_ATTEMPTS: Final = 32
+
+
+@contextmanager
+def lock_port(ip: str, port: int) -> Iterator[int]:
+    """Hold a TCP port of `ip` against other processes of ours, and see that nobody else listens on it.
+
+    Args:
+        ip: the address to listen on.
+        port: the port; 0 finds a free one.
+
+    Raises:
+        NetworkError: the port is taken, or `ip` is not an address of this machine.
+    """
+    for _ in range(1 if port else FREE_PORT_ATTEMPTS):
+        number = port or _probe(ip, 0)
+        lock = _try_lock(number)
+        if lock is None:
+            continue
+        try:
+            _probe(ip, number)
+            yield number
+        finally:
+            lock.close()
+        return
+    raise NetworkError(f"port {port}: another process of psyche listens on it")
+
+
+def _try_lock(port: int) -> socket.socket | None:
+    """An abstract socket named after the port: gone with its process, private to its network namespace."""
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        lock.bind(f"\0psyche-port-{port}")
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+def _probe(ip: str, port: int) -> int:
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ip, port))
+        except OSError as error:
+            raise NetworkError(f"listen on {ip} port {port}: {error.strerror}") from error
+        return int(probe.getsockname()[1])
+
+
+def build_address(ip: str, port: int) -> str:
+    """The multiaddr of a TCP port.
+
+    Raises:
+        NetworkError: `ip` is not an IP address.
+    """
+    try:
+        version = ipaddress.ip_address(ip).version
+    except ValueError as error:
+        raise NetworkError(f"listen address {ip!r}: not an IP address") from error
+    return f"/ip{version}/{ip}/tcp/{port}"
+
+
+def get_reachable_addresses(ip: str, port: int) -> tuple[str, ...]:
+    """Where others reach a node that listens on `ip`: for "any", this machine's addresses, loopback only alone."""
+    if not ipaddress.ip_address(ip).is_unspecified:
+        return (build_address(ip, port),)
+    version = ipaddress.ip_address(ip).version
+    found = [a for a in get_machine_addresses() if ipaddress.ip_address(a).version == version]
+    outside = [a for a in found if not ipaddress.ip_address(a).is_loopback]
+    loopback = "127.0.0.1" if version == 4 else "::1"
+    return tuple(build_address(a, port) for a in (outside or [loopback])[:MAX_ADDRESSES])
+
+
+def get_machine_addresses() -> list[str]:
+    """The IP addresses of this machine's interfaces, link-local ones left out."""
+    import ifaddr  # comes with libp2p
+
+    found: list[str] = []
+    for adapter in ifaddr.get_adapters():
+        for entry in adapter.ips:
+            text = entry.ip if isinstance(entry.ip, str) else entry.ip[0]
+            if not ipaddress.ip_address(text).is_link_local:
+                found.append(text)
+    return found

@@ -1,0 +1,414 @@
+"""Dishonest members: small programs beside an honest engine, at its ports to the server and to the peers.
+
+Each is simpler than a peer: it waits for an occasion and says something else than the engine wanted to.
+What colluding members say depends on the round alone, so that they say the same.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import trio
+
+from psyche.backends.tcp.backend import TcpBackend
+from psyche.client.engine.witness_report import build_witness, compute_report
+from psyche.core.committee.bloom import BLOOM_BYTES
+from psyche.core.encoding.gossip import RESULT_TAG
+from psyche.core.state.gossip import Evidence, Gossip, Result
+from psyche.core.state.limits import BLOOM_BITS
+from psyche.core.state.messages import HealthCheck, Message, ReportEquivocation, WarmupWitness, WitnessMessage
+from psyche.core.state.state import RoundFlag, WitnessFlag
+from psyche.core.state.timeline import get_attested_round
+from psyche.errors import BackendError
+from psyche.network.memory import MemoryNode
+from psyche.sim.byzantine.forgery import STRANGE_COUNT, Forge, Impersonate, OtherFiles, Swap, build_result
+from psyche.sim.byzantine.program import ByzantineMember, ByzantineProgram, Participant
+from psyche.wire.crypto import blake3_hash, blob_id_of
+from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
+from psyche.wire.ports import Backend, Network, Proof, SyncHandler, SyncReply, SyncRequest
+
+
+def _derive(what: str, message: WitnessMessage) -> bytes:
+    return blake3_hash(b"lie", what.encode(), message.epoch.to_bytes(2, "little"), message.height.to_bytes(4, "little"))
+
+
+class ClaimAll(ByzantineProgram):
+    """Holds everybody's result, has heard everybody, with a root that nobody else has (B8)."""
+
+    kind = "claim_all"
+
+    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
+        attested = get_attested_round(host.get_state())
+        held = attested.members if attested is not None else 0
+        root = _derive("root", message) if held else bytes(32)
+        return replace(message, held=held, heard=host.get_state().current.members, results_root=root)
+
+
+class ClaimNone(ByzantineProgram):
+    """Holds nothing and has heard nobody (B8)."""
+
+    kind = "claim_none"
+
+    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
+        del host
+        return replace(message, held=0, heard=0, results_root=bytes(32), broadcast_bloom=bytes(BLOOM_BYTES))
+
+
+class NothingFirst(ByzantineProgram):
+    """Reports first of all, and that it holds nothing, so that others may follow it (W6)."""
+
+    kind = "nothing_first"
+
+    async def run(self, host: Participant) -> None:
+        seen = (-1, -1)
+        while True:
+            await trio.sleep(0.1)
+            state = host.get_state()
+            now = (state.progress.epoch, state.current.height)
+            record = host.find_record(state.current.height)
+            member = host.member
+            if not state.in_round or now == seen or record is None or host.backend is None or member is None:
+                continue
+            seen = now
+            if member in record.witnesses and self.rng.random() < self.share:
+                nothing = build_witness(
+                    record, member, compute_report(None), digest=None, is_full=False, is_complete=False,
+                    now=record.started_at, metadata=b"",
+                )  # fmt: skip
+                await self.tell(host.backend.submit(nothing))
+
+
+class DenyOne(ByzantineProgram):
+    """Never heard of one honest member, and does not hold its result (B8, B18)."""
+
+    kind = "deny_one"
+
+    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
+        victim = ~(1 << host.get_victim())
+        held = message.held & victim
+        root = _derive("root without", message) if held else bytes(32)
+        return replace(message, held=held, heard=message.heard & victim, results_root=root)
+
+
+class FullBloom(ByzantineProgram):
+    """A bloom filter that contains everything: refused by its bits (B8, W4)."""
+
+    kind = "full_bloom"
+
+    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
+        del host
+        return replace(message, broadcast_bloom=b"\xff" * BLOOM_BYTES)
+
+
+class LieBloom(ByzantineProgram):
+    """A bloom filter of as many bits as allowed, all of them wrong, and a root that leaves it to the blooms (B10)."""
+
+    kind = "lie_bloom"
+
+    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
+        del host
+        if not message.held:
+            return message
+        bits = 7 * message.held.bit_count()
+        bloom = sum(1 << place for place in self.rng.sample(range(BLOOM_BITS), min(bits, 1_400)))
+        raw = bloom.to_bytes(BLOOM_BYTES, "little")
+        return replace(message, broadcast_bloom=raw, results_root=_derive("root", message))
+
+
+class LieRoot(ByzantineProgram):
+    """A root that stands for no list."""
+
+    kind = "lie_root"
+
+    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
+        del host
+        return replace(message, results_root=_derive("root", message)) if message.held else message
+
+
+class LieDigest(ByzantineProgram):
+    """A digest of weights that nobody has."""
+
+    kind = "lie_digest"
+
+    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
+        del host
+        flags = message.flags & ~WitnessFlag.NO_DIGEST | WitnessFlag.FULL_DIGEST
+        return replace(message, state_digest=_derive("digest", message), flags=flags)
+
+
+class NoEnd(ByzantineProgram):
+    """Works like everybody, but leaves no record in the rounds that end an epoch (B20)."""
+
+    kind = "no_end"
+
+    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage | None:
+        is_drain = host.get_state().current.flags & RoundFlag.DRAIN
+        return None if is_drain else message
+
+
+class Accuse(ByzantineProgram):
+    """Accuses every other member in every round, of silence and of two results for one round (B18)."""
+
+    kind = "accuse"
+
+    async def run(self, host: Participant) -> None:
+        seen = (-1, -1)
+        while True:
+            await trio.sleep(0.5)
+            state = host.get_state()
+            now = (state.progress.epoch, state.current.height)
+            if not state.in_round or now == seen or host.backend is None:
+                continue
+            seen = now
+            for member, client in enumerate(state.clients):
+                await self.tell(host.backend.submit(HealthCheck(*now, member)))
+                if client.p2p != host.key and await self.tell(self._report(host, host.backend, member)):
+                    self.believed += 1
+
+    async def _report(self, host: Participant, backend: TcpBackend, member: int) -> None:
+        """A result that the member signed in the last round, and the same with other figures."""
+        record = host.find_record(host.get_state().current.height - 1)
+        signed = list(record.signed.get(member, {}).values()) if record is not None else []
+        if len(signed) != 1:
+            raise BackendError("there is nothing to report: it signed nothing, or two results indeed")
+        message = decode_gossip(signed[0])
+        other = replace(message, body=build_result(message.body, train_count=STRANGE_COUNT))
+        report = ReportEquivocation(message.epoch, message.height, member)
+        await backend.submit(report, Evidence(signed[0], encode_gossip(other)))
+
+
+class _ResultProgram(ByzantineProgram):
+    """Changes how a result is announced."""
+
+    def decode(self, raw: bytes) -> Gossip | None:
+        """The result in a message, or None for other kinds."""
+        return decode_gossip(raw) if raw.startswith(RESULT_TAG) else None
+
+    def sign_other(self, host: Participant, message: Gossip, **changes: Any) -> bytes:
+        """The same result under another header, signed."""
+        body = build_result(message.body, **changes)
+        signed = sign_gossip(host.identity, message.run_uid, message.epoch, message.height, message.member, body)
+        return encode_gossip(signed)
+
+
+class Equivocate(_ResultProgram):
+    """Two different results for one round: one to some peers, the other to the rest (B6)."""
+
+    kind = "equivocate"
+
+    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
+        message = self.decode(raw)
+        if message is None or not self.is_due():
+            await node.publish(raw)
+            return
+        other = self.sign_other(host, message, train_count=77)
+        here = sorted(node.connected())
+        for number, key in enumerate(here):
+            host.send_to(key, raw if number % 2 else other)
+
+
+class EquivocateLoudly(_ResultProgram):
+    """Two different results for one round, both to everybody (B6, R7)."""
+
+    kind = "equivocate_loudly"
+
+    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
+        await node.publish(raw)
+        message = self.decode(raw)
+        if message is not None and self.is_due():
+            await node.publish(self.sign_other(host, message, train_count=78))
+
+
+class Replay(_ResultProgram):
+    """Sends its first result again in every round, as it was and signed for the new round (B2)."""
+
+    kind = "replay"
+    first: bytes | None = None
+
+    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
+        message = self.decode(raw)
+        if message is None:
+            await node.publish(raw)
+            return
+        if self.first is None:
+            self.first = raw
+            await node.publish(raw)
+            return
+        await node.publish(self.first)
+        old = decode_gossip(self.first)
+        assert isinstance(old.body, Result), "kept as a result"
+        again = sign_gossip(host.identity, message.run_uid, message.epoch, message.height, message.member, old.body)
+        self.told += 1
+        await node.publish(encode_gossip(again))
+
+
+class Withhold(ByzantineProgram):
+    """Announces results whose payload nobody can have (B7)."""
+
+    kind = "withhold"
+
+    def change_body(self, host: Participant, body: bytes) -> bytes | None:
+        del host
+        return None if self.is_due() else body
+
+
+class Garbage(ByzantineProgram):
+    """Trains payloads that are none, under their right name (F15, R4)."""
+
+    kind = "garbage"
+
+    def change_payload(self, payload: bytes) -> bytes:
+        return self.rng.randbytes(len(payload)) if self.is_due() else payload
+
+
+class Silent(ByzantineProgram):
+    """Says nothing to its peers, but follows the run (F10)."""
+
+    kind = "silent"
+
+    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
+        del host, node, raw
+        self.told += 1
+
+
+class Idle(Silent):
+    """Joins every epoch, says that it is ready, and does nothing at all."""
+
+    kind = "idle"
+
+    def change_witness(self, host: Participant, message: WitnessMessage) -> None:
+        del host, message
+
+    def change_body(self, host: Participant, body: bytes) -> None:
+        del host, body
+
+
+class JoinOnly(Idle):
+    """Joins every epoch and never shows any weights."""
+
+    kind = "join_only"
+
+    def shows_weights(self, host: Participant) -> bool:
+        del host
+        self.told += 1
+        return False
+
+
+class Mute(ByzantineProgram):
+    """Trains and talks, but never announces a result; those who ask it for what they lack are told."""
+
+    kind = "mute"
+
+    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
+        del host
+        if raw.startswith(RESULT_TAG):
+            self.told += 1
+            return
+        await node.publish(raw)
+
+
+class Flood(ByzantineProgram):
+    """Every 15 s more junk that looks like something, within 2 s, than its peers take of anybody (B16)."""
+
+    kind = "flood"
+
+    async def run(self, host: Participant) -> None:
+        while True:
+            await trio.sleep(13.0)
+            for _ in range(8 if self.is_due() else 0):
+                await trio.sleep(0.25)
+                await self._send(host, 25)
+
+    async def _send(self, host: Participant, count: int) -> None:
+        run_uid = host.get_state().run_uid
+        for _ in range(count):
+            junk = RESULT_TAG + run_uid + self.rng.randbytes(599 - len(RESULT_TAG) - len(run_uid))
+            if host.network is not None:
+                await host.network.publish(junk)
+
+
+KINDS: Final[dict[str, type[ByzantineProgram]]] = {
+    cls.kind: cls
+    for cls in (
+        ClaimAll, ClaimNone, NothingFirst, DenyOne, FullBloom, LieBloom, LieRoot, LieDigest, NoEnd, Forge, Accuse,
+        Equivocate, EquivocateLoudly, Replay, Withhold, Garbage, Silent, Idle, JoinOnly, Mute, Flood, Impersonate,
+        Swap, OtherFiles,
+    )
+}  # fmt: skip
+
+
+class _Wrapped:
+    """A port that hands everything on but what a subclass defines."""
+
+    def __init__(self, inner: Any, host: Participant, programs: Sequence[ByzantineProgram]) -> None:
+        self._inner = inner
+        self._host = host
+        self._programs = programs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _ByzantineBackend(_Wrapped):
+    async def submit(self, message: Message, proof: Proof = None) -> None:
+        changed: Message | None = message
+        shows = all(program.shows_weights(self._host) for program in self._programs)
+        if isinstance(message, WarmupWitness) and not shows:
+            return
+        if isinstance(message, WitnessMessage):
+            changed = self._change_witness(message)
+        if changed is not None:
+            await self._inner.submit(changed, proof)
+
+    def _change_witness(self, message: WitnessMessage) -> WitnessMessage | None:
+        for program in self._programs:
+            changed = program.change_witness(self._host, message)
+            if changed is not message and program.is_due():
+                if changed is None:
+                    return None
+                message = changed
+        return message
+
+
+class _ByzantineNetwork(_Wrapped):
+    async def publish(self, message: bytes) -> None:
+        programs = [one for one in self._programs if type(one).publish is not ByzantineProgram.publish]
+        if programs:
+            await programs[0].publish(self._host, self._inner, message)
+        else:
+            await self._inner.publish(message)
+
+    def set_sync_handler(self, handler: SyncHandler) -> None:
+        async def answer(peer: bytes, request: SyncRequest) -> SyncReply:
+            reply = await handler(peer, request)
+            for program in self._programs:
+                reply = program.change_reply(request, reply)
+            return reply
+
+        self._inner.set_sync_handler(answer)
+
+    async def provide(self, data: bytes | Path, *, expires: tuple[int, int] | None) -> bytes:
+        for program in self._programs:
+            if isinstance(data, bytes) and expires is not None:
+                changed = program.change_body(self._host, data)
+                if changed is None:
+                    return blob_id_of(data)
+                data = changed
+        return await self._inner.provide(data, expires=expires)
+
+
+def wrap_backend(backend: TcpBackend, host: Participant, programs: Sequence[ByzantineProgram]) -> Backend:
+    """A client's way to the server, as its programs have it."""
+    return cast("Backend", _ByzantineBackend(backend, host, programs))
+
+
+def wrap_network(node: MemoryNode, host: Participant, programs: Sequence[ByzantineProgram]) -> Network:
+    """A client's way to its peers, as its programs have it."""
+    return cast("Network", _ByzantineNetwork(node, host, programs))
+
+
+def build_program(member: ByzantineMember, rng: random.Random) -> ByzantineProgram:
+    """The program of a dishonest member."""
+    return KINDS[member.kind](member.share, rng)

@@ -1,0 +1,96 @@
+"""Where a client may die: each point of a round at which one of its tasks waits for something.
+
+The points are found, not listed: a run in which nothing goes wrong is watched, and every place in the code where a
+task of the victim comes to rest within one round counts once, by the task's name and the innermost line of ours.
+The same seed then gives the same run up to that very step, and there the process dies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from psyche.sim.hosts import ClientHost
+from psyche.sim.runtime import Task, find_root
+from psyche.sim.scenarios.scenario import Scenario
+from psyche.sim.world import Outcome, World, simulate
+
+VICTIM: Final = "client-1"
+HEIGHT: Final = 2  # everything that a round may bring is under way: training, applying, fetching, attesting
+PACKAGE: Final = "/psyche/"
+STAND_INS: Final = ("/psyche/sim/", "/psyche/network/links.py", "/psyche/network/memory.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step of the victim's tasks within the round, counted from its beginning, and where it left the task."""
+
+    step: int
+    task: str
+    place: str
+
+
+class Watch(trio.abc.Instrument):
+    """Follows the victim's tasks through its round.
+
+    Args:
+        world: the world.
+        kill_at: the step after which the process dies; None: none, `points` are found instead.
+    """
+
+    def __init__(self, world: World, kill_at: int | None = None) -> None:
+        self.points: dict[tuple[str, str], Point] = {}
+        self._victim: ClientHost = next(host for host in world.clients if host.name == VICTIM)
+        self._world = world
+        self._kill_at = kill_at
+        self._step = 0
+        self._is_on = False
+        world.trace.listeners.append(self._listen)
+
+    def _listen(self, node: str, kind: str, fields: Mapping[str, object]) -> None:
+        if node != VICTIM or kind != "round_started":
+            return
+        begins = (fields["epoch"], fields["height"]) == (0, HEIGHT)
+        if begins and not self._is_on:
+            trio.lowlevel.add_instrument(self)
+        elif self._is_on and not begins:
+            trio.lowlevel.remove_instrument(self)
+        self._is_on = begins
+
+    def after_task_step(self, task: Task) -> None:
+        """A task has run as far as it goes."""
+        life = self._victim.life
+        if not self._is_on or life is None or life.root is None or find_root(task, {life.root: None}) is None:
+            return
+        self._step += 1
+        if self._kill_at is None:
+            self._note(task)
+        elif self._step == self._kill_at:
+            self._victim.kill()
+
+    def _note(self, task: Task) -> None:
+        place = ""
+        for frame, line in task.iter_await_frames():
+            name = frame.f_code.co_filename
+            if PACKAGE in name and not any(one in name for one in STAND_INS):
+                place = f"{name[name.rindex(PACKAGE) + 1 :]}:{line}"
+        if place:  # others, of trio or of the simulation, do not exist in a real process; ended tasks wait for nothing
+            self.points.setdefault((task.name, place), Point(self._step, task.name, place))
+
+
+def find_points(scenario: Scenario) -> list[Point]:
+    """Every point of the round at which the victim waits, in the order in which it gets there."""
+    watches: list[Watch] = []
+    outcome = simulate(scenario, prepare=lambda world: watches.append(Watch(world)))
+    assert not outcome.violations, outcome.describe()
+    return sorted(watches[0].points.values(), key=lambda point: point.step)
+
+
+def play_killed(scenario: Scenario, point: Point) -> Outcome:
+    """The same run, with the victim dead from this point on."""
+
+    def prepare(world: World) -> None:
+        Watch(world, point.step)
+
+    return simulate(scenario, prepare=prepare)

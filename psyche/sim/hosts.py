@@ -1,0 +1,461 @@
+"""Machines of a simulated world and the processes on them: what `server run` and `client train` put together.
+
+A machine keeps its disk, its key and its clock; a process has one life on it. A killed process does nothing
+more: its connections are reset, what it would still write, send or log is lost, and its tasks are cancelled.
+"""
+
+import functools
+import shutil
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+
+from psyche.backends.tcp.backend import Machine, TcpBackend, open_backend
+from psyche.backends.tcp.dial import ServerAddress
+from psyche.client.engine.records import RoundRecord
+from psyche.client.engine.round_engine import RoundEngine
+from psyche.client.runtime.parts import Parts
+from psyche.client.runtime.payloads import PayloadCheck
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.shell import Shell
+from psyche.core.state.messages import Message, WitnessMessage
+from psyche.core.state.state import Coordinator
+from psyche.data.dummy import DummyData
+from psyche.data.provider import LocalProvider
+from psyche.errors import PsycheError
+from psyche.modeling.snapshot import clean_leftovers, list_snapshots
+from psyche.network.blobs.store import run_in_thread
+from psyche.network.links import LinkConditions
+from psyche.network.memory import MemoryNode
+from psyche.server.server import BoundListener, ServerSettings, run_server
+from psyche.sim.byzantine.program import ByzantineProgram
+from psyche.sim.byzantine.programs import wrap_backend, wrap_network
+from psyche.sim.disk import DiskConditions, DiskHandle, ServerDisk
+from psyche.sim.faults import Degrade
+from psyche.sim.identity import SimIdentity
+from psyche.sim.invariants.views import ClientStatistics
+from psyche.sim.links.lines import join_conditions
+from psyche.sim.runtime import Task, build_rng
+from psyche.sim.scenarios.scenario import (
+    MODEL_FOLDER,
+    RUN_ID,
+    START_UNIX,
+    MachineClass,
+    SimRunFile,
+)
+from psyche.sim.surroundings import Surroundings
+from psyche.sim.trace import NodeLog
+from psyche.sim.trainer import VOCAB, Faults, PayloadCodec, SimTrainer
+from psyche.wire.access import OPEN
+from psyche.wire.crypto import Identity
+from psyche.wire.ports import AddressRecord, Backend, Proof
+from psyche.wire.tls import Connection
+
+SERVER_HOST = "server"
+SERVER_PORT = 7_000
+
+
+@dataclass(eq=False)
+class Life:
+    """One process."""
+
+    log: NodeLog
+    number: int
+    scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope())  # noqa: PLW0108  # pyright: ignore[reportCallIssue]
+    root: Task | None = None
+    stops: int = 0  # faults under way that let it stand still
+    on_death: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Host:
+    """A machine."""
+
+    def __init__(self, world: Surroundings, name: str, identity: SimIdentity) -> None:
+        self.world = world
+        self.name = name
+        self.identity = identity
+        self.key = identity.public
+        self.clock_s = 0.0
+        self.disk = DiskConditions()
+        self.life: Life | None = None
+        self.lives = 0
+        self.is_gone = False  # ended, and nobody means to start it again
+        self.code: int | None = None  # how its last process ended by itself
+        self.degraded: list[Degrade] = []
+        self.uplink = self.downlink = LinkConditions()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs."""
+        return self.life is not None
+
+    def unix(self) -> float:
+        """Its wall clock."""
+        return START_UNIX + trio.current_time() + self.clock_s
+
+    def start(self) -> None:
+        """Start its process, unless it runs."""
+        if self.life is None and not self.world.is_over:
+            self.lives += 1
+            self.code, self.is_gone = None, False
+            self.life = Life(NodeLog(self.world.trace, self.name), self.lives)
+            self.world.note("started", who=self.name, life=self.lives)
+            self.world.spawn(self._live, self.life)
+
+    def kill(self, *, erase: bool = False) -> None:
+        """End its process as SIGKILL does."""
+        life, self.life = self.life, None
+        if life is not None:
+            self.world.note("killed", who=self.name, life=life.number)
+            life.log.is_alive = False
+            for notify in life.on_death:
+                notify()
+            self.world.drop(self.key)
+            self.world.note_death()
+            if life.stops and life.root is not None:
+                self.world.queue.resume(life.root)
+            life.scope.cancel()
+        if erase:
+            self.erase()
+
+    def erase(self) -> None:
+        """The disk is empty from now on."""
+
+    def stop(self) -> Life | None:
+        """Let its process stand still, which is returned."""
+        life = self.life
+        if life is None or life.root is None:
+            return None
+        life.stops += 1
+        if life.stops == 1:
+            self.world.note("stopped", who=self.name)
+            self.world.queue.stop(life.root)
+        return life
+
+    def resume(self, life: Life | None) -> None:
+        """Let a process go on that `stop` returned, unless something else still stops it."""
+        if life is not None and life is self.life:
+            life.stops -= 1
+            self._go_on(life)
+
+    def wake(self) -> None:
+        """Let its process go on, whatever stopped it."""
+        if self.life is not None and self.life.stops:
+            self.life.stops = 0
+            self._go_on(self.life)
+
+    def _go_on(self, life: Life) -> None:
+        if not life.stops and life.root is not None:
+            self.world.note("resumed", who=self.name)
+            self.world.queue.resume(life.root)
+
+    def degrade(self, fault: Degrade) -> None:
+        """Its lines are worse."""
+        self.degraded.append(fault)
+
+    def restore(self, fault: Degrade) -> None:
+        """They are as before."""
+        self.degraded.remove(fault)
+
+    def get_uplink(self) -> LinkConditions:
+        """What its way out is like now."""
+        worse = [fault.get_conditions() for fault in self.degraded if fault.up]
+        return functools.reduce(join_conditions, worse, self.uplink)
+
+    def get_downlink(self) -> LinkConditions:
+        """What its way in is like now."""
+        worse = [fault.get_conditions() for fault in self.degraded if fault.down]
+        return functools.reduce(join_conditions, worse, self.downlink)
+
+    async def _live(self, life: Life) -> None:
+        life.root = trio.lowlevel.current_task()
+        self.world.roots[life.root] = self
+        try:
+            with life.scope:
+                await self._guard(life)
+        finally:
+            del self.world.roots[life.root]
+        if self.life is life:
+            self.life = None
+            self.world.drop(self.key)
+            self.world.note("ended", who=self.name, life=life.number, code=self.code)
+            self.world.on_end(self)
+
+    async def _guard(self, life: Life) -> None:
+        """What a process raises ends it; what is no error of ours by design is a defect."""
+        try:
+            self.code = await self._main(life)
+        except Exception as error:  # noqa: BLE001 - a simulated process may die of anything
+            self.code = 1
+            expected, others = _split(error)
+            for one in expected:
+                life.log.emit("process_failed", error=str(one))
+            if others:
+                life.log.emit("crashed", error="".join(traceback.format_exception(error)))
+
+    async def _main(self, life: Life) -> int:
+        raise NotImplementedError
+
+
+def _split(error: BaseException) -> tuple[list[BaseException], list[BaseException]]:
+    """Errors that a program reports and ends with, and defects."""
+    if isinstance(error, BaseExceptionGroup):
+        parts = [_split(inner) for inner in error.exceptions]
+        return [e for known, _ in parts for e in known], [e for _, rest in parts for e in rest]
+    return ([error], []) if isinstance(error, PsycheError) else ([], [error])
+
+
+class ServerHost(Host):
+    """The coordinator's machine."""
+
+    def __init__(self, world: Surroundings, identity: SimIdentity) -> None:
+        super().__init__(world, SERVER_HOST, identity)
+        self.files = ServerDisk(self.disk)
+        self._entropy = build_rng(world.scenario.seed, "entropy")
+
+    async def _main(self, life: Life) -> int:
+        handle = DiskHandle(self.files)
+        life.on_death.append(handle.revoke)
+        settings = ServerSettings(
+            run=SimRunFile(self.world.config, self.world.model),
+            identity=self.identity,
+            state_dir=Path("/state"),
+            host=SERVER_HOST,
+            port=SERVER_PORT,
+            owners=frozenset({self.world.owner.public}),
+            access=OPEN,
+            sink=life.log,
+            unix_time=self.unix,
+            entropy=lambda: self._entropy.randbytes(32),
+            open_disk=lambda _path: handle,
+            listen=self._listen,
+        )
+        await run_server(settings)
+        return 0
+
+    async def _listen(self, host: str, port: int, _identity: Identity) -> BoundListener:
+        await trio.lowlevel.checkpoint()
+        return BoundListener(self.world.tcp.listen(host, port), port)
+
+
+class _WatchedBackend:
+    """Hands everything on; what is answered to a witness is told."""
+
+    def __init__(self, inner: TcpBackend, on_answer: Callable[[WitnessMessage], None]) -> None:
+        self._inner = inner
+        self._on_answer = on_answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def submit(self, message: Message, proof: Proof = None) -> None:
+        """Send a message, and tell of the answer to a witness."""
+        await self._inner.submit(message, proof)
+        if isinstance(message, WitnessMessage):
+            self._on_answer(message)
+
+
+class ClientHost(Host):
+    """A participant's machine."""
+
+    def __init__(self, world: Surroundings, number: int, identity: SimIdentity, cls: MachineClass) -> None:
+        super().__init__(world, f"client-{number}", identity)
+        self.number = number
+        self.cls = cls
+        self.clock_s = cls.clock_s
+        self.uplink, self.downlink = cls.uplink, cls.downlink
+        self.folder = world.folder / self.name
+        self.trainer_faults = Faults()
+        self.programs: list[ByzantineProgram] = []
+        self.complaints: list[str] = []  # its trainers', over all lives
+        self.shell: Shell | None = None
+        self.engine: RoundEngine | None = None
+        self.network: MemoryNode | None = None
+        self.trainer: SimTrainer | None = None
+        self.backend: TcpBackend | None = None
+        self._prepare_disk()
+
+    @property
+    def is_honest(self) -> bool:
+        """Whether it follows the protocol."""
+        return not self.programs
+
+    def get_state(self) -> Coordinator:
+        """The newest state that its client has seen."""
+        return self.engine.state if self.engine is not None else Coordinator()
+
+    def get_victim(self) -> int:
+        """Whom it denies: the member that colluding ones pick as well, the lowest honest one."""
+        honest = self.world.get_honest_keys()
+        clients = self.get_state().clients
+        return next((member for member, client in enumerate(clients) if client.p2p in honest), 0)
+
+    @property
+    def codec(self) -> PayloadCodec:
+        """What makes payloads of the run's model."""
+        return self.world.codec
+
+    @property
+    def member(self) -> int | None:
+        """Its place in the epoch, as its engine knows it."""
+        return self.engine.member if self.engine is not None else None
+
+    @property
+    def signed(self) -> set[bytes]:
+        """Each message that it signed, with the signature, over all its lives."""
+        return self.identity.signed
+
+    @property
+    def is_corrupt(self) -> bool:
+        """Whether a weight was flipped since its trainer last loaded."""
+        return self.trainer is not None and self.trainer.is_corrupt
+
+    @property
+    def struck(self) -> int:
+        """How often a fault struck its trainer."""
+        return self.trainer_faults.struck
+
+    def is_living(self, life: int) -> bool:
+        """Whether its process of this number runs."""
+        return self.life is not None and self.life.number == life
+
+    def find_record(self, height: int) -> RoundRecord | None:
+        """What its engine knows of a round."""
+        return self.engine.chain.context.book.get(height) if self.engine is not None else None
+
+    def get_records(self) -> list[RoundRecord]:
+        """What its engine knows of the rounds that it remembers."""
+        return list(self.engine.chain.context.book.all()) if self.engine is not None else []
+
+    def get_banned(self) -> set[bytes]:
+        """The sources that it asks for nothing more."""
+        return set(self.network.banned()) if self.network is not None else set()
+
+    def get_statistics(self) -> ClientStatistics | None:
+        """What its process holds now; None where it does not run."""
+        engine, shell, network, backend = self.engine, self.shell, self.network, self.backend
+        if not self.is_alive or engine is None or shell is None or network is None:
+            return None
+        return ClientStatistics(
+            members=len(engine.state.clients), engine=engine.statistics(), shell=shell.statistics(),
+            backend=None if backend is None else backend.statistics(), network=network.statistics(),
+            limits=network.limits, connection_streams=network.count_streams(),
+        )  # fmt: skip
+
+    def compute_root(self, digest: bytes) -> bytes | None:
+        """The root of the weights in its memory, where it takes them for those of this digest."""
+        engine, trainer = self.engine, self.trainer
+        if engine is None or trainer is None or trainer.weights is None or engine.membership.weights_digest != digest:
+            return None
+        return trainer.compute_root()
+
+    def get_book(self) -> tuple[AddressRecord, ...]:
+        """Where the others are, as the server says."""
+        return tuple(self.backend.address_book()) if self.backend is not None else ()
+
+    def send_to(self, key: bytes, raw: bytes) -> None:
+        """Gossip to one peer alone."""
+        if self.network is not None:
+            self.network.send_to(key, raw)
+
+    def _prepare_disk(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.cls.has_model:
+            (self.folder / MODEL_FOLDER).mkdir(exist_ok=True)
+            (self.folder / MODEL_FOLDER / "config.json").write_bytes(b"{}")
+
+    def erase(self) -> None:
+        """A new machine under the old key."""
+        shutil.rmtree(self.folder)
+        self._prepare_disk()
+
+    def has_weights(self, digest: bytes) -> bool:
+        """Whether weights of this digest are in its memory or on its disk."""
+        loaded = self.is_alive and self.engine is not None and self.engine.membership.weights_digest == digest
+        return loaded or any(info.digest == digest for info in list_snapshots(self.folder / "resume"))
+
+    def ask_to_end(self, reason: str) -> None:
+        """As Ctrl-C: the client withdraws and ends."""
+        if self.shell is not None and self.life is not None and self.life.root is not None:
+            self.world.note("asked_to_end", who=self.name)
+            self.shell.stop(reason)
+
+    async def _main(self, life: Life) -> int:
+        self.shell = None
+        clean_leftovers(self.folder / "resume")
+        self.trainer = SimTrainer(
+            self.world.codec, self.cls.machine, build_rng(self.world.scenario.seed, self.name, "train", life.number),
+            self.trainer_faults, complaints=self.complaints, parts=self.world.scenario.weight_parts,
+            on_outcome=functools.partial(self.world.invariants.outcomes.check_told, self, life.number),
+        )  # fmt: skip
+        for program in self.programs:
+            self.trainer.tamper = program.change_payload
+        await self.trainer.start()  # M2: join only once the trainer is up
+        async with AsyncExitStack() as stack:
+            self.network = await stack.enter_async_context(
+                self.world.hub.open_node(
+                    self.identity,
+                    self.folder / "network",
+                    limits=self.world.scenario.limits,
+                    run_io=run_in_thread,
+                    get_unix=lambda: int(self.unix()),
+                )
+            )
+            self.backend = await stack.enter_async_context(self._open_backend(life))
+            self.shell = self._build_shell(life, self.network, self.backend, self.trainer)
+            async with trio.open_nursery() as nursery:
+                for program in self.programs:
+                    nursery.start_soon(program.run, self)
+                code = await self.shell.run()
+                nursery.cancel_scope.cancel()
+        return code
+
+    async def connect(self, host: str, port: int) -> Connection:
+        """A connection to the server: TLS stays at the rim of real machines, all that lies above is played."""
+        return Connection(await self.world.tcp.connect(self.key, host, port), self.world.channel)
+
+    def _open_backend(self, life: Life) -> AbstractAsyncContextManager[TcpBackend]:
+        machine = Machine(
+            connect=self.connect,
+            unix_time=self.unix,
+            rng=build_rng(self.world.scenario.seed, self.name, "backend", life.number),
+            decode=self.world.decode,
+        )
+        address = ServerAddress(host=SERVER_HOST, port=SERVER_PORT, run_id=RUN_ID, key=self.world.server_key)
+        return open_backend(address, self.identity, sink=life.log, machine=machine)
+
+    def _watch_backend(self, backend: TcpBackend) -> Backend:
+        """Its way to the server; what the server answers to an honest client must be true."""
+        if self.programs:
+            return wrap_backend(backend, self, self.programs)
+        return cast("Backend", _WatchedBackend(backend, self._note_answer))
+
+    def _note_answer(self, message: WitnessMessage) -> None:
+        self.world.invariants.check_answered(self.name, message)
+
+    def _build_shell(self, life: Life, network: MemoryNode, backend: TcpBackend, trainer: SimTrainer) -> Shell:
+        shares = self.world.scenario.shares_checkpoints
+        self.engine = RoundEngine(self.identity, share=shares)
+        check = PayloadCheck(self.world.codec.check)
+        parts = Parts(
+            engine=self.engine,
+            backend=self._watch_backend(backend),
+            network=wrap_network(network, self, self.programs) if self.programs else network,
+            trainer=trainer,
+            data=LocalProvider(DummyData(self.world.model.max_seq_len, VOCAB)),
+            log=life.log,
+            unix_now=self.unix,
+            check_payload=check,
+            on_loaded=lambda event: check.set_plan(event.plan),
+        )
+        settings = ClientSettings(
+            run_id=RUN_ID, server_host=SERVER_HOST, server_port=SERVER_PORT, data_dir=self.folder,
+            local_root=self.folder, node_name=self.name, share_checkpoints=shares,
+            checkpoint_dir=self.folder if shares else None,
+        )  # fmt: skip
+        return Shell(parts, settings)

@@ -1,0 +1,73 @@
+"""Whether what is believed comes from whom it names (I9).
+
+The check was told who signed what, and sees who sent what: it verifies nothing, and so shares no mistake with the
+code that it watches.
+"""
+
+from collections.abc import Mapping
+
+from psyche.client.engine.records import RoundRecord
+from psyche.core.encoding.gossip import RESULT_TAG
+from psyche.core.state.limits import HEADER_BYTES
+from psyche.core.state.messages import WarmupWitness, Withdraw, WitnessMessage
+from psyche.core.state.state import Coordinator, RunState
+from psyche.server.events import Event
+from psyche.sim.invariants.views import Check, Client
+
+
+class Authenticity:
+    """Watches what honest clients and the server believe.
+
+    Args:
+        hosts: all clients, by key.
+        check: told whether something holds, the invariant's name, what was expected and what was found.
+    """
+
+    def __init__(self, hosts: Mapping[bytes, Client], check: Check) -> None:
+        self._hosts = hosts
+        self._check = check
+
+    def check_event(self, before: RunState, state: Coordinator, event: Event) -> None:
+        """A record of the journal that names a member came from that member."""
+        message = event.message
+        if isinstance(message, WitnessMessage):
+            member = state.current.witnesses[-1].member
+        elif isinstance(message, WarmupWitness) or (
+            isinstance(message, Withdraw)
+            and before is not RunState.WAITING_FOR_MEMBERS  # it names no member there (M4)
+        ):
+            member = message.member
+        else:
+            return
+        client = state.clients[member]
+        own = event.sender in (client.p2p, client.signer)
+        kind = event.name
+        self._check(own, "I9", f"a {kind} of member {member} from itself", f"from {event.sender.hex()[:16]}")
+
+    def check_gossip(self, host: Client) -> None:
+        """What an honest client took in of a member, that member signed, byte for byte."""
+        state = host.get_state()
+        clients = state.clients
+        for record in host.get_records():
+            if record.epoch != state.progress.epoch:
+                continue
+            for member, raw in _get_taken(record):
+                signer = self._hosts.get(clients[member].p2p) if member < len(clients) else None
+                if signer is None:
+                    continue
+                signed = raw[:-HEADER_BYTES] if raw.startswith(RESULT_TAG) else raw
+                where = f"a message of {signer.name} in round {record.height}"
+                holds = signed in signer.signed
+                self._check(holds, "I9", f"{where} that it signed", f"{host.name} believes another one")
+
+    def check_lies(self) -> None:
+        """Nobody got anything by naming another as the sender."""
+        for host in self._hosts.values():
+            for program in host.programs:
+                found = f"{program.believed} lies of {host.name} were believed"
+                self._check(not program.believed, "I9", "the server refuses who names another", found)
+
+
+def _get_taken(record: RoundRecord) -> list[tuple[int, bytes]]:
+    results = [(member, raw) for member, signed in record.signed.items() for raw in signed.values()]
+    return results + list(record.finished_raw.items())

@@ -1,0 +1,361 @@
+"""What must hold at every event of a simulated world, whoever dies, whatever is lost, and whoever lies.
+
+| | |
+|---|---|
+| I1 | members that are honest and sound have equal digests of the same round |
+| I2 | a round's samples are nobody else's, a batch is applied once, and a credit is given once for it |
+| I3 | epoch, height and step go forwards; a step goes back only where an epoch is given up (P3, P5) |
+| I4 | the set of a round is what its records say, and all honest members decide it alike |
+| I5 | healed, a run takes steps, certifies epochs and ends, as do honest clients; one wrong weight heals (`liveness`) |
+| I6 | stored bytes, queues, tables and open streams stay under their limits (`resource_limits`) |
+| I7 | who is banned changes nothing any more |
+| I8, I10 | the journal gives the state again, record by record, and from any snapshot |
+| I9 | what is agreed or believed is what its members signed; what the server takes in a member's name, it sent |
+| W4 | a member has one record for a round, which names only who took part |
+| K1 | nobody is told what is not on disk |
+| R7, M9 | an honest member signs one result for a round, over all its lives, and is never ejected |
+| R8 | a trainer hears the outcome of each of its results, once |
+| H3 | a close never drops more than half of the electors |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+
+from psyche.core.encoding.account import encode_state
+from psyche.core.state.messages import ReportEquivocation, WitnessMessage
+from psyche.core.state.roster import get_healthy
+from psyche.core.state.state import (
+    ZERO32,
+    ClientState,
+    Coordinator,
+    RoundFlag,
+    RunState,
+    SlotState,
+)
+from psyche.core.state.timeline import get_round
+from psyche.server.events import Event
+from psyche.server.journal import Record
+from psyche.server.recovery import recover
+from psyche.sim.disk import DiskHandle
+from psyche.sim.invariants.agreement import Agreement
+from psyche.sim.invariants.authenticity import Authenticity
+from psyche.sim.invariants.ledger import Ledger
+from psyche.sim.invariants.liveness import Liveness
+from psyche.sim.invariants.outcomes import Outcomes
+from psyche.sim.invariants.resource_limits import ResourceLimits
+from psyche.sim.invariants.views import Client, Watched
+from psyche.wire.crypto import blake3_hash
+
+MAX_VIOLATIONS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that did not hold, with both sides."""
+
+    name: str
+    expected: str
+    found: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.where}: expected {self.expected}; found {self.found}"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the checks remember of the record as it was before."""
+
+    run_state: RunState = RunState.UNINITIALIZED
+    epoch: int = 0
+    step: int = 0
+    height: int = 0
+    certified: bytes = ZERO32
+    credits: tuple[int, ...] = ()
+    electors: int = 0  # bitmap: those of the round that are Healthy
+    agreed: tuple[bytes, int, bytes] = (ZERO32, 0, ZERO32)
+
+
+class Invariants:
+    """Checks a world; `violations` are at most a few, the first says it all."""
+
+    def __init__(self, world: Watched) -> None:
+        self.world = world
+        self.violations: list[Violation] = []
+        self.rounds = 0
+        self.dropped: dict[str, int] = {}
+        self.ejected: set[bytes] = set()
+        self.maxima: dict[str, int] = {}
+        self._seen = _Seen()
+        self._applied: dict[tuple[int, int], tuple[str, bytes, tuple[int, ...]]] = {}
+        self._applied_by: dict[tuple[str, int], tuple[int, int]] = {}
+        self._samples: tuple[int, int] = (0, 0)
+        self._hosts = {host.name: host for host in world.clients}
+        self._by_key = {host.key: host for host in world.clients}
+        honest = frozenset(host.name for host in world.clients if host.is_honest)
+        self.ledger = Ledger({host.key: host.name for host in world.clients}, honest)
+        self.outcomes = Outcomes(self.check)
+        self.agreement = Agreement(self._by_key, self.check, self.outcomes, overlap=world.config.overlap)
+        self.liveness = Liveness(world, self.check)
+        self._limits = ResourceLimits(world, self._note_held)
+        self._authenticity = Authenticity(self._by_key, self.check)
+        world.trace.listeners += [self.ledger.take_event, self.liveness.take_event, self.check_event]
+
+    # --- saying so --------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """How far the run is: epoch, step, closed rounds."""
+        return self._seen.epoch, self._seen.step, self.rounds
+
+    def where(self) -> str:
+        """Where the run stands."""
+        state = self.world.shadow.state
+        return (
+            f"epoch {state.progress.epoch} {state.run_state.name} height {state.current.height} "
+            f"step {state.progress.step} record {self.world.shadow.seq}"
+        )
+
+    def fail(self, name: str, expected: object, found: object, where: str = "") -> None:
+        """An invariant does not hold."""
+        if len(self.violations) < MAX_VIOLATIONS:
+            self.violations.append(Violation(name, str(expected), str(found), where or self.where()))
+
+    def check(self, holds: object, name: str, expected: object, found: object) -> None:
+        """Note a violation unless it holds."""
+        if not holds:
+            self.fail(name, expected, found)
+
+    def get_facts(self) -> dict[str, Any]:
+        """What was counted on the way."""
+        lies = [(host.name, one) for host in self.world.clients for one in host.programs]
+        return {
+            "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima, "ledger": self.ledger,
+            "longest_wait_s": round(self.world.longest_wait_s, 1),
+            "told": {name: one.told for name, one in lies}, "lies_refused": {name: one.refused for name, one in lies},
+            "by_slots": self.agreement.by_slots,
+            "banned_sources": {host.name: self._get_banned(host) for host in self.world.clients if host.is_honest},
+        }  # fmt: skip
+
+    def _get_banned(self, host: Client) -> list[str]:
+        return sorted(self._by_key[key].name for key in host.get_banned())
+
+    # --- the record, at every one of the journal's ------------------------------------------------------
+
+    def check_record(self, record: Record, event: Event) -> None:
+        """The state after one more record."""
+        state = self.world.shadow.state
+        self._check_shadow()
+        self.ledger.take(state, self.world.shadow.now, trio.current_time())
+        self._check_course(state)
+        self._check_round(state)
+        self._check_members(state)
+        if not isinstance(event.message, ReportEquivocation):  # evidence speaks for itself, whoever shows it (R7)
+            found = event.sender.hex()[:16]
+            self.check(event.sender not in self.ejected, "I7", "no record of a banned member", found)
+        self._authenticity.check_event(self._seen.run_state, state, event)
+        self.liveness.take_record(state)
+        self._remember(state)
+        del record
+
+    def _check_shadow(self) -> None:
+        for complaint in self.world.shadow.complaints:
+            self.fail("I8", "the journal gives the state", complaint)
+
+    def _check_course(self, state: Coordinator) -> None:
+        """I3."""
+        seen, progress = self._seen, state.progress
+        self.check(progress.epoch >= seen.epoch, "I3", f"epoch from {seen.epoch} on", progress.epoch)
+        if progress.epoch == seen.epoch and state.in_round and seen.run_state in _ROUND:
+            self.check(state.current.height >= seen.height, "I3", f"height from {seen.height} on", state.current.height)
+        if progress.step < seen.step:
+            ended = seen.run_state in (RunState.COOLDOWN, RunState.WARMUP) and not state.in_round
+            self.check(ended, "I3", f"step from {seen.step} on while the epoch lives", progress.step)
+            self.check(
+                progress.step == state.certified.step or state.certified.digest == ZERO32,
+                "I3", f"a rollback to the certified step {state.certified.step}", progress.step,
+            )  # fmt: skip
+
+    def _check_round(self, state: Coordinator) -> None:
+        round_ = state.current
+        closed = self._seen.run_state is RunState.ROUND_WITNESS and state.run_state is not RunState.ROUND_WITNESS
+        self.rounds += closed
+        if closed:
+            self.agreement.close(state, self._seen.height)
+        if state.run_state is RunState.COOLDOWN and state.certified.digest not in (self._seen.certified, ZERO32):
+            end, found = sum(self._samples), state.certified.data_index
+            self.check(found == end, "I2", f"certified weights have the samples before {end}", found)
+        if not state.in_round:
+            return
+        self.agreement.check_records(state, round_)
+        if (state.progress.epoch, round_.height) != (self._seen.epoch, self._seen.height) or (
+            self._seen.run_state not in _ROUND
+        ):
+            self._check_new_round(state)
+            return
+        agreed = (round_.agreed_root, round_.agreed_held, round_.agreed_digest)
+        for name, was, now in zip(("root", "held", "digest"), self._seen.agreed, agreed, strict=True):
+            self.check(was in (now, ZERO32, 0), "I4", f"the agreed {name} stands for good", f"{was!r}, then {now!r}")
+        if agreed != self._seen.agreed:
+            self.agreement.check_agreed(state, round_)
+
+    def _check_new_round(self, state: Coordinator) -> None:
+        """I2: the samples of a round follow those of the one before, an epoch's those behind its weights."""
+        round_ = state.current
+        self.agreement.check_new_round(state, round_)
+        first, size = round_.data_index, round_.batch_size
+        if round_.flags & RoundFlag.DRAIN or not size:
+            return
+        certified = state.certified
+        if round_.height and self._seen.epoch == state.progress.epoch:
+            end = sum(self._samples)
+            self.check(first == end, "I2", f"round {round_.height} begins at sample {end}", first)
+        elif not round_.height and certified.digest != ZERO32:
+            same = first == certified.data_index
+            self.check(same, "I2", f"an epoch begins at sample {certified.data_index}, as its weights say", first)
+        self._samples = (first, size)
+
+    def _check_members(self, state: Coordinator) -> None:
+        for slot in state.registry.slots:
+            if slot.state is SlotState.BANNED and slot.p2p not in self.ejected:
+                self.ejected.add(slot.p2p)
+                host = self._by_key.get(slot.p2p)
+                self.check(host is None or not host.is_honest, "R7", "only liars are ejected", host and host.name)
+        if state.in_round or self._seen.run_state in _ROUND:
+            self._check_credits(state)
+        for client in state.clients:
+            if client.p2p in self.ejected:
+                self.check(client.state is not ClientState.HEALTHY, "I7", "no banned member is Healthy", "one is")
+
+    def _check_credits(self, state: Coordinator) -> None:
+        """I2: a close credits each member of the agreed set, once (M7); H3: it drops at most half of the electors."""
+        closed = get_round(state, self._seen.height) if self._seen.run_state is RunState.ROUND_WITNESS else None
+        held = 0 if closed is None else closed.agreed_held
+        for member, (was, client) in enumerate(zip(self._seen.credits, state.clients, strict=True)):
+            allowed = (0,) if client.p2p in self.ejected else (was, was + (held >> member & 1))
+            self.check(client.credits in allowed, "I2", f"credits of member {member} in {allowed}", client.credits)
+        if self._seen.run_state in _ROUND:  # when a Warmup's time is up, whoever is not ready leaves (T8)
+            before = self._seen.electors.bit_count()
+            lost = before - (self._seen.electors & get_healthy(state)).bit_count()
+            self.check(2 * lost <= max(before, 2), "H3", f"at most half of {before} electors leave", lost)
+
+    def _remember(self, state: Coordinator) -> None:
+        seen, round_ = self._seen, state.current
+        seen.run_state, seen.epoch, seen.step = state.run_state, state.progress.epoch, state.progress.step
+        seen.height, seen.certified = round_.height, state.certified.digest
+        seen.credits = tuple(client.credits for client in state.clients)
+        seen.electors = round_.electors & get_healthy(state)
+        seen.agreed = (round_.agreed_root, round_.agreed_held, round_.agreed_digest)
+
+    # --- what the server says ----------------------------------------------------------------------------
+
+    def check_shown(self, raw: bytes) -> None:
+        """K1: a client is shown a state."""
+        self.check(self.world.shadow.has_state(raw), "K1", "states that are on disk", "a client is shown another one")
+
+    def check_answered(self, who: str, message: WitnessMessage) -> None:
+        """K1: a witness is told that its report is on record."""
+        place = (message.epoch, message.height, message.member)
+        known = self.world.shadow.has_report(*place)
+        self.check(known, "K1", "an answer when the record is on disk", f"{who} has one for its report {place} before")
+
+    # --- what the machines log --------------------------------------------------------------------------
+
+    def check_event(self, node: str, kind: str, fields: Mapping[str, Any]) -> None:
+        """One event of any machine."""
+        if kind in ("crashed", "server_defect"):
+            self.fail("no defects", "no process dies of an error of ours", f"{node}: {fields.get('error', '')}")
+        host = self._hosts.get(node)
+        if host is None or not host.is_honest:
+            return
+        match kind:
+            case "round_started" | "equivocation":
+                self._authenticity.check_gossip(host)
+            case "applied":
+                self.agreement.check_applied(host, fields)
+                self._check_applied(host, fields)
+            case "decided":
+                self.agreement.check_decided(host, fields)
+            case "result_sent":
+                self.agreement.check_signed(host, fields)
+            case "dropped":
+                self.dropped[node] = self.dropped.get(node, 0) + 1
+            case _:
+                pass
+
+    def _check_applied(self, host: Client, fields: Mapping[str, Any]) -> None:
+        """I1, I2."""
+        place = (fields["epoch"], fields["height"])
+        if host.is_corrupt:
+            return
+        mine = (host.name, fields["digest"], tuple(fields["members"]))
+        known = self._applied.setdefault(place, mine)
+        self.check(
+            known[1:] == mine[1:], "I1",
+            f"round {place}: {known[0]} has {known[1].hex()[:16]} after {known[2]}",
+            f"{host.name} has {mine[1].hex()[:16]} after {mine[2]}",
+        )  # fmt: skip
+        by = (host.name, host.lives)
+        former = self._applied_by.get(by, (-1, -1))
+        self.check(place > former, "I2", f"{host.name} applies a round after {former}", place)
+        self._applied_by[by] = place
+
+    # --- now and then, and at the end -------------------------------------------------------------------
+
+    def check_limits(self) -> None:
+        """I6, I9 where only who lied knows, and that epochs come to something (I5)."""
+        self._limits.measure(self._seen.epoch)
+        self.liveness.check_epochs()
+        self._authenticity.check_lies()
+
+    def _note_held(self, what: str, value: int, limit: int | None) -> None:
+        self.maxima[what] = max(value, self.maxima.get(what, 0))
+        self.ledger.note(what, value)
+        if limit is not None:
+            self.check(value <= limit, "I6", f"at most {limit} {what}", value)
+
+    def check_end(self) -> None:
+        """What must hold when everything is over."""
+        self._check_shadow()
+        self._authenticity.check_lies()
+        for host in self.world.clients:
+            for complaint in host.complaints if host.is_honest else ():
+                self.fail("R8", "each result's outcome is told once", f"{host.name}: {complaint}")
+        self.liveness.check_end()
+        self._check_weights()
+        if self.world.shadow.exists:
+            self._check_recovery()
+
+    def _check_weights(self) -> None:
+        """I1: who believes to hold the certified weights holds the same bits as all others that do."""
+        certified = self.world.shadow.state.certified.digest
+        roots: dict[bytes, str] = {}
+        for host in self.world.clients:
+            root = host.compute_root(certified) if host.is_honest and certified != ZERO32 else None
+            if root is not None:
+                roots.setdefault(root, host.name)
+        self.check(len(roots) <= 1, "I1", "one model behind the certified digest", sorted(roots.values()))
+
+    def _check_recovery(self) -> None:
+        """I8, I10: the server's files give the state that the shadow followed."""
+        expected = self.world.shadow.state
+        try:
+            found = recover(DiskHandle(self.world.server.files.copy()))
+        except Exception as error:  # noqa: BLE001 - whatever it ends with, a server would not start again
+            self.fail("I10", f"the files give {_describe(expected)}", f"recovery ends with {error!r}")
+            return
+        raw = b"" if found is None else encode_state(found.state)
+        seen = "no run" if found is None else _describe(found.state)
+        self.check(raw == encode_state(expected), "I10", f"the files give {_describe(expected)}", seen)
+
+
+def _describe(state: Coordinator) -> str:
+    """A state in a few words; also one that breaks a rule of the record, for such a one must be told of."""
+    where = f"epoch {state.progress.epoch} {state.run_state.name} height {state.current.height}"
+    return f"{where} step {state.progress.step}, state {blake3_hash(encode_state(state)).hex()[:16]}"
+
+
+_ROUND: Final = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)

@@ -1,0 +1,229 @@
+"""What the record says of every round, epoch and member, written down as the journal grows: what judges ask.
+
+The invariants say what must never be; these are the facts from which a named scenario's figure is computed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psyche.analysis.tally import Place
+from psyche.core.committee.elections import get_witnesses
+from psyche.core.rules.formation import get_joined
+from psyche.core.state.bits import compute_bits
+from psyche.core.state.state import Coordinator, Round, RoundFlag, RunState
+from psyche.core.state.timeline import get_round
+
+ROUND_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+
+
+@dataclass(slots=True)
+class RoundFacts:
+    """One round on record; bitmaps of members, times in simulated seconds.
+
+    Args:
+        closing_s: when RoundWitness began.
+        witnesses: who was elected.
+        lost: members whose process died in this epoch, until this round's end.
+        sent: members that announced a result of this round.
+        agreed: who has done its duty by the record, and is credited for it.
+        applied: whose results honest clients have applied.
+        decided_s: when the round that decides it was closed.
+        wrong_bits: of all records' `held`, how many bits differ from what was agreed, of `bits`.
+    """
+
+    epoch: int
+    height: int
+    start_s: float
+    members: int
+    witnesses: int
+    quorum: int
+    is_drain: bool
+    closing_s: float = 0.0
+    end_s: float = 0.0
+    lost: int = 0
+    sent: int = 0
+    agreed: int = 0
+    applied: int = 0
+    decided_s: float = 0.0
+    is_by_timeout: bool = False
+    records: int = 0
+    wrong_bits: int = 0
+    bits: int = 0
+
+
+@dataclass(slots=True)
+class Phase:
+    """One stay in a run state; `is_complete`: what it waits for was there when it ended, so no time-out ended it.
+
+    `enough_s`: when enough members were there to form an epoch (WaitingForMembers).
+    """
+
+    run_state: RunState
+    start_s: float
+    end_s: float = 0.0
+    is_complete: bool = False
+    enough_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """An epoch that was formed."""
+
+    at_s: float
+    epoch: int
+    names: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class EpochFacts:
+    """An epoch that is over: each member's credits, and whether its weights were certified."""
+
+    epoch: int
+    credits: dict[str, int]
+    is_certified: bool
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Follows a world's record and events; `names` are the clients', by key, `honest` those whose word counts."""
+
+    names: Mapping[bytes, str]
+    honest: frozenset[str]
+    rounds: dict[Place, RoundFacts] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+    formations: list[Formation] = field(default_factory=list)
+    epochs: list[EpochFacts] = field(default_factory=list)
+    samples: list[tuple[float, dict[str, int]]] = field(default_factory=list)
+    now: float = 0.0  # simulated seconds of the newest record
+    _lag: int = 2
+    _seen: tuple[RunState, int, int] = (RunState.UNINITIALIZED, 0, -1)
+    _dead: set[str] = field(default_factory=set)
+    _window: dict[str, int] = field(default_factory=dict)
+
+    # --- the record --------------------------------------------------------------------------------------
+
+    def take(self, state: Coordinator, unix: int, now: float) -> None:
+        """The state after one more record, its time on record, and in simulated seconds."""
+        height = state.current.height if state.run_state in ROUND_STATES else -1
+        here = (state.run_state, state.progress.epoch, height)
+        self.now = now
+        self._lag = 2 if state.config.overlap else 1
+        if not self.phases:  # the first record: the run has been waiting since it was made
+            self.phases.append(Phase(RunState.WAITING_FOR_MEMBERS, now - (unix - state.state_start_unix)))
+            self._seen = (RunState.WAITING_FOR_MEMBERS, 0, -1)
+        if state.run_state is RunState.WAITING_FOR_MEMBERS and not self.phases[-1].enough_s:
+            self._note_enough(state, unix, now)
+        if here == self._seen:
+            return
+        before, self._seen = self._seen, here
+        if before[0] in ROUND_STATES:
+            self._leave_round(state, before, now)
+        if before[0] is RunState.COOLDOWN:
+            self._end_epoch(state, before[1], now)
+        self._enter(state, before, now)
+        if state.run_state is RunState.WAITING_FOR_MEMBERS:
+            self._note_enough(state, unix, now)
+
+    def _note_enough(self, state: Coordinator, unix: int, now: float) -> None:
+        if len(get_joined(state, unix)) >= state.config.init_min_clients:
+            self.phases[-1].enough_s = now
+
+    def _leave_round(self, state: Coordinator, before: tuple[RunState, int, int], now: float) -> None:
+        facts = self.rounds[before[1:]]
+        round_ = get_round(state, before[2])
+        if before[0] is RunState.ROUND_TRAIN:
+            facts.closing_s = now
+            self._end_phase(now, is_complete=round_ is not None and round_.complete_len >= round_.quorum)
+            return
+        facts.end_s = now
+        facts.is_by_timeout = round_ is not None and bool(round_.flags & RoundFlag.BY_TIMEOUT)
+        self._end_phase(now, is_complete=not facts.is_by_timeout)
+        if round_ is not None:
+            self._close(state, facts, round_, now)
+
+    def _close(self, state: Coordinator, facts: RoundFacts, round_: Round, now: float) -> None:
+        facts.records = len(round_.witnesses)
+        facts.lost = self._find_bits(facts.epoch, self._dead)
+        attested = self.rounds.get((facts.epoch, facts.height - state.config.overlap))
+        if attested is None or attested.is_drain:
+            return
+        attested.decided_s, attested.agreed = now, round_.agreed_held
+        for record in round_.witnesses:
+            attested.wrong_bits += (record.held ^ round_.agreed_held).bit_count()
+            attested.bits += attested.members.bit_count()
+
+    def _end_epoch(self, state: Coordinator, epoch: int, now: float) -> None:
+        credits_ = {self.names.get(client.p2p, "?"): client.credits for client in state.clients}
+        self.epochs.append(EpochFacts(epoch, credits_, state.certified.epoch == epoch))
+        self.samples.append((now, self._window))
+        self._window = {}
+
+    def _enter(self, state: Coordinator, before: tuple[RunState, int, int], now: float) -> None:
+        if not self.phases[-1].end_s:
+            self._end_phase(now, is_complete=True)
+        if state.run_state is RunState.WARMUP:
+            names = tuple(self.names.get(client.p2p, "?") for client in state.clients)
+            self.formations.append(Formation(now, state.progress.epoch, names))
+            self._dead.clear()
+        if state.run_state is RunState.ROUND_TRAIN and before[1:] != self._seen[1:]:
+            self._open(state, now)
+        self.phases.append(Phase(state.run_state, now))
+
+    def _open(self, state: Coordinator, now: float) -> None:
+        round_ = state.current
+        place = (state.progress.epoch, round_.height)
+        self.rounds[place] = RoundFacts(
+            *place, start_s=now, members=round_.members, witnesses=compute_bits(get_witnesses(round_)),
+            quorum=round_.quorum, is_drain=bool(round_.flags & RoundFlag.DRAIN),
+        )  # fmt: skip
+
+    def _end_phase(self, now: float, *, is_complete: bool) -> None:
+        phase = self.phases[-1]
+        phase.end_s, phase.is_complete = now, is_complete
+
+    # --- what machines log -------------------------------------------------------------------------------
+
+    def take_event(self, node: str, kind: str, fields: Mapping[str, Any]) -> None:
+        """One event of any machine."""
+        if kind == "result_sent":
+            facts = self.rounds.get((fields["epoch"], fields["height"]))
+            if facts is not None:
+                facts.sent |= self._find_bits(facts.epoch, {node})
+        elif kind == "applied" and fields["update"] and node in self.honest:
+            facts = self.rounds.get((fields["epoch"], fields["height"] - self._lag))
+            if facts is not None:
+                facts.applied = compute_bits(fields["members"])
+        elif kind in ("killed", "ended") and node == "world":
+            self._dead.add(str(fields["who"]))
+
+    def note(self, what: str, value: int) -> None:
+        """What is kept somewhere now: the most of each epoch counts."""
+        self._window[what] = max(value, self._window.get(what, 0))
+
+    # --- asking ------------------------------------------------------------------------------------------
+
+    def get_names(self, epoch: int) -> tuple[str, ...]:
+        """The members of the last formation of an epoch, by index."""
+        return next((one.names for one in reversed(self.formations) if one.epoch == epoch), ())
+
+    def find_names(self, epoch: int, bits: int) -> set[str]:
+        """Members of an epoch as names."""
+        return {name for index, name in enumerate(self.get_names(epoch)) if bits >> index & 1}
+
+    def _find_bits(self, epoch: int, names: set[str]) -> int:
+        return compute_bits(index for index, name in enumerate(self.get_names(epoch)) if name in names)
+
+    @property
+    def data_rounds(self) -> list[RoundFacts]:
+        """Rounds with data that are over, in order."""
+        return [one for _, one in sorted(self.rounds.items()) if not one.is_drain and one.end_s]
+
+    @property
+    def credits(self) -> dict[str, int]:
+        """Each machine's good rounds, of all epochs."""
+        total: dict[str, int] = {}
+        for epoch in self.epochs:
+            for name, count in epoch.credits.items():
+                total[name] = total.get(name, 0) + count
+        return total

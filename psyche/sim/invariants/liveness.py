@@ -1,0 +1,118 @@
+"""What a run owes its clients (I5): healing, epochs that come to something, and at the end a leave with success."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import trio
+
+from psyche.core.committee.elections import compute_quorum
+from psyche.core.state.bits import get_members
+from psyche.core.state.state import ZERO32, ClientState, Coordinator, Round, RunState
+from psyche.core.state.timeline import get_round
+from psyche.sim.faults import BitFlip
+from psyche.sim.invariants.views import Check, Client, Watched
+from psyche.sim.scenarios.scenario import compute_patience_s
+
+QUIET_S: Final = 60.0  # what a fault leaves behind, as a trainer that hangs, is over by then
+HEALING_DIGESTS: Final = 3  # the one that shows it, one while the trainer heals, and one that comes late
+EPOCHS: Final = 2  # at their slowest: the one in which a fault ends may be given up
+
+
+class Liveness:
+    """Follows a world; `check` notes a violation unless something holds."""
+
+    def __init__(self, world: Watched, check: Check) -> None:
+        self._world = world
+        self._check = check
+        self._fault_at = 0.0  # when a fault last began or ended
+        self._disturbed_at = -QUIET_S  # the same without flipped weights
+        self._run_state = RunState.UNINITIALIZED
+        self._height = 0
+        self._certified = (0.0, -1)  # since when, which step
+        self._digests: dict[str, tuple[int, int, bytes]] = {}  # of each one's last apply, with epoch and height
+        self._steady: set[bytes] = set()  # who was neither late nor absent in the last round
+        self._struck: dict[str, int] = {}  # faults of each one's trainer, when its weights were last right
+        self._wrong: dict[str, int] = {}  # agreed digests in a row that a member's weights contradict
+
+    def take_event(self, node: str, kind: str, fields: Mapping[str, Any]) -> None:
+        """One event of any machine."""
+        if kind == "applied":
+            self._digests[node] = (fields["epoch"], fields["height"], fields["digest"])
+        if node == "world" and kind in ("fault", "fault_over"):
+            self._fault_at = trio.current_time()
+            if fields["what"] != BitFlip.kind:
+                self._disturbed_at = self._fault_at
+
+    def take_record(self, state: Coordinator) -> None:
+        """The state after one more record."""
+        if state.certified.step != self._certified[1]:
+            self._certified = (trio.current_time(), state.certified.step)
+        if self._run_state is RunState.ROUND_WITNESS and state.run_state is not RunState.ROUND_WITNESS:
+            closed = get_round(state, self._height)
+            if closed is not None and closed.agreed_digest != ZERO32:
+                self._count_wrong(state, closed)
+            self._steady = {client.p2p for client in state.clients if not client.late and not client.missed}
+        self._run_state, self._height = state.run_state, state.current.height
+
+    def _count_wrong(self, state: Coordinator, closed: Round) -> None:
+        """S7: a member whose weights are wrong heals, where nothing else is wrong."""
+        healthy = {client.p2p for client in state.clients if client.state is ClientState.HEALTHY}
+        wrong = self._find_wrong(state, closed) if state.in_round else []
+        self._wrong = {host.name: self._wrong.get(host.name, 0) + 1 for host in wrong}
+        for host in wrong:
+            count = self._wrong[host.name]
+            healed = f"{host.name} has the agreed weights again within {HEALING_DIGESTS} agreed digests"
+            self._check(count <= HEALING_DIGESTS, "I5", healed, f"they contradict {count}")
+            self._check(host.key in healthy, "I5", f"{host.name} heals as a member", "it is none any more")
+
+    def _find_wrong(self, state: Coordinator, closed: Round) -> list[Client]:
+        """Which of a round's members have wrong weights; nobody where too many are, or something else is wrong."""
+        world = self._world
+        if world.under_way or trio.current_time() - self._disturbed_at < QUIET_S:
+            return []
+        members = {state.clients[member].p2p for member in get_members(closed.members)}
+        agreed = (state.progress.epoch, closed.height, closed.agreed_digest)
+        wrong = [
+            host for host in world.clients
+            if host.key in members and host.is_alive and host.is_corrupt
+            and self._digests.get(host.name) != agreed
+        ]  # fmt: skip
+        self._struck |= {host.name: host.struck for host in world.clients if host not in wrong}
+        bad = sum(host.key in members and (host in wrong or not host.is_honest) for host in world.clients)
+        if len(members) - bad < compute_quorum(len(members)):  # alike, they may be a part of the agreement
+            return []
+        return [host for host in wrong if host.is_honest and self._is_owed(host)]
+
+    def _is_owed(self, host: Client) -> bool:
+        """One fault struck a member in good standing: a second one, in its replay, is evidence, and it leaves."""
+        alone = host.struck - self._struck.get(host.name, 0) <= 1
+        return alone and (host.key in self._steady or host.name in self._wrong)
+
+    def is_withheld(self) -> bool:
+        """Whether a liar has the certified weights, and nobody else: while it claims them, the run stays (P5)."""
+        certified = self._world.shadow.state.certified.digest
+        holders = [host for host in self._world.clients if certified != ZERO32 and host.has_weights(certified)]
+        return any(host.is_alive for host in holders) and not any(host.is_honest for host in holders)
+
+    def check_epochs(self) -> None:
+        """P3: where nothing is wrong, an epoch's weights are certified; not one after the other is given up."""
+        world = self._world
+        if world.is_finished or not world.owes_progress():
+            return
+        config = world.config
+        round_s = config.max_round_train_time + config.round_witness_time
+        patience_s = compute_patience_s(config, world.scenario.faults) + (config.rounds_per_epoch + 3) * round_s
+        waited_s = trio.current_time() - max(world.quiet_since, self._certified[0])
+        holds = waited_s <= EPOCHS * patience_s or self.is_withheld()
+        self._check(holds, "I5", "newly certified weights", f"none for {waited_s:.0f} s")
+
+    def check_end(self) -> None:
+        """P8: a run that is finished lets its clients go, unless something still is wrong."""
+        world = self._world
+        quiet = not world.under_way and trio.current_time() - self._fault_at >= QUIET_S
+        if not (world.is_finished and quiet and world.scenario.must_advance):
+            return
+        for host in world.clients:
+            if host.is_honest:
+                self._check(not host.is_alive, "I5", f"{host.name} ends when the run is finished", "it runs on")
+                self._check(not host.code, "I5", f"{host.name} ends with success", f"code {host.code}")

@@ -1,0 +1,86 @@
+"""The record as the journal tells it: every record is made again as it reaches the disk.
+
+The shadow shares nothing with the server but the core, so it shows what any reader of the journal would
+find (I8), at every single event.
+"""
+
+from collections.abc import Callable
+
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state.messages import WitnessMessage
+from psyche.core.state.state import Coordinator
+from psyche.server.events import Event, decode_event
+from psyche.server.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
+from psyche.wire.crypto import blake3_hash
+
+CHECK_EVERY_RECORDS = 64  # a wrong state stays wrong
+OnRecord = Callable[[Record, Event], None]
+
+
+class Shadow:
+    """Follows the server's files.
+
+    `on_record` is called after each record with the state as it is then; `complaints` says where the
+    journal does not give the state that it promises.
+    """
+
+    def __init__(self, on_record: OnRecord) -> None:
+        self.state = Coordinator()
+        self.seq = -1  # of the last record; -1: no run yet
+        self.now = 0
+        self.complaints: list[str] = []
+        self._on_record = on_record
+        self._hashes: set[bytes] = set()  # of every state on disk, as the journal gives them
+        self._reports: set[tuple[int, int, int]] = set()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run."""
+        return self.seq >= 0
+
+    def has_state(self, raw: bytes) -> bool:
+        """Whether this state is on disk, or once was the newest there: only then may anybody be shown it (K1)."""
+        return blake3_hash(raw)[:HASH_BYTES] in self._hashes
+
+    def has_report(self, epoch: int, height: int, member: int) -> bool:
+        """Whether a witness's record of a round is on disk."""
+        return (epoch, height, member) in self._reports
+
+    def take_append(self, name: str, data: bytes, is_torn: bool) -> None:
+        """Records have reached the disk; where the write was torn, those before the tear."""
+        scan = scan_segment(data, self.seq + 1)
+        if scan.is_broken or (scan.is_torn and not is_torn):
+            self.complaints.append(f"{name}: what was appended after record {self.seq} are no whole records")
+        for record in scan.records:
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
+        event = decode_event(record.kind, record.body)
+        event.process(self.state, record.now)
+        self.seq, self.now = record.seq, record.now
+        self._hashes.add(record.state_hash)
+        message = event.message
+        if isinstance(message, WitnessMessage):
+            self._reports.add((message.epoch, message.height, message.member))
+        if record.seq % CHECK_EVERY_RECORDS == 0:
+            self.check_hash(record)
+        self._on_record(record, event)
+
+    def check_hash(self, record: Record) -> None:
+        """I8: the record made again gives the state that the server had."""
+        if blake3_hash(encode_state(self.state))[:HASH_BYTES] != record.state_hash:
+            self.complaints.append(f"record {record.seq} gives another state than the server had")
+
+    def take_replace(self, name: str, data: bytes) -> None:
+        """A snapshot has reached the disk: I10, it is the state of its record."""
+        seq = int(name.removeprefix("snapshot-").removesuffix(".bin"))
+        snapshot = decode_snapshot(data, seq)
+        if snapshot is None:
+            self.complaints.append(f"{name}: cannot be read")
+        elif not self.exists:
+            self.state, self.seq, self.now = decode_state(snapshot.raw), snapshot.seq, snapshot.now
+            self._hashes.add(blake3_hash(snapshot.raw)[:HASH_BYTES])
+        elif snapshot.seq == self.seq and encode_state(self.state) != snapshot.raw:
+            self.complaints.append(f"{name}: is not the state after its record")
+        elif snapshot.seq != self.seq:
+            self.complaints.append(f"{name}: is of record {snapshot.seq}, the disk has {self.seq}")

@@ -1,0 +1,202 @@
+"""What the checks see of a world and of its clients: what these tell and hold, and nothing that could change them."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from psyche.backends.tcp.backend import BackendStatistics
+from psyche.client.engine.records import RoundRecord
+from psyche.client.engine.round_engine import EngineStatistics
+from psyche.client.runtime.statistics import ShellStatistics
+from psyche.core.state.state import Config, Coordinator
+from psyche.network.limits import NetworkLimits
+from psyche.sim.disk import ServerDisk
+from psyche.sim.invariants.shadow import Shadow
+from psyche.sim.scenarios.scenario import Scenario
+from psyche.sim.trace import Trace
+from psyche.wire.ports import NetworkStatistics
+
+Check = Callable[[object, str, object, object], None]  # whether it holds, its name, what was expected and found
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatistics:
+    """What one client's process holds now."""
+
+    members: int  # of the state that it has
+    engine: EngineStatistics
+    shell: ShellStatistics
+    backend: BackendStatistics | None  # None: it has no way to the server yet
+    network: NetworkStatistics
+    limits: NetworkLimits
+    connection_streams: int  # open, of the connection that has most
+
+
+class Told(Protocol):
+    """What a dishonest program counts."""
+
+    told: int
+    refused: int
+    believed: int
+
+
+class Client(Protocol):
+    """A client as the checks see it."""
+
+    complaints: list[str]
+
+    @property
+    def name(self) -> str:
+        """Of its machine."""
+        ...
+
+    @property
+    def key(self) -> bytes:
+        """Its public key."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Where its files lie."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs."""
+        ...
+
+    @property
+    def is_honest(self) -> bool:
+        """Whether it follows the protocol."""
+        ...
+
+    @property
+    def lives(self) -> int:
+        """How many processes it has had."""
+        ...
+
+    @property
+    def code(self) -> int | None:
+        """How its last process ended by itself."""
+        ...
+
+    @property
+    def programs(self) -> Sequence[Told]:
+        """What it is dishonest by."""
+        ...
+
+    @property
+    def signed(self) -> Collection[bytes]:
+        """Each message that it signed, with the signature, over all its lives."""
+        ...
+
+    @property
+    def is_corrupt(self) -> bool:
+        """Whether a weight was flipped since its trainer last loaded."""
+        ...
+
+    @property
+    def struck(self) -> int:
+        """How often a fault struck its trainer."""
+        ...
+
+    def is_living(self, life: int) -> bool:
+        """Whether its process of this number runs."""
+        ...
+
+    def get_state(self) -> Coordinator:
+        """The newest state that it has seen."""
+        ...
+
+    def get_records(self) -> Sequence[RoundRecord]:
+        """What it knows of the rounds that it remembers."""
+        ...
+
+    def get_banned(self) -> Collection[bytes]:
+        """The sources that it asks for nothing more."""
+        ...
+
+    def get_statistics(self) -> ClientStatistics | None:
+        """What its process holds now; None where it does not run."""
+        ...
+
+    def has_weights(self, digest: bytes) -> bool:
+        """Whether weights of this digest are in its memory or on its disk."""
+        ...
+
+    def compute_root(self, digest: bytes) -> bytes | None:
+        """The root of the weights in its memory, where it takes them for those of this digest."""
+        ...
+
+
+class Server(Protocol):
+    """The coordinator's machine as the checks see it."""
+
+    @property
+    def files(self) -> ServerDisk:
+        """What it has on disk."""
+        ...
+
+
+class Watched(Protocol):
+    """A world as the checks see it."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """What is played."""
+        ...
+
+    @property
+    def config(self) -> Config:
+        """The run's configuration."""
+        ...
+
+    @property
+    def trace(self) -> Trace:
+        """The event log."""
+        ...
+
+    @property
+    def shadow(self) -> Shadow:
+        """The record, as the journal tells it."""
+        ...
+
+    @property
+    def clients(self) -> Sequence[Client]:
+        """All clients."""
+        ...
+
+    @property
+    def server(self) -> Server:
+        """The coordinator's machine."""
+        ...
+
+    @property
+    def under_way(self) -> Sequence[Any]:
+        """The faults that have begun and are not over."""
+        ...
+
+    @property
+    def quiet_since(self) -> float:
+        """Since when nothing is wrong."""
+        ...
+
+    @property
+    def longest_wait_s(self) -> float:
+        """The longest wait for progress while nothing was wrong."""
+        ...
+
+    @property
+    def open_connections(self) -> int:
+        """To the server, of all machines."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run is."""
+        ...
+
+    def owes_progress(self) -> bool:
+        """Whether nothing is wrong that would excuse a run that takes no step (I5)."""
+        ...

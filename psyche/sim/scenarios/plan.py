@@ -1,0 +1,121 @@
+"""Scenarios as TOML: what a person writes, what the shrinker leaves, and what the corpus keeps.
+
+Only what differs from the defaults is written. Tables: `[config]` (keys of the run), `[[class]]` with
+`[class.machine]`, `[class.uplink]` and `[class.downlink]`, `[[fault]]` with its `kind`, `[[byzantine]]`, and `[limits]`
+of the clients' nodes.
+"""
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from psyche.errors import ConfigError
+from psyche.network.limits import NetworkLimits
+from psyche.network.links import LinkConditions
+from psyche.sim.byzantine.programs import KINDS, ByzantineMember
+from psyche.sim.faults import get_table, read_faults
+from psyche.sim.scenarios.checks import check_scenario
+from psyche.sim.scenarios.scenario import MachineClass, Scenario
+from psyche.sim.trainer import MachineModel
+
+_LISTS: Final = {"class": "classes", "fault": "faults", "byzantine": "byzantine"}
+_INNER: Final[dict[str, type]] = {"machine": MachineModel, "uplink": LinkConditions, "downlink": LinkConditions}
+
+
+def read_scenario(text: str) -> Scenario:
+    """A scenario from TOML.
+
+    Raises:
+        ConfigError: it is no TOML, or cannot be played; naming table, field and rule.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"scenario: {error}") from error
+    scenario = _build(
+        Scenario,
+        {name: value for name, value in values.items() if name not in _LISTS}
+        | {"limits": _build(NetworkLimits, values.get("limits", {}))}
+        | {"classes": tuple(_read_class(one) for one in _get_tables(values, "class", [{"count": 4}]))}
+        | {"faults": read_faults(_get_tables(values, "fault", []))}
+        | {"byzantine": tuple(_read_byzantine(one) for one in _get_tables(values, "byzantine", []))},
+    )
+    check_scenario(scenario)
+    return scenario
+
+
+def _get_tables(values: Mapping[str, Any], name: str, default: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = values.get(name, default)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ConfigError(f"{name}: must be [[{name}]] tables")
+    return found
+
+
+def _read_class(values: Mapping[str, Any]) -> MachineClass:
+    inner = {name: _build(cls, values[name]) for name, cls in _INNER.items() if name in values}
+    return _build(MachineClass, dict(values) | inner)
+
+
+def _read_byzantine(values: Mapping[str, Any]) -> ByzantineMember:
+    found = _build(ByzantineMember, values)
+    if found.kind not in tuple(KINDS):
+        raise ConfigError(f"byzantine: kind {found.kind!r} is unknown; there are {', '.join(KINDS)}")
+    return found
+
+
+def _build(cls: type[Any], values: Any) -> Any:
+    known = {field.name for field in dataclasses.fields(cls) if field.init}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{cls.__name__}: {values!r} is no table; there are {', '.join(sorted(known))}")
+    if unknown := sorted(set(values) - known):
+        raise ConfigError(f"{cls.__name__}: {', '.join(unknown)} is unknown; there are {', '.join(sorted(known))}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{cls.__name__}: {error}") from error
+
+
+def write_scenario(scenario: Scenario) -> str:
+    """A scenario as TOML; `read_scenario` gives it back."""
+    lines = list(_write_plain(scenario, Scenario()))
+    lines += ["", "[config]", *(f"{name} = {_write(value)}" for name, value in scenario.config.items())]
+    if limits := list(_write_plain(scenario.limits, NetworkLimits())):
+        lines += ["", "[limits]", *limits]
+    for one in scenario.classes:
+        lines += ["", "[[class]]", *_write_plain(one, MachineClass(count=-1))]
+        for name, cls in _INNER.items():
+            inner = list(_write_plain(getattr(one, name), cls()))
+            lines += ["", f"[class.{name}]", *inner] if inner else []
+    for fault in scenario.faults:
+        lines += ["", "[[fault]]", *(f"{name} = {_write(value)}" for name, value in get_table(fault).items())]
+    for liar in scenario.byzantine:
+        lines += [
+            "",
+            "[[byzantine]]",
+            *(f"{name} = {_write(value)}" for name, value in dataclasses.asdict(liar).items()),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _write_plain(value: Any, default: Any) -> Iterator[str]:
+    """The fields of a dataclass that are plain and differ from the default."""
+    for field in dataclasses.fields(value):
+        here = getattr(value, field.name)
+        is_plain = isinstance(here, bool | int | float | str)
+        if field.init and is_plain and here != getattr(default, field.name):
+            yield f"{field.name} = {_write(here)}"
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return "inf" if math.isinf(value) else repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # TOML knows no pairs of surrogates
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_write, value))}]"
+    return str(value)

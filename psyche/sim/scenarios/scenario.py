@@ -1,0 +1,194 @@
+"""What is to be simulated, as data: the run, its machines and links, what goes wrong, and who lies."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from psyche.core.state.limits import WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT
+from psyche.core.state.state import (
+    Checkpoint,
+    CheckpointKind,
+    Config,
+    LrSchedule,
+    Metadata,
+    Model,
+    Optimizer,
+    OptimizerKind,
+    Progress,
+)
+from psyche.network.limits import NetworkLimits
+from psyche.network.links import LinkConditions
+from psyche.sim.byzantine.programs import ByzantineMember
+from psyche.sim.faults import Fault, Kill
+from psyche.sim.trainer import MachineModel
+
+RUN_ID = "simulated"
+START_UNIX = 1_700_000_000
+MODEL_FOLDER = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineClass:
+    """Some clients that are alike.
+
+    Args:
+        count: how many.
+        machine: how fast they are.
+        uplink, downlink: between them and everybody else; the narrower and longer of two ends counts.
+        join_s: when the first of them starts; the others follow within `join_spread_s`.
+        has_model: whether they have the configured model on disk.
+        clock_s: how far their wall clock is off.
+    """
+
+    count: int = 1
+    machine: MachineModel = field(default_factory=MachineModel)
+    uplink: LinkConditions = field(default_factory=LinkConditions)
+    downlink: LinkConditions = field(default_factory=LinkConditions)
+    join_s: float = 0.0
+    join_spread_s: float = 1.0
+    has_model: bool = True
+    clock_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulated run.
+
+    Args:
+        seed: of all chance.
+        name: what it is called, if anything.
+        classes: the clients, class by class.
+        config: settings of the run that differ from `DEFAULTS`.
+        faults: what goes wrong, and when.
+        byzantine: which clients are dishonest, and how.
+        weight_parts: in how many tensors of equal size the weights are kept and handed on.
+        blob_bytes: how many bytes of the line the answer with a blob takes, by its true length; others as they are.
+        shares_lines: what a machine sends and receives in bulk shares its line, as at home; else each pair of
+            machines has one of its own.
+        limits: of the clients' nodes.
+        limit_s: when the run must have ended, in simulated seconds; 0 computes it.
+        must_advance: whether the run owes steps and an end (I5); not where more lie than the protocol bears.
+        respawn_s: after how long somebody starts a client again that ended by itself without success; 0: never.
+        sync_s: how long the server's disk takes for a write.
+        shares_checkpoints: whether clients name places from which the certified weights can be loaded (S10).
+
+    `origin` is the command that plays it again, set by whoever makes scenarios out of so little (`with_origin`).
+    What is changed with `replace` is another scenario and has none: only its plan says it all (`report`).
+    """
+
+    seed: int = 0
+    name: str = ""
+    classes: tuple[MachineClass, ...] = (MachineClass(count=4),)
+    config: Mapping[str, int] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    byzantine: tuple[ByzantineMember, ...] = ()
+    weight_parts: int = 4
+    blob_bytes: Mapping[int, int] = field(default_factory=dict)
+    shares_lines: bool = False
+    limits: NetworkLimits = field(default_factory=NetworkLimits)
+    limit_s: float = 0.0
+    must_advance: bool = True
+    respawn_s: float = 5.0
+    sync_s: float = 0.002
+    shares_checkpoints: bool = False
+    origin: str = field(default="", init=False, compare=False)
+
+    def with_origin(self, command: str) -> "Scenario":
+        """The same, which this command plays again."""
+        found = replace(self)
+        object.__setattr__(found, "origin", command)  # a copy that nobody has yet
+        return found
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return sum(c.count for c in self.classes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return tuple(f"client-{number}" for number in range(self.clients))
+
+    def weigh_blob(self, size_bytes: int) -> float:
+        """How many bytes of the line an answer of this length takes."""
+        return float(self.blob_bytes.get(size_bytes, size_bytes))
+
+    def get_class(self, number: int) -> MachineClass:
+        """The class of a client."""
+        for found in self.classes:
+            if number < found.count:
+                return found
+            number -= found.count
+        raise IndexError("no such client")
+
+
+DEFAULTS: Mapping[str, int] = {
+    "warmup_time": 30,
+    "cooldown_time": 5,
+    "max_round_train_time": 20,
+    "round_witness_time": 6,
+    "rounds_per_epoch": 8,
+    "total_steps": 16,
+    "init_min_clients": 2,
+    "min_clients": 2,
+    "global_batch_size_start": 8,
+    "global_batch_size_end": 8,
+    "waiting_for_members_extra_time": 3,
+}
+
+
+def build_config(scenario: Scenario) -> Config:
+    """The run's configuration."""
+    values: dict[str, Any] = dict(DEFAULTS) | dict(scenario.config)
+    return Config(**values)
+
+
+def build_model() -> Model:
+    """A model of the small trainer's kind."""
+    return Model(
+        max_seq_len=8,
+        checkpoint=Checkpoint(CheckpointKind.LOCAL, MODEL_FOLDER),
+        lr_schedule=LrSchedule(base_lr=1e-3),
+        optimizer=Optimizer(
+            OptimizerKind.DISTRO, compression_decay=0.95, compression_topk=8, compression_chunk=16, quantize_1bit=True
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SimRunFile:
+    """A run as its owner would have written it (`server.run.RunDefinition`)."""
+
+    config: Config
+    model: Model
+    run_id: str = RUN_ID
+    metadata: Metadata = field(default_factory=Metadata)
+    progress: Progress = field(default_factory=Progress)
+    pending_pause: bool = False
+    bootstrap: tuple[str, ...] = ()
+
+
+def compute_patience_s(config: Config, faults: Sequence[Fault] = ()) -> float:
+    """Within how long a run with enough living members must take a step, whatever state it is in.
+
+    The longest way there: two rounds that run into their limits and close without agreement, Cooldown,
+    waiting for members, a Warmup that fails, and another one that does not, then two rounds for the step.
+    Where `faults` erase disks, nobody may have the certified weights any more: so many Warmups more fail (P5).
+    """
+    round_s = config.max_round_train_time + config.round_witness_time
+    forming_s = config.waiting_for_members_extra_time + config.warmup_time
+    is_erased = any(isinstance(fault, Kill) and fault.erase for fault in faults)
+    forms = 3 + (WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT if is_erased else 0)
+    return 4 * round_s + config.cooldown_time + forms * forming_s + 30
+
+
+def compute_limit_s(scenario: Scenario, config: Config) -> float:
+    """When a run must have ended: every epoch at its slowest, after everything that goes wrong is over."""
+    if scenario.limit_s:
+        return scenario.limit_s
+    round_s = config.max_round_train_time + config.round_witness_time
+    epochs = math.ceil(config.total_steps / max(1, config.rounds_per_epoch)) + 1
+    overhead_s = compute_patience_s(config, scenario.faults)
+    last = max((fault.get_end_s() for fault in scenario.faults), default=0.0)
+    return last + config.total_steps * round_s + 2 * epochs * overhead_s + 600

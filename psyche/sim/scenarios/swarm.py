@@ -1,0 +1,193 @@
+"""Scenarios out of seeds: each draws its size, its settings, a few kinds of faults with their rates, and its liars.
+
+A run that draws every kind of fault all the time explores little: most of it is over at once. So each seed
+switches most kinds off, and what is left happens often.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from psyche.network.links import LinkConditions
+from psyche.sim import faults
+from psyche.sim.byzantine import programs
+from psyche.sim.byzantine.programs import ByzantineMember
+from psyche.sim.faults import Fault
+from psyche.sim.runtime import build_rng
+from psyche.sim.scenarios.scenario import MachineClass, Scenario
+from psyche.sim.trainer import MachineModel
+
+SIZES: Final = {3: 70, 4: 60, 5: 30, 6: 16, 7: 7, 8: 4, 9: 3, 10: 2, 11: 1, 12: 2, 13: 1, 14: 1, 15: 1, 16: 2}
+"""How many of 200 seeds have so many clients: what can go wrong mostly does among few, and costs far less there."""
+KIND_SHARE: Final = 0.3  # of the kinds of faults that a seed has
+MAX_FAULTS: Final = 12
+TROUBLE_S: Final = 150.0  # faults begin within so long; then the run must come to its end
+BYZANTINE_SHARE: Final = 0.4  # of the seeds with four clients or more have liars
+ALL_WITNESS_SHARE: Final = 0.6  # of the seeds elect every member
+ALONE_SHARE: Final = 0.08  # of the seeds have one fault only, that must be healed
+ANYONE: Final = "random:1"
+Draw = Callable[[random.Random, float], Fault]
+
+
+def draw_scenario(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = build_rng(seed, "swarm")
+    clients = rng.choices(list(SIZES), list(SIZES.values()))[0]
+    found = _draw_byzantine(rng, clients)
+    config = _draw_config(rng, clients, banned=len(found))
+    classes, several, sync_s = _draw_classes(rng, clients), _draw_faults(rng), rng.choice((0.0, 0.002, 0.02))
+    other = build_rng(seed, "swarm of few")
+    if found and 3 * len(found) + 1 < clients and other.random() > ALL_WITNESS_SHARE:
+        config["witness_nodes"] = other.randint(3 * len(found) + 1, clients)  # fewer, and a committee may be captured
+    alone = _draw_alone(other, config["rounds_per_epoch"]) if other.random() < ALONE_SHARE else None
+    return Scenario(
+        seed=seed, classes=classes, config=config, faults=several if alone is None else (alone,), byzantine=found,
+        sync_s=sync_s,
+    ).with_origin(f"python scripts/soak.py --seed {seed}")  # fmt: skip
+
+
+def _draw_config(rng: random.Random, clients: int, *, banned: int) -> dict[str, int]:
+    least = max(2, clients // 2)
+    return {
+        "total_steps": rng.randint(8, 24),
+        "rounds_per_epoch": rng.randint(2, 10),
+        "overlap": rng.random() < 0.7,
+        "witness_nodes": 0 if banned or rng.random() < ALL_WITNESS_SHARE else rng.randint(3, clients),
+        "min_clients": least,
+        "init_min_clients": rng.randint(least, max(least, clients - max(1, banned))),  # who lies may be so
+        "max_round_train_time": rng.choice((10, 20)),
+        "round_witness_time": rng.choice((4, 8)),
+        "warmup_time": rng.choice((20, 40)),
+        "global_batch_size_start": clients * rng.randint(1, 3),
+        "global_batch_size_end": clients * 3,
+        "global_batch_size_warmup_tokens": rng.choice((0, 1_000)),
+        "straggler_percent": rng.choice((150, 150, 150, 0)),
+    }
+
+
+def _draw_classes(rng: random.Random, clients: int) -> tuple[MachineClass, ...]:
+    line = LinkConditions(
+        latency_s=rng.choice((0.0, 0.01, 0.1)), jitter_s=rng.choice((0.0, 0.02, 0.2)),
+        loss=rng.choice((0.0, 0.0, 0.02)), duplicate=rng.choice((0.0, 0.0, 0.1)),
+        bandwidth_bytes_s=rng.choice((float("inf"), 1e6)),
+    )  # fmt: skip
+    slow = rng.randint(0, clients // 4)
+    quick = MachineModel(sample_s=rng.choice((0.1, 0.5)), spread=rng.choice((0.0, 0.3)))
+    tardy = MachineModel(sample_s=rng.choice((1.0, 4.0)), spread=0.3)
+    spread_s = rng.choice((0.5, 20.0))
+    classes = [MachineClass(count=clients - slow, machine=quick, uplink=line, join_spread_s=spread_s)]
+    if slow:
+        classes.append(MachineClass(count=slow, machine=tardy, uplink=line, join_spread_s=spread_s, has_model=False))
+    return tuple(classes)
+
+
+def _draw_byzantine(rng: random.Random, clients: int) -> tuple[ByzantineMember, ...]:
+    """At most (n - 1) / 3 of them: so many the protocol bears."""
+    if rng.random() > BYZANTINE_SHARE:
+        return ()
+    kinds, most = sorted(programs.KINDS), (clients - 1) // 3
+    who = rng.sample(range(clients), rng.randint(min(1, most), most))
+    together = rng.choice(kinds) if rng.random() < 0.5 else None
+    return tuple(
+        ByzantineMember(who=one, kind=together or rng.choice(kinds), share=rng.choice((0.3, 1.0))) for one in who
+    )
+
+
+def _draw_faults(rng: random.Random) -> tuple[Fault, ...]:
+    kinds = [draw for draw in DRAWS if rng.random() < KIND_SHARE]
+    if not kinds:
+        return ()
+    count = rng.randint(1, MAX_FAULTS)
+    times = sorted(rng.uniform(0, TROUBLE_S) for _ in range(count))
+    return tuple(rng.choice(kinds)(rng, round(at_s, 3)) for at_s in times)
+
+
+def _draw_alone(rng: random.Random, rounds: int) -> Fault:
+    """A wrong weight and nothing else: only then it is sure that its client can heal (I5)."""
+    height = rng.randint(1, max(1, rounds - 1))
+    return faults.BitFlip(at_epoch=rng.randint(0, 1), at_height=height, who=(ANYONE,), place=rng.randint(0, 255))
+
+
+def _pick(rng: random.Random) -> tuple[str, ...]:
+    return rng.choice(((ANYONE,), (ANYONE,), ("random:2",), ("random:3",), ("witnesses",), ("all",)))
+
+
+def _length(rng: random.Random) -> float:
+    return round(rng.choice((0.2, 2.0, 8.0, 25.0)) * rng.uniform(0.5, 1.5), 3)
+
+
+def _draw_kill(rng: random.Random, at_s: float) -> Fault:
+    return faults.Kill(at_s=at_s, who=_pick(rng), for_s=_length(rng), erase=rng.random() < 0.1)
+
+
+def _draw_hang(rng: random.Random, at_s: float) -> Fault:
+    return faults.Hang(at_s=at_s, who=_pick(rng), for_s=_length(rng))
+
+
+def _draw_leave(rng: random.Random, at_s: float) -> Fault:
+    return faults.Leave(at_s=at_s, who=(ANYONE,), for_s=_length(rng))
+
+
+def _draw_server_kill(rng: random.Random, at_s: float) -> Fault:
+    return faults.Kill(at_s=at_s, who=("server",), for_s=_length(rng))
+
+
+def _draw_server_hang(rng: random.Random, at_s: float) -> Fault:
+    return faults.Hang(at_s=at_s, who=("server",), for_s=_length(rng))
+
+
+def _draw_torn(rng: random.Random, at_s: float) -> Fault:
+    return faults.TornWrite(at_s=at_s, after_bytes=rng.randint(0, 3_000), for_s=_length(rng))
+
+
+def _draw_partition(rng: random.Random, at_s: float) -> Fault:
+    some = ("random:1", "random:2", "random:3")
+    groups = rng.choice(((("server",), (rng.choice(some),)), ((rng.choice(some),), ("all",)), (("server",), ("all",))))
+    return faults.Partition(at_s=at_s, groups=groups, silent=rng.random() < 0.4, for_s=_length(rng))
+
+
+def _draw_lost_answer(rng: random.Random, at_s: float) -> Fault:
+    what = rng.choice(sorted(faults.ANSWERED))
+    return faults.LostAnswer(at_s=at_s, who=_pick(rng), what=what, for_s=_length(rng))
+
+
+def _draw_degrade(rng: random.Random, at_s: float) -> Fault:
+    return faults.Degrade(
+        at_s=at_s, who=_pick(rng), for_s=_length(rng),
+        latency_s=rng.choice((0.0, 0.5)), jitter_s=rng.choice((0.0, 0.8)),
+        bandwidth_bytes_s=rng.choice((0.0, 20_000.0)), loss=rng.choice((0.0, 0.2, 0.6)),
+        duplicate=rng.choice((0.0, 0.3)), up=rng.random() < 0.8, down=rng.random() < 0.8,
+    )  # fmt: skip
+
+
+def _draw_clock(rng: random.Random, at_s: float) -> Fault:
+    who = rng.choice((("server",), (ANYONE,), ("all",)))
+    return faults.ClockJump(at_s=at_s, who=who, offset_s=rng.choice((-300.0, -10.0, 10.0, 300.0)), for_s=_length(rng))
+
+
+def _draw_full(rng: random.Random, at_s: float) -> Fault:
+    return faults.DiskFull(at_s=at_s, who=(rng.choice(("server", ANYONE)),), for_s=_length(rng))
+
+
+def _draw_slow(rng: random.Random, at_s: float) -> Fault:
+    who = (rng.choice(("server", ANYONE)),)
+    return faults.SlowDisk(at_s=at_s, who=who, sync_s=rng.choice((0.2, 1.5)), for_s=_length(rng))
+
+
+def _draw_crash(rng: random.Random, at_s: float) -> Fault:
+    return faults.TrainerCrash(at_s=at_s, who=(f"random:{rng.randint(1, 2)}",))
+
+
+def _draw_trainer_hang(rng: random.Random, at_s: float) -> Fault:
+    return faults.TrainerHang(at_s=at_s, who=(ANYONE,), for_s=_length(rng))
+
+
+def _draw_flip(rng: random.Random, at_s: float) -> Fault:
+    return faults.BitFlip(at_s=at_s, who=(ANYONE,), place=rng.randint(0, 255))
+
+
+DRAWS: Final[tuple[Draw, ...]] = (
+    _draw_kill, _draw_hang, _draw_leave, _draw_server_kill, _draw_server_hang, _draw_torn, _draw_partition,
+    _draw_degrade, _draw_clock, _draw_full, _draw_slow, _draw_crash, _draw_trainer_hang, _draw_flip,
+    _draw_lost_answer,
+)  # fmt: skip

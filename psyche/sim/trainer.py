@@ -1,0 +1,356 @@
+"""A trainer whose model is a few hundred weights: exact arithmetic, real payloads, the times of a described machine.
+
+What a batch gives depends on weights, tokens and the trainer's own momentum, so that payloads of different
+trainers, rounds and histories differ, and equal histories, only they, give equal weights. An apply goes through the
+payloads in the order in which it gets them, and each counts twice what the one before it does: sums of full values
+depend on their order in the last bits, these in the first. float32, equal on every machine.
+"""
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import trio
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from psyche.core.encoding.manifest import TensorEntry, encode_manifest
+from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan
+from psyche.core.state.state import ZERO32, Optimizer
+from psyche.errors import TrainerError
+from psyche.modeling.distro.codec import ChunkSets, decode_payload, encode_payload, validate_payload
+from psyche.modeling.snapshot import (
+    MANIFEST_NAME,
+    MODEL_NAME,
+    TENSORS_NAME,
+    SnapshotInfo,
+    get_file_entries,
+    get_tensor_path,
+    read_model_files,
+    read_snapshot_files,
+    read_snapshot_info,
+    write_folder,
+    write_info,
+    write_model_files,
+)
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.wire.crypto import blake3_hash, blob_id_of
+from psyche.wire.trainer import (
+    ApplyReply,
+    ApplyRequest,
+    LoadReply,
+    LoadRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    TrainReply,
+    TrainRequest,
+)
+
+SHAPE: Final = (16, 16)
+TENSOR: Final = "weight"
+MOST_PARTS: Final = 99  # of the weights: their names are numbered with two digits
+WEIGHTS: Final = SHAPE[0] * SHAPE[1]
+VOCAB: Final = 256
+LATEST_OUTCOME: Final = 3  # rounds after its own in which a result's outcome is known to a member
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineModel:
+    """How fast a machine is; seconds.
+
+    Args:
+        sample_s: training of one sample.
+        step_s: what a batch takes beside its samples: the optimizer, and making the payload.
+        spread: how much a batch's time varies, as a share of it, evenly to both sides.
+        apply_s: applying a set.
+        load_s: loading weights.
+        snapshot_s: writing a snapshot.
+        restart_s: until a failed trainer is up again.
+        numeric_class: what its arithmetic of gradients is like; machines of one class agree on them.
+    """
+
+    sample_s: float = 0.5
+    step_s: float = 0.0
+    spread: float = 0.1
+    apply_s: float = 0.05
+    load_s: float = 0.3
+    snapshot_s: float = 0.1
+    restart_s: float = 3.0
+    numeric_class: int = 0
+
+
+class Memo:
+    """Results of pure functions of bytes that many machines compute: each is computed once."""
+
+    def __init__(self, limit: int = 4_096) -> None:
+        self._limit = limit
+        self._known: OrderedDict[Any, Any] = OrderedDict()
+
+    def get(self, key: Any, compute: Callable[[], T]) -> T:
+        """The result for `key`."""
+        if key in self._known:
+            return self._known[key]
+        found = self._known[key] = compute()
+        if len(self._known) > self._limit:
+            self._known.popitem(last=False)
+        return found
+
+
+class PayloadCodec:
+    """Payloads of the small model, read and checked by the real codec."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        shapes = {TENSOR: SHAPE}
+        self.plan: TransformPlan = compute_plan(
+            shapes, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
+        )
+        self._votes = Memo()
+        self._checked = Memo()
+
+    def make(self, seed: bytes) -> bytes:
+        """The payload of a batch whose gradient `seed` stands for."""
+        sets: list[ChunkSets] = []
+        for number, group in enumerate(self.plan.groups):
+            shape = (group.chunks, group.area)
+            drawn = blake3(seed + bytes([number])).digest(length=group.chunks * group.area * 4)
+            keys = np.frombuffer(drawn, dtype="<u4").reshape(shape)
+            order = np.sort(np.argsort(keys, axis=1, kind="stable")[:, : group.k], axis=1)
+            signs = (np.take_along_axis(keys, order, axis=1) & 1).astype(np.int8) * np.int8(2) - np.int8(1)
+            sets.append(ChunkSets(order.astype(np.int32), signs))
+        return encode_payload(self.plan, sets)
+
+    def check(self, plan: TransformPlan, body: bytes) -> None:
+        """Refuse what is no payload (R4); raises WireError."""
+        self._checked.get(body, lambda: validate_payload(plan, body))
+
+    def get_votes(self, body: bytes) -> NDArray[np.float32]:
+        """The payload's sign for each weight: float32 [256], 0 where it has none."""
+        return self._votes.get(body, lambda: self._count_votes(body))
+
+    def _count_votes(self, body: bytes) -> NDArray[np.float32]:
+        votes = np.zeros(WEIGHTS, dtype=np.float32)
+        offset = 0
+        for group, sets in zip(self.plan.groups, decode_payload(self.plan, body), strict=True):
+            for chunk in range(group.chunks):
+                here = sets.indices[chunk]
+                used = here < group.area
+                votes[offset + here[used]] += sets.values[chunk][used].astype(np.float32)
+                offset += group.area
+        return votes
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong with a trainer next."""
+
+    crash: bool = False  # at its next request
+    hang_s: float = 0.0  # in its next training; the watchdog ends it
+    flip: int | None = None  # after the next apply this weight is wrong: a memory error
+    struck: int = 0  # how often any of them has
+
+
+@dataclass(slots=True, eq=False)
+class SimTrainer:
+    """Implements `wire.ports.Trainer`.
+
+    It also keeps its owner honest: every result it gave is to be told applied or not, once and soon, or given
+    up by a load (R8); `complaints` says where that did not hold. The weights are kept in so many
+    `parts` of equal size, each a tensor.
+    """
+
+    codec: PayloadCodec
+    machine: MachineModel
+    rng: random.Random
+    faults: Faults = field(default_factory=Faults)
+    tamper: Callable[[bytes], bytes] | None = None  # a dishonest owner's
+    weights: NDArray[np.float32] | None = None
+    momentum: bytes = ZERO32
+    trained: int = 0
+    complaints: list[str] = field(default_factory=list)
+    parts: int = 1
+    files: dict[str, bytes] = field(default_factory=dict)  # the model's small files; what they say changes its work
+    on_outcome: Callable[[int, int, bool], None] | None = None  # hears epoch, height and outcome of a result of its own
+    is_corrupt: bool = False  # a weight was flipped since the last load
+    _sent: set[int] = field(default_factory=set)  # heights of this momentum's results that await their fate
+    _epochs: dict[int, int] = field(default_factory=dict)  # in which epoch each height was trained last
+    _cancel: trio.Event | None = None
+
+    async def start(self) -> None:
+        """The process comes up."""
+        await trio.sleep(self.machine.restart_s)
+
+    async def restart(self) -> None:
+        """A fresh process: weights and momentum are gone."""
+        self._lose()
+        await trio.sleep(self.machine.restart_s)
+
+    def _lose(self) -> None:
+        self.weights, self.momentum, self.trained = None, ZERO32, 0
+        self._sent.clear()
+
+    def _check_alive(self) -> None:
+        if self.faults.crash:
+            self.faults.crash = False
+            self.faults.struck += 1
+            self._lose()
+            raise TrainerFailure(FailureKind.CRASHED, "trainer: the process ended")
+
+    def _get_weights(self) -> NDArray[np.float32]:
+        if self.weights is None:
+            raise TrainerError("trainer: no weights are loaded")
+        return self.weights
+
+    async def load(self, request: LoadRequest) -> LoadReply:
+        """Take a snapshot's weights, or those that everybody starts with."""
+        await trio.sleep(self.machine.load_s)
+        self._check_alive()
+        chain = prev = ZERO32
+        self._lose()
+        self.is_corrupt = False
+        if request.is_snapshot:
+            info = read_snapshot_info(Path(request.path))
+            raw = [get_tensor_path(info.path, number).read_bytes() for number in range(len(info.entries))]
+            if [blob_id_of(part) for part in raw] != [entry.blob_id for entry in info.entries]:
+                raise TrainerError(f"snapshot {request.path}: a tensor is damaged")
+            self.files = read_snapshot_files(info)
+            self.weights = np.frombuffer(b"".join(raw), dtype="<f4").astype(np.float32)
+            chain, prev = info.chain, info.prev_commitment
+            if request.keep_momentum:
+                self.trained, self.momentum = info.train_count, blake3_hash(b"momentum", info.digest)
+        else:
+            self.files = read_model_files(Path(request.path))
+            self.weights = (np.arange(WEIGHTS, dtype=np.float32) - WEIGHTS / 2) / np.float32(WEIGHTS)
+        return LoadReply(
+            plan=encode_plan(self.codec.plan), weight_root=self.compute_root(), parameters=WEIGHTS,
+            vocab_size=VOCAB, numeric_class=self.machine.numeric_class, device="simulated", chain=chain,
+            train_count=self.trained, prev_commitment=prev,
+        )  # fmt: skip
+
+    def _get_parts(self) -> list[bytes]:
+        raw = self._get_weights().astype("<f4").tobytes()
+        size = len(raw) // self.parts
+        return [raw[start : start + size] for start in range(0, len(raw), size)]
+
+    def _get_entries(self) -> tuple[TensorEntry, ...]:
+        dims = (WEIGHTS // self.parts,)
+        parts = self._get_parts()
+        return tuple(TensorEntry(f"{TENSOR}.{number:02d}", dims, blob_id_of(raw)) for number, raw in enumerate(parts))
+
+    def compute_root(self) -> bytes:
+        """The weight root of what it holds; raises TrainerError where it holds nothing."""
+        return blake3_hash(encode_manifest(self._get_entries(), get_file_entries(self.files)))
+
+    async def train(self, request: TrainRequest) -> TrainReply:
+        """Take the time of a batch and give its payload."""
+        self._check_alive()
+        weights = self._get_weights()
+        self._note_outcomes(request)
+        seconds = request.samples * self.machine.sample_s + self.machine.step_s
+        seconds *= 1 + self.machine.spread * (2 * self.rng.random() - 1)
+        await self._work(seconds)
+        if self._cancel is not None and self._cancel.is_set():
+            self._retell(request)
+            return self._reply(request, b"", seconds, cancelled=True)
+        gradient = bytes([self.machine.numeric_class]) + b"".join(self.files.values())
+        self.momentum = blake3_hash(weights.tobytes(), request.tokens, self.momentum, gradient)
+        self.trained += 1
+        self._sent.add(request.height)
+        self._epochs[request.height] = request.epoch
+        payload = self.codec.make(self.momentum)
+        payload = payload if self.tamper is None else self.tamper(payload)
+        return self._reply(request, payload, seconds, cancelled=False)
+
+    async def _work(self, seconds: float) -> None:
+        self._cancel = trio.Event()
+        if self.faults.hang_s:
+            hang_s, self.faults.hang_s = self.faults.hang_s, 0.0
+            self.faults.struck += 1
+            await trio.sleep(hang_s)
+            self._lose()
+            raise TrainerFailure(FailureKind.HUNG, f"trainer: no sign of life for {hang_s:g} s")
+        with trio.move_on_after(seconds):
+            await self._cancel.wait()
+        self._check_alive()
+
+    def _note_outcomes(self, request: TrainRequest) -> None:
+        for outcome in request.decided:
+            if outcome.height in self._sent:
+                self._sent.remove(outcome.height)
+                if self.on_outcome is not None:
+                    self.on_outcome(self._epochs[outcome.height], outcome.height, outcome.applied)
+            elif outcome.applied:
+                self.complaints.append(
+                    f"round {request.height}: told of an applied result of {outcome.height}, never sent"
+                )
+        forgotten = sorted(one for one in self._sent if not request.height - LATEST_OUTCOME <= one < request.height)
+        if forgotten:
+            self.complaints.append(f"round {request.height}: never told of the results of {forgotten}")
+
+    def _retell(self, request: TrainRequest) -> None:
+        """A cancelled batch has undone everything, what it was told included (A4)."""
+        self._sent.update(outcome.height for outcome in request.decided)
+
+    def _reply(self, request: TrainRequest, payload: bytes, seconds: float, *, cancelled: bool) -> TrainReply:
+        return TrainReply(
+            payload=payload, loss=2.0, grad_norm=1.0, tokens=request.samples * request.sequence_length,
+            seconds=seconds, compute_seconds=seconds, micro_batch_size=1, train_count=self.trained, cancelled=cancelled,
+        )  # fmt: skip
+
+    async def apply(self, request: ApplyRequest) -> ApplyReply:
+        """Take payload after payload, and move every weight by the rate times what they say together."""
+        self._check_alive()
+        await trio.sleep(self.machine.apply_s)
+        weights = self._get_weights()
+        if request.run_update:
+            total = np.zeros(WEIGHTS, dtype=np.float32)
+            for body in request.payloads:
+                total = total / np.float32(2) + self.codec.get_votes(body)
+            moved = (weights - np.float32(request.lr) * total).astype(np.float32)
+            self._flip(moved)
+            self.weights = moved
+        return ApplyReply(weight_part=self.compute_root(), is_full=True, seconds=self.machine.apply_s)
+
+    def _flip(self, weights: NDArray[np.float32]) -> None:
+        if self.faults.flip is not None:
+            weights[self.faults.flip % WEIGHTS] += np.float32(1)
+            self.faults.flip = None
+            self.faults.struck += 1
+            self.is_corrupt = True
+
+    async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
+        """Write what `load` reads."""
+        self._check_alive()
+        await trio.sleep(self.machine.snapshot_s)
+        root = self.compute_root()
+        await trio.to_thread.run_sync(self._assemble, request, root)
+        return SnapshotReply(path=request.path, size_bytes=4 * WEIGHTS, weight_root=root, seconds=0.0)
+
+    def _assemble(self, request: SnapshotRequest, root: bytes) -> None:
+        info = SnapshotInfo(
+            path=Path(request.path), epoch=request.epoch, step=request.step, data_index=request.data_index,
+            chain=request.chain, digest=request.digest, weight_root=root, plan=encode_plan(self.codec.plan),
+            prev_commitment=request.prev_commitment, train_count=self.trained, has_momentum=False,
+            entries=self._get_entries(), files=get_file_entries(self.files),
+        )  # fmt: skip
+        with write_folder(info.path) as folder:
+            (folder / TENSORS_NAME).mkdir()
+            for number, raw in enumerate(self._get_parts()):
+                get_tensor_path(folder, number).write_bytes(raw)
+            (folder / MANIFEST_NAME).write_bytes(info.manifest)
+            write_model_files(folder / MODEL_NAME, self.files)
+            write_info(folder, info, None)
+
+    async def cancel(self) -> None:
+        """End the running training."""
+        if self._cancel is not None:
+            self._cancel.set()
+        await trio.lowlevel.checkpoint()
+
+    async def stop(self) -> None:
+        """End everything."""
+        await self.cancel()

@@ -1,0 +1,417 @@
+"""A simulated world: machines on links, a run among them, and what happens to it.
+
+outcome = simulate(Scenario(seed=7))
+print(outcome.describe())
+"""
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import trio
+
+from psyche.core.committee.elections import get_witnesses
+from psyche.core.encoding.account import decode_state
+from psyche.core.state.bits import get_members
+from psyche.core.state.state import Coordinator, RunState
+from psyche.network.links import Links
+from psyche.network.memory import MemoryHub
+from psyche.server.events import Event
+from psyche.server.journal import Record
+from psyche.sim import runtime
+from psyche.sim.byzantine.programs import build_program
+from psyche.sim.disk import is_writer
+from psyche.sim.faults import Fault
+from psyche.sim.hosts import ClientHost, Host, ServerHost
+from psyche.sim.identity import build_identity
+from psyche.sim.invariants.checker import Invariants, Violation
+from psyche.sim.invariants.shadow import Shadow
+from psyche.sim.links.lines import Lines
+from psyche.sim.links.tcp import Tcp
+from psyche.sim.runtime import build_rng, find_root
+from psyche.sim.scenarios.report import describe_crash, describe_replay
+from psyche.sim.scenarios.scenario import (
+    Scenario,
+    build_config,
+    build_model,
+    compute_limit_s,
+    compute_patience_s,
+)
+from psyche.sim.trace import Trace
+from psyche.sim.trainer import PayloadCodec
+from psyche.wire.tls import make_channel
+
+WATCH_S: Final = 5.0  # how often progress is looked at
+FAREWELL_S: Final = 120.0  # for the clients to end once the run is finished
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder for the clients' files that costs no disk
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """How a simulation ended.
+
+    `rounds` counts closed rounds, `digest` is that of the whole event log; times in seconds.
+    """
+
+    scenario: Scenario
+    violations: list[Violation]
+    rounds: int
+    events: int
+    records: int
+    digest: str
+    simulated_s: float
+    wall_s: float
+    state: Coordinator
+    codes: tuple[int | None, ...]
+    lines: list[bytes]
+    last: list[str]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """What a person needs of a failure: how to see it again, the last events, what was violated."""
+        name, seed = self.scenario.name, self.scenario.seed
+        head = f"{name} seed {seed}: {self.rounds} rounds, {self.events} events, {self.simulated_s:.0f} s".lstrip()
+        if not self.violations:
+            return f"{head}, nothing violated"
+        replay = describe_replay(self.scenario)
+        return "\n".join([head, *replay, *self.last, *(f"violated {violation}" for violation in self.violations)])
+
+
+class World:
+    """One simulated world; `run` plays it to its end."""
+
+    def __init__(self, scenario: Scenario, folder: Path, *, keep_lines: bool = True) -> None:
+        self.scenario = scenario
+        self.folder = folder
+        self.config = build_config(scenario)
+        self.model = build_model()
+        self.codec = PayloadCodec(self.model.optimizer)
+        self.trace = Trace(str(folder), keep_lines=keep_lines)
+        self.links = Links(build_rng(scenario.seed, "links"))
+        self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, weigh_blobs=scenario.weigh_blob)
+        self.lines = Lines(self.links, shares_lines=scenario.shares_lines)
+        self.tcp = Tcp(self.links)
+        self.owner = build_identity(scenario.seed, "owner")
+        self.server = ServerHost(self, build_identity(scenario.seed, "server"))
+        self.channel = make_channel(self.server.identity)
+        self.clients = [
+            ClientHost(self, number, build_identity(scenario.seed, name), scenario.get_class(number))
+            for number, name in enumerate(scenario.names)
+        ]
+        self.roots: dict[runtime.Task, Host] = {}
+        self.queue = runtime.RunQueue(self._end_stuck)
+        self.shadow = Shadow(self._on_record)
+        self.invariants = Invariants(self)
+        self.is_over = False
+        self.under_way: list[Fault] = []
+        self.happened: list[Fault] = []  # those that began
+        self.companions: list[Callable[[], Awaitable[object]]] = []  # run beside the world; set before it starts
+        self.quiet_since = 0.0  # since when none is
+        self.progress_at = 0.0
+        self.longest_wait_s = 0.0  # for progress, while nothing was wrong
+        self._nursery: trio.Nursery | None = None
+        self.record_listeners: list[Callable[[Event], None]] = []  # called after each record of the journal
+        self._is_lost = False  # it stands still, as a run may that is held by more liars than it bears
+        self._recorded = trio.Event()
+        self._ended = trio.Event()
+        self._decoded: tuple[bytes, Coordinator] | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.server.disk.sync_s = self.scenario.sync_s
+        self.server.files.on_append = self.shadow.take_append
+        self.server.files.on_replace = self.shadow.take_replace
+        for host in (self.server, *self.clients):
+            self.tcp.add_machine(host.name, host.key)
+        for number, member in enumerate(self.scenario.byzantine):
+            rng = build_rng(self.scenario.seed, "liar", number)  # a name of chance: another one would change every seed
+            self.clients[member.who].programs.append(build_program(member, rng))
+        self.set_links()
+
+    # --- what machines and faults need ----------------------------------------------------------------
+
+    @property
+    def server_key(self) -> bytes:
+        """The server's public key."""
+        return self.server.key
+
+    @property
+    def open_connections(self) -> int:
+        """To the server, of all machines."""
+        return self.tcp.open_connections
+
+    def get_honest_keys(self) -> set[bytes]:
+        """Of the clients that follow the protocol."""
+        return {host.key for host in self.clients if host.is_honest}
+
+    def note(self, kind: str, **fields: object) -> None:
+        """Write an event of the world itself."""
+        self.trace.note(kind, **fields)
+
+    def spawn(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Start a task of the world."""
+        assert self._nursery is not None, "while it runs"
+        self._nursery.start_soon(function, *args)
+
+    def drop(self, key: bytes) -> None:
+        """All connections of a machine are reset."""
+        self.hub.drop(key)
+        self.tcp.drop(key)
+
+    def reset_requests(self, key: bytes) -> None:
+        """A machine's connections to the server are reset."""
+        self.tcp.drop(key)
+
+    def set_links(self) -> None:
+        """Give every link the conditions of its two ends."""
+        self.lines.update((self.server, *self.clients))
+
+    def cut(self, fault: Fault, groups: list[list[bytes]], *, silent: bool) -> None:
+        """Part groups of machines until `heal`."""
+        self.lines.cut(id(fault), groups, silent=silent)
+
+    def heal(self, fault: Fault) -> None:
+        """Undo one partition; others stay."""
+        self.lines.heal(id(fault))
+
+    def choose(self, fault: Fault, names: Sequence[str]) -> list[Any]:
+        """The machines that names stand for now, each once."""
+        chosen: dict[str, Host] = {}
+        for name in names:
+            chosen.update((host.name, host) for host in self._find(fault, name))
+        return list(chosen.values())
+
+    def _find(self, fault: Fault, name: str) -> Sequence[Host]:
+        if name == "server":
+            return [self.server]
+        if name == "all":
+            return self.clients
+        if name.startswith("random:"):
+            rng = build_rng(self.scenario.seed, "choose", fault)
+            return rng.sample(self.clients, min(len(self.clients), int(name.removeprefix("random:"))))
+        if name in ("witnesses", "trainers"):
+            return self._find_members(name)
+        return [host for host in self.clients if host.name == name]
+
+    def _find_members(self, role: str) -> list[Host]:
+        state = self.shadow.state
+        if not state.in_round:
+            return []
+        members = get_witnesses(state.current) if role == "witnesses" else get_members(state.current.members)
+        keys = {state.clients[member].p2p for member in members}
+        return [host for host in self.clients if host.key in keys]
+
+    def decode(self, raw: bytes) -> Coordinator:
+        """A state's bytes as an object; the clients of a world share it, for none of them changes it."""
+        known = self._decoded
+        if known is None or known[0] != raw:
+            self.invariants.check_shown(raw)
+            known = self._decoded = (raw, decode_state(raw))
+        return known[1]
+
+    def find_host(self) -> Host | None:
+        """Whose code runs."""
+        root = find_root(trio.lowlevel.current_task(), self.roots)
+        return None if root is None else self.roots[root]
+
+    async def run_blocking(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What would run in a thread runs here, and takes the time of its machine's disk if it writes."""
+        host = self.find_host()
+        if host is not None and is_writer(function):
+            if host.disk.write_s:
+                await trio.sleep(host.disk.write_s)
+            if host is not self.server:
+                host.disk.check_room()
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+    async def wait_for_death(self, host: Host) -> None:
+        """Until its process is gone, in whatever way."""
+        while host.is_alive:
+            await self._ended.wait()
+
+    def note_death(self) -> None:
+        """Some process is gone."""
+        self._ended.set()
+        self._ended = trio.Event()
+
+    def on_end(self, host: Host) -> None:
+        """A process has ended by itself; who is no success is started again."""
+        self.note_death()
+        if host.code and self.scenario.respawn_s and not self.is_over:
+            self.spawn(self._respawn, host)
+
+    async def _respawn(self, host: Host) -> None:
+        await trio.sleep(self.scenario.respawn_s)
+        host.start()
+
+    # --- the course of things --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Play until the run is finished and its clients have ended, or time is up."""
+        self.queue = runtime.install_queue(self._end_stuck)
+        limit_s = compute_limit_s(self.scenario, self.config)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self.server.start()
+            for number, host in enumerate(self.clients):
+                nursery.start_soon(self._join, host, number)
+            for fault in self.scenario.faults:
+                nursery.start_soon(self._carry_out, fault)
+            for watch in (self._watch, *self.companions):
+                nursery.start_soon(watch)
+            with trio.move_on_after(limit_s) as scope:
+                await self._wait_for_end()
+            if scope.cancelled_caught and self.scenario.must_advance:
+                self.invariants.fail("I5", "the run ends", f"not after {limit_s:.0f} s", self.invariants.where())
+            self.invariants.check_end()
+            self._end()
+
+    def give_up(self, expected: str, found: str) -> None:
+        """The run stands still (I5): it ends now, though no record may come any more."""
+        self.invariants.fail("I5", expected, found, self.invariants.where())
+        self._wake_waiting()
+
+    def _end_stuck(self, names: list[str]) -> None:
+        """Tasks run without end and time stands still: nothing can be simulated any more."""
+        self.invariants.fail("I5", "time goes on", f"these wake each other for ever: {', '.join(names)}")
+        self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        for host in (self.server, *self.clients):
+            host.wake()  # who stands still could not even be cancelled
+        assert self._nursery is not None, "while it runs"
+        self._nursery.cancel_scope.cancel()
+
+    async def _join(self, host: ClientHost, number: int) -> None:
+        cls = host.cls
+        await trio.sleep(cls.join_s + cls.join_spread_s * build_rng(self.scenario.seed, "join", number).random())
+        host.start()
+
+    async def _wait_for_end(self) -> None:
+        while not self.invariants.violations and not self.is_finished and not self._is_lost:
+            await self._wait_for_record()
+        with trio.move_on_after(0 if self.invariants.violations or self._is_lost else FAREWELL_S):
+            while any(host.is_alive for host in self.clients):
+                await self._ended.wait()
+
+    async def _wait_for_record(self) -> None:
+        await self._recorded.wait()
+
+    def _wake_waiting(self) -> None:
+        self._recorded.set()
+        self._recorded = trio.Event()
+
+    async def _carry_out(self, fault: Fault) -> None:
+        await trio.sleep(fault.at_s)
+        while self.shadow.seq < fault.at_seq or not self._has_come(fault):
+            await self._wait_for_record()
+        if fault.after_s:
+            await trio.sleep(fault.after_s)
+        self.note("fault", what=fault.kind, for_s=fault.for_s)
+        self.happened.append(fault)
+        self.under_way.append(fault)
+        try:
+            await fault.happen(self)
+        finally:
+            self.under_way.remove(fault)
+            self.quiet_since = trio.current_time()
+        self.note("fault_over", what=fault.kind)
+
+    def _has_come(self, fault: Fault) -> bool:
+        state = self.shadow.state
+        now = (state.progress.epoch, state.current.height if state.in_round else -1)
+        return now >= (fault.at_epoch, fault.at_height)
+
+    def _on_record(self, record: Record, event: Event) -> None:
+        before = self.invariants.place
+        self.invariants.check_record(record, event)
+        if self.invariants.place != before:
+            self.progress_at = trio.current_time()
+        for listen in tuple(self.record_listeners):
+            listen(event)
+        self._wake_waiting()
+
+    async def _watch(self) -> None:
+        """Liveness: healed, and with enough members, a run takes a step within its patience (I5)."""
+        patience_s = compute_patience_s(self.config, self.scenario.faults)
+        while True:
+            await trio.sleep(WATCH_S)
+            self.invariants.check_limits()
+            now = trio.current_time()
+            if not self.owes_progress():
+                self.quiet_since = now
+                continue
+            waited_s = 0.0 if self.is_finished else now - max(self.quiet_since, self.progress_at)
+            self.longest_wait_s = max(self.longest_wait_s, waited_s)
+            if waited_s > patience_s:
+                if self.invariants.liveness.is_withheld():
+                    self._is_lost = True
+                    self.note("withheld", what="the certified weights")
+                    self._wake_waiting()
+                else:
+                    self.give_up("a step", f"none for {patience_s:.0f} s")
+                return
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run is."""
+        return self.shadow.state.run_state is RunState.FINISHED
+
+    def owes_progress(self) -> bool:
+        """Whether nothing is wrong now that would excuse a run without headway (I5)."""
+        return not self.under_way and self.is_able() and self.scenario.must_advance
+
+    def is_able(self) -> bool:
+        """Whether the server and enough honest members live."""
+        living = sum(host.is_alive and host.is_honest for host in self.clients)
+        needed = max(self.config.init_min_clients, self.config.min_clients)
+        return self.server.is_alive and living >= needed
+
+
+def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[World], None] | None = None) -> Outcome:
+    """Play a scenario to its end. `prepare` may look at the world, or change it, before it starts.
+
+    An exception that ends it has a note, which says what a person needs (`report`).
+    """
+    runtime.set_aside()
+    shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="psyche-simulator-", dir=shared))
+    started = perf_counter()
+    world: World | None = None
+    try:
+        world = World(scenario, folder, keep_lines=keep_lines)
+        if prepare is not None:
+            prepare(world)
+        simulated_s = runtime.run(functools.partial(_play, world), scenario.seed, world.run_blocking)
+    except Exception as error:
+        error.add_note(describe_crash(scenario, error, [] if world is None else world.trace.describe_last()))
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Outcome(
+        scenario=scenario,
+        violations=world.invariants.violations,
+        rounds=world.invariants.rounds,
+        events=world.trace.count,
+        records=world.shadow.seq,
+        digest=world.trace.digest,
+        simulated_s=simulated_s,
+        wall_s=perf_counter() - started,
+        state=world.shadow.state,
+        codes=tuple(host.code for host in world.clients),
+        lines=world.trace.lines,
+        last=world.trace.describe_last(),
+        facts=world.invariants.get_facts(),
+    )
+
+
+async def _play(world: World) -> float:
+    await world.run()
+    return trio.current_time()

@@ -1,0 +1,148 @@
+"""How fast others may come: token buckets, and turns for handshakes.
+
+Handshakes take turns, so that a flood of them stops nobody who is served, nor newcomers from elsewhere (K6).
+
+A step of a TLS handshake is a third of a millisecond of the event loop. All that came are not computed in one go:
+one step is taken, then everything else that can run runs once, then the next. Addresses take turns, so that
+whoever sends most waits most.
+"""
+
+import ipaddress
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+IPV6_PREFIX_BITS: Final = 64  # what one subscriber is given
+MAX_WAITING_PER_HOST: Final = 64  # fewer than places, so that a flood is turned away before it costs one (K6, K7)
+
+
+class HostTurns:
+    """Whose turn it is. Who holds none waits; the next turn begins one pass of trio's scheduler after the last."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[trio.Event]] = {}  # in order of turns: an address that had one goes to the end
+        self._is_running = False
+
+    def is_full(self, host: str) -> bool:
+        """Whether so many of this address wait that another one would have to be turned away."""
+        return len(self._waiting.get(host, ())) >= MAX_WAITING_PER_HOST
+
+    async def wait(self, host: str) -> None:
+        """Until it is this address's turn, at the earliest one pass of the scheduler from now."""
+        async with self.turn(host):
+            pass
+
+    @asynccontextmanager
+    async def turn(self, host: str) -> AsyncGenerator[None, None]:
+        """This address's turn, for as long as the block runs."""
+        turn = trio.Event()
+        self._waiting.setdefault(host, deque()).append(turn)
+        if not self._is_running:
+            self._is_running = True
+            self._give()
+        try:
+            await turn.wait()
+            yield
+        finally:
+            if turn.is_set():
+                self._give()
+            else:
+                self._drop(host, turn)
+
+    def _give(self) -> None:
+        """Let the next one go on; it gives the turn after that when it does."""
+        if not self._waiting:
+            self._is_running = False
+            return
+        host = next(iter(self._waiting))
+        turns = self._waiting.pop(host)
+        turns.popleft().set()
+        if turns:
+            self._waiting[host] = turns
+
+    def _drop(self, host: str, turn: trio.Event) -> None:
+        turns = self._waiting[host]
+        turns.remove(turn)
+        if not turns:
+            del self._waiting[host]
+
+
+class TokenBucket:
+    """How fast something may come: `burst` at once, `per_s` in the long run. `now` is in seconds."""
+
+    def __init__(self, per_s: float, burst: float, now: float) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._tokens, self._at = burst, now
+
+    def take(self, now: float) -> bool:
+        """Use one token; false where there is none."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class PacedStream(trio.abc.Stream):
+    """A connection under TLS, whose bytes are handed on in turns until TLS's handshake is over.
+
+    Args:
+        transport_stream: the connection; owned from now on.
+        pace: gives the turns.
+    """
+
+    def __init__(self, transport_stream: trio.abc.Stream, pace: HostTurns) -> None:
+        self.transport_stream = transport_stream
+        self.line: trio.SSLStream | None = None  # what speaks TLS over it, until its handshake is over
+        self._pace = pace
+        self._host = get_host(transport_stream)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """What has come; in a handshake not before it is its address's turn."""
+        data = await self.transport_stream.receive_some(max_bytes)
+        if self.line is not None:
+            if _is_shaken(self.line):
+                self.line = None
+            else:
+                await self._pace.wait(self._host)
+        return data
+
+    async def send_all(self, data: bytes | memoryview) -> None:
+        """See trio."""
+        await self.transport_stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """See trio."""
+        await self.transport_stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        """See trio."""
+        self.line = None
+        await self.transport_stream.aclose()
+
+
+def get_host(stream: trio.abc.Stream) -> str:
+    """The address at the other end, of IPv6 its network; empty where there is none."""
+    if not isinstance(stream, trio.SocketStream):
+        return ""
+    try:
+        address = ipaddress.ip_address(str(stream.socket.getpeername()[0]).partition("%")[0])
+    except (OSError, ValueError):  # it is gone already, or no internet address
+        return ""
+    if address.version == 6 and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    if address.version == 6:
+        return str(ipaddress.ip_network((address, IPV6_PREFIX_BITS), strict=False))
+    return str(address)
+
+
+def _is_shaken(line: trio.SSLStream) -> bool:
+    try:
+        line.getpeercert()
+    except trio.NeedHandshakeError:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]  # stubs lag
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""Places for connections (K7): members first, and among strangers whoever takes most makes room.
+
+A stranger is a connection whose key is not proven yet, or is none of those that come first. Strangers share the general
+places: when all are taken, the oldest stranger of the address that holds most of them is closed, so that an address can
+push out itself alone as long as it is the greediest. Who comes first holds no general place.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+import trio
+
+from psyche.wire.pace import PacedStream, get_host
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """One connection. `close` ends it and is told why; `key` is None until it is proven."""
+
+    host: str
+    close: Callable[[str], None]
+    key: bytes | None = None
+
+
+class Places:
+    """Who stands in which place.
+
+    Args:
+        general: connections of strangers at a time.
+        per_host: those of one address, where addresses are known; less than `general`.
+        per_key: connections of one key, member or stranger.
+        get_first: the keys that come first, now.
+    """
+
+    def __init__(self, *, general: int, per_host: int, per_key: int, get_first: Callable[[], Container[bytes]]) -> None:
+        self.closed = 0
+        self._general, self._per_host, self._per_key = general, per_host, per_key
+        self._get_first = get_first
+        self._open: dict[Place, None] = {}  # in order of arrival
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, host: str, close: Callable[[str], None]) -> Place:
+        """Give a new connection a place; somebody else's may end for it."""
+        place = Place(host, close)
+        self._open[place] = None
+        self._make_room()
+        return place
+
+    def identify(self, place: Place, key: bytes) -> None:
+        """The connection has proven its key; of one key's connections the newest stay."""
+        place.key = key
+        same = [one for one in self._open if one.key == key]
+        for one in same[: max(0, len(same) - self._per_key)]:
+            self._end(one, f"more than {self._per_key} connections of one key")
+
+    def leave(self, place: Place) -> None:
+        """The connection is over."""
+        self._open.pop(place, None)
+
+    def _make_room(self) -> None:
+        if len(self._open) <= min(self._general, self._per_host):
+            return
+        first = self._get_first()
+        strangers = [one for one in self._open if one.key is None or one.key not in first]
+        hosts = Counter(one.host for one in strangers)
+        if not hosts:
+            return
+        greediest, count = hosts.most_common(1)[0]
+        if len(strangers) > self._general or (greediest and count > self._per_host):
+            oldest = next(one for one in strangers if one.host == greediest)
+            self._end(oldest, f"made room for a newer connection: {count} strangers at {greediest or 'one address'}")
+
+    def _end(self, place: Place, reason: str) -> None:
+        self.leave(place)
+        self.closed += 1
+        place.close(reason)
+
+
+def get_peer_host(stream: trio.abc.Stream) -> str:
+    """The address at the other end of a TCP connection, IPv6 by its network; empty where there is none."""
+    while isinstance(stream, trio.SSLStream | PacedStream):
+        stream = stream.transport_stream
+    return get_host(stream)

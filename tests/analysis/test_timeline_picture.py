@@ -1,0 +1,38 @@
+"""The picture of a run."""
+
+from pathlib import Path
+
+import pytest
+from forecast.forecast_kit import build_machines, build_question
+
+from psyche.analysis.timeline import COLORS, NO_MEMBER, check_picture, get_absences, write_picture
+from psyche.errors import ConfigError
+from psyche.forecast.play import Forecast, play
+
+
+@pytest.fixture(scope="module")
+def few() -> Forecast:
+    """Five machines, of which an epoch takes three at once."""
+    return play(build_question((build_machines(), 5), rounds=2, init_min_clients=3))
+
+
+def test_the_picture_is_written_whole(few: Forecast, tmp_path: Path) -> None:
+    path = tmp_path / "run.png"
+    check_picture(path)
+    write_picture(few.accounts, "a title", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in tmp_path.iterdir()] == ["run.png"]
+
+
+def test_a_picture_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in \.png"):
+        check_picture(tmp_path / "run.svg")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_picture(tmp_path / "missing" / "run.png")
+
+
+def test_the_picture_tells_who_is_no_member_and_who_is_away(few: Forecast) -> None:
+    outside = next(node for node in few.accounts.nodes.values() if not node.present)
+    assert len(get_absences(few.accounts, outside)) == len(few.accounts.rounds)
+    assert get_absences(few.accounts, few.members[0]) == []
+    assert len({*COLORS.values(), NO_MEMBER, "#ffffff"}) == len(COLORS) + 2, "each has a colour of its own"

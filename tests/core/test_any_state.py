@@ -1,0 +1,249 @@
+"""What `decode_state` lets through, every transition bears: only refusals come out, and what comes out encodes (T2)."""
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from enum import IntEnum, IntFlag
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+
+from conformance_traces import TRACES, read_event, read_trace
+from kits.runs import Run
+
+from psyche.core.committee.seeds import EXPIRED
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.rules.apply import apply
+from psyche.core.state import messages as msg
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.messages import WitnessMessage
+from psyche.core.state.state import (
+    ZERO32,
+    Checkpoint,
+    CheckpointKind,
+    Coordinator,
+    Progress,
+    RunState,
+    Slot,
+    WitnessFlag,
+)
+from psyche.errors import WireError
+from psyche.testing.builders import build_hash, build_model
+
+SEEDS = range(16)
+MUTANTS_PER_SEED = 25
+CALLS_PER_MUTANT = 5
+LATEST_UNIX = (1 << 64) - 1
+EDGES = (0, 1, 2, 3, 4, 31, 32, 255, 256, 65_534, 65_535, (1 << 32) - 2, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1)
+
+Call = Callable[[Coordinator], object]
+
+
+@cache
+def get_moments() -> tuple[tuple[bytes, int], ...]:
+    """States (with their time) from all recorded runs: the ends, and where the run state had just changed."""
+    moments: list[tuple[bytes, int]] = []
+    for path in sorted(TRACES.glob("*.json")):
+        trace = read_trace(path)
+        state, now, was = decode_state(trace.start), 0, None
+        for number, event in enumerate(trace.events):
+            now = event.get("now", now)
+            try:
+                apply(state, *read_event(event))
+            except CoordinatorError:
+                continue
+            if state.run_state is not was or number % 7 == 0:
+                moments.append((encode_state(state), now))
+            was = state.run_state
+    assert {decode_state(raw).run_state for raw, _ in moments} >= set(RunState) - {RunState.UNINITIALIZED}
+    return tuple(moments)
+
+
+def iter_places(node: Any) -> Iterator[tuple[Any, str]]:
+    """Every field of the tree that holds a plain value."""
+    for field in fields(node):
+        value = getattr(node, field.name)
+        inner = value if isinstance(value, list) else [value]
+        if any(is_dataclass(item) for item in inner):
+            for item in inner:
+                yield from iter_places(item)
+        elif value is not None:
+            yield node, field.name
+
+
+def draw_value(draw: random.Random, value: Any) -> Any:
+    """Another value of the same kind: a neighbour, an edge, or any."""
+    match value:
+        case bool():
+            return not value
+        case IntFlag():
+            return type(value)(sum(flag for flag in type(value) if draw.random() < 0.5))
+        case IntEnum():
+            return draw.choice(list(type(value)))
+        case int():
+            near = (value - 1, value + 1, value ^ (1 << draw.randrange(64)), draw.getrandbits(256))
+            return max(0, draw.choice((*near, *EDGES)))
+    others = {
+        float: (0.0, -1.0, 1e308, 1e-300),
+        str: ("", "x" * 64, "/ip4/127.0.0.1/tcp/1"),
+        bytes: (bytes(len(value)), draw.randbytes(len(value))) if isinstance(value, bytes) else (),
+    }
+    return draw.choice(others.get(type(value), (value,)))
+
+
+def change_list(draw: random.Random, state: Coordinator) -> None:
+    """Drop, repeat or swap entries of a list."""
+    rounds: list[list[Any]] = [round_.witnesses for round_ in state.rounds]
+    rounds += [state.clients, state.registry.slots, state.epoch.start_candidates, state.rounds]
+    entries: list[Any] = draw.choice(rounds)
+    if not entries:
+        return
+    here, there = draw.randrange(len(entries)), draw.randrange(len(entries))
+    if draw.random() < 0.4 and entries is not state.rounds:
+        del entries[here]
+    else:
+        entries[here] = copy.deepcopy(entries[there])
+
+
+def draw_mutant(draw: random.Random, raw: bytes) -> bytes | None:
+    """Bytes that differ in one or two places and still decode; None where they do not."""
+    state = decode_state(raw)
+    places = list(iter_places(state))
+    # most places lie in models and slots: half of the changes hit what moves during a run
+    hot = [p for p in places if p[0] in (state, state.epoch, state.progress, state.current, *state.clients)]
+    for _ in range(draw.choice((1, 1, 2))):
+        if draw.random() < 0.2:
+            change_list(draw, state)
+        else:
+            node, name = draw.choice(hot if draw.random() < 0.6 else places)
+            setattr(node, name, draw_value(draw, getattr(node, name)))
+    try:
+        changed = encode_state(state)
+        if draw.random() < 0.1:
+            at = draw.randrange(len(changed))
+            changed = changed[:at] + bytes([draw.randrange(256)]) + changed[at + 1 :]
+        decode_state(changed)
+    except WireError:
+        return None
+    return changed
+
+
+def draw_now(draw: random.Random, now: int) -> int:
+    return draw.choice((now, now + 1, now + 60, now + 10_000, 0, -5, LATEST_UNIX, LATEST_UNIX + 9))
+
+
+def draw_names(draw: random.Random, state: Coordinator) -> tuple[int, int, int, bytes]:
+    """(epoch, height, member, key of that member), each of them sometimes wrong."""
+    member = draw.choice((*range(len(state.clients)), -1, 255, 70_000))
+    client = state.clients[member] if 0 <= member < len(state.clients) else None
+    slots = state.registry.slots
+    key = client.p2p if client else draw.choice(slots).signer if slots else ZERO32
+    epoch = state.progress.epoch + draw.choice((0, 0, 0, 0, 1, -1))
+    height = state.current.height + draw.choice((0, 0, 0, 0, 1, -1))
+    return epoch, height, member, draw.choice((key, key, key, key, client.signer if client else b"", b"x" * 32))
+
+
+def draw_witness(draw: random.Random, state: Coordinator, now: int) -> Call:
+    epoch, height, member, key = draw_names(draw, state)
+    if 0 <= member < len(state.clients) and state.in_round:
+        message = Run(state, now).build_witness(member)
+    else:
+        flags = WitnessFlag(draw.randrange(8))
+        message = WitnessMessage(epoch, height, member, flags, 0, 0, 0, 0, bytes(320), ZERO32, build_hash(1))
+    if draw.random() < 0.3:
+        name = draw.choice([f.name for f in fields(message) if f.name != "metadata"])
+        changed = {f.name: getattr(message, f.name) for f in fields(message)}
+        message = WitnessMessage(**(changed | {name: draw_value(draw, changed[name])}))
+    return lambda s: apply(s, now, 0, key, message)
+
+
+def draw_source(draw: random.Random) -> Checkpoint:
+    name = draw.choice(("org/model", "", "x" * 200, "a\0b", "\ud800", "folder"))
+    return Checkpoint(draw.choice(list(CheckpointKind)), name, draw.choice((None, "", "main", "x" * 99, "\udfff")))
+
+
+def draw_message(draw: random.Random, state: Coordinator, now: int) -> Call:
+    """A message of somebody: plausible, or not at all."""
+    epoch, height, member, key = draw_names(draw, state)
+    digest = draw.choice((state.certified.digest, build_hash("weights"), ZERO32, b"short"))
+    mark, source = draw.choice((epoch, state.certified.epoch)), draw_source(draw)
+    signer, until = draw.choice((key, draw.randbytes(32), b"")), draw.choice((0, 1, -1, LATEST_UNIX, LATEST_UNIX + 1))
+    return draw.choice(
+        [
+            lambda s: apply(s, now, 0, signer, msg.Join(draw_key(state, signer), until)),
+            lambda s: apply(s, now, 0, key, msg.LeaveRun()),
+            lambda s: apply(s, now, 0, key, msg.Withdraw(epoch, member)),
+            lambda s: apply(s, now, 0, key, msg.WarmupWitness(epoch, member, digest)),
+            lambda s: apply(s, now, 0, key, msg.HealthCheck(epoch, height, member)),
+            lambda s: apply(s, now, 0, key, msg.NameCheckpoint(mark, digest, source)),
+            lambda s: apply(s, now, 0, ZERO32, msg.ReportEquivocation(epoch, height, member)),
+            draw_witness(draw, state, now),
+            draw_witness(draw, state, now),
+        ]
+    )
+
+
+def draw_key(state: Coordinator, signer: bytes) -> bytes:
+    """The p2p key of a signer that has a slot, else one of nobody."""
+    return next((slot.p2p for slot in state.registry.slots if slot.signer == signer), build_hash("p2p", signer.hex()))
+
+
+def draw_call(draw: random.Random, state: Coordinator, now: int) -> Call:
+    """A tick, a message, or what the owner or the home does."""
+    now = draw_now(draw, now)
+    slot, entropy = draw_now(draw, now), draw.choice((build_hash(draw.random()), build_hash(1), None, EXPIRED))
+    gap_s, rate = draw.choice((-1, 0, 30, LATEST_UNIX)), draw.choice((None, 0, 7, -1, LATEST_UNIX, LATEST_UNIX + 1))
+    start, text = (draw.choice(EDGES), draw.choice(EDGES)), draw.choice(("", "v", "x" * 97, "a\0", "\ud800"))
+    other = build_model(checkpoint=draw_source(draw), cold_start_warmup_steps=draw.choice(EDGES))
+    amount = draw.choice((None, None, 1, 0, -1, LATEST_UNIX))
+
+    def send(message: msg.Message) -> Call:
+        return lambda s: apply(s, now, 0, ZERO32, message)
+
+    home: list[Call] = [
+        send(msg.Pause()),
+        send(msg.Resume()),
+        send(msg.Recover(gap_s)),
+        send(msg.SetRates(rate, rate)),
+        send(msg.ReclaimSlot()),
+        lambda s: apply(s, now, 0, ZERO32, msg.Update(s.config, other, s.progress, s.metadata)),
+        lambda s: apply(
+            s, now, 0, ZERO32, msg.Update(progress=Progress(s.progress.epoch, *start), bootstrap=("/" + text,))
+        ),
+        send(msg.UpdateClientVersion(text)),
+        lambda s: apply(s, now, 0, ZERO32, msg.Collect(((draw.choice(s.registry.slots or [Slot()]).signer, amount),))),
+    ]
+    kind = draw.random()
+    if kind < 0.45:
+        return lambda s: apply(s, now, slot, ZERO32, msg.Tick(entropy))
+    return draw_message(draw, state, now) if kind < 0.85 else draw.choice(home)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_decodes_is_borne_by_every_transition(seed: int) -> None:
+    draw, accepted, effective = random.Random(seed), 0, 0
+    while accepted < MUTANTS_PER_SEED:
+        raw, now = draw.choice(get_moments())
+        mutant = draw_mutant(draw, raw)
+        if mutant is None:
+            continue
+        accepted += 1
+        state, last = decode_state(mutant), mutant
+        for _ in range(CALLS_PER_MUTANT):
+            call = draw_call(draw, state, now)
+            try:
+                call(state)
+            except CoordinatorError:
+                assert encode_state(state) == last, f"seed {seed}: a refusal changed the state"
+                continue
+            after = encode_state(state)
+            effective += after != last
+            last = after
+            decode_state(after)  # the rules hold after every transition, if they held before
+    assert effective > MUTANTS_PER_SEED // 2, "the calls must do something"

@@ -1,0 +1,18 @@
+"""The table of message kinds: journals, requests and instructions on a chain hold its numbers."""
+
+from psyche.core.rules.apply import BY_TYPE, KINDS
+
+# A new message takes the next free number, and none is ever used again.
+NUMBERS = {
+    1: "tick", 2: "join", 3: "leave", 4: "withdraw", 5: "warmup_witness", 6: "witness", 7: "health_check",
+    8: "checkpoint", 9: "report_equivocation", 10: "pause", 11: "resume", 12: "recover", 13: "reclaim_slot",
+    14: "set_rates", 15: "collect", 16: "update", 17: "update_client_version",
+}  # fmt: skip
+
+
+def test_numbers_and_names_of_message_kinds_never_change() -> None:
+    assert [(kind.number, kind.name) for kind in KINDS] == list(NUMBERS.items())
+
+
+def test_each_type_of_message_has_one_kind() -> None:
+    assert list(BY_TYPE.values()) == list(KINDS)

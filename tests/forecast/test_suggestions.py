@@ -1,0 +1,92 @@
+"""What a proposed change is called: better, or a trade-off; and when a forecast is too short to tell."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from forecast_kit import build_machines, build_question
+
+from psyche.forecast import suggestions as suggest
+from psyche.forecast.play import Forecast, play
+from psyche.forecast.recorder import Exit
+from psyche.forecast.settled import compute_late_speed, describe_transient
+from psyche.forecast.suggestions import Idea, Suggestion, Verdict, format_suggestions, weigh
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Forecast:
+    """Three machines, and one that is cut off for three rounds and then dropped."""
+    slow = build_machines("slow", tokens_per_s=16 / 15)
+    return play(build_question((build_machines(), 3), (slow, 1), rounds=6, max_round_train_time=5, straggler_percent=0))
+
+
+class Changed:
+    """Accounts of a run that is so many times as fast, and loses so many times as much."""
+
+    def __init__(self, forecast: Forecast, factor: float, lost: float) -> None:
+        self._accounts = forecast.accounts
+        rounds = [replace(one, start=one.start / factor, end=one.end / factor) for one in forecast.accounts.data_rounds]
+        self.rounds = self.data_rounds = rounds
+        self.lost_tokens = lost * forecast.accounts.lost_tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accounts, name)
+
+
+def change(forecast: Forecast, factor: float, lost: float) -> Forecast:
+    accounts: Any = Changed(forecast, factor, lost)
+    return replace(forecast, accounts=accounts)
+
+
+@pytest.mark.parametrize(
+    ("factor", "lost", "verdict"),
+    [
+        (1.10, 1.0, Verdict.BETTER),
+        (1.00, 0.0, Verdict.BETTER),
+        (0.98, 0.0, Verdict.BETTER),
+        (0.93, 0.0, Verdict.TRADE_OFF),
+        (0.93, 0.9, None),
+        (0.80, 0.0, None),
+        (1.10, 3.0, None),
+    ],
+)
+def test_better_is_only_what_costs_no_tokens_a_second(
+    factor: float, lost: float, verdict: Verdict | None, uneven: Forecast
+) -> None:
+    base = change(uneven, 1.0, 1.0)
+    assert weigh(base, change(uneven, factor, lost)) is verdict
+
+
+def test_a_trade_off_is_called_one_with_both_figures_and_stands_last(uneven: Forecast) -> None:
+    base, idea = change(uneven, 1.0, 1.0), Idea("limit = 2", uneven.question)
+    answers = iter((change(uneven, 0.93, 0.0), change(uneven, 1.2, 1.0)))
+    found = suggest.check_ideas(base, [idea, replace(idea, text="batch = 3")], answer=lambda _: next(answers))
+    assert [one.verdict for one in found] == [Verdict.BETTER, Verdict.TRADE_OFF]
+    lines = format_suggestions(2, found, "").splitlines()
+    assert lines[0] == "2 changes tried, better were:"
+    assert lines[1].startswith("  batch = 3: tokens/s ")
+    assert lines[2] == "trade-offs: less is lost, and tokens come slower:"
+    assert lines[3].startswith("  limit = 2: tokens/s ")
+    assert "samples lost " in lines[3]
+    only = format_suggestions(1, [Suggestion(idea, base, base, Verdict.TRADE_OFF)], "play more rounds")
+    assert only.startswith("1 change tried, none was better\ntrade-offs")
+    assert only.endswith("these figures may change; play more rounds")
+
+
+def test_speed_is_that_of_the_rounds_after_slow_members_were_dropped(uneven: Forecast) -> None:
+    rounds = uneven.accounts.data_rounds
+    assert rounds[0].seconds > 1.5 * rounds[-1].seconds
+    assert compute_late_speed(uneven) > 1.2 * uneven.accounts.tokens_per_s
+
+
+def test_members_that_leave_in_the_last_quarter_or_are_about_to_are_a_transient(uneven: Forecast) -> None:
+    rounds = uneven.accounts.data_rounds
+    early, late = rounds[1].end, rounds[-1].start + 0.1
+    settled = replace(uneven, exits=[Exit(early, "client-3", "was late in 3 rounds")])
+    assert describe_transient(settled) == ""
+    leaving = replace(uneven, exits=[Exit(late, "client-3", "was late in 3 rounds")])
+    assert describe_transient(leaving) == "play more rounds: members were still leaving"
+    failing = replace(uneven, exits=[Exit(late, "client-3", "was silent for 3 rounds")])
+    assert describe_transient(failing) == "", "machines fail in every round, that does not settle"
+    short = play(replace(uneven.question, rounds=2))
+    assert describe_transient(short) == "play more rounds: members were cut off to the end, and will be dropped"

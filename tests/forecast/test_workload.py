@@ -1,0 +1,108 @@
+"""What a run's model means for lines: payload sizes of the real plan."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from forecast_kit import ROOT, RUN
+
+from psyche.config.load import load_run
+from psyche.core.encoding.plan import compute_plan
+from psyche.core.state.state import Optimizer, OptimizerKind
+from psyche.errors import ConfigError
+from psyche.forecast.workload import (
+    compute_even_shapes,
+    compute_llama_shapes,
+    compute_payload_bytes,
+    compute_workload,
+    count_parameters,
+    read_model_settings,
+)
+
+DISTRO = Optimizer(
+    OptimizerKind.DISTRO, compression_decay=0.999, compression_topk=8, compression_chunk=64, quantize_1bit=True
+)
+LLAMA_1B = {
+    "vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
+    "num_attention_heads": 32, "num_key_value_heads": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 2}, {"attention_bias": True, "mlp_bias": True}],
+)
+def test_the_plan_is_the_one_that_the_real_trainer_makes(changes: dict[str, object], tmp_path: Path) -> None:
+    from psyche.modeling.model import build_model, read_model_config
+
+    settings = json.loads((ROOT / "config" / "demo" / "model.json").read_text()) | changes
+    (tmp_path / "model.json").write_text(json.dumps(settings))
+    model = build_model(read_model_config(tmp_path / "model.json"))
+    real = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    ours = compute_llama_shapes(settings, "model.json")
+    assert count_parameters(ours) == count_parameters(real)
+    groups = [compute_plan(shapes, 64, 8, one_bit=True).groups for shapes in (ours, real)]
+    assert [(g.edges, g.chunks) for g in groups[0]] == [(g.edges, g.chunks) for g in groups[1]]
+    assert compute_payload_bytes(ours, DISTRO) == compute_payload_bytes(real, DISTRO)
+
+
+def test_the_number_of_parameters_alone_gives_nearly_the_same_size() -> None:
+    shapes = compute_llama_shapes(LLAMA_1B, "x")
+    assert count_parameters(shapes) == pytest.approx(1.1e9, rel=0.01)
+    guessed = compute_payload_bytes(compute_even_shapes(count_parameters(shapes), 64), DISTRO)
+    assert guessed == pytest.approx(compute_payload_bytes(shapes, DISTRO), rel=0.01)
+
+
+def test_a_billion_parameters_are_payloads_of_under_three_megabytes() -> None:
+    # 81 bits of a set and 8 signs for 4,096 weights
+    assert compute_payload_bytes(compute_even_shapes(10**9, 64), DISTRO) == pytest.approx(
+        1e9 / 4096 * 89 / 8, rel=0.001
+    )
+
+
+def test_the_size_comes_from_what_is_named_else_from_beside_the_run_else_from_its_metadata(tmp_path: Path) -> None:
+    beside = load_run(ROOT / "config" / "llama-20m")
+    assert compute_workload(beside).parameters == pytest.approx(21e6, rel=0.05)
+    assert compute_workload(beside).source.endswith("model.json")
+    assert compute_workload(beside, parameters=10**9).source == "parameters alone"
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_1B))
+    assert compute_workload(beside, model_config=tmp_path).parameters == pytest.approx(1.1e9, rel=0.01)
+    bare = load_run(RUN)
+    told = replace(bare, metadata=replace(bare.metadata, num_parameters=10**8))
+    assert compute_workload(told).parameters == 10**8
+
+
+def test_a_run_that_does_not_say_how_large_its_model_is_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"nothing says how large the model is.*--parameters 1e9"):
+        compute_workload(load_run(RUN))
+
+
+def test_an_optimizer_that_sends_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ADAMW sends no payloads"):
+        compute_payload_bytes({"a": (8, 8)}, Optimizer(OptimizerKind.ADAMW))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must be a table"),
+        ('{"model_type": "gpt2"}', "model_type is 'gpt2', only 'llama'"),
+    ],
+)
+def test_a_model_config_that_says_nothing_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        read_model_settings(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", True, 1.5])
+def test_a_setting_that_is_no_count_is_named(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"c.json: hidden_size is"):
+        compute_llama_shapes(LLAMA_1B | {"hidden_size": value}, "c.json")
+
+
+def test_too_many_parameters_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--parameters"):
+        compute_workload(load_run(RUN), parameters=10**14)

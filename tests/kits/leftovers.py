@@ -1,0 +1,88 @@
+"""Which processes of a test still live: by a mark in their environment, or by who forked them."""
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from psyche.modeling.trainer.process import HOST_VARIABLE
+
+MARK: Final = "PSYCHE_E2E"  # in the environment of every process of a test, and of all it starts
+GONE_S: Final = 10.0  # for the kernel to end the children of a process that is dead
+POLL_S: Final = 0.05
+
+
+def get_processes(mark: str) -> list[int]:
+    """Living processes whose environment carries this mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if any(part.startswith(wanted) for part in path.read_bytes().split(b"\0")):
+                found.append(int(path.parent.name))
+    return found
+
+
+def describe_processes(pids: Iterable[int]) -> str:
+    """Command lines, for a failure's message."""
+    lines: list[str] = []
+    for pid in pids:
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            lines.append(f"{pid}: {command[:200]}")
+    return "; ".join(lines)
+
+
+def get_children(parent: int) -> dict[int, str]:
+    """Pid and state (R, S, Z for dead and not taken leave of, and so on) of a process's children."""
+    found: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, ppid = path.read_text().rpartition(")")[2].split()[:2]
+            if int(ppid) == parent:
+                found[int(path.parent.name)] = state
+    return found
+
+
+def get_host() -> int | None:
+    """The process that forks trainers for the tests' clients, where one runs (see `conftest.py`)."""
+    wanted = os.environ.get(HOST_VARIABLE, "")
+    for pid in get_children(os.getpid()):
+        with suppress(OSError):
+            if wanted and wanted.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return pid
+    return None
+
+
+def get_hosted_trainers() -> list[int]:
+    """Trainers that the host has forked; they carry no mark of the client that asked for them."""
+    host = get_host()
+    return [] if host is None else sorted(get_children(host))
+
+
+async def assert_nothing_left(mark: str) -> None:
+    """No process with this mark, once the kernel has had the time to end what it must."""
+    await _assert_none(lambda: get_processes(mark))
+
+
+async def assert_none_of(trainers: Iterable[int]) -> None:
+    """None of these trainers, which some process other than ours may have forked."""
+    wanted = set(trainers)
+    await _assert_none(lambda: [pid for pid in wanted if is_trainer(pid)])
+
+
+def is_trainer(pid: int) -> bool:
+    """Whether a living process with this number is a trainer: the number may have been given again."""
+    with suppress(OSError):
+        return b"psyche.modeling.trainer." in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+async def _assert_none(find: Callable[[], list[int]]) -> None:
+    deadline = trio.current_time() + GONE_S
+    while left := find():
+        assert trio.current_time() < deadline, f"still there: {describe_processes(left)}"
+        await trio.sleep(POLL_S)

@@ -1,0 +1,71 @@
+"""One process of a run under test, and what it has told: its events, its last lines, how it ended."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from psyche.telemetry.events import Event, EventTail
+from psyche.testnet.process import Child, describe_exit
+
+SHOWN_EVENTS: Final = 14
+SHOWN_LINES: Final = 6
+QUIET: Final = frozenset({"network", "payload_received", "model_fetch"})  # a failure's message leaves them out
+LATE_S: Final = 5.0  # how much later than its deadline a loaded machine may notice that a wait is over
+WITHOUT_DEADLINE: Final = ("more member", "epoch to form", "resume the run", "next epoch")
+
+
+@dataclass(slots=True)
+class Node:
+    """One node: its running process, what it has written so far, and how its former processes ended."""
+
+    name: str
+    tail: EventTail
+    child: Child | None = None
+    events: list[Event] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    starts: int = 0
+    is_ending: bool = False  # we killed or interrupted it: any exit code is its own business
+
+    def read(self) -> None:
+        """Take in what the node has written since."""
+        while found := self.tail.read():
+            self.events += found
+
+    def describe(self) -> str:
+        """How it is, its last events and its last words."""
+        state = "never started" if self.child is None else "running"
+        if self.child is not None and not self.child.is_running():
+            state = describe_exit(self.codes[-1] if self.codes else None)
+        shown = [event for event in self.events if event["kind"] not in QUIET][-SHOWN_EVENTS:]
+        lines = [f"{self.name}: {state}, started {self.starts} times"]
+        lines += [f"    {_format_event(event)}" for event in shown]
+        if self.child is not None:
+            lines += [f"    > {line[:300]}" for line in self.child.get_last_lines(SHOWN_LINES)]
+        return "\n".join(lines)
+
+
+def _format_event(event: Event) -> str:
+    fields = {name: value for name, value in event.items() if name not in ("t", "node", "kind")}
+    clock = time.strftime("%H:%M:%S", time.localtime(event["t"]))
+    return f"{clock}{event['t'] % 1:.2f} {event['kind']} {json.dumps(fields)[:240]}"
+
+
+def matches(event: Event, kind: str, fields: Mapping[str, object]) -> bool:
+    """Whether an event is of this kind and its fields have these values."""
+    return event["kind"] == kind and all(event.get(name) == value for name, value in fields.items())
+
+
+def find_overlong_waits(events: Iterable[Event]) -> list[Event]:
+    """Waits that ended later than the deadline they had named, and such as named none without a reason."""
+    found: list[Event] = []
+    for event in events:
+        if event["kind"] != "wait_ended":
+            continue
+        until = event["until"]
+        if until is None and not any(text in event["what"] for text in WITHOUT_DEADLINE):
+            found.append(event)
+        if until is not None and event["t"] > until + LATE_S:
+            found.append(event)
+    return found

@@ -1,0 +1,112 @@
+"""A run's files for tests: a tiny model, its configuration, some tokens."""
+
+import json
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from psyche.testnet.free_port import choose_port
+
+MakeRun = Callable[..., Path]  # the fixture `make_run`
+
+MODEL: Final = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+
+CONFIG: Final = {
+    "warmup_time": 120,
+    "cooldown_time": 1,
+    "waiting_for_members_extra_time": 1,
+    "max_round_train_time": 60,
+    "round_witness_time": 10,
+    "rounds_per_epoch": 6,
+    "total_steps": 13,
+    "init_min_clients": 3,
+    "min_clients": 1,
+    "witness_nodes": 0,
+    "verification_percent": 0,
+    "global_batch_size_start": 12,
+    "global_batch_size_end": 12,
+    "global_batch_size_warmup_tokens": 0,
+    "overlap": True,
+}
+
+RUN: Final = """
+run_id = "e2e"
+
+[config]
+{config}
+
+[access]
+open = true
+
+[model.LLM]
+architecture = "HfLlama"
+data_type = "Pretraining"
+max_seq_len = 32
+
+[model.LLM.checkpoint.Local]
+path = "model"
+
+[model.LLM.data_location]
+Server = "{data_server}"
+
+[model.LLM.lr_schedule.Constant]
+base_lr = 1.0e-3
+warmup_steps = 0
+warmup_init_lr = 0.0
+
+[model.LLM.optimizer.Distro]
+clip_grad_norm = 1.0
+compression_decay = 0.95
+compression_chunk = 16
+compression_topk = 16
+quantize_1bit = true
+"""
+
+DATA: Final = """
+dir = "data"
+token_size = "TwoBytes"
+seq_len = 32
+shuffle_seed = [{seed}]
+"""
+
+
+def write_model(folder: Path) -> Path:
+    """First weights and a tokenizer, as `psyche model init` makes them, without a process for it."""
+    from psyche.data.bytes_tokenizer import write_tokenizer
+    from psyche.modeling.model import init_model
+
+    config, tokenizer = folder / "model.json", folder / "tokenizer"
+    folder.mkdir(parents=True)
+    config.write_text(json.dumps(MODEL))
+    write_tokenizer(tokenizer)
+    init_model(config, folder / "model", 7, extra_files=sorted(tokenizer.iterdir()))
+    return folder / "model"
+
+
+def write_run(folder: Path, model: Path, *, host: str = "127.0.0.1", **changes: object) -> Path:
+    """A run's configuration in `folder`, with weights and some tokens; keywords replace what `CONFIG` says."""
+    folder.mkdir(parents=True)
+    config = {**CONFIG, **changes}
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in config.items())
+    (folder / "run.toml").write_text(RUN.format(config=lines, data_server=f"{host}:{choose_port()}"))
+    (folder / "data.toml").write_text(DATA.format(seed=", ".join(["7"] * 32)))
+    (folder / "model").symlink_to(model)
+    (folder / "data").mkdir()
+    tokens = array("H", list(Path(json.__file__).read_bytes()) * 4)
+    (folder / "data" / "tokens.bin").write_bytes(tokens.tobytes())
+    return folder

@@ -1,0 +1,236 @@
+"""Small runs with honest members, driven step by step: for tests of whatever lives around the state machine.
+
+    run = build_run(members=3, rounds_per_epoch=2)   # joined, waiting
+    run.warm_up()                                     # round 0 has begun
+    run.run_round()                                   # all witnesses report, the round closes
+    run.finish_epoch()                                # to the end of Cooldown
+
+Everything is deterministic: keys, entropy, commitments and digests are hashes of their names.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from psyche.core.committee.assignment import compute_assignments
+from psyche.core.committee.bloom import compute_bloom
+from psyche.core.committee.elections import get_witnesses
+from psyche.core.committee.results import compute_results_root
+from psyche.core.committee.seeds import Entropy
+from psyche.core.encoding.account import encode_state
+from psyche.core.rules.apply import apply
+from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.genesis import create_run
+from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, WitnessMessage
+from psyche.core.state.roster import find_slot
+from psyche.core.state.state import (
+    ZERO32,
+    Client,
+    ClientState,
+    Coordinator,
+    Metadata,
+    Model,
+    Round,
+    RunState,
+    WitnessFlag,
+)
+from psyche.core.state.timeline import get_attested_round, is_full_digest_height
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_model
+
+_MAX_TICKS = 64
+
+
+@contextmanager
+def expect_refusal(state: Coordinator, error: type[CoordinatorError], rule: str = "") -> Iterator[None]:
+    """What happens within must be refused with exactly this error, naming `rule`, and change no byte (T2)."""
+    before, caught = encode_state(state), None
+    try:
+        yield
+    except CoordinatorError as refusal:
+        caught = refusal
+    assert type(caught) is error, f"{caught!r} instead of {error.__name__}"
+    assert rule in str(caught), f"{caught} does not name {rule}"
+    assert encode_state(state) == before, f"{error.__name__} changed the state"
+
+
+@dataclass
+class Run:
+    """A run under test: its state, the clock, and what the members hold and believe.
+
+    `now` is unix seconds and the slot. `commitments` and `digest` may be replaced to make members lie.
+    """
+
+    state: Coordinator
+    now: int = START_UNIX
+    draws: int = 0
+    silent: set[int] = field(default_factory=set)  # members that say nothing at all
+
+    # --- clock and ticks
+
+    def build_entropy(self) -> bytes:
+        """The next 32 bytes of entropy."""
+        self.draws += 1
+        return build_hash("entropy", self.draws)
+
+    def tick(self, entropy: Entropy | str = "drawn") -> bool:
+        """One tick now."""
+        drawn = self.build_entropy() if isinstance(entropy, str) else entropy
+        return self.apply(Tick(drawn))
+
+    def settle(self) -> int:
+        """Tick until nothing changes (T3); how many ticks had an effect."""
+        for count in range(_MAX_TICKS):
+            if self.state.halted or not self.tick():
+                return count
+        raise AssertionError("the state machine does not come to rest")
+
+    def wait(self, seconds: int) -> int:
+        """Let time pass, then settle."""
+        self.now += seconds
+        return self.settle()
+
+    def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
+        """Send a message now; whether it changed anything."""
+        return apply(self.state, self.now, self.now, sender, message)
+
+    # --- membership and Warmup
+
+    def join(self, *numbers: int) -> list[int]:
+        """Participants join, by their number; their slots."""
+        return [self._join(*build_keys(number)) for number in numbers]
+
+    def _join(self, signer: bytes, p2p: bytes) -> int:
+        self.apply(Join(p2p), signer)
+        number = find_slot(self.state, signer)
+        assert number is not None, "who has joined has a slot"
+        return number
+
+    def form(self) -> None:
+        """Let the waiting time pass: Warmup begins if enough have joined."""
+        self.wait(self.state.config.waiting_for_members_extra_time)
+
+    def show(self, *members: int, digest: bytes | None = None) -> None:
+        """Members show their weights: the certified ones, or those that everybody starts with."""
+        shown = digest or self.get_start_digest()
+        for member in members:
+            key = self.state.clients[member].p2p
+            self.apply(WarmupWitness(self.state.progress.epoch, member, shown), key)
+
+    def get_start_digest(self) -> bytes:
+        """The digest that honest members show in Warmup."""
+        return self.state.certified.digest if self.state.certified.digest != ZERO32 else build_hash("weights")
+
+    def warm_up(self) -> "Run":
+        """From joined members to round 0."""
+        if self.state.run_state is RunState.WAITING_FOR_MEMBERS:
+            self.form()
+        self.show(*(m for m in self.get_members() if m not in self.silent))
+        self.settle()
+        if self.state.run_state is RunState.WARMUP:
+            self.wait(self.state.config.warmup_time)
+        return self
+
+    def get_members(self) -> list[int]:
+        """The Healthy members."""
+        return [m for m, client in enumerate(self.state.clients) if client.state is ClientState.HEALTHY]
+
+    # --- rounds
+
+    def compute_commitments(self, round_: Round) -> dict[int, bytes]:
+        """What each trainer of a round commits to."""
+        owed = compute_assignments(round_, self.state.config)
+        epoch = self.state.progress.epoch
+        return {member: build_hash("result", epoch, round_.height, member) for member in owed}
+
+    def compute_digest(self) -> bytes:
+        """D(h) of everybody."""
+        return build_hash("digest", self.state.progress.epoch, self.state.current.height)
+
+    def build_witness(self, member: int, *, silent: Collection[int] = (), **overrides: Any) -> WitnessMessage:
+        """The honest report of a witness that holds everything but from the silent; fields can be overridden."""
+        state, round_ = self.state, self.state.current
+        quiet = compute_bits({*silent, *self.silent})
+        attested = get_attested_round(state)
+        held = overrides.pop("held", 0 if attested is None else attested.members & ~quiet)
+        known = {} if attested is None else self.compute_commitments(attested)
+        height = 0 if attested is None else attested.height
+        full = WitnessFlag.FULL_DIGEST
+        if state.metadata.num_parameters and not is_full_digest_height(state.config, state.epoch, round_.height):
+            full = WitnessFlag(0)
+        message = WitnessMessage(
+            epoch=state.progress.epoch,
+            height=round_.height,
+            member=member,
+            flags=WitnessFlag.COMPLETE | full,
+            at_s=1,
+            held=held,
+            heard=round_.members & ~quiet,
+            missing=0,
+            broadcast_bloom=compute_bloom(round_.seed, member, [known[m] for m in get_members(held) if m in known]),
+            results_root=compute_results_root(state.progress.epoch, height, held, known),
+            state_digest=self.compute_digest(),
+        )
+        return replace(message, **overrides)
+
+    def send(self, message: WitnessMessage) -> None:
+        """Put a witness message on record, signed by the member's p2p key."""
+        self.apply(message, self.state.clients[message.member].p2p)
+
+    def get_speaking_witnesses(self, silent: Collection[int] = ()) -> list[int]:
+        """The elected witnesses of the running round that can and will report."""
+        able = {m for m in self.get_members() if m not in self.silent and m not in silent}
+        done = {record.member for record in self.state.current.witnesses}
+        return [m for m in get_witnesses(self.state.current) if m in able and m not in done]
+
+    def witness_all(self, silent: Collection[int] = (), **overrides: Any) -> None:
+        """All witnesses but the silent report."""
+        for member in self.get_speaking_witnesses(silent):
+            self.send(self.build_witness(member, silent=silent, **overrides))
+
+    def run_round(self, silent: Collection[int] = (), **overrides: Any) -> Round:
+        """One whole round: a second passes, the witnesses report, it closes; by time-out where it must.
+
+        The closed round is returned; the next phase has begun.
+        """
+        round_ = self.state.current
+        self.wait(1)
+        self.witness_all(silent, **overrides)
+        self.settle()
+        for _ in range(2):
+            if self.state.current is round_ and self.state.in_round:
+                self.wait(max(self.state.config.max_round_train_time, self.state.config.round_witness_time))
+        return round_
+
+    def run_rounds(self) -> Iterator[Round]:
+        """All rounds of the epoch, each when it has closed."""
+        while self.state.in_round:
+            yield self.run_round()
+
+    def finish_epoch(self) -> "Run":
+        """Run the rounds that are left, and Cooldown."""
+        for _ in self.run_rounds():
+            pass
+        self.wait(self.state.config.cooldown_time)
+        return self
+
+    def rejoin(self) -> None:
+        """All members of the last epoch that may, join again."""
+        for client in self.state.clients:
+            self._rejoin(client)
+
+    def _rejoin(self, client: Client) -> None:
+        if client.state is not ClientState.EJECTED:
+            self.apply(Join(client.p2p), client.signer)
+
+
+def build_run(members: int = 3, *, model: Model | None = None, **config: Any) -> Run:
+    """A run in WaitingForMembers with this many joined participants; keywords override the configuration."""
+    state = create_run(
+        build_config(**config), model or build_model(), "test-run", build_hash("run"), Metadata(name="test"), "test",
+        START_UNIX,
+    )  # fmt: skip
+    run = Run(state)
+    run.join(*range(members))
+    return run

@@ -1,0 +1,119 @@
+"""What a named scenario is, and questions that judges ask of an outcome."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psyche.core.state.state import Config, RunState
+from psyche.server.limits import TICK_S
+from psyche.sim.invariants.ledger import Ledger, RoundFacts
+from psyche.sim.scenarios.scenario import Scenario
+from psyche.sim.world import Outcome
+
+GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large a row is played.
+
+    Args:
+        seed: of all chance.
+        clients, rounds: how many.
+        hours: of simulated time, for rows that are about time.
+        points: of what a row enumerates, so many spread evenly; 0: all.
+    """
+
+    seed: int = 1
+    clients: int = 16
+    rounds: int = 100
+    hours: float = 0.0
+    points: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was seen, and whether it is what was promised."""
+
+    seen: str
+    holds: bool
+
+
+Judge = Callable[[Outcome, Size], Judgement]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One row.
+
+    `expected` says in words what `judge` checks beside the invariants, which hold in every scenario. `full` is the
+    size at which it says most, where that is not the usual one. `keep_lines`: whether its judge reads events.
+    """
+
+    row: str
+    title: str
+    expected: str
+    build: Callable[[Size], Scenario]
+    judge: Judge
+    full: Size = Size()
+    keep_lines: bool = True
+
+
+def judge_all(*judges: Judge) -> Judge:
+    """One judge of several: all must hold."""
+
+    def judge(outcome: Outcome, size: Size) -> Judgement:
+        found = [one(outcome, size) for one in judges]
+        return Judgement("; ".join(one.seen for one in found if one.seen), all(one.holds for one in found))
+
+    return judge
+
+
+def get_events(outcome: Outcome, kind: str, node: str = "") -> list[Event]:
+    """Events of a kind, of one machine or of all."""
+    mark = f'"kind":"{kind}"'.encode()
+    events = (json.loads(line) for line in outcome.lines if mark in line)
+    return [event for event in events if node in ("", event["node"])]
+
+
+def get_ledger(outcome: Outcome) -> Ledger:
+    """What the record says of rounds, epochs and members."""
+    found = outcome.facts["ledger"]
+    assert isinstance(found, Ledger), "every outcome has one"
+    return found
+
+
+def is_finished(outcome: Outcome) -> bool:
+    """Whether the run came to its end."""
+    return outcome.state.run_state is RunState.FINISHED and not outcome.violations
+
+
+def get_byzantine(outcome: Outcome) -> set[str]:
+    """The machines that lie."""
+    return {f"client-{liar.who}" for liar in outcome.scenario.byzantine}
+
+
+def compute_applied_share(outcome: Outcome) -> float:
+    """Of the batches of members that were alive through their round, how many are applied."""
+    alive = applied = 0
+    for one in get_ledger(outcome).data_rounds:
+        members = one.members & ~one.lost
+        alive, applied = alive + members.bit_count(), applied + (one.applied & members).bit_count()
+    return applied / alive if alive else 0.0
+
+
+def compute_round_limit_s(config: Config) -> float:
+    """How long a round may last at most, as simulated time has it."""
+    return config.max_round_train_time + config.round_witness_time + GRAIN_S + TICK_S
+
+
+def get_durations(rounds: list[RoundFacts]) -> list[float]:
+    """Seconds from start to close, rising."""
+    return sorted(one.end_s - one.start_s for one in rounds)
+
+
+def compute_median(values: list[float]) -> float:
+    """The middle one of rising values; 0 without any."""
+    return values[len(values) // 2] if values else 0.0

@@ -1,0 +1,85 @@
+"""`collect` on the server: earnings leave the record once, to whoever owns the run (M11, K3)."""
+
+from server_kit import CLIENTS, OWNER, START_UNIX, MemoryDisk, build_handler, build_state
+
+from psyche.core.encoding.account import encode_state
+from psyche.core.rules.apply import apply
+from psyche.core.state.limits import MAX_CLAIMS
+from psyche.core.state.messages import Collect, Join
+from psyche.server.handler import CoordinatorHandler
+from psyche.server.recovery import recover
+from psyche.wire import backend as wire
+
+OP = b"collect-number-1"
+A, B = CLIENTS[0].public, CLIENTS[1].public
+
+
+def build_earned(disk: MemoryDisk) -> CoordinatorHandler:
+    """A run whose first two participants have joined, and earned 300 and 70."""
+    state = build_state()
+    for key, earned in ((A, 300), (B, 70)):
+        apply(state, START_UNIX, 0, key, Join(key))
+        state.registry.slots[-1].earned = earned
+    return build_handler(state, disk)
+
+
+def ask(handler: CoordinatorHandler, number: int, body: wire.RequestBody, sender: bytes = OWNER.public) -> wire.Reply:
+    return handler.handle(START_UNIX, sender, wire.Request(number, body)).reply
+
+
+def get_earned(handler: CoordinatorHandler) -> tuple[wire.Claim, ...]:
+    body = ask(handler, 999, wire.EarningsRequest()).body
+    assert isinstance(body, wire.Earnings)
+    return body.earned
+
+
+def test_m11_the_owner_sees_and_takes_what_was_earned() -> None:
+    handler = build_earned(MemoryDisk())
+    assert get_earned(handler) == ((A, 300), (B, 70))
+    assert ask(handler, 1, wire.build_submit(Collect(((A, 300), (B, 50))), op_id=OP)).code == ""
+    assert get_earned(handler) == ((B, 20),)
+
+
+def test_m11_k3_a_resend_takes_nothing_more_before_and_after_a_restart() -> None:
+    disk = MemoryDisk()
+    handler = build_earned(disk)
+    request = wire.build_submit(Collect(((A, 100),)), op_id=OP)
+    assert ask(handler, 1, request).code == ask(handler, 2, request).code == ""
+    assert get_earned(handler) == ((A, 200), (B, 70))
+    handler.journal.flush()
+    found = recover(disk)
+    assert found is not None
+    assert encode_state(found.state) == encode_state(handler.state)
+    again = build_handler(found.state, journal=found.journal, now=found.now, op_ids=found.op_ids)
+    assert ask(again, 3, request).code == ""
+    assert get_earned(again) == ((A, 200), (B, 70))
+
+
+def test_m11_all_claims_are_carried_out_or_none() -> None:
+    handler = build_earned(MemoryDisk())
+    before = encode_state(handler.state)
+    for number, (claims, code) in enumerate(
+        [
+            (((A, 300), (B, 71)), "InvalidCollection"),
+            (((A, 300), (OWNER.public, 1)), "UnknownMember"),
+            (((A, 100), (A, 100)), "InvalidCollection"),
+        ]
+    ):
+        assert ask(handler, number, wire.build_submit(Collect(claims), op_id=OP)).code == code
+        assert encode_state(handler.state) == before
+    assert ask(handler, 9, wire.build_submit(Collect(((A, 300),)), op_id=OP)).code == "", (
+        "a refused op id is not used up"
+    )
+
+
+def test_m11_nobody_but_the_owner_sees_or_takes_earnings() -> None:
+    handler = build_earned(MemoryDisk())
+    assert ask(handler, 1, wire.EarningsRequest(), A).code == "NotOwner"
+    assert ask(handler, 2, wire.build_submit(Collect(((A, 300),)), op_id=OP), A).code == "NotOwner"
+
+
+def test_the_largest_request_to_collect_fits_its_frame() -> None:
+    claims = tuple((bytes([i]) * 32, (1 << 64) - 1) for i in range(MAX_CLAIMS))
+    raw = wire.encode_message(wire.Request((1 << 62) - 1, wire.build_submit(Collect(claims), op_id=OP)))
+    assert len(raw) <= wire.MAX_REQUEST_BYTES
+    assert wire.decode_request(raw).body == wire.build_submit(Collect(claims), op_id=OP)

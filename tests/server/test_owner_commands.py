@@ -1,0 +1,128 @@
+"""An owner's commands and somebody on the line: who is not the server is told nothing, and believed in nothing."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from kits.middle import Middle, open_middle
+from live_kit import SERVER, Server, build_file, open_server
+from server_kit import CLIENTS, OWNER
+from typer.testing import CliRunner
+
+from psyche.backends.tcp.owner import get_run_status
+from psyche.cli.app import app
+from psyche.core.state.state import RunState
+from psyche.server.server import BoundServer, ServerSettings, run_server
+from psyche.wire.access import OPEN
+
+OWNERS = frozenset({OWNER.public, SERVER.public})
+KEY = CLIENTS[0].public.hex()
+COMMANDS = {
+    "pause": ("pause",),
+    "resume": ("resume",),
+    "rates": ("set-future-epoch-rates", "--earning-rate-total-shared", "7"),
+    "allow": ("allow", KEY),
+    "disallow": ("disallow", KEY),
+    "allowed": ("allowed",),
+    "collect": ("collect", "--all"),
+}
+
+
+@dataclass
+class Line:
+    """A server, the line to it that goes through somebody's hands, and the keys of who commands it."""
+
+    server: Server
+    middle: Middle
+    owner_key: Path
+
+    async def command(self, *arguments: str) -> Any:
+        """What a command of the owner comes to, over that line."""
+        words = ["server", *arguments, "--server-addr", f"127.0.0.1:{self.middle.port}", "--timeout", "20"]
+        return await trio.to_thread.run_sync(partial(CliRunner().invoke, app, words))
+
+    async def get_run_state(self) -> RunState:
+        return RunState((await get_run_status(self.server.address, OWNER)).run_state)
+
+    @property
+    def state_dir(self) -> tuple[str, str]:
+        return "--state-dir", str(self.server.folder)
+
+    @property
+    def own_key(self) -> tuple[str, str]:
+        return "-i", str(self.owner_key)
+
+
+@asynccontextmanager
+async def open_line(tmp_path: Path) -> AsyncIterator[Line]:
+    async with open_server(tmp_path, owners=OWNERS) as server, open_middle(server.port) as middle:
+        SERVER.save(server.folder / "server.key")
+        OWNER.save(tmp_path / "owner.key")
+        yield Line(server, middle, tmp_path / "owner.key")
+
+
+@asynccontextmanager
+async def open_false_line(tmp_path: Path) -> AsyncIterator[Line]:
+    """At the other end of the line answers a server of somebody else, which does as if it obeyed."""
+    async with open_line(tmp_path) as line, trio.open_nursery() as nursery:
+        settings = ServerSettings(
+            run=build_file(), identity=CLIENTS[7], state_dir=tmp_path / "false", owners=OWNERS, access=OPEN
+        )
+        bound: BoundServer = await nursery.start(run_server, settings)  # pyright: ignore[reportArgumentType]
+        async with open_middle(bound.port) as middle:
+            yield Line(line.server, middle, line.owner_key)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+async def test_a_command_with_the_server_s_folder_believes_no_other_server(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    async with open_false_line(tmp_path) as line:
+        result = await line.command(*command, *line.state_dir)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "another server answers" in result.stderr
+        assert "warning" not in result.stderr
+
+
+async def test_an_owner_s_own_key_comes_with_the_server_s_and_then_no_other_is_believed(tmp_path: Path) -> None:
+    async with open_false_line(tmp_path) as line:
+        result = await line.command("pause", *line.own_key, "--server-key", SERVER.public.hex())
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "another server answers" in result.stderr
+        folder = await line.command("pause", *line.own_key, *line.state_dir)
+        assert "another server answers" in folder.stderr, "the folder names the server, whoever commands it"
+
+
+async def test_commands_reach_the_server_that_they_mean_and_say_nothing_to_warn_of(tmp_path: Path) -> None:
+    async with open_line(tmp_path) as line:
+        paused = await line.command("pause", *line.state_dir)
+        assert (paused.exit_code, paused.stderr) == (0, "")
+        assert await line.get_run_state() is RunState.PAUSED
+        resumed = await line.command("resume", *line.own_key, "--server-key", SERVER.public.hex())
+        assert (resumed.exit_code, resumed.stderr) == (0, "")
+        assert await line.get_run_state() is RunState.WAITING_FOR_MEMBERS
+
+
+async def test_without_the_server_s_key_a_command_warns_once_and_names_the_option(tmp_path: Path) -> None:
+    async with open_line(tmp_path) as line:
+        result = await line.command("pause", *line.own_key)
+        assert result.exit_code == 0
+        assert result.stderr.startswith("warning: ")
+        assert result.stderr.count("\n") == 1
+        assert "--server-key" in result.stderr
+        assert "`psyche server run` prints" in result.stderr
+        assert await line.get_run_state() is RunState.PAUSED
+
+
+async def test_two_keys_that_disagree_are_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    async with open_line(tmp_path) as line:
+        result = await line.command("pause", *line.state_dir, "--server-key", KEY)
+        assert result.exit_code == 1
+        assert f"--server-key {KEY} is not the key of {line.server.folder / 'server.key'}" in result.stderr
+        assert line.middle.sessions == []

@@ -1,0 +1,99 @@
+"""Who is not allowed waits, by a real client's side over real sockets, and goes on by itself (M12)."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from live_kit import RATE, open_server
+from server_kit import CLIENTS, OWNER, Sink, build_record
+from trio.testing import MockClock
+
+from psyche.backends.tcp.backend import TcpBackend, open_backend
+from psyche.backends.tcp.dial import ServerAddress
+from psyche.backends.tcp.owner import allow_key, disallow_key, get_allowed, get_run_status
+from psyche.core.state.messages import Join
+from psyche.wire import backend as wire
+from psyche.wire.access import Access
+from psyche.wire.crypto import Identity
+
+ADA, BEN = CLIENTS[:2]
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock(rate=RATE)
+
+
+@asynccontextmanager
+async def open_closed(tmp_path: Path) -> AsyncIterator[ServerAddress]:
+    """A server that lets nobody join."""
+    async with open_server(tmp_path, access=Access()) as server:
+        yield server.address
+
+
+async def until(sink: Sink, kind: str) -> dict[str, Any]:
+    with trio.fail_after(TIMEOUT_S):
+        while not sink.get(kind):
+            await trio.sleep(0.05)
+    return sink.get(kind)[-1]
+
+
+async def join_when_there(backend: TcpBackend, identity: Identity) -> None:
+    async for _ in backend.states():
+        await backend.submit(Join(identity.public), build_record(identity))
+        return
+
+
+async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes_in_by_itself(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    sink = Sink()
+    async with open_closed(tmp_path) as server, open_backend(server, ADA, sink=sink) as backend:
+        wait = await until(sink, "wait_started")
+        assert f"psyche server allow {ADA.public.hex()}" in wait["what"]
+        with trio.move_on_after(5):
+            async for _ in backend.states():
+                raise AssertionError("a stranger was shown the state")
+        assert backend.address_book() == ()
+        status = await get_run_status(server, ADA)
+        assert (status.run_id, status.allowed) == ("test-run", 0), "the public status is answered"
+        status = await allow_key(server, OWNER, grantee=ADA.public)
+        assert status.allowed == 1
+        with trio.fail_after(TIMEOUT_S):
+            await join_when_there(backend, ADA)
+        assert (await until(sink, "wait_ended"))["outcome"] == "allowed"
+        assert len(sink.get("wait_started")) == 1
+        assert not sink.get("server_given_up")
+
+
+async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed_again(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    sink = Sink()
+    async with open_closed(tmp_path) as server:
+        await allow_key(server, OWNER, grantee=ADA.public, delegates=(BEN.public,))
+        async with open_backend(server, BEN, sink=sink) as backend:
+            await join_when_there(backend, BEN)
+            await disallow_key(server, OWNER, key=BEN.public)
+            assert "was disallowed" in (await until(sink, "wait_started"))["what"]
+            with pytest.raises(wire.NotAllowed):
+                await backend.submit(Join(BEN.public), build_record(BEN))
+            found = await get_allowed(server, OWNER)
+            assert found.authorizations == ((ADA.public, ()),)
+            assert found.disallowed == (BEN.public,)
+            await allow_key(server, OWNER, grantee=BEN.public)
+            await until(sink, "wait_ended")
+            await backend.submit(Join(BEN.public), build_record(BEN))
+            assert (await get_run_status(server, ADA)).waiting == 1
+
+
+async def test_a_list_is_shown_to_the_owner_alone(tmp_path: Path, clock: MockClock) -> None:
+    async with open_closed(tmp_path) as server:
+        with pytest.raises(wire.NotOwner):
+            await get_allowed(server, ADA)
+        with pytest.raises(wire.NotOwner):
+            await allow_key(server, ADA, grantee=ADA.public)

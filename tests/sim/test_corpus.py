@@ -1,0 +1,26 @@
+"""Plans that once failed, and a few fresh seeds: none violates anything."""
+
+from pathlib import Path
+
+import pytest
+from sim_kit import play
+
+from psyche.forecast.inputs import load_scenario
+from psyche.sim.scenarios.swarm import draw_scenario
+
+CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.toml"))
+SMALL = [seed for seed in range(400, 440) if draw_scenario(seed).clients <= 4][:6]
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_a_plan_that_failed_once_does_not_fail_again(path: Path) -> None:
+    play(load_scenario(path))
+
+
+def test_there_is_a_corpus() -> None:
+    assert CORPUS
+
+
+@pytest.mark.parametrize("seed", SMALL)
+def test_a_seed_violates_nothing(seed: int) -> None:
+    play(draw_scenario(seed))

@@ -1,0 +1,188 @@
+"""The checks themselves: a world that breaks a promise is caught, and says what a person needs."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from sim_kit import build, play
+
+from psyche.core.state.state import Coordinator, RunState
+from psyche.network.announce import Outbox
+from psyche.network.limits import NetworkLimits
+from psyche.network.links import LinkConditions
+from psyche.network.streams import ByteStream
+from psyche.sim.faults import Kill
+from psyche.sim.shrink import fails_alike, shrink
+from psyche.sim.trainer import SimTrainer
+from psyche.sim.world import Outcome, World, simulate
+from psyche.wire.trainer import TrainRequest
+
+
+def break_arithmetic(world: World) -> None:
+    """Client 1 computes something else, and nobody is told."""
+    world.clients[1].trainer_faults.flip = 3
+
+    def hide(_node: str, _kind: str, _fields: object) -> None:
+        trainer = world.clients[1].trainer
+        if trainer is not None:
+            trainer.is_corrupt = False
+
+    world.trace.listeners.insert(0, hide)
+
+
+def test_different_arithmetic_is_reported_with_both_sides() -> None:
+    outcome = simulate(build(), prepare=break_arithmetic)
+    first = outcome.violations[0]
+    assert first.name == "I1"
+    assert "client-" in first.expected
+    assert "client-1" in first.found + first.expected
+
+
+def test_a_run_that_does_not_end_is_reported() -> None:
+    kill = Kill(at_epoch=0, at_height=1, who=("server",))
+    scenario = build(faults=(kill,))
+    outcome = simulate(scenario)
+    assert [violation.name for violation in outcome.violations] == ["I5"]
+
+
+def test_a_run_without_enough_living_members_owes_no_progress_until_its_time_is_up() -> None:
+    kill = Kill(at_epoch=0, at_height=1, who=("client-0", "client-1", "client-2"), for_s=400.0)
+    outcome = play(build(faults=(kill,), min_clients=3))
+    assert outcome.state.run_state is RunState.FINISHED
+    assert outcome.simulated_s > 400
+
+
+def test_a_second_result_of_an_honest_member_is_reported() -> None:
+    def forget(world: World) -> None:
+        world.invariants.check_event("client-0", "result_sent", {"epoch": 0, "height": 2, "commitment": b"other"})
+
+    names = {violation.name for violation in simulate(build(), prepare=forget).violations}
+    assert names == {"R7"}
+
+
+def tamper(change: Callable[[Coordinator], None]) -> Outcome:
+    """A run whose record is changed behind everybody's back in its third round."""
+
+    def prepare(world: World) -> None:
+        def see(_node: str, kind: str, fields: Mapping[str, Any]) -> None:
+            if kind == "trained" and fields["height"] == 3:
+                change(world.shadow.state)
+                world.trace.listeners.remove(see)
+
+        world.trace.listeners.append(see)
+
+    return simulate(build(), prepare=prepare)
+
+
+@pytest.mark.parametrize("credits_", [-1, 2, 9])
+def test_a_credit_that_nothing_earned_is_reported(credits_: int) -> None:
+    def change(state: Coordinator) -> None:
+        state.clients[2].credits += credits_
+
+    first = tamper(change).violations[0]
+    assert first.name == "I2"
+    assert "member 2" in first.expected
+
+
+def test_samples_that_are_left_out_are_reported() -> None:
+    def change(state: Coordinator) -> None:
+        state.current.batch_size += 1
+
+    names = [violation.name for violation in tamper(change).violations]
+    assert "I2" in names
+
+
+def test_a_result_whose_fate_is_never_told_is_reported() -> None:
+    def forget(world: World) -> None:
+        note = SimTrainer._note_outcomes
+
+        def note_some(trainer: SimTrainer, request: TrainRequest) -> None:
+            told = tuple(outcome for outcome in request.decided if outcome.height != 1)
+            note(trainer, msgspec.structs.replace(request, decided=told))
+
+        patch.setattr(SimTrainer, "_note_outcomes", note_some)
+
+    with pytest.MonkeyPatch.context() as patch:
+        violations = simulate(build(), prepare=forget).violations
+    assert {violation.name for violation in violations} == {"R8"}
+    assert "never told of the results of [1]" in violations[0].found
+
+
+def test_what_a_former_life_complained_of_is_not_forgotten() -> None:
+    def complain(world: World) -> None:
+        world.clients[0].complaints.append("of long ago")
+
+    kill = Kill(at_epoch=0, at_height=2, who=("client-0",), for_s=1.0)
+    violations = simulate(build(faults=(kill,), total_steps=17), prepare=complain).violations
+    assert [(violation.name, violation.found) for violation in violations] == [("R8", "client-0: of long ago")]
+
+
+def test_a_process_that_dies_of_a_defect_is_reported() -> None:
+    def sabotage(world: World) -> None:
+        world.codec.get_votes = None  # type: ignore[method-assign]
+
+    outcome = simulate(build(), prepare=sabotage)
+    assert outcome.violations[0].name == "no defects"
+    assert "NoneType" in outcome.violations[0].found
+
+
+def test_time_that_stands_still_is_reported_and_is_no_hang() -> None:
+    async def spin_for_ever() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+    def sabotage(world: World) -> None:
+        started: list[str] = []
+
+        def spin(_node: str, kind: str, _fields: object) -> None:
+            if kind == "trained" and not started:
+                started.append(kind)
+                world.spawn(spin_for_ever)
+
+        world.trace.listeners.append(spin)
+
+    first = simulate(build(), prepare=sabotage).violations[0]
+    assert first.expected == "time goes on"
+    assert "spin_for_ever" in first.found
+
+
+def test_a_failing_plan_is_made_small() -> None:
+    kill = Kill(at_epoch=0, at_height=1, who=("server",))
+    others = tuple(Kill(at_s=float(at), who=("client-1",), for_s=1.0) for at in (4, 8))
+    scenario = build(faults=(*others, kill), clients=3, total_steps=5)
+    outcome: Outcome = simulate(scenario, keep_lines=False)
+    assert shrink(scenario, fails_alike(outcome), max_tries=6).faults == (kill,)
+
+
+def test_announcements_that_pile_up_for_a_peer_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I6, on production's own queue: nothing is sent, and it has no bound."""
+
+    async def send_nothing(self: Outbox, stream: ByteStream) -> None:
+        self._queue = deque(self._queue)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Outbox, "run", send_nothing)
+    scenario = replace(build(), limits=NetworkLimits(outbox_messages=4))
+    found = simulate(scenario).violations[0]
+    assert (found.name, found.expected) == ("I6", "at most 4 announcements unsent")
+
+
+@pytest.mark.parametrize(("clients", "loss", "streamed"), [(4, 0.0, True), (4, 0.01, False), (17, 0.0, False)])
+def test_announcements_of_few_on_good_lines_go_through_the_outbox_of_production(
+    clients: int, loss: float, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[bytes] = []
+    queue = Outbox.put
+
+    def watch(self: Outbox, message: bytes) -> None:
+        put.append(message)
+        queue(self, message)
+
+    monkeypatch.setattr(Outbox, "put", watch)
+    line = LinkConditions(latency_s=0.01, loss=loss)
+    play(build(clients=clients, cls={"uplink": line}, total_steps=3))
+    assert bool(put) is streamed

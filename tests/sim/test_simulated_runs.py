@@ -1,0 +1,196 @@
+"""Whole runs of real clients and the real server in simulated time, and that they repeat byte for byte."""
+
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from scenarios.row import get_events
+from simulate_child import build_outvoted, build_repeated, build_scenario, play_digest
+
+from psyche.core.state.state import RunState
+from psyche.network.blobs.store import run_inline
+from psyche.network.limits import NetworkLimits
+from psyche.sim import runtime
+from psyche.sim.runtime import LOOK_AT_ALL_EVERY_RUNS, set_aside, simulated_time
+from psyche.sim.world import Outcome, World, simulate
+
+CHILD = Path(__file__).with_name("simulate_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    """One run that tests look at."""
+    return simulate(build_scenario(5))
+
+
+def test_a_run_without_faults_finishes_and_violates_nothing(outcome: Outcome) -> None:
+    assert outcome.violations == [], outcome.describe()
+    assert outcome.state.run_state is RunState.FINISHED
+    assert outcome.codes == (0, 0, 0, 0)
+
+
+def test_every_step_of_a_quiet_run_is_trained_and_applied(outcome: Outcome) -> None:
+    applied = {(e["epoch"], e["height"]): e["members"] for e in get_events(outcome, "applied") if e["update"]}
+    assert len(applied) == 9, "steps 1 to 9"
+    assert all(applied.values()), "no set is empty"
+
+
+def test_members_hear_each_other_where_they_are_too_many_for_streams_to_everybody() -> None:
+    """The twin has no mesh; without it results would only come when asked for, and every forecast would be late."""
+    few = simulate(replace(build_scenario(5), limits=NetworkLimits(direct_peers=1)))
+    assert few.violations == []
+    heard = {e["node"]: e["gossip_received"] for e in get_events(few, "network")}
+    assert min(heard.values()) > 0
+
+
+def test_all_members_end_with_the_certified_weights(outcome: Outcome) -> None:
+    ended = get_events(outcome, "finished")
+    assert [e["held"] for e in ended] == [True] * 4
+    assert {e["digest"] for e in ended} == {outcome.state.certified.digest.hex()}
+
+
+def test_a_newcomer_without_the_model_is_given_it_by_its_peers(outcome: Outcome) -> None:
+    loaded = [e for e in get_events(outcome, "model_loaded") if e["node"] == "client-3"]
+    assert loaded[0]["source"] == "peers"
+
+
+def test_hours_pass_in_seconds(outcome: Outcome) -> None:
+    assert outcome.simulated_s > 30
+    times = [json.loads(line)["t"] for line in outcome.lines]
+    assert times == sorted(times)
+
+
+def test_another_seed_is_another_course_of_things(outcome: Outcome) -> None:
+    assert simulate(build_scenario(6)).digest != outcome.digest
+
+
+def test_a_client_that_writes_its_evidence_does_so_in_its_turn() -> None:
+    """In a thread of its own it would be done at any moment of simulated time, and no log would be like another."""
+    before = set(threading.enumerate())
+    first, second = (simulate(build_outvoted()) for _ in range(2))
+    assert get_events(first, "evidence"), "else nothing was written"
+    assert first.lines == second.lines
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("start", ["path", "thread", "pool"])
+def test_whoever_starts_a_thread_in_simulated_time_is_told_what_to_use(start: str, tmp_path: Path) -> None:
+    starts: dict[str, Callable[[], Awaitable[object]]] = {
+        "path": trio.Path(tmp_path).exists, "thread": _start_thread, "pool": _start_pool,
+    }  # fmt: skip
+    with pytest.raises(RuntimeError, match=re.escape("use trio.to_thread.run_sync")):
+        runtime.run(starts[start], 1, run_inline)
+    trio.run(starts[start])  # outside it works as ever
+
+
+async def _start_thread() -> object:
+    await trio.lowlevel.checkpoint()
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+    return thread
+
+
+async def _start_pool() -> object:
+    await trio.lowlevel.checkpoint()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(int).result()
+
+
+def test_threads_of_others_go_on_in_simulated_time() -> None:
+    """Whatever else a process does, it may do beside a simulation."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def start_another() -> None:
+        begun.wait(30)
+        threading.Thread(target=ended.set).start()
+
+    threading.Thread(target=start_another).start()
+    with simulated_time(2, _run_nothing):
+        begun.set()
+        assert ended.wait(30)
+
+
+def test_what_a_simulation_leaves_behind_is_gone_when_the_next_one_begins() -> None:
+    """Else an hour of seeds would fill the memory."""
+    former: list[weakref.ref[World]] = []
+    gc.disable()  # so that no chance frees it
+    try:
+        scenario = replace(build_scenario(1), config={"total_steps": 2})
+        simulate(scenario, keep_lines=False, prepare=lambda world: former.append(weakref.ref(world)))
+        assert former[0]() is not None, "a world is full of cycles"
+        left: list[World | None] = []
+        simulate(scenario, keep_lines=False, prepare=lambda _: left.append(former[0]()))
+        assert left == [None]
+    finally:
+        gc.enable()
+
+
+class Cycle:
+    """Something that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_was_there_before_a_simulation_and_is_garbage_now_is_freed_by_a_later_one() -> None:
+    """What is never looked at would fill the memory."""
+    kept = Cycle()
+    former = weakref.ref(kept)
+    set_aside()
+    del kept
+    for _ in range(LOOK_AT_ALL_EVERY_RUNS):
+        set_aside()
+    assert former() is None
+
+
+def test_what_was_there_before_a_simulation_is_not_looked_at_for_the_next_one() -> None:
+    simulate(replace(build_scenario(1), config={"total_steps": 2}), keep_lines=False)
+    assert gc.get_freeze_count() > 0, "what is frozen is not looked at"
+
+
+async def _run_nothing(_function: object, *_args: object) -> None:
+    """Nothing runs."""
+
+
+def find_interpreters() -> list[str]:
+    """This Python, and others on this machine that have what the simulator needs."""
+    found = [sys.executable]
+    names = os.environ.get("PSYCHE_TEST_PYTHONS", "python3.11:python3.12:python3.13").split(":")
+    for name in names:
+        probe = [name, "-c", "import trio, msgspec, blake3, cryptography, zstandard, numpy, structlog"]
+        try:
+            usable = subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 0
+        except OSError:
+            continue
+        if usable:
+            found.append(name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def digests() -> list[str]:
+    """What this interpreter makes of them."""
+    return [f"{name} {play_digest(scenario)}" for name, scenario in build_repeated().items()]
+
+
+@pytest.mark.parametrize("python", find_interpreters())
+@pytest.mark.parametrize("hash_seed", ["0", "4242"])
+def test_a_scenario_gives_the_same_log_whatever_the_interpreter(
+    python: str, hash_seed: str, digests: list[str]
+) -> None:
+    env = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([python, str(CHILD)], env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.splitlines() == digests, done.stderr

@@ -1,0 +1,145 @@
+"""What CI plays: fresh seeds in every run, which end, are told of, and fail the run where anything is violated."""
+
+import builtins
+import dataclasses
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from scenarios.named import ROWS
+from scenarios.row import Judgement, Size
+from script_kit import SCRIPTS, load
+
+from psyche.sim.invariants.checker import Invariants
+from psyche.sim.scenarios.plan import write_scenario
+from psyche.sim.scenarios.scenario import Scenario
+
+
+def test_seeds_are_played_until_there_are_rounds_enough() -> None:
+    command = [sys.executable, str(SCRIPTS / "soak.py"), "--from", "400", "--rounds", "20", "--processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=SCRIPTS.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first == "seeds from 400 on"
+    assert int(last.split()[0]) >= 20
+    assert last.endswith("0 seeds with violations")
+
+
+@pytest.mark.parametrize(
+    ("script", "option", "value"),
+    [
+        ("rows", "--clients", "1000000000000"),
+        ("rows", "--clients", "-4"),
+        ("soak", "--seed", "x"),
+        ("soak", "--processes", "0"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused_with_its_bounds(script: str, option: str, value: str) -> None:
+    command = [sys.executable, str(SCRIPTS / f"{script}.py"), f"{option}={value}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2
+    assert f"argument {option}: '{value}' is not a whole number from" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--plan", "missing.toml"], "missing.toml: cannot be read: No such file or directory"),
+        (["--plan", "."], ".: cannot be read: Is a directory"),
+        (["--plan", "bad.toml"], "bad.toml: scenario: Invalid value (at line 1, column 8)"),
+        (["--plan", "wrong.toml"], "wrong.toml: Scenario: sead is unknown; there are"),
+        (["--seed", "1", "--events", "nowhere/log"], "--events nowhere/log: cannot be written: No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line_and_exit_code_2(given: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("seed = \n")
+    (tmp_path / "wrong.toml").write_text("sead = 1\n")
+    command = [sys.executable, str(SCRIPTS / "soak.py"), *given]
+    env = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"soak.py: {message}")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["soak.py --from 88 --rounds 9 --processes 1", "soak.py --plan p.toml", "soak.py --help", "rows.py --list"],
+)
+def test_who_reads_no_further_sees_no_traceback(command: str, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(write_scenario(Scenario(config={"total_steps": 1})))
+    line = f"{sys.executable} {SCRIPTS}/{command} | true"
+    env = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
+    done = subprocess.run(
+        line, shell=True, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path, env=env
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_row_that_does_not_hold_says_why_and_how_to_play_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, size = load("rows"), Size(clients=3, rounds=3, seed=2)
+    replay = "replay: python scripts/rows.py --rows F8 --clients 3 --rounds 3 --seeds 2"
+    monkeypatch.setattr(rows, "ProcessPoolExecutor", lambda *_args, **_options: nullcontext(builtins))
+
+    def fail(checks: Invariants) -> None:
+        checks.fail("I2", "nothing", "some\nthing")
+
+    monkeypatch.setattr(Invariants, "check_end", fail)
+    assert not rows.play_all([("F8", size)], 1)
+    told = capsys.readouterr()
+    (table,) = told.out.splitlines()
+    assert "violated I2" in table
+    first, second, *events, last = told.err.splitlines()
+    assert (first[:11], second, len(events) > 50, last) == ("F8 seed 2: ", replay, True, "thing")
+
+
+def test_a_row_that_ends_with_an_error_or_misses_its_figure_says_how_to_play_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, size = load("rows"), Size(clients=3, rounds=3, seed=2)
+    replay = "replay: python scripts/rows.py --rows F8 --clients 3 --rounds 3 --seeds 2"
+    monkeypatch.setitem(ROWS, "F8", dataclasses.replace(ROWS["F8"], judge=lambda *_: Judgement("nothing", holds=False)))
+    assert rows.play("F8", size).failure.splitlines() == ["F8 does not hold", replay]
+    monkeypatch.setitem(ROWS, "F8", dataclasses.replace(ROWS["F8"], judge=lambda *_: {}["x"]))
+    played = rows.play("F8", size)
+    assert (played.holds, played.seen) == (False, "ended with KeyError('x')")
+    assert played.failure.splitlines()[1] == replay
+
+
+def test_a_violation_fails_and_says_how_to_play_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    soak = load("soak")
+    counter = soak.Counter(0.0)
+    counter.add(soak.Played(7, 12, 1.0, ""))
+    counter.add(soak.Played(8, 5, 1.0, "seed 8: 5 rounds\nreplay: python scripts/soak.py --seed 8"))
+    assert counter.failures == 1
+    assert "--seed 8" in capsys.readouterr().out
+    assert counter.describe(3.0) == "17 rounds of 2 seeds in 3 s, 1 seeds with violations"
+
+
+def test_every_run_of_the_checks_plays_other_seeds_and_they_count() -> None:
+    checks = load("run_checks")
+    stage = checks.get_simulations(77)
+    assert stage.command[1:] == ["scripts/soak.py", "--from", "77", "--rounds", "10000"]
+    assert checks.summarize([checks.Outcome(stage, 1, 2.0, "")], 77, 2.0) == 1
+    assert checks.summarize([checks.Outcome(stage, 0, 2.0, "")], 77, 2.0) == 0
+
+
+def test_a_stage_beside_others_is_shown_when_they_are_done(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = load("run_checks")
+    stage = checks.Stage("seeds", [sys.executable, "-c", "print('played', flush=True); raise SystemExit(3)"])
+    with checks.running_beside(stage) as finish:
+        outcome = finish()
+    assert (outcome.stage, outcome.returncode) == (stage, 3)
+    assert "played" in capsys.readouterr().out
+
+
+def test_a_stage_beside_others_ends_with_them() -> None:
+    checks = load("run_checks")
+    stage = checks.Stage("seeds", [sys.executable, "-c", "import time; time.sleep(600)"])
+    with pytest.raises(KeyboardInterrupt), checks.running_beside(stage):
+        raise KeyboardInterrupt

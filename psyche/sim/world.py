@@ -350,12 +350,14 @@ class World:
                 continue
             waited_s = 0.0 if self.is_finished else now - max(self.quiet_since, self.progress_at)
             self.longest_wait_s = max(self.longest_wait_s, waited_s)
-            if waited_s > patience_s:
-                if self.invariants.liveness.is_withheld():
+            is_stuck = waited_s > patience_s
+            if is_stuck or self.invariants.liveness.has_stalled():
+                excuse = self.invariants.liveness.find_excuse()
+                if excuse:
                     self._is_lost = True
-                    self.note("withheld", what="the certified weights")
+                    self.note("run_lost", why=excuse)
                     self._wake_waiting()
-                else:
+                elif is_stuck:
                     self.give_up("a step", f"none for {patience_s:.0f} s")
                 return
 

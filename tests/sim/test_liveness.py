@@ -1,12 +1,14 @@
 """What a run owes its clients is demanded: a run that withholds it violates I5."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sim_kit import build, play
 
 from psyche.client.engine.healing import Healing
+from psyche.forecast.inputs import load_scenario
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.faults import BitFlip
 from psyche.sim.scenarios.scenario import Scenario
@@ -57,3 +59,10 @@ def test_epochs_that_are_given_up_one_after_the_other_are_reported() -> None:
     scenario = build(byzantine=liars, total_steps=1_000, rounds_per_epoch=4, init_min_clients=2, **times)
     first = find_first(scenario)
     assert (first.name, first.expected) == ("I5", "newly certified weights")
+
+
+def test_a_run_whose_only_proven_member_lies_may_stand_still() -> None:
+    """M10: newcomers are as many as the proven members, so one of an epoch's two members lies."""
+    outcome = play(load_scenario(Path(__file__).with_name("corpus") / "the-only-proven-member-lies.toml"))
+    (told,) = [line for line in outcome.lines if b'"run_lost"' in line]
+    assert b"too many of the proven members lie" in told

@@ -88,23 +88,55 @@ class Liveness:
         alone = host.struck - self._struck.get(host.name, 0) <= 1
         return alone and (host.key in self._steady or host.name in self._wrong)
 
-    def is_withheld(self) -> bool:
+    def find_excuse(self) -> str:
+        """Why a run may stand still, with more liars than the protocol bears; empty where it may not."""
+        if self._is_withheld():
+            return "only a liar has the certified weights, and gives them to nobody"
+        return "too many of the proven members lie" if self._is_outvoted() else ""
+
+    def _is_withheld(self) -> bool:
         """Whether a liar has the certified weights, and nobody else: while it claims them, the run stays (P5)."""
         certified = self._world.shadow.state.certified.digest
         holders = [host for host in self._world.clients if certified != ZERO32 and host.has_weights(certified)]
         return any(host.is_alive for host in holders) and not any(host.is_honest for host in holders)
 
-    def check_epochs(self) -> None:
-        """P3: where nothing is wrong, an epoch's weights are certified; not one after the other is given up."""
+    def _is_outvoted(self) -> bool:
+        """Whether the honest are no quorum: an epoch has no more newcomers than proven members, of whom many lie (M10).
+
+        It never is where no honest newcomer waits for its turn.
+        """
+        proven = {slot.p2p for slot in self._world.shadow.state.registry.slots if slot.proven}
+        honest = [host.key in proven for host in self._world.clients if host.is_honest]
+        liars = sum(host.key in proven for host in self._world.clients if not host.is_honest)
+        all_proven = sum(honest) + liars
+        newcomers = min(all_proven, len(honest) - sum(honest))
+        return (
+            newcomers > 0
+            and sum(honest) < compute_quorum(all_proven)
+            and sum(honest) + newcomers < compute_quorum(all_proven + newcomers)
+        )
+
+    def has_stalled(self) -> bool:
+        """Whether epochs have come to nothing for longer than a run may need (P3)."""
         world = self._world
         if world.is_finished or not world.owes_progress():
-            return
-        config = world.config
+            return False
+        return self._compute_wait() > EPOCHS * self._compute_epoch()
+
+    def _compute_wait(self) -> float:
+        """How long nothing was certified, while nothing was wrong, in seconds."""
+        return trio.current_time() - max(self._world.quiet_since, self._certified[0])
+
+    def _compute_epoch(self) -> float:
+        """How long an epoch may take, in seconds."""
+        config = self._world.config
         round_s = config.max_round_train_time + config.round_witness_time
-        patience_s = compute_patience_s(config, world.scenario.faults) + (config.rounds_per_epoch + 3) * round_s
-        waited_s = trio.current_time() - max(world.quiet_since, self._certified[0])
-        holds = waited_s <= EPOCHS * patience_s or self.is_withheld()
-        self._check(holds, "I5", "newly certified weights", f"none for {waited_s:.0f} s")
+        return compute_patience_s(config, self._world.scenario.faults) + (config.rounds_per_epoch + 3) * round_s
+
+    def check_epochs(self) -> None:
+        """P3: where nothing is wrong, an epoch's weights are certified; not one after the other is given up."""
+        holds = not self.has_stalled() or bool(self.find_excuse())
+        self._check(holds, "I5", "newly certified weights", f"none for {self._compute_wait():.0f} s")
 
     def check_end(self) -> None:
         """P8: a run that is finished lets its clients go, unless something still is wrong."""

@@ -66,7 +66,7 @@ def compute_hash(tree: Path, *parts: str, but: str = "") -> str:
 
 def find_test_files(tree: Path, searches: str | None) -> list[str]:
     """The files whose tests are run; `searches` is left out if given."""
-    found = sorted(str(p.relative_to(tree)) for part in mutation_child.TESTS for p in (tree / part).glob("test_*.py"))
+    found = sorted(str(p.relative_to(tree)) for part in mutation_child.TESTS for p in (tree / part).rglob("test_*.py"))
     return [name for name in found if name != searches]
 
 

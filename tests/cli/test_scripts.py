@@ -117,7 +117,7 @@ def test_the_demo_explains_itself_before_it_sets_up_anything() -> None:
 
 def test_lines_of_the_core_count_only_while_its_own_tests_run(tmp_path: Path) -> None:
     kept = tmp_path / "coverage"
-    ours, others = "tests/core/test_bits.py", "tests/config/test_load_run.py"
+    ours, others = "tests/core/state/test_bits.py", "tests/config/test_load_run.py"
     environment = {**os.environ, "COVERAGE_FILE": str(kept)}
     environment.pop("PYTEST_XDIST_WORKER", None)
     for arguments in (["pytest", "-q", "-p", "scripts.cover_core", ours, others], ["coverage", "combine", "--quiet"]):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "conformance"))
 
 from conformance_traces import TRACES, read_event, read_trace
 from kits.runs import Run

@@ -83,7 +83,7 @@ async def look(bootstrapping: Bootstrapping, seconds: float) -> None:
 
 
 async def test_each_wait_for_a_bootstrap_peer_is_named_and_ends(
-    hub: MemoryHub, node: MemoryNode, tmp_path: Path
+    autojump_clock: MockClock, hub: MemoryHub, node: MemoryNode, tmp_path: Path
 ) -> None:
     log = Log()
     bootstrapping = Bootstrapping(node, [PeerAddress(KEY, "/memory/2")], log, lambda: 1e9 + trio.current_time())

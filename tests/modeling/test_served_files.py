@@ -124,9 +124,8 @@ async def open_place(root: Path, model: Model, peers: int) -> AsyncIterator[Plac
         yield Place(replace(model, checkpoint=Checkpoint(CheckpointKind.LOCAL, "model")), found, newcomer)
 
 
-@pytest.mark.usefixtures("autojump_clock")
 async def test_a_changed_config_beside_the_right_weights_is_never_used(
-    tiny_model: Path, run_model: Model, tmp_path: Path
+    tiny_model: Path, run_model: Model, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """B25: nobody else has them, so nothing is loaded; the digest on record covers the config."""
     async with open_place(tmp_path, run_model, peers=1) as place:
@@ -152,9 +151,8 @@ def rewrite(path: Path, **files: bytes) -> None:
     disk.write_info(path, other, None)
 
 
-@pytest.mark.usefixtures("autojump_clock")
 async def test_who_lists_other_files_is_refused_named_and_not_asked_again(
-    tiny_model: Path, run_model: Model, tmp_path: Path
+    tiny_model: Path, run_model: Model, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """B25: the newcomer takes the certified files from another member, and trains and exports with them."""
     async with open_place(tmp_path, run_model, peers=2) as place:
@@ -183,9 +181,8 @@ async def test_who_lists_other_files_is_refused_named_and_not_asked_again(
         assert liar.node._server.counters.ranges == 0, "nor for any piece"
 
 
-@pytest.mark.usefixtures("autojump_clock")
 async def test_files_that_belong_to_no_model_are_not_fetched(
-    tiny_model: Path, run_model: Model, tmp_path: Path
+    tiny_model: Path, run_model: Model, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """B25: whatever lies in a member's folder, a newcomer's disk gets what the digest covers."""
     async with open_place(tmp_path, run_model, peers=1) as place:
@@ -211,7 +208,6 @@ def encode_anyway(manifest: Manifest, files: list[FileEntry]) -> bytes:
 LARGE = [FileEntry(f"large-{number:02d}.json", 60 << 20, blob_id_of(bytes([number]))) for number in range(60)]
 
 
-@pytest.mark.usefixtures("autojump_clock")
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
@@ -226,7 +222,13 @@ LARGE = [FileEntry(f"large-{number:02d}.json", 60 << 20, blob_id_of(bytes([numbe
 )
 @pytest.mark.parametrize("is_certified", [False, True], ids=["beside the weights", "under the digest"])
 async def test_too_many_or_too_large_files_are_refused_before_a_byte_of_them_is_fetched(
-    tiny_model: Path, run_model: Model, tmp_path: Path, files: list[FileEntry], reason: str, is_certified: bool
+    tiny_model: Path,
+    run_model: Model,
+    tmp_path: Path,
+    files: list[FileEntry],
+    reason: str,
+    is_certified: bool,
+    autojump_clock: MockClock,
 ) -> None:
     """B25: also if a quorum had certified such a list."""
     async with open_place(tmp_path, run_model, peers=1) as place:
@@ -273,9 +275,8 @@ async def test_what_is_fetched_goes_to_the_disk_and_not_into_memory(
     assert [p.name for p in (place.newcomer.folder / "resume").iterdir()] == [path.name], "nothing is there twice"
 
 
-@pytest.mark.usefixtures("autojump_clock")
 async def test_an_own_folder_with_other_files_is_named_file_by_file_and_left_alone(
-    tiny_model: Path, run_model: Model, tmp_path: Path
+    tiny_model: Path, run_model: Model, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """S9: the user hears which files differ, and the run's own are used."""
     async with open_place(tmp_path, run_model, peers=1) as place:

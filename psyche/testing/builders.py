@@ -3,15 +3,19 @@
 import hashlib
 from typing import Any
 
+from psyche.core.state.genesis import create_run
 from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
     Config,
+    Coordinator,
     LrSchedule,
+    Metadata,
     Model,
     Optimizer,
     OptimizerKind,
 )
+from psyche.wire.crypto import Identity
 
 START_UNIX = 1_700_000_000
 
@@ -24,6 +28,11 @@ def build_hash(*parts: object) -> bytes:
 def build_keys(number: int) -> tuple[bytes, bytes]:
     """Signer and p2p key of the run's `number`-th participant."""
     return build_hash("signer", number), build_hash("p2p", number)
+
+
+def build_identity(*name: object) -> Identity:
+    """The key pair of who has this name, or number."""
+    return Identity(build_hash("identity", *name))
 
 
 def build_config(**overrides: Any) -> Config:
@@ -55,3 +64,13 @@ def build_model(**overrides: Any) -> Model:
         ),
     }
     return Model(**(values | overrides))
+
+
+def build_state(
+    config: Config | None = None, model: Model | None = None, *, run_id: str = "test-run", start_unix: int = START_UNIX
+) -> Coordinator:
+    """A run that was just created and waits for members."""
+    return create_run(
+        config or build_config(), model or build_model(), run_id, build_hash("run"), Metadata(name="test"), "test",
+        start_unix,
+    )  # fmt: skip

@@ -6,39 +6,34 @@ from dataclasses import dataclass, field
 import trio
 
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.rules.apply import apply
-from psyche.core.state.messages import Message, ReportEquivocation, Tick
-from psyche.core.state.state import ZERO32, Coordinator
-from psyche.testing.builders import build_hash
+from psyche.core.state.messages import Message, ReportEquivocation
+from psyche.core.state.state import Coordinator
+from psyche.testing.state_machine import StateMachine
 from psyche.wire.ports import AddressRecord, Proof
 
 TICK_S = 0.5
 
 
 @dataclass
-class LocalCoordinator:
+class LocalCoordinator(StateMachine):
     """Holds the state, ticks it, and shows it to its backends. `start_unix` plus trio's clock is the time."""
 
-    state: Coordinator
     start_unix: int
     book: dict[bytes, AddressRecord] = field(default_factory=dict)
-    _draws: int = 0
     _changed: trio.Event = field(default_factory=trio.Event)
     _shown: Coordinator | None = None
 
     @property
-    def now(self) -> int:
+    def unix(self) -> int:
         """Unix seconds."""
         return self.start_unix + int(trio.current_time())
 
-    def settle(self) -> None:
-        """Tick until nothing changes (T3), then show what became of it."""
-        while not self.state.halted:
-            self._draws += 1
-            if not apply(self.state, self.now, self.now, ZERO32, Tick(build_hash("entropy", self._draws))):
-                break
+    def settle(self) -> int:
+        """Tick until nothing changes, then show what became of it."""
+        count = super().settle()
         self._changed.set()
         self._changed = trio.Event()
+        return count
 
     async def run(self) -> None:
         """Tick for ever."""
@@ -87,8 +82,7 @@ class LocalBackend:
             return
         if isinstance(proof, AddressRecord):
             self.coordinator.book[proof.p2p] = proof
-        now = self.coordinator.now
-        apply(self.coordinator.state, now, now, self.key, message)
+        self.coordinator.apply(message, self.key)
         self.coordinator.settle()
 
     async def tick(self) -> None:

@@ -20,13 +20,12 @@ from psyche.client.runtime.parts import Parts
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Shell
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
-from psyche.core.state.genesis import create_run
-from psyche.core.state.state import Checkpoint, CheckpointKind, Config, Metadata, Model
+from psyche.core.state.state import Checkpoint, CheckpointKind, Config, Model
 from psyche.data.dummy import DummyData
 from psyche.data.provider import DataProvider, LocalProvider
 from psyche.network.memory import MemoryHub
 from psyche.telemetry.events import EventLog, Subscription
-from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
+from psyche.testing.builders import START_UNIX, build_config, build_identity, build_model, build_state
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.local_coordinator import LocalBackend, LocalCoordinator
 from psyche.wire.crypto import Identity
@@ -98,19 +97,19 @@ async def open_swarm(
     model = model or build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
     config = config or build_config(init_min_clients=clients, min_clients=1)
     # one second of slack: trio's clock starts at any fraction
-    state = create_run(config, model, RUN_ID, build_hash(RUN_ID, seed), Metadata(), "test", START_UNIX - 1)
+    state = build_state(config, model, run_id=RUN_ID, start_unix=START_UNIX - 1)
     start_unix = START_UNIX - int(trio.current_time())
     coordinator = LocalCoordinator(state, start_unix)
     hub = MemoryHub(random.Random(seed)) if over == "memory" else None  # noqa: S311
     async with AsyncExitStack() as stack:
         members: list[Member] = []
         for index in range(clients):
-            identity = Identity(build_hash("client", seed, index))
+            identity = build_identity(index)
             network = await stack.enter_async_context(_open_network(hub, identity, folder / f"client-{index}"))
             trainer = make_trainer(index) if make_trainer is not None else DummyTrainer()
             backend, engine = LocalBackend(coordinator, identity.public), RoundEngine(identity)
             members.append(
-                build_member(engine, backend, network, trainer, folder, index, unix_now=lambda: float(coordinator.now))
+                build_member(engine, backend, network, trainer, folder, index, unix_now=lambda: float(coordinator.unix))
             )
         yield Swarm(coordinator, members, hub)
 

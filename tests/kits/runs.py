@@ -8,7 +8,7 @@
 Everything is deterministic: keys, entropy, commitments and digests are hashes of their names.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,29 +17,24 @@ from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.bloom import compute_bloom
 from psyche.core.committee.elections import get_witnesses
 from psyche.core.committee.results import compute_results_root
-from psyche.core.committee.seeds import Entropy
 from psyche.core.encoding.account import encode_state
-from psyche.core.rules.apply import apply
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.errors import CoordinatorError
-from psyche.core.state.genesis import create_run
-from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, WitnessMessage
+from psyche.core.state.messages import Join, WarmupWitness, WitnessMessage
 from psyche.core.state.roster import find_slot
 from psyche.core.state.state import (
     ZERO32,
     Client,
     ClientState,
     Coordinator,
-    Metadata,
     Model,
     Round,
     RunState,
     WitnessFlag,
 )
 from psyche.core.state.timeline import get_attested_round, is_full_digest_height
-from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_model
-
-_MAX_TICKS = 64
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_state
+from psyche.testing.state_machine import StateMachine
 
 
 @contextmanager
@@ -56,50 +51,31 @@ def expect_refusal(state: Coordinator, error: type[CoordinatorError], rule: str 
 
 
 @dataclass
-class Run:
+class Run(StateMachine):
     """A run under test: its state, the clock, and what the members hold and believe.
 
-    `now` is unix seconds and the slot. `commitments` and `digest` may be replaced to make members lie.
+    `now` is unix seconds and the slot. `compute_commitments` and `compute_digest` may be replaced to make members lie.
     """
 
-    state: Coordinator
     now: int = START_UNIX
-    draws: int = 0
+    keys: Callable[[int], tuple[bytes, bytes]] = build_keys  # signer and p2p key of a participant
     silent: set[int] = field(default_factory=set)  # members that say nothing at all
 
-    # --- clock and ticks
-
-    def build_entropy(self) -> bytes:
-        """The next 32 bytes of entropy."""
-        self.draws += 1
-        return build_hash("entropy", self.draws)
-
-    def tick(self, entropy: Entropy | str = "drawn") -> bool:
-        """One tick now."""
-        drawn = self.build_entropy() if isinstance(entropy, str) else entropy
-        return self.apply(Tick(drawn))
-
-    def settle(self) -> int:
-        """Tick until nothing changes (T3); how many ticks had an effect."""
-        for count in range(_MAX_TICKS):
-            if self.state.halted or not self.tick():
-                return count
-        raise AssertionError("the state machine does not come to rest")
+    @property
+    def unix(self) -> int:
+        """The clock."""
+        return self.now
 
     def wait(self, seconds: int) -> int:
         """Let time pass, then settle."""
         self.now += seconds
         return self.settle()
 
-    def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
-        """Send a message now; whether it changed anything."""
-        return apply(self.state, self.now, self.now, sender, message)
-
     # --- membership and Warmup
 
     def join(self, *numbers: int) -> list[int]:
         """Participants join, by their number; their slots."""
-        return [self._join(*build_keys(number)) for number in numbers]
+        return [self._join(*self.keys(number)) for number in numbers]
 
     def _join(self, signer: bytes, p2p: bytes) -> int:
         self.apply(Join(p2p), signer)
@@ -227,10 +203,6 @@ class Run:
 
 def build_run(members: int = 3, *, model: Model | None = None, **config: Any) -> Run:
     """A run in WaitingForMembers with this many joined participants; keywords override the configuration."""
-    state = create_run(
-        build_config(**config), model or build_model(), "test-run", build_hash("run"), Metadata(name="test"), "test",
-        START_UNIX,
-    )  # fmt: skip
-    run = Run(state)
+    run = Run(build_state(build_config(**config), model))
     run.join(*range(members))
     return run

@@ -3,11 +3,11 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 from hypothesis import HealthCheck, settings
-from trio.testing import MockClock, active_thread_count
+from kits.clocks import make_autojump_clock
+from trio.testing import MockClock
 
 # No deadlines: a slow machine is no failing test. A failing example prints the blob that repeats it.
 settings.register_profile(
@@ -23,24 +23,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-THREAD_POLL_S = 0.001
-
 
 @pytest.fixture
 def autojump_clock() -> MockClock:
-    """Like pytest-trio's clock, but it does not jump while a worker thread runs.
-
-    Trio counts a task that waits for its thread as idle. The clock would jump over every deadline while a slow
-    disk writes.
-    """
-    clock = MockClock(autojump_threshold=0)
-    jump = clock._autojump
-
-    def jump_unless_threads_run() -> None:
-        if active_thread_count():
-            time.sleep(THREAD_POLL_S)
-        else:
-            jump()
-
-    clock._autojump = jump_unless_threads_run  # type: ignore[method-assign]
-    return clock
+    """Instead of pytest-trio's, which jumps while worker threads run."""
+    return make_autojump_clock()

@@ -1,8 +1,9 @@
-"""The clock of the tests."""
+"""The clocks of the tests."""
 
 import time
 
 import trio
+from kits.clocks import SteadyClock, wait_until_all_rest
 from trio.testing import MockClock
 
 
@@ -12,3 +13,36 @@ async def test_the_clock_does_not_jump_over_a_deadline_while_a_thread_works(auto
         await trio.to_thread.run_sync(time.sleep, 0.05)
     assert not scope.cancelled_caught
     assert trio.current_time() < 3_000
+
+
+def test_a_steady_clock_counts_neither_a_stall_of_the_machine_nor_the_work_of_a_thread() -> None:
+    async def stall() -> None:
+        time.sleep(0.3)  # as if the machine stood still
+        await trio.lowlevel.checkpoint()
+        await trio.to_thread.run_sync(time.sleep, 0.3)
+        assert trio.current_time() < 1.0
+
+    trio.run(stall, clock=SteadyClock(rate=10))
+
+
+def test_a_steady_clock_runs_at_its_rate_where_nothing_holds_it_up() -> None:
+    async def wait() -> float:
+        began = time.perf_counter()
+        await trio.sleep(20)
+        return time.perf_counter() - began
+
+    assert trio.run(wait, clock=SteadyClock(rate=100)) >= 0.2
+
+
+async def test_a_task_that_waits_for_its_thread_is_not_at_rest() -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        for number in range(2):
+            await trio.to_thread.run_sync(time.sleep, 0.05)
+            done.append(number)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        await wait_until_all_rest()
+        assert done == [0, 1]

@@ -43,12 +43,7 @@ class Leaving:
                 nursery.start_soon(exit_after, seconds, action)
 
 
-@pytest.fixture
-def clock() -> MockClock:
-    return MockClock(autojump_threshold=0.0)
-
-
-async def test_who_has_nothing_to_withdraw_says_farewell_and_leaves(clock: MockClock) -> None:
+async def test_who_has_nothing_to_withdraw_says_farewell_and_leaves(autojump_clock: MockClock) -> None:
     leaving = Leaving()
     await leaving.leave((0.0, Exit(3, "banned")))
     assert (leaving.code, leaving.left_at) == (3, pytest.approx(FAREWELL_S))
@@ -57,7 +52,7 @@ async def test_who_has_nothing_to_withdraw_says_farewell_and_leaves(clock: MockC
 
 @pytest.mark.parametrize(("answered_s", "left_s"), [(1.0, 1.0), (1_000.0, FAREWELL_S + WITHDRAW_S)])
 async def test_the_answer_to_a_withdrawal_is_waited_for_but_not_for_long(
-    clock: MockClock, answered_s: float, left_s: float
+    autojump_clock: MockClock, answered_s: float, left_s: float
 ) -> None:
     """F26: a server that does not answer keeps nobody from leaving."""
     leaving = Leaving()
@@ -71,7 +66,7 @@ async def test_the_answer_to_a_withdrawal_is_waited_for_but_not_for_long(
     assert (leaving.code, leaving.left_at) == (0, pytest.approx(left_s, abs=0.02))
 
 
-async def test_the_final_weights_are_served_and_written_to_the_end(clock: MockClock) -> None:
+async def test_the_final_weights_are_served_and_written_to_the_end(autojump_clock: MockClock) -> None:
     """P8."""
     leaving = Leaving()
     await leaving.leave((0.0, Exit(0, "the run is finished", serve_s=30.0)))
@@ -84,7 +79,9 @@ async def test_the_final_weights_are_served_and_written_to_the_end(clock: MockCl
 
 
 @pytest.mark.parametrize("stopped_s", [1.0, 31.0])
-async def test_stopping_while_serving_or_writing_ends_at_once_and_well(clock: MockClock, stopped_s: float) -> None:
+async def test_stopping_while_serving_or_writing_ends_at_once_and_well(
+    autojump_clock: MockClock, stopped_s: float
+) -> None:
     """F26, P8: code 0, for the run is finished."""
     leaving = Leaving()
     finished, stopped = Exit(0, "the run is finished", serve_s=30.0), Exit(1, "stopped by SIGINT")

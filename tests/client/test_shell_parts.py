@@ -204,11 +204,6 @@ class Place:
 
 
 @pytest.fixture
-def clock() -> MockClock:
-    return MockClock(autojump_threshold=0.02)
-
-
-@pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     place = Place(tmp_path)
     with trio.fail_after(LIMIT_S):
@@ -233,7 +228,7 @@ def build_entry(height: int = 3) -> act.AppliedSet:
 # --- payloads
 
 
-async def test_a_payload_that_came_is_checked_and_kept(clock: MockClock, place: Place) -> None:
+async def test_a_payload_that_came_is_checked_and_kept(autojump_clock: MockClock, place: Place) -> None:
     """R4."""
     assert await place.do(build_fetch()) == [act.PayloadArrived(b"c" * 32)]
     assert place.shell._payloads.find((BLOB,)) == (BODY,)
@@ -241,7 +236,7 @@ async def test_a_payload_that_came_is_checked_and_kept(clock: MockClock, place: 
 
 
 async def test_a_payload_that_did_not_come_is_asked_for_again_and_one_that_breaks_a_rule_is_not(
-    clock: MockClock, place: Place
+    autojump_clock: MockClock, place: Place
 ) -> None:
     place.network.fail = NetworkError("no source delivered it")
     (event,) = await place.do(build_fetch())
@@ -257,7 +252,7 @@ async def test_a_payload_that_did_not_come_is_asked_for_again_and_one_that_break
     assert place.shell._payloads.find((BLOB,)) is None
 
 
-async def test_the_own_body_can_be_applied_before_it_is_offered(clock: MockClock, place: Place) -> None:
+async def test_the_own_body_can_be_applied_before_it_is_offered(autojump_clock: MockClock, place: Place) -> None:
     """A lone member's round may close before its blob store has hashed the body."""
     place.network.provide_s = 0.5
     place.shell._execute([act.Announce(b"signed", BODY, BLOB, 0, 0)])
@@ -270,7 +265,9 @@ async def test_the_own_body_can_be_applied_before_it_is_offered(clock: MockClock
 # --- F16: disks and quotas
 
 
-async def test_a_disk_that_is_full_is_an_event(clock: MockClock, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_is_full_is_an_event(
+    autojump_clock: MockClock, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F16."""
 
     def fail(*_arguments: object) -> None:
@@ -285,7 +282,9 @@ async def test_a_disk_that_is_full_is_an_event(clock: MockClock, place: Place, m
         await place.shell.wait_for_replay()
 
 
-async def test_a_set_is_in_the_replay_store_once_waiting_for_it_is_over(clock: MockClock, place: Place) -> None:
+async def test_a_set_is_in_the_replay_store_once_waiting_for_it_is_over(
+    autojump_clock: MockClock, place: Place
+) -> None:
     """S7."""
     await place.do(build_fetch())
     place.shell._execute([act.StoreReplay(build_entry(3)), act.Expire(0, 50)])
@@ -295,7 +294,7 @@ async def test_a_set_is_in_the_replay_store_once_waiting_for_it_is_over(clock: M
     assert stored.bodies == (BODY,), "taken when it was asked for, although its round is over since"
 
 
-async def test_evidence_is_a_file_for_whoever_wants_to_judge(clock: MockClock, place: Place) -> None:
+async def test_evidence_is_a_file_for_whoever_wants_to_judge(autojump_clock: MockClock, place: Place) -> None:
     """Section 9, last table."""
     await place.do(act.Log("evidence", {"digests": {3: b"\1" * 32}, "reason": "replay contradicts"}))
     (path,) = place.root.glob("evidence-epoch-*.json")
@@ -311,7 +310,7 @@ async def test_evidence_is_a_file_for_whoever_wants_to_judge(clock: MockClock, p
      (BackendError("given up"), "error")],
 )  # fmt: skip
 async def test_what_the_coordinator_refuses_is_an_event(
-    clock: MockClock, place: Place, error: Exception, kind: str
+    autojump_clock: MockClock, place: Place, error: Exception, kind: str
 ) -> None:
     """T7: others were faster."""
     place.backend.refuse = error
@@ -320,7 +319,7 @@ async def test_what_the_coordinator_refuses_is_an_event(
     assert place.code is None
 
 
-async def test_a_backend_that_gives_up_ends_the_client_with_an_error(clock: MockClock, place: Place) -> None:
+async def test_a_backend_that_gives_up_ends_the_client_with_an_error(autojump_clock: MockClock, place: Place) -> None:
     place.backend.given_up.set()
     await trio.sleep(5.0)
     assert place.code == 1
@@ -330,7 +329,9 @@ async def test_a_backend_that_gives_up_ends_the_client_with_an_error(clock: Mock
 # --- peers
 
 
-async def test_peers_are_asked_for_announcements_and_what_they_say_is_heard(clock: MockClock, place: Place) -> None:
+async def test_peers_are_asked_for_announcements_and_what_they_say_is_heard(
+    autojump_clock: MockClock, place: Place
+) -> None:
     await place.do(act.AskAnnouncements(0, 3, 0b0101))
     assert len(place.network.asked) == 4
     assert {request.have for _, request in place.network.asked} == {0b0101}
@@ -340,7 +341,9 @@ async def test_peers_are_asked_for_announcements_and_what_they_say_is_heard(cloc
 # --- leaving
 
 
-async def test_stopping_ends_with_code_0_once_the_withdrawal_is_answered(clock: MockClock, place: Place) -> None:
+async def test_stopping_ends_with_code_0_once_the_withdrawal_is_answered(
+    autojump_clock: MockClock, place: Place
+) -> None:
     """F26."""
     place.backend.answer_s = 1.0
     place.shell._execute([act.Submit(Withdraw(0, 1), after=act.Log("withdrew")), act.Exit(0, "stopped")])
@@ -350,7 +353,7 @@ async def test_stopping_ends_with_code_0_once_the_withdrawal_is_answered(clock: 
     assert place.log.get("withdrew")
 
 
-async def test_a_server_that_does_not_answer_keeps_nobody_from_leaving(clock: MockClock, place: Place) -> None:
+async def test_a_server_that_does_not_answer_keeps_nobody_from_leaving(autojump_clock: MockClock, place: Place) -> None:
     """F26: within five seconds."""
     place.backend.answer_s = 1_000.0
     place.shell._execute([act.Submit(Withdraw(0, 1), after=act.Log("withdrew")), act.Exit(0, "stopped")])
@@ -358,7 +361,7 @@ async def test_a_server_that_does_not_answer_keeps_nobody_from_leaving(clock: Mo
     assert place.code == 0
 
 
-async def test_stopping_while_serving_ends_at_once_and_well(clock: MockClock, place: Place) -> None:
+async def test_stopping_while_serving_ends_at_once_and_well(autojump_clock: MockClock, place: Place) -> None:
     """F26, P8: code 0, for the run is finished."""
     place.shell._execute([act.Exit(0, "the run is finished", serve_s=3_000.0)])
     await trio.sleep(1.0)
@@ -367,13 +370,13 @@ async def test_stopping_while_serving_ends_at_once_and_well(clock: MockClock, pl
     assert place.code == 0
 
 
-async def test_waits_are_logged_in_the_time_of_people(clock: MockClock, place: Place) -> None:
+async def test_waits_are_logged_in_the_time_of_people(autojump_clock: MockClock, place: Place) -> None:
     place.shell._execute([act.Log("wait_started", {"what": "something", "until": trio.current_time() + 60.0})])
     (wait,) = place.log.get("wait_started")
     assert wait["until"] == pytest.approx(1_000_060.0, abs=1e-3)
 
 
-async def test_the_engine_looks_at_the_clock_when_it_last_wanted_to(place: Place, clock: MockClock) -> None:
+async def test_the_engine_looks_at_the_clock_when_it_last_wanted_to(place: Place, autojump_clock: MockClock) -> None:
     start = trio.current_time()
     place.engine.ticks.clear()
     for wanted in (0.75, 0.5, 0.625):  # what it is told moves the time, back and forth
@@ -388,7 +391,7 @@ async def test_the_engine_looks_at_the_clock_when_it_last_wanted_to(place: Place
 
 
 async def test_new_addresses_are_dialed_once_at_the_next_event_or_within_a_second(
-    place: Place, clock: MockClock
+    place: Place, autojump_clock: MockClock
 ) -> None:
     first, second = (AddressRecord(key, ("/memory/1",), 1, bytes(64)) for key in KEYS[:2])
     place.backend.book = (first,)
@@ -408,7 +411,7 @@ async def send_gossip(place: Place, count: int) -> None:
     await trio.sleep(1.0)
 
 
-async def test_what_came_at_the_same_time_is_looked_at_together(place: Place, clock: MockClock) -> None:
+async def test_what_came_at_the_same_time_is_looked_at_together(place: Place, autojump_clock: MockClock) -> None:
     assert place.network._send is not None
     for number in range(3):
         place.network._send.send_nowait((KEYS[1], bytes([number])))
@@ -419,7 +422,7 @@ async def test_what_came_at_the_same_time_is_looked_at_together(place: Place, cl
 
 @pytest.mark.parametrize(("crowd", "turns"), [(False, [1] * 9), (True, [1, 3, 3, 2])])
 async def test_a_crowd_is_listened_to_turn_by_turn(
-    crowd: bool, turns: list[int], place: Place, clock: MockClock
+    crowd: bool, turns: list[int], place: Place, autojump_clock: MockClock
 ) -> None:
     place.engine.crowd = crowd
     await send_gossip(place, 9)
@@ -427,7 +430,7 @@ async def test_a_crowd_is_listened_to_turn_by_turn(
     assert place.engine.heard == [bytes([number]) for number in range(9)]
 
 
-async def test_payloads_of_a_crowd_are_told_in_the_next_turn(place: Place, clock: MockClock) -> None:
+async def test_payloads_of_a_crowd_are_told_in_the_next_turn(place: Place, autojump_clock: MockClock) -> None:
     place.engine.crowd = True
     start = trio.current_time()
     events = await place.do(*(build_fetch(commitment=bytes([n]) * 32) for n in range(5)))

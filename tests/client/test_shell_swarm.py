@@ -15,15 +15,9 @@ from psyche.testing.swarm import open_swarm
 LIMIT_S = 3_000
 
 
-@pytest.fixture
-def clock() -> MockClock:
-    """Jumps only after a real moment of rest: the disk is used through threads, which the clock cannot see."""
-    return MockClock(autojump_threshold=0.02)
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_three_clients_finish_a_run_and_hold_the_same_weights(
-    clock: MockClock, tmp_path: Path, overlap: bool
+    autojump_clock: MockClock, tmp_path: Path, overlap: bool
 ) -> None:
     config = build_config(init_min_clients=3, min_clients=2, total_steps=9, rounds_per_epoch=4, overlap=overlap)
     with trio.fail_after(LIMIT_S):
@@ -35,7 +29,9 @@ async def test_three_clients_finish_a_run_and_hold_the_same_weights(
     assert {m.digest for m in swarm.members} == {certified}
 
 
-async def test_a_newcomer_without_the_model_gets_the_weights_from_its_peers(clock: MockClock, tmp_path: Path) -> None:
+async def test_a_newcomer_without_the_model_gets_the_weights_from_its_peers(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
     config = build_config(init_min_clients=2, min_clients=2, total_steps=13, rounds_per_epoch=4, cooldown_time=3)
     with trio.fail_after(LIMIT_S):
         async with open_swarm(3, tmp_path, config=config, make_trainer=lambda _: DummyTrainer(train_s=0.5)) as swarm:
@@ -49,7 +45,9 @@ async def test_a_newcomer_without_the_model_gets_the_weights_from_its_peers(cloc
     assert sources[0] == "peers"
 
 
-async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(clock: MockClock, tmp_path: Path) -> None:
+async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
     config = build_config(init_min_clients=3, min_clients=2, total_steps=9, rounds_per_epoch=4)
     model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
     model.optimizer.quantize_1bit = False
@@ -64,7 +62,7 @@ async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(cloc
 
 
 async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_weights_from_others(
-    clock: MockClock, tmp_path: Path
+    autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     """S7: with real shells, snapshots and blobs, and without leaving the epoch."""
     config = build_config(init_min_clients=4, min_clients=2, total_steps=8, rounds_per_epoch=8)
@@ -90,7 +88,7 @@ async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_wei
 
 @pytest.mark.parametrize("one_bit", [True, False])
 async def test_who_starts_from_another_config_is_out_is_told_the_file_and_goes_on_with_the_runs_own(
-    clock: MockClock, tmp_path: Path, one_bit: bool
+    autojump_clock: MockClock, tmp_path: Path, one_bit: bool
 ) -> None:
     """S2, S8, S9: the weights are the same; what a quorum shows in the first Warmup decides for the files too."""
     config = build_config(init_min_clients=3, min_clients=2, total_steps=9, rounds_per_epoch=4)

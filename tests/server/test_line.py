@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from kits.clocks import SteadyClock
 from kits.middle import Middle, open_middle
 from kits.runs import Run
 from live_kit import RATE, SERVER, Script, Server, build_file, follow_all, is_training, open_scripts, open_server
 from server_kit import CLIENTS, Sink, build_record
-from trio.testing import MockClock
 
 from psyche.backends.tcp.backend import open_backend
 from psyche.backends.tcp.push import read_full
@@ -27,8 +27,8 @@ VICTIM = CLIENTS[0]
 
 
 @pytest.fixture
-def clock() -> MockClock:
-    return MockClock(rate=RATE)
+def clock() -> SteadyClock:
+    return SteadyClock(RATE)
 
 
 @dataclass
@@ -108,7 +108,7 @@ def get_withdrawal(tapped: Tapped) -> wire.RequestBody:
     ids=["pause", "rates", "leave", "withdraw", "witness"],
 )
 async def test_a_request_that_somebody_on_the_line_adds_has_no_effect(
-    get_body: Callable[[Tapped], wire.RequestBody], tmp_path: Path, clock: MockClock
+    get_body: Callable[[Tapped], wire.RequestBody], tmp_path: Path, clock: SteadyClock
 ) -> None:
     async with open_tapped(tmp_path) as tapped:
         before = encode_state(tapped.state)
@@ -122,7 +122,7 @@ async def test_a_request_that_somebody_on_the_line_adds_has_no_effect(
 
 
 async def test_a_goodbye_that_somebody_on_the_line_adds_does_not_end_the_client(
-    tmp_path: Path, clock: MockClock
+    tmp_path: Path, clock: SteadyClock
 ) -> None:
     async with open_tapped(tmp_path) as tapped:
         (session,) = tapped.middle.sessions
@@ -133,7 +133,7 @@ async def test_a_goodbye_that_somebody_on_the_line_adds_does_not_end_the_client(
 
 
 async def test_bytes_that_are_repeated_or_changed_on_the_line_only_end_the_connection(
-    tmp_path: Path, clock: MockClock
+    tmp_path: Path, clock: SteadyClock
 ) -> None:
     async with open_tapped(tmp_path) as tapped:
         before = encode_state(tapped.state)
@@ -158,7 +158,7 @@ async def answer_with_another_key(stream: trio.SocketStream) -> None:
 
 @pytest.mark.parametrize("expects_key", [True, False])
 async def test_somebody_who_answers_with_another_key_ends_no_client_that_has_met_the_server(
-    expects_key: bool, tmp_path: Path, clock: MockClock
+    expects_key: bool, tmp_path: Path, clock: SteadyClock
 ) -> None:
     sink = Sink()
     async with open_server(tmp_path) as server, open_middle(server.port) as middle:
@@ -176,7 +176,9 @@ async def test_somebody_who_answers_with_another_key_ends_no_client_that_has_met
             assert backend.address.key == SERVER.public
 
 
-async def test_neither_the_state_nor_the_address_book_can_be_read_on_the_line(tmp_path: Path, clock: MockClock) -> None:
+async def test_neither_the_state_nor_the_address_book_can_be_read_on_the_line(
+    tmp_path: Path, clock: SteadyClock
+) -> None:
     async with open_tapped(tmp_path) as tapped:
         await tapped.victim.backend.announce(build_record(VICTIM, port=4_444, expires_unix=4_000_000_000))
         (session,) = tapped.middle.sessions

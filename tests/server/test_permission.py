@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import trio
+from kits.clocks import SteadyClock
 from live_kit import RATE, open_server
 from server_kit import CLIENTS, OWNER, Sink, build_record
-from trio.testing import MockClock
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress
@@ -24,8 +24,8 @@ TIMEOUT_S = 60.0
 
 
 @pytest.fixture
-def clock() -> MockClock:
-    return MockClock(rate=RATE)
+def clock() -> SteadyClock:
+    return SteadyClock(RATE)
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def join_when_there(backend: TcpBackend, identity: Identity) -> None:
 
 
 async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes_in_by_itself(
-    tmp_path: Path, clock: MockClock
+    tmp_path: Path, clock: SteadyClock
 ) -> None:
     sink = Sink()
     async with open_closed(tmp_path) as server, open_backend(server, ADA, sink=sink) as backend:
@@ -71,7 +71,7 @@ async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes
 
 
 async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed_again(
-    tmp_path: Path, clock: MockClock
+    tmp_path: Path, clock: SteadyClock
 ) -> None:
     sink = Sink()
     async with open_closed(tmp_path) as server:
@@ -91,7 +91,7 @@ async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed
             assert (await get_run_status(server, ADA)).waiting == 1
 
 
-async def test_a_list_is_shown_to_the_owner_alone(tmp_path: Path, clock: MockClock) -> None:
+async def test_a_list_is_shown_to_the_owner_alone(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_closed(tmp_path) as server:
         with pytest.raises(wire.NotOwner):
             await get_allowed(server, ADA)

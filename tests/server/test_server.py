@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import trio
+from kits.clocks import SteadyClock
 from kits.runs import Run
 from live_kit import RATE, SERVER, Script, build_file, follow_all, is_finished, is_training, open_scripts, open_server
 from server_kit import CLIENTS, OWNER, RunFile, Sink, build_record
-from trio.testing import MockClock
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress, ask, parse_server
@@ -50,12 +50,12 @@ from psyche.wire.tls import open_tls
 
 
 @pytest.fixture
-def clock() -> MockClock:
+def clock() -> SteadyClock:
     """pytest-trio runs a test on a clock among its fixtures: time flies, sockets and threads stay real."""
-    return MockClock(rate=RATE)
+    return SteadyClock(RATE)
 
 
-async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock: MockClock) -> None:
+async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server, open_scripts(server) as scripts:
         await follow_all(scripts, is_finished)
         finals = [encode_state(script.state) for script in scripts if script.state is not None]
@@ -76,7 +76,7 @@ async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock:
 
 
 async def test_a_server_that_goes_away_in_mid_round_and_comes_back_costs_no_epoch(
-    tmp_path: Path, clock: MockClock
+    tmp_path: Path, clock: SteadyClock
 ) -> None:
     sink = Sink()
     async with open_server(tmp_path) as server, open_scripts(server, sink=sink) as scripts:
@@ -97,7 +97,7 @@ async def test_a_server_that_goes_away_in_mid_round_and_comes_back_costs_no_epoc
 
 
 async def test_a_request_in_flight_when_the_server_goes_away_is_answered_when_it_is_back(
-    tmp_path: Path, clock: MockClock
+    tmp_path: Path, clock: SteadyClock
 ) -> None:
     async with open_server(tmp_path) as server, open_scripts(server) as scripts:
         await follow_all(scripts, is_training)
@@ -124,7 +124,7 @@ async def test_a_request_in_flight_when_the_server_goes_away_is_answered_when_it
         assert [r.member for r in state.current.witnesses] == [member]
 
 
-async def test_a_repeat_is_a_success_only_if_it_is_what_stands_on_record(tmp_path: Path, clock: MockClock) -> None:
+async def test_a_repeat_is_a_success_only_if_it_is_what_stands_on_record(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server, open_scripts(server) as scripts:
         script = scripts[0]
         await follow_all(scripts, lambda s: s.run_state is RunState.WARMUP)
@@ -138,7 +138,7 @@ async def test_a_repeat_is_a_success_only_if_it_is_what_stands_on_record(tmp_pat
             await script.backend.submit(WarmupWitness(0, member, bytes([9]) * 32))
 
 
-async def test_errors_of_the_coordinator_arrive_as_themselves(tmp_path: Path, clock: MockClock) -> None:
+async def test_errors_of_the_coordinator_arrive_as_themselves(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server, open_backend(server.address, CLIENTS[0]) as backend:
         await backend.submit(Join(CLIENTS[0].public), build_record(CLIENTS[0], expires_unix=4_000_000_000))
         with pytest.raises(errors.WrongRound, match="T7"):
@@ -156,7 +156,7 @@ async def test_errors_of_the_coordinator_arrive_as_themselves(tmp_path: Path, cl
         await backend.tick()
 
 
-async def test_owners_pause_and_resume_from_outside_and_anyone_may_ask(tmp_path: Path, clock: MockClock) -> None:
+async def test_owners_pause_and_resume_from_outside_and_anyone_may_ask(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server:
         status = await get_run_status(server.address, CLIENTS[4])
         assert (status.run_state, status.run_id) == (RunState.WAITING_FOR_MEMBERS, "test-run")
@@ -170,7 +170,7 @@ async def test_owners_pause_and_resume_from_outside_and_anyone_may_ask(tmp_path:
             await resume_run(server.address, OWNER)
 
 
-async def test_owners_set_rates_from_outside(tmp_path: Path, clock: MockClock) -> None:
+async def test_owners_set_rates_from_outside(tmp_path: Path, clock: SteadyClock) -> None:
     """M7."""
     async with open_server(tmp_path) as server:
         with pytest.raises(wire.NotOwner):
@@ -180,7 +180,7 @@ async def test_owners_set_rates_from_outside(tmp_path: Path, clock: MockClock) -
         assert (status.earning_rate, status.slashing_rate) == (1_000, 7)
 
 
-async def test_a_run_paused_while_training_can_be_resumed_to_its_end(tmp_path: Path, clock: MockClock) -> None:
+async def test_a_run_paused_while_training_can_be_resumed_to_its_end(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path, build_file(rounds_per_epoch=30)) as server, open_scripts(server) as scripts:
         await follow_all(scripts, is_training)
         assert (await pause_run(server.address, OWNER)).pending_pause
@@ -189,7 +189,7 @@ async def test_a_run_paused_while_training_can_be_resumed_to_its_end(tmp_path: P
         await follow_all(scripts, is_finished)
 
 
-async def test_a_command_to_a_server_that_is_away_gives_up_with_a_reason(clock: MockClock) -> None:
+async def test_a_command_to_a_server_that_is_away_gives_up_with_a_reason(clock: SteadyClock) -> None:
     address = ServerAddress(host="127.0.0.1", port=1)
     said: list[str] = []
     with pytest.raises(
@@ -202,7 +202,7 @@ async def test_a_command_to_a_server_that_is_away_gives_up_with_a_reason(clock: 
 
 
 async def test_a_client_gives_up_on_another_server_another_run_and_another_version(
-    tmp_path: Path, clock: MockClock
+    tmp_path: Path, clock: SteadyClock
 ) -> None:
     async with open_server(tmp_path) as server:
         other_key = ServerAddress(host="127.0.0.1", port=server.port, key=OWNER.public)
@@ -219,7 +219,7 @@ async def test_a_client_gives_up_on_another_server_another_run_and_another_versi
         await frames.aclose()
 
 
-async def test_a_client_of_a_run_made_anew_under_its_old_name_gives_up(tmp_path: Path, clock: MockClock) -> None:
+async def test_a_client_of_a_run_made_anew_under_its_old_name_gives_up(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server, open_scripts(server, 1) as scripts:
         await scripts[0].follow(lambda _: True)
         await server.stop()
@@ -231,7 +231,7 @@ async def test_a_client_of_a_run_made_anew_under_its_old_name_gives_up(tmp_path:
 
 
 async def test_a_connection_taken_over_by_another_process_ends_the_first_client(
-    tmp_path: Path, clock: MockClock
+    tmp_path: Path, clock: SteadyClock
 ) -> None:
     async with open_server(tmp_path) as server, open_scripts(server, 1) as scripts:
         await scripts[0].follow(lambda _: True)
@@ -240,14 +240,14 @@ async def test_a_connection_taken_over_by_another_process_ends_the_first_client(
                 await scripts[0].follow(lambda _: False)
 
 
-async def test_the_block_of_a_backend_that_gives_up_ends_with_the_reason(tmp_path: Path, clock: MockClock) -> None:
+async def test_the_block_of_a_backend_that_gives_up_ends_with_the_reason(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server:
         with pytest.raises(wire.WrongRun, match="not 'other'"):
             async with open_backend(ServerAddress(host="127.0.0.1", port=server.port, run_id="other"), OWNER):
                 await trio.sleep_forever()
 
 
-async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock: MockClock) -> None:
+async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock: SteadyClock) -> None:
     sink, file = Sink(), build_file(waiting_for_members_extra_time=255)
     async with open_server(tmp_path, file) as server, open_scripts(server, sink=sink) as scripts:
         await follow_all(scripts, lambda s: len(s.registry.slots) == 3)
@@ -264,7 +264,7 @@ async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock
         assert len({encode_state(s.state) for s in scripts if s.state is not None}) == 1
 
 
-async def test_a_server_restored_from_an_older_copy_is_not_followed(tmp_path: Path, clock: MockClock) -> None:
+async def test_a_server_restored_from_an_older_copy_is_not_followed(tmp_path: Path, clock: SteadyClock) -> None:
     backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0])
     backend._take_state(5, b"five", 0)
     with pytest.raises(wire.WrongRun, match="went back from nonce 5 to 4"):
@@ -273,7 +273,7 @@ async def test_a_server_restored_from_an_older_copy_is_not_followed(tmp_path: Pa
         backend._take_state(5, b"another five", 0)
 
 
-async def test_the_state_hook_sees_every_phase_before_the_clients_do(tmp_path: Path, clock: MockClock) -> None:
+async def test_the_state_hook_sees_every_phase_before_the_clients_do(tmp_path: Path, clock: SteadyClock) -> None:
     seen: list[tuple[RunState, int]] = []
     hook = {"on_state": lambda state: seen.append((state.run_state, state.current.height))}
     async with open_server(tmp_path, **hook) as server, open_scripts(server) as scripts:
@@ -283,7 +283,7 @@ async def test_the_state_hook_sees_every_phase_before_the_clients_do(tmp_path: P
 
 
 async def test_a_failing_disk_stops_the_server_and_its_journal_is_still_good(
-    tmp_path: Path, clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: SteadyClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.fdatasync
     failing = False
@@ -315,14 +315,14 @@ async def test_a_failing_disk_stops_the_server_and_its_journal_is_still_good(
     assert found.state.nonce >= max(max(s.nonces) for s in scripts), "nobody was shown what is not on disk"
 
 
-async def test_two_servers_cannot_share_a_state_folder(tmp_path: Path, clock: MockClock) -> None:
+async def test_two_servers_cannot_share_a_state_folder(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server:
         settings = ServerSettings(run=build_file(), identity=SERVER, state_dir=server.folder)
         with pytest.raises(BackendError, match="another server is using it"):
             await run_server(settings)
 
 
-async def test_an_address_that_is_taken_is_a_clear_error(tmp_path: Path, clock: MockClock) -> None:
+async def test_an_address_that_is_taken_is_a_clear_error(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server:
         settings = ServerSettings(run=build_file(), identity=SERVER, state_dir=tmp_path / "b", port=server.port)
         with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{server.port}"):
@@ -330,7 +330,7 @@ async def test_an_address_that_is_taken_is_a_clear_error(tmp_path: Path, clock: 
 
 
 async def test_a_stopping_server_says_goodbye_by_closing_and_writes_what_it_has(
-    tmp_path: Path, clock: MockClock
+    tmp_path: Path, clock: SteadyClock
 ) -> None:
     async with open_server(tmp_path) as server, open_scripts(server, 1) as scripts:
         await scripts[0].follow(lambda s: len(s.registry.slots) == 1)
@@ -344,14 +344,14 @@ async def test_a_stopping_server_says_goodbye_by_closing_and_writes_what_it_has(
         assert found.state.nonce >= nonce
 
 
-async def test_the_backend_tells_the_runs_clock(tmp_path: Path, clock: MockClock) -> None:
+async def test_the_backend_tells_the_runs_clock(tmp_path: Path, clock: SteadyClock) -> None:
     wall = {"unix_time": lambda: 1_800_000_000.0}
     async with open_server(tmp_path, **wall) as server, open_scripts(server, 1) as scripts:
         await scripts[0].follow(lambda _: True)
         assert 1_799_999_990 <= scripts[0].backend.now() < 1_800_000_100
 
 
-async def test_whoever_waits_for_a_backend_that_is_stopped_hears_of_it(clock: MockClock) -> None:
+async def test_whoever_waits_for_a_backend_that_is_stopped_hears_of_it(clock: SteadyClock) -> None:
     backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0])
     reasons: list[str] = []
 
@@ -373,7 +373,7 @@ async def test_whoever_waits_for_a_backend_that_is_stopped_hears_of_it(clock: Mo
     assert all("was stopped" in reason for reason in reasons)
 
 
-async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: MockClock) -> None:
+async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: SteadyClock) -> None:
     sink, accepted = Sink(), 0
 
     async def hang_up(stream: trio.SocketStream) -> None:
@@ -392,7 +392,7 @@ async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: MockClock) 
     assert accepted <= 12
 
 
-async def test_records_whose_signature_is_wrong_never_reach_the_address_book(clock: MockClock) -> None:
+async def test_records_whose_signature_is_wrong_never_reach_the_address_book(clock: SteadyClock) -> None:
     backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0])
     good = sign_address_record(CLIENTS[1], ["/ip4/10.0.0.1/tcp/1"], 4_000_000_000)
     backend._take_book(wire.BookChange(True, (good,)))
@@ -412,7 +412,7 @@ def test_a_server_address_is_read_from_text() -> None:
             parse_server(text)
 
 
-async def test_a_run_with_a_data_server_needs_to_be_told_its_data(tmp_path: Path, clock: MockClock) -> None:
+async def test_a_run_with_a_data_server_needs_to_be_told_its_data(tmp_path: Path, clock: SteadyClock) -> None:
     model = build_model(data_location=DataLocation(DataLocationKind.SERVER, "127.0.0.1:45111"))
     settings = ServerSettings(run=RunFile(model=model), identity=SERVER, state_dir=tmp_path)
     with pytest.raises(ConfigError, match="--data-config"):

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from psyche.testnet.process import LAUNCHER, Child, describe_exit, stop_all
 
+DEADLINE_S = 300.0  # only a broken leash reaches it
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 PARENT_OF_ONE = (
@@ -26,14 +28,14 @@ def make_child(tmp_path: Path, program: str, name: str = "client-1") -> Child:
 
 
 async def wait_for_output(child: Child) -> list[str]:
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         while not child.get_last_lines(1):
             await trio.sleep(0.01)
     return child.get_last_lines(1)[0].split()
 
 
 async def wait_for_death(pid: int) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         while is_alive(pid):
             await trio.sleep(0.01)
 
@@ -72,15 +74,29 @@ async def test_several_tasks_may_wait_and_one_may_give_up(tmp_path: Path) -> Non
 async def test_stop_lets_a_program_leave_by_itself(tmp_path: Path) -> None:
     child = make_child(tmp_path, SLEEPER)
     await wait_for_output(child)
-    assert await child.stop(30)
+    assert await child.stop(DEADLINE_S)
     assert child.returncode == -signal.SIGINT
 
 
-async def test_stop_kills_who_does_not_listen(tmp_path: Path) -> None:
+async def test_stop_kills_who_does_not_listen(tmp_path: Path, mock_clock: MockClock) -> None:
+    mock_clock.rate = 1.0
     children = [make_child(tmp_path, STUBBORN, "a"), make_child(tmp_path, SLEEPER, "b")]
     for child in children:
         await wait_for_output(child)
-    assert await stop_all(children, 0.2) == ["a"]
+    mock_clock.rate = 0.0
+    stubborn: list[str] = []
+
+    async def stop() -> None:
+        stubborn.extend(await stop_all(children, 6.0))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop)
+        assert await children[1].wait() == -signal.SIGINT
+        mock_clock.jump(5.9)
+        await trio.testing.wait_all_tasks_blocked()
+        assert children[0].is_running()
+        mock_clock.jump(0.2)
+    assert stubborn == ["a"]
     assert children[0].returncode == -signal.SIGKILL
 
 

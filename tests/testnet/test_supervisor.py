@@ -51,8 +51,8 @@ log = EventLog(events, node=events.parent.name)
 log.emit("client_started", pid=os.getpid())
 log.emit("state_changed", run_state="round_train", epoch=0, height=0, step=1, members=3)
 log.emit("trained", step=1, loss=2.5, tokens=10, seconds=0.1, compute_seconds=0.1)
-print("training", flush=True)
 try:
+    print("training", flush=True)
     time.sleep(seconds)
 except KeyboardInterrupt:
     log.emit("left", reason="stopped by SIGINT", code=0)
@@ -102,6 +102,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+async def until_training(testnet: supervisor.Testnet, number: int, times: int) -> None:
+    """Until a stand-in listens to Ctrl-C, after so many starts."""
+    log = testnet.prepared.layout.logs / f"client-{number}.log"
+    while not log.exists() or log.read_text().count("training") < times:
+        await trio.sleep(0.02)
+
+
 def make_console() -> tuple[Console, io.StringIO]:
     stream = io.StringIO()
     return Console(stream, live=False), stream
@@ -148,10 +155,11 @@ async def test_killed_clients_come_back(settings: TestnetSettings, monkeypatch: 
     with trio.fail_after(DEADLINE_S):
         async with supervisor.open_testnet(prepared, settings, console) as testnet, trio.open_nursery() as nursery:
             nursery.start_soon(testnet.run_clients)
-            while testnet.view.clients[2].starts < 1:
-                await trio.sleep(0.02)
+            for number in (1, 2, 3):
+                await until_training(testnet, number, times=1)
             first = testnet.clients[2].pid
             testnet.kill_client(2)
+            await until_training(testnet, 2, times=2)
             while testnet.view.clients[2].starts < 2:
                 await trio.sleep(0.02)
             assert testnet.clients[2].pid != first

@@ -1,0 +1,73 @@
+"""Clocks of tests: no deadline passes because the machine is slow."""
+
+import time
+from typing import Final
+
+import trio
+from trio.testing import (
+    MockClock,
+    wait_all_tasks_blocked,
+    wait_all_threads_completed,  # pyright: ignore[reportAttributeAccessIssue]  # old stubs
+)
+from trio.testing import active_thread_count as count_threads  # pyright: ignore[reportAttributeAccessIssue]  # old stubs
+
+LONGEST_STEP_S: Final = 0.01
+THREAD_POLL_S: Final = 0.001
+
+
+class SteadyClock(trio.abc.Clock):
+    """`rate` seconds pass for each real one in which this program had its turn and no worker thread of trio's ran.
+
+    For real sockets within one process. Between two looks at the clock at most `LONGEST_STEP_S` real seconds count,
+    and trio looks each time it has asked which sockets are ready. So neither a machine that stands still for a minute
+    nor a slow disk lets a deadline pass.
+    """
+
+    def __init__(self, rate: float = 1.0) -> None:
+        self._rate = rate
+        self._now = 0.0
+        self._looked_at = time.perf_counter()
+
+    def start_clock(self) -> None:
+        """Count from here on."""
+        self._looked_at = time.perf_counter()
+
+    def current_time(self) -> float:
+        """Seconds since the clock was made."""
+        real = time.perf_counter()
+        if not count_threads():
+            self._now += self._rate * min(real - self._looked_at, LONGEST_STEP_S)
+        self._looked_at = real
+        return self._now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Real seconds until trio looks again; before the deadline where it is further away than one step."""
+        return min(max(0.0, deadline - self.current_time()) / self._rate, LONGEST_STEP_S)
+
+
+def make_autojump_clock() -> MockClock:
+    """Trio's clock that jumps over waits, but never while a worker thread runs.
+
+    Trio counts a task that waits for its thread as idle. The clock would jump over every deadline while a slow
+    disk writes.
+    """
+    clock = MockClock(autojump_threshold=0)
+    jump = clock._autojump  # pyright: ignore[reportAttributeAccessIssue]
+
+    def jump_unless_threads_run() -> None:
+        if count_threads():
+            time.sleep(THREAD_POLL_S)
+        else:
+            jump()
+
+    clock._autojump = jump_unless_threads_run  # type: ignore[method-assign]
+    return clock
+
+
+async def wait_until_all_rest() -> None:
+    """Until every other task waits and no worker thread runs: a task that waits for its thread is not at rest."""
+    while True:
+        await wait_all_threads_completed()
+        await wait_all_tasks_blocked()
+        if not count_threads():
+            return

@@ -1,33 +1,74 @@
-"""Free TCP ports, not given twice by this process."""
+"""Free TCP ports, given to nobody else."""
 
+import secrets
 import socket
+from pathlib import Path
 from typing import Final
 
 from psyche.errors import PsycheError
 
-_given: Final[set[int]] = set()
 ATTEMPTS: Final = 64
+FIRST_PORT: Final = 20_000
+FEWEST_PORTS: Final = 1_000  # below, the system's own choice is the better one
+EPHEMERAL_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# One for each port given, as long as this process lives: a UDP socket of the same number, which another process that
+# chooses a port cannot bind. It takes nothing away from TCP.
+_given: Final[dict[int, socket.socket]] = {}
 
 
 def choose_port(host: str = "127.0.0.1", *, wanted: int = 0) -> int:
-    """A port that is free at this moment: `wanted` where it is above 0, else one that the system picks.
+    """A port that is free at this moment: `wanted` where it is above 0, else one that no `choose_port` has given.
 
-    Another program may take it before it is bound; whoever binds it says so clearly.
+    It is none that the system gives to connections, or to those that bind port 0, where there are enough others:
+    with many of them at work, one would soon have it before it is bound. Whoever binds it says clearly if another
+    program was faster.
 
     Raises:
         PsycheError: `wanted` is in use.
     """
+    if wanted:
+        _probe(host, wanted)
+        return wanted
     for _ in range(ATTEMPTS):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, wanted))
-            except OSError as error:
-                raise PsycheError(
-                    f"port {wanted} on {host}: {error.strerror}; choose another, or 0 for a free one"
-                ) from error
-            port = int(probe.getsockname()[1])
-        if wanted or port not in _given:
-            _given.add(port)
+        try:
+            port = _probe(host, _draw_port())
+        except PsycheError:
+            continue
+        if _reserve(host, port):
             return port
     raise PsycheError(f"no free port on {host} in {ATTEMPTS} attempts")
+
+
+def _draw_port() -> int:
+    """A port below those that the system gives; 0 where they are too few."""
+    try:
+        first_ephemeral = int(EPHEMERAL_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+    count = first_ephemeral - FIRST_PORT
+    return FIRST_PORT + secrets.randbelow(count) if count >= FEWEST_PORTS else 0
+
+
+def _probe(host: str, port: int) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PsycheError(
+                f"port {port} on {host}: {error.strerror}; choose another, or 0 for a free one"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _reserve(host: str, port: int) -> bool:
+    if port in _given:
+        return False
+    holder = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        holder.bind((host, port))
+    except OSError:
+        holder.close()
+        return False
+    _given[port] = holder
+    return True

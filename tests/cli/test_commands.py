@@ -35,6 +35,7 @@ from psyche.standalone.command import check_out
 from psyche.telemetry.console import Console
 from psyche.telemetry.loading import loading
 from psyche.testing.builders import build_config, build_model
+from psyche.testnet.free_port import choose_port
 from psyche.wire.access import MAX_KEYS
 from psyche.wire.backend import RunStatus
 from psyche.wire.crypto import Identity
@@ -353,9 +354,7 @@ def test_after_loading_ctrl_c_is_what_it_was() -> None:
 
 @pytest.mark.e2e
 def test_a_server_runs_answers_pauses_resumes_and_leaves_with_ctrl_c(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = choose_port()
     command = [sys.executable, "-m", "psyche", "server", "run", "--state", str(ROOT / "config" / "dummy")]
     command += ["--server-port", str(port), "--bind-ip", "127.0.0.1", "--state-dir", str(tmp_path / "state")]
     owner = ["--server-addr", f"127.0.0.1:{port}", "--state-dir", str(tmp_path / "state")]

@@ -18,6 +18,7 @@ from psyche.core.state.state import ClientState, Coordinator, RunState
 from psyche.errors import BackendError
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.testing.builders import START_UNIX, build_config
+from psyche.testnet.free_port import choose_port
 from psyche.wire.access import OPEN
 from psyche.wire.crypto import Identity
 
@@ -36,7 +37,7 @@ class Server:
         self._options = {"owners": frozenset({OWNER.public}), "access": OPEN} | wall | options
         self._scope: trio.CancelScope | None = None
         self._ended = trio.Event()
-        self.port = 0
+        self.port = choose_port()  # which nobody takes while it is stopped
 
     async def start(self) -> BoundServer:
         settings = ServerSettings(

@@ -1,11 +1,15 @@
 """Kills are random within their limits; ports are free and not given twice."""
 
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from psyche.errors import ConfigError, PsycheError
+from psyche.testnet import free_port
 from psyche.testnet.free_port import choose_port
 from psyche.testnet.kills import choose_victims, is_time_to_kill, make_kill_plan
 
@@ -49,6 +53,34 @@ def test_the_last_kill_leaves_two_whole_epochs() -> None:
 def test_ports_are_not_given_twice() -> None:
     ports = {choose_port() for _ in range(20)}
     assert len(ports) == 20
+
+
+def test_a_port_is_not_given_to_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = choose_port()
+    program = (
+        "import sys; from psyche.testnet import free_port; from psyche.errors import PsycheError\n"
+        "free_port._draw_port = lambda: int(sys.argv[1])\n"
+        "try:\n    print(free_port.choose_port())\nexcept PsycheError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(port)], capture_output=True, text=True, check=True)
+    assert "no free port" in done.stdout
+    monkeypatch.setattr(free_port, "_draw_port", lambda: port)
+    with pytest.raises(PsycheError, match="no free port"):
+        choose_port()
+
+
+def test_a_port_that_is_given_is_none_that_the_system_gives() -> None:
+    first, last = map(int, free_port.EPHEMERAL_PORTS.read_text().split())
+    assert not any(first <= choose_port() <= last for _ in range(20))
+
+
+def test_where_the_system_gives_nearly_all_ports_it_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "range").write_text("1024\t65535\n")
+    for place in (tmp_path / "range", tmp_path / "missing"):
+        monkeypatch.setattr(free_port, "EPHEMERAL_PORTS", place)
+        assert free_port._draw_port() == 0
+        with socket.create_server(("127.0.0.1", choose_port())):
+            pass
 
 
 def test_a_wanted_port_that_is_taken_is_named() -> None:

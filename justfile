@@ -36,6 +36,7 @@ mutants *arguments:
 docs:
     .venv/bin/python scripts/draw_architecture.py
     .venv/bin/python scripts/draw_layout.py
+    .venv/bin/python scripts/draw_settings.py
 
 # Write requirements.lock anew
 lock:

@@ -33,7 +33,7 @@ class AuthorizationTable(Table):
     delegates: Annotated[list[PublicKey], Field(max_length=MAX_KEYS)] = Field(
         default_factory=list[bytes], description="public keys of its machines, each 64 hex digits"
     )
-    active: bool = Field(default=True, description="true or false; false: the entry has no effect")
+    active: bool = Field(default=True, description="false: the entry has no effect")
 
 
 class AccessTable(Table):

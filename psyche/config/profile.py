@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from psyche.config.load import read_table
 from psyche.config.problems import ConfigProblems, Problem
-from psyche.config.schema import Table
+from psyche.config.table import Table
 from psyche.core.state.limits import MAX_CLIENTS
 
 NAME_CHARACTERS: Final = 40

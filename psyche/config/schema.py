@@ -3,114 +3,40 @@
 Enums are externally tagged, as in the original: a plain variant is a string (`"Ephemeral"`), one
 with content is a table with a single key (`[model.LLM.checkpoint.Hub]`). Nothing is converted
 silently: a number in quotes, a float for a count or an unknown key is an error. Each description
-says what would be right; errors quote it.
+says what would be right; errors quote it. Defaults are those of the core's own types.
 """
 
-import re
-from collections.abc import Callable
-from typing import Annotated, Literal, cast
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, Tag
 
 from psyche.config.access import AccessTable
 from psyche.config.table import Table
-from psyche.core.committee.schedule import round_f32
-from psyche.core.state.limits import (
-    DESCRIPTION_BYTES,
-    EVICT_AFTER_ROUNDS,
-    LATE_LIMIT_ROUNDS,
-    LOCAL_PATH_BYTES,
-    NAME_BYTES,
-    RUN_ID_BYTES,
-    STRAGGLER_PERCENT,
-    STRING_BYTES,
-    URL_BYTES,
+from psyche.config.values import (
+    EXTERNAL,
+    F32,
+    U8,
+    U16,
+    U32,
+    U64,
+    Address,
+    Count32,
+    Description,
+    LocalPath,
+    Name,
+    Root,
+    RunId,
+    Seed,
+    String,
+    Url,
+    unit,
 )
-from psyche.core.state.state import ZERO32
+from psyche.core.state import state
 
-SEED_BYTES = 32
-MAX_PORT = 65_535
-
-
-def _limit_bytes(size_bytes: int) -> AfterValidator:
-    def check(text: str) -> str:
-        if (length := len(text.encode())) > size_bytes:
-            raise PydanticCustomError(
-                "too_many_bytes", "has {length} bytes, at most {limit}", {"length": length, "limit": size_bytes}
-            )
-        if "\0" in text:
-            raise PydanticCustomError("zero_byte", "must not contain a zero byte")
-        return text
-
-    return AfterValidator(check)
-
-
-def _check_address(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= MAX_PORT:
-        raise PydanticCustomError("address", 'must be "host:port" with a port from 1 to 65535')
-    return text
-
-
-def _round_to_f32(value: float) -> float:
-    """What the record stores, so that every client computes with the same number."""
-    try:
-        return round_f32(value)
-    except OverflowError:
-        raise PydanticCustomError("float32", "is too large for a float32") from None
-
-
-def _read_seed(value: object) -> object:
-    if isinstance(value, str) and len(value) == 2 * SEED_BYTES:
-        try:
-            return bytes.fromhex(value)
-        except ValueError:
-            pass
-    if isinstance(value, list):
-        items = cast("list[object]", value)
-        if len(items) == SEED_BYTES and all(type(i) is int and 0 <= i <= 0xFF for i in items):
-            return bytes(cast("list[int]", items))
-    raise PydanticCustomError("seed", "must be 32 numbers from 0 to 255, or 64 hex digits in quotes")
-
-
-def _read_root(value: object) -> object:
-    if isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{64}", value):
-        return bytes.fromhex(value)
-    raise PydanticCustomError("root", "must be 64 hex digits in quotes")
-
-
-def get_tag(value: object) -> str | None:
-    """The variant that an externally tagged value names."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict) and len(keys := list(cast("dict[object, object]", value))) == 1:
-        return str(keys[0])
-    return None
-
-
-def _flag(name: str) -> Callable[[object], object]:
-    def check(value: object) -> object:
-        if value != name:
-            raise PydanticCustomError("unit_variant", "takes no table: write it as a plain string")
-        return value
-
-    return check
-
-
-U8 = Annotated[int, Field(ge=0, le=0xFF)]
-U16 = Annotated[int, Field(ge=0, le=0xFFFF)]
-U32 = Annotated[int, Field(ge=0, le=0xFFFF_FFFF)]
-Count32 = Annotated[int, Field(ge=1, le=0xFFFF_FFFF)]
-U64 = Annotated[int, Field(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
-F32 = Annotated[float, AfterValidator(_round_to_f32)]
-String = Annotated[str, _limit_bytes(STRING_BYTES)]
-Url = Annotated[str, _limit_bytes(URL_BYTES)]
-LocalPath = Annotated[str, _limit_bytes(LOCAL_PATH_BYTES)]
-Address = Annotated[str, _limit_bytes(STRING_BYTES), AfterValidator(_check_address)]
-Seed = Annotated[bytes, BeforeValidator(_read_seed)]
-Root = Annotated[bytes, BeforeValidator(_read_root)]
-EXTERNAL = Discriminator(get_tag)
+_CONFIG: Final = state.Config()
+_MODEL: Final = state.Model()
+_METADATA: Final = state.Metadata()
+_PROGRESS: Final = state.Progress()
 
 
 class ConfigTable(Table):
@@ -124,30 +50,41 @@ class ConfigTable(Table):
     round_witness_time: U64 = Field(description="seconds for witnesses after training, above 0")
     min_clients: U16 = Field(description="members needed to go on with an epoch, above 0")
     init_min_clients: U16 = Field(description="members needed to start an epoch, min_clients to 256")
-    verification_percent: U8 = Field(description="percent of members that verify, 0 to 100")
+    verification_percent: U8 = Field(description="percent of members that verify, 0 to 99")
     witness_nodes: U16 = Field(description="witnesses of a round, 0 (everybody, up to 32) to 32")
     global_batch_size_start: U16 = Field(description="samples of a round at the start, above 0")
     global_batch_size_end: U16 = Field(description="samples of a round after the ramp, at least the start")
     global_batch_size_warmup_tokens: U64 = Field(description="tokens over which the batch grows; 0: no ramp")
     total_steps: U32 = Field(description="step at which the run ends, above 0")
-    epoch_time: U64 = Field(default=0, description="seconds of an epoch; 0: no limit")
-    rounds_per_epoch: U32 = Field(default=0, description="rounds with data of an epoch; 0: no limit")
-    waiting_for_members_extra_time: U8 = Field(default=10, description="seconds to wait for more members, above 0")
-    straggler_percent: U16 = Field(
-        default=STRAGGLER_PERCENT, description="percent of the pace of two thirds; 0: wait for all"
+    epoch_time: U64 = Field(default=_CONFIG.epoch_time, description="seconds of an epoch; 0: no limit")
+    rounds_per_epoch: U32 = Field(
+        default=_CONFIG.rounds_per_epoch, description="rounds with data of an epoch; 0: no limit"
     )
-    overlap: bool = Field(default=True, description="true or false")
-    entropy_delay: U8 = Field(default=0, description="slots; chain only, a TCP server takes 0")
-    evict_after: U8 = Field(default=EVICT_AFTER_ROUNDS, description="rounds of silence after which a member is out")
-    late_limit: U8 = Field(default=LATE_LIMIT_ROUNDS, description="rounds of lateness after which a member is out")
-    tie_breakers: U8 = Field(default=0, description="tie-breakers of a round")
-    reveal_gate: bool = Field(default=False, description="true or false")
-    tolerance_fp32_ppm: U32 = Field(default=1_000, description="honest noise of float32, parts per million")
-    tolerance_bf16_ppm: U32 = Field(default=20_000, description="honest noise of bfloat16, parts per million")
-    opened_chunks: U16 = Field(default=256, description="chunks that an audit opens")
-    canary_permille: U16 = Field(default=0, description="share of canaries, 0 to 1000")
-    min_stake: U64 = Field(default=0, description="stake needed to join; 0: none")
-    data_root: Root = Field(default=ZERO32, description="hash of the training data, 64 hex digits in quotes")
+    waiting_for_members_extra_time: U8 = Field(
+        default=_CONFIG.waiting_for_members_extra_time, description="seconds to wait for more members, above 0"
+    )
+    straggler_percent: U16 = Field(
+        default=_CONFIG.straggler_percent, description="percent of the pace of two thirds; 0: wait for all"
+    )
+    overlap: bool = Field(
+        default=_CONFIG.overlap,
+        description="true: a round's results travel while the next one trains; false: they do not",
+    )
+    entropy_delay: U8 = Field(default=_CONFIG.entropy_delay, description="slots; chain only, a TCP server takes 0")
+    evict_after: U8 = Field(default=_CONFIG.evict_after, description="rounds of silence after which a member is out")
+    late_limit: U8 = Field(default=_CONFIG.late_limit, description="rounds of lateness after which a member is out")
+    tie_breakers: U8 = Field(default=_CONFIG.tie_breakers, description="tie-breakers of a round")
+    reveal_gate: bool = Field(default=_CONFIG.reveal_gate, description="false: true cannot run yet")
+    tolerance_fp32_ppm: U32 = Field(
+        default=_CONFIG.tolerance_fp32_ppm, description="honest noise of float32, parts per million"
+    )
+    tolerance_bf16_ppm: U32 = Field(
+        default=_CONFIG.tolerance_bf16_ppm, description="honest noise of bfloat16, parts per million"
+    )
+    opened_chunks: U16 = Field(default=_CONFIG.opened_chunks, description="chunks that an audit opens")
+    canary_permille: U16 = Field(default=_CONFIG.canary_permille, description="share of canaries, 0 to 1000")
+    min_stake: U64 = Field(default=_CONFIG.min_stake, description="stake needed to join; 0: none")
+    data_root: Root = Field(default=_CONFIG.data_root, description="hash of the training data, 64 hex digits in quotes")
 
 
 class HubRepo(Table):
@@ -214,7 +151,7 @@ class LocalCheckpoint(Table):
 
 
 Checkpoint = Annotated[
-    Annotated[str, BeforeValidator(_flag("Ephemeral")), Tag("Ephemeral")]
+    Annotated[str, BeforeValidator(unit("Ephemeral")), Tag("Ephemeral")]
     | Annotated[DummyCheckpoint, Tag("Dummy")]
     | Annotated[HubCheckpoint, Tag("Hub")]
     | Annotated[P2PCheckpoint, Tag("P2P")]
@@ -232,7 +169,7 @@ class SeededShuffle(Table):
 
 
 Shuffle = Annotated[
-    Annotated[str, BeforeValidator(_flag("DontShuffle")), Tag("DontShuffle")] | Annotated[SeededShuffle, Tag("Seeded")],
+    Annotated[str, BeforeValidator(unit("DontShuffle")), Tag("DontShuffle")] | Annotated[SeededShuffle, Tag("Seeded")],
     EXTERNAL,
 ]
 TokenBytes = Literal["TwoBytes", "FourBytes"]
@@ -263,7 +200,9 @@ class GcpContent(Table):
     """Files of a public bucket."""
 
     bucket_name: String = Field(min_length=1, description="name of the bucket, at most 64 bytes")
-    filter_directory: Url = Field(default="", description="folder in the bucket, at most 192 bytes; empty: all")
+    filter_directory: Url = Field(
+        default=state.HttpLocation().filter_directory, description="folder in the bucket, at most 192 bytes; empty: all"
+    )
 
 
 class Gcp(Table):
@@ -283,7 +222,7 @@ HttpLocation = Annotated[
 class HttpContent(Table):
     """Data over HTTP."""
 
-    location: HttpLocation
+    location: HttpLocation = Field(description="the files, as a table [model.LLM.data_location.Http.location.Gcp]")
     token_size_in_bytes: TokenBytes = Field(description='"TwoBytes" or "FourBytes"')
     shuffle: Shuffle = Field(description='"DontShuffle" or { Seeded = [32 numbers] }')
 
@@ -319,7 +258,7 @@ class PreprocessedData(Table):
 
 
 DataLocation = Annotated[
-    Annotated[str, BeforeValidator(_flag("Dummy")), Tag("Dummy")]
+    Annotated[str, BeforeValidator(unit("Dummy")), Tag("Dummy")]
     | Annotated[ServerData, Tag("Server")]
     | Annotated[LocalData, Tag("Local")]
     | Annotated[HttpData, Tag("Http")]
@@ -420,7 +359,7 @@ class DistroOptimizer(Table):
 
 
 Optimizer = Annotated[
-    Annotated[str, BeforeValidator(_flag("Dummy")), Tag("Dummy")]
+    Annotated[str, BeforeValidator(unit("Dummy")), Tag("Dummy")]
     | Annotated[AdamWOptimizer, Tag("AdamW")]
     | Annotated[DistroOptimizer, Tag("Distro")],
     EXTERNAL,
@@ -433,12 +372,16 @@ class LlmTable(Table):
     architecture: Literal["HfLlama", "HfDeepseek", "HfAuto", "Torchtitan"] = Field(description='"HfLlama"')
     data_type: Literal["Pretraining", "Finetuning"] = Field(description='"Pretraining" or "Finetuning"')
     max_seq_len: U32 = Field(description="tokens of a sequence, above 0")
-    cold_start_warmup_steps: U32 = Field(default=0, description="steps of learning-rate warm-up after a pause")
-    checkpoint: Checkpoint
-    data_location: DataLocation
-    lr_schedule: LrSchedule
-    optimizer: Optimizer
-    cooldown_sources: U8 = Field(default=0, description="sources of weights that end Cooldown early, 0 (never) to 4")
+    cold_start_warmup_steps: U32 = Field(
+        default=_MODEL.cold_start_warmup_steps, description="steps of learning-rate warm-up after a pause"
+    )
+    checkpoint: Checkpoint = Field(description='where the weights come from, as in { Local = { path = "model" } }')
+    data_location: DataLocation = Field(description='where the data comes from, as in { Server = "host:port" }')
+    lr_schedule: LrSchedule = Field(description="the learning rate, as a table [model.LLM.lr_schedule.Cosine]")
+    optimizer: Optimizer = Field(description="the optimizer, as a table [model.LLM.optimizer.Distro]")
+    cooldown_sources: U8 = Field(
+        default=_MODEL.cooldown_sources, description="sources of weights that end Cooldown early, 0 (never) to 4"
+    )
 
 
 class ModelTable(Table):
@@ -450,18 +393,20 @@ class ModelTable(Table):
 class MetadataTable(Table):
     """`[metadata]`: what people see of a run."""
 
-    name: Annotated[str, _limit_bytes(NAME_BYTES)] = ""
-    description: Annotated[str, _limit_bytes(DESCRIPTION_BYTES)] = ""
-    num_parameters: U64 = 0
-    vocab_size: U64 = 0
+    name: Name = Field(default=_METADATA.name, description="what the run is called, at most 64 bytes")
+    description: Description = Field(default=_METADATA.description, description="what it is for, at most 280 bytes")
+    num_parameters: U64 = Field(default=_METADATA.num_parameters, description="parameters of the model; 0: not told")
+    vocab_size: U64 = Field(default=_METADATA.vocab_size, description="tokens of the vocabulary; 0: not told")
 
 
 class ProgressTable(Table):
     """`[progress]`: where a run starts, in a state.toml."""
 
-    epoch: U16 = 0
-    step: Count32 = Field(default=1, description="the step to begin with, above 0")
-    epoch_start_data_index: U64 = 0
+    epoch: U16 = Field(default=_PROGRESS.epoch, description="epochs that are over, 0 to 65535")
+    step: Count32 = Field(default=_PROGRESS.step, description="the step to begin with, above 0")
+    epoch_start_data_index: U64 = Field(
+        default=_PROGRESS.epoch_start_data_index, description="samples that are already trained"
+    )
 
 
 RunStateName = Literal[
@@ -472,12 +417,12 @@ RunStateName = Literal[
 class RunFile(Table):
     """A run.toml (tables config and model) or a state.toml (with run_id and more)."""
 
-    run_id: Annotated[str, Field(min_length=1), _limit_bytes(RUN_ID_BYTES)] | None = Field(
-        default=None, description="name of the run, at most 32 bytes"
+    run_id: RunId | None = Field(default=None, description="name of the run, at most 32 bytes")
+    run_state: RunStateName | None = Field(
+        default=None, description="has no effect, for old files: a run starts by waiting for members"
     )
-    run_state: RunStateName | None = None  # read for the sake of old files: a run starts by waiting for members
-    run_state_start_unix_timestamp: U64 = 0  # likewise
-    pending_pause: bool = False
+    run_state_start_unix_timestamp: U64 = Field(default=0, description="has no effect, for old files")
+    pending_pause: bool = Field(default=False, description="true: the run is paused when its first epoch ends")
     bootstrap: list[str] = Field(
         default_factory=list[str], description="up to four nodes, as /ip4/HOST/tcp/PORT/p2p/KEY"
     )

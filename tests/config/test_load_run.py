@@ -233,7 +233,10 @@ def test_a_missing_key_says_what_belongs_there(tmp_path: Path) -> None:
     problems = fail(tmp_path, "")
     assert [p.split(":")[1].strip() for p in problems] == ["config", "model"]
     (problem,) = fail(tmp_path, TEXT.replace(OPTIMIZER, ""))
-    assert problem == ":17: model.LLM.optimizer: is missing -> add it: a table [model.LLM.optimizer]"
+    assert (
+        problem
+        == ":17: model.LLM.optimizer: is missing -> add it: the optimizer, as a table [model.LLM.optimizer.Distro]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,7 +279,7 @@ def test_a_wrong_value_is_told_with_line_key_rule_and_what_would_be_right(
     ("old", "new", "expected"),
     [
         (".checkpoint.Hub]", ".checkpoint.Hbu]", ":22: model.LLM.checkpoint: 'Hbu' is unknown -> did you mean Hub?"),
-        (CHECKPOINT, "", ":17: model.LLM.checkpoint: is missing -> add it: a table [model.LLM.checkpoint]"),
+        (CHECKPOINT, "", ":17: model.LLM.checkpoint: is missing -> add it: where the weights come from, as in { Local"),
         (DATA, "[model.LLM.data_location]\n",
          ":25: model.LLM.data_location: must name exactly one variant -> one of Http, Local, Preprocessed, Server"),
         (DATA, '[model.LLM.data_location]\nServer = "nowhere"\n',

@@ -60,27 +60,11 @@ class BrokenRule(NamedTuple):
 
 
 _TIMES: Final = ("warmup_time", "cooldown_time", "max_round_train_time", "round_witness_time", "epoch_time")
-_WIDTHS: Final = {
-    "global_batch_size_warmup_tokens": U64_MAX,
-    "min_stake": U64_MAX,
-    "total_steps": U32_MAX,
-    "rounds_per_epoch": U32_MAX,
-    "tolerance_fp32_ppm": U32_MAX,
-    "tolerance_bf16_ppm": U32_MAX,
-    "init_min_clients": U16_MAX,
-    "min_clients": U16_MAX,
-    "witness_nodes": U16_MAX,
-    "global_batch_size_start": U16_MAX,
-    "global_batch_size_end": U16_MAX,
-    "straggler_percent": U16_MAX,
-    "opened_chunks": U16_MAX,
-    "canary_permille": U16_MAX,
-    "verification_percent": U8_MAX,
-    "waiting_for_members_extra_time": U8_MAX,
-    "entropy_delay": U8_MAX,
-    "evict_after": U8_MAX,
-    "late_limit": U8_MAX,
-    "tie_breakers": U8_MAX,
+_UNSIGNED: Final = frozenset("BHIQ")
+_WIDTHS: Final = {  # the most that the place of a count on record holds
+    field.name: (1 << 8 * field.size) - 1
+    for field in CONFIG.fields
+    if field.code in _UNSIGNED and field.from_wire is None and field.name not in _TIMES
 }
 _POSITIVE: Final = (
     "cooldown_time",

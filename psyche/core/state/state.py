@@ -132,7 +132,10 @@ class Model:
 
 @dataclass(slots=True)
 class Config:
-    """Settings of a run that the coordinator itself uses; times in seconds."""
+    """Settings of a run that the coordinator itself uses; times in seconds.
+
+    A default here is that of the key in a run.toml, unless the key must be given there (`config.schema`).
+    """
 
     warmup_time: int = 0
     cooldown_time: int = 0
@@ -147,7 +150,7 @@ class Config:
     global_batch_size_start: int = 0
     global_batch_size_end: int = 0
     verification_percent: int = 0
-    waiting_for_members_extra_time: int = 0
+    waiting_for_members_extra_time: int = 10
     rounds_per_epoch: int = 0
     straggler_percent: int = STRAGGLER_PERCENT
     overlap: bool = True

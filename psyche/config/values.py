@@ -1,0 +1,106 @@
+"""The kinds of values that people type, each with what it refuses."""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Final, cast
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field
+from pydantic_core import PydanticCustomError
+
+from psyche.core.committee.schedule import round_f32
+from psyche.core.state.limits import (
+    DESCRIPTION_BYTES,
+    LOCAL_PATH_BYTES,
+    NAME_BYTES,
+    RUN_ID_BYTES,
+    STRING_BYTES,
+    URL_BYTES,
+)
+
+SEED_BYTES: Final = 32
+MAX_PORT: Final = 65_535
+
+
+def _limit_bytes(size_bytes: int) -> AfterValidator:
+    def check(text: str) -> str:
+        if (length := len(text.encode())) > size_bytes:
+            raise PydanticCustomError(
+                "too_many_bytes", "has {length} bytes, at most {limit}", {"length": length, "limit": size_bytes}
+            )
+        if "\0" in text:
+            raise PydanticCustomError("zero_byte", "must not contain a zero byte")
+        return text
+
+    return AfterValidator(check)
+
+
+def _check_address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= MAX_PORT:
+        raise PydanticCustomError("address", 'must be "host:port" with a port from 1 to 65535')
+    return text
+
+
+def _round_to_f32(value: float) -> float:
+    """What the record stores, so that every client computes with the same number."""
+    try:
+        return round_f32(value)
+    except OverflowError:
+        raise PydanticCustomError("float32", "is too large for a float32") from None
+
+
+def _read_seed(value: object) -> object:
+    if isinstance(value, str) and len(value) == 2 * SEED_BYTES:
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            pass
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        if len(items) == SEED_BYTES and all(type(i) is int and 0 <= i <= 0xFF for i in items):
+            return bytes(cast("list[int]", items))
+    raise PydanticCustomError("seed", "must be 32 numbers from 0 to 255, or 64 hex digits in quotes")
+
+
+def _read_root(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{64}", value):
+        return bytes.fromhex(value)
+    raise PydanticCustomError("root", "must be 64 hex digits in quotes")
+
+
+def get_tag(value: object) -> str | None:
+    """The variant that an externally tagged value names."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and len(keys := list(cast("dict[object, object]", value))) == 1:
+        return str(keys[0])
+    return None
+
+
+def unit(name: str) -> Callable[[object], object]:
+    """Accepts the variant of this name, which has no content, and nothing else."""
+
+    def check(value: object) -> object:
+        if value != name:
+            raise PydanticCustomError("unit_variant", "takes no table: write it as a plain string")
+        return value
+
+    return check
+
+
+U8 = Annotated[int, Field(ge=0, le=0xFF)]
+U16 = Annotated[int, Field(ge=0, le=0xFFFF)]
+U32 = Annotated[int, Field(ge=0, le=0xFFFF_FFFF)]
+Count32 = Annotated[int, Field(ge=1, le=0xFFFF_FFFF)]
+U64 = Annotated[int, Field(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
+F32 = Annotated[float, AfterValidator(_round_to_f32)]
+String = Annotated[str, _limit_bytes(STRING_BYTES)]
+Url = Annotated[str, _limit_bytes(URL_BYTES)]
+Name = Annotated[str, _limit_bytes(NAME_BYTES)]
+Description = Annotated[str, _limit_bytes(DESCRIPTION_BYTES)]
+RunId = Annotated[str, Field(min_length=1), _limit_bytes(RUN_ID_BYTES)]
+LocalPath = Annotated[str, _limit_bytes(LOCAL_PATH_BYTES)]
+Address = Annotated[str, _limit_bytes(STRING_BYTES), AfterValidator(_check_address)]
+Seed = Annotated[bytes, BeforeValidator(_read_seed)]
+Root = Annotated[bytes, BeforeValidator(_read_root)]
+EXTERNAL: Final = Discriminator(get_tag)

@@ -3,21 +3,23 @@
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from psyche.cli import options as opt
 from psyche.cli.common import format_examples, make_group, parse_hex
+from psyche.client.runtime.settings import ClientSettings
+from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
     from psyche.backends.tcp.dial import ServerAddress
-    from psyche.client.runtime.settings import ClientSettings
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.crypto import Identity
 
 GREETING_S = 3.0
+DEFAULT: Final = ClientSettings(run_id="", server_host="", server_port=0, data_dir=Path())
 group = make_group(
     "Take part in a run.",
     "psyche client train --run-id demo --server-addr 192.0.2.7:39400",
@@ -45,21 +47,21 @@ def train(
     server_key: opt.ServerKey = None,
     identity_secret_key_path: opt.IdentityPath = None,
     data_dir: opt.DataDir = None,
-    bind_p2p_port: opt.BindPort = 0,
+    bind_p2p_port: opt.BindPort = DEFAULT.bind_port,
     bind_p2p_interface: opt.BindInterface = None,
     bootstrap: opt.Bootstrap = None,
     local_root: opt.LocalRoot = Path(),
-    device: opt.Device = "auto",
-    threads: opt.Threads = 0,
-    micro_batch_size: opt.MicroBatchSize = 1,
+    device: opt.Device = DEFAULT.device,
+    threads: opt.Threads = DEFAULT.threads,
+    micro_batch_size: opt.MicroBatchSize = DEFAULT.micro_batch_size,
     checkpoint_dir: opt.CheckpointDir = None,
-    keep_steps: opt.KeepSteps = 3,
-    share_checkpoints: opt.ShareCheckpoints = False,
+    keep_steps: opt.KeepSteps = DEFAULT.keep_steps,
+    share_checkpoints: opt.ShareCheckpoints = DEFAULT.share_checkpoints,
     logs: opt.LogsOption = opt.Logs.console,
-    log: opt.LogLevel = "info",
+    log: opt.LogLevel = opt.USUAL_LEVEL,
     write_log: opt.WriteLog = None,
     events_dir: opt.EventsDir = None,
-    keep_event_files: opt.KeepEventFiles = 5,
+    keep_event_files: opt.KeepEventFiles = DEFAULT_KEEP,
     write_gradients_dir: opt.DistroDir = None,
     node_name: opt.NodeName = "client",
 ) -> None:
@@ -71,7 +73,6 @@ def train(
     """
     from psyche.backends.tcp.dial import parse_server
     from psyche.cli.interfaces import get_bind_ip
-    from psyche.client.runtime.settings import ClientSettings
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.telemetry.logging import configure_logging

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from psyche.wire.peer_address import PeerAddress
 
 MAX_BOOTSTRAP: Final = 32  # addresses that one person names
+USUAL_LEVEL: Final = "info"
 
 
 class Logs(StrEnum):

@@ -9,6 +9,7 @@ import typer
 
 from psyche.cli import options as opt
 from psyche.cli.common import format_examples, make_group, parse_hex
+from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,10 +90,10 @@ def run(
         ),
     ] = False,
     logs: opt.LogsOption = opt.Logs.console,
-    log: opt.LogLevel = "info",
+    log: opt.LogLevel = opt.USUAL_LEVEL,
     write_log: opt.WriteLog = None,
     events_dir: opt.EventsDir = None,
-    keep_event_files: opt.KeepEventFiles = 5,
+    keep_event_files: opt.KeepEventFiles = DEFAULT_KEEP,
 ) -> None:
     """Keep the record of a run until Ctrl-C.
 

@@ -1,11 +1,14 @@
 """`psyche local-testnet`: a whole run on one machine."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from psyche.cli.common import format_examples, make_group
+from psyche.testnet.settings import TestnetSettings
+
+DEFAULT: Final = TestnetSettings(num_clients=1, config_path=Path())
 
 group = make_group(
     "A server and several clients together on this machine.",
@@ -47,25 +50,33 @@ def start(
     num_clients: NumClients,
     config_path: ConfigPath,
     run_dir: RunDir = None,
-    cache_dir: CacheDir = Path("runs") / "cache",
-    server_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0: any free one.")] = 0,
-    random_kill_num: KillNumber = 0,
-    random_kill_interval: KillInterval = 120.0,
+    cache_dir: CacheDir = DEFAULT.cache_dir,
+    server_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the server; 0: any free one.")
+    ] = DEFAULT.server_port,
+    random_kill_num: KillNumber = DEFAULT.random_kill_num,
+    random_kill_interval: KillInterval = DEFAULT.random_kill_interval_s,
     allowed_to_kill: AllowedToKill = "",
     minutes: Minutes = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep journals and snapshots, not only the results.")] = False,
-    write_distro_data: Annotated[bool, typer.Option("--write-distro-data", help="Keep every update.")] = False,
-    write_log: Annotated[bool, typer.Option("--write-log", help="Also write log lines as JSON.")] = False,
-    log: Annotated[str, typer.Option(help="Level of the processes' logs, as in warn,psyche=debug.")] = "info",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep journals and snapshots, not only the results.")
+    ] = DEFAULT.keep,
+    write_distro_data: Annotated[
+        bool, typer.Option("--write-distro-data", help="Keep every update.")
+    ] = DEFAULT.write_distro_data,
+    write_log: Annotated[bool, typer.Option("--write-log", help="Also write log lines as JSON.")] = DEFAULT.write_log,
+    log: Annotated[str, typer.Option(help="Level of the processes' logs, as in warn,psyche=debug.")] = DEFAULT.log,
     events_dir: Annotated[
         Path | None, typer.Option(help="Event logs go here. Default: events in the run's folder.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N, for all clients.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of each trainer; 0: an equal share of the cores.")] = 0,
-    micro_batch_size: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 8,
-    seed: Annotated[int, typer.Option(help="Seed of the first weights, and of who is killed.")] = 0,
-    sample: Sample = True,
-    wait_for_all: WaitForAll = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N, for all clients.")] = DEFAULT.device,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads of each trainer; 0: an equal share of the cores.")
+    ] = DEFAULT.threads,
+    micro_batch_size: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = DEFAULT.micro_batch_size,
+    seed: Annotated[int, typer.Option(help="Seed of the first weights, and of who is killed.")] = DEFAULT.seed,
+    sample: Sample = DEFAULT.sample,
+    wait_for_all: WaitForAll = DEFAULT.wait_for_all,
 ) -> None:
     """Run a server and clients until the run is finished.
 
@@ -76,7 +87,6 @@ def start(
     """
     from psyche.cli.common import run_async
     from psyche.telemetry.console import Console
-    from psyche.testnet.settings import TestnetSettings
     from psyche.testnet.supervisor import run_testnet
 
     settings = TestnetSettings(

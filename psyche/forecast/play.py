@@ -1,6 +1,6 @@
 """What a run will do, found by playing it: the run owner's configuration, a population, and a seed.
 
-forecast = play(Question(run, workload, classes, counts))
+forecast = play(Question(run=run, workload=workload, classes=classes, counts=counts, rounds=10))
 print(format_forecast(forecast))
 """
 

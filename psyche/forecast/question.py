@@ -48,7 +48,7 @@ class Question:
     workload: Workload
     classes: tuple[ClassTable, ...]
     counts: tuple[int, ...]
-    rounds: int = 20
+    rounds: int
     seed: int = 0
     faults: tuple[Fault, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from typing import Final
 
 from psyche.analysis.accounts import What
 from psyche.analysis.summary import format_percent
+from psyche.core.state.state import Config
 from psyche.forecast.obstacle import estimate_slowest_s
 from psyche.forecast.play import Forecast, play
 from psyche.forecast.question import Question
@@ -106,7 +107,8 @@ def _iter_times(forecast: Forecast) -> Iterator[Idea]:
         yield _change(question, text, straggler_percent=0, max_round_train_time=limit_s)
     waits = {kind for (kind, _), _ in count_bounds(forecast)}
     if not config.straggler_percent and waits & {"limit", "patience"}:
-        yield _change(question, "straggler_percent = 150 instead of 0", straggler_percent=150)
+        usual = Config().straggler_percent
+        yield _change(question, f"straggler_percent = {usual} instead of 0", straggler_percent=usual)
 
 
 def _iter_settings(forecast: Forecast) -> Iterator[Idea]:

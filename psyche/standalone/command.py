@@ -18,6 +18,7 @@ EXAMPLES: Final = (
     "psyche train --model my-model --data tokens.bin --optimizer adamw --lr 3e-3 --steps 400 --out trained",
     "psyche train --model my-model --data tokens.bin --peers 3 --overlap --plot loss.png   # as a run does it",
 )
+DEFAULT: Final = TrainSettings(model=Path(), data=())
 
 
 def train(
@@ -25,33 +26,39 @@ def train(
     model: Annotated[Path, typer.Option(help="Model folder, or a config file (TOML or JSON) to make one from.")],
     data: Annotated[list[Path], typer.Option(help="Token file (.bin, .npy) or folder; may be repeated.")],
     eval_data: Annotated[list[Path] | None, typer.Option(help="Held-out tokens; default: the end of --data.")] = None,
-    eval_tokens: Annotated[int, typer.Option(help="Tokens held out at the end of --data.")] = 200_000,
-    eval_every: Annotated[int, typer.Option(help="Steps between evaluations; 0: only at the end.")] = 100,
-    token_size: Annotated[int, typer.Option(help="Bytes of one token in the files: 2 or 4.")] = 2,
-    sequence_length: Annotated[int, typer.Option(help="Tokens of one sample.")] = 128,
-    total_batch: Annotated[int, typer.Option(help="Samples per step, over all peers.")] = 24,
+    eval_tokens: Annotated[int, typer.Option(help="Tokens held out at the end of --data.")] = DEFAULT.eval_tokens,
+    eval_every: Annotated[
+        int, typer.Option(help="Steps between evaluations; 0: only at the end.")
+    ] = DEFAULT.eval_every,
+    token_size: Annotated[
+        int, typer.Option(help="Bytes of one token in the files: 2 or 4.")
+    ] = DEFAULT.token_size_bytes,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of one sample.")] = DEFAULT.sequence_length,
+    total_batch: Annotated[int, typer.Option(help="Samples per step, over all peers.")] = DEFAULT.total_batch,
     micro_batch: Annotated[int | None, typer.Option(help="Samples at a time; fewer need less memory.")] = None,
-    steps: Annotated[int, typer.Option(help="How many steps.")] = 240,
-    optimizer: Annotated[OptimizerName, typer.Option(help="The optimizer.")] = OptimizerName.DISTRO,
-    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    steps: Annotated[int, typer.Option(help="How many steps.")] = DEFAULT.steps,
+    optimizer: Annotated[OptimizerName, typer.Option(help="The optimizer.")] = DEFAULT.optimizer,
+    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = DEFAULT.schedule.lr,
     schedule: Annotated[
         ScheduleName, typer.Option(help="The rate after warm-up; wsd: constant, then falling.")
-    ] = ScheduleName.COSINE,
+    ] = DEFAULT.schedule.name,
     final_lr: Annotated[float | None, typer.Option(help="Learning rate at the end; default: a tenth.")] = None,
-    warmup_steps: Annotated[int, typer.Option(help="Steps in which the rate rises from 0.")] = 10,
+    warmup_steps: Annotated[
+        int, typer.Option(help="Steps in which the rate rises from 0.")
+    ] = DEFAULT.schedule.warmup_steps,
     decay_steps: Annotated[int | None, typer.Option(help="wsd: steps in which it falls; default: a fifth.")] = None,
-    clip: Annotated[float, typer.Option(help="Clip gradients to this global norm; 0: never.")] = 1.0,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay per step, times the rate.")] = 0.0,
-    chunk: Annotated[int, typer.Option(help="DisTrO: edge of a chunk of the transform.")] = 16,
-    topk: Annotated[int, typer.Option(help="DisTrO: coefficients sent per chunk.")] = 16,
-    decay: Annotated[float, typer.Option(help="DisTrO: decay of the momentum per step.")] = 0.95,
+    clip: Annotated[float, typer.Option(help="Clip gradients to this global norm; 0: never.")] = DEFAULT.clip or 0.0,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay per step, times the rate.")] = DEFAULT.weight_decay,
+    chunk: Annotated[int, typer.Option(help="DisTrO: edge of a chunk of the transform.")] = DEFAULT.chunk,
+    topk: Annotated[int, typer.Option(help="DisTrO: coefficients sent per chunk.")] = DEFAULT.topk,
+    decay: Annotated[float, typer.Option(help="DisTrO: decay of the momentum per step.")] = DEFAULT.decay,
     values: Annotated[bool, typer.Option("--values", help="DisTrO: send full values, not signs.")] = False,
-    peers: Annotated[int, typer.Option(help="DisTrO: peers simulated in this process.")] = 1,
+    peers: Annotated[int, typer.Option(help="DisTrO: peers simulated in this process.")] = DEFAULT.peers,
     overlap: Annotated[
         bool, typer.Option("--overlap", help="DisTrO: apply two steps late, with look-ahead, as a run does.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the data's order, and of a new model.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the data's order, and of a new model.")] = DEFAULT.seed,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = DEFAULT.device,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Write the trained model to this folder (Hugging Face); new or empty.")

@@ -1,6 +1,6 @@
 """A client that sees some states of the record late or not at all (F8, C6)."""
 
-from bench import Bench, build_bench
+from kits.bench import Bench, build_bench
 
 from psyche.client.engine import actions as act
 from psyche.core.state.bits import compute_bits

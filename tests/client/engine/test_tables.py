@@ -1,7 +1,7 @@
 """Tables behind the roots on record: who was kept from a commitment decides as everybody does (C2, C3, W7)."""
 
 import pytest
-from bench import Bench, build_bench, build_identity
+from kits.bench import Bench, build_bench, build_identity
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import RoundRecord

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from bench import Bench, build_bench
+from kits.bench import Bench, build_bench
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import PayloadStatus

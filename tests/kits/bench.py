@@ -341,3 +341,12 @@ def build_bench(members: int = 4, own: int = 0, manual: Collection[type] = (), *
         build_config(**values), build_model(), "bench", build_hash("bench"), Metadata(name="bench"), "test", START_UNIX
     )
     return Bench(state, [build_identity(number) for number in range(members)], own, manual=manual)
+
+
+def go_to_last_drain(bench: Bench) -> None:
+    """Two rounds with data, then the drain up to its last round."""
+    while bench.state.epoch.drain_from_height == 0 or bench.state.current.height < bench.state.epoch.drain_from_height:
+        bench.run_round()
+    drains = 2 if bench.state.config.overlap else 1
+    while bench.state.current.height < bench.state.epoch.drain_from_height + drains - 1:
+        bench.run_round()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from bench import FIRST_DIGEST, Bench, build_bench
+from kits.bench import FIRST_DIGEST, Bench, build_bench
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine

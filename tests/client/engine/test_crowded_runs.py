@@ -1,7 +1,7 @@
 """Where all members together send more than 20 messages a second, Ready rides in Finished (S6, R2)."""
 
 import pytest
-from bench import Bench, build_bench
+from kits.bench import Bench, build_bench
 from test_engine_runs import assert_all_equal, make_world
 
 from psyche.client.engine import actions as act

@@ -1,6 +1,6 @@
 """Who is slow or behind still says that it is there (A1, C6, S6)."""
 
-from bench import Bench, build_bench
+from kits.bench import Bench, build_bench
 
 from psyche.client.engine import actions as act
 from psyche.core.state.gossip import Ready, ReadyFlag

@@ -1,6 +1,6 @@
 """The set of a round as a client finds it: own table, lists of witnesses, bodies (C1 to C6, W7, M8, R8)."""
 
-from bench import Bench, build_bench
+from kits.bench import Bench, build_bench
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import PayloadStatus

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from bench import Bench, build_bench, build_identity
+from kits.bench import Bench, build_bench, build_identity
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import PayloadStatus

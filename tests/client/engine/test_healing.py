@@ -1,6 +1,6 @@
 """What a client does whose weights are not the agreed ones (S3 to S7)."""
 
-from bench import Bench, build_bench, build_train_reply
+from kits.bench import Bench, build_bench, build_train_reply
 
 from psyche.client.engine import actions as act
 from psyche.core.rules.apply import apply

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from bench import Bench, build_bench
-from test_duty import go_to_last_drain
+from kits.bench import Bench, build_bench, go_to_last_drain
 from test_loading import KEYS, Place, answer_with, build_offer
 from trio.testing import MockClock
 

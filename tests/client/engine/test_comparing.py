@@ -1,7 +1,7 @@
 """A client that cannot replay compares its weights with those of peers (S7)."""
 
 import pytest
-from bench import Bench
+from kits.bench import Bench
 from test_engine_runs import assert_all_equal, make_world
 from test_healing import WRONG, agree_on, build_bench_in_second_epoch, diverge, let_go
 from world import World

@@ -7,9 +7,9 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from bench import Bench, build_train_reply
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kits.bench import Bench, build_train_reply
 from test_healing import build_bench_in_second_epoch, diverge, let_go
 
 from psyche.client.engine import actions as act

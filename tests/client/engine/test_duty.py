@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bench import Bench, build_bench, build_train_reply
+from kits.bench import Bench, build_bench, build_train_reply, go_to_last_drain
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.context import describe_members
@@ -26,15 +26,6 @@ def get_headers(bench: Bench) -> list[tuple[int, object]]:
 
 def get_reasons(bench: Bench) -> list[object]:
     return [f["reason"] for f in bench.get_logs("not_sent")]
-
-
-def go_to_last_drain(bench: Bench) -> None:
-    """Two rounds with data, then the drain up to its last round."""
-    while bench.state.epoch.drain_from_height == 0 or bench.state.current.height < bench.state.epoch.drain_from_height:
-        bench.run_round()
-    drains = 2 if bench.state.config.overlap else 1
-    while bench.state.current.height < bench.state.epoch.drain_from_height + drains - 1:
-        bench.run_round()
 
 
 # --- R1: what is announced

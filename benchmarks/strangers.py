@@ -41,7 +41,7 @@ from psyche.core.state.messages import Join, WarmupWitness
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator, DataLocation, DataLocationKind, RunState
 from psyche.data.client import RemoteData
 from psyche.errors import BackendError, PsycheError
-from psyche.server.limits import REQUESTS_PER_S
+from psyche.server.connections.limits import REQUESTS_PER_S
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.sim.scenarios.scenario import SimRunFile
 from psyche.testing.builders import build_config, build_hash, build_model

@@ -21,7 +21,7 @@ from psyche.telemetry.status import PHASES, ROUND_PHASES, Pace, get_stage
 from psyche.telemetry.text import format_number, format_seconds
 from psyche.wire.backend import RunStatus
 
-LOCK_NAME = "lock"  # what a server holds in its state folder (`server.disk`)
+LOCK_NAME = "lock"  # what a server holds in its state folder (`server.journal.disk`)
 
 
 async def serve_until_signal(

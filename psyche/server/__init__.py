@@ -1,1 +1,5 @@
-"""The TCP home of the coordinator: server and journal. The client's side of it stands in `psyche.backends.tcp`."""
+"""The TCP home of the coordinator: its message handling, its journal, and the connections of its clients.
+
+Here belongs what the server's process does for a run: `handler` without I/O, `server` as the trio rim around it. The
+client's side of the line stands in `psyche.backends.tcp`, the rules of a run in `psyche.core`.
+"""

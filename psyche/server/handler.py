@@ -20,12 +20,12 @@ from psyche.core.state.state import Coordinator, RunState, SlotState
 from psyche.errors import BackendError, PsycheError, WireError
 from psyche.server.access import AllowList, FirstKeys
 from psyche.server.book import AddressBook
-from psyche.server.events import Event
+from psyche.server.connections.presence import Presence, can_be_given_up, find_departure, has_departure_ahead, is_member
+from psyche.server.connections.push import StateVersion, make_version
+from psyche.server.connections.replies import Answer, ReplyCache
 from psyche.server.evidence import check_report, is_report_true
-from psyche.server.journal import KEPT_OP_IDS, Journal
-from psyche.server.presence import Presence, can_be_given_up, find_departure, has_departure_ahead, is_member
-from psyche.server.push import StateVersion, make_version
-from psyche.server.replies import Answer, ReplyCache
+from psyche.server.journal.events import Event
+from psyche.server.journal.journal import KEPT_OP_IDS, Journal
 from psyche.server.status import get_earnings, make_status
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire

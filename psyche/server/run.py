@@ -10,8 +10,8 @@ from psyche.core.state.genesis import create_run
 from psyche.core.state.state import Config, Coordinator, Metadata, Model, Progress
 from psyche.errors import ConfigError
 from psyche.server.access import AccessChanges
-from psyche.server.journal import Journal, JournalDisk
-from psyche.server.recovery import create_journal, recover
+from psyche.server.journal.journal import Journal, JournalDisk
+from psyche.server.journal.recovery import create_journal, recover
 
 
 class RunDefinition(Protocol):

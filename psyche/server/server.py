@@ -24,13 +24,13 @@ from psyche.data.provider import LocalFiles
 from psyche.errors import BackendError, ConfigError, PsycheError
 from psyche.server.access import AllowList
 from psyche.server.clock import RunClock
+from psyche.server.connections.hub import Hub
+from psyche.server.connections.limits import TICK_S
+from psyche.server.connections.push import StateVersion, compute_delay_s
 from psyche.server.data import RunData, open_run_data
-from psyche.server.disk import FolderDisk
 from psyche.server.handler import CoordinatorHandler
-from psyche.server.hub import Hub
-from psyche.server.journal import JournalDisk
-from psyche.server.limits import TICK_S
-from psyche.server.push import StateVersion, compute_delay_s
+from psyche.server.journal.disk import FolderDisk
+from psyche.server.journal.journal import JournalDisk
 from psyche.server.run import OpenRun, RunDefinition, open_run
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from psyche.server.journal import JournalDisk
+from psyche.server.journal.journal import JournalDisk
 
 WRITERS: Final = frozenset(
     {"_write_file", "_open", "_write", "_assemble", "_finish", "check_room", "write"}

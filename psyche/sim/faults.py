@@ -20,7 +20,7 @@ import trio
 from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
 from psyche.errors import ConfigError
 from psyche.network.links import LinkConditions
-from psyche.server.events import Event
+from psyche.server.journal.events import Event
 from psyche.sim.disk import DiskConditions, ServerDisk
 
 ANSWERED: Final[dict[str, type[Message]]] = {

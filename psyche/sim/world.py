@@ -21,8 +21,8 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.state import Coordinator, RunState
 from psyche.network.links import Links
 from psyche.network.memory import MemoryHub
-from psyche.server.events import Event
-from psyche.server.journal import Record
+from psyche.server.journal.events import Event
+from psyche.server.journal.journal import Record
 from psyche.sim import runtime
 from psyche.sim.byzantine.programs import build_program
 from psyche.sim.disk import is_writer

@@ -30,7 +30,7 @@ from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Join, Pause
 from psyche.core.state.state import ZERO32, Metadata, RunState
 from psyche.errors import ConfigError, DataError, PsycheError
-from psyche.server.disk import FolderDisk
+from psyche.server.journal.disk import FolderDisk
 from psyche.standalone.command import check_out
 from psyche.telemetry.console import Console
 from psyche.telemetry.loading import loading

@@ -7,7 +7,7 @@ from typing import Final
 from psyche.core.committee.elections import compute_quorum
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.state import RunState, SlotState
-from psyche.server.limits import TICK_S
+from psyche.server.connections.limits import TICK_S
 from psyche.sim.invariants.ledger import Phase, RoundFacts
 from psyche.sim.invariants.resource_limits import MAX_SNAPSHOT_BYTES
 from psyche.sim.trace import EVENT_DIGITS

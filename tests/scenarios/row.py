@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from psyche.core.state.state import Config, RunState
-from psyche.server.limits import TICK_S
+from psyche.server.connections.limits import TICK_S
 from psyche.sim.invariants.ledger import Ledger, RoundFacts
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Outcome

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from psyche.server import handler
-from psyche.server.replies import ReplyCache
+from psyche.server.connections.replies import ReplyCache
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.crash_points import Point, find_points, play_killed
 from psyche.sim.invariants.ledger import EpochFacts, Ledger, Phase

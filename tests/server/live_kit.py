@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 from kits.runs import Run
-from server_kit import CLIENTS, OWNER, RunFile, Sink, build_record
+from kits.server import CLIENTS, OWNER, RunFile, Sink, build_record
 
 from psyche.backends.tcp.backend import TcpBackend
 from psyche.backends.tcp.dial import ServerAddress

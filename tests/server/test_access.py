@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from server_kit import (
+from kits.server import (
     CLIENTS,
     OWNER,
     Members,
@@ -18,9 +18,9 @@ from server_kit import (
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import Pause
 from psyche.core.state.state import ClientState, RunState, Slot, SlotState
-from psyche.server import journal as j
 from psyche.server.access import AccessChanges, AllowList
-from psyche.server.recovery import recover
+from psyche.server.journal import journal as j
+from psyche.server.journal.recovery import recover
 from psyche.testing.builders import START_UNIX, build_config
 from psyche.wire import backend as wire
 from psyche.wire.access import MAX_KEYS, OPEN, Access, Allow, Authorization, Disallow

@@ -1,13 +1,13 @@
 """`collect` on the server: earnings leave the record once, to whoever owns the run (M11, K3)."""
 
-from server_kit import CLIENTS, OWNER, START_UNIX, MemoryDisk, build_handler, build_state
+from kits.server import CLIENTS, OWNER, START_UNIX, MemoryDisk, build_handler, build_state
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply
 from psyche.core.state.limits import MAX_CLAIMS
 from psyche.core.state.messages import Collect, Join
 from psyche.server.handler import CoordinatorHandler
-from psyche.server.recovery import recover
+from psyche.server.journal.recovery import recover
 from psyche.wire import backend as wire
 
 OP = b"collect-number-1"

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from server_kit import (
+from kits.server import (
     CLIENTS,
     OWNER,
     Members,
@@ -50,9 +50,9 @@ from psyche.core.state.state import (
     WitnessFlag,
 )
 from psyche.errors import BackendError, WireError
+from psyche.server.connections.replies import MAX_CACHED_CLIENTS, REPLIES_PER_CLIENT, Answer, ReplyCache
 from psyche.server.handler import MAX_TICKS
-from psyche.server.recovery import recover
-from psyche.server.replies import MAX_CACHED_CLIENTS, REPLIES_PER_CLIENT, Answer, ReplyCache
+from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings
 from psyche.testing.builders import START_UNIX, build_config, build_hash
 from psyche.wire import backend as wire

@@ -11,8 +11,8 @@ import trio
 from kits.clocks import SteadyClock
 from kits.middle import Middle, open_middle
 from kits.runs import Run
+from kits.server import CLIENTS, Sink, build_record
 from live_kit import RATE, SERVER, Script, Server, build_file, follow_all, is_training, open_scripts, open_server
-from server_kit import CLIENTS, Sink, build_record
 
 from psyche.backends.tcp.backend import open_backend
 from psyche.backends.tcp.push import read_full

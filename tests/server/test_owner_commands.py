@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 from kits.middle import Middle, open_middle
+from kits.server import CLIENTS, OWNER
 from live_kit import SERVER, Server, build_file, open_server
-from server_kit import CLIENTS, OWNER
 from typer.testing import CliRunner
 
 from psyche.backends.tcp.owner import get_run_status

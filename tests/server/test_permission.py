@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 from kits.clocks import SteadyClock
+from kits.server import CLIENTS, OWNER, Sink, build_record
 from live_kit import RATE, open_server
-from server_kit import CLIENTS, OWNER, Sink, build_record
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress

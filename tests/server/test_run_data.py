@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from server_kit import CLIENTS, Members, RunFile, build_handler, build_state
+from kits.server import CLIENTS, Members, RunFile, build_handler, build_state
 
 from psyche.config.load import LoadedData
 from psyche.core.committee.assignment import compute_assignments

@@ -10,8 +10,8 @@ import pytest
 import trio
 from kits.clocks import SteadyClock
 from kits.runs import Run
+from kits.server import CLIENTS, OWNER, RunFile, Sink, build_record
 from live_kit import RATE, SERVER, Script, build_file, follow_all, is_finished, is_training, open_scripts, open_server
-from server_kit import CLIENTS, OWNER, RunFile, Sink, build_record
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress, ask, parse_server
@@ -36,9 +36,9 @@ from psyche.core.state.state import (
     RunState,
 )
 from psyche.errors import BackendError, ConfigError
-from psyche.server import journal as j
-from psyche.server.disk import FolderDisk
-from psyche.server.recovery import recover
+from psyche.server.journal import journal as j
+from psyche.server.journal.disk import FolderDisk
+from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings, run_server
 from psyche.testing.builders import build_model
 from psyche.wire import backend as wire

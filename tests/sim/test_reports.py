@@ -14,8 +14,8 @@ from sim_kit import build
 
 from psyche.forecast.inputs import load_scenario
 from psyche.network.limits import NetworkLimits
-from psyche.server.journal import JournalDisk
-from psyche.server.recovery import RecoveredState, recover
+from psyche.server.journal.journal import JournalDisk
+from psyche.server.journal.recovery import RecoveredState, recover
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.disk import DiskHandle
 from psyche.sim.faults import Kill, TornWrite

@@ -36,9 +36,9 @@ from psyche.core.state.state import (
     SlotState,
 )
 from psyche.core.state.timeline import get_round
-from psyche.server.events import Event
-from psyche.server.journal import Record
-from psyche.server.recovery import recover
+from psyche.server.journal.events import Event
+from psyche.server.journal.journal import Record
+from psyche.server.journal.recovery import recover
 from psyche.sim.disk import DiskHandle
 from psyche.sim.invariants.agreement import Agreement
 from psyche.sim.invariants.authenticity import Authenticity

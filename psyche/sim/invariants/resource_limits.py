@@ -12,7 +12,7 @@ from psyche.client.runtime.shell import FETCHES
 from psyche.client.runtime.trainer_tasks import QUEUE
 from psyche.core.state.limits import STATE_BYTES
 from psyche.network.streams import PROTOCOLS
-from psyche.server.journal import SNAPSHOT_EVERY_BYTES
+from psyche.server.journal.journal import SNAPSHOT_EVERY_BYTES
 from psyche.sim.invariants.views import ClientStatistics, Watched
 from psyche.wire.crypto import BLOB_CHUNK_BYTES
 

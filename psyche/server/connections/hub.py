@@ -8,12 +8,12 @@ from typing import Final
 import trio
 
 from psyche.errors import BackendError, WireError
-from psyche.server import limits
 from psyche.server.clock import RunClock
-from psyche.server.connection import Connection
+from psyche.server.connections import limits
+from psyche.server.connections.connection import Connection
+from psyche.server.connections.push import StateVersion, make_push
+from psyche.server.connections.replies import Answer
 from psyche.server.handler import CoordinatorHandler
-from psyche.server.push import StateVersion, make_push
-from psyche.server.replies import Answer
 from psyche.telemetry.sink import EventSink
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity

@@ -5,15 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kits.runs import Run
-
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Join, WarmupWitness
 from psyche.core.state.state import Config, Coordinator, Metadata, Model, Progress, RunState
 from psyche.server.access import AccessChanges, AllowList
 from psyche.server.handler import CoordinatorHandler
-from psyche.server.journal import Journal
-from psyche.server.recovery import create_journal
+from psyche.server.journal.journal import Journal
+from psyche.server.journal.recovery import create_journal
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
 from psyche.wire import backend as wire
 from psyche.wire.access import OPEN, Access

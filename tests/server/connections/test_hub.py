@@ -8,16 +8,16 @@ import pytest
 import trio
 from hub_kit import CHANNEL, SERVER, Client, Rig, open_rig
 from kits.runs import Run, build_run
-from server_kit import CLIENTS, OWNER, build_record
+from kits.server import CLIENTS, OWNER, build_record
 from trio.testing import MockClock
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import LeaveRun, Pause, Resume
 from psyche.core.state.state import ClientState
 from psyche.errors import PsycheError
-from psyche.server import hub as hub_module
-from psyche.server import limits
 from psyche.server.access import AccessChanges, AllowList
+from psyche.server.connections import hub as hub_module
+from psyche.server.connections import limits
 from psyche.wire import backend as wire
 from psyche.wire.access import Access, Allow
 from psyche.wire.crypto import Identity

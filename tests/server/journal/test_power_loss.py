@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 from kits.power_loss import Watch, watch_disk
-from server_kit import RunFile
+from kits.server import RunFile
 
 from psyche import durable
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import Pause, Resume
 from psyche.core.state.state import Coordinator
-from psyche.server import disk as server_disk
-from psyche.server import journal as j
-from psyche.server.disk import FolderDisk
-from psyche.server.events import Event
-from psyche.server.recovery import recover
+from psyche.server.journal import disk as server_disk
+from psyche.server.journal import journal as j
+from psyche.server.journal.disk import FolderDisk
+from psyche.server.journal.events import Event
+from psyche.server.journal.recovery import recover
 from psyche.server.run import open_run
 from psyche.testing.builders import START_UNIX
 from psyche.wire.crypto import blake3_hash

@@ -6,14 +6,14 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from server_kit import Members, build_handler
+from kits.server import Members, build_handler
 
 from psyche.backends.tcp.push import apply_delta, read_full
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.state import RunState
 from psyche.errors import WireError
-from psyche.server.push import COALESCE_S, StateVersion, compute_delay_s, compute_runs, make_push
+from psyche.server.connections.push import COALESCE_S, StateVersion, compute_delay_s, compute_runs, make_push
 from psyche.wire import backend as wire
 from psyche.wire.crypto import blake3_hash
 

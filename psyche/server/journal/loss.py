@@ -6,8 +6,8 @@ from typing import Final
 from psyche.core.state.messages import HealthCheck, NameCheckpoint, WarmupWitness, WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
-from psyche.server.events import decode_event
-from psyche.server.journal import JournalDisk, Record, get_numbers, get_segment_name, scan_segment
+from psyche.server.journal.events import decode_event
+from psyche.server.journal.journal import JournalDisk, Record, get_numbers, get_segment_name, scan_segment
 
 ASIDE: Final = "broken-"  # what the name of a file that was set aside begins with
 

@@ -13,8 +13,8 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.server.access import AccessChanges, decode_changes
-from psyche.server.events import Event, decode_event
-from psyche.server.journal import (
+from psyche.server.journal.events import Event, decode_event
+from psyche.server.journal.journal import (
     HASH_BYTES,
     KEPT_OP_IDS,
     Journal,
@@ -28,7 +28,7 @@ from psyche.server.journal import (
     get_snapshot_name,
     scan_segment,
 )
-from psyche.server.loss import Loss, find_later_records, set_aside
+from psyche.server.journal.loss import Loss, find_later_records, set_aside
 from psyche.wire.access import Allow, Disallow
 from psyche.wire.crypto import blake3_hash
 

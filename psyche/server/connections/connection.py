@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import trio
 
 from psyche.errors import BackendError
-from psyche.server.limits import MAX_REPLIES, REQUEST_BURST, REQUESTS_PER_S
-from psyche.server.push import StateVersion
-from psyche.server.replies import Answer
+from psyche.server.connections.limits import MAX_REPLIES, REQUEST_BURST, REQUESTS_PER_S
+from psyche.server.connections.push import StateVersion
+from psyche.server.connections.replies import Answer
 from psyche.wire.backend import Goodbye, Overloaded, code_of, shorten
 from psyche.wire.framing import FrameStream
 from psyche.wire.pace import TokenBucket

@@ -3,17 +3,17 @@
 from dataclasses import dataclass, field
 
 import pytest
-from server_kit import CLIENTS, OWNER, Members, MemoryDisk, RunFile, Sink, build_handler, build_state
+from kits.server import CLIENTS, OWNER, Members, MemoryDisk, RunFile, Sink, build_handler, build_state
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.errors import Halted
 from psyche.core.state.messages import NameCheckpoint, Pause, Resume, SetRates, Tick
 from psyche.core.state.state import Checkpoint, CheckpointKind, ClientState, RunState
 from psyche.errors import ConfigError
-from psyche.server import journal as j
-from psyche.server.events import Event, decode_event
 from psyche.server.handler import CoordinatorHandler
-from psyche.server.recovery import create_journal, recover
+from psyche.server.journal import journal as j
+from psyche.server.journal.events import Event, decode_event
+from psyche.server.journal.recovery import create_journal, recover
 from psyche.server.run import compute_run_uid, open_run
 from psyche.testing.builders import START_UNIX, build_config, build_hash
 from psyche.wire import backend as wire

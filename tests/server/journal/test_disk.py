@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psyche.errors import BackendError
-from psyche.server.disk import FolderDisk
+from psyche.server.journal.disk import FolderDisk
 
 
 def test_what_is_appended_and_replaced_is_read_back_by_the_next_process(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_two_servers_cannot_use_one_folder(tmp_path: Path) -> None:
 
 def test_the_folder_is_free_again_when_its_process_was_killed(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from psyche.server.disk import FolderDisk;"
+        "import os, signal, sys; from pathlib import Path; from psyche.server.journal.disk import FolderDisk;"
         "d = FolderDisk(Path(sys.argv[1])); d.append('a.bin', b'kept'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60).returncode < 0

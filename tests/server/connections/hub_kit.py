@@ -5,15 +5,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
-from server_kit import Members, MemoryDisk, RunFile, Sink, build_handler, build_join_request, build_record, build_state
+from kits.server import Members, MemoryDisk, RunFile, Sink, build_handler, build_join_request, build_record, build_state
 from trio.testing import memory_stream_one_way_pair
 
 from psyche.backends.tcp.push import apply_delta, read_full
 from psyche.core.state.state import RunState
 from psyche.errors import PsycheError
 from psyche.server.clock import RunClock
+from psyche.server.connections.hub import Hub
 from psyche.server.handler import CoordinatorHandler
-from psyche.server.hub import Hub
 from psyche.testing.builders import START_UNIX, build_config
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity

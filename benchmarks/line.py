@@ -38,8 +38,8 @@ from psyche.server.server import BoundListener, ServerSettings, listen_tls, run_
 from psyche.wire import backend as wire
 from psyche.wire.access import OPEN
 from psyche.wire.crypto import Identity, blake3_hash, sign_address_record
-from psyche.wire.framing import FrameStream
-from psyche.wire.tls import Connection, make_channel, secure_client
+from psyche.wire.line.framing import FrameStream
+from psyche.wire.line.tls import Connection, make_channel, secure_client
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"

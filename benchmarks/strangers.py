@@ -52,9 +52,9 @@ from psyche.wire.access import OPEN, Access
 from psyche.wire.backend import Request, StatusRequest, encode_message
 from psyche.wire.crypto import Identity, sign_address_record
 from psyche.wire.data import MAX_REPLY_BYTES, PURPOSE, FetchRequest, encode_request
-from psyche.wire.framing import FrameStream
-from psyche.wire.handshake import client_handshake
-from psyche.wire.tls import open_tls
+from psyche.wire.line.framing import FrameStream
+from psyche.wire.line.handshake import client_handshake
+from psyche.wire.line.tls import open_tls
 
 LIMIT = 0.8
 LOWEST_PRIORITY = 19

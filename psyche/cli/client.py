@@ -123,7 +123,7 @@ def check_server(address: "ServerAddress") -> None:
     from psyche.cli.server import make_identity
     from psyche.errors import BackendError, WireError
     from psyche.wire.backend import RequestRefused
-    from psyche.wire.handshake import HandshakeError
+    from psyche.wire.line.handshake import HandshakeError
 
     async def greet() -> None:
         with trio.move_on_after(GREETING_S):

@@ -19,9 +19,9 @@ from psyche.wire.data import (
     decode_reply,
     encode_request,
 )
-from psyche.wire.framing import FrameStream, FrameTimeout
-from psyche.wire.handshake import HandshakeError, client_handshake
-from psyche.wire.tls import open_tls
+from psyche.wire.line.framing import FrameStream, FrameTimeout
+from psyche.wire.line.handshake import HandshakeError, client_handshake
+from psyche.wire.line.tls import open_tls
 
 TRIES: Final = 7
 BACK_OFF_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # before each try

@@ -30,10 +30,10 @@ from psyche.wire.data import (
     decode_request,
     encode_reply,
 )
-from psyche.wire.framing import ConnectionLost, FrameStream
-from psyche.wire.handshake import server_handshake
-from psyche.wire.places import Place, Places, get_peer_host
-from psyche.wire.tls import TlsListener, make_channel
+from psyche.wire.line.framing import ConnectionLost, FrameStream
+from psyche.wire.line.handshake import server_handshake
+from psyche.wire.line.places import Place, Places, get_peer_host
+from psyche.wire.line.tls import TlsListener, make_channel
 
 MAX_STRANGERS: Final = 256  # connections before their handshake, or of keys that are no members
 MAX_STRANGERS_PER_HOST: Final = 192

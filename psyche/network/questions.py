@@ -18,8 +18,8 @@ from psyche.network.sync import (
     encode_request,
     get_reply_limit,
 )
+from psyche.wire.line.turns import AtOnce
 from psyche.wire.ports import NetworkStatistics, SyncHandler, SyncReply, SyncRequest
-from psyche.wire.turns import AtOnce
 
 _log: Final = logging.getLogger("psyche.network")
 

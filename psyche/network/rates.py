@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from statistics import median
 from typing import Final
 
-from psyche.wire.pace import TokenBucket
+from psyche.wire.line.pace import TokenBucket
 
 MAX_BUCKETS: Final = 1_024
 MIN_SAMPLE_BYTES: Final = 256 << 10

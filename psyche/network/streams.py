@@ -11,8 +11,8 @@ from typing import Final, Protocol
 import trio
 
 from psyche.errors import NetworkError, PsycheError
-from psyche.wire.length import LENGTH_BYTES, pack_length, read_length
-from psyche.wire.turns import take
+from psyche.wire.line.length import LENGTH_BYTES, pack_length, read_length
+from psyche.wire.line.turns import take
 
 HELLO: Final = "/psyche/hello/1"
 GOSSIP: Final = "/psyche/gossip/1"

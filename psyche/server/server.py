@@ -35,7 +35,7 @@ from psyche.server.run import OpenRun, RunDefinition, open_run
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access
 from psyche.wire.crypto import Identity
-from psyche.wire.tls import TlsListener
+from psyche.wire.line.tls import TlsListener
 
 PROGRAM: Final = f"psyche {__version__}"
 ENTROPY_BYTES: Final = 32

@@ -53,8 +53,8 @@ from psyche.sim.trace import NodeLog
 from psyche.sim.trainer import VOCAB, Faults, PayloadCodec, SimTrainer
 from psyche.wire.access import OPEN
 from psyche.wire.crypto import Identity
+from psyche.wire.line.tls import Connection
 from psyche.wire.ports import AddressRecord, Backend, Proof
-from psyche.wire.tls import Connection
 
 SERVER_HOST = "server"
 SERVER_PORT = 7_000

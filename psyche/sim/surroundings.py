@@ -13,7 +13,7 @@ from psyche.sim.runtime import RunQueue, Task
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.trace import Trace
 from psyche.sim.trainer import PayloadCodec
-from psyche.wire.tls import Channel
+from psyche.wire.line.tls import Channel
 
 
 class Surroundings(Protocol):

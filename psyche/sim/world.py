@@ -44,7 +44,7 @@ from psyche.sim.scenarios.scenario import (
 )
 from psyche.sim.trace import Trace
 from psyche.sim.trainer import PayloadCodec
-from psyche.wire.tls import make_channel
+from psyche.wire.line.tls import make_channel
 
 WATCH_S: Final = 5.0  # how often progress is looked at
 FAREWELL_S: Final = 120.0  # for the clients to end once the run is finished

@@ -30,9 +30,9 @@ from psyche.wire.data import (
     encode_reply,
     encode_request,
 )
-from psyche.wire.framing import ConnectionLost, FrameStream
-from psyche.wire.handshake import client_handshake
-from psyche.wire.tls import Connection, make_channel
+from psyche.wire.line.framing import ConnectionLost, FrameStream
+from psyche.wire.line.handshake import client_handshake
+from psyche.wire.line.tls import Connection, make_channel
 
 SERVER = Identity(bytes([1]) * 32)
 ALICE = Identity(bytes([2]) * 32)

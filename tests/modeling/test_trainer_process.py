@@ -25,7 +25,7 @@ from psyche.modeling.trainer.frames import (
 )
 from psyche.modeling.trainer.process import TrainerProcess
 from psyche.modeling.trainer.watchdog import Watchdog, WatchdogLimits
-from psyche.wire.framing import FrameTimeout
+from psyche.wire.line.framing import FrameTimeout
 from psyche.wire.trainer import ApplyRequest, LoadRequest, SnapshotRequest, TrainRequest
 
 SAMPLES, LENGTH = 4, 16

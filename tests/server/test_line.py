@@ -21,7 +21,7 @@ from psyche.core.state.messages import LeaveRun, Pause, SetRates, Withdraw
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.wire import backend as wire
-from psyche.wire.tls import make_server_context
+from psyche.wire.line.tls import make_server_context
 
 VICTIM = CLIENTS[0]
 

@@ -17,9 +17,9 @@ from psyche.server.server import ServerSettings, run_server
 from psyche.testing.builders import build_config, build_model
 from psyche.wire.crypto import Identity
 from psyche.wire.data import PURPOSE
-from psyche.wire.framing import FrameStream
-from psyche.wire.handshake import client_handshake
-from psyche.wire.tls import open_tls
+from psyche.wire.line.framing import FrameStream
+from psyche.wire.line.handshake import client_handshake
+from psyche.wire.line.tls import open_tls
 
 SERVER = Identity(bytes([99]) * 32)
 TOKENS = np.arange(16 * 200, dtype="<u2") % 250

@@ -43,10 +43,10 @@ from psyche.server.server import ServerSettings, run_server
 from psyche.testing.builders import build_model
 from psyche.wire import backend as wire
 from psyche.wire.crypto import sign_address_record
-from psyche.wire.framing import FrameStream
-from psyche.wire.handshake import HandshakeError, client_handshake
+from psyche.wire.line.framing import FrameStream
+from psyche.wire.line.handshake import HandshakeError, client_handshake
+from psyche.wire.line.tls import open_tls
 from psyche.wire.ports import AddressRecord
-from psyche.wire.tls import open_tls
 
 
 @pytest.fixture

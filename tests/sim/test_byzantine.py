@@ -18,7 +18,7 @@ from psyche.network.limits import NetworkLimits
 from psyche.server import evidence
 from psyche.sim.byzantine.programs import KINDS, ByzantineMember
 from psyche.sim.world import Outcome, simulate
-from psyche.wire import handshake
+from psyche.wire.line import handshake
 
 LIAR = 4  # client-4 of five
 

@@ -22,12 +22,12 @@ from psyche.errors import BackendError, PsycheError, WireError
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity, check_address_record
-from psyche.wire.framing import FrameStream
-from psyche.wire.handshake import HandshakeError, WrongServer
+from psyche.wire.line.framing import FrameStream
+from psyche.wire.line.handshake import HandshakeError, WrongServer
+from psyche.wire.line.tls import open_tls
+from psyche.wire.line.turns import AtOnce
 from psyche.wire.messages import AnyMessage
 from psyche.wire.ports import AddressRecord, Proof
-from psyche.wire.tls import open_tls
-from psyche.wire.turns import AtOnce
 
 MAX_PENDING: Final = 32  # half of the replies that the server keeps for resends (K4)
 PING_S: Final = 5.0

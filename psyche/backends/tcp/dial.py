@@ -11,9 +11,9 @@ from psyche import __version__
 from psyche.errors import BackendError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
-from psyche.wire.framing import FrameStream
-from psyche.wire.handshake import client_handshake
-from psyche.wire.tls import Connection, open_tls
+from psyche.wire.line.framing import FrameStream
+from psyche.wire.line.handshake import client_handshake
+from psyche.wire.line.tls import Connection, open_tls
 
 CONNECT_TIMEOUT_S: Final = 10.0
 REPLY_TIMEOUT_S: Final = 10.0

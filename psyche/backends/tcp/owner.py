@@ -14,7 +14,7 @@ from psyche.errors import BackendError, PsycheError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.access import Allow, Disallow
 from psyche.wire.crypto import Identity
-from psyche.wire.handshake import HandshakeError
+from psyche.wire.line.handshake import HandshakeError
 
 TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 1.0

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from psyche.errors import WireError
-from psyche.wire.length import LENGTH_BYTES, pack_length, read_length
+from psyche.wire.line.length import LENGTH_BYTES, pack_length, read_length
 from psyche.wire.msgpack import UNREADABLE
 from psyche.wire.trainer import (
     ApplyReply,

@@ -33,7 +33,7 @@ from psyche.modeling.trainer.frames import (
 )
 from psyche.modeling.trainer.hosted_process import Process, spawn_hosted
 from psyche.modeling.trainer.watchdog import Watchdog, WatchdogLimits
-from psyche.wire.framing import ConnectionLost, FrameStream, FrameTimeout
+from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,

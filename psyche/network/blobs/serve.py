@@ -19,7 +19,7 @@ from psyche.network.blobs.messages import (
 from psyche.network.blobs.store import BlobStore
 from psyche.network.limits import NetworkLimits
 from psyche.network.streams import ByteStream, read_exactly
-from psyche.wire.turns import AtOnce
+from psyche.wire.line.turns import AtOnce
 
 READ_CHUNKS: Final = 4  # of a file at once: what lies in memory per range that is being served
 MAX_PEER_LIMITERS: Final = 1_024

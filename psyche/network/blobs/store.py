@@ -15,7 +15,7 @@ import trio
 from psyche.errors import NetworkError
 from psyche.network.blobs.messages import check_blob_size, compute_chunk_count, compute_range_bytes
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
-from psyche.wire.turns import AtOnce
+from psyche.wire.line.turns import AtOnce
 
 Round = tuple[int, int]  # (epoch, height)
 HASH_STEP_BYTES: Final = 16 << 20  # of a file, per call of a worker thread

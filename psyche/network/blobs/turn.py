@@ -3,7 +3,7 @@
 import trio
 
 from psyche.errors import NetworkError
-from psyche.wire.turns import take
+from psyche.wire.line.turns import take
 
 
 class FetchTurn:

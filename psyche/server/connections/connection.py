@@ -10,9 +10,9 @@ from psyche.server.connections.limits import MAX_REPLIES, REQUEST_BURST, REQUEST
 from psyche.server.connections.push import StateVersion
 from psyche.server.connections.replies import Answer
 from psyche.wire.backend import Goodbye, Overloaded, code_of, shorten
-from psyche.wire.framing import FrameStream
-from psyche.wire.pace import TokenBucket
-from psyche.wire.places import Place
+from psyche.wire.line.framing import FrameStream
+from psyche.wire.line.pace import TokenBucket
+from psyche.wire.line.places import Place
 
 
 @dataclass(eq=False)

@@ -17,11 +17,11 @@ from psyche.server.handler import CoordinatorHandler
 from psyche.telemetry.sink import EventSink
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
-from psyche.wire.framing import ConnectionLost, FrameStream
-from psyche.wire.handshake import server_handshake
-from psyche.wire.pace import HostTurns, TokenBucket
-from psyche.wire.places import Places, get_peer_host
-from psyche.wire.tls import make_channel
+from psyche.wire.line.framing import ConnectionLost, FrameStream
+from psyche.wire.line.handshake import server_handshake
+from psyche.wire.line.pace import HostTurns, TokenBucket
+from psyche.wire.line.places import Places, get_peer_host
+from psyche.wire.line.tls import make_channel
 
 # Whoever may not be told from others by being subscribed must not act as a member: its loss would go unseen (H6).
 _VISITORS_MAY: Final = (

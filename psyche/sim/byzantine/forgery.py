@@ -29,7 +29,7 @@ from psyche.sim.trainer import PayloadCodec
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity, blob_id_of, compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
-from psyche.wire.handshake import HandshakeError
+from psyche.wire.line.handshake import HandshakeError
 from psyche.wire.ports import AddressRecord, Network, SyncReply, SyncRequest
 
 FORGE_S: Final = 1.0

@@ -16,8 +16,8 @@ from psyche.errors import BackendError
 from psyche.network.memory import MemoryNode
 from psyche.sim.trainer import PayloadCodec
 from psyche.wire.crypto import Identity
+from psyche.wire.line.tls import Connection
 from psyche.wire.ports import AddressRecord, Network, SyncReply, SyncRequest
-from psyche.wire.tls import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

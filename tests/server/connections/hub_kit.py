@@ -17,10 +17,10 @@ from psyche.server.handler import CoordinatorHandler
 from psyche.testing.builders import START_UNIX, build_config
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
-from psyche.wire.framing import FrameStream
-from psyche.wire.handshake import client_handshake
+from psyche.wire.line.framing import FrameStream
+from psyche.wire.line.handshake import client_handshake
+from psyche.wire.line.tls import make_channel
 from psyche.wire.ports import AddressRecord
-from psyche.wire.tls import make_channel
 
 SERVER = Identity(bytes([99]) * 32)
 CHANNEL = make_channel(SERVER)

@@ -21,9 +21,9 @@ from psyche.server.connections import limits
 from psyche.wire import backend as wire
 from psyche.wire.access import Access, Allow
 from psyche.wire.crypto import Identity
-from psyche.wire.framing import ConnectionLost, FrameStream
-from psyche.wire.handshake import HandshakeError, client_handshake
-from psyche.wire.pace import TokenBucket
+from psyche.wire.line.framing import ConnectionLost, FrameStream
+from psyche.wire.line.handshake import HandshakeError, client_handshake
+from psyche.wire.line.pace import TokenBucket
 
 STRANGER = Identity(bytes([77]) * 32)
 

@@ -1,4 +1,4 @@
-"""Who is on the other end of a connection: its server by TLS (`wire/tls.py`), its client by a signed challenge (K6).
+"""Who is at the other end of a connection: its server by TLS (`wire/line/tls.py`), its client by a challenge (K6).
 
     server -> client   Challenge  protocol version, 32 random bytes
     client -> server   Answer     client key, purpose, signature
@@ -17,9 +17,9 @@ import trio
 
 from psyche.errors import BackendError, WireError
 from psyche.wire.crypto import Identity, verify
-from psyche.wire.framing import FrameStream, FrameTimeout
+from psyche.wire.line.framing import FrameStream, FrameTimeout
+from psyche.wire.line.tls import Channel
 from psyche.wire.msgpack import UNREADABLE
-from psyche.wire.tls import Channel
 
 PROTOCOL_VERSION: Final = 2
 CHALLENGE_BYTES: Final = 32

@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from psyche.wire.turns import AtOnce, Lock, take
+from psyche.wire.line.turns import AtOnce, Lock, take
 
 
 def build_locks() -> list[Lock]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trio.testing import memory_stream_pair
 
 from psyche.errors import BackendError, WireError
-from psyche.wire.framing import ConnectionLost, FrameStream, FrameTimeout
+from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
 
 
 def make_pair(limit: int = 1 << 20) -> tuple[FrameStream, FrameStream]:

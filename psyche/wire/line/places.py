@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import trio
 
-from psyche.wire.pace import PacedStream, get_host
+from psyche.wire.line.pace import PacedStream, get_host
 
 
 @dataclass(eq=False, slots=True)

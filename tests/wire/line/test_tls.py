@@ -17,12 +17,12 @@ from kits.middle import Session, open_middle
 from trio.testing import MockClock, memory_stream_pair
 
 from psyche.errors import PsycheError, WireError
-from psyche.wire import tls
 from psyche.wire.crypto import Identity, blake3_hash
-from psyche.wire.framing import ConnectionLost, FrameStream, FrameTimeout
-from psyche.wire.handshake import WrongServer, client_handshake, server_handshake
-from psyche.wire.pace import MAX_WAITING_PER_HOST, HostTurns
-from psyche.wire.places import get_peer_host
+from psyche.wire.line import tls
+from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
+from psyche.wire.line.handshake import WrongServer, client_handshake, server_handshake
+from psyche.wire.line.pace import MAX_WAITING_PER_HOST, HostTurns
+from psyche.wire.line.places import get_peer_host
 
 SERVER = Identity(bytes([1]) * 32)
 OTHER = Identity(bytes([2]) * 32)

@@ -2,7 +2,7 @@
 
 The server's certificate carries its Ed25519 key, which is its identity; TLS 1.3 proves that it holds that key.
 Names, dates and issuers mean nothing here: the client compares the key with the one it expects. The client has
-no certificate. It proves its own key inside (`wire/handshake.py`), by a signature that covers the hash of the
+no certificate. It proves its own key inside (`wire/line/handshake.py`), by a signature that covers the hash of the
 server's certificate and is therefore useless at any other server.
 
 The end of a stream has no meaning, for every frame says its length: no `close_notify` is sent or awaited, and
@@ -26,7 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from psyche.errors import WireError
 from psyche.wire.crypto import Identity, blake3_hash
-from psyche.wire.pace import HostTurns, PacedStream, get_host
+from psyche.wire.line.pace import HostTurns, PacedStream, get_host
 
 ACCEPTED_AT_ONCE: Final = 4  # few enough that those in front are counted before the next
 _NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "psyche")])

@@ -2,7 +2,7 @@
 
 import trio
 
-from psyche.wire.places import Place, Places, get_peer_host
+from psyche.wire.line.places import Place, Places, get_peer_host
 
 MEMBER = bytes([1]) * 32
 

@@ -10,8 +10,8 @@ from trio.testing import memory_stream_pair
 
 from psyche.errors import PsycheError, WireError
 from psyche.wire.crypto import Identity
-from psyche.wire.framing import ConnectionLost, FrameStream, FrameTimeout
-from psyche.wire.handshake import (
+from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
+from psyche.wire.line.handshake import (
     PROTOCOL_VERSION,
     HandshakeError,
     WrongServer,
@@ -19,7 +19,7 @@ from psyche.wire.handshake import (
     server_handshake,
     signed_bytes,
 )
-from psyche.wire.tls import make_channel
+from psyche.wire.line.tls import make_channel
 
 SERVER = Identity(bytes([1]) * 32)
 CLIENT = Identity(bytes([2]) * 32)

@@ -2,7 +2,7 @@
 
 import trio
 
-from psyche.wire.pace import HostTurns
+from psyche.wire.line.pace import HostTurns
 
 
 async def settle() -> None:

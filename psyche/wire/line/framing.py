@@ -10,9 +10,9 @@ from typing import Final
 import trio
 
 from psyche.errors import BackendError, PsycheError, WireError
-from psyche.wire.length import LENGTH_BYTES, pack_length, read_length
-from psyche.wire.tls import describe_problem
-from psyche.wire.turns import AtOnce
+from psyche.wire.line.length import LENGTH_BYTES, pack_length, read_length
+from psyche.wire.line.tls import describe_problem
+from psyche.wire.line.turns import AtOnce
 
 READ_BYTES: Final = 1 << 16  # how much is asked of the stream at once
 

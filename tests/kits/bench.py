@@ -8,66 +8,43 @@
 The engine's applies and loads are answered at once unless `manual` names them.
 """
 
-import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kits.results import FIRST_DIGEST, PLAN, WEIGHTS, build_body, build_header, build_result, build_train_reply, sign
+from kits.runs import Run
 from psyche.client.engine import actions as act
-from psyche.client.engine.announcements import compute_step_lr
 from psyche.client.engine.records import KnownResult, RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.engine.weights import Diverged, Doubt
 from psyche.core.committee.assignment import compute_assignments
-from psyche.core.committee.bloom import compute_bloom
-from psyche.core.committee.results import compute_results_root
-from psyche.core.committee.schedule import get_lr_bits
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.encoding.header import NumericClass, ResultHeader, encode_header
-from psyche.core.encoding.plan import compute_plan, encode_plan, get_payload_bytes
-from psyche.core.rules.apply import apply
+from psyche.core.encoding.header import ResultHeader
 from psyche.core.state.bits import compute_bits, get_members
-from psyche.core.state.genesis import create_run
 from psyche.core.state.gossip import Finished, Gossip, GossipBody, Ready, ReadyFlag, Result
-from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, WitnessMessage
-from psyche.core.state.state import ZERO32, Coordinator, Metadata, RunState, WitnessFlag
-from psyche.core.state.timeline import get_attested_round, get_round
-from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
-from psyche.wire.crypto import Identity, blake3_hash, blob_id_of, compute_commitment, compute_state_digest
-from psyche.wire.gossip import encode_gossip, sign_gossip
-from psyche.wire.trainer import ApplyReply, SnapshotReply, TrainReply
+from psyche.core.state.messages import Message, WitnessMessage
+from psyche.core.state.state import ZERO32, RunState, WitnessFlag
+from psyche.core.state.timeline import get_attested_round
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_state
+from psyche.testing.state_machine import StateMachine
+from psyche.wire.crypto import Identity, blake3_hash
+from psyche.wire.gossip import decode_gossip, encode_gossip
+from psyche.wire.trainer import ApplyReply, SnapshotReply
 
 A = TypeVar("A")
-PLAN_BODY = compute_plan({"w": (256, 64)}, chunk=64, topk=8, one_bit=True)
-PLAN = encode_plan(PLAN_BODY)
-WEIGHTS = blake3_hash(b"first weights")
-FIRST_DIGEST = compute_state_digest(ZERO32, WEIGHTS)
-
-
-def build_identity(number: int) -> Identity:
-    return Identity(hashlib.sha256(b"bench %d" % number).digest())
-
-
-def build_train_reply(payload: bytes = b"payload", **changes: Any) -> TrainReply:
-    values: dict[str, Any] = {
-        "payload": payload, "loss": 2.0, "grad_norm": 1.0, "tokens": 8, "seconds": 0.5, "compute_seconds": 0.4,
-        "micro_batch_size": 1, "train_count": 1,
-    }  # fmt: skip
-    return TrainReply(**(values | changes))
 
 
 @dataclass
-class Bench:
+class Bench(StateMachine):
     """State machine, clock and the engine of member `own`."""
 
-    state: Coordinator
     identities: list[Identity]
     own: int
     now: float = 1000.0
     manual: Collection[type] = ()
     actions: list[act.Action] = field(default_factory=list)
-    drawn: int = 0
     part: bytes = WEIGHTS
     last_train: act.Train | None = None
     blind: bool = False  # no state reaches the engine
@@ -149,6 +126,19 @@ class Bench:
     def get_logs(self, kind: str) -> list[dict[str, object]]:
         return [a.fields for a in self.actions if isinstance(a, act.Log) and a.kind == kind]
 
+    def get_said(self, kind: type = object) -> list[Gossip]:
+        """Gossip that was published, with a body of this kind."""
+        said = [decode_gossip(a.raw) for a in self.get_all(act.Publish)]
+        return [message for message in said if isinstance(message.body, kind)]
+
+    def get_announced(self) -> list[Gossip]:
+        """The own results that were announced."""
+        return [decode_gossip(a.raw) for a in self.get_all(act.Announce)]
+
+    def get_decided(self) -> dict[int, list[int]]:
+        """The members of each decided set, by the height of its round."""
+        return {f["height"]: f["members"] for f in self.get_logs("decided")}  # type: ignore[misc]
+
     def forget(self) -> None:
         """Only what comes from now on counts."""
         self.actions.clear()
@@ -172,16 +162,18 @@ class Bench:
         """Own index among the members; slots are in the order of joining."""
         return self.own
 
-    def settle(self) -> None:
-        while not self.state.halted:
-            self.drawn += 1
-            if not apply(self.state, self.unix, self.unix, ZERO32, Tick(build_hash("entropy", self.drawn))):
-                break
+    @property
+    def run(self) -> Run:
+        """What the members do now."""
+        return Run(self.state, now=self.unix, keys=self.get_keys)
+
+    def get_keys(self, number: int) -> tuple[bytes, bytes]:
+        """Signer and p2p key of a participant: the same."""
+        key = self.identities[number].public
+        return key, key
 
     def join(self, *numbers: int) -> None:
-        for number in numbers:
-            key = self.identities[number].public
-            apply(self.state, self.unix, 0, key, Join(key))
+        self.run.join(*numbers)
 
     def form(self) -> None:
         """From WaitingForMembers to Warmup."""
@@ -196,8 +188,7 @@ class Bench:
             self.form()
         self.show()
         digest = self.state.certified.digest if self.state.certified.digest != ZERO32 else FIRST_DIGEST
-        for member, client in enumerate(self.state.clients):
-            apply(self.state, self.unix, 0, client.p2p, WarmupWitness(self.state.progress.epoch, member, digest))
+        self.run.show(*range(len(self.state.clients)), digest=digest)
         self.settle()
         assert self.state.run_state is RunState.ROUND_TRAIN
         self.show()
@@ -208,38 +199,19 @@ class Bench:
 
     def sign(self, member: int, body: GossipBody, height: int | None = None, **changes: Any) -> Gossip:
         """A message of that member, signed; `changes` say otherwise who signs or for which round."""
-        state = self.state
         identity = changes.pop("identity", None) or self.get_identity(member)
-        named = state.current.height if height is None else height
-        epoch = changes.pop("epoch", state.progress.epoch)
-        return sign_gossip(identity, changes.pop("run_uid", state.run_uid), epoch, named, member, body)
+        return sign(self.state, identity, member, body, height=height, **changes)
 
     def build_header(self, member: int, height: int | None = None, **changes: Any) -> ResultHeader:
         """The header of an honest result; its body is `build_body`."""
-        state = self.state
-        named = state.current.height if height is None else height
-        round_ = get_round(state, named)
-        assert round_ is not None
-        start, end = compute_assignments(round_, state.config).get(member, (0, 0))
-        body = changes.pop("body", self.build_body(member, named))
+        named = self.state.current.height if height is None else height
         facts = self.engine._x.facts
-        header = ResultHeader(
-            run_uid=state.run_uid, epoch=state.progress.epoch, member=member, height=named, step=round_.step,
-            lr_bits=get_lr_bits(compute_step_lr(state, round_.step)), batch_start=start, batch_end=end,
-            plan_hash=facts.plan_hash, config_hash=facts.config_hash,
-            base_digest=self.engine.weights.digests.get(named, ZERO32), data_hash=ZERO32, prev_commitment=ZERO32,
-            body_hash=blob_id_of(body), body_len=len(body), train_count=1, numeric_class=NumericClass.FP32,
-            trainer_key=self.get_identity(member).public,
-        )  # fmt: skip
-        return replace(header, **changes)
-
-    def build_body(self, member: int, height: int) -> bytes:
-        seed = build_hash("body", self.state.progress.epoch, height, member)
-        return (seed * (get_payload_bytes(PLAN_BODY) // 32 + 1))[: get_payload_bytes(PLAN_BODY)]
+        known = {"plan_hash": facts.plan_hash, "config_hash": facts.config_hash}
+        known |= {"base_digest": self.engine.weights.digests.get(named, ZERO32)}
+        return build_header(self.state, member, self.get_identity(member).public, height=named, **(known | changes))
 
     def build_result(self, member: int, height: int | None = None, **changes: Any) -> Gossip:
-        raw = encode_header(self.build_header(member, height, **changes))
-        return self.sign(member, Result(compute_commitment(raw), raw), height)
+        return self.sign(member, build_result(self.build_header(member, height, **changes)), height)
 
     def build_finished(self, member: int, height: int | None = None, seen: int = 0) -> Gossip:
         return self.sign(member, Finished(0, ZERO32, seen), height)
@@ -259,35 +231,26 @@ class Bench:
         """The trainer answers the newest training; `changes` are of its reply."""
         action = self.last_train
         assert action is not None, "it was asked to train"
-        reply = build_train_reply(**({"payload": self.build_body(self.index, action.height)} | changes))
+        reply = build_train_reply(**({"payload": build_body(self.state, self.index, action.height)} | changes))
         self.feed(act.Trained(action.epoch, action.height, reply, ZERO32))
 
     def build_witness(self, member: int, **changes: Any) -> WitnessMessage:
         """A report that agrees with what the engine under test knows and computed."""
-        state, round_ = self.state, self.state.current
-        attested = get_attested_round(state)
+        attested = get_attested_round(self.state)
         held, known = changes.pop("held", None), changes.pop("commitments", None)
         if held is None:
             record = self.get_record(attested.height) if attested is not None else None
             held = record.compute_held() if record is not None else 0
             known = record.get_commitments(held) if record is not None and known is None else known
-        known = known or {}
-        digest = changes.pop("state_digest", self.engine.weights.digests.get(round_.height, ZERO32))
+        digest = changes.pop("state_digest", self.engine.weights.digests.get(self.state.current.height, ZERO32))
         flags = WitnessFlag.COMPLETE | (WitnessFlag.FULL_DIGEST if digest != ZERO32 else WitnessFlag.NO_DIGEST)
-        root = compute_results_root(state.progress.epoch, attested.height, held, known) if attested else ZERO32
-        message = WitnessMessage(
-            epoch=state.progress.epoch, height=round_.height, member=member, flags=flags, at_s=1, held=held,
-            heard=round_.members, missing=0,
-            broadcast_bloom=compute_bloom(round_.seed, member, [known[m] for m in get_members(held) if m in known]),
-            results_root=root, state_digest=digest,
-        )  # fmt: skip
-        return replace(message, **changes)
+        said = {"held": held, "commitments": known or {}, "state_digest": digest, "flags": flags}
+        return self.run.build_witness(member, **(said | changes))
 
     def record(self, *members: int, **changes: Any) -> None:
         """These witnesses' reports stand on record; nobody has seen that yet."""
         for member in members:
-            message = self.build_witness(member, **changes)
-            apply(self.state, self.unix, 0, self.state.clients[member].p2p, message)
+            self.run.send(self.build_witness(member, **changes))
 
     def close(self, *members: int, seconds: float = 1.0, **changes: Any) -> list[act.Action]:
         """These witnesses (all, where none is named) report, the round closes, the engine sees what follows."""
@@ -337,9 +300,7 @@ class Bench:
 def build_bench(members: int = 4, own: int = 0, manual: Collection[type] = (), **config: Any) -> Bench:
     """A run with that many participants, none of whom has joined yet."""
     values = {"rounds_per_epoch": 12, "min_clients": 1, "init_min_clients": members} | config
-    state = create_run(
-        build_config(**values), build_model(), "bench", build_hash("bench"), Metadata(name="bench"), "test", START_UNIX
-    )
+    state = build_state(build_config(**values))
     return Bench(state, [build_identity(number) for number in range(members)], own, manual=manual)
 
 

@@ -125,12 +125,17 @@ class Run(StateMachine):
         return build_hash("digest", self.state.progress.epoch, self.state.current.height)
 
     def build_witness(self, member: int, *, silent: Collection[int] = (), **overrides: Any) -> WitnessMessage:
-        """The honest report of a witness that holds everything but from the silent; fields can be overridden."""
+        """The honest report of a witness that holds everything but from the silent; fields can be overridden.
+
+        `commitments` may be given: what the members of the attested round committed to.
+        """
         state, round_ = self.state, self.state.current
         quiet = compute_bits({*silent, *self.silent})
         attested = get_attested_round(state)
         held = overrides.pop("held", 0 if attested is None else attested.members & ~quiet)
-        known = {} if attested is None else self.compute_commitments(attested)
+        known = overrides.pop("commitments", None)
+        if known is None:
+            known = {} if attested is None else self.compute_commitments(attested)
         height = 0 if attested is None else attested.height
         full = WitnessFlag.FULL_DIGEST
         if state.metadata.num_parameters and not is_full_digest_height(state.config, state.epoch, round_.height):

@@ -4,16 +4,17 @@ import dataclasses
 from typing import Any
 
 import pytest
-from kits.bench import Bench, build_bench, build_identity
+from kits.bench import Bench, build_bench
+from kits.results import get_commitment
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import PayloadStatus
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.encoding.header import encode_header
-from psyche.core.state.gossip import Finished, Gossip, Leave, Ready, ReadyFlag, Result
+from psyche.core.state.gossip import Finished, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.messages import ReportEquivocation
 from psyche.core.state.state import ZERO32, RunState
-from psyche.testing.builders import build_hash
+from psyche.testing.builders import build_hash, build_identity
 from psyche.wire.crypto import compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip
 
@@ -33,11 +34,6 @@ def get_refusals(bench: Bench) -> list[str]:
 
 def get_statuses(bench: Bench, member: int, height: int | None = None) -> list[PayloadStatus]:
     return [known.status for known in bench.get_known(member, height)]
-
-
-def get_commitment(message: Gossip) -> bytes:
-    assert isinstance(message.body, Result)
-    return message.body.commitment
 
 
 # --- R3, field by field

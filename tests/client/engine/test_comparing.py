@@ -2,9 +2,8 @@
 
 import pytest
 from kits.bench import Bench
-from test_engine_runs import assert_all_equal, make_world
+from kits.world import World, build_world
 from test_healing import WRONG, agree_on, build_bench_in_second_epoch, diverge, let_go
-from world import World
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.healing import HELP_EVERY_HEIGHTS, HELPERS
@@ -14,7 +13,6 @@ from psyche.core.state.messages import Withdraw
 from psyche.core.state.state import ZERO32, ClientState, RoundFlag, RunState
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash, compute_state_digest
-from psyche.wire.gossip import decode_gossip
 
 LACKS = "the replay store lacks the set of round 2"
 
@@ -38,9 +36,8 @@ def promise(bench: Bench) -> list[int]:
 
 def get_finished(bench: Bench) -> list[Gossip]:
     """What this client said of the running round."""
-    messages = [decode_gossip(a.raw) for a in bench.get_all(act.Publish)]
     running = bench.state.current.height
-    return [m for m in messages if isinstance(m.body, Finished) and m.height == running]
+    return [m for m in bench.get_said(Finished) if m.height == running]
 
 
 def get_right_digest(bench: Bench) -> bytes:
@@ -357,7 +354,7 @@ def spoil(world: World, victim: int, epoch: int = 1, height: int = 3) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_client_that_cannot_replay_gets_the_agreed_weights_from_others_and_stays(overlap: bool) -> None:
     """S7: without a strike, and the epoch goes on."""
-    world = make_world(4, total_steps=31, rounds_per_epoch=10, overlap=overlap)
+    world = build_world(4, total_steps=31, rounds_per_epoch=10, overlap=overlap)
     spoil(world, 2)
     victim = world.nodes[2]
     world.run_until(lambda: world.state.run_state is RunState.COOLDOWN, 300.0)
@@ -369,16 +366,16 @@ def test_a_client_that_cannot_replay_gets_the_agreed_weights_from_others_and_sta
     helpers = [n for n in world.nodes if n is not victim and len(n.disk.snapshots) > 2]
     assert 1 <= len(helpers) <= HELPERS
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
 
 
 def test_a_client_whose_peers_give_nothing_leaves_and_comes_back_in_the_next_epoch() -> None:
-    world = make_world(4, total_steps=31, rounds_per_epoch=10)
+    world = build_world(4, total_steps=31, rounds_per_epoch=10)
     for node in world.nodes:
         node.engine.on_weights_wanted = lambda *_: (False, [])  # type: ignore[method-assign]
     spoil(world, 2)
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
     (left,) = [f for f in world.nodes[2].get_logs("left") if "heal" in str(f["reason"])]
     assert "no peer showed the agreed weights in time" in str(left["reason"])
     assert {slot.strikes for slot in world.state.registry.slots} == {0}

@@ -2,7 +2,7 @@
 
 import pytest
 from kits.bench import Bench, build_bench
-from test_engine_runs import assert_all_equal, make_world
+from kits.world import build_world
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.witness_report import GOSSIP_BUDGET, is_over_gossip_budget
@@ -24,8 +24,7 @@ def build_round(seconds: float, **config: object) -> Bench:
 
 
 def get_said(bench: Bench, kind: type, height: int = 1) -> list[object]:
-    messages = [decode_gossip(a.raw) for a in bench.get_all(act.Publish)]
-    return [m.body for m in messages if isinstance(m.body, kind) and m.height == height]
+    return [m.body for m in bench.get_said(kind) if m.height == height]
 
 
 def finish(bench: Bench) -> None:
@@ -134,7 +133,7 @@ def test_a_finished_with_ready_inside_is_one_signed_message() -> None:
 
 @pytest.mark.parametrize("slow_s", [0.0, 1.5])
 def test_a_crowded_run_goes_on_as_any_other_and_nobody_counts_as_absent(slow_s: float) -> None:
-    world = make_world(MEMBERS, total_steps=8, rounds_per_epoch=7)
+    world = build_world(MEMBERS, total_steps=8, rounds_per_epoch=7)
     world.nodes[3].pace.train_s += slow_s
     plain: list[int] = []
 
@@ -146,7 +145,7 @@ def test_a_crowded_run_goes_on_as_any_other_and_nobody_counts_as_absent(slow_s: 
 
     world.gossip_filter = count
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
     assert all(node.get_logs("dropped") == [] for node in world.nodes)
     assert all(client.missed == 0 for client in world.state.clients)
     assert slow_s or {h for h in plain if plain.count(h) > MEMBERS} == {0}, "one message each, seen by seven others"

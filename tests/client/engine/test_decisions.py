@@ -1,27 +1,19 @@
 """The set of a round as a client finds it: own table, lists of witnesses, bodies (C1 to C6, W7, M8, R8)."""
 
 from kits.bench import Bench, build_bench
+from kits.results import get_commitment
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import PayloadStatus
 from psyche.core.committee.results import compute_results_root
 from psyche.core.state.bits import compute_bits
-from psyche.core.state.gossip import Gossip, Result
+from psyche.core.state.gossip import Gossip
 from psyche.core.state.messages import ReportEquivocation, Withdraw, WitnessMessage
 from psyche.core.state.state import ZERO32, ClientFlag
 from psyche.testing.builders import build_hash
 from psyche.wire.gossip import decode_gossip, encode_gossip
 
 ALL = 0b1111
-
-
-def get_commitment(message: Gossip) -> bytes:
-    assert isinstance(message.body, Result)
-    return message.body.commitment
-
-
-def get_decided(bench: Bench) -> dict[int, list[int]]:
-    return {f["height"]: f["members"] for f in bench.get_logs("decided")}  # type: ignore[misc]
 
 
 def close_round(bench: Bench, results: dict[int, Gossip], *, held: int = ALL) -> None:
@@ -34,7 +26,7 @@ def build_bench_without_news() -> tuple[Bench, dict[int, Gossip]]:
     """Round 1 runs; of round 0 this client knows its own result alone. Results of everybody, by member."""
     bench = build_bench(4).start()
     bench.train()
-    own = decode_gossip(bench.get_all(act.Announce)[-1].raw)
+    own = bench.get_announced()[-1]
     results = {m: bench.build_result(m) for m in (1, 2, 3)} | {0: own}
     bench.close()
     assert bench.state.current.height == 1
@@ -56,12 +48,12 @@ def test_a_list_that_a_witness_shows_decides_and_its_payloads_are_fetched_and_ap
     """C1, C5."""
     bench, results = build_bench_without_news()
     close_round(bench, results)
-    assert get_decided(bench) == {}
+    assert bench.get_decided() == {}
     asked = bench.get_all(act.AskTable)
     assert {a.member for a in asked} == {1, 2}, "any one of the three is enough"
     assert {a.key for a in asked} == {bench.state.clients[m].p2p for m in (1, 2)}
     show_table(bench, asked[0], encode_all(results))
-    assert get_decided(bench) == {0: [0, 1, 2, 3]}
+    assert bench.get_decided() == {0: [0, 1, 2, 3]}
     fetches = bench.get_all(act.FetchPayload)
     assert {a.member for a in fetches} == {1, 2, 3}
     applied = len(bench.get_all(act.Apply))
@@ -82,16 +74,16 @@ def test_witnesses_that_did_not_answer_are_asked_again_although_nothing_else_hap
     assert len(bench.get_all(act.AskTable)) == 3, "the third once one of the first two has none"
     bench.wait(2.1)
     assert len(bench.get_all(act.AskTable)) == 6
-    assert get_decided(bench) == {}
+    assert bench.get_decided() == {}
 
 
 def test_results_that_come_by_gossip_after_the_close_decide_too() -> None:
     bench, results = build_bench_without_news()
     close_round(bench, results)
     for member in (1, 2, 3):
-        assert get_decided(bench) == {}
+        assert bench.get_decided() == {}
         bench.hear(results[member])
-    assert get_decided(bench) == {0: [0, 1, 2, 3]}
+    assert bench.get_decided() == {0: [0, 1, 2, 3]}
 
 
 def test_a_list_with_a_result_of_another_round_is_refused() -> None:
@@ -101,7 +93,7 @@ def test_a_list_with_a_result_of_another_round_is_refused() -> None:
     asked = bench.get_all(act.AskTable)[0]
     foreign = bench.sign(1, results[1].body, height=1)
     show_table(bench, asked, encode_all(results | {1: foreign}))
-    assert get_decided(bench) == {}
+    assert bench.get_decided() == {}
     assert [f["what"] for f in bench.get_logs("refused")] == ["table"]
 
 
@@ -112,7 +104,7 @@ def test_a_list_that_does_not_give_the_root_is_refused() -> None:
     other = bench.build_result(1, 0, data_hash=build_hash("other"))
     for items in ((), encode_all({m: results[m] for m in (0, 2, 3)}), encode_all(results | {1: other}), (b"noise",)):
         show_table(bench, asked, items)
-    assert get_decided(bench) == {}
+    assert bench.get_decided() == {}
     assert len(bench.get_logs("refused")) == 4
     assert bench.get_all(act.FetchPayload) == []
 
@@ -123,7 +115,7 @@ def test_what_a_list_holds_beyond_its_root_is_not_believed() -> None:
     close_round(bench, results, held=0b1011)
     asked = bench.get_all(act.AskTable)[0]
     show_table(bench, asked, encode_all(results))
-    assert get_decided(bench) == {0: [0, 1, 3]}
+    assert bench.get_decided() == {0: [0, 1, 3]}
     assert bench.get_known(2, 0) == []
 
 
@@ -143,7 +135,7 @@ def test_a_list_that_shows_a_second_signature_is_evidence() -> None:
     close_round(bench, results)
     show_table(bench, bench.get_all(act.AskTable)[0], encode_all(results))
     assert len(bench.get_all(ReportEquivocation)) == 1
-    assert get_decided(bench) == {0: [0, 1, 2, 3]}, "R7: it changes no decided set"
+    assert bench.get_decided() == {0: [0, 1, 2, 3]}, "R7: it changes no decided set"
 
 
 def test_a_result_that_was_put_off_is_fetched_once_the_record_decides_for_it() -> None:
@@ -154,7 +146,7 @@ def test_a_result_that_was_put_off_is_fetched_once_the_record_decides_for_it() -
         bench.hear(results[member])
     assert {a.member for a in bench.get_all(act.FetchPayload)} == {2, 3}
     close_round(bench, results)
-    assert get_decided(bench) == {0: [0, 1, 2, 3]}
+    assert bench.get_decided() == {0: [0, 1, 2, 3]}
     assert bench.get_all(act.AskTable) == [], "it knows all it needs"
     assert {a.member for a in bench.get_all(act.FetchPayload)} == {1, 2, 3}
 
@@ -165,7 +157,7 @@ def test_an_answer_for_another_epoch_or_round_changes_nothing() -> None:
     asked = bench.get_all(act.AskTable)[0]
     bench.feed(act.TableArrived(9, asked.height, asked.member, asked.root, encode_all(results)))
     bench.feed(act.TableArrived(0, 77, asked.member, asked.root, encode_all(results)))
-    assert get_decided(bench) == {}
+    assert bench.get_decided() == {}
 
 
 # --- C2, C3, C4
@@ -184,7 +176,7 @@ def test_without_a_root_a_member_is_in_when_a_quorum_of_blooms_holds_its_commitm
     bench.now += bench.state.config.round_witness_time
     bench.settle()
     bench.show()
-    assert get_decided(bench) == {0: [1, 2]}, "three of four hold members 1 and 2 alone"
+    assert bench.get_decided() == {0: [1, 2]}, "three of four hold members 1 and 2 alone"
 
 
 def test_a_commitment_that_only_witnesses_know_is_asked_for() -> None:
@@ -201,9 +193,9 @@ def test_a_commitment_that_only_witnesses_know_is_asked_for() -> None:
     asked = {a.member: a for a in bench.get_all(act.AskTable)}
     assert set(asked) == {1, 2, 3}
     show_table(bench, asked[3], encode_all({1: results[1]}))
-    assert get_decided(bench) == {}, "the other two may have meant another one"
+    assert bench.get_decided() == {}, "the other two may have meant another one"
     show_table(bench, asked[1], encode_all({m: results[m] for m in (1, 2)}))
-    assert get_decided(bench) == {0: [1]}
+    assert bench.get_decided() == {0: [1]}
 
 
 def test_a_void_round_is_applied_with_the_empty_set() -> None:
@@ -330,7 +322,7 @@ def test_a_newcomers_results_are_left_out_and_its_own_values_given_back() -> Non
         bench.state.clients[member].flags |= ClientFlag.NEWCOMER
     bench.train()
     close_round(bench, results)
-    assert get_decided(bench) == {0: [1, 3]}
+    assert bench.get_decided() == {0: [1, 3]}
     assert sorted(bench.get_logs("applied")[-1]["members"]) == [1, 3]  # type: ignore[call-overload]
     told = bench.get_all(act.Train)[-1].decided
     assert [(sent.height, sent.applied) for sent in told] == [(0, False)]

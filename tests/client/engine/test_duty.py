@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from kits.bench import Bench, build_bench, build_train_reply, go_to_last_drain
+from kits.bench import Bench, build_bench, go_to_last_drain
+from kits.results import build_train_reply
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.context import describe_members
@@ -20,8 +21,7 @@ from psyche.wire.gossip import decode_gossip
 
 
 def get_headers(bench: Bench) -> list[tuple[int, object]]:
-    messages = [decode_gossip(a.raw) for a in bench.get_all(act.Announce)]
-    return [(m.height, decode_header(m.body.header)) for m in messages if isinstance(m.body, Result)]
+    return [(m.height, decode_header(m.body.header)) for m in bench.get_announced() if isinstance(m.body, Result)]
 
 
 def get_reasons(bench: Bench) -> list[object]:
@@ -35,7 +35,7 @@ def test_a_header_says_everything_of_a_result() -> None:
     """R1."""
     bench = build_bench(4).start()
     bench.run_round()
-    first = decode_gossip(bench.get_all(act.Announce)[0].raw)
+    first = bench.get_announced()[0]
     body = b"what training gave"
     bench.train(payload=body, train_count=7)
     announce = bench.get_all(act.Announce)[-1]
@@ -130,7 +130,7 @@ def test_who_has_nothing_to_announce_is_done_all_the_same(reply: dict[str, objec
     """A2: the others do not wait for it."""
     bench = build_bench(4).start()
     bench.train(payload=b"", **reply)
-    assert [type(decode_gossip(a.raw).body) for a in bench.get_all(act.Publish)][-1] is Finished
+    assert type(bench.get_said()[-1].body) is Finished
 
 
 def test_a_batch_without_data_is_said_and_the_round_goes_on() -> None:
@@ -297,7 +297,7 @@ def test_a_verifier_says_finished_and_witnesses_like_everybody() -> None:
     bench = build_bench(6, own=own, verification_percent=50).start()
     assert bench.get_all(act.FetchData) == []
     assert bench.get_all(act.Train) == []
-    assert Finished in {type(decode_gossip(a.raw).body) for a in bench.get_all(act.Publish)}
+    assert bench.get_said(Finished)
     for _ in range(4):
         bench.run_round()
     assert len(bench.get_all(WitnessMessage)) == 4

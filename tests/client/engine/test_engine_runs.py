@@ -1,79 +1,33 @@
 """Whole runs of the real engine over the real core: the happy path, then what goes wrong."""
 
-import dataclasses
-
 import pytest
-from world import CONFIGURED, Node, World
+from kits.world import Node, World, build_world
 
 from psyche.client.engine import actions as act
 from psyche.core.encoding.header import decode_header
-from psyche.core.state.genesis import create_run
 from psyche.core.state.gossip import Result
 from psyche.core.state.messages import Withdraw
-from psyche.core.state.state import (
-    Checkpoint,
-    CheckpointKind,
-    Config,
-    DataLocation,
-    LrSchedule,
-    Metadata,
-    Model,
-    Optimizer,
-    OptimizerKind,
-    RunState,
-)
+from psyche.core.state.state import RunState
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.gossip import decode_gossip
-
-
-def make_world(clients: int = 3, **changes: object) -> World:
-    config = Config(
-        warmup_time=20, cooldown_time=2, max_round_train_time=10, round_witness_time=2, total_steps=7,
-        init_min_clients=clients, min_clients=2, witness_nodes=0, global_batch_size_start=2 * clients,
-        global_batch_size_end=2 * clients, waiting_for_members_extra_time=2, rounds_per_epoch=3,
-    )  # fmt: skip
-    config = dataclasses.replace(config, **changes)
-    model = Model(
-        max_seq_len=8,
-        checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"),
-        data_location=DataLocation(),
-        lr_schedule=LrSchedule(base_lr=1e-3),
-        optimizer=Optimizer(
-            OptimizerKind.DISTRO, compression_decay=0.95, compression_topk=8, compression_chunk=64, quantize_1bit=True
-        ),
-    )
-    state = create_run(config, model, "test", blake3_hash(b"run"), Metadata(), "test", 1_700_000_000 + 1000)
-    return World(state, clients)
-
-
-def applied_sets(node: Node) -> dict[tuple[object, object], object]:
-    return {(f["epoch"], f["height"]): sorted(f["members"]) for f in node.get_logs("applied")}
-
-
-def assert_all_equal(world: World) -> None:
-    digests = world.digests()
-    assert digests == {world.state.certified.digest}, world.describe()
-    weights = {n.weights for n in world.nodes if n.alive}
-    assert len(weights) == 1
-    assert weights != {CONFIGURED}
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("clients", [1, 2, 3, 5])
 def test_a_quiet_run_finishes_and_all_hold_the_same_weights(clients: int, overlap: bool) -> None:
-    world = make_world(clients, overlap=overlap, min_clients=1)
+    world = build_world(clients, overlap=overlap, min_clients=1)
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
     everyone = list(range(clients))
     for node in world.nodes:
-        data_rounds = [members for members in applied_sets(node).values() if members]
+        data_rounds = [members for members in node.get_applied_sets().values() if members]
         assert data_rounds == [everyone] * 6, "total_steps 7 is six rounds with data"
     assert not [r for r in world.refusals if r[0] == "WitnessMessage" and r[1] == "InvalidWitness"]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_nobody_waits_for_a_timeout_in_a_quiet_run(overlap: bool) -> None:
-    world = make_world(3, overlap=overlap)
+    world = build_world(3, overlap=overlap)
     world.run_to_end()
     train = [(a, b) for a, b in zip(world.timeline, world.timeline[1:], strict=False) if a[3] == "ROUND_TRAIN"]
     assert train
@@ -81,20 +35,20 @@ def test_nobody_waits_for_a_timeout_in_a_quiet_run(overlap: bool) -> None:
 
 
 def test_a_killed_client_comes_back_and_ends_with_the_same_weights() -> None:
-    world = make_world(3, total_steps=25, rounds_per_epoch=6)
+    world = build_world(3, total_steps=25, rounds_per_epoch=6)
     victim = world.nodes[1]
     world.run_until(lambda: world.state.run_state is RunState.ROUND_TRAIN and world.state.current.height == 2)
     victim.kill()
     world.run_until(lambda: world.state.current.height == 4)
     world.restart(victim)
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
     sources = [f["source"] for f in victim.get_logs("model_loaded")]
     assert sources[-1] in ("peers", "own snapshot", "configured source")
 
 
 def test_when_all_are_killed_at_once_they_resume_from_their_snapshots() -> None:
-    world = make_world(3, total_steps=25, rounds_per_epoch=4)
+    world = build_world(3, total_steps=25, rounds_per_epoch=4)
     world.run_until(lambda: world.state.progress.epoch == 2 and world.state.current.height == 1)
     for node in world.nodes:
         node.kill()
@@ -103,7 +57,7 @@ def test_when_all_are_killed_at_once_they_resume_from_their_snapshots() -> None:
     for node in world.nodes:
         world.restart(node)
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
     assert step >= 1 + 2 * 4, "at most one epoch is lost (F4)"
 
 
@@ -118,44 +72,44 @@ def cut_for_two_rounds(world: World, flag: str) -> Node:
 
 
 def test_a_client_cut_off_for_two_rounds_ends_with_the_same_weights() -> None:
-    world = make_world(4, total_steps=13, rounds_per_epoch=12)
+    world = build_world(4, total_steps=13, rounds_per_epoch=12)
     cut_for_two_rounds(world, "gossip_cut")
-    assert_all_equal(world)
+    world.assert_all_equal()
 
 
 def test_a_client_that_heard_nothing_for_two_rounds_decides_by_the_witnesses_lists() -> None:
     """C1: the root is on record, the own table does not give it: a witness's list does."""
-    world = make_world(4, total_steps=13, rounds_per_epoch=12)
+    world = build_world(4, total_steps=13, rounds_per_epoch=12)
     victim = cut_for_two_rounds(world, "deaf")
-    assert_all_equal(world)
+    world.assert_all_equal()
     assert len(victim.get_logs("member")) == 1, "it stayed a member all along"
-    assert applied_sets(victim) == applied_sets(world.nodes[0])
+    assert victim.get_applied_sets() == world.nodes[0].get_applied_sets()
 
 
 def test_a_client_that_could_not_fetch_is_behind_and_catches_up_in_order() -> None:
     """C6: what is decided is never skipped."""
-    world = make_world(4, total_steps=13, rounds_per_epoch=12)
+    world = build_world(4, total_steps=13, rounds_per_epoch=12)
     victim = cut_for_two_rounds(world, "fetch_cut")
-    assert_all_equal(world)
+    world.assert_all_equal()
     assert len(victim.get_logs("member")) == 1, "it stayed a member all along"
-    assert applied_sets(victim) == applied_sets(world.nodes[0])
+    assert victim.get_applied_sets() == world.nodes[0].get_applied_sets()
     assert any("payloads of members" in str(f["what"]) for f in victim.get_logs("wait_started"))
 
 
 def test_a_client_with_wrong_weights_stops_heals_and_goes_on() -> None:
-    world = make_world(4, total_steps=17, rounds_per_epoch=8)
+    world = build_world(4, total_steps=17, rounds_per_epoch=8)
     victim = world.nodes[0]
     world.run_until(lambda: world.state.progress.epoch == 1 and world.state.current.height == 3)
     victim.weights = blake3_hash(b"a flipped bit")
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
     assert victim.get_logs("diverged")
     assert victim.get_logs("healed")
 
 
 @pytest.mark.parametrize("moment", range(20))
 def test_a_client_killed_right_after_announcing_never_signs_a_second_header(moment: int) -> None:
-    world = make_world(3, total_steps=13, rounds_per_epoch=6)
+    world = build_world(3, total_steps=13, rounds_per_epoch=6)
     victim = world.nodes[moment % 3]
     world.run_until(lambda: len(victim.signed) == 1 + moment // 2)
     victim.kill()
@@ -169,11 +123,11 @@ def test_a_client_killed_right_after_announcing_never_signs_a_second_header(mome
         assert isinstance(message.body, Result)
         seen.setdefault((message.epoch, message.height), set()).add(message.body.commitment)
     assert all(len(commitments) == 1 for commitments in seen.values())
-    assert_all_equal(world)
+    world.assert_all_equal()
 
 
 def test_a_withheld_payload_delays_nobody_for_long_and_its_trainer_goes_without_credit() -> None:
-    world = make_world(4, total_steps=13, rounds_per_epoch=12)
+    world = build_world(4, total_steps=13, rounds_per_epoch=12)
     cheat = world.nodes[3]
     cheat.pace.withhold = True
     world.run_until(lambda: world.state.current.height == 6)
@@ -187,7 +141,7 @@ def test_a_withheld_payload_delays_nobody_for_long_and_its_trainer_goes_without_
 
 
 def test_a_silent_member_is_not_awaited_after_the_straggler_bound() -> None:
-    world = make_world(4, total_steps=13, rounds_per_epoch=12, min_clients=2)
+    world = build_world(4, total_steps=13, rounds_per_epoch=12, min_clients=2)
     world.run_until(lambda: world.state.current.height == 2 and world.state.run_state is RunState.ROUND_TRAIN)
     world.nodes[3].kill()
     world.run_to_end()
@@ -198,7 +152,7 @@ def test_a_silent_member_is_not_awaited_after_the_straggler_bound() -> None:
 
 
 def test_headers_chain_to_the_own_last_result() -> None:
-    world = make_world(2, min_clients=2)
+    world = build_world(2, min_clients=2)
     world.run_to_end()
     for node in world.nodes:
         headers = [decode_header(m.body.header) for m in map(decode_gossip, node.signed) if isinstance(m.body, Result)]
@@ -207,7 +161,7 @@ def test_headers_chain_to_the_own_last_result() -> None:
 
 
 def test_stop_withdraws_and_exits_at_once() -> None:
-    world = make_world(3)
+    world = build_world(3)
     world.run_until(lambda: world.state.run_state is RunState.ROUND_TRAIN)
     node = world.nodes[0]
     actions = node.engine.on_stop("Ctrl-C")
@@ -217,7 +171,7 @@ def test_stop_withdraws_and_exits_at_once() -> None:
 
 
 def test_a_round_in_which_nobody_trained_holds_up_the_next_one_for_nobody() -> None:
-    world = make_world(3, total_steps=13, rounds_per_epoch=12)
+    world = build_world(3, total_steps=13, rounds_per_epoch=12)
     lost = {"round": 4}
     show = world.show
 
@@ -236,11 +190,11 @@ def test_a_round_in_which_nobody_trained_holds_up_the_next_one_for_nobody() -> N
     assert rounds[4] > 8.0, "the round that was not seen"
     assert rounds[5] < 5.0
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
 
 
 def test_the_snapshot_of_the_last_drain_carries_the_fate_of_every_own_result() -> None:
-    world = make_world(3)
+    world = build_world(3)
     snapshots: list[act.Snapshot] = []
     node = world.nodes[0]
     take = node.snapshot

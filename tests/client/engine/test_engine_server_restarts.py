@@ -1,11 +1,10 @@
 """A server that was killed and comes back moves its clocks (K2); to its clients the epoch goes on."""
 
 import pytest
-from test_engine_runs import applied_sets, assert_all_equal, make_world
+from kits.world import build_world
 
-from psyche.core.rules.apply import apply
 from psyche.core.state.messages import Recover
-from psyche.core.state.state import ZERO32, RunState
+from psyche.core.state.state import RunState
 
 MOMENTS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN)  # RoundWitness takes no time in a quiet round
 
@@ -13,26 +12,26 @@ MOMENTS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN)  # RoundWit
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda state: state.name.lower())
 def test_a_server_that_comes_back_costs_no_epoch_and_no_membership(moment: RunState, overlap: bool) -> None:
-    world = make_world(3, total_steps=13, rounds_per_epoch=4, overlap=overlap)
+    world = build_world(3, total_steps=13, rounds_per_epoch=4, overlap=overlap)
     height = 2 if moment is RunState.ROUND_TRAIN else 0
     world.run_until(
         lambda: (
             world.state.run_state is moment and world.state.progress.epoch == 1 and world.state.current.height >= height
         )
     )
-    apply(world.state, world.unix, 0, ZERO32, Recover(gap_s=40))
+    world.apply(Recover(gap_s=40))
     world.push()
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
     for node in world.nodes:
         assert [f["index"] for f in node.get_logs("member")].count(node.index) >= 3
-        assert len([members for members in applied_sets(node).values() if members]) == 12
+        assert len([members for members in node.get_applied_sets().values() if members]) == 12
         assert not node.get_logs("left")
         assert not node.get_logs("epoch_failed")
 
 
 def test_every_wait_that_is_named_is_ended_by_its_name() -> None:
-    world = make_world(3, total_steps=13, rounds_per_epoch=4)
+    world = build_world(3, total_steps=13, rounds_per_epoch=4)
     world.run_to_end()
     for node in world.nodes:
         waiting: set[object] = set()

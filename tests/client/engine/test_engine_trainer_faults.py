@@ -1,6 +1,6 @@
 """What becomes of a participant whose trainer fails (F20, F21) and of work that is given up (P3)."""
 
-from test_engine_runs import assert_all_equal, make_world
+from kits.world import build_world
 
 from psyche.client.engine import actions as act
 from psyche.core.state.state import RunState
@@ -8,20 +8,20 @@ from psyche.wire.crypto import blake3_hash
 
 
 def test_a_lost_trainer_leaves_the_epoch_and_comes_back_in_the_next() -> None:
-    world = make_world(3, total_steps=25, rounds_per_epoch=6)
+    world = build_world(3, total_steps=25, rounds_per_epoch=6)
     victim = world.nodes[1]
     world.run_until(lambda: world.state.current.height == 2 and world.state.run_state is RunState.ROUND_TRAIN)
     victim.weights = blake3_hash(b"gone")
     victim.feed(act.TrainerLost("killed"))
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
     assert victim.get_logs("trainer_lost")
     assert any("trainer was lost" in str(f["reason"]) for f in victim.get_logs("left"))
     assert len(victim.get_logs("model_loaded")) >= 2
 
 
 def test_a_batch_that_fails_costs_nobody_else_anything() -> None:
-    world = make_world(3)
+    world = build_world(3)
     victim = world.nodes[0]
     broken = {"left": 2}
     train = victim.trained
@@ -35,12 +35,12 @@ def test_a_batch_that_fails_costs_nobody_else_anything() -> None:
 
     victim.trained = fail_twice  # type: ignore[method-assign]
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()
     assert len(victim.get_logs("not_sent")) == 2
 
 
 def test_an_epoch_without_agreement_is_reported_with_the_steps_it_cost() -> None:
-    world = make_world(3, total_steps=13, rounds_per_epoch=4)
+    world = build_world(3, total_steps=13, rounds_per_epoch=4)
     world.run_until(lambda: world.state.progress.epoch == 1 and world.state.current.height == 2)
     for number, node in enumerate(world.nodes):
         node.weights = blake3_hash(b"split", bytes([number]))
@@ -49,4 +49,4 @@ def test_an_epoch_without_agreement_is_reported_with_the_steps_it_cost() -> None
     assert reports
     assert int(str(reports[-1]["steps_lost"])) > 0
     world.run_to_end()
-    assert_all_equal(world)
+    world.assert_all_equal()

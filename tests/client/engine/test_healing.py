@@ -1,15 +1,14 @@
 """What a client does whose weights are not the agreed ones (S3 to S7)."""
 
-from kits.bench import Bench, build_bench, build_train_reply
+from kits.bench import Bench, build_bench
+from kits.results import build_train_reply
 
 from psyche.client.engine import actions as act
-from psyche.core.rules.apply import apply
 from psyche.core.state.gossip import Ready, ReadyFlag
 from psyche.core.state.messages import WarmupWitness, Withdraw, WitnessMessage
 from psyche.core.state.state import ZERO32, RunState, WitnessFlag
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash, compute_state_digest
-from psyche.wire.gossip import decode_gossip
 
 WRONG = build_hash("a flipped bit")
 
@@ -149,7 +148,7 @@ def test_while_it_replays_a_client_says_that_it_is_there_and_applies_nothing() -
     bench.show()
     assert bench.state.current.height == 4
     bench.wait(1.0)
-    bodies = [decode_gossip(a.raw).body for a in bench.get_all(act.Publish)]
+    bodies = [message.body for message in bench.get_said()]
     assert [b.flags for b in bodies if isinstance(b, Ready)] == [ReadyFlag.BEHIND | ReadyFlag.DIVERGED]
     assert bench.get_all(act.Apply) == []
     assert bench.get_all(act.Train) == []
@@ -246,7 +245,7 @@ def test_digests_of_the_last_epoch_are_not_held_against_the_next() -> None:
     bench.forget()
     for member, client in enumerate(bench.state.clients):
         digest = bench.state.certified.digest
-        apply(bench.state, bench.unix, 0, client.p2p, WarmupWitness(2, member, digest))
+        bench.apply(WarmupWitness(2, member, digest), client.p2p)
     bench.settle()
     for height in range(2):
         bench.show()

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from kits.bench import FIRST_DIGEST, Bench, build_bench
+from kits.bench import Bench, build_bench
+from kits.results import FIRST_DIGEST
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.core.encoding.plan import compute_plan, encode_plan
-from psyche.core.rules.apply import apply
 from psyche.core.state.gossip import Leave
 from psyche.core.state.messages import (
     Join,
@@ -23,7 +23,6 @@ from psyche.core.state.messages import (
 from psyche.core.state.state import ZERO32, ClientState, Mark, Round, RunState, SlotState
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash
-from psyche.wire.gossip import decode_gossip
 
 OTHER = build_hash("other weights")
 
@@ -106,7 +105,7 @@ def test_who_is_not_a_member_waits_for_the_next_epoch_without_a_word() -> None:
 def test_an_ejected_client_ends_with_a_reason() -> None:
     """M6, R7."""
     bench = build_bench(4, rounds_per_epoch=1).start()
-    apply(bench.state, bench.unix, 0, ZERO32, ReportEquivocation(0, 0, bench.index))
+    bench.apply(ReportEquivocation(0, 0, bench.index))
     bench.show()
     assert bench.engine.member is None
     while bench.state.in_round:
@@ -129,7 +128,7 @@ def test_peers_are_those_with_a_live_slot() -> None:
     keys = [i.public for i in bench.identities]
     assert bench.get_all(act.SetPeers)[-1].keys == frozenset(keys[:2])
     bench.join(2)
-    apply(bench.state, bench.unix, 0, keys[1], LeaveRun())
+    bench.apply(LeaveRun(), keys[1])
     bench.show()
     assert bench.get_all(act.SetPeers)[-1].keys == frozenset((keys[0], keys[2]))
     bench.state.registry.slots[2].state = SlotState.BANNED
@@ -252,7 +251,7 @@ def test_a_second_load_is_not_asked_for_while_one_runs() -> None:
     bench.show()
     for member in (1, 2, 3):
         key = bench.state.clients[member].p2p
-        apply(bench.state, bench.unix, 0, key, WarmupWitness(0, member, FIRST_DIGEST))
+        bench.apply(WarmupWitness(0, member, FIRST_DIGEST), key)
     bench.state.config.min_clients = 4
     bench.now += bench.state.config.warmup_time + 1
     bench.settle()
@@ -282,13 +281,13 @@ def test_a_plan_that_cannot_be_read_ends_the_client() -> None:
 
 
 def pause_and_resume(bench: Bench) -> None:
-    apply(bench.state, bench.unix, 0, ZERO32, Pause())
+    bench.apply(Pause())
     finish_epoch(bench)
     assert bench.state.run_state is RunState.PAUSED
     bench.show()
     assert [w.what for w in bench.engine.waits()] == ["the owner to resume the run"]
     bench.now += 100
-    apply(bench.state, bench.unix, 0, ZERO32, Resume())
+    bench.apply(Resume())
     bench.show()
 
 
@@ -316,11 +315,11 @@ def test_a_pause_in_warmup_takes_effect_at_once_and_the_momentum_goes_too() -> N
     bench.join(0, 1, 2, 3)
     bench.form()
     bench.show()
-    apply(bench.state, bench.unix, 0, ZERO32, Pause())
+    bench.apply(Pause())
     bench.show()
     assert bench.state.run_state is RunState.PAUSED
     bench.now += 50
-    apply(bench.state, bench.unix, 0, ZERO32, Resume())
+    bench.apply(Resume())
     bench.show()
     bench.forget()
     bench.join(0, 1, 2, 3)
@@ -355,7 +354,7 @@ def test_who_stops_while_the_run_waits_takes_its_join_back() -> None:
     assert bench.get_reasons(Withdraw) == ["stopped by SIGINT"]
     assert [a.code for a in bench.get_all(act.Exit)] == [0]
     key = bench.identities[0].public
-    apply(bench.state, bench.unix, 0, key, Withdraw(bench.get_all(Withdraw)[0].epoch, 0))
+    bench.apply(Withdraw(bench.get_all(Withdraw)[0].epoch, 0), key)
     assert bench.state.registry.slots[0].active < bench.state.registry.next_active
 
 
@@ -382,7 +381,7 @@ def test_who_stops_as_a_member_withdraws_and_says_leave(phase: str) -> None:
     assert bench.state.run_state.name.lower().endswith(phase)
     bench.take_in(bench.engine.on_stop("stopped"))
     assert [a.member for a in bench.get_all(Withdraw)] == [0]
-    assert isinstance(decode_gossip(bench.get_all(act.Publish)[-1].raw).body, Leave)
+    assert isinstance(bench.get_said()[-1].body, Leave)
     assert bench.engine.on_tick(bench.now + 100) == [], "nothing more is done"
 
 

@@ -6,12 +6,10 @@ from psyche.client.engine import actions as act
 from psyche.core.state.gossip import Ready, ReadyFlag
 from psyche.core.state.state import ZERO32
 from psyche.wire.crypto import blake3_hash
-from psyche.wire.gossip import decode_gossip
 
 
 def get_readies(bench: Bench) -> list[Ready]:
-    bodies = [decode_gossip(a.raw).body for a in bench.get_all(act.Publish)]
-    return [body for body in bodies if isinstance(body, Ready)]
+    return [message.body for message in bench.get_said(Ready)]  # type: ignore[misc]
 
 
 def test_who_has_its_digest_at_once_says_ready_once() -> None:

@@ -18,13 +18,11 @@ from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.gossip import Finished, Leave, Result
 from psyche.core.state.messages import HealthCheck, WitnessMessage
 from psyche.core.state.state import ClientState, RunState, WitnessFlag
-from psyche.wire.gossip import decode_gossip
 
 
 def get_finished(bench: Bench) -> list[tuple[int, Finished]]:
     """Height and body of every Finished that was sent."""
-    messages = [decode_gossip(a.raw) for a in bench.get_all(act.Publish)]
-    return [(m.height, m.body) for m in messages if isinstance(m.body, Finished)]
+    return [(m.height, m.body) for m in bench.get_said(Finished)]
 
 
 # --- A1: who is awaited
@@ -425,5 +423,5 @@ def test_results_are_signed_once_even_if_the_round_is_shown_again() -> None:
     bench.train()
     bench.show()
     bench.wait(3.0)
-    raws = [decode_gossip(a.raw) for a in bench.get_all(act.Announce)]
+    raws = bench.get_announced()
     assert [m.height for m in raws if isinstance(m.body, Result)] == [0]

@@ -1,26 +1,18 @@
 """Tables behind the roots on record: who was kept from a commitment decides as everybody does (C2, C3, W7)."""
 
 import pytest
-from kits.bench import Bench, build_bench, build_identity
+from kits.bench import Bench, build_bench
+from kits.results import get_commitment
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.tables import ASK_AGAIN_S, FEW_AT_ONCE, MOST_AT_ONCE
 from psyche.core.committee.bloom import compute_bloom
-from psyche.core.state.gossip import Gossip, Result
-from psyche.testing.builders import build_hash
+from psyche.core.state.gossip import Gossip
+from psyche.testing.builders import build_hash, build_identity
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
 
 LIAR = 3
-
-
-def get_commitment(message: Gossip) -> bytes:
-    assert isinstance(message.body, Result)
-    return message.body.commitment
-
-
-def get_decided(bench: Bench) -> dict[int, list[int]]:
-    return {f["height"]: f["members"] for f in bench.get_logs("decided")}  # type: ignore[misc]
 
 
 def build_versions(bench: Bench) -> list[Gossip]:
@@ -63,14 +55,14 @@ def build_client(*heard: int) -> Bench:
 def test_who_was_kept_from_a_commitment_decides_as_those_who_know_it() -> None:
     """Gossip drops a third valid result: what is dropped is not what decides."""
     informed, kept_from_it = build_client(0), build_client(1, 2, 0)
-    assert get_decided(informed) == {0: [LIAR]}
-    assert get_decided(kept_from_it) == {}, "it cannot know yet, and does not guess"
+    assert informed.get_decided() == {0: [LIAR]}
+    assert kept_from_it.get_decided() == {}, "it cannot know yet, and does not guess"
     asked = kept_from_it.get_all(act.AskTable)
     assert {1, 2} <= {a.member for a in asked}
     for question in asked:
         items = informed.engine.get_table(question.root)
         kept_from_it.feed(act.TableArrived(question.epoch, question.height, question.member, question.root, items))
-    assert get_decided(kept_from_it) == {0: [LIAR]}
+    assert kept_from_it.get_decided() == {0: [LIAR]}
     fetched = kept_from_it.get_all(act.FetchPayload)[-1]
     assert fetched.commitment == get_commitment(build_versions(kept_from_it)[0])
     assert decode_gossip(kept_from_it.get_record(0).find_signed(LIAR, fetched.commitment) or b"").member == LIAR
@@ -130,7 +122,7 @@ def build_large(witnesses: int, *, versions: int = 1) -> tuple[Bench, list[dict[
     """
     bench = build_bench(witnesses, global_batch_size_start=witnesses, global_batch_size_end=witnesses).start()
     bench.train()
-    own = decode_gossip(bench.get_all(act.Announce)[-1].raw)
+    own = bench.get_announced()[-1]
     signed = [
         {m: bench.build_result(m, 0, data_hash=build_hash(m, number)) for m in range(1, witnesses)} | {0: own}
         for number in range(versions)
@@ -193,7 +185,7 @@ def test_where_any_one_table_is_enough_few_are_asked_for_until_nobody_answers() 
     asked = bench.get_all(act.AskTable)
     assert len(asked) == MOST_AT_ONCE
     bench.feed(act.TableArrived(asked[-1].epoch, asked[-1].height, asked[-1].member, asked[-1].root, items))
-    assert get_decided(bench) == {0: list(range(16))}
+    assert bench.get_decided() == {0: list(range(16))}
 
 
 def test_a_root_that_cannot_be_shown_is_not_looked_for_again_until_more_is_known(
@@ -229,8 +221,8 @@ def test_a_list_of_many_that_signed_two_results_is_found_in_its_table() -> None:
         bench.record(witness, held=0xFFFF, commitments=known, broadcast_bloom=bloom)
     bench.pass_times()
     bench.show()
-    assert get_decided(bench) == {}
+    assert bench.get_decided() == {}
     question = bench.get_all(act.AskTable)[0]
     items = tuple(encode_gossip(g) for _, g in sorted(listed.items()))
     bench.feed(act.TableArrived(question.epoch, question.height, question.member, question.root, items))
-    assert get_decided(bench) == {0: list(range(16))}
+    assert bench.get_decided() == {0: list(range(16))}

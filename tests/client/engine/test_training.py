@@ -1,6 +1,7 @@
 """This member's batch: one training at a time, ended with its round, and its outcome told once (A4, R8, S4)."""
 
-from kits.bench import build_bench, build_train_reply
+from kits.bench import build_bench
+from kits.results import build_train_reply
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.training import Training

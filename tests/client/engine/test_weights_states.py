@@ -9,7 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kits.bench import Bench, build_train_reply
+from kits.bench import Bench
+from kits.results import build_train_reply
 from test_healing import build_bench_in_second_epoch, diverge, let_go
 
 from psyche.client.engine import actions as act

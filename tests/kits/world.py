@@ -1,24 +1,23 @@
 """A whole run in one process on a virtual clock: real core, real engines, arithmetic and links replaced."""
 
-import hashlib
 import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kits.results import PAYLOAD_BYTES, PLAN, build_train_reply
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.encoding.plan import compute_plan, encode_plan
-from psyche.core.rules.apply import apply
 from psyche.core.state.errors import CoordinatorError
-from psyche.core.state.messages import ReportEquivocation, Tick
-from psyche.core.state.state import ZERO32, Coordinator, RunState
-from psyche.wire.crypto import Identity, blake3_hash, blob_id_of, compute_chain_digest, compute_state_digest
-from psyche.wire.trainer import ApplyReply, SnapshotReply, TrainReply
+from psyche.core.state.messages import ReportEquivocation
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
+from psyche.testing.builders import START_UNIX, build_config, build_identity, build_model, build_state
+from psyche.testing.state_machine import StateMachine
+from psyche.wire.crypto import blake3_hash, blob_id_of, compute_chain_digest, compute_state_digest
+from psyche.wire.trainer import ApplyReply, SnapshotReply
 
-PLAN = encode_plan(compute_plan({"w": (1024, 64)}, chunk=64, topk=8, one_bit=True))
 CONFIGURED = blake3_hash(b"the configured source")
 TICK_S = 0.5
 
@@ -52,7 +51,7 @@ class Node:
     def __init__(self, world: "World", index: int) -> None:
         self.world = world
         self.index = index
-        self.identity = Identity(hashlib.sha256(b"client %d" % index).digest())
+        self.identity = build_identity(index)
         self.pace = Pace()
         self.disk = Disk()
         self.generation = 0
@@ -154,11 +153,17 @@ class Node:
 
     # --- what the pretended world answers -----------------------------------------------------------
 
+    def find_peer(self, key: bytes) -> "Node | None":
+        """A node, if it can be reached."""
+        node = self.world.by_key.get(key)
+        cut = node is None or not node.alive or node.pace.gossip_cut or self.pace.gossip_cut
+        return None if cut else node
+
     def fetched(self, action: act.FetchPayload) -> None:
         for source in action.sources:
-            node = self.world.by_key.get(source)
-            cut = node is None or not node.alive or node.pace.gossip_cut or self.pace.gossip_cut or node.pace.withhold
-            if not cut and not self.pace.fetch_cut and action.blob_id in node.bodies:
+            node = self.find_peer(source)
+            served = node is not None and not node.pace.withhold and not self.pace.fetch_cut
+            if node is not None and served and action.blob_id in node.bodies:
                 self.bodies[action.blob_id] = node.bodies[action.blob_id]
                 self.feed(act.PayloadArrived(action.commitment))
                 return
@@ -167,9 +172,10 @@ class Node:
     def trained(self, action: act.Train) -> None:
         if action.height in self.cancelled:
             self.cancelled.discard(action.height)
-            reply = make_reply(b"", cancelled=True)
+            reply = build_train_reply(b"", cancelled=True)
         else:
-            reply = make_reply(blake3_hash(self.weights, b"%d %d" % (action.start, action.end)) * 2)
+            seed = blake3_hash(self.weights, b"%d %d" % (action.start, action.end))
+            reply = build_train_reply((seed * (PAYLOAD_BYTES // len(seed) + 1))[:PAYLOAD_BYTES])
         self.feed(act.Trained(action.epoch, action.height, reply, ZERO32))
 
     def apply_bodies(self, bodies: tuple[bytes, ...], *, run_update: bool) -> bytes:
@@ -250,53 +256,47 @@ class Node:
 
     def ask_announcements(self, action: act.AskAnnouncements) -> None:
         for node in self.world.nodes:
-            if node is self or not node.alive or node.pace.gossip_cut or self.pace.gossip_cut or self.pace.deaf:
+            if node is self or self.pace.deaf or self.find_peer(node.identity.public) is None:
                 continue
             items = node.engine.get_announcements(action.epoch, action.height, action.have)
             self.execute(self.engine.on_answer(items, self.world.now))
 
     def ask_table(self, action: act.AskTable) -> None:
-        node = self.world.by_key.get(action.key)
-        cut = node is None or not node.alive or node.pace.gossip_cut or self.pace.gossip_cut or self.pace.deaf
-        items = None if cut else node.engine.get_table(action.root)
+        node = None if self.pace.deaf else self.find_peer(action.key)
+        items = None if node is None else node.engine.get_table(action.root)
         self.feed(act.TableArrived(action.epoch, action.height, action.member, action.root, items))
 
     # --- what tests ask ---------------------------------------------------------------------------
+
+    def get_applied_sets(self) -> dict[tuple[object, object], list[int]]:
+        """The members of what was applied, by epoch and height."""
+        return {(f["epoch"], f["height"]): sorted(f["members"]) for f in self.get_logs("applied")}  # type: ignore[call-overload]
 
     def get_logs(self, kind: str) -> list[dict[str, object]]:
         return [fields for _, k, fields in self.logs if k == kind]
 
 
-def make_reply(payload: bytes, *, cancelled: bool = False) -> TrainReply:
-    return TrainReply(
-        payload=payload, loss=2.0, grad_norm=1.0, tokens=8, seconds=0.4, compute_seconds=0.3, micro_batch_size=1,
-        train_count=1, cancelled=cancelled,
-    )  # fmt: skip
-
-
-class World:
+class World(StateMachine):
     """A coordinator that ticks itself, and nodes around it."""
 
     def __init__(self, state: Coordinator, clients: int) -> None:
+        super().__init__(state)
         self.now = 1000.0
-        self.state = state
         self.shown: Coordinator | None = None  # what the nodes see; nobody changes it
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
-        self.entropy = itertools.count()
         self.timeline: list[tuple[float, int, int, str, int]] = []
         self.refusals: list[tuple[str, str]] = []
         self.nodes: list[Node] = []
         self.by_key: dict[bytes, Node] = {}
-        self.tamper: Callable[[Node, act.Action], act.Action | None] | None = None
         self.gossip_filter: Callable[[Node, Node, bytes], bool] | None = None
         for _ in range(clients):
             self.add()
-        self.at(self.now, self.tick)
+        self.at(self.now, self.beat)
 
     @property
     def unix(self) -> int:
-        return 1_700_000_000 + int(self.now)
+        return START_UNIX + int(self.now)
 
     def add(self) -> Node:
         node = Node(self, len(self.nodes))
@@ -327,31 +327,20 @@ class World:
         for node in self.nodes:
             self.at(self.now + 0.005, lambda node=node: self.show(node))
 
-    def settle(self) -> None:
-        """T3: the server ticks until nothing changes."""
-        while not self.state.halted:
-            drawn = hashlib.sha256(b"entropy %d" % next(self.entropy)).digest()
-            if not apply(self.state, self.unix, self.unix, ZERO32, Tick(drawn)):
-                break
-
-    def tick(self) -> None:
+    def beat(self) -> None:
+        """The server ticks, and shows what became of it."""
         nonce = self.state.nonce
         self.settle()
         if self.state.nonce != nonce:
             self.push()
-        self.at(self.now + TICK_S, self.tick)
+        self.at(self.now + TICK_S, self.beat)
 
     def send(self, node: Node, action: act.Action) -> None:
         """A message to the coordinator."""
-        if self.tamper is not None:
-            changed = self.tamper(node, action)
-            if changed is None:
-                return
-            action = changed
-        nonce, key, state, unix = self.state.nonce, node.identity.public, self.state, self.unix
+        nonce = self.state.nonce
         try:
             if isinstance(action, act.Submit) and not isinstance(action.message, ReportEquivocation):
-                apply(state, unix, 0, key, action.message)
+                self.apply(action.message, node.identity.public)
         except CoordinatorError as error:
             self.refusals.append((type(getattr(action, "message", action)).__name__, error.code))
             return
@@ -393,3 +382,21 @@ class World:
     def digests(self) -> set[bytes]:
         """Digests of the weights that living nodes hold at the end."""
         return {n.engine.membership.weights_digest or ZERO32 for n in self.nodes if n.alive}
+
+    def assert_all_equal(self) -> None:
+        """All living nodes hold the certified weights, which were trained."""
+        assert self.digests() == {self.state.certified.digest}, self.describe()
+        weights = {n.weights for n in self.nodes if n.alive}
+        assert len(weights) == 1
+        assert weights != {CONFIGURED}
+
+
+def build_world(clients: int = 3, **changes: object) -> World:
+    """Six rounds of so many clients, three an epoch; keywords are of the configuration."""
+    values: dict[str, object] = {
+        "warmup_time": 20, "cooldown_time": 2, "max_round_train_time": 10, "round_witness_time": 2, "total_steps": 7,
+        "init_min_clients": clients, "min_clients": 2, "global_batch_size_start": 2 * clients,
+        "global_batch_size_end": 2 * clients, "rounds_per_epoch": 3,
+    }  # fmt: skip
+    model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
+    return World(build_state(build_config(**(values | changes)), model, start_unix=START_UNIX + 1000), clients)

@@ -18,11 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
 import trio
+from _process_swarm import run_processes
 from _table import build_parser, finish, print_table
-from kits.process_swarm import run_processes
 
 from psyche.core.state.state import Config
 from psyche.telemetry.events import Event, read_events

@@ -26,10 +26,9 @@ from psyche.errors import PsycheError
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.sim.scenarios.scenario import SimRunFile
 from psyche.telemetry.events import Event
-from psyche.testing.builders import build_hash, build_model
+from psyche.testing.builders import build_identity, build_model
 from psyche.testing.swarm import RUN_ID, build_member
 from psyche.wire.access import OPEN
-from psyche.wire.crypto import Identity
 
 _fork: Final = multiprocessing.get_context("fork")
 
@@ -104,7 +103,7 @@ def _run_child(function: Callable[..., None], sender: Connection, *args: object)
 def _serve(sender: Connection, config: Config, folder: Path) -> None:
     folder.mkdir()
     run = SimRunFile(config, build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model")), RUN_ID)
-    settings = ServerSettings(run=run, identity=Identity(build_hash("server")), state_dir=folder, access=OPEN)
+    settings = ServerSettings(run=run, identity=build_identity("server"), state_dir=folder, access=OPEN)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -125,7 +124,7 @@ async def _play(
 ) -> None:
     from psyche.network.node import open_node
 
-    identity, started = Identity(build_hash("client", index)), time.process_time()
+    identity, started = build_identity(index), time.process_time()
     async with (
         open_node(identity, "127.0.0.1", 0, folder / f"client-{index}" / "network") as network,
         open_backend(address, identity) as backend,

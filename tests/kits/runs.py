@@ -167,8 +167,9 @@ class Run(StateMachine):
 
     def witness_all(self, silent: Collection[int] = (), **overrides: Any) -> None:
         """All witnesses but the silent report."""
-        for member in self.get_speaking_witnesses(silent):
-            self.send(self.build_witness(member, silent=silent, **overrides))
+        speaking = self.get_speaking_witnesses(silent)
+        for message in [self.build_witness(member, silent=silent, **overrides) for member in speaking]:
+            self.send(message)
 
     def run_round(self, silent: Collection[int] = (), **overrides: Any) -> Round:
         """One whole round: a second passes, the witnesses report, it closes; by time-out where it must.

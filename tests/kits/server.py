@@ -2,38 +2,26 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from kits.runs import Run
+from psyche.core.committee.seeds import Entropy
 from psyche.core.encoding.account import encode_state
-from psyche.core.state.genesis import create_run
-from psyche.core.state.messages import Join, WarmupWitness
-from psyche.core.state.state import Config, Coordinator, Metadata, Model, Progress, RunState
+from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
+from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress, RunState
 from psyche.server.access import AccessChanges, AllowList
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.journal import Journal
 from psyche.server.journal.recovery import create_journal
-from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_model, build_state
 from psyche.wire import backend as wire
 from psyche.wire.access import OPEN, Access
 from psyche.wire.crypto import Identity, sign_address_record
 from psyche.wire.ports import AddressRecord
 
-OWNER = Identity(bytes([200]) * 32)
-CLIENTS = [Identity(bytes([number + 1]) * 32) for number in range(8)]
-
-
-class Sink:
-    """Keeps every event."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def emit(self, kind: str, **fields: object) -> None:
-        self.events.append((kind, fields))
-
-    def get(self, kind: str) -> list[dict[str, Any]]:
-        return [fields for name, fields in self.events if name == kind]
+SERVER, OWNER = build_identity("server"), build_identity("owner")
+CLIENTS = [build_identity(number) for number in range(8)]
+RUN_OF_THREE: Final = {"init_min_clients": 3, "min_clients": 2, "total_steps": 5}  # it goes on with two
 
 
 class MemoryDisk:
@@ -70,7 +58,7 @@ class MemoryDisk:
 class RunFile:
     """A run's configuration, as the config package loads it."""
 
-    config: Config = field(default_factory=lambda: build_config(init_min_clients=3, min_clients=2, total_steps=5))
+    config: Config = field(default_factory=lambda: build_config(**RUN_OF_THREE))
     model: Model = field(default_factory=build_model)
     run_id: str = "test-run"
     metadata: Metadata = field(default_factory=lambda: Metadata(name="test"))
@@ -78,16 +66,20 @@ class RunFile:
     pending_pause: bool = False
     bootstrap: tuple[str, ...] = ()
 
+    def build_state(self) -> Coordinator:
+        """The run, just created."""
+        return build_state(self.config, self.model, run_id=self.run_id)
+
+
+def build_file(**config: Any) -> RunFile:
+    """A run of three; keywords are of its configuration."""
+    return RunFile(build_config(**(RUN_OF_THREE | config)))
+
 
 def build_entropy() -> Callable[[], bytes]:
     """Entropy that is the same in every test run."""
     numbers = iter(range(1 << 60))
     return lambda: build_hash("entropy", next(numbers))
-
-
-def build_state(file: RunFile | None = None) -> Coordinator:
-    file = file or RunFile()
-    return create_run(file.config, file.model, file.run_id, build_hash("run"), file.metadata, "test", START_UNIX)
 
 
 def build_handler(
@@ -97,7 +89,7 @@ def build_handler(
     access: Access | None = None,
     **options: Any,
 ) -> CoordinatorHandler:
-    state = state or build_state()
+    state = state or RunFile().build_state()
     journal = journal or create_journal(disk or MemoryDisk(), START_UNIX, encode_state(state))
     settings = {"now": START_UNIX, "owners": frozenset({OWNER.public}), "entropy": build_entropy(), "program": "test"}
     settings["access"] = AllowList(access or OPEN, AccessChanges(), OWNER.public)
@@ -113,19 +105,21 @@ def build_join_request(record: AddressRecord) -> wire.SubmitRequest:
     return wire.build_submit(Join(record.p2p), record)
 
 
-class Members:
-    """Honest members that talk to a handler: each message as the request that a client would send."""
+class Members(Run):
+    """Honest members that talk to a handler: each message goes as the request that a client would send.
+
+    What the handler refuses is answered, not raised: `ask` for what must not be refused.
+    """
 
     def __init__(self, handler: CoordinatorHandler, identities: list[Identity] | None = None) -> None:
+        super().__init__(handler.state, now=handler.now, keys=self._get_keys)
         self.handler = handler
         self.identities = identities or CLIENTS[:3]
-        self.now = handler.now
         self._ids = 1_000
 
-    @property
-    def run(self) -> Run:
-        """The builders' view of the state, which makes honest witness messages."""
-        return Run(self.handler.state, now=self.now)
+    def _get_keys(self, number: int) -> tuple[bytes, bytes]:
+        key = self.identities[number].public
+        return key, key
 
     @property
     def run_state(self) -> RunState:
@@ -134,13 +128,34 @@ class Members:
     def ask(self, sender: bytes, body: wire.RequestBody) -> wire.Reply:
         self._ids += 1
         reply = self.handler.handle(self.now, sender, wire.Request(self._ids, body)).reply
-        self.handler.journal.flush()
+        self._take_state()
         return reply
 
-    def wait(self, seconds: int) -> None:
-        self.now += seconds
+    def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
+        """Send it as a request; whether anything changed."""
+        identity = next(i for i in self.identities if i.public == sender)
+        nonce = self.state.nonce
+        self.ask(sender, wire.build_submit(message, build_record(identity) if isinstance(message, Join) else None))
+        return self.state.nonce != nonce
+
+    def tick(self, entropy: Entropy | str = "drawn") -> bool:
+        """The server's clock acts, with entropy of its own."""
+        nonce = self.state.nonce
         self.handler.tick(self.now)
+        self._take_state()
+        return self.state.nonce != nonce
+
+    def settle(self) -> int:
+        return int(self.tick())
+
+    def _take_state(self) -> None:
         self.handler.journal.flush()
+        self.state = self.handler.state  # another object after a defect
+
+    def send(self, message: WitnessMessage) -> None:
+        """A report, unless others were faster and the round is over."""
+        if self.state.in_round and self.state.current.height == message.height:
+            super().send(message)
 
     def key(self, member: int) -> bytes:
         return self.handler.state.clients[member].p2p
@@ -148,28 +163,13 @@ class Members:
     def join_all(self) -> None:
         for identity in self.identities:
             self.handler.connected(identity.public)
-            self.ask(identity.public, build_join_request(build_record(identity)))
+        self.join(*range(len(self.identities)))
 
     def get_warmup(self, member: int) -> wire.SubmitRequest:
-        return wire.build_submit(WarmupWitness(self.handler.state.progress.epoch, member, self.run.get_start_digest()))
+        return wire.build_submit(WarmupWitness(self.state.progress.epoch, member, self.get_start_digest()))
 
     def get_witness(self, member: int, **overrides: Any) -> wire.SubmitRequest:
-        return wire.build_submit(self.run.build_witness(member, **overrides))
-
-    def warm_up(self) -> None:
-        """From joined members to the first round."""
-        self.wait(self.handler.state.config.waiting_for_members_extra_time)
-        assert self.run_state is RunState.WARMUP
-        for member in self.run.get_members():
-            self.ask(self.key(member), self.get_warmup(member))
-        assert self.run_state is RunState.ROUND_TRAIN
-
-    def run_round(self) -> None:
-        height = self.handler.state.current.height
-        self.wait(1)
-        for member in self.run.get_speaking_witnesses():
-            if self.handler.state.in_round and self.handler.state.current.height == height:
-                self.ask(self.key(member), self.get_witness(member))
+        return wire.build_submit(self.build_witness(member, **overrides))
 
     def step(self) -> None:
         """Whatever the run needs next."""
@@ -180,7 +180,7 @@ class Members:
             case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS:
                 self.run_round()
             case RunState.COOLDOWN:
-                self.wait(self.handler.state.config.cooldown_time)
+                self.wait(self.state.config.cooldown_time)
             case _:
                 raise AssertionError(f"nothing to do in {self.run_state.name}")
 

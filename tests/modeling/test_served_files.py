@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import trio
+from kits.log import Log
 from trio.testing import MockClock
 
 from psyche.client.runtime.loading import Loader, get_snapshot_name
@@ -54,15 +54,12 @@ class Peer:
 
     folder: Path
     node: MemoryNode
-    logs: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
         self.serving = Serving(NoEngine(), self.node)  # type: ignore[arg-type]
         self.node.set_sync_handler(self.serving.answer)
         self.loader = Loader(self.node, self.serving, self.folder / "resume", self.folder, self.log)
-
-    def log(self, kind: str, **fields: object) -> None:
-        self.logs.append((kind, fields))
 
     def get_files(self) -> set[str]:
         return {path.name for path in self.folder.rglob("resume/*/model/*")}
@@ -177,7 +174,7 @@ async def test_who_lists_other_files_is_refused_named_and_not_asked_again(
         assert asked == [place.digest], "the second time it is not asked"
         reason = "showed a manifest that does not give the digest"
         refused = {"peer": liar.node.key, "digest": place.digest, "reason": reason}
-        assert [fields for kind, fields in place.newcomer.logs if kind == "source_refused"] == [refused]
+        assert place.newcomer.log.get("source_refused") == [refused]
         assert liar.node._server.counters.ranges == 0, "nor for any piece"
 
 
@@ -290,7 +287,7 @@ async def test_an_own_folder_with_other_files_is_named_file_by_file_and_left_alo
         found = await place.fetch()
         assert place.load(found) == (place.digest, 1e-6)
         assert {path.name: path.read_bytes() for path in own.glob("*.*")} == before
-        (told,) = [fields for kind, fields in place.newcomer.logs if kind == "model_files_differ"]
+        (told,) = place.newcomer.log.get("model_files_differ")
         assert told["path"] == str(own)
         assert told["files"] == (
             "config.json (other bytes), generation_config.json (missing), tokenizer_config.json (missing), "

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from kits import server as server_kit
+from kits.log import Log
 from kits.runs import Run
-from kits.server import CLIENTS, OWNER, RunFile, Sink, build_record
+from kits.server import CLIENTS, OWNER, SERVER, RunFile, build_record
 
 from psyche.backends.tcp.backend import TcpBackend
 from psyche.backends.tcp.dial import ServerAddress
@@ -17,20 +19,19 @@ from psyche.core.state.messages import Join, WarmupWitness
 from psyche.core.state.state import ClientState, Coordinator, RunState
 from psyche.errors import BackendError
 from psyche.server.server import BoundServer, ServerSettings, run_server
-from psyche.testing.builders import START_UNIX, build_config
+from psyche.testing.builders import START_UNIX
 from psyche.testnet.free_port import choose_port
 from psyche.wire.access import OPEN
 from psyche.wire.crypto import Identity
 
 RATE = 4  # seconds of the run per second of the test
-SERVER = Identity(bytes([99]) * 32)
 
 
 class Server:
     """A server that a test can stop, kill and start again on the same port."""
 
     def __init__(self, nursery: trio.Nursery, folder: Path, file: RunFile, **options: Any) -> None:
-        self.sink = Sink()
+        self.sink = Log()
         self.folder = folder
         self._nursery, self._file = nursery, file
         wall = {"unix_time": lambda: START_UNIX + trio.current_time()}
@@ -73,9 +74,9 @@ async def open_server(tmp_path: Path, file: RunFile | None = None, **options: An
 
 
 def build_file(**config: Any) -> RunFile:
-    values = {"init_min_clients": 3, "min_clients": 2, "total_steps": 5, "max_round_train_time": 120}
-    values |= {"waiting_for_members_extra_time": 1, "cooldown_time": 1} | config
-    return RunFile(config=build_config(**values))
+    """As the kit's, without waiting where nothing is to happen."""
+    quick = {"max_round_train_time": 120, "waiting_for_members_extra_time": 1, "cooldown_time": 1}
+    return server_kit.build_file(**(quick | config))
 
 
 class Script:
@@ -137,7 +138,7 @@ def is_training(state: Coordinator) -> bool:
 
 
 @asynccontextmanager
-async def open_scripts(server: Server, count: int = 3, sink: Sink | None = None) -> AsyncIterator[list[Script]]:
+async def open_scripts(server: Server, count: int = 3, sink: Log | None = None) -> AsyncIterator[list[Script]]:
     async with trio.open_nursery() as nursery:
         scripts = [Script(TcpBackend(server.address, identity, sink=sink), identity) for identity in CLIENTS[:count]]
         for script in scripts:

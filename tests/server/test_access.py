@@ -3,16 +3,17 @@
 from typing import Any
 
 import pytest
+from kits.log import Log
 from kits.server import (
     CLIENTS,
     OWNER,
     Members,
     MemoryDisk,
-    Sink,
+    RunFile,
+    build_file,
     build_handler,
     build_join_request,
     build_record,
-    build_state,
 )
 
 from psyche.core.encoding.account import encode_state
@@ -21,7 +22,7 @@ from psyche.core.state.state import ClientState, RunState, Slot, SlotState
 from psyche.server.access import AccessChanges, AllowList
 from psyche.server.journal import journal as j
 from psyche.server.journal.recovery import recover
-from psyche.testing.builders import START_UNIX, build_config
+from psyche.testing.builders import START_UNIX
 from psyche.wire import backend as wire
 from psyche.wire.access import MAX_KEYS, OPEN, Access, Allow, Authorization, Disallow
 from psyche.wire.crypto import Identity
@@ -43,9 +44,8 @@ def build_join(identity: Identity) -> wire.SubmitRequest:
 
 
 def build(access: Access | None = None, disk: MemoryDisk | None = None, **config: Any) -> Members:
-    state = build_state()
-    state.config = build_config(**({"init_min_clients": 3, "min_clients": 2} | config))
-    return Members(build_handler(state, disk, access=access or Access()))
+    file = build_file(**({"total_steps": 1_000} | config))
+    return Members(build_handler(file.build_state(), disk, access=access or Access()))
 
 
 def join(members: Members, identity: Identity) -> wire.Reply:
@@ -193,7 +193,9 @@ def test_the_list_survives_a_restart_and_the_snapshot_that_ends_its_segment() ->
 
 
 def test_a_snapshot_with_a_list_reads_back() -> None:
-    snapshot = j.Snapshot(3, START_UNIX, (OP,), encode_state(build_state()), AccessChanges({ADA.public: ()}).encode())
+    snapshot = j.Snapshot(
+        3, START_UNIX, (OP,), encode_state(RunFile().build_state()), AccessChanges({ADA.public: ()}).encode()
+    )
     assert j.decode_snapshot(j.encode_snapshot(snapshot), 3) == snapshot
 
 
@@ -349,8 +351,8 @@ def test_newcomers_that_wait_and_leave_the_line_in_an_epoch_cost_no_proven_membe
 
 
 def test_a_slot_is_given_up_in_every_phase_but_not_that_of_a_member_or_of_one_that_had_a_credit() -> None:
-    sink = Sink()
-    members = Members(build_handler(build_state(), sink=sink))
+    sink = Log()
+    members = Members(build_handler(RunFile().build_state(), sink=sink))
     members.join_all()
     members.warm_up()
     late = CLIENTS[5]

@@ -1,6 +1,6 @@
 """`collect` on the server: earnings leave the record once, to whoever owns the run (M11, K3)."""
 
-from kits.server import CLIENTS, OWNER, START_UNIX, MemoryDisk, build_handler, build_state
+from kits.server import CLIENTS, OWNER, START_UNIX, MemoryDisk, RunFile, build_handler
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply
@@ -16,7 +16,7 @@ A, B = CLIENTS[0].public, CLIENTS[1].public
 
 def build_earned(disk: MemoryDisk) -> CoordinatorHandler:
     """A run whose first two participants have joined, and earned 300 and 70."""
-    state = build_state()
+    state = RunFile().build_state()
     for key, earned in ((A, 300), (B, 70)):
         apply(state, START_UNIX, 0, key, Join(key))
         state.registry.slots[-1].earned = earned

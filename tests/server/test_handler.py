@@ -8,23 +8,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from kits.log import Log
+from kits.results import build_header, build_result, sign
 from kits.server import (
     CLIENTS,
     OWNER,
     Members,
     MemoryDisk,
-    RunFile,
-    Sink,
+    build_file,
     build_handler,
     build_join_request,
     build_record,
-    build_state,
 )
 
 from psyche.core.encoding.account import encode_state
-from psyche.core.encoding.header import NumericClass, ResultHeader, encode_header
 from psyche.core.rules.apply import BY_TYPE
-from psyche.core.state.gossip import Evidence, Ready, ReadyFlag, Result
+from psyche.core.state.gossip import Evidence, Ready, ReadyFlag
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.messages import (
     Context,
@@ -54,19 +53,19 @@ from psyche.server.connections.replies import MAX_CACHED_CLIENTS, REPLIES_PER_CL
 from psyche.server.handler import MAX_TICKS
 from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings
-from psyche.testing.builders import START_UNIX, build_config, build_hash
+from psyche.testing.builders import START_UNIX, build_hash
 from psyche.wire import backend as wire
-from psyche.wire.crypto import Identity, compute_commitment
+from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
 from psyche.wire.ports import AddressRecord
 
 OP = bytes(range(16))
 
 
-def build_members(stage: str = "joined", sink: Sink | None = None, **config: Any) -> Members:
+def build_members(stage: str = "joined", sink: Log | None = None, **config: Any) -> Members:
     """Three members: joined, in warmup, training, or in cooldown."""
-    values = {"init_min_clients": 3, "min_clients": 2, "total_steps": 50} | config
-    members = Members(build_handler(build_state(RunFile(config=build_config(**values))), sink=sink))
+    file = build_file(**({"total_steps": 50} | config))
+    members = Members(build_handler(file.build_state(), sink=sink))
     members.join_all()
     if stage == "warmup":
         members.wait(2)
@@ -78,25 +77,15 @@ def build_members(stage: str = "joined", sink: Sink | None = None, **config: Any
 
 
 def sign_result(identity: Identity, members: Members, member: int, step: int, run_uid: bytes | None = None) -> bytes:
-    state = members.handler.state
-    run_uid = run_uid or state.run_uid
-    zero = bytes(32)
-    header = encode_header(
-        ResultHeader(
-            run_uid=run_uid, epoch=state.progress.epoch, member=member, height=state.current.height, step=step,
-            lr_bits=0, batch_start=0, batch_end=1, plan_hash=zero, config_hash=zero, base_digest=zero, data_hash=zero,
-            prev_commitment=zero, body_hash=zero, body_len=1, train_count=1, numeric_class=NumericClass.FP32,
-            trainer_key=identity.public,
-        )
-    )  # fmt: skip
-    body = Result(compute_commitment(header), header)
-    message = sign_gossip(identity, run_uid, state.progress.epoch, state.current.height, member, body)
-    return encode_gossip(message)
+    state = members.state
+    named = {"run_uid": run_uid or state.run_uid}
+    header = build_header(state, member, identity.public, step=step, **named)
+    return encode_gossip(sign(state, identity, member, build_result(header), **named))
 
 
 def sign_ready(members: Members, digest: bytes) -> bytes:
-    run_uid = members.handler.state.run_uid
-    return encode_gossip(sign_gossip(get_identity(members, 1), run_uid, 0, 0, 1, Ready(digest, ReadyFlag(0))))
+    ready = Ready(digest, ReadyFlag(0))
+    return encode_gossip(sign(members.state, get_identity(members, 1), 1, ready, height=0, epoch=0))
 
 
 def get_identity(members: Members, member: int) -> Identity:
@@ -431,7 +420,7 @@ def test_who_reconnects_within_fifteen_seconds_stays_a_member() -> None:
 
 
 def test_who_stays_away_for_fifteen_seconds_is_withdrawn() -> None:
-    sink = Sink()
+    sink = Log()
     members = build_members("training", sink, max_round_train_time=60)
     members.handler.disconnected(members.key(1), members.now)
     members.wait(14)
@@ -469,7 +458,7 @@ def test_a_join_for_the_next_epoch_is_taken_back_when_that_epoch_waits_for_membe
 
 
 def test_where_the_owner_says_so_a_lost_connection_has_no_effect() -> None:
-    state = build_state(RunFile(config=build_config(init_min_clients=3, max_round_train_time=100)))
+    state = build_file(max_round_train_time=100).build_state()
     members = Members(build_handler(state, withdraw_on_disconnect=False))
     members.join_all()
     members.warm_up()
@@ -583,7 +572,7 @@ def test_a_full_registry_takes_an_idle_slot_back_for_a_newcomer() -> None:
 
 
 def test_every_change_of_phase_and_every_rollback_is_an_event() -> None:
-    sink = Sink()
+    sink = Log()
     members = build_members("training", sink, rounds_per_epoch=50, max_round_train_time=5, round_witness_time=2)
     for _ in range(3):
         members.run_round()
@@ -602,7 +591,7 @@ def test_every_change_of_phase_and_every_rollback_is_an_event() -> None:
 
 
 def test_a_defect_while_a_message_is_handled_leaves_the_last_recorded_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = Sink()
+    sink = Log()
     members = build_members("training", sink)
     before = encode_state(members.handler.state)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 from kits.clocks import SteadyClock
+from kits.log import Log
 from kits.middle import Middle, open_middle
 from kits.runs import Run
-from kits.server import CLIENTS, Sink, build_record
+from kits.server import CLIENTS, build_record
 from live_kit import RATE, SERVER, Script, Server, build_file, follow_all, is_training, open_scripts, open_server
 
 from psyche.backends.tcp.backend import open_backend
@@ -39,7 +40,7 @@ class Tapped:
     middle: Middle
     victim: Script
     observer: Script
-    sink: Sink
+    sink: Log
 
     @property
     def state(self) -> Coordinator:
@@ -69,7 +70,7 @@ def frame(raw: bytes) -> bytes:
 
 @asynccontextmanager
 async def open_tapped(tmp_path: Path) -> AsyncIterator[Tapped]:
-    sink = Sink()
+    sink = Log()
     owners = frozenset({VICTIM.public})
     async with (
         open_server(tmp_path, build_file(max_round_train_time=3_600), owners=owners) as server,
@@ -160,7 +161,7 @@ async def answer_with_another_key(stream: trio.SocketStream) -> None:
 async def test_somebody_who_answers_with_another_key_ends_no_client_that_has_met_the_server(
     expects_key: bool, tmp_path: Path, clock: SteadyClock
 ) -> None:
-    sink = Sink()
+    sink = Log()
     async with open_server(tmp_path) as server, open_middle(server.port) as middle:
         address = replace(server.address, port=middle.port, key=SERVER.public if expects_key else None)
         async with open_backend(address, VICTIM, sink=sink) as backend:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import trio
 from kits.clocks import SteadyClock
-from kits.server import CLIENTS, OWNER, Sink, build_record
+from kits.log import Log
+from kits.server import CLIENTS, OWNER, build_record
 from live_kit import RATE, open_server
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
@@ -35,7 +36,7 @@ async def open_closed(tmp_path: Path) -> AsyncIterator[ServerAddress]:
         yield server.address
 
 
-async def until(sink: Sink, kind: str) -> dict[str, Any]:
+async def until(sink: Log, kind: str) -> dict[str, Any]:
     with trio.fail_after(TIMEOUT_S):
         while not sink.get(kind):
             await trio.sleep(0.05)
@@ -51,7 +52,7 @@ async def join_when_there(backend: TcpBackend, identity: Identity) -> None:
 async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes_in_by_itself(
     tmp_path: Path, clock: SteadyClock
 ) -> None:
-    sink = Sink()
+    sink = Log()
     async with open_closed(tmp_path) as server, open_backend(server, ADA, sink=sink) as backend:
         wait = await until(sink, "wait_started")
         assert f"psyche server allow {ADA.public.hex()}" in wait["what"]
@@ -73,7 +74,7 @@ async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes
 async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed_again(
     tmp_path: Path, clock: SteadyClock
 ) -> None:
-    sink = Sink()
+    sink = Log()
     async with open_closed(tmp_path) as server:
         await allow_key(server, OWNER, grantee=ADA.public, delegates=(BEN.public,))
         async with open_backend(server, BEN, sink=sink) as backend:

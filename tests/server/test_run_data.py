@@ -1,11 +1,12 @@
 """The data server inside the coordinator: each member gets the samples of its round, nobody anything else."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
-from kits.server import CLIENTS, Members, RunFile, build_handler, build_state
+from kits.server import CLIENTS, SERVER, Members, RunFile, build_file, build_handler
 
 from psyche.config.load import LoadedData
 from psyche.core.committee.assignment import compute_assignments
@@ -14,14 +15,12 @@ from psyche.data.client import RemoteData
 from psyche.errors import ConfigError, DataError
 from psyche.server.data import open_run_data
 from psyche.server.server import ServerSettings, run_server
-from psyche.testing.builders import build_config, build_model
-from psyche.wire.crypto import Identity
+from psyche.testing.builders import build_model
 from psyche.wire.data import PURPOSE
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.tls import open_tls
 
-SERVER = Identity(bytes([99]) * 32)
 TOKENS = np.arange(16 * 200, dtype="<u2") % 250
 
 
@@ -33,11 +32,11 @@ def write_data(folder: Path, sequence_length: int = 16) -> LoadedData:
 
 def build_run_file(address: str) -> RunFile:
     model = build_model(data_location=DataLocation(DataLocationKind.SERVER, address))
-    return RunFile(config=build_config(init_min_clients=3, min_clients=2, rounds_per_epoch=20), model=model)
+    return replace(build_file(rounds_per_epoch=20, total_steps=1_000), model=model)
 
 
 def build_training(address: str = "127.0.0.1:45001") -> Coordinator:
-    members = Members(build_handler(build_state(build_run_file(address))))
+    members = Members(build_handler(build_run_file(address).build_state()))
     members.join_all()
     members.warm_up()
     return members.handler.state

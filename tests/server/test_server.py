@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import trio
 from kits.clocks import SteadyClock
+from kits.log import Log
 from kits.runs import Run
-from kits.server import CLIENTS, OWNER, RunFile, Sink, build_record
+from kits.server import CLIENTS, OWNER, RunFile, build_record
 from live_kit import RATE, SERVER, Script, build_file, follow_all, is_finished, is_training, open_scripts, open_server
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
@@ -78,7 +79,7 @@ async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock:
 async def test_a_server_that_goes_away_in_mid_round_and_comes_back_costs_no_epoch(
     tmp_path: Path, clock: SteadyClock
 ) -> None:
-    sink = Sink()
+    sink = Log()
     async with open_server(tmp_path) as server, open_scripts(server, sink=sink) as scripts:
         await follow_all(scripts, is_training)
         before = scripts[0].state
@@ -248,7 +249,7 @@ async def test_the_block_of_a_backend_that_gives_up_ends_with_the_reason(tmp_pat
 
 
 async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock: SteadyClock) -> None:
-    sink, file = Sink(), build_file(waiting_for_members_extra_time=255)
+    sink, file = Log(), build_file(waiting_for_members_extra_time=255)
     async with open_server(tmp_path, file) as server, open_scripts(server, sink=sink) as scripts:
         await follow_all(scripts, lambda s: len(s.registry.slots) == 3)
         backend = scripts[0].backend
@@ -374,7 +375,7 @@ async def test_whoever_waits_for_a_backend_that_is_stopped_hears_of_it(clock: St
 
 
 async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: SteadyClock) -> None:
-    sink, accepted = Sink(), 0
+    sink, accepted = Log(), 0
 
     async def hang_up(stream: trio.SocketStream) -> None:
         nonlocal accepted

@@ -2,12 +2,12 @@
 
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from kits.log import Log
 from trio.testing import MockClock
 
 from psyche.client.runtime.bootstrapping import Bootstrapping
@@ -51,19 +51,6 @@ async def test_clients_of_a_home_without_a_book_find_each_other_by_an_address_on
         assert (found[0]["peer"], f"{found[0]['address']}/p2p/{found[0]['peer']}") == (first.key.hex(), place)
 
 
-@dataclass
-class Log:
-    """What was said."""
-
-    said: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-
-    def __call__(self, kind: str, **fields: object) -> None:
-        self.said.append((kind, fields))
-
-    def get(self, kind: str, name: str) -> list[Any]:
-        return [fields[name] for known, fields in self.said if known == kind]
-
-
 @pytest.fixture
 def hub() -> MemoryHub:
     return MemoryHub(random.Random(1))
@@ -90,20 +77,20 @@ async def test_each_wait_for_a_bootstrap_peer_is_named_and_ends(
     bootstrapping.start()
     await look(bootstrapping, 1)
     who = f"bootstrap peer {KEY.hex()[:16]} at /memory/2"
-    assert log.get("wait_started", "what") == [f"{who} to have a place in the run"]
+    assert log.get_values("wait_started", "what") == [f"{who} to have a place in the run"]
     node.set_allowed(frozenset({node.key, KEY}))
     await look(bootstrapping, 40)
-    waits = log.get("wait_started", "what")[1:]
+    waits = log.get_values("wait_started", "what")[1:]
     assert 4 <= len(waits) <= 8, "1, 2, 4, 8 … s lie between two attempts"
     assert all(what.startswith(f"{who}: peer {KEY.hex()[:16]}: nobody answers at /memory/2") for what in waits)
     async with hub.open_node(Identity(build_hash("known")), tmp_path / "known") as known:
         known.set_plan(RUN, PLAN)
         known.set_allowed(frozenset({node.key, KEY}))
         await look(bootstrapping, 60)
-        assert log.get("bootstrap_connected", "peer") == [KEY]
-        assert log.get("wait_ended", "outcome").count("connected") <= 1
-        assert len(log.get("wait_ended", "what")) == len(log.get("wait_started", "what"))
-        ends = [fields for kind, fields in log.said if kind == "wait_ended" and fields["until"] is not None]
+        assert log.get_values("bootstrap_connected", "peer") == [KEY]
+        assert log.get_values("wait_ended", "outcome").count("connected") <= 1
+        assert len(log.get_values("wait_ended", "what")) == len(log.get_values("wait_started", "what"))
+        ends = [fields for fields in log.get("wait_ended") if fields["until"] is not None]
         assert ends, "every wait for the next attempt has named its end"
 
 
@@ -117,7 +104,7 @@ async def test_what_a_person_names_wins_over_the_record_and_what_cannot_be_diale
     at = "/ip4/192.0.2.1/tcp/4001"
     bootstrapping.follow([f"{at}/p2p/{KEY.hex()}", f"{at}/p2p/{other.hex()}", at, f"{at}/p2p/{node.key.hex()}"])
     assert [(peer.key, peer.address) for peer in node.bootstrap()] == [(KEY, "/memory/7"), (other, at)]
-    (message,) = log.get("error", "message")
+    (message,) = log.get_values("error", "message")
     assert message.startswith(f"the record's bootstrap address '{at}' is not dialed: names no key")
     bootstrapping.follow([])
     assert [peer.key for peer in node.bootstrap()] == [KEY], "the owner has taken them back"

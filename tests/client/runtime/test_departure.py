@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import trio
+from kits.log import Log
 from trio.testing import MockClock
 
 from psyche.client.engine.actions import Exit
@@ -15,15 +16,12 @@ class Leaving:
     """A departure, and how it went."""
 
     writes: trio.Event = field(default_factory=trio.Event)  # nothing is left to write
-    logged: list[str] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
     code: int | None = None
     left_at: float | None = None
 
     def __post_init__(self) -> None:
         self.departure = Departure(5.0, self.writes.wait, self.log)
-
-    def log(self, kind: str, **_fields: object) -> None:
-        self.logged.append(kind)
 
     async def run(self) -> None:
         start = trio.current_time()
@@ -47,7 +45,7 @@ async def test_who_has_nothing_to_withdraw_says_farewell_and_leaves(autojump_clo
     leaving = Leaving()
     await leaving.leave((0.0, Exit(3, "banned")))
     assert (leaving.code, leaving.left_at) == (3, pytest.approx(FAREWELL_S))
-    assert leaving.logged == ["left"]
+    assert leaving.log.kinds == ["left"]
 
 
 @pytest.mark.parametrize(("answered_s", "left_s"), [(1.0, 1.0), (1_000.0, FAREWELL_S + WITHDRAW_S)])
@@ -71,7 +69,7 @@ async def test_the_final_weights_are_served_and_written_to_the_end(autojump_cloc
     leaving = Leaving()
     await leaving.leave((0.0, Exit(0, "the run is finished", serve_s=30.0)))
     assert leaving.left_at == pytest.approx(30.0 + LAST_WRITES_S), "a write that hangs has a limit"
-    assert leaving.logged == ["serving", "left"]
+    assert leaving.log.kinds == ["serving", "left"]
     quick = Leaving()
     quick.writes.set()
     await quick.leave((0.0, Exit(0, "the run is finished", serve_s=30.0)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from kits.log import Log
 from test_loading import KEYS, FakeNetwork, NoEngine, answer_with
 from trio.testing import MockClock
 
@@ -84,10 +85,7 @@ class Trainer:
 @dataclass
 class Shell:
     state: Coordinator
-    logs: list[tuple[str, dict[str, object]]] = field(default_factory=list)
-
-    def log(self, kind: str, **fields: object) -> None:
-        self.logs.append((kind, fields))
+    log: Log = field(default_factory=Log)
 
     async def wait_for_replay(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -149,7 +147,7 @@ async def test_only_the_tensors_that_differ_are_fetched(place: Place) -> None:
     assert tuple(place.trainer.tensors) == RIGHT
     assert place.network.wanted == [blob_id_of(RIGHT[1])]
     assert place.network.sources == [KEYS[1], KEYS[2]]
-    assert ("compared", {"height": 3, "tensors": 3, "differing": 1}) in place.shell.logs
+    assert ("compared", {"height": 3, "tensors": 3, "differing": 1}) in place.shell.log.told
 
 
 async def test_weights_that_are_lost_are_fetched_whole(place: Place) -> None:

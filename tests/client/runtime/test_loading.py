@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from kits.log import Log
 
 from psyche.client.runtime.loading import PARTS, Loader, compute_offer_digest, get_snapshot_name
 from psyche.client.runtime.serving import Offer, Serving, read_offer
@@ -83,16 +84,13 @@ class Place:
 
     root: Path
     network: FakeNetwork = field(default_factory=FakeNetwork)
-    logs: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
         self.snapshots = self.root / "resume"
         self.serving = Serving(NoEngine(), self.network)  # type: ignore[arg-type]
         self.loader = Loader(self.network, self.serving, self.snapshots, self.root, self.log)  # type: ignore[arg-type]
         self.state = Coordinator(model=build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model")))
-
-    def log(self, kind: str, **fields: object) -> None:
-        self.logs.append((kind, fields))
 
     async def write_snapshot(
         self, name: str = "weights", *, epoch: int = 0, step: int = 1, chain: bytes = CHAIN, lying: bool = False
@@ -275,8 +273,8 @@ async def test_a_refused_peer_is_named_and_not_asked_again_for_these_weights(pla
             with pytest.raises(NetworkError, match="not asked again" if again else reason):
                 await place.fetch(digest)
     assert [request.key for _, request in place.network.asked].count(asked_for) == 1
-    assert [kind for kind, _ in place.logs] == ["source_refused"] * 4
-    assert {fields["peer"] for _, fields in place.logs} == {KEYS[1]}
+    assert place.log.kinds == ["source_refused"] * 4
+    assert set(place.log.get_values("source_refused", "peer")) == {KEYS[1]}
     assert place.network.fetched == []
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from kits.log import Log
+
 from psyche.client.engine import actions as act
 from psyche.client.runtime.peer_queries import SYNC_PEERS, PeerQueries
 from psyche.errors import NetworkError
@@ -37,16 +39,13 @@ class Context:
 
     events: list[act.Event] = field(default_factory=list)
     heard: list[bytes] = field(default_factory=list)
-    logged: list[str] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
 
     def feed(self, event: act.Event) -> None:
         self.events.append(event)
 
     def take_answer(self, items: tuple[bytes, ...]) -> None:
         self.heard += items
-
-    def log(self, kind: str, **_fields: object) -> None:
-        self.logged.append(kind)
 
 
 def build(**changes: Any) -> tuple[PeerQueries, Peers, Context]:
@@ -76,7 +75,7 @@ async def test_a_witness_that_does_not_answer_is_an_answer() -> None:
     queries, peers, context = build(fail=True)
     await queries.ask_table(act.AskTable(0, 3, 1, KEYS[1], ROOT))
     assert context.events == [act.TableArrived(0, 3, 1, ROOT, None)]
-    assert context.logged == ["error"]
+    assert context.log.kinds == ["error"]
     peers.fail = False
     await queries.ask_table(act.AskTable(0, 3, 1, KEYS[1], ROOT))
     assert context.events[1:] == [act.TableArrived(0, 3, 1, ROOT, (b"one", b"two"))]

@@ -235,7 +235,7 @@ async def test_of_a_place_that_a_member_named_nothing_is_read_but_a_snapshot_bel
     place.network.blobs = {blob_id_of(b"w" * 32): b"w" * 32, blob_id_of(b"{}"): b"{}"}
     place.network.answers = {KEYS[1]: answer_with(offer)}
     await place.fetch(digest)
-    assert place.logs == [], "nor are its files compared with the run's"
+    assert place.log.told == [], "nor are its files compared with the run's"
 
 
 # --- whole

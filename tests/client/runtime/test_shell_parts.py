@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 from data_kit import FakeData
+from kits.log import Log
 from trio.testing import MockClock
 
 from psyche.client.engine import actions as act
@@ -153,19 +154,6 @@ class FakeNetwork:
         if self.fail is not None:
             raise self.fail
         return self.reply
-
-
-@dataclass
-class Log:
-    """What was said."""
-
-    kinds: list[tuple[str, dict[str, object]]] = field(default_factory=list)
-
-    def emit(self, kind: str, **fields: object) -> None:
-        self.kinds.append((kind, fields))
-
-    def get(self, kind: str) -> list[dict[str, object]]:
-        return [fields for known, fields in self.kinds if known == kind]
 
 
 @dataclass

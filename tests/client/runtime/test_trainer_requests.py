@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from kits.log import Log
 
 from psyche.client.engine import actions as act
 from psyche.client.runtime.loading import Source
@@ -92,7 +93,7 @@ class Shell:
 
     state: Coordinator = field(default_factory=lambda: Coordinator(run_id="run", model=build_model()))
     events: list[act.Event] = field(default_factory=list)
-    logs: list[str] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
     bodies: dict[bytes, bytes] = field(default_factory=dict)
     data: trio.Event = field(default_factory=trio.Event)
     data_error: Exception | None = None
@@ -103,9 +104,6 @@ class Shell:
         self.events.append(event)
         self.heard.set()
         self.heard = trio.Event()
-
-    def log(self, kind: str, **_fields: object) -> None:
-        self.logs.append(kind)
 
     async def take(self, *_place: int) -> bytes:
         await self.data.wait()

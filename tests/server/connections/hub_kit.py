@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
-from kits.server import Members, MemoryDisk, RunFile, Sink, build_handler, build_join_request, build_record, build_state
+from kits.log import Log
+from kits.server import SERVER, Members, MemoryDisk, build_file, build_handler, build_join_request, build_record
 from trio.testing import memory_stream_one_way_pair
 
 from psyche.backends.tcp.push import apply_delta, read_full
@@ -14,7 +15,7 @@ from psyche.errors import PsycheError
 from psyche.server.clock import RunClock
 from psyche.server.connections.hub import Hub
 from psyche.server.handler import CoordinatorHandler
-from psyche.testing.builders import START_UNIX, build_config
+from psyche.testing.builders import START_UNIX
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
 from psyche.wire.line.framing import FrameStream
@@ -22,7 +23,6 @@ from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.tls import make_channel
 from psyche.wire.ports import AddressRecord
 
-SERVER = Identity(bytes([99]) * 32)
 CHANNEL = make_channel(SERVER)
 BUFFER_BYTES = 65_536  # what an operating system keeps of unread bytes
 
@@ -137,11 +137,10 @@ class Rig:
 
     def __init__(self, nursery: trio.Nursery, **config: int) -> None:
         self.nursery = nursery
-        self.sink = Sink()
-        values = {"init_min_clients": 3, "min_clients": 2, "max_round_train_time": 3_600} | config
-        state = build_state(RunFile(config=build_config(**values)))
+        self.sink = Log()
+        file = build_file(**({"max_round_train_time": 3_600, "total_steps": 1_000} | config))
         self.disk = MemoryDisk()
-        self.handler: CoordinatorHandler = build_handler(state, self.disk, sink=self.sink)
+        self.handler: CoordinatorHandler = build_handler(file.build_state(), self.disk, sink=self.sink)
         self.clock = RunClock(START_UNIX, START_UNIX)
         self.hub = Hub(self.handler, SERVER, self.clock, self.sink, self.flush)
         self.members = Members(self.handler)

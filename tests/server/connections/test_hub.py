@@ -6,9 +6,9 @@ import struct
 import msgspec
 import pytest
 import trio
-from hub_kit import CHANNEL, SERVER, Client, Rig, open_rig
+from hub_kit import CHANNEL, Client, Rig, open_rig
 from kits.runs import Run, build_run
-from kits.server import CLIENTS, OWNER, build_record
+from kits.server import CLIENTS, OWNER, SERVER, build_record
 from trio.testing import MockClock
 
 from psyche.core.encoding.account import encode_state
@@ -18,6 +18,7 @@ from psyche.errors import PsycheError
 from psyche.server.access import AccessChanges, AllowList
 from psyche.server.connections import hub as hub_module
 from psyche.server.connections import limits
+from psyche.testing.builders import build_identity
 from psyche.wire import backend as wire
 from psyche.wire.access import Access, Allow
 from psyche.wire.crypto import Identity
@@ -25,7 +26,7 @@ from psyche.wire.line.framing import ConnectionLost, FrameStream
 from psyche.wire.line.handshake import HandshakeError, client_handshake
 from psyche.wire.line.pace import TokenBucket
 
-STRANGER = Identity(bytes([77]) * 32)
+STRANGER = build_identity("stranger")
 
 
 async def open_members(rig: Rig) -> list[Client]:
@@ -338,7 +339,7 @@ async def test_strangers_make_room_for_newcomers_and_members_stay(
     monkeypatch.setattr(hub_module.limits, "MAX_STRANGERS", 3)
     async with open_rig() as rig:
         clients = await open_members(rig)
-        crowd = [await rig.connect(Identity(bytes([60 + number]) * 32)) for number in range(6)]
+        crowd = [await rig.connect(build_identity(60 + number)) for number in range(6)]
         await trio.sleep(0.1)
         assert len(rig.hub._open) == len(clients) + 3
         assert (await crowd[-1].ask(wire.PingRequest())).code == ""
@@ -395,7 +396,7 @@ async def test_strangers_share_what_is_answered_and_members_do_not_wait(
     async with open_rig() as rig:
         clients = await open_members(rig)
         answered: list[Identity] = []
-        crowd = [await rig.connect(Identity(bytes([60 + number]) * 32)) for number in range(10)]
+        crowd = [await rig.connect(build_identity(60 + number)) for number in range(10)]
         async with trio.open_nursery() as nursery:
             for stranger in crowd:
                 nursery.start_soon(ask_often, stranger, answered)
@@ -415,7 +416,7 @@ async def test_addresses_of_strangers_take_turns_in_being_answered(monkeypatch: 
 
         async def connect(number: int, address: str) -> Client:
             stream = await trio.open_tcp_stream("127.0.0.1", port, local_address=address)
-            return await rig.greet(stream, Identity(bytes([60 + number]) * 32))
+            return await rig.greet(stream, build_identity(60 + number))
 
         crowd = [await connect(number, "127.0.0.1") for number in range(20)]
         other = await connect(99, "127.0.0.2")

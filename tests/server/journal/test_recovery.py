@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 import pytest
-from kits.server import CLIENTS, OWNER, Members, MemoryDisk, RunFile, Sink, build_handler, build_state
+from kits.log import Log
+from kits.server import CLIENTS, OWNER, Members, MemoryDisk, RunFile, build_file, build_handler
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.errors import Halted
@@ -35,8 +36,7 @@ class Recording:
 def record_run(**config: int) -> Recording:
     """Three members, two epochs, with a pause in between."""
     recording = Recording()
-    file = RunFile(config=build_config(init_min_clients=3, min_clients=2, total_steps=5, **config))
-    handler = build_handler(build_state(file), recording.disk)
+    handler = build_handler(build_file(**config).build_state(), recording.disk)
     append = handler.journal.append
 
     def append_and_sync(now: int, event: object, state_hash: bytes) -> int:
@@ -150,7 +150,7 @@ def test_a_broken_record_in_the_middle_is_a_clear_error_and_never_a_wrong_state(
 
 def record_long_run(records: int) -> tuple[dict[str, bytes], list[bytes]]:
     """A run that is paused and resumed again and again, in one segment; the state after each record."""
-    disk, state = MemoryDisk(), build_state()
+    disk, state = MemoryDisk(), RunFile().build_state()
     states = [encode_state(state)]
     journal = create_journal(disk, START_UNIX, states[0])
     for number in range(1, records + 1):
@@ -242,7 +242,7 @@ def test_a_segment_that_is_torn_before_the_newest_one_is_a_clear_error(recording
 
 def test_a_record_that_gives_another_state_is_a_clear_error() -> None:
     disk = MemoryDisk()
-    state = build_state()
+    state = RunFile().build_state()
     journal = create_journal(disk, START_UNIX, encode_state(state))
     journal.append(START_UNIX, Event(Pause(), op_id=OP), build_hash("not the state after a pause"))
     journal.flush()
@@ -252,7 +252,7 @@ def test_a_record_that_gives_another_state_is_a_clear_error() -> None:
 
 def test_a_record_that_the_state_machine_refuses_is_a_clear_error() -> None:
     disk = MemoryDisk()
-    state = build_state()
+    state = RunFile().build_state()
     Event(Pause(), op_id=OP).process(state, START_UNIX)
     journal = create_journal(disk, START_UNIX, encode_state(state))
     with pytest.raises(Halted):
@@ -263,7 +263,7 @@ def test_a_record_that_the_state_machine_refuses_is_a_clear_error() -> None:
         recover(disk)
 
 
-def restart(disk: MemoryDisk, now: int, sink: Sink | None = None) -> tuple[CoordinatorHandler, Members]:
+def restart(disk: MemoryDisk, now: int, sink: Log | None = None) -> tuple[CoordinatorHandler, Members]:
     found = recover(disk)
     assert found is not None
     handler = build_handler(found.state, journal=found.journal, now=found.now, op_ids=found.op_ids, sink=sink)
@@ -274,8 +274,7 @@ def restart(disk: MemoryDisk, now: int, sink: Sink | None = None) -> tuple[Coord
 
 
 def build_training(disk: MemoryDisk, **config: int) -> Members:
-    file = RunFile(config=build_config(init_min_clients=3, min_clients=2, max_round_train_time=20, **config))
-    members = Members(build_handler(build_state(file), disk))
+    members = Members(build_handler(build_file(total_steps=1_000, **config).build_state(), disk))
     members.join_all()
     members.warm_up()
     members.wait(7)

@@ -29,11 +29,11 @@ from psyche.network.streams import (
     HELLO,
     SYNC,
     ByteStream,
-    open_plain_nursery,
     run_until,
 )
 from psyche.network.unread import UnreadBudget
 from psyche.wire.crypto import Identity, blob_id_of, sign_address_record
+from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.peer_address import PeerAddress
 from psyche.wire.ports import (
     AddressRecord,

@@ -29,9 +29,10 @@ from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.listening import build_address, get_reachable_addresses, lock_port
 from psyche.network.safe import NOT_SECURE, build_host, build_pubsub, describe_failure, reset_stream, silence_libp2p
-from psyche.network.streams import PROTOCOLS, Signal, StreamError, open_plain_nursery
+from psyche.network.streams import PROTOCOLS, Signal, StreamError
 from psyche.network.unread import Standing, UnreadBudget, give_memory_back
 from psyche.wire.crypto import Identity
+from psyche.wire.nursery import open_plain_nursery
 
 _log: Final = logging.getLogger("psyche.network")
 WRITE_BYTES: Final = 1 << 20  # smaller writes cost more CPU, larger ones gain nothing

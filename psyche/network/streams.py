@@ -4,15 +4,15 @@ Every read names the most it may bring, so that a length that a peer claims is j
 anything is allocated for it.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 import trio
 
-from psyche.errors import NetworkError, PsycheError
+from psyche.errors import NetworkError
 from psyche.wire.line.length import LENGTH_BYTES, pack_length, read_length
 from psyche.wire.line.turns import take
+from psyche.wire.nursery import open_plain_nursery
 
 HELLO: Final = "/psyche/hello/1"
 GOSSIP: Final = "/psyche/gossip/1"
@@ -113,37 +113,17 @@ class Signal:
         await self._event.wait()
 
 
-@asynccontextmanager
-async def open_plain_nursery() -> AsyncIterator[trio.Nursery]:
-    """A nursery whose tasks raise nothing: errors of its block come out as they are, not in a group."""
-    failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
-        try:
-            yield nursery
-        except Exception as error:  # noqa: BLE001 - raised again below
-            failure = error
-    if failure is not None:
-        raise failure
-
-
 async def run_until(event: trio.Event, function: Callable[..., Awaitable[object]], *args: object) -> None:
     """Run `function` until it ends or `event` is set, whichever comes first; its errors are raised as they are."""
-    failure: PsycheError | None = None
 
     async def run() -> None:
-        nonlocal failure
-        try:
-            await function(*args)
-        except PsycheError as error:
-            failure = error
+        await function(*args)
         nursery.cancel_scope.cancel()
 
-    async with trio.open_nursery() as nursery:
+    async with open_plain_nursery() as nursery:
         nursery.start_soon(run)
         await event.wait()
         nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 class Lease:

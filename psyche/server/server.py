@@ -21,7 +21,7 @@ from psyche import __version__
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator, DataLocationKind
 from psyche.data.provider import LocalFiles
-from psyche.errors import BackendError, ConfigError, PsycheError
+from psyche.errors import BackendError, ConfigError
 from psyche.server.access import AllowList
 from psyche.server.clock import RunClock
 from psyche.server.connections.hub import Hub
@@ -36,6 +36,7 @@ from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access
 from psyche.wire.crypto import Identity
 from psyche.wire.line.tls import TlsListener
+from psyche.wire.nursery import open_plain_nursery
 
 PROGRAM: Final = f"psyche {__version__}"
 ENTROPY_BYTES: Final = 32
@@ -179,7 +180,6 @@ class _Server:
         self._handler = _make_handler(settings, opened)
         self._hub = Hub(self._handler, settings.identity, self._clock, self._sink, self._note_work)
         self._data: RunData | None = None
-        self._failure: PsycheError | None = None
         self._work = trio.Event()  # the journal has something to write
         self._news = trio.Event()  # the durable state has changed
         self._durable = self._handler.version
@@ -190,28 +190,18 @@ class _Server:
         bound = await self._listen()
         self._report_recovery()
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._guard, nursery, self._serve, bound, task_status)
+            async with open_plain_nursery() as nursery:
+                nursery.start_soon(self._serve, nursery, bound, task_status)
         finally:
             with trio.move_on_after(CLOSING_TIMEOUT_S) as scope:
                 scope.shield = True
                 await self._close(bound)
-        if self._failure is not None:
-            raise self._failure
-
-    async def _guard(self, nursery: trio.Nursery, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run one of the server's tasks; the first that fails ends them all, and its error stands alone."""
-        try:
-            await task(nursery, *args)
-        except PsycheError as error:
-            self._failure = self._failure or error
-            nursery.cancel_scope.cancel()
 
     async def _serve(self, nursery: trio.Nursery, bound: BoundListener, task_status: Started) -> None:
         data_port = await self._start_data(nursery)
         await self._publish(self._durable)
         for task in (self._write_journal, self._push, self._tick):
-            nursery.start_soon(self._guard, nursery, task)
+            nursery.start_soon(task)
         self._has_served = True
         self._sink.emit("server_listening", host=self._settings.host, port=bound.port, data_port=data_port)
         task_status.started(self._get_address(bound.port, data_port))
@@ -249,7 +239,7 @@ class _Server:
         port: int = await nursery.start(self._data.serve)  # pyright: ignore[reportArgumentType]  # stubs lag behind
         return port
 
-    async def _tick(self, _nursery: trio.Nursery) -> None:
+    async def _tick(self) -> None:
         while True:
             self._handler.tick(self._clock.now())
             self._note_work()
@@ -262,7 +252,7 @@ class _Server:
         if self._handler.journal.has_work:
             self._work.set()
 
-    async def _write_journal(self, _nursery: trio.Nursery) -> None:
+    async def _write_journal(self) -> None:
         """Group commit: what comes while the disk is busy goes out together with the next sync (K1)."""
         while True:
             await self._work.wait()
@@ -281,7 +271,7 @@ class _Server:
             self._news.set()
             self._hub.note_durable()
 
-    async def _push(self, _nursery: trio.Nursery) -> None:
+    async def _push(self) -> None:
         """Push what is durable, at most every 100 ms unless the run's phase has changed (K5)."""
         while True:
             if self._durable is self._hub.published:

@@ -7,7 +7,7 @@ record are renewed, and the caller notices nothing but the time.
 
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -27,6 +27,7 @@ from psyche.wire.line.handshake import HandshakeError, WrongServer
 from psyche.wire.line.tls import open_tls
 from psyche.wire.line.turns import AtOnce
 from psyche.wire.messages import AnyMessage
+from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import AddressRecord, Proof
 
 MAX_PENDING: Final = 32  # half of the replies that the server keeps for resends (K4)
@@ -260,7 +261,7 @@ class TcpBackend:
             self.connects += 1
             self._renew()
             self._sink.emit("server_connected", run_id=greeting.run_id, program=greeting.program)
-            raise await self._talk(frames)
+            await self._talk(frames)
         finally:
             self._is_connected = False
             await frames.aclose()  # forceful: does not wait
@@ -290,21 +291,11 @@ class TcpBackend:
         self._next_id += 1
         return wire.encode_message(wire.Request(self._next_id, body))
 
-    async def _talk(self, frames: FrameStream) -> BackendError | WireError:
-        """Exchange messages until something goes wrong, and return what."""
-        ends: list[BackendError | WireError] = []
-
-        async def guard(task: Callable[[FrameStream], Awaitable[None]]) -> None:
-            try:
-                await task(frames)
-            except (BackendError, WireError) as error:
-                ends.append(error)
-                nursery.cancel_scope.cancel()
-
-        async with trio.open_nursery() as nursery:
+    async def _talk(self, frames: FrameStream) -> None:
+        """Exchange messages until something goes wrong, which is raised."""
+        async with open_plain_nursery() as nursery:
             for task in (self._receive_all, self._send_all, self._ping, self._ask_again):
-                nursery.start_soon(guard, task)
-        return ends[0]
+                nursery.start_soon(task, frames)
 
     async def _send_all(self, frames: FrameStream) -> None:
         while True:
@@ -413,18 +404,7 @@ async def open_backend(
 ) -> AsyncIterator[TcpBackend]:
     """A backend that keeps connected while the block runs; the block is cancelled when it gives up for good."""
     backend = TcpBackend(address, identity, sink=sink, machine=machine)
-    failures: list[BackendError] = []
-
-    async def run() -> None:
-        try:
-            await backend.run()
-        except BackendError as error:
-            failures.append(error)
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
+    async with open_plain_nursery() as nursery:
+        nursery.start_soon(backend.run)
         yield backend
         nursery.cancel_scope.cancel()
-    if failures:
-        raise failures[0]

@@ -7,14 +7,14 @@ from typing import Final, TypeVar
 import trio
 
 from psyche.backends.tcp.dial import ServerAddress, ask, dial
-from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.limits import MAX_CLAIMS
 from psyche.core.state.messages import Collect, Pause, Resume, SetRates
-from psyche.errors import BackendError, PsycheError, WireError
+from psyche.errors import BackendError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.access import Allow, Disallow
 from psyche.wire.crypto import Identity
 from psyche.wire.line.handshake import HandshakeError
+from psyche.wire.nursery import open_plain_nursery
 
 TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 1.0
@@ -171,11 +171,13 @@ async def _ask_until(
     where = f"server {address.host}:{address.port}"
     attempts = _Attempts(address, identity, command, question, problem=f"{where}: no answer")
     with trio.move_on_after(timeout_s):
-        async with trio.open_nursery() as nursery:
+        async with open_plain_nursery() as nursery:
             nursery.start_soon(_say_if_silent, attempts, timeout_s, say)
-            await attempts.run()
+            answer = await attempts.run()
             nursery.cancel_scope.cancel()
-        return attempts.get_answer(kind)
+        if not isinstance(answer, kind):
+            raise WireError(f"the reply is not a {kind.__name__}")
+        return answer
     raise BackendError(f"{attempts.problem}; gave up after {timeout_s:g} s")
 
 
@@ -195,30 +197,21 @@ class _Attempts:
         self._address, self._identity, self._command = address, identity, command
         self._question = question
         self._command_id = secrets.randbits(62)  # kept over resends (K4)
-        self._outcome: object = None
 
-    async def run(self) -> None:
-        """Try until there is an outcome; `problem` says why there is none yet."""
-        while self._outcome is None:
+    async def run(self) -> object:
+        """Try until the server answers; `problem` says why it has not yet.
+
+        Raises:
+            CoordinatorError, HandshakeError, RequestRefused: it refused.
+        """
+        while True:
             try:
-                self._outcome = await self._try_once()
-            except (CoordinatorError, HandshakeError, wire.RequestRefused) as error:
-                self._outcome = error
+                return await self._try_once()
+            except (HandshakeError, wire.RequestRefused):
+                raise
             except (BackendError, WireError) as error:
                 self.problem = str(error)
                 await trio.sleep(RETRY_S)
-
-    def get_answer(self, kind: type[_Found]) -> _Found:
-        """What the server said.
-
-        Raises:
-            PsycheError: it refused, or said something else.
-        """
-        if isinstance(self._outcome, PsycheError):
-            raise self._outcome
-        if not isinstance(self._outcome, kind):
-            raise WireError(f"the reply is not a {kind.__name__}")
-        return self._outcome
 
     async def _try_once(self) -> object:
         frames = (await dial(self._address, self._identity)).frames

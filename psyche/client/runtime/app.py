@@ -30,6 +30,7 @@ from psyche.network.node import open_node
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.sink import EventSink
 from psyche.wire.crypto import Identity
+from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Backend, Network
 
 LOCK_NAME = "client.lock"
@@ -178,19 +179,17 @@ class Orders:
 
 async def _run_obeying(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:
     """Signals are taken from the first moment on: Ctrl-C inside of a library's task makes any error of it, or none."""
-    orders, failure = Orders(settings.stop_grace_s), None
+    orders = Orders(settings.stop_grace_s)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
+        async with open_plain_nursery() as nursery:
             nursery.start_soon(orders.obey, signals)
             try:
                 with orders.scope:
                     await _run(settings, log, open_backend, orders)
-            except Exception as error:  # noqa: BLE001 - raised again below, outside of the nursery
+            except Exception:
                 if orders.shell is not None or not orders.is_asked:
-                    failure = error  # else it is something half-begun that complains of its end
+                    raise  # else it is something half-begun that complains of its end
             nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
     return orders.code
 
 

@@ -20,7 +20,7 @@ from psyche.core.committee.results import compute_results_root
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.errors import CoordinatorError
-from psyche.core.state.messages import Join, WarmupWitness, WitnessMessage
+from psyche.core.state.messages import Join, LeaveRun, ReportEquivocation, WarmupWitness, Withdraw, WitnessMessage
 from psyche.core.state.roster import find_slot
 from psyche.core.state.state import (
     ZERO32,
@@ -83,6 +83,20 @@ class Run(StateMachine):
         assert number is not None, "who has joined has a slot"
         return number
 
+    def withdraw(self, number: int, *, epoch: int | None = None, member: int | None = None) -> None:
+        """A participant withdraws as the member of its own number (its slot's, in a first epoch), or another."""
+        named = self.state.progress.epoch if epoch is None else epoch
+        self.apply(Withdraw(named, number if member is None else member), self.keys(number)[1])
+
+    def leave(self, number: int) -> None:
+        """A participant gives up its slot."""
+        self.apply(LeaveRun(), self.keys(number)[0])
+
+    def eject(self, member: int, *, epoch: int = 0, height: int | None = None) -> None:
+        """Somebody reports that a member signed two results."""
+        named = self.state.current.height if height is None else height
+        self.apply(ReportEquivocation(epoch, named, member))
+
     def form(self) -> None:
         """Let the waiting time pass: Warmup begins if enough have joined."""
         self.wait(self.state.config.waiting_for_members_extra_time)
@@ -107,6 +121,10 @@ class Run(StateMachine):
         if self.state.run_state is RunState.WARMUP:
             self.wait(self.state.config.warmup_time)
         return self
+
+    def get_client_states(self) -> list[ClientState]:
+        """How each member of the epoch stands."""
+        return [client.state for client in self.state.clients]
 
     def get_members(self) -> list[int]:
         """The Healthy members."""
@@ -211,4 +229,28 @@ def build_run(members: int = 3, *, model: Model | None = None, **config: Any) ->
     """A run in WaitingForMembers with this many joined participants; keywords override the configuration."""
     run = Run(build_state(build_config(**config), model))
     run.join(*range(members))
+    return run
+
+
+def build_warmup(members: int = 3, **config: Any) -> Run:
+    """A run in Warmup."""
+    run = build_run(members, **config)
+    run.form()
+    assert run.state.run_state is RunState.WARMUP
+    return run
+
+
+def build_training(members: int = 4, rounds: int = 0, **config: Any) -> Run:
+    """A run in RoundTrain of a long epoch, after so many honest rounds."""
+    run = build_run(members, **{"rounds_per_epoch": 30, **config}).warm_up()
+    for _ in range(rounds):
+        run.run_round()
+    return run
+
+
+def build_cooldown(members: int = 3, *, model: Model | None = None, **config: Any) -> Run:
+    """A run in Cooldown after an epoch of one round, which is certified."""
+    run = build_run(members, model=model, **{"rounds_per_epoch": 1, **config}).warm_up()
+    list(run.run_rounds())
+    assert run.state.run_state is RunState.COOLDOWN
     return run

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kits.runs import Run, build_run, expect_refusal
+from kits.runs import Run, build_cooldown, build_run, expect_refusal
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.errors import (
@@ -35,13 +35,6 @@ from psyche.testing.builders import START_UNIX, build_config, build_hash, build_
 HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
 GCS = Checkpoint(CheckpointKind.GCS, "bucket", "prefix")
 LOCAL = Checkpoint(CheckpointKind.LOCAL, "weights")
-
-
-def build_cooldown(members: int = 3) -> Run:
-    run = build_run(members, rounds_per_epoch=1, min_clients=min(members, 2)).warm_up()
-    list(run.run_rounds())
-    assert run.state.run_state is RunState.COOLDOWN
-    return run
 
 
 def name_source(run: Run, source: Checkpoint, number: int = 0, **named: Any) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from kits.runs import Run, build_run, expect_refusal
-from membership_kit import build_training, eject, withdraw
+from kits.runs import Run, build_run, build_training, expect_refusal
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.errors import (
@@ -37,7 +36,7 @@ def test_r7_equivocation_ejects_and_takes_the_credits_of_the_epoch() -> None:
     run.run_round()
     assert run.state.epoch.credit_total == 4
     decided = run.state.rounds[1].agreed_held
-    eject(run, 3)
+    run.eject(3)
     client, slot = run.state.clients[3], run.state.registry.slots[3]
     assert (client.state, client.credits, client.exited_height) == (ClientState.EJECTED, 0, 2)
     assert run.state.epoch.credit_total == 3
@@ -47,7 +46,7 @@ def test_r7_equivocation_ejects_and_takes_the_credits_of_the_epoch() -> None:
 
 def test_r7_an_ejected_member_gets_no_credit_for_rounds_still_to_be_decided() -> None:
     run = build_training(4, rounds=1)
-    eject(run, 3)
+    run.eject(3)
     round_ = run.run_round(silent={3}, held=0b1111)
     assert round_.agreed_held == 0b1111
     assert [client.credits for client in run.state.clients] == [1, 1, 1, 0]
@@ -55,13 +54,13 @@ def test_r7_an_ejected_member_gets_no_credit_for_rounds_still_to_be_decided() ->
 
 def test_r7_who_has_departed_can_still_be_ejected_and_so_can_who_sits_in_cooldown() -> None:
     run = build_training(4, rounds=1, rounds_per_epoch=2)
-    withdraw(run, 3)
+    run.withdraw(3)
     run.run_round(silent={3})
-    eject(run, 3, height=0)
+    run.eject(3, height=0)
     assert run.state.clients[3].exited_height == 1
     list(run.run_rounds())
     assert run.state.run_state is RunState.COOLDOWN
-    eject(run, 0, height=1)
+    run.eject(0, height=1)
     assert run.state.clients[0].state is ClientState.EJECTED
 
 
@@ -70,7 +69,7 @@ def test_m7_members_after_an_ejected_one_are_paid_as_those_before_it() -> None:
     run.apply(SetRates(earning=90))
     run.warm_up()
     run.run_round()
-    eject(run, 1)
+    run.eject(1)
     run.finish_epoch()
     earned = [slot.earned for slot in run.state.registry.slots]
     assert earned[0] == earned[2] == earned[3] > 0
@@ -90,7 +89,7 @@ def test_the_first_round_of_every_epoch_lies_first_in_the_ring() -> None:
 
 def test_m6_the_ejected_never_come_back() -> None:
     run = build_training(3, rounds_per_epoch=1)
-    eject(run, 2)
+    run.eject(2)
     run.finish_epoch()
     with expect_refusal(run.state, Banned, "M6"):
         run.join(2)
@@ -99,19 +98,19 @@ def test_m6_the_ejected_never_come_back() -> None:
 
 
 BAD_EVIDENCE: list[tuple[str, Callable[[Run], None], type[CoordinatorError]]] = [
-    ("another epoch", lambda run: eject(run, 0, epoch=1), WrongRound),
-    ("a round to come", lambda run: eject(run, 0, height=2), WrongRound),
-    ("a negative round", lambda run: eject(run, 0, height=-1), WrongRound),
-    ("no such member", lambda run: eject(run, 4), UnknownMember),
-    ("a member counted from the end", lambda run: eject(run, -1), UnknownMember),
-    ("ejected already", lambda run: eject(run, 3), InvalidEvidence),
+    ("another epoch", lambda run: run.eject(0, epoch=1), WrongRound),
+    ("a round to come", lambda run: run.eject(0, height=2), WrongRound),
+    ("a negative round", lambda run: run.eject(0, height=-1), WrongRound),
+    ("no such member", lambda run: run.eject(4), UnknownMember),
+    ("a member counted from the end", lambda run: run.eject(-1), UnknownMember),
+    ("ejected already", lambda run: run.eject(3), InvalidEvidence),
 ]
 
 
 @pytest.mark.parametrize(("call", "error"), [pytest.param(c, e, id=name) for name, c, e in BAD_EVIDENCE])
 def test_r7_evidence_is_checked(call: Callable[[Run], None], error: type[CoordinatorError]) -> None:
     run = build_training(4, rounds=1)
-    eject(run, 3)
+    run.eject(3)
     with expect_refusal(run.state, error):
         call(run)
 
@@ -126,10 +125,10 @@ def test_r7_evidence_needs_rounds() -> None:
     run = build_run(2)
     run.form()
     with expect_refusal(run.state, NoActiveRound):
-        eject(run, 0)
+        run.eject(0)
     run.apply(Pause())
     with expect_refusal(run.state, Halted):
-        eject(run, 0)
+        run.eject(0)
 
 
 # --- M7: credit and earnings
@@ -141,9 +140,9 @@ def test_m7_everyone_but_the_ejected_earns_by_good_rounds_and_the_rest_carries_o
     run.warm_up()
     run.run_round()
     run.run_round()
-    withdraw(run, 0)
+    run.withdraw(0)
     run.run_round(silent={0}, held=0b1111)
-    eject(run, 3)
+    run.eject(3)
     run.finish_epoch()
     assert [client.credits for client in run.state.clients] == [3, 3, 3, 0]
     assert [slot.earned for slot in run.state.registry.slots] == [33, 33, 33, 0]

@@ -3,10 +3,9 @@
 from itertools import permutations
 
 import pytest
-from kits.runs import Run, build_run, expect_refusal
+from kits.runs import Run, build_training, expect_refusal
 
 from psyche.core.committee.elections import get_witnesses
-from psyche.core.rules.apply import apply
 from psyche.core.rules.health import compute_judgement, get_idle_roles, process_strike, process_strike_clearing
 from psyche.core.state.errors import (
     Halted,
@@ -16,19 +15,12 @@ from psyche.core.state.errors import (
     UnknownMember,
     WrongRound,
 )
-from psyche.core.state.messages import HealthCheck, Withdraw
+from psyche.core.state.messages import HealthCheck
 from psyche.core.state.state import Client, ClientState, RunState, Slot, StopReason
 from psyche.core.state.timeline import get_attested_round
 from psyche.testing.builders import build_keys
 
 HEALTHY, DROPPED = ClientState.HEALTHY, ClientState.DROPPED
-
-
-def build_training(members: int = 4, rounds: int = 1, **config: object) -> Run:
-    run = build_run(members, **{"rounds_per_epoch": 30, **config}).warm_up()
-    for _ in range(rounds):
-        run.run_round()
-    return run
 
 
 def judge(run: Run, held: list[int], heard: list[int] | None = None) -> tuple[int, int, int]:
@@ -44,27 +36,27 @@ def judge(run: Run, held: list[int], heard: list[int] | None = None) -> tuple[in
 
 
 def test_h1_absent_is_who_q_witnesses_did_not_hear() -> None:
-    assert judge(build_training(), [0b1111] * 4, [0b0111] * 3 + [0b1111]) == (0b1000, 0, 0b0111)
+    assert judge(build_training(rounds=1), [0b1111] * 4, [0b0111] * 3 + [0b1111]) == (0b1000, 0, 0b0111)
 
 
 def test_h1_late_is_who_was_heard_and_did_not_deliver_to_q() -> None:
-    assert judge(build_training(), [0b0111] * 3 + [0b1111]) == (0, 0b1000, 0b0111)
+    assert judge(build_training(rounds=1), [0b0111] * 3 + [0b1111]) == (0, 0b1000, 0b0111)
 
 
 def test_h1_nobody_is_excused_where_everybody_trains() -> None:
-    assert judge(build_training(), [0b1110] * 3 + [0b1111]) == (0, 0b0001, 0b1110)
+    assert judge(build_training(rounds=1), [0b1110] * 3 + [0b1111]) == (0, 0b0001, 0b1110)
 
 
 def test_h1_between_q_and_q_there_is_no_judgement() -> None:
-    assert judge(build_training(), [0b0111] * 2 + [0b1111] * 2) == (0, 0, 0b0111)
+    assert judge(build_training(rounds=1), [0b0111] * 2 + [0b1111] * 2) == (0, 0, 0b0111)
 
 
 def test_h1_absence_comes_before_everything() -> None:
-    assert judge(build_training(), [0b1111] * 4, [0b0111] * 4) == (0b1000, 0, 0b0111)
+    assert judge(build_training(rounds=1), [0b1111] * 4, [0b0111] * 4) == (0b1000, 0, 0b0111)
 
 
 def test_h1_fewer_than_q_liars_cannot_accuse() -> None:
-    assert judge(build_training(), [0, 0, 0b1111, 0b1111], [0, 0, 0b1111, 0b1111]) == (0, 0, 0)
+    assert judge(build_training(rounds=1), [0, 0, 0b1111, 0b1111], [0, 0, 0b1111, 0b1111]) == (0, 0, 0)
 
 
 def test_h1_where_nothing_was_due_nobody_is_late_or_good() -> None:
@@ -72,7 +64,7 @@ def test_h1_where_nothing_was_due_nobody_is_late_or_good() -> None:
 
 
 def test_h1_who_has_departed_is_not_judged() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     run.state.clients[3].state = ClientState.WITHDRAWN
     assert judge(run, [0b0111] * 3, [0b0111] * 3) == (0, 0, 0b0111)
 
@@ -81,7 +73,7 @@ def test_h1_who_has_departed_is_not_judged() -> None:
 
 
 def test_h2_a_crash_is_out_after_two_rounds() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     run.silent = {3}
     run.run_round()
     client = run.state.clients[3]
@@ -92,7 +84,7 @@ def test_h2_a_crash_is_out_after_two_rounds() -> None:
 
 
 def test_h2_one_round_heard_again_forgives_absence() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     run.run_round(silent={3}, held=0b1111)
     assert run.state.clients[3].missed == 1
     run.run_round()
@@ -100,7 +92,7 @@ def test_h2_one_round_heard_again_forgives_absence() -> None:
 
 
 def test_h2_without_a_judgement_nothing_is_forgiven() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     client = run.state.clients[3]
     client.missed, client.late = 1, 2
     for member in range(4):
@@ -111,7 +103,7 @@ def test_h2_without_a_judgement_nothing_is_forgiven() -> None:
 
 
 def test_h1_a_tie_breaker_owes_nothing_without_verifiers_too() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     round_ = run.state.current
     assert get_idle_roles(round_, run.state.config) == 0
     round_.tie_breaker_tasks = 1
@@ -130,7 +122,7 @@ def test_h2_a_gray_failure_is_out_after_three_rounds_without_credit() -> None:
 
 
 def test_h2_a_good_round_forgives_lateness() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     run.run_round(held=0b0111)
     assert run.state.clients[3].late == 1
     run.run_round()
@@ -138,14 +130,14 @@ def test_h2_a_good_round_forgives_lateness() -> None:
 
 
 def test_h2_lateness_sets_missed_to_zero() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     run.state.clients[3].missed = 1
     run.run_round(held=0b0111)
     assert (run.state.clients[3].missed, run.state.clients[3].late) == (0, 1)
 
 
 def test_h2_the_limits_are_settings() -> None:
-    run = build_training(evict_after=1, late_limit=1)
+    run = build_training(rounds=1, evict_after=1, late_limit=1)
     run.run_round(silent={3}, held=0b1111)
     assert run.state.clients[3].state is DROPPED
     run.run_round(held=0b0011)
@@ -153,7 +145,7 @@ def test_h2_the_limits_are_settings() -> None:
 
 
 def test_a1_the_good_streak_counts_rounds_heard_and_starts_anew_after_absence() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     client = run.state.clients[3]
     assert client.good_streak == 9
     run.run_round(silent={3}, held=0b1111)
@@ -198,7 +190,7 @@ def test_h3_the_withdrawn_do_not_count() -> None:
     for member in range(3):
         run.send(run.build_witness(member, heard=0b0011))
     for member in (1, 0):
-        run.apply(Withdraw(0, member), run.state.clients[member].p2p)
+        run.withdraw(member, epoch=0)
     run.settle()
     assert run.state.epoch.stop_reason is StopReason.MASS_DROP, "two of the two that are left"
 
@@ -208,7 +200,7 @@ def test_h3_the_withdrawn_do_not_count() -> None:
 
 def build_silent_witness(members: int = 4) -> Run:
     """A round closed by time-out in which member 3 was heard, but put nothing on record."""
-    run = build_training(members)
+    run = build_training(members, rounds=1)
     for member in range(3):  # their roots differ, so that only time closes the round
         run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
     run.wait(run.state.config.max_round_train_time)
@@ -219,13 +211,8 @@ def build_silent_witness(members: int = 4) -> Run:
 
 def accuse(run: Run, member: int, *, height: int | None = None, epoch: int = 0, sender: bytes | None = None) -> None:
     state = run.state
-    apply(
-        state,
-        run.now,
-        0,
-        sender or state.clients[0].p2p,
-        HealthCheck(epoch, state.current.height if height is None else height, member),
-    )
+    accusation = HealthCheck(epoch, state.current.height if height is None else height, member)
+    run.apply(accusation, sender or state.clients[0].p2p)
 
 
 def test_h4_a_silent_witness_is_counted_once_a_round_and_dropped_the_second_time() -> None:
@@ -326,7 +313,7 @@ def test_b18_an_accusation_that_the_record_does_not_bear_out_has_no_effect() -> 
 
 
 def test_h4_who_was_not_heard_has_crashed_and_is_h2s_business() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     for member in range(3):
         run.send(run.build_witness(member, held=0b1111 & ~(1 << member), heard=0b1111 if not member else 0b0111))
     run.wait(run.state.config.max_round_train_time)
@@ -336,7 +323,7 @@ def test_h4_who_was_not_heard_has_crashed_and_is_h2s_business() -> None:
 
 
 def test_h4_only_elected_witnesses_can_be_silent() -> None:
-    run = build_training(5, witness_nodes=3)
+    run = build_training(5, rounds=1, witness_nodes=3)
     elected = get_witnesses(run.state.current)
     for member in elected[:2]:
         run.send(run.build_witness(member, held=0b11111 & ~(1 << member)))
@@ -364,7 +351,7 @@ def test_h4_before_the_second_round_and_outside_rounds_there_is_nothing_to_check
 
 
 def test_h5_dropped_for_absence_may_join_again_at_once() -> None:
-    run = build_training()
+    run = build_training(rounds=1)
     run.silent = {3}
     run.run_round()
     run.run_round()
@@ -375,7 +362,7 @@ def test_h5_dropped_for_absence_may_join_again_at_once() -> None:
 
 
 def test_h5_dropped_for_lateness_waits_an_epoch() -> None:
-    run = build_training(late_limit=1)
+    run = build_training(rounds=1, late_limit=1)
     run.run_round(held=0b0111)
     slot = run.state.registry.slots[3]
     assert (slot.strikes, slot.until) == (1, run.state.registry.next_active + 1)

@@ -1,8 +1,7 @@
 """Leaving, slots given up and reclaimed, and what of them stays: M4, H5."""
 
 import pytest
-from kits.runs import Run, build_run, expect_refusal
-from membership_kit import build_training, eject, withdraw
+from kits.runs import Run, build_run, build_training, expect_refusal
 
 from psyche.core.rules.membership import find_reclaimable
 from psyche.core.state.errors import (
@@ -26,12 +25,12 @@ FREE, JOINED, LEAVING, BANNED, LEFT = list(SlotState)
 
 def test_m4_withdrawing_in_a_round_takes_effect_at_its_close() -> None:
     run = build_training(4, rounds=1)
-    withdraw(run, 3)
+    run.withdraw(3)
     client = run.state.clients[3]
     assert (client.state, client.exited_height) == (ClientState.WITHDRAWN, 1)
     assert run.state.current.members == 0b1111
     with expect_refusal(run.state, InvalidWithdraw, "M4"):
-        withdraw(run, 3)
+        run.withdraw(3)
     run.run_round(silent={3})
     assert run.state.current.members == 0b0111
     assert run.state.clients[3].missed == 0
@@ -41,7 +40,7 @@ def test_m4_withdrawing_in_warmup_takes_the_join_back() -> None:
     run = build_run(3)
     run.form()
     run.show(2)
-    withdraw(run, 2)
+    run.withdraw(2)
     assert run.state.registry.slots[2].active == 0
     assert run.state.epoch.ready_len == 0
     assert not run.state.clients[2].flags & 1
@@ -49,7 +48,7 @@ def test_m4_withdrawing_in_warmup_takes_the_join_back() -> None:
 
 def test_m4_withdrawing_while_waiting_takes_the_join_back() -> None:
     run = build_run(3)
-    withdraw(run, 2, member=999)
+    run.withdraw(2, member=999)
     assert run.state.registry.slots[2].active == 0
     run.form()
     assert [client.slot for client in run.state.clients] == [0, 1]
@@ -59,36 +58,36 @@ def test_m4_a_departure_from_the_epoch_before_is_no_departure_from_the_next() ->
     run = build_run(2, rounds_per_epoch=1).warm_up().finish_epoch()
     run.rejoin()
     with expect_refusal(run.state, WrongRound, "T7"):
-        withdraw(run, 0, epoch=0)
+        run.withdraw(0, epoch=0)
 
 
 def test_m4_what_cannot_be_withdrawn() -> None:
     run = build_run(2)
     with expect_refusal(run.state, UnknownMember):
-        withdraw(run, 9)
-    withdraw(run, 0)
+        run.withdraw(9)
+    run.withdraw(0)
     with expect_refusal(run.state, InvalidWithdraw, "M4"):
-        withdraw(run, 0)
+        run.withdraw(0)
     run.form()
     with expect_refusal(run.state, UnknownMember, "M1"):
-        withdraw(run, 0, member=0)
+        run.withdraw(0, member=0)
     with expect_refusal(run.state, UnknownMember):
-        withdraw(run, 1, member=7)
+        run.withdraw(1, member=7)
     run.apply(Pause())
     with expect_refusal(run.state, Halted):
-        withdraw(run, 1, member=0)
+        run.withdraw(1, member=0)
 
 
 def test_m4_leaving_frees_a_slot_without_earnings_at_once() -> None:
     run = build_run(2)
-    run.apply(LeaveRun(), build_keys(0)[0])
+    run.leave(0)
     assert run.state.registry.slots[0].state is FREE
     assert run.join(9) == [0]
 
 
 def test_m4_a_member_that_leaves_withdraws_and_frees_its_slot_when_it_can_earn_no_more() -> None:
     run = build_training(3, rounds=2, rounds_per_epoch=3)
-    run.apply(LeaveRun(), build_keys(2)[0])
+    run.leave(2)
     slot = run.state.registry.slots[2]
     assert run.state.clients[2].state is ClientState.WITHDRAWN
     assert slot.state is LEAVING
@@ -102,22 +101,22 @@ def test_m4_a_slot_with_earnings_waits_for_its_claim() -> None:
     run.warm_up()
     run.run_round()
     run.run_round()
-    run.apply(LeaveRun(), build_keys(1)[0])
+    run.leave(1)
     run.finish_epoch()
     slot = run.state.registry.slots[1]
     assert (slot.state, slot.earned) == (LEAVING, 50)
     with expect_refusal(run.state, InvalidWithdraw, "leaving already"):
-        run.apply(LeaveRun(), build_keys(1)[0])
+        run.leave(1)
     run.join(1)
     assert slot.state is JOINED, "it may think better of it"
 
 
 def test_m4_leaving_after_having_departed_changes_the_slot_alone() -> None:
     run = build_training(3, rounds=1)
-    withdraw(run, 2)
+    run.withdraw(2)
     height = run.state.clients[2].exited_height
     run.run_round(silent={2})
-    run.apply(LeaveRun(), build_keys(2)[0])
+    run.leave(2)
     assert run.state.clients[2].exited_height == height
     assert run.state.registry.slots[2].state is LEAVING
 
@@ -125,7 +124,7 @@ def test_m4_leaving_after_having_departed_changes_the_slot_alone() -> None:
 def test_m4_in_an_abandoned_warmup_too_the_slot_is_freed() -> None:
     run = build_run(2, min_clients=2)
     run.form()
-    run.apply(LeaveRun(), build_keys(0)[0])
+    run.leave(0)
     assert run.state.registry.slots[0].state is LEAVING
     run.settle()
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
@@ -136,9 +135,9 @@ def test_m4_only_who_has_a_slot_can_leave_it() -> None:
     run = build_training(2)
     with expect_refusal(run.state, UnknownMember):
         run.apply(LeaveRun(), build_keys(1)[1])
-    eject(run, 1)
+    run.eject(1)
     with expect_refusal(run.state, Banned, "M6"):
-        run.apply(LeaveRun(), build_keys(1)[0])
+        run.leave(1)
 
 
 def test_m4_the_slot_that_is_idle_longest_is_reclaimed() -> None:
@@ -162,7 +161,7 @@ def test_m4_the_slot_that_is_idle_longest_is_reclaimed() -> None:
 def test_m4_neither_banned_nor_waiting_slots_are_reclaimed() -> None:
     run = build_training(3, rounds=1, rounds_per_epoch=2, late_limit=1)
     run.run_round(held=0b011)
-    eject(run, 1)
+    run.eject(1)
     run.finish_epoch()
     run.state.registry.slots[2].until += 4
     run.join(0, 2)
@@ -231,19 +230,15 @@ def build_struck(**config: object) -> Run:
     return run
 
 
-def leave(run: Run, number: int) -> None:
-    run.apply(LeaveRun(), build_keys(number)[0])
-
-
 @pytest.mark.parametrize("when", ["in the epoch", "after it"])
 def test_h5_leaving_and_joining_again_wipes_no_strike(when: str) -> None:
     run = build_struck()
     until = run.state.registry.slots[2].until
     if when == "in the epoch":
-        leave(run, 2)
+        run.leave(2)
     run.finish_epoch()
     if when == "after it":
-        leave(run, 2)
+        run.leave(2)
     left = run.state.registry.slots[2]
     assert (left.state, left.signer, left.p2p) == (LEFT, build_keys(2)[0], ZERO32)
     assert run.join(0, 1, 2) == [0, 1, 2]
@@ -256,14 +251,14 @@ def test_h5_leaving_and_joining_again_wipes_no_strike(when: str) -> None:
 def test_h5_a_slot_that_was_left_is_no_place_any_more() -> None:
     run = build_struck()
     run.finish_epoch()
-    leave(run, 2)
+    run.leave(2)
     signer, p2p = build_keys(2)
     assert find_slot(run.state, signer) is None
     assert find_slot(run.state, p2p) is None
     with expect_refusal(run.state, UnknownMember):
-        leave(run, 2)
+        run.leave(2)
     with expect_refusal(run.state, UnknownMember):
-        withdraw(run, 2)
+        run.withdraw(2)
     run.apply(Join(p2p), build_keys(8)[0])
     assert find_slot(run.state, p2p) == 3, "M1: its session key is free"
     assert not run.apply(ReclaimSlot())
@@ -274,7 +269,7 @@ def test_h5_in_a_full_registry_a_newcomer_takes_the_left_slot_whose_wait_ends_fi
     for number, until in ((40, 9), (7, 3), (200, 3), (99, 0)):
         slot = run.state.registry.slots[number]
         slot.strikes, slot.until = 1, until
-        leave(run, number)
+        run.leave(number)
     assert run.join(300, 301, 302, 303) == [99, 7, 200, 40]
     assert [run.state.registry.slots[n].strikes for n in (99, 7, 200, 40)] == [0] * 4
     with expect_refusal(run.state, ClientsFull):
@@ -285,9 +280,9 @@ def test_h5_in_a_full_registry_a_newcomer_takes_the_left_slot_whose_wait_ends_fi
 def test_h5_what_can_be_had_elsewhere_leaves_the_strikes_of_others_alone() -> None:
     run = build_struck()
     run.finish_epoch()
-    leave(run, 2)
+    run.leave(2)
     assert run.join(9) == [3]
-    leave(run, 9)
+    run.leave(9)
     assert run.state.registry.slots[3].state is FREE
     assert run.join(10) == [3]
 
@@ -295,5 +290,5 @@ def test_h5_what_can_be_had_elsewhere_leaves_the_strikes_of_others_alone() -> No
 def test_h5_who_leaves_without_strikes_leaves_nothing_behind() -> None:
     run = build_struck()
     run.finish_epoch()
-    leave(run, 1)
+    run.leave(1)
     assert run.state.registry.slots[1].state is FREE

@@ -1,8 +1,7 @@
 """Slots, and who is taken: M1 to M3, M5, M9, K3."""
 
 import pytest
-from kits.runs import build_run, expect_refusal
-from membership_kit import build_training, withdraw
+from kits.runs import build_run, build_training, expect_refusal
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.errors import (
@@ -13,7 +12,7 @@ from psyche.core.state.errors import (
     StakeTooLow,
     UnknownMember,
 )
-from psyche.core.state.messages import Join, LeaveRun, Pause, Resume
+from psyche.core.state.messages import Join, Pause, Resume
 from psyche.core.state.roster import find_slot
 from psyche.core.state.state import ZERO32, ClientState, RunState, SlotState
 from psyche.testing.builders import build_hash, build_keys
@@ -101,7 +100,7 @@ def test_f17_the_257th_slot_is_refused_and_a_freed_one_is_taken_again() -> None:
     run = build_run(256)
     with expect_refusal(run.state, ClientsFull):
         run.join(256)
-    run.apply(LeaveRun(), build_keys(77)[0])
+    run.leave(77)
     assert run.state.registry.slots[77].state is FREE
     assert run.join(256) == [77]
     assert len(run.state.registry.slots) == 256
@@ -187,7 +186,7 @@ def test_m9_restarted_in_warmup_it_goes_on_as_that_member() -> None:
 
 def test_m9_restarted_in_a_round_it_withdraws_and_joins_the_next_epoch() -> None:
     run = build_training(4, rounds=1, rounds_per_epoch=2)
-    withdraw(run, 3)
+    run.withdraw(3)
     run.join(3)
     run.run_round(silent={3})
     run.finish_epoch()

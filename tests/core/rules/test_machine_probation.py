@@ -9,10 +9,8 @@ from psyche.core.rules.credit import process_settlement
 from psyche.core.rules.health import process_strike
 from psyche.core.rules.probation import process_fruitless_epoch
 from psyche.core.state.limits import MAX_WITNESSES
-from psyche.core.state.messages import LeaveRun, Withdraw
 from psyche.core.state.roster import get_electors
 from psyche.core.state.state import ZERO32, Client, ClientFlag, ClientState, RunState, Slot, SlotState, StopReason
-from psyche.testing.builders import build_keys
 
 PROBATION = ClientFlag.PROBATION
 HEALTHY, DROPPED = ClientState.HEALTHY, ClientState.DROPPED
@@ -94,7 +92,7 @@ def test_m10_where_only_newcomers_are_left_they_elect() -> None:
     run = build_mixed(2, 2, rounds_per_epoch=9)
     run.run_round()
     for member in (0, 1):
-        run.apply(Withdraw(1, member), build_keys(member)[1])
+        run.withdraw(member, epoch=1)
     assert get_electors(run.state) == 0b1100
     run.run_round()
     assert run.state.current.electors == 0b1100
@@ -204,9 +202,9 @@ def test_m10_withdrawing_early_does_not_avoid_the_wait(when: str, how: str) -> N
     else:
         run.form()
     if how == "leave":
-        run.apply(LeaveRun(), build_keys(3)[0])
+        run.leave(3)
     else:
-        run.apply(Withdraw(1, 3), build_keys(3)[1])
+        run.withdraw(3, epoch=1)
     if when == "in Warmup":
         run.warm_up()
     run.silent = {3}
@@ -283,7 +281,7 @@ def test_h5_a_slot_that_was_left_keeps_its_probation() -> None:
     run.silent = {3}
     run.finish_epoch()
     until = run.state.registry.slots[3].until
-    run.apply(LeaveRun(), build_keys(3)[0])
+    run.leave(3)
     slot = run.state.registry.slots[3]
     assert (slot.state, slot.p2p, slot.fruitless, slot.until) == (SlotState.LEFT, ZERO32, 1, until)
 
@@ -291,7 +289,7 @@ def test_h5_a_slot_that_was_left_keeps_its_probation() -> None:
 def test_m4_leave_frees_at_once_the_slot_of_a_join_that_took_part_in_nothing() -> None:
     run = build_proven(3)
     run.join(3)
-    run.apply(LeaveRun(), build_keys(3)[0])
+    run.leave(3)
     assert run.state.registry.slots[3] == Slot()
 
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.runs import Run, build_run
+from kits.runs import Run, build_training
 
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.elections import compute_quorum, get_roles, get_witnesses
@@ -12,21 +12,11 @@ from psyche.core.committee.seeds import EXPIRED, compute_seed
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.tally import compute_at_least
 from psyche.core.state.bits import compute_bits
-from psyche.core.state.messages import Withdraw
 from psyche.core.state.state import ZERO32, ClientState, Role, RoundFlag, RunState, WitnessFlag
 from psyche.core.state.timeline import get_attested_round
 from psyche.testing.builders import build_hash
 
 COMPLETE, FULL = WitnessFlag.COMPLETE, WitnessFlag.FULL_DIGEST
-
-
-def build_training(members: int = 4, rounds: int = 0, **config: object) -> Run:
-    """A run in RoundTrain, after so many honest rounds."""
-    run = build_run(members, **{"rounds_per_epoch": 9, **config}).warm_up()
-    for _ in range(rounds):
-        run.run_round()
-    assert run.state.run_state is RunState.ROUND_TRAIN
-    return run
 
 
 def enter_witness(run: Run) -> None:
@@ -56,7 +46,7 @@ def test_the_ring_keeps_the_last_four_rounds() -> None:
 
 def test_rounds_elect_among_those_who_are_left() -> None:
     run = build_training(5)
-    run.apply(Withdraw(0, 1), run.state.clients[1].p2p)
+    run.withdraw(1, epoch=0)
     run.run_round()
     round_ = run.state.current
     assert (round_.members, round_.witnesses_expected, round_.quorum) == (0b11101, 4, 3)
@@ -297,7 +287,7 @@ def test_s5_a_round_without_digest_is_flagged_and_training_goes_on_one_round() -
 
 def test_m7_who_has_departed_since_still_gets_its_credit() -> None:
     run = build_training(4, rounds=1)
-    run.apply(Withdraw(0, 3), run.state.clients[3].p2p)
+    run.withdraw(3, epoch=0)
     run.run_round(silent={3}, held=0b1111)
     assert [client.credits for client in run.state.clients] == [1] * 4
     assert run.state.clients[3].state is ClientState.WITHDRAWN

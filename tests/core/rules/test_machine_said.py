@@ -4,9 +4,8 @@ import pytest
 from kits.runs import build_run, expect_refusal
 
 from psyche.core.state.errors import NoActiveRound, WrongRound
-from psyche.core.state.messages import LeaveRun, Pause, Recover, ReportEquivocation, SetRates, Withdraw
+from psyche.core.state.messages import Pause, Recover, ReportEquivocation, SetRates
 from psyche.core.state.state import ClientState, RunState
-from psyche.testing.builders import build_keys
 
 
 def test_m4_who_withdraws_in_cooldown_earns_and_keeps_its_strikes() -> None:
@@ -16,7 +15,7 @@ def test_m4_who_withdraws_in_cooldown_earns_and_keeps_its_strikes() -> None:
     run.state.registry.slots[2].strikes = run.state.registry.slots[1].strikes = 1
     list(run.run_rounds())
     assert run.state.run_state is RunState.COOLDOWN
-    run.apply(Withdraw(0, 2), build_keys(2)[1])
+    run.withdraw(2, epoch=0)
     assert run.state.clients[2].state is ClientState.WITHDRAWN
     run.finish_epoch()
     assert [slot.earned for slot in run.state.registry.slots] == [50, 50, 50]
@@ -62,9 +61,9 @@ def test_t8_ready_quorum_unix_is_the_time_since_which_there_are_enough_without_a
     def depart(member: int) -> None:
         run.now += 10
         if how == "withdraw":
-            run.apply(Withdraw(0, member), build_keys(member)[1])
+            run.withdraw(member, epoch=0)
         else:
-            run.apply(LeaveRun(), build_keys(member)[0])
+            run.leave(member)
 
     run.show(0, 1, 2, 3, 4)
     assert run.state.epoch.ready_quorum_unix == began, "5 of 7"

@@ -1,10 +1,8 @@
 """With which weights an epoch starts, and what happens without: S8, T8, P5."""
 
 import pytest
-from kits.runs import Run, build_run, expect_refusal
-from warmup_kit import build_warmup, get_states, withdraw
+from kits.runs import Run, build_run, build_warmup, expect_refusal
 
-from psyche.core.rules.apply import apply
 from psyche.core.state.errors import (
     DigestMismatch,
     DuplicateWitness,
@@ -44,7 +42,7 @@ def test_s8_others_than_the_winner_are_dropped() -> None:
     run.show(1, digest=OTHER)
     run.settle()
     assert run.state.current.members == 0b1101
-    assert get_states(run) == [HEALTHY, DROPPED, HEALTHY, HEALTHY]
+    assert run.get_client_states() == [HEALTHY, DROPPED, HEALTHY, HEALTHY]
     assert run.state.registry.slots[1].active == 0, "it joins again and reloads"
 
 
@@ -55,7 +53,7 @@ def test_s8_without_a_winner_nobody_is_ready_and_warmup_is_given_up() -> None:
     assert run.wait(29) == 0
     assert run.wait(1) == 1
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert get_states(run) == [DROPPED] * 5
+    assert run.get_client_states() == [DROPPED] * 5
     assert run.state.certified.digest == ZERO32
 
 
@@ -66,7 +64,7 @@ def test_s8_a_winner_with_too_few_members_does_not_start() -> None:
     assert run.wait(29) == 0, "the fourth can still show its weights"
     run.wait(1)
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert get_states(run) == [HEALTHY, HEALTHY, DROPPED, DROPPED]
+    assert run.get_client_states() == [HEALTHY, HEALTHY, DROPPED, DROPPED]
 
 
 @pytest.mark.parametrize(("others", "min_clients"), [(1, 4), (2, 2)])
@@ -79,7 +77,7 @@ def test_t8_a_warmup_in_which_all_are_ready_and_that_cannot_succeed_ends_at_once
     assert run.settle() == 1, "too few show the weights that win, or no weights win, and nobody can change its word"
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
     stay = [HEALTHY] * (4 - others) if others == 1 else [DROPPED] * (4 - others)
-    assert get_states(run) == [*stay, *[DROPPED] * others], "as at the end of warmup_time"
+    assert run.get_client_states() == [*stay, *[DROPPED] * others], "as at the end of warmup_time"
     assert run.state.certified.digest == ZERO32
 
 
@@ -88,7 +86,7 @@ def test_t8_a_warmup_whose_last_undecided_member_goes_is_over_too() -> None:
     run.show(0, 1)
     run.show(2, 3, digest=OTHER)
     assert run.wait(20) == 0
-    withdraw(run, 4)
+    run.withdraw(4)
     assert run.settle() == 1
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
 
@@ -111,7 +109,7 @@ def test_t8_other_weights_do_not_set_the_pace_of_those_that_win() -> None:
     run.show(0, 1, 2, 3)
     run.show(4, digest=OTHER)
     run.wait(20)
-    withdraw(run, 4)
+    run.withdraw(4)
     assert run.state.epoch.ready_quorum_unix == run.now, "four of five, from now on"
     assert run.wait(39) == 0
     assert run.wait(1) == 2, "three times the 20 s that it took"
@@ -134,7 +132,7 @@ def test_s8_a_fifth_candidate_is_refused_and_an_abandoned_one_makes_room() -> No
     with expect_refusal(run.state, TooManyCandidates, "S8"):
         run.show(4, digest=build_hash(4))
     run.show(4, digest=build_hash(2))
-    withdraw(run, 1)
+    run.withdraw(1)
     run.show(5, digest=build_hash(5))
     assert [c.count for c in run.state.epoch.start_candidates] == [1, 1, 2, 1]
     assert run.state.epoch.start_candidates[1].digest == build_hash(5)
@@ -157,7 +155,7 @@ def test_s8_a_ready_message_is_checked_like_every_other() -> None:
     key = state.clients[0].p2p
 
     def send(sender: bytes = key, epoch: int = 0, member: int = 0, shown: bytes = digest) -> None:
-        apply(state, run.now, 0, sender, WarmupWitness(epoch, member, shown))
+        run.apply(WarmupWitness(epoch, member, shown), sender)
 
     with expect_refusal(state, WrongRound, "T7"):
         send(epoch=1)
@@ -172,7 +170,7 @@ def test_s8_a_ready_message_is_checked_like_every_other() -> None:
     send(sender=state.clients[0].signer)
     with expect_refusal(state, DuplicateWitness, "K3"):
         send()
-    withdraw(run, 1)
+    run.withdraw(1)
     with expect_refusal(state, InvalidWitness, "Healthy"):
         send(sender=state.clients[1].p2p, member=1)
     run.show(2)
@@ -263,7 +261,7 @@ def test_p5_one_ready_member_or_too_few_healthy_ones_are_no_failure() -> None:
     assert run.state.epoch.warmup_failures == 0
     run.rejoin()
     run.form()
-    withdraw(run, 0)
+    run.withdraw(0)
     run.wait(30)
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
     assert run.state.epoch.warmup_failures == 0
@@ -284,6 +282,6 @@ def test_t8_a_ready_member_that_goes_is_no_longer_counted_with_certified_weights
     run = build_failing(3)
     run.form()
     run.show(0, 1)
-    withdraw(run, 1)
+    run.withdraw(1)
     assert run.state.epoch.ready_len == 1
     assert run.settle() == 0

@@ -1,27 +1,14 @@
 """How epochs end: P1 to P4, P7, S5, H3; finishing; the totals of P3."""
 
 import pytest
-from kits.runs import Run, build_run, expect_refusal
+from kits.runs import Run, build_run, build_training, expect_refusal
 
 from psyche.core.state.errors import CannotResume, ConfigRefused, Halted
-from psyche.core.state.messages import LeaveRun, Pause, Resume, Withdraw
+from psyche.core.state.messages import LeaveRun, Pause, Resume
 from psyche.core.state.state import ClientState, RoundFlag, RunState, StopReason, WitnessFlag
 
 NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
 PARTIAL = WitnessFlag.COMPLETE
-
-
-def build_training(members: int = 4, rounds: int = 0, **config: object) -> Run:
-    run = build_run(members, **{"rounds_per_epoch": 30, **config}).warm_up()
-    for _ in range(rounds):
-        run.run_round()
-    return run
-
-
-def withdraw(run: Run, *members: int) -> None:
-    for member in members:
-        key = run.state.clients[member].p2p
-        run.apply(Withdraw(run.state.progress.epoch, member), key)
 
 
 def run_void(run: Run, **overrides: object) -> None:
@@ -88,7 +75,8 @@ def test_p1_on_a_pause() -> None:
 
 def test_p1_below_min_clients_one_member_is_enough_to_drain() -> None:
     run = build_training(3, rounds=1, min_clients=2)
-    withdraw(run, 0, 1)
+    run.withdraw(0)
+    run.withdraw(1)
     run.send(run.build_witness(2))
     run.wait(run.state.config.max_round_train_time)
     run.wait(run.state.config.round_witness_time)
@@ -100,7 +88,8 @@ def test_p1_below_min_clients_one_member_is_enough_to_drain() -> None:
 
 def test_p1_with_nobody_left_straight_to_cooldown() -> None:
     run = build_training(2, rounds=1)
-    withdraw(run, 0, 1)
+    run.withdraw(0)
+    run.withdraw(1)
     run.wait(run.state.config.max_round_train_time)
     run.wait(run.state.config.round_witness_time)
     assert_given_up(run, StopReason.MIN_CLIENTS)
@@ -166,11 +155,11 @@ def test_p1_where_the_close_took_members_out_the_rest_may_agree(reason: StopReas
     run = build_training(rounds=2)
     if reason is StopReason.VOID:
         run_void(run)
-        withdraw(run, 3)
+        run.withdraw(3)
         run_void(run, flags=NO_DIGEST)
     else:
         run.run_round(flags=NO_DIGEST)
-        withdraw(run, 3)
+        run.withdraw(3)
         run.run_round(flags=NO_DIGEST)
     assert_draining(run, reason, 4)
     run.finish_epoch()
@@ -180,7 +169,7 @@ def test_p1_where_the_close_took_members_out_the_rest_may_agree(reason: StopReas
 def test_p1_in_a_drain_too_the_rest_may_agree() -> None:
     run = build_training(rounds=1, rounds_per_epoch=1)
     run.run_round(flags=NO_DIGEST)
-    withdraw(run, 3)
+    run.withdraw(3)
     run.run_round(flags=NO_DIGEST)
     assert run.state.run_state is RunState.ROUND_TRAIN
     assert run.state.epoch.digest_streak == 2
@@ -194,7 +183,7 @@ def test_h3_goes_straight_to_cooldown_even_if_somebody_withdrew() -> None:
         client.missed = 1
     for member in range(3):
         run.send(run.build_witness(member, heard=0b0001))
-    withdraw(run, 0)
+    run.withdraw(0)
     run.settle()
     assert_given_up(run, StopReason.MASS_DROP)
 

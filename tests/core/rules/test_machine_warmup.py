@@ -1,8 +1,7 @@
 """From joined members to round 0: T1, T8, E1, E2, M3."""
 
 import pytest
-from kits.runs import build_run, expect_refusal
-from warmup_kit import build_warmup, get_states, withdraw
+from kits.runs import build_run, build_warmup, expect_refusal
 
 from psyche.core.committee.seeds import EXPIRED, compute_seed, get_random_seed
 from psyche.core.encoding.account import encode_state
@@ -93,7 +92,7 @@ def test_t8_warmup_ends_when_every_healthy_member_is_ready() -> None:
     run = build_warmup(3)
     run.show(0, 1)
     assert run.settle() == 0
-    withdraw(run, 2)
+    run.withdraw(2)
     assert run.settle() == 2, "one tick arms the seed, one starts the round"
     assert run.state.run_state is RunState.ROUND_TRAIN
     assert run.state.current.members == 0b011
@@ -106,7 +105,7 @@ def test_t8_warmup_ends_at_one_and_a_half_times_the_pace_of_the_quorum_but_not_b
     assert run.state.epoch.ready_quorum_unix == run.now
     assert run.wait(10) == 0, "6 s would be the pace, but a newcomer has half of 30 s"
     assert run.wait(1) == 2
-    assert get_states(run) == [HEALTHY, HEALTHY, HEALTHY, DROPPED]
+    assert run.get_client_states() == [HEALTHY, HEALTHY, HEALTHY, DROPPED]
     assert run.state.current.members == 0b0111
 
 
@@ -148,13 +147,13 @@ def test_t8_a_quorum_that_is_lost_again_is_forgotten() -> None:
     run.show(0, 1, 2)
     since = run.state.epoch.ready_quorum_unix
     assert since
-    withdraw(run, 3)
+    run.withdraw(3)
     assert run.state.epoch.ready_quorum_unix == since, "enough are still ready"
     run = build_warmup(5, warmup_time=30, min_clients=3)
     run.show(0, 1, 2, 3)
-    withdraw(run, 0)
+    run.withdraw(0)
     assert (run.state.epoch.ready_quorum_unix, run.state.epoch.ready_len) == (run.now, 3)
-    withdraw(run, 1)
+    run.withdraw(1)
     assert (run.state.epoch.ready_quorum_unix, run.state.epoch.ready_len) == (0, 2)
 
 
@@ -163,7 +162,7 @@ def test_t8_a_departure_can_make_the_ready_ones_enough() -> None:
     run.show(0, 1, 2)
     assert run.state.epoch.ready_quorum_unix == 0
     run.now += 3
-    withdraw(run, 4)
+    run.withdraw(4)
     assert run.state.epoch.ready_quorum_unix == run.now
 
 
@@ -171,7 +170,7 @@ def test_t8_who_is_not_ready_leaves_without_a_strike_and_must_join_again() -> No
     run = build_warmup(3, warmup_time=30)
     run.show(0, 1)
     run.wait(30)
-    assert get_states(run) == [HEALTHY, HEALTHY, DROPPED]
+    assert run.get_client_states() == [HEALTHY, HEALTHY, DROPPED]
     slot = run.state.registry.slots[2]
     assert (slot.strikes, slot.until, slot.active) == (0, 0, 0)
     assert run.state.clients[2].exited_height == 0
@@ -179,9 +178,9 @@ def test_t8_who_is_not_ready_leaves_without_a_strike_and_must_join_again() -> No
 
 def test_t8_fewer_than_min_clients_healthy_go_back_to_waiting_at_any_tick() -> None:
     run = build_warmup(3, min_clients=2, init_min_clients=2)
-    withdraw(run, 0)
+    run.withdraw(0)
     assert run.settle() == 0
-    withdraw(run, 1)
+    run.withdraw(1)
     epoch = run.state.progress.epoch
     assert run.settle() == 1
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
@@ -197,7 +196,7 @@ def test_t8_fewer_ready_than_min_clients_at_warmup_time_go_back_to_waiting() -> 
     run.show(1)
     run.wait(30)
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert get_states(run) == [DROPPED, HEALTHY, DROPPED]
+    assert run.get_client_states() == [DROPPED, HEALTHY, DROPPED]
     assert [slot.active for slot in run.state.registry.slots] == [0, 1, 0], "who was ready is still there"
 
 
@@ -234,8 +233,8 @@ def test_e2_no_entropy_yet_is_no_effect_and_conditions_are_checked_again_when_it
     run.show(0, 1, 2)
     run.tick()
     assert not run.tick(None)
-    withdraw(run, 2)
-    withdraw(run, 1)
+    run.withdraw(2)
+    run.withdraw(1)
     assert run.tick()
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
 

@@ -1,11 +1,10 @@
 """Earnings leave the record only for whoever pays them (M11); what the owner says of data, sources and nodes (P10)."""
 
 import pytest
-from kits.runs import Run, build_run, expect_refusal
+from kits.runs import Run, build_cooldown, build_run, expect_refusal
 
 from psyche.core.encoding.account import decode_state, encode_state, get_config_preimage
 from psyche.core.encoding.fields import texts
-from psyche.core.rules.apply import apply
 from psyche.core.state.config_checks import find_bootstrap_problems, find_config_problems
 from psyche.core.state.errors import ClientsFull, ConfigRefused, InvalidCollection, UnknownMember
 from psyche.core.state.genesis import create_run
@@ -13,7 +12,6 @@ from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.messages import (
     Collect,
     Join,
-    LeaveRun,
     NameCheckpoint,
     ReclaimSlot,
     ReportEquivocation,
@@ -87,7 +85,7 @@ def test_m11_who_holds_no_slot_has_earned_nothing() -> None:
 
 def test_m11_a_slot_that_only_earnings_held_is_free_once_they_are_paid() -> None:
     run = build_earners()
-    run.apply(LeaveRun(), build_keys(1)[0])
+    run.leave(1)
     assert run.state.registry.slots[1].state is SlotState.LEAVING
     collect(run, 1, 100)
     assert run.state.registry.slots[1].state is SlotState.LEAVING, "200 are still to be paid"
@@ -100,7 +98,7 @@ def test_m11_a_member_that_leaves_keeps_its_slot_while_it_may_still_earn() -> No
     run.rejoin()
     run.warm_up()
     run.run_round()
-    run.apply(LeaveRun(), build_keys(1)[0])
+    run.leave(1)
     assert collect(run, 1) == 300
     assert run.state.registry.slots[1].state is SlotState.LEAVING
     run.finish_epoch()
@@ -133,24 +131,13 @@ def test_m4_a_slot_with_earnings_is_not_reclaimed_before_they_are_collected() ->
 
 
 def build_cooling(cooldown_sources: int) -> Run:
-    run = build_run(3, model=build_model(cooldown_sources=cooldown_sources), cooldown_time=500, rounds_per_epoch=1)
-    run.warm_up()
-    while run.state.in_round:
-        run.run_round()
-    assert run.state.run_state is RunState.COOLDOWN
-    return run
+    return build_cooldown(model=build_model(cooldown_sources=cooldown_sources), cooldown_time=500)
 
 
 def name_source(run: Run, name: str, member: int = 0) -> None:
     state = run.state
     source = Checkpoint(CheckpointKind.HUB, name)
-    apply(
-        state,
-        run.now,
-        0,
-        state.clients[member].p2p,
-        NameCheckpoint(state.certified.epoch, state.certified.digest, source),
-    )
+    run.apply(NameCheckpoint(state.certified.epoch, state.certified.digest, source), state.clients[member].p2p)
 
 
 def test_p10_enough_sources_of_the_certified_weights_end_cooldown_at_once() -> None:

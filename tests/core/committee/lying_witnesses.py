@@ -27,13 +27,14 @@ def commit(member: int, version: int = 0) -> bytes:
 
 
 def build_record(
-    witness: int, held: int, bloom: Collection[bytes], table: Commitments | None = None
-) -> WitnessRecord:  # fmt: skip
-    """A record with this bloom over this table; without one its root stands for no list."""
-    root = build_hash("garbage", witness) if table is None else compute_results_root(EPOCH, HEIGHT, held, table)
-    return WitnessRecord(
-        member=witness, held=held, broadcast_bloom=compute_bloom(SEED, witness, bloom), results_root=root
-    )
+    witness: int, table: Commitments | None, held: int | None = None, bloom: Collection[bytes] | None = None
+) -> WitnessRecord:
+    """The record of a witness that holds exactly this table, or says otherwise; None: its root stands for no list."""
+    listed = table or {}
+    bits = compute_bits(listed) if held is None else held
+    root = build_hash("garbage", witness) if table is None else compute_results_root(EPOCH, HEIGHT, bits, table)
+    held_bloom = compute_bloom(SEED, witness, listed.values() if bloom is None else bloom)
+    return WitnessRecord(member=witness, held=bits, broadcast_bloom=held_bloom, results_root=root)
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Case:
 
     def add(self, witness: int, held: int, bloom: Collection[bytes], table: Commitments | None) -> None:
         """One witness's record, and the table behind it."""
-        self.records.append(build_record(witness, held, bloom, table))
+        self.records.append(build_record(witness, table, held, bloom))
         if table is not None:
             self.tables[witness] = table
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lying_witnesses import EPOCH, HEIGHT, SEED, build_record, commit
 
 from psyche.core.committee.bloom import compute_bloom
 from psyche.core.committee.elections import compute_quorum
@@ -26,24 +27,6 @@ from psyche.core.rules.tally import process_agreement, process_slots
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.state import ZERO32, Config, Round, RoundFlag, WitnessRecord
 from psyche.testing.builders import build_hash
-
-SEED = build_hash("seed of the deciding round")
-EPOCH, HEIGHT = 3, 7
-
-
-def commit(member: int, version: int = 0) -> bytes:
-    return build_hash("commitment", member, version)
-
-
-def make_record(witness: int, table: Mapping[int, bytes], held: int | None = None) -> WitnessRecord:
-    """The record of a witness that holds exactly this table."""
-    bits = compute_bits(table) if held is None else held
-    return WitnessRecord(
-        member=witness,
-        held=bits,
-        broadcast_bloom=compute_bloom(SEED, witness, table.values()),
-        results_root=compute_results_root(EPOCH, HEIGHT, bits, table),
-    )
 
 
 def close(records: list[WitnessRecord], n: int, members: int) -> Round:
@@ -84,14 +67,14 @@ def make_view(
 def test_c1_with_a_root_the_set_is_exactly_its_list() -> None:
     table = {m: commit(m) for m in range(4)}
     others = {m: c for m, c in table.items() if m != 3}
-    round_ = close([make_record(w, others) for w in range(3)] + [make_record(3, table)], 4, 0b1111)
+    round_ = close([build_record(w, others) for w in range(3)] + [build_record(3, table)], 4, 0b1111)
     known = {m: {c} for m, c in table.items()}
     assert decide(make_view(round_, 0b1111, known)) == Decided(0b0111, others)
 
 
 def test_c1_who_lacks_an_entry_asks_the_witnesses_with_that_root() -> None:
     table = {m: commit(m) for m in range(4)}
-    round_ = close([make_record(w, table) for w in range(3)] + [make_record(3, {})], 4, 0b1111)
+    round_ = close([build_record(w, table) for w in range(3)] + [build_record(3, {})], 4, 0b1111)
     known = {m: {c} for m, c in table.items() if m}
     assert decide(make_view(round_, 0b1111, known)) == Undecided((0, 1, 2), is_one_enough=True)
     assert decide(make_view(round_, 0b1111, known, {1: table})) == Decided(0b1111, table)
@@ -99,7 +82,7 @@ def test_c1_who_lacks_an_entry_asks_the_witnesses_with_that_root() -> None:
 
 def test_c1_who_knows_only_the_other_commitment_of_an_equivocator_asks() -> None:
     table = {m: commit(m) for m in range(3)}
-    round_ = close([make_record(w, table) for w in range(3)], 3, 0b111)
+    round_ = close([build_record(w, table) for w in range(3)], 3, 0b111)
     known = {0: {commit(0, 1)}, 1: {commit(1)}, 2: {commit(2)}}
     assert isinstance(decide(make_view(round_, 0b111, known)), Undecided)
     known[0].add(commit(0))
@@ -108,15 +91,15 @@ def test_c1_who_knows_only_the_other_commitment_of_an_equivocator_asks() -> None
 
 def test_c1_a_lying_bloom_of_a_backer_does_not_hide_the_list() -> None:
     table = {m: commit(m) for m in range(4)}
-    liar = replace(make_record(0, table), broadcast_bloom=compute_bloom(SEED, 0, [commit(2, 1)]))
-    round_ = close([liar, make_record(1, table), make_record(2, table)], 4, 0b1111)
+    liar = replace(build_record(0, table), broadcast_bloom=compute_bloom(SEED, 0, [commit(2, 1)]))
+    round_ = close([liar, build_record(1, table), build_record(2, table)], 4, 0b1111)
     known = {m: {commit(m), commit(m, 1)} for m in range(4)}
     assert decide(make_view(round_, 0b1111, known)) == Decided(0b1111, table)
 
 
 def test_c1_members_that_owed_no_payload_are_held_but_not_in_the_list() -> None:
     table = {0: commit(0), 2: commit(2)}
-    records = [make_record(w, table, held=0b111) for w in range(3)]
+    records = [build_record(w, table, held=0b111) for w in range(3)]
     round_ = close(records, 3, 0b111)
     assert decide(make_view(round_, 0b101, {m: {c} for m, c in table.items()})) == Decided(0b111, table)
 
@@ -127,7 +110,7 @@ def test_c1_members_that_owed_no_payload_are_held_but_not_in_the_list() -> None:
 def test_c2_without_a_root_each_slot_is_decided_by_q_bits_and_q_blooms() -> None:
     a, b, c = commit(0), commit(1), commit(2)
     tables = [{0: a, 1: b}, {0: a, 1: b, 2: c}, {0: a}, {0: a, 2: c}]
-    round_ = close([make_record(w, t) for w, t in enumerate(tables)], 4, 0b111)
+    round_ = close([build_record(w, t) for w, t in enumerate(tables)], 4, 0b111)
     known = {0: {a}, 1: {b}, 2: {c}}
     assert round_.agreed_held == 0b001
     assert decide(make_view(round_, 0b111, known)) == Decided(0b001, {0: a})
@@ -136,7 +119,7 @@ def test_c2_without_a_root_each_slot_is_decided_by_q_bits_and_q_blooms() -> None
 def test_c2_a_bloom_alone_includes_nothing_for_the_bit_is_exact() -> None:
     a, b = commit(0), commit(1)
     both = compute_bloom(SEED, 0, [a, b])
-    records = [replace(make_record(w, {0: a, 2 + w: commit(2 + w)}), broadcast_bloom=both) for w in range(4)]
+    records = [replace(build_record(w, {0: a, 2 + w: commit(2 + w)}), broadcast_bloom=both) for w in range(4)]
     records = [replace(r, broadcast_bloom=compute_bloom(SEED, r.member, [a, b])) for r in records]
     round_ = close(records, 4, 0b111111)
     known = {0: {a}, 1: {b}} | {2 + w: {commit(2 + w)} for w in range(4)}
@@ -148,7 +131,7 @@ Votes = Sequence[tuple[Collection[bytes], bytes | None]]  # of each holder: its 
 
 def vote(bloom: Collection[bytes], listed: bytes | None, witness: int) -> tuple[WitnessRecord, dict[int, bytes] | None]:
     """A holder of member 0: what its bloom has, and what its table lists; None where nobody has the table."""
-    record = make_record(witness, {0: commit(0)})
+    record = build_record(witness, {0: commit(0)})
     bloom_ = compute_bloom(SEED, witness, bloom)
     record = replace(record, broadcast_bloom=bloom_, results_root=build_hash("root", witness))
     return record, None if listed is None else {0: listed}
@@ -205,7 +188,7 @@ def test_c2_of_two_that_qualify_the_one_with_more_votes_is_in_then_the_smaller()
 def split_tables() -> Round:
     """Four witnesses; q hold member 0, but under two commitments, two each."""
     a, b = commit(0), commit(0, 1)
-    return close([make_record(w, {0: a if w < 2 else b}) for w in range(4)], 4, 0b1)
+    return close([build_record(w, {0: a if w < 2 else b}) for w in range(4)], 4, 0b1)
 
 
 def test_c3_who_misses_a_commitment_asks_those_whose_tables_it_cannot_show() -> None:
@@ -241,7 +224,7 @@ def test_c3_both_commitments_shown_and_neither_wins() -> None:
 def test_r7_a_slot_without_a_commitment_names_who_can_show_the_other_one() -> None:
     """Six members, one of which signed two results: of six tables fewer lack than would leave anybody open."""
     honest = {m: commit(m) for m in range(5)}
-    records = [make_record(w, honest | {5: commit(5, int(w in {1, 3}))}) for w in range(6)]
+    records = [build_record(w, honest | {5: commit(5, int(w in {1, 3}))}) for w in range(6)]
     known = {m: {c} for m, c in honest.items()} | {5: {commit(5, 0)}}
     view = make_view(close(records, 6, 0b111111), 0b111111, known)
     decided = decide(view)
@@ -249,7 +232,7 @@ def test_r7_a_slot_without_a_commitment_names_who_can_show_the_other_one() -> No
     assert decided.commitments == honest
     assert find_contradictors(view, decided, known) == (1, 3)
     assert find_contradictors(view, decided, known | {5: {commit(5), commit(5, 1)}}) == (), "both are known"
-    even = [*records[::2], make_record(6, honest | {5: commit(5, 0)})]
+    even = [*records[::2], build_record(6, honest | {5: commit(5, 0)})]
     view = make_view(close(even, 4, 0b111111), 0b111111, known)
     whole = decide(view)
     assert isinstance(whole, Decided)
@@ -262,7 +245,7 @@ def test_c3_who_knows_nothing_at_all_asks_every_holder() -> None:
 
 def test_c3_only_holders_of_what_is_open_are_asked() -> None:
     tables = [{1: commit(1)}, {1: commit(1), 2: commit(2)}, {1: commit(1), 2: commit(2, 1)}, {2: commit(2, 1)}]
-    round_ = close([make_record(w, table) for w, table in enumerate(tables)], 4, 0b110)
+    round_ = close([build_record(w, table) for w, table in enumerate(tables)], 4, 0b110)
     known = {1: {commit(1)}, 2: {commit(2)}}
     assert decide(make_view(round_, 0b110, known)) == Undecided((2, 3), is_one_enough=False)
 
@@ -271,7 +254,7 @@ def test_c3_only_holders_of_what_is_open_are_asked() -> None:
 
 
 def test_c4_no_root_and_no_slot_with_q_is_a_void_round() -> None:
-    records = [make_record(w, {w: commit(w)}) for w in range(4)]
+    records = [build_record(w, {w: commit(w)}) for w in range(4)]
     round_ = close(records, 4, 0b1111)
     assert round_.flags & RoundFlag.VOID
     assert decide(make_view(round_, 0b1111, {m: {commit(m)} for m in range(4)})) == Void()
@@ -284,7 +267,7 @@ def test_c5_payloads_are_applied_in_ascending_batch_start() -> None:
 
 def test_c6_what_is_missing_never_becomes_a_decision() -> None:
     table = {m: commit(m) for m in range(4)}
-    round_ = close([make_record(w, table) for w in range(4)], 4, 0b1111)
+    round_ = close([build_record(w, table) for w in range(4)], 4, 0b1111)
     assert isinstance(decide(make_view(round_, 0b1111, {})), Undecided)
 
 
@@ -330,7 +313,7 @@ def draw_honest(draw: st.DrawFn, case: Case, witness: int, equivocators: set[int
         if version < 2:
             table[member] = commit(member, version)
     case.tables[witness] = table
-    return make_record(witness, table)
+    return build_record(witness, table)
 
 
 def draw_lie(draw: st.DrawFn, case: Case, witness: int, equivocators: set[int]) -> WitnessRecord:
@@ -411,7 +394,7 @@ def test_at_most_one_list_can_win_whatever_the_order() -> None:
     one, two = {0: commit(0)}, {1: commit(1)}
     for n in range(1, 33):
         quorum = compute_quorum(n)
-        records = [make_record(w, one if w < quorum else two) for w in range(n)]
+        records = [build_record(w, one if w < quorum else two) for w in range(n)]
         round_ = close(records[::-1], n, 0b11)
         assert round_.agreed_held == 0b01
         assert round_.agreed_root not in (ZERO32, records[-1].results_root) or quorum == n
@@ -422,8 +405,8 @@ def test_at_most_one_list_can_win_whatever_the_order() -> None:
 
 def test_c1_a_witness_with_another_root_over_the_same_list_is_not_asked() -> None:
     table = {m: commit(m) for m in range(4)}
-    other = replace(make_record(3, table), results_root=build_hash("another"))
-    round_ = close([*(make_record(w, table) for w in range(3)), other], 4, 0b1111)
+    other = replace(build_record(3, table), results_root=build_hash("another"))
+    round_ = close([*(build_record(w, table) for w in range(3)), other], 4, 0b1111)
     assert decide(make_view(round_, 0b1111, {})) == Undecided((0, 1, 2), is_one_enough=True)
 
 
@@ -431,14 +414,14 @@ def test_c1_of_many_equivocators_what_most_backers_hold_is_tried_first() -> None
     """512 lists are possible, the last by bytes is right: more than are tried."""
     members = range(9)
     table = {m: max(commit(m), commit(m, 1)) for m in members}
-    round_ = close([make_record(w, table) for w in range(9)], 9, 0b111111111)
+    round_ = close([build_record(w, table) for w in range(9)], 9, 0b111111111)
     known = {m: {commit(m), commit(m, 1)} for m in members}
     assert decide(make_view(round_, 0b111111111, known)) == Decided(0b111111111, table)
 
 
 def test_c2_the_bloom_of_a_witness_without_the_bit_does_not_count() -> None:
     a = commit(0)
-    records = [replace(make_record(w, {0: a}), results_root=build_hash(w)) for w in range(4)]
+    records = [replace(build_record(w, {0: a}), results_root=build_hash(w)) for w in range(4)]
     records[2] = replace(records[2], broadcast_bloom=compute_bloom(SEED, 2, []))
     records[3] = replace(records[3], held=0)
     round_ = close(records, 4, 0b1)
@@ -449,7 +432,7 @@ def test_c2_the_bloom_of_a_witness_without_the_bit_does_not_count() -> None:
 
 def test_c3_a_member_whose_slot_has_no_q_is_not_open() -> None:
     tables = [{0: commit(0), 1: commit(1)}, {0: commit(0), 1: commit(1)}, {0: commit(0)}, {0: commit(0), 2: commit(2)}]
-    round_ = close([make_record(w, t) for w, t in enumerate(tables)], 4, 0b111)
+    round_ = close([build_record(w, t) for w, t in enumerate(tables)], 4, 0b111)
     assert round_.agreed_held == 0b001
     shown = dict(enumerate(tables))
     assert decide(make_view(round_, 0b111, {}, shown)) == Decided(0b001, {0: commit(0)})
@@ -459,7 +442,7 @@ def test_r7_who_does_not_hold_a_result_of_the_set_contradicts_nobody() -> None:
     """Of what is not in the set nothing is shown, and who lacks a result's bit has no other one to show."""
     one, two = {0: commit(0), 1: commit(1)}, {0: commit(0), 1: commit(1, 1)}
     late = one | {2: commit(2, 1)}
-    records = [make_record(w, t) for w, t in enumerate([one] * 5 + [two] * 2 + [{0: commit(0)}, late])]
+    records = [build_record(w, t) for w, t in enumerate([one] * 5 + [two] * 2 + [{0: commit(0)}, late])]
     known = {0: {commit(0)}, 1: {commit(1)}, 2: {commit(2)}}
     view = make_view(close(records, 9, 0b111), 0b111, known)
     decided = decide(view)
@@ -488,8 +471,8 @@ def test_r7_who_knows_no_result_of_a_member_asks_nobody_to_contradict_it() -> No
 
 def test_r7_a_witness_that_did_not_hold_the_member_has_nothing_to_show_of_it() -> None:
     """Four of five hold it, two under each commitment; the hidden tables are one holder's and the fifth witness's."""
-    records = [make_record(w, {0: A if w < 2 else B}) for w in range(4)]
-    records.append(replace(make_record(4, {}), results_root=build_hash("a list that nobody shows")))
+    records = [build_record(w, {0: A if w < 2 else B}) for w in range(4)]
+    records.append(replace(build_record(4, {}), results_root=build_hash("a list that nobody shows")))
     view = make_view(close(records, 5, 0b1), 0b1, {}, {0: {0: A}, 1: {0: A}, 2: {0: B}})
     decided = decide(view)
     assert decided == Decided(0b1, {})
@@ -499,14 +482,14 @@ def test_r7_a_witness_that_did_not_hold_the_member_has_nothing_to_show_of_it() -
 def test_c3_hidden_tables_of_a_member_whose_slot_has_no_q_leave_nothing_open() -> None:
     """Of ten, E is 4: so many hidden witnesses hold member 1, but seven would have to; member 0 has seven."""
     tables = [{0: A}] * 6 + [{0: A, 1: commit(1)}] + [{1: commit(1)}] * 3
-    round_ = close([make_record(w, table) for w, table in enumerate(tables)], 10, 0b11)
+    round_ = close([build_record(w, table) for w, table in enumerate(tables)], 10, 0b11)
     round_.flags &= ~RoundFlag.ROOT
     shown = dict(enumerate(tables[:6]))
     assert decide(make_view(round_, 0b11, {}, shown)) == Decided(0b01, {0: A})
 
 
 def test_c2_a_member_that_owed_nothing_is_held_and_has_no_commitment() -> None:
-    records = [replace(make_record(w, {0: A}, held=0b11), results_root=build_hash("root", w)) for w in range(4)]
+    records = [replace(build_record(w, {0: A}, held=0b11), results_root=build_hash("root", w)) for w in range(4)]
     round_ = close(records, 4, 0b11)
     assert decide(make_view(round_, 0b01, {}, {w: {0: A} for w in range(4)})) == Decided(0b11, {0: A})
 
@@ -517,6 +500,6 @@ def test_w7_eight_lists_are_tried_for_a_root(versions: tuple[int, ...], found: b
     known = {m: {commit(m, v) for v in range(count)} for m, count in enumerate(versions)}
     table = {m: max(signed) for m, signed in known.items()}
     bloom = compute_bloom(SEED, 0, [c for signed in known.values() for c in signed])
-    record = replace(make_record(0, table), broadcast_bloom=bloom)
+    record = replace(build_record(0, table), broadcast_bloom=bloom)
     owed = compute_bits(table)
     assert find_table(record, owed, SEED, EPOCH, HEIGHT, known) == (table if found else None)

@@ -4,31 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from lying_witnesses import EPOCH, HEIGHT, build_record, commit
 
-from psyche.core.committee.bloom import compute_bloom
-from psyche.core.committee.results import compute_results_root
 from psyche.core.rules.decision import compute_followed
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import WitnessRecord
 from psyche.testing.builders import build_hash
-
-SEED = build_hash("seed of the deciding round")
-EPOCH, HEIGHT = 3, 7
-
-
-def commit(member: int) -> bytes:
-    return build_hash("commitment", member)
-
-
-def make_record(witness: int, table: Mapping[int, bytes]) -> WitnessRecord:
-    """The record of a witness that holds exactly this table."""
-    return WitnessRecord(
-        member=witness,
-        held=compute_bits(table),
-        broadcast_bloom=compute_bloom(SEED, witness, table.values()),
-        results_root=compute_results_root(EPOCH, HEIGHT, compute_bits(table), table),
-    )
-
 
 TABLE = {m: commit(m) for m in range(4)}
 
@@ -39,12 +20,12 @@ def follow(records: list[WitnessRecord], held: int, recent: int) -> int | None:
 
 
 def twice(table: Mapping[int, bytes], first: int = 0) -> list[WitnessRecord]:
-    return [make_record(first, table), make_record(first + 1, table)]
+    return [build_record(first, table), build_record(first + 1, table)]
 
 
 def test_w6_a_witness_reports_its_own_list_when_that_is_on_record() -> None:
     smaller = {m: c for m, c in TABLE.items() if m < 3}
-    records = [*twice(smaller), make_record(5, smaller), *twice(TABLE, 2)]
+    records = [*twice(smaller), build_record(5, smaller), *twice(TABLE, 2)]
     assert follow(records, 0b1111, recent=0b1111) == 0b1111
 
 
@@ -63,7 +44,7 @@ def test_w6_it_never_follows_what_it_cannot_verify() -> None:
 
 def test_w6_the_best_backed_list_is_followed() -> None:
     few, many = {0: commit(0)}, {0: commit(0), 1: commit(1)}
-    records = [*twice(few), *twice(many, 2), make_record(4, many)]
+    records = [*twice(few), *twice(many, 2), build_record(4, many)]
     assert follow(records, 0b1111, recent=0b1111) == 0b0011
 
 
@@ -72,7 +53,7 @@ def test_w6_the_best_backed_list_is_followed() -> None:
 def test_w6_as_many_as_may_lie_make_nobody_report_what_they_like(n: int, listed: dict[int, bytes]) -> None:
     """Not even the own list, before the payloads that are still due have come."""
     needed = max(2, (n - 1) // 3 + 1)
-    records = [make_record(w, listed) for w in range(needed)]
+    records = [build_record(w, listed) for w in range(needed)]
     assert compute_followed(records[:-1], n, EPOCH, HEIGHT, 0b1111, TABLE, recent=0b1111) is None
     found = compute_followed(records, n, EPOCH, HEIGHT, 0b1111, TABLE, recent=0b1111)
     assert found == compute_bits(listed)

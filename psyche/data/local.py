@@ -26,7 +26,7 @@ MAX_INDEX: Final = 1 << 62
 _log = structlog.get_logger("psyche.data")
 
 
-class LocalData:
+class TokenRows:
     """Rows of files, in order or shuffled with a seed; index i of pass p is i + p * num_sequences.
 
     Past the end the data starts over, in a new order where it is shuffled. Reading is thread-safe.

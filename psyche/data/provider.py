@@ -95,9 +95,9 @@ def open_files(files: LocalFiles, vocab_size: int | None) -> SampleSource:
     Raises:
         DataError: they cannot be used.
     """
-    from psyche.data.local import LocalData
+    from psyche.data.local import TokenRows
 
-    return LocalData([files.folder], files.token_size_bytes, files.sequence_length, files.shuffle_seed, vocab_size)
+    return TokenRows([files.folder], files.token_size_bytes, files.sequence_length, files.shuffle_seed, vocab_size)
 
 
 def open_path(path: Path, sequence_length: int, vocab_size: int | None) -> SampleSource:
@@ -107,9 +107,9 @@ def open_path(path: Path, sequence_length: int, vocab_size: int | None) -> Sampl
         DataError: they cannot be used.
     """
     from psyche.data.files import find_token_size
-    from psyche.data.local import LocalData
+    from psyche.data.local import TokenRows
 
-    return LocalData([path], find_token_size(path, vocab_size), sequence_length, None, vocab_size)
+    return TokenRows([path], find_token_size(path, vocab_size), sequence_length, None, vocab_size)
 
 
 def open_provider(

@@ -16,7 +16,7 @@ _CHARACTER_BYTES: Final = 4  # of UTF-8, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TextSpan:
     """A part of one text file; `ends_document` where it reaches the file's end."""
 
     path: Path
@@ -66,7 +66,7 @@ def _is_text(path: Path) -> bool:
         raise DataError(f"{path}: {error.strerror}") from error
 
 
-def split_texts(texts: Sequence[Path], held_out_bytes: int) -> tuple[list[Segment], list[Segment]]:
+def split_texts(texts: Sequence[Path], held_out_bytes: int) -> tuple[list[TextSpan], list[TextSpan]]:
     """The text before and after the cut `held_out_bytes` from its end; no character is split.
 
     Raises:
@@ -76,41 +76,41 @@ def split_texts(texts: Sequence[Path], held_out_bytes: int) -> tuple[list[Segmen
     cut = sum(sizes) - held_out_bytes
     if cut <= 0:
         raise DataError(f"{held_out_bytes} bytes held out of {sum(sizes)} leave nothing to train on")
-    before: list[Segment] = []
-    after: list[Segment] = []
+    before: list[TextSpan] = []
+    after: list[TextSpan] = []
     position = 0
     for path, size in zip(texts, sizes, strict=True):
         if 0 < (inside := cut - position) < size:
             inside = _find_character(path, inside)
-            before.append(Segment(path, 0, inside, ends_document=False))
-            after.append(Segment(path, inside, size - inside, ends_document=True))
+            before.append(TextSpan(path, 0, inside, ends_document=False))
+            after.append(TextSpan(path, inside, size - inside, ends_document=True))
         elif size:
-            (before if inside > 0 else after).append(Segment(path, 0, size, ends_document=True))
+            (before if inside > 0 else after).append(TextSpan(path, 0, size, ends_document=True))
         position += size
     return before, after
 
 
-def read_pieces(segment: Segment) -> Iterator[bytes]:
-    """The segment in pieces of at most a MiB, cut at ends of lines where lines are not too long.
+def read_pieces(span: TextSpan) -> Iterator[bytes]:
+    """The span in pieces of at most a MiB, cut at ends of lines where lines are not too long.
 
     Raises:
         DataError: the file cannot be read, or has become shorter.
     """
-    left = segment.size_bytes
+    left = span.size_bytes
     try:
-        with segment.path.open("rb") as stream:
-            stream.seek(segment.offset)
+        with span.path.open("rb") as stream:
+            stream.seek(span.offset)
             while left:
                 piece = stream.read(min(PIECE_BYTES, left))
                 if not piece:
-                    raise DataError(f"{segment.path}: became shorter while it was read")
+                    raise DataError(f"{span.path}: became shorter while it was read")
                 if len(piece) < left:
                     piece = piece[: _find_break(piece)]
-                    stream.seek(segment.offset + segment.size_bytes - left + len(piece))
+                    stream.seek(span.offset + span.size_bytes - left + len(piece))
                 left -= len(piece)
                 yield piece
     except OSError as error:
-        raise DataError(f"{segment.path}: cannot be read: {error.strerror}") from error
+        raise DataError(f"{span.path}: cannot be read: {error.strerror}") from error
 
 
 def _get_size(path: Path) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 
 from psyche.data import bytes_tokenizer
-from psyche.data.texts import Segment, find_texts, read_pieces, split_texts
+from psyche.data.texts import TextSpan, find_texts, read_pieces, split_texts
 from psyche.errors import DataError
 
 __all__ = [
@@ -179,20 +179,20 @@ def _check_split(output: Path, held_out: Path | None, held_out_bytes: int) -> No
 
 
 def _write(
-    output: Path, segments: Sequence[Segment], tokenizer: TextTokenizer, size_bytes: int, counter: _Counter
+    output: Path, spans: Sequence[TextSpan], tokenizer: TextTokenizer, size_bytes: int, counter: _Counter
 ) -> TokenizedFile:
     output.parent.mkdir(parents=True, exist_ok=True)
     part = get_part_path(output)
     try:
         with part.open("wb") as stream:
-            tokens = sum(_write_segment(stream, s, tokenizer, size_bytes, counter) for s in segments)
+            tokens = sum(_write_span(stream, s, tokenizer, size_bytes, counter) for s in spans)
             stream.flush()
             os.fsync(stream.fileno())
         written = TokenizedFile(
             path=output,
             tokens=tokens,
-            documents=sum(s.ends_document for s in segments),
-            text_bytes=sum(s.size_bytes for s in segments),
+            documents=sum(s.ends_document for s in spans),
+            text_bytes=sum(s.size_bytes for s in spans),
             token_size_bytes=size_bytes,
             vocab_size=tokenizer.vocab_size,
             tokenizer=tokenizer.name,
@@ -206,15 +206,13 @@ def _write(
         part.unlink(missing_ok=True)
 
 
-def _write_segment(
-    stream: BinaryIO, segment: Segment, tokenizer: TextTokenizer, size_bytes: int, counter: _Counter
-) -> int:
-    """Append the ids of one segment; returns how many."""
+def _write_span(stream: BinaryIO, span: TextSpan, tokenizer: TextTokenizer, size_bytes: int, counter: _Counter) -> int:
+    """Append the ids of one span; returns how many."""
     tokens = 0
-    for piece in read_pieces(segment):
+    for piece in read_pieces(span):
         tokens += _write_ids(stream, tokenizer.encode(piece), size_bytes)
         counter.add(len(piece))
-    if segment.ends_document:
+    if span.ends_document:
         tokens += _write_ids(stream, [tokenizer.separator_id], size_bytes)
     return tokens
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche.data.local import LocalData
+from psyche.data.local import TokenRows
 from psyche.data.permutation import Permutation
 from psyche.errors import ConfigError
 
@@ -40,9 +40,9 @@ class Corpus:
         seed: int,
         eval_tokens: int,
     ) -> None:
-        self._data = LocalData(paths, token_size_bytes, sequence_length, None, vocab_size)
+        self._data = TokenRows(paths, token_size_bytes, sequence_length, None, vocab_size)
         if eval_paths:
-            self._held_out = LocalData(eval_paths, token_size_bytes, sequence_length, None, vocab_size)
+            self._held_out = TokenRows(eval_paths, token_size_bytes, sequence_length, None, vocab_size)
             self.held_out_rows, self._first_held_out = self._held_out.num_sequences, 0
             self.train_rows = self._data.num_sequences
         else:

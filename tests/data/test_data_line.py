@@ -8,7 +8,7 @@ import trio
 from kits.middle import open_middle
 
 from psyche.data.client import RemoteData
-from psyche.data.local import LocalData
+from psyche.data.local import TokenRows
 from psyche.data.server import DataServer
 from psyche.wire.crypto import Identity
 from psyche.wire.data import Rows, encode_reply
@@ -21,7 +21,7 @@ TOKENS = np.arange(100 * LENGTH, dtype="<u2")
 
 def make_server(folder: Path) -> DataServer:
     TOKENS.tofile(folder / "tokens.bin")
-    server = DataServer(LocalData([folder], 2, LENGTH), SERVER)
+    server = DataServer(TokenRows([folder], 2, LENGTH), SERVER)
     server.set_assignments(3, 5, {ALICE.public: (10, 19)})
     return server
 

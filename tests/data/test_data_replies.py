@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from psyche.data import client as client_module
 from psyche.data import server as server_module
 from psyche.data.client import RemoteData
-from psyche.data.local import LocalData
+from psyche.data.local import TokenRows
 from psyche.data.reply import PART_BYTES, RowsReply
 from psyche.data.server import DataServer
 from psyche.errors import DataError
@@ -52,7 +52,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
 
 
-class Source(LocalData):
+class Source(TokenRows):
     """Notes what is read, and fails where it is told."""
 
     def __init__(self, folder: Path, length: int = LENGTH) -> None:

@@ -15,7 +15,7 @@ from trio.testing import memory_stream_pair
 from psyche.data import client as client_module
 from psyche.data import server as server_module
 from psyche.data.client import RemoteData
-from psyche.data.local import LocalData
+from psyche.data.local import TokenRows
 from psyche.data.server import DataServer
 from psyche.errors import DataError, WireError
 from psyche.wire.crypto import Identity
@@ -41,9 +41,9 @@ STRANGER = Identity(bytes([4]) * 32)
 LENGTH = 4
 
 
-def make_source(folder: Path, rows: int = 100) -> LocalData:
+def make_source(folder: Path, rows: int = 100) -> TokenRows:
     np.arange(rows * LENGTH).astype("<u2").tofile(folder / "tokens.bin")
-    return LocalData([folder], 2, LENGTH)
+    return TokenRows([folder], 2, LENGTH)
 
 
 def make_server(folder: Path, **settings: int) -> DataServer:
@@ -256,7 +256,7 @@ async def test_a_silent_connection_is_closed(tmp_path: Path, autojump_clock: tri
             await frames.receive(server_module.STRANGER_TIMEOUT_S + 1)
 
 
-class Flaky(LocalData):
+class Flaky(TokenRows):
     """A source that fails as often as it is told."""
 
     failures = 0

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from psyche.core.state.state import DataLocation, DataLocationKind
 from psyche.data.dummy import DummyData
 from psyche.data.files import find_token_size
-from psyche.data.local import MAX_OPEN_FILES, LocalData
+from psyche.data.local import MAX_OPEN_FILES, TokenRows
 from psyche.data.provider import LocalProvider, open_provider
 from psyche.errors import DataError
 from psyche.wire.crypto import Identity
@@ -24,12 +24,12 @@ def write_bin(path: Path, first: int, count: int, dtype: str = "<u2") -> Path:
     return path
 
 
-def read_all(data: LocalData) -> list[list[int]]:
+def read_all(data: TokenRows) -> list[list[int]]:
     return data.samples(0, data.num_sequences - 1).tolist()
 
 
 def test_rows_have_exactly_the_sequence_length_and_the_last_full_one_counts(tmp_path: Path) -> None:
-    data = LocalData([write_bin(tmp_path / "a.bin", 0, 12)], 2, 4)
+    data = TokenRows([write_bin(tmp_path / "a.bin", 0, 12)], 2, 4)
     assert data.num_sequences == 3
     assert read_all(data) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert data.samples(1, 1).dtype == np.uint32
@@ -39,7 +39,7 @@ def test_what_fills_no_row_is_left_out_at_the_end_of_each_file(tmp_path: Path) -
     write_bin(tmp_path / "b.bin", 100, 7)
     write_bin(tmp_path / "a.bin", 0, 5)
     write_bin(tmp_path / "c.bin", 200, 3)
-    assert read_all(LocalData([tmp_path], 2, 4)) == [[0, 1, 2, 3], [100, 101, 102, 103]]
+    assert read_all(TokenRows([tmp_path], 2, 4)) == [[0, 1, 2, 3], [100, 101, 102, 103]]
 
 
 def test_files_of_a_folder_come_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -49,31 +49,31 @@ def test_files_of_a_folder_come_in_the_order_of_their_names(tmp_path: Path) -> N
         else:
             write_bin(tmp_path / name, first, 4)
     (tmp_path / "notes.txt").write_text("not data")
-    assert read_all(LocalData([tmp_path], 2, 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert read_all(TokenRows([tmp_path], 2, 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_four_byte_tokens_keep_their_value(tmp_path: Path) -> None:
-    data = LocalData([write_bin(tmp_path / "a.bin", 100_000, 4, "<u4")], 4, 2)
+    data = TokenRows([write_bin(tmp_path / "a.bin", 100_000, 4, "<u4")], 4, 2)
     assert read_all(data) == [[100_000, 100_001], [100_002, 100_003]]
 
 
 def test_more_files_than_are_kept_open_can_be_read(tmp_path: Path) -> None:
     for i in range(MAX_OPEN_FILES + 5):
         write_bin(tmp_path / f"{i:03}.bin", i, 1)
-    data = LocalData([tmp_path], 2, 1)
+    data = TokenRows([tmp_path], 2, 1)
     for _ in range(2):
         assert data.samples(0, MAX_OPEN_FILES + 4).ravel().tolist() == list(range(MAX_OPEN_FILES + 5))
 
 
 def test_a_seed_shuffles_without_loss_and_alike_for_all_who_share_it(tmp_path: Path) -> None:
     path = write_bin(tmp_path / "a.bin", 0, 200)
-    first, second = (read_all(LocalData([path], 2, 2, SEED)) for _ in range(2))
+    first, second = (read_all(TokenRows([path], 2, 2, SEED)) for _ in range(2))
     assert first == second
-    assert sorted(first) == read_all(LocalData([path], 2, 2)) != first
+    assert sorted(first) == read_all(TokenRows([path], 2, 2)) != first
 
 
 def test_past_the_end_a_new_shuffle_begins_and_says_so_once(tmp_path: Path) -> None:
-    data = LocalData([write_bin(tmp_path / "a.bin", 0, 50)], 2, 1, SEED)
+    data = TokenRows([write_bin(tmp_path / "a.bin", 0, 50)], 2, 1, SEED)
     with capture_logs() as lines:
         first = data.samples(0, 49).ravel().tolist()
         assert lines == []
@@ -87,19 +87,19 @@ def test_past_the_end_a_new_shuffle_begins_and_says_so_once(tmp_path: Path) -> N
 
 
 def test_past_the_end_unshuffled_data_repeats(tmp_path: Path) -> None:
-    data = LocalData([write_bin(tmp_path / "a.bin", 0, 3)], 2, 1)
+    data = TokenRows([write_bin(tmp_path / "a.bin", 0, 3)], 2, 1)
     assert data.samples(2, 7).ravel().tolist() == [2, 0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 0), (2, 1), (0, 1 << 62), (0, 65_535), (1 << 61, (1 << 61) + 70_000)])
 def test_bounds_are_strict(tmp_path: Path, start: int, end: int) -> None:
-    data = LocalData([write_bin(tmp_path / "a.bin", 0, 10)], 2, 2)
+    data = TokenRows([write_bin(tmp_path / "a.bin", 0, 10)], 2, 2)
     with pytest.raises(DataError, match=f"samples {start} to {end}"):
         data.samples(start, end)
 
 
 def test_a_request_larger_than_a_gigabyte_is_refused_before_allocation(tmp_path: Path) -> None:
-    data = LocalData([write_bin(tmp_path / "a.bin", 0, 40_000)], 2, 40_000)
+    data = TokenRows([write_bin(tmp_path / "a.bin", 0, 40_000)], 2, 40_000)
     with pytest.raises(DataError, match="more than one request may ask for"):
         data.samples(0, 60_000)
 
@@ -107,7 +107,7 @@ def test_a_request_larger_than_a_gigabyte_is_refused_before_allocation(tmp_path:
 def test_a_token_beyond_the_vocabulary_names_file_and_position(tmp_path: Path) -> None:
     write_bin(tmp_path / "a.bin", 0, 4)
     np.array([1, 2, 3, 300, 4, 5], dtype="<u2").tofile(tmp_path / "b.bin")
-    data = LocalData([tmp_path], 2, 2, vocab_size=256)
+    data = TokenRows([tmp_path], 2, 2, vocab_size=256)
     assert data.samples(0, 2).shape == (3, 2)
     with pytest.raises(DataError, match=r"b\.bin: token 300 at position 3 is not below .* 256"):
         data.samples(0, 4)
@@ -116,12 +116,12 @@ def test_a_token_beyond_the_vocabulary_names_file_and_position(tmp_path: Path) -
 def test_a_file_cut_in_the_middle_of_a_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(9))
     with pytest.raises(DataError, match="9 bytes are no whole number of 2-byte tokens"):
-        LocalData([tmp_path], 2, 2)
+        TokenRows([tmp_path], 2, 2)
 
 
 def test_a_file_that_changes_its_size_is_refused_when_it_is_read(tmp_path: Path) -> None:
     path = write_bin(tmp_path / "a.bin", 0, 10)
-    data = LocalData([path], 2, 2)
+    data = TokenRows([path], 2, 2)
     path.write_bytes(bytes(4))
     with pytest.raises(DataError, match="changed its size"):
         data.samples(0, 0)
@@ -142,7 +142,7 @@ def test_a_file_that_changes_its_size_is_refused_when_it_is_read(tmp_path: Path)
 def test_an_npy_file_of_another_kind_is_refused(tmp_path: Path, array: np.ndarray, reason: str) -> None:
     np.save(tmp_path / "a.npy", array)
     with pytest.raises(DataError, match=reason):
-        LocalData([tmp_path], 2, 2)
+        TokenRows([tmp_path], 2, 2)
 
 
 def test_an_npy_header_that_lies_is_refused(tmp_path: Path) -> None:
@@ -150,23 +150,23 @@ def test_an_npy_header_that_lies_is_refused(tmp_path: Path) -> None:
     np.save(path, np.arange(100, dtype="<u2"))
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DataError, match="the file is cut off"):
-        LocalData([path], 2, 2)
+        TokenRows([path], 2, 2)
     path.write_bytes(b"\x93NUMPY\x09\x00junk")
     with pytest.raises(DataError, match="version"):
-        LocalData([path], 2, 2)
+        TokenRows([path], 2, 2)
     path.write_bytes(b"no header at all")
     with pytest.raises(DataError, match=r"is no \.npy file"):
-        LocalData([path], 2, 2)
+        TokenRows([path], 2, 2)
 
 
 def test_missing_paths_and_empty_folders_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file or folder"):
-        LocalData([tmp_path / "missing"], 2, 2)
+        TokenRows([tmp_path / "missing"], 2, 2)
     with pytest.raises(DataError, match="psyche data tokenize"):
-        LocalData([tmp_path], 2, 2)
+        TokenRows([tmp_path], 2, 2)
     write_bin(tmp_path / "a.bin", 0, 3)
     with pytest.raises(DataError, match="no file holds 4 tokens"):
-        LocalData([tmp_path], 2, 4)
+        TokenRows([tmp_path], 2, 4)
 
 
 def test_the_sidecar_guards_token_size_and_vocabulary(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_the_sidecar_guards_token_size_and_vocabulary(tmp_path: Path) -> None:
     sidecar = {"format": "psyche/tokens/1", "token_size_bytes": 2, "vocab_size": 300}
     (tmp_path / "a.json").write_text(json.dumps(sidecar))
     with pytest.raises(DataError, match="holds tokens of 2 bytes"):
-        LocalData([path], 4, 2)
+        TokenRows([path], 4, 2)
     with pytest.raises(DataError, match="a vocabulary of 300, the model has 256"):
-        LocalData([path], 2, 2, vocab_size=256)
-    assert LocalData([path], 2, 2, vocab_size=300).num_sequences == 4
+        TokenRows([path], 2, 2, vocab_size=256)
+    assert TokenRows([path], 2, 2, vocab_size=300).num_sequences == 4
 
 
 def test_the_token_size_is_found_from_sidecar_header_or_vocabulary(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from psyche.data import texts as texts_module
 from psyche.data.bytes_tokenizer import write_tokenizer
 from psyche.data.corpus import build_demo_corpus, find_library_sources
-from psyche.data.local import LocalData
+from psyche.data.local import TokenRows
 from psyche.data.texts import find_texts, read_pieces, split_texts
 from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer, tokenize
 from psyche.errors import DataError
@@ -55,7 +55,7 @@ def test_the_sidecar_says_what_was_written_and_local_data_reads_it(tmp_path: Pat
         "vocab_size": 256,
         "tokenizer": "bytes",
     }
-    assert LocalData([output.parent], 2, 5, vocab_size=256).samples(0, 0).tolist() == [[*b"01234"]]
+    assert TokenRows([output.parent], 2, 5, vocab_size=256).samples(0, 0).tolist() == [[*b"01234"]]
     assert sorted(p.name for p in output.parent.iterdir()) == ["train.bin", "train.json"]
 
 
@@ -90,10 +90,10 @@ def test_no_piece_and_no_cut_splits_a_character_and_nothing_is_lost(
         patch.setattr(texts_module, "PIECE_BYTES", piece)
         patch.setattr(texts_module, "MAX_LINE_BYTES", line)
         before, after = split_texts(sources, held_out)
-        pieces = [p for segment in (*before, *after) for p in read_pieces(segment)]
+        pieces = [p for span in (*before, *after) for p in read_pieces(span)]
     assert b"".join(pieces) == "".join(documents).encode()
     assert all(0 < len(p) <= piece and p.decode() for p in pieces)
-    size = sum(segment.size_bytes for segment in after)
+    size = sum(span.size_bytes for span in after)
     assert held_out <= size < held_out + 4
 
 

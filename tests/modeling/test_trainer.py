@@ -20,7 +20,7 @@ from psyche.modeling.snapshot import get_tensor_path, read_snapshot_info
 from psyche.modeling.trainer.batch import Cancelled, compute_gradients, decode_tokens, evaluate
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.modeling.trainer.local import Trainer
+from psyche.modeling.trainer.local import LocalTrainer
 from psyche.wire.trainer import ApplyRequest, LoadRequest, SentResult, SnapshotRequest, TrainRequest
 
 CPU = torch.device("cpu")
@@ -481,7 +481,7 @@ def test_nothing_works_before_a_load() -> None:
 async def test_the_trainer_in_a_thread_answers_like_the_engine(
     engine: TrainerEngine, load_request: LoadRequest, tmp_path: Path
 ) -> None:
-    trainer = Trainer()
+    trainer = LocalTrainer()
     await trainer.load(load_request)
     reply = await trainer.train(train_request(0))
     assert reply.payload == engine.train(train_request(0)).payload
@@ -494,7 +494,7 @@ async def test_the_trainer_in_a_thread_answers_like_the_engine(
 
 
 async def test_a_running_train_is_cancelled_in_its_thread(load_request: LoadRequest) -> None:
-    trainer = Trainer()
+    trainer = LocalTrainer()
     await trainer.load(msgspec.structs.replace(load_request, micro_batch_size=1))
     many = 20_000  # far more than are trained before the cancel
     request = train_request(0, tokens=tokens_of(0, many), samples=many)

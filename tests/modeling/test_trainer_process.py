@@ -13,11 +13,11 @@ import trio
 from psyche.core.state.state import Model
 from psyche.errors import ConfigError, TrainerError, WireError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.modeling.trainer.fault import VARIABLE, Faults
+from psyche.modeling.trainer.fault import VARIABLE, FaultInjector
 from psyche.modeling.trainer.frames import (
     Call,
+    CallReply,
     Cancel,
-    Reply,
     decode_request,
     decode_to_child,
     decode_to_parent,
@@ -228,7 +228,9 @@ def test_envelopes_survive_the_wire_and_bad_ones_are_refused(load_request: LoadR
         assert isinstance(call, Call)
         assert decode_request(call) == request
     assert decode_to_child(encode(Cancel(3))) == Cancel(3)
-    assert decode_to_parent(encode(Reply(1, kind="refused", error="no"))) == Reply(1, kind="refused", error="no")
+    assert decode_to_parent(encode(CallReply(1, kind="refused", error="no"))) == CallReply(
+        1, kind="refused", error="no"
+    )
     for decode in (decode_to_child, decode_to_parent):
         with pytest.raises(WireError, match="trainer frame"):
             decode(b"\xff")
@@ -239,7 +241,7 @@ def test_envelopes_survive_the_wire_and_bad_ones_are_refused(load_request: LoadR
 
 
 def test_faults_strike_at_their_call_as_often_as_asked() -> None:
-    faults = Faults("oom@2x2, oom:apply@1")
+    faults = FaultInjector("oom@2x2, oom:apply@1")
     struck: list[str] = []
     for operation in ("train", "train", "apply", "train"):
         faults.begin(operation)
@@ -250,4 +252,4 @@ def test_faults_strike_at_their_call_as_often_as_asked() -> None:
                 struck.append(operation)
     assert struck == ["train", "train", "apply"]
     with pytest.raises(ConfigError, match="'oom' is not"):
-        Faults("oom")
+        FaultInjector("oom")

@@ -19,7 +19,7 @@ CUDA_BLOCK: Final = 1 << 22  # large enough that launches do not count
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Tile:
     """A rectangle of chunks of one tensor: `strips` x `columns`, at chunk `at` of its block."""
 
     tensor: int  # place in the plan
@@ -41,15 +41,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Chunks `start` to `stop` of a group and the segments they come from."""
+    """Chunks `start` to `stop` of a group and the tiles they come from."""
 
     start: int
-    segments: tuple[Segment, ...]
+    tiles: tuple[Tile, ...]
 
     @property
     def chunks(self) -> int:
         """The number of chunks."""
-        return sum(segment.chunks for segment in self.segments)
+        return sum(tile.chunks for tile in self.tiles)
 
     @property
     def rows(self) -> slice:
@@ -80,18 +80,18 @@ def compute_blocks(plan: TransformPlan, group: PlanGroup, elements: int) -> list
     """Cut a group into blocks of at most `elements` coefficients, at least one chunk each."""
     capacity = max(1, elements // group.area)
     blocks: list[Block] = []
-    segments: list[Segment] = []
+    tiles: list[Tile] = []
     start = used = 0
     for place in group.tensors:
         for strips, columns in _cut(*_get_strips(plan.tensors[place]), capacity):
-            segment = Segment(place, strips, columns, used)
-            if used + segment.chunks > capacity:
-                blocks.append(Block(start, tuple(segments)))
-                start, used, segments = start + used, 0, []
-                segment = replace(segment, at=0)
-            segments.append(segment)
-            used += segment.chunks
-    return [*blocks, Block(start, tuple(segments))]
+            tile = Tile(place, strips, columns, used)
+            if used + tile.chunks > capacity:
+                blocks.append(Block(start, tuple(tiles)))
+                start, used, tiles = start + used, 0, []
+                tile = replace(tile, at=0)
+            tiles.append(tile)
+            used += tile.chunks
+    return [*blocks, Block(start, tuple(tiles))]
 
 
 def view_strips(tensor: torch.Tensor, entry: PlanTensor) -> torch.Tensor:
@@ -122,6 +122,6 @@ def iterate_chunks(
     block: Block, strips: Sequence[torch.Tensor], chunks: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of views, equal in shape: a rectangle of a tensor, and the same chunks in `chunks` [chunks, h, w]."""
-    for segment in block.segments:
-        part = chunks[segment.at : segment.at + segment.chunks].unflatten(0, segment.shape)
-        yield strips[segment.tensor][segment.strips, :, segment.columns], part.permute(0, 2, 1, 3)
+    for tile in block.tiles:
+        part = chunks[tile.at : tile.at + tile.chunks].unflatten(0, tile.shape)
+        yield strips[tile.tensor][tile.strips, :, tile.columns], part.permute(0, 2, 1, 3)

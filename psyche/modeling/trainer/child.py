@@ -20,13 +20,13 @@ import msgspec
 
 from psyche.errors import PsycheError, WireError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.modeling.trainer.fault import VARIABLE, Faults
+from psyche.modeling.trainer.fault import VARIABLE, FaultInjector
 from psyche.modeling.trainer.frames import (
     Beat,
     Call,
+    CallReply,
     Cancel,
-    Hello,
-    Reply,
+    ChildStarted,
     ReplyBody,
     decode_request,
     decode_to_child,
@@ -51,14 +51,14 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-class Inbox:
+class CallQueue:
     """Calls as they come, read by a thread of its own; remembers which of them were cancelled."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._calls: queue.Queue[Call] = queue.Queue(MAX_WAITING_CALLS)
         self._cancelled = -1  # calls are numbered upwards and run in order: the newest is enough
-        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+        threading.Thread(target=self._read, name="calls", daemon=True).start()
 
     def _read(self) -> None:
         try:
@@ -82,13 +82,13 @@ class Inbox:
         return number <= self._cancelled
 
 
-class Child:
+class CallLoop:
     """Runs calls one after another on the main thread."""
 
     def __init__(self, connection: socket.socket, threads: int) -> None:
         self._connection = connection
-        self._inbox = Inbox(connection)
-        self._faults = Faults(os.environ.get(VARIABLE, ""))
+        self._queue = CallQueue(connection)
+        self._faults = FaultInjector(os.environ.get(VARIABLE, ""))
         self._engine = self._start(threads)
 
     def _start(self, threads: int) -> "TrainerEngine":
@@ -97,36 +97,36 @@ class Child:
         from psyche.modeling.trainer.engine import TrainerEngine
 
         torch.set_num_threads(threads)
-        send_frame(self._connection, Hello(os.getpid(), threads))
+        send_frame(self._connection, ChildStarted(os.getpid(), threads))
         return TrainerEngine()
 
     def serve(self) -> None:
         """Answer calls until the parent is gone, or until a call leaves a state that nobody knows."""
         while True:
-            call = self._inbox.next()
+            call = self._queue.next()
             reply = self._answer(call)
             send_frame(self._connection, reply)
             if reply.kind == FailureKind.CRASHED:
                 sys.exit(1)
 
-    def _answer(self, call: Call) -> Reply:
+    def _answer(self, call: Call) -> CallReply:
         self._faults.begin(call.operation)
         try:
-            return Reply(call.number, body=msgspec.Raw(encode(self._run(call))))
+            return CallReply(call.number, body=msgspec.Raw(encode(self._run(call))))
         except TrainerFailure as error:
-            return Reply(call.number, kind=error.kind, error=str(error))
+            return CallReply(call.number, kind=error.kind, error=str(error))
         except PsycheError as error:
-            return Reply(call.number, kind="refused", error=str(error))
+            return CallReply(call.number, kind="refused", error=str(error))
         except Exception as error:  # noqa: BLE001 - whatever it was, the parent hears of it
             return self._report(call, error)
 
-    def _report(self, call: Call, error: Exception) -> Reply:
+    def _report(self, call: Call, error: Exception) -> CallReply:
         from psyche.modeling.device import is_out_of_memory
 
         if is_out_of_memory(error):
             text = f"out of memory in {call.operation}: {error}; restart the trainer, or use a smaller model"
-            return Reply(call.number, kind=FailureKind.OUT_OF_MEMORY, error=text)
-        return Reply(call.number, kind=FailureKind.CRASHED, error=traceback.format_exc()[-ERROR_CHARACTERS:])
+            return CallReply(call.number, kind=FailureKind.OUT_OF_MEMORY, error=text)
+        return CallReply(call.number, kind=FailureKind.CRASHED, error=traceback.format_exc()[-ERROR_CHARACTERS:])
 
     def _run(self, call: Call) -> ReplyBody:
         request = decode_request(call)
@@ -150,7 +150,7 @@ class Child:
         from psyche.modeling.trainer.batch import Cancelled
 
         beat()
-        if self._inbox.is_cancelled(call.number):
+        if self._queue.is_cancelled(call.number):
             raise Cancelled
 
 
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True, help="CPU threads of torch")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
-    Child(socket.socket(fileno=arguments.fd), arguments.threads).serve()
+    CallLoop(socket.socket(fileno=arguments.fd), arguments.threads).serve()
 
 
 if __name__ == "__main__":

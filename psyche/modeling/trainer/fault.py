@@ -27,7 +27,7 @@ class _Fault:
     left: int
 
 
-class Faults:
+class FaultInjector:
     """The faults that are still to come; `begin` at each call, `strike` at each safe point of it.
 
     Args:

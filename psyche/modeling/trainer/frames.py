@@ -1,7 +1,7 @@
 """What a trainer's parent and child say to each other: u32 little-endian length, then one msgpack envelope.
 
-No torch here. The parent sends `Call` and `Cancel`; the child `Hello` once, then `Beat` at each safe
-point of a call, and one `Reply` per call, in order.
+No torch here. The parent sends `Call` and `Cancel`; the child `ChildStarted` once, then `Beat` at each safe
+point of a call, and one `CallReply` per call, in order.
 """
 
 import socket
@@ -64,7 +64,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     number: int
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class ChildStarted(msgspec.Struct, frozen=True, tag="hello"):
     """The child is up: torch and transformers are imported."""
 
     pid: int
@@ -77,7 +77,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     number: int
 
 
-class Reply(msgspec.Struct, frozen=True, tag="reply"):
+class CallReply(msgspec.Struct, frozen=True, tag="reply"):
     """The end of a call: `body`, or `error` of a kind ("refused", or a `FailureKind`)."""
 
     number: int
@@ -87,7 +87,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 ToChild: TypeAlias = Call | Cancel
-ToParent: TypeAlias = Hello | Beat | Reply
+ToParent: TypeAlias = ChildStarted | Beat | CallReply
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _TO_CHILD: Final = msgspec.msgpack.Decoder(ToChild)
 _TO_PARENT: Final = msgspec.msgpack.Decoder(ToParent)

@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from psyche.modeling.trainer.child import Child, die_with_parent
+from psyche.modeling.trainer.child import CallLoop, die_with_parent
 from psyche.modeling.trainer.frames import Spawn, Spawned
 from psyche.wire.msgpack import UNREADABLE
 
@@ -28,7 +28,7 @@ MAX_REQUEST_BYTES: Final = 1 << 16
 BACKLOG: Final = 64
 
 
-class Host:
+class TrainerHost:
     """Forks on request, reaps, reports."""
 
     def __init__(self, listener: socket.socket) -> None:
@@ -90,7 +90,7 @@ class Host:
             os.dup2(descriptors[1], 2)
             os.environ.update(request.environment)
             os.chdir(request.folder)
-            Child(socket.socket(fileno=descriptors[0]), request.threads).serve()
+            CallLoop(socket.socket(fileno=descriptors[0]), request.threads).serve()
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
@@ -127,7 +127,7 @@ def main() -> NoReturn:
     listener.bind(str(temporary))
     listener.listen(BACKLOG)
     temporary.rename(arguments.socket)  # whoever sees it may connect
-    Host(listener).serve()
+    TrainerHost(listener).serve()
 
 
 if __name__ == "__main__":

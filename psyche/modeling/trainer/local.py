@@ -23,7 +23,7 @@ from psyche.wire.trainer import (
 T = TypeVar("T")
 
 
-class Trainer:
+class LocalTrainer:
     """Implements `wire.ports.Trainer`. Calls wait for one another; waits are as long as the work.
 
     Cancelling the task that awaits `train` ends it at the next micro-batch too, with everything undone.

@@ -23,9 +23,9 @@ from psyche.modeling.trainer.frames import (
     MAX_FRAME_BYTES,
     OPERATIONS,
     Call,
+    CallReply,
     Cancel,
-    Hello,
-    Reply,
+    ChildStarted,
     ReplyBody,
     Request,
     decode_to_parent,
@@ -46,7 +46,7 @@ from psyche.wire.trainer import (
 )
 
 HOST_VARIABLE: Final = "PSYCHE_TRAINER_HOST"  # the socket of a trainer host on this machine
-SEND_TIMEOUT_S: Final = 30.0  # the child's inbox thread reads at once; more means that it hangs
+SEND_TIMEOUT_S: Final = 30.0  # the child's reading thread reads at once; more means that it hangs
 CANCEL_TIMEOUT_S: Final = 2.0
 REAP_TIMEOUT_S: Final = 5.0  # after SIGKILL; longer only where the kernel itself is stuck
 LOG_TAIL_BYTES: Final = 2_000
@@ -234,16 +234,16 @@ class TrainerProcess:
     def _describe_limit(self, operation: str) -> str:
         return f"{self._watchdog.get_limit_s(operation):.0f} s"
 
-    async def _receive(self, child: _Child, number: int, silence_s: float) -> Reply:
+    async def _receive(self, child: _Child, number: int, silence_s: float) -> CallReply:
         """The reply to call `number`; every beat restarts the clock, replies to abandoned calls are dropped."""
         while True:
             match decode_to_parent(await child.stream.receive(silence_s)):
-                case Reply(number=answered) as reply if answered == number:
+                case CallReply(number=answered) as reply if answered == number:
                     return reply
                 case _:
                     continue
 
-    async def _raise(self, operation: str, reply: Reply) -> NoReturn:
+    async def _raise(self, operation: str, reply: CallReply) -> NoReturn:
         if reply.kind == FailureKind.CRASHED:
             await self._fail(FailureKind.CRASHED, operation, reply.error)
         if reply.kind in set(FailureKind):
@@ -283,9 +283,9 @@ class TrainerProcess:
             raise TrainerFailure(FailureKind.STOPPED, f"trainer: not running, {self._failed}; restart it first")
         self._child = child = self._spawn()
         try:
-            hello = decode_to_parent(await child.stream.receive(self._watchdog.limits.start_s))
-            if not isinstance(hello, Hello):
-                raise WireError(f"trainer: said {type(hello).__name__} before Hello")
+            started = decode_to_parent(await child.stream.receive(self._watchdog.limits.start_s))
+            if not isinstance(started, ChildStarted):
+                raise WireError(f"trainer: said {type(started).__name__} before ChildStarted")
         except FrameTimeout:
             await self._fail(FailureKind.HUNG, "start", f"not up within {self._watchdog.limits.start_s:.0f} s")
         except (ConnectionLost, WireError) as error:

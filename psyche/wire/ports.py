@@ -1,8 +1,8 @@
 """The ports of a client: what it needs of a coordinator's home, of a network and of a trainer.
 
 Implementations: `backends.tcp.backend` (TCP), `network.node` (libp2p), `network.memory` (in memory),
-`modeling.trainer.local` (in process) and `modeling.trainer.process` (child process). Every wait of a
-port is bounded by its caller or by the deadline it is given.
+`modeling.trainer.process` (child process). Every wait of a port is bounded by its caller or by the
+deadline it is given.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

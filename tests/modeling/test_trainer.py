@@ -1,4 +1,4 @@
-"""The trainer in this process, and the engine beneath it."""
+"""The engine of the trainer: what each call does, and what it refuses."""
 
 import math
 import shutil
@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-import trio
 
 from psyche.core.encoding.plan import decode_plan, get_payload_bytes
 from psyche.core.state.state import Model, OptimizerKind
@@ -20,7 +19,6 @@ from psyche.modeling.snapshot import get_tensor_path, read_snapshot_info
 from psyche.modeling.trainer.batch import Cancelled, compute_gradients, decode_tokens, evaluate
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.modeling.trainer.local import LocalTrainer
 from psyche.wire.trainer import ApplyRequest, LoadRequest, SentResult, SnapshotRequest, TrainRequest
 
 CPU = torch.device("cpu")
@@ -476,40 +474,3 @@ def test_nothing_works_before_a_load() -> None:
     engine = TrainerEngine()
     with pytest.raises(TrainerError, match="nothing is loaded"):
         engine.train(train_request(0))
-
-
-async def test_the_trainer_in_a_thread_answers_like_the_engine(
-    engine: TrainerEngine, load_request: LoadRequest, tmp_path: Path
-) -> None:
-    trainer = LocalTrainer()
-    await trainer.load(load_request)
-    reply = await trainer.train(train_request(0))
-    assert reply.payload == engine.train(train_request(0)).payload
-    applied = await trainer.apply(apply_request(2, (reply.payload,)))
-    assert applied.weight_part == engine.apply(apply_request(2, (reply.payload,))).weight_part
-    assert (await trainer.snapshot(snapshot_request(tmp_path / "s"))).weight_root == applied.weight_part
-    await trainer.stop()
-    with pytest.raises(TrainerFailure, match="stopped"):
-        await trainer.train(train_request(1))
-
-
-async def test_a_running_train_is_cancelled_in_its_thread(load_request: LoadRequest) -> None:
-    trainer = LocalTrainer()
-    await trainer.load(msgspec.structs.replace(load_request, micro_batch_size=1))
-    many = 20_000  # far more than are trained before the cancel
-    request = train_request(0, tokens=tokens_of(0, many), samples=many)
-    before = read_all(trainer._engine)
-    replies = []
-
-    async def train() -> None:
-        replies.append(await trainer.train(request))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(train)
-        await trio.testing.wait_all_tasks_blocked()
-        await trainer.cancel()
-    assert replies[0].cancelled
-    with trio.move_on_after(0):
-        await trainer.train(request)
-    assert read_all(trainer._engine) == before
-    assert (await trainer.train(train_request(0))).payload

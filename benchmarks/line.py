@@ -29,7 +29,7 @@ import trio
 from _table import build_parser, finish, print_table
 from kits.middle import open_middle
 
-from psyche.backends.tcp.backend import Machine, open_backend
+from psyche.backends.tcp.backend import Platform, open_backend
 from psyche.backends.tcp.dial import Connect, ServerAddress, ask, dial
 from psyche.config.load import load_run
 from psyche.core.state.messages import Join
@@ -170,8 +170,8 @@ async def gather(server: Server, clients: int) -> tuple[float, float]:
 
     async def follow(number: int) -> None:
         nonlocal left
-        machine = Machine(connect=get_connect(server.kind))
-        async with open_backend(get_address(server.port), get_identity("crowd", number), machine=machine) as backend:
+        platform = Platform(connect=get_connect(server.kind))
+        async with open_backend(get_address(server.port), get_identity("crowd", number), platform=platform) as backend:
             async for _ in backend.states():
                 break
             left -= 1
@@ -289,12 +289,12 @@ def read_rates(process: subprocess.Popen[bytes]) -> float:
 
 async def arrive_on(server: Server, who: str, source: str, took: list[float]) -> None:
     """One newcomer after the other, or a member again and again: seconds until it has the state, over all its tries."""
-    machine = Machine(connect=get_connect(server.kind, source))
+    platform = Platform(connect=get_connect(server.kind, source))
     for number in itertools.count(1):
         began, is_there = time.perf_counter(), False
         try:
             identity = get_identity(source, 0 if who == RETURNING else number)
-            async with open_backend(get_address(server.port), identity, machine=machine) as backend:
+            async with open_backend(get_address(server.port), identity, platform=platform) as backend:
                 async for _ in backend.states():
                     is_there = True
                     break

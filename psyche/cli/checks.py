@@ -52,7 +52,7 @@ print(json.dumps({"version": metadata.version("libp2p")}))
 """
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """What a check found."""
 
     OK = "ok"
@@ -65,7 +65,7 @@ class Check:
     """One line of the report; `advice` is what to do, empty where nothing needs doing."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     found: str
     advice: str = ""
 
@@ -101,16 +101,16 @@ def check_python() -> Check:
     """3.11 to 3.13."""
     found = f"{platform.python_version()} ({sys.executable})"
     if (3, 11) <= sys.version_info[:2] <= (3, 13):
-        return Check("python", Verdict.OK, found)
-    return Check("python", Verdict.FAIL, found, "use Python 3.11, 3.12 or 3.13")
+        return Check("python", CheckVerdict.OK, found)
+    return Check("python", CheckVerdict.FAIL, found, "use Python 3.11, 3.12 or 3.13")
 
 
 def check_packages() -> Check:
     """What every command needs, without loading it."""
     missing = [name for name in BASE if not _is_installed(name)]
     if missing:
-        return Check("packages", Verdict.FAIL, f"missing: {', '.join(missing)}", INSTALL)
-    return Check("packages", Verdict.OK, ", ".join(f"{name} {metadata.version(name)}" for name in BASE))
+        return Check("packages", CheckVerdict.FAIL, f"missing: {', '.join(missing)}", INSTALL)
+    return Check("packages", CheckVerdict.OK, ", ".join(f"{name} {metadata.version(name)}" for name in BASE))
 
 
 def check_machine() -> Check:
@@ -119,48 +119,50 @@ def check_machine() -> Check:
     cores = len(os.sched_getaffinity(0))
     found = f"{platform.system()} {platform.machine()}, {format_number(cores, 'core')}, {_gigabytes(memory)} of memory"
     if platform.system() != "Linux":
-        return Check("machine", Verdict.FAIL, found, "Psyche runs on Linux; a container will do")
+        return Check("machine", CheckVerdict.FAIL, found, "Psyche runs on Linux; a container will do")
     if memory < WARN_MEMORY_BYTES:
-        return Check("machine", Verdict.WARN, found, "a client needs about 1 GB besides the model: run one at a time")
-    return Check("machine", Verdict.OK, found)
+        return Check(
+            "machine", CheckVerdict.WARN, found, "a client needs about 1 GB besides the model: run one at a time"
+        )
+    return Check("machine", CheckVerdict.OK, found)
 
 
 def check_torch() -> Check:
     """torch is loaded in a process of its own: a broken driver must not end the doctor."""
     facts, problem = _probe(TORCH_PROBE)
     if facts is None:
-        return Check("torch", Verdict.FAIL, problem, INSTALL)
+        return Check("torch", CheckVerdict.FAIL, problem, INSTALL)
     device = facts["device"]
     if facts["count"]:
         return Check(
-            "torch", Verdict.OK, f"{facts['version']}, {facts['count']} x {device}, {_gigabytes(facts['memory'])}"
+            "torch", CheckVerdict.OK, f"{facts['version']}, {facts['count']} x {device}, {_gigabytes(facts['memory'])}"
         )
     if Path("/dev/nvidia0").exists():
         advice = "a GPU is there but torch cannot use it: compare `nvidia-smi` with torch's CUDA version"
-        return Check("torch", Verdict.WARN, f"{facts['version']} on the CPU", advice)
-    return Check("torch", Verdict.OK, f"{facts['version']} on the CPU, {facts['threads']} threads")
+        return Check("torch", CheckVerdict.WARN, f"{facts['version']} on the CPU", advice)
+    return Check("torch", CheckVerdict.OK, f"{facts['version']} on the CPU, {facts['threads']} threads")
 
 
 def check_libp2p() -> Check:
     """libp2p loads and its keys work."""
     facts, problem = _probe(LIBP2P_PROBE)
     if facts is None:
-        return Check("libp2p", Verdict.FAIL, problem, INSTALL)
-    return Check("libp2p", Verdict.OK, f"{facts['version']}, Ed25519 keys sign and verify")
+        return Check("libp2p", CheckVerdict.FAIL, problem, INSTALL)
+    return Check("libp2p", CheckVerdict.OK, f"{facts['version']}, Ed25519 keys sign and verify")
 
 
 def check_clock(now: Callable[[], float]) -> Check:
     """Deadlines are unix seconds that the coordinator gives: a clock minutes off reports late."""
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now()))
     if time.gmtime(now()).tm_year < OLDEST_YEAR:
-        return Check("clock", Verdict.FAIL, found, "set it: sudo timedatectl set-ntp true")
+        return Check("clock", CheckVerdict.FAIL, found, "set it: sudo timedatectl set-ntp true")
     synchronised = _is_clock_synchronised()
     if synchronised is None:
-        return Check("clock", Verdict.OK, f"{found}; the kernel does not say whether it is synchronised")
+        return Check("clock", CheckVerdict.OK, f"{found}; the kernel does not say whether it is synchronised")
     if not synchronised:
         advice = "not synchronised: sudo timedatectl set-ntp true (in a container, on the host)"
-        return Check("clock", Verdict.WARN, found, advice)
-    return Check("clock", Verdict.OK, f"{found}, synchronised")
+        return Check("clock", CheckVerdict.WARN, found, advice)
+    return Check("clock", CheckVerdict.OK, f"{found}, synchronised")
 
 
 def check_disk(folder: Path) -> Check:
@@ -171,20 +173,22 @@ def check_disk(folder: Path) -> Check:
     free = shutil.disk_usage(folder).free
     found = f"{_gigabytes(free)} free at {folder}"
     if not os.access(folder, os.W_OK):
-        return Check("disk", Verdict.FAIL, f"{folder} is not writable", "choose another place with --data-dir")
+        return Check("disk", CheckVerdict.FAIL, f"{folder} is not writable", "choose another place with --data-dir")
     if free < FAIL_DISK_BYTES:
-        return Check("disk", Verdict.FAIL, found, f"at least {_gigabytes(FAIL_DISK_BYTES)} are needed")
+        return Check("disk", CheckVerdict.FAIL, found, f"at least {_gigabytes(FAIL_DISK_BYTES)} are needed")
     if free < WARN_DISK_BYTES:
-        return Check("disk", Verdict.WARN, found, "enough for small models; a checkpoint takes 16 bytes a parameter")
-    return Check("disk", Verdict.OK, found)
+        return Check(
+            "disk", CheckVerdict.WARN, found, "enough for small models; a checkpoint takes 16 bytes a parameter"
+        )
+    return Check("disk", CheckVerdict.OK, found)
 
 
 def check_files() -> Check:
     """Open files: each peer takes a few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < WARN_FILES:
-        return Check("files", Verdict.WARN, f"{soft} open files allowed", f"ulimit -n {min(hard, 65_536)}")
-    return Check("files", Verdict.OK, f"{soft} open files allowed")
+        return Check("files", CheckVerdict.WARN, f"{soft} open files allowed", f"ulimit -n {min(hard, 65_536)}")
+    return Check("files", CheckVerdict.OK, f"{soft} open files allowed")
 
 
 def check_port(port: int) -> Check:
@@ -197,8 +201,8 @@ def check_port(port: int) -> Check:
             chosen = listener.getsockname()[1]
     except OSError as error:
         advice = "choose another with --bind-p2p-port" if port else "this machine does not let programs listen"
-        return Check("ports", Verdict.FAIL, f"{name}: {error.strerror}", advice)
-    return Check("ports", Verdict.OK, f"can listen on {name}" + ("" if port else f" ({chosen})"))
+        return Check("ports", CheckVerdict.FAIL, f"{name}: {error.strerror}", advice)
+    return Check("ports", CheckVerdict.OK, f"can listen on {name}" + ("" if port else f" ({chosen})"))
 
 
 def check_addresses() -> Check:
@@ -206,9 +210,9 @@ def check_addresses() -> Check:
     addresses = get_outward_addresses()
     if not addresses:
         advice = "clients on this machine reach each other; others cannot reach this one"
-        return Check("network", Verdict.WARN, "no address but loopback", advice)
+        return Check("network", CheckVerdict.WARN, "no address but loopback", advice)
     return Check(
-        "network", Verdict.OK, f"this machine is {', '.join(addresses)}; others must be able to reach it there"
+        "network", CheckVerdict.OK, f"this machine is {', '.join(addresses)}; others must be able to reach it there"
     )
 
 

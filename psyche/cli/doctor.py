@@ -32,5 +32,5 @@ def doctor(
             typer.echo(checks.format_check(check))
     if as_json:
         typer.echo(json.dumps([checks.to_dict(check) for check in found], indent=2))
-    if any(check.verdict is checks.Verdict.FAIL for check in found):
+    if any(check.verdict is checks.CheckVerdict.FAIL for check in found):
         raise typer.Exit(1)

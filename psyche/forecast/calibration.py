@@ -10,7 +10,7 @@ from psyche.config.profile import ClassTable
 from psyche.forecast.play import Forecast, play
 from psyche.forecast.question import Question
 from psyche.forecast.workload import compute_workload
-from psyche.sim.faults import Leave
+from psyche.sim.faults import CleanExit
 
 LOOPBACK_MBIT_S = 8_000.0
 LOOPBACK_MS = 0.2
@@ -74,7 +74,7 @@ def play_measured(
         Question(
             run=run, workload=compute_workload(run), classes=(machines, *late), counts=(founders, *(1 for _ in late)),
             rounds=run.config.total_steps - 1, seed=0,
-            faults=tuple(Leave(who=(f"client-{number}",), at_epoch=epoch + 1) for number, epoch in leaving),
+            faults=tuple(CleanExit(who=(f"client-{number}",), at_epoch=epoch + 1) for number, epoch in leaving),
         )
     )  # fmt: skip
 

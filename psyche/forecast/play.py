@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from psyche.analysis.accounts import CARRIED, SIMULATED, WORLD, Accounts, NodeAccount
 from psyche.forecast.question import Question, build_scenario, compute_patience_s_of
-from psyche.forecast.recorder import Carried, Exit, OnProgress, Recorder, count_bytes
+from psyche.forecast.recorder import Carried, EarlyExit, OnProgress, Recorder, count_bytes
 from psyche.sim.faults import Fault
 from psyche.sim.scenarios.scenario import build_model
 from psyche.sim.stall_detection import StallDetector
@@ -24,7 +24,7 @@ class Forecast:
     question: Question
     accounts: Accounts
     outcome: Outcome
-    exits: list[Exit]
+    exits: list[EarlyExit]
     carried: dict[str, Carried]
     obstacle: str = ""  # why it was ended before its end
     missed: tuple[Fault, ...] = ()  # of the question's: they never happened

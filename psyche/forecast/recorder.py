@@ -50,7 +50,7 @@ OnProgress = Callable[[Played], None]  # told at every event
 
 
 @dataclass(slots=True)
-class Exit:
+class EarlyExit:
     """A member that left the epoch before its end."""
 
     at_s: float
@@ -66,7 +66,7 @@ class Recorder:
             limit_s=config.max_round_train_time, overlap=config.overlap,
             tokens_scale=workload.sequence_tokens / build_model().max_seq_len,
         )  # fmt: skip
-        self.exits: list[Exit] = []
+        self.exits: list[EarlyExit] = []
         self._tokens = workload.sequence_tokens
         self._config = config
         self._on_progress = on_progress
@@ -121,7 +121,7 @@ class Recorder:
     def _look_at(self, client: Client, now: float) -> None:
         before, self._states[client.p2p] = self._states.get(client.p2p), client.state
         if before is ClientState.HEALTHY and client.state is not before:
-            self.exits.append(Exit(now, self._names[client.p2p], self._describe(client)))
+            self.exits.append(EarlyExit(now, self._names[client.p2p], self._describe(client)))
 
     def _describe(self, client: Client) -> str:
         """Why a member is none any more; of one that was withdrawn, what befell it."""

@@ -45,7 +45,7 @@ class Idea:
     caution: str = ""
 
 
-class Verdict(StrEnum):
+class ChangeVerdict(StrEnum):
     """What a change is worth."""
 
     BETTER = "better"  # more tokens a second, or as many with less lost
@@ -59,7 +59,7 @@ class Suggestion:
     idea: Idea
     before: Forecast
     after: Forecast
-    verdict: Verdict
+    verdict: ChangeVerdict
 
     @property
     def text(self) -> str:
@@ -171,13 +171,13 @@ def check_ideas(before: Forecast, ideas: list[Idea], *, answer: Answer = play) -
         verdict = weigh(before, after)
         if verdict is not None:
             found.append(Suggestion(idea, before, after, verdict))
-    return sorted(found, key=lambda one: (one.verdict is Verdict.TRADE_OFF, -compute_late_speed(one.after)))
+    return sorted(found, key=lambda one: (one.verdict is ChangeVerdict.TRADE_OFF, -compute_late_speed(one.after)))
 
 
 def format_suggestions(tried: int, found: Sequence[Suggestion], transient: str) -> str:
     """What came of the changes, those that are better before those that have a price."""
     head = f"{format_number(tried, 'change')} tried"
-    better, traded = ([one for one in found if one.verdict is verdict] for verdict in Verdict)
+    better, traded = ([one for one in found if one.verdict is verdict] for verdict in ChangeVerdict)
     lines = [f"{head}, better were:" if better else f"{head}, none was better", *(f"  {one.text}" for one in better)]
     if traded:
         lines += ["trade-offs: less is lost, and tokens come slower:", *(f"  {one.text}" for one in traded)]
@@ -186,7 +186,7 @@ def format_suggestions(tried: int, found: Sequence[Suggestion], transient: str) 
     return "\n".join([*lines, *([f"these figures may change; {transient}"] if found and transient else ())])
 
 
-def weigh(before: Forecast, after: Forecast) -> Verdict | None:
+def weigh(before: Forecast, after: Forecast) -> ChangeVerdict | None:
     """What a change is worth: None where it is worth nothing; standing still never helps.
 
     Speeds are those of the later rounds, for the first ones of a run are not like the rest.
@@ -196,9 +196,9 @@ def weigh(before: Forecast, after: Forecast) -> Verdict | None:
     speed, new_speed = compute_late_speed(before), compute_late_speed(after)
     lost, new_lost = get_lost_share(before), get_lost_share(after)
     if new_speed > (1 + GAIN) * speed:
-        return Verdict.BETTER if new_lost <= lost + GAIN else None
+        return ChangeVerdict.BETTER if new_lost <= lost + GAIN else None
     if new_lost >= lost / 2:
         return None
     if new_speed >= (1 - GAIN) * speed:
-        return Verdict.BETTER
-    return Verdict.TRADE_OFF if new_speed > (1 - WORTH) * speed else None
+        return ChangeVerdict.BETTER
+    return ChangeVerdict.TRADE_OFF if new_speed > (1 - WORTH) * speed else None

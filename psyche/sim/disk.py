@@ -55,7 +55,7 @@ def is_writer(function: Callable[..., Any]) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class ServerDisk:
+class ServerFiles:
     """The server's files; survives its processes.
 
     `on_append` (told whether its last bytes are torn) and `on_replace` hear what has reached the disk. With
@@ -74,9 +74,9 @@ class ServerDisk:
         """The disk as one process has it."""
         return DiskHandle(self)
 
-    def copy(self) -> "ServerDisk":
+    def copy(self) -> "ServerFiles":
         """The same files, for whoever only wants to look."""
-        return ServerDisk(files={name: bytearray(data) for name, data in self.files.items()})
+        return ServerFiles(files={name: bytearray(data) for name, data in self.files.items()})
 
     @property
     def size_bytes(self) -> int:
@@ -87,7 +87,7 @@ class ServerDisk:
 class DiskHandle(JournalDisk):
     """A `JournalDisk`; after `revoke` nothing that is written reaches the disk."""
 
-    def __init__(self, disk: ServerDisk) -> None:
+    def __init__(self, disk: ServerFiles) -> None:
         self._disk = disk
         self._is_revoked = False
 

@@ -21,7 +21,7 @@ from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMess
 from psyche.errors import ConfigError
 from psyche.network.links import LinkConditions
 from psyche.server.journal.events import Event
-from psyche.sim.disk import DiskConditions, ServerDisk
+from psyche.sim.disk import DiskConditions, ServerFiles
 
 ANSWERED: Final[dict[str, type[Message]]] = {
     "join": Join,
@@ -72,7 +72,7 @@ class ServerMachine(Machine, Protocol):
     """The coordinator's machine."""
 
     @property
-    def files(self) -> ServerDisk:
+    def files(self) -> ServerFiles:
         """Its files."""
         ...
 
@@ -197,7 +197,7 @@ class Hang(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave(Fault):
+class CleanExit(Fault):
     """Somebody ends these clients properly (Ctrl-C) and starts them again after `for_s` (0: never)."""
 
     kind: ClassVar[str] = "leave"
@@ -418,7 +418,7 @@ class BitFlip(Fault):
 KINDS: Final[dict[str, type[Fault]]] = {
     cls.kind: cls
     for cls in (
-        Kill, Hang, Leave, Partition, Degrade, ClockJump, DiskFull, SlowDisk, TornWrite, TrainerCrash, TrainerHang,
+        Kill, Hang, CleanExit, Partition, Degrade, ClockJump, DiskFull, SlowDisk, TornWrite, TrainerCrash, TrainerHang,
         BitFlip, LostAnswer,
     )
 }  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import trio
 
-from psyche.backends.tcp.backend import Machine, TcpBackend, open_backend
+from psyche.backends.tcp.backend import Platform, TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
@@ -35,7 +35,7 @@ from psyche.network.memory import MemoryNode
 from psyche.server.server import BoundListener, ServerSettings, run_server
 from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.byzantine.programs import wrap_backend, wrap_network
-from psyche.sim.disk import DiskConditions, DiskHandle, ServerDisk
+from psyche.sim.disk import DiskConditions, DiskHandle, ServerFiles
 from psyche.sim.faults import Degrade
 from psyche.sim.identity import SimIdentity
 from psyche.sim.invariants.views import ClientStatistics
@@ -50,7 +50,7 @@ from psyche.sim.scenarios.scenario import (
 )
 from psyche.sim.surroundings import Surroundings
 from psyche.sim.trace import NodeLog
-from psyche.sim.trainer import VOCAB, Faults, PayloadCodec, SimTrainer
+from psyche.sim.trainer import VOCAB, PayloadCodec, SimTrainer, TrainerFaults
 from psyche.wire.access import OPEN
 from psyche.wire.crypto import Identity
 from psyche.wire.line.tls import Connection
@@ -215,7 +215,7 @@ class ServerHost(Host):
 
     def __init__(self, world: Surroundings, identity: SimIdentity) -> None:
         super().__init__(world, SERVER_HOST, identity)
-        self.files = ServerDisk(self.disk)
+        self.files = ServerFiles(self.disk)
         self._entropy = build_rng(world.scenario.seed, "entropy")
 
     async def _main(self, life: Life) -> int:
@@ -270,7 +270,7 @@ class ClientHost(Host):
         self.clock_s = cls.clock_s
         self.uplink, self.downlink = cls.uplink, cls.downlink
         self.folder = world.folder / self.name
-        self.trainer_faults = Faults()
+        self.trainer_faults = TrainerFaults()
         self.programs: list[ByzantineProgram] = []
         self.complaints: list[str] = []  # its trainers', over all lives
         self.shell: Shell | None = None
@@ -420,14 +420,14 @@ class ClientHost(Host):
         return Connection(await self.world.tcp.connect(self.key, host, port), self.world.channel)
 
     def _open_backend(self, life: Life) -> AbstractAsyncContextManager[TcpBackend]:
-        machine = Machine(
+        platform = Platform(
             connect=self.connect,
             unix_time=self.unix,
             rng=build_rng(self.world.scenario.seed, self.name, "backend", life.number),
             decode=self.world.decode,
         )
         address = ServerAddress(host=SERVER_HOST, port=SERVER_PORT, run_id=RUN_ID, key=self.world.server_key)
-        return open_backend(address, self.identity, sink=life.log, machine=machine)
+        return open_backend(address, self.identity, sink=life.log, platform=platform)
 
     def _watch_backend(self, backend: TcpBackend) -> Backend:
         """Its way to the server; what the server answers to an honest client must be true."""

@@ -145,7 +145,7 @@ class PayloadCodec:
 
 
 @dataclass(slots=True)
-class Faults:
+class TrainerFaults:
     """What goes wrong with a trainer next."""
 
     crash: bool = False  # at its next request
@@ -166,7 +166,7 @@ class SimTrainer:
     codec: PayloadCodec
     machine: MachineModel
     rng: random.Random
-    faults: Faults = field(default_factory=Faults)
+    faults: TrainerFaults = field(default_factory=TrainerFaults)
     tamper: Callable[[bytes], bytes] | None = None  # a dishonest owner's
     weights: NDArray[np.float32] | None = None
     momentum: bytes = ZERO32

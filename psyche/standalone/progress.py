@@ -4,7 +4,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from psyche.standalone.train import Progress
+from psyche.standalone.train import StepProgress
 from psyche.telemetry.console import Console
 from psyche.telemetry.text import format_count, format_seconds
 
@@ -13,7 +13,7 @@ LIVE_EVERY_S: Final = 0.1
 PLAIN_EVERY_S: Final = 5.0
 
 
-def format_line(progress: Progress, held_out: float | None) -> str:
+def format_line(progress: StepProgress, held_out: float | None) -> str:
     """The line of one step; `held_out` is the newest that is known."""
     done = progress.step / progress.steps
     filled = round(done * BAR_CELLS)
@@ -39,7 +39,7 @@ class ProgressLine:
         self._held_out: float | None = None
         self._line = ""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: StepProgress) -> None:
         """Show a step, if enough time has passed since the last one shown."""
         self._held_out = self._held_out if progress.held_out is None else progress.held_out
         self._line = format_line(progress, self._held_out)

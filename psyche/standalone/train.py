@@ -34,7 +34,7 @@ EVAL_MICRO_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepProgress:
     """After one step: the loss is the batch's, before the step; `held_out` where it was evaluated, else None."""
 
     step: int
@@ -63,7 +63,7 @@ class TrainResult:
         return self.held_out[max(self.held_out)] if self.held_out else math.nan
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[StepProgress], None]
 
 
 def train(settings: TrainSettings, on_progress: OnProgress = lambda _: None) -> TrainResult:
@@ -146,7 +146,7 @@ class _Training:
                 self._stepper.finish(lr)
             measured = self._measure(step, held_out)
             seconds = time.monotonic() - self._started
-            on_progress(Progress(step, steps, lr, report, measured, self._tokens, seconds))
+            on_progress(StepProgress(step, steps, lr, report, measured, self._tokens, seconds))
         seconds = time.monotonic() - self._started
         return TrainResult(losses, held_out, self._tokens, seconds, self._parameters, report.sent_bytes)
 

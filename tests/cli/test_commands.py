@@ -394,14 +394,14 @@ def test_a_server_runs_answers_pauses_resumes_and_leaves_with_ctrl_c(tmp_path: P
 
 def test_doctor_reports_as_json_and_fails_where_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [
-        lambda: checks.Check("python", checks.Verdict.OK, "3.11"),
-        lambda: checks.Check("clock", checks.Verdict.WARN, "adrift", "set it"),
+        lambda: checks.Check("python", checks.CheckVerdict.OK, "3.11"),
+        lambda: checks.Check("clock", checks.CheckVerdict.WARN, "adrift", "set it"),
     ]
     monkeypatch.setattr(checks, "get_checks", lambda *_: made)
     result = run("doctor", "--json")
     assert result.exit_code == 0
     assert [check["verdict"] for check in json.loads(result.output)] == ["ok", "warn"]
-    made.append(lambda: checks.Check("disk", checks.Verdict.FAIL, "full", "make room"))
+    made.append(lambda: checks.Check("disk", checks.CheckVerdict.FAIL, "full", "make room"))
     failed = run("doctor")
     assert failed.exit_code == 1
     assert "-> make room" in failed.output
@@ -420,7 +420,7 @@ def test_every_check_but_the_heavy_ones_runs_here(tmp_path: Path) -> None:
         "ports",
         "network",
     ]
-    assert [check.name for check in found if check.verdict is checks.Verdict.FAIL] == []
+    assert [check.name for check in found if check.verdict is checks.CheckVerdict.FAIL] == []
 
 
 def test_a_port_in_use_fails_the_check() -> None:
@@ -428,18 +428,18 @@ def test_a_port_in_use_fails_the_check() -> None:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         check = checks.check_port(taken.getsockname()[1])
-    assert check.verdict is checks.Verdict.FAIL
+    assert check.verdict is checks.CheckVerdict.FAIL
     assert "--bind-p2p-port" in check.advice
 
 
 def test_a_clock_that_was_never_set_fails() -> None:
-    assert checks.check_clock(lambda: 0.0).verdict is checks.Verdict.FAIL
+    assert checks.check_clock(lambda: 0.0).verdict is checks.CheckVerdict.FAIL
 
 
 def test_a_library_that_cannot_be_loaded_fails_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "TORCH_PROBE", "raise ImportError('libcuda is broken')")
     check = checks.check_torch()
-    assert check.verdict is checks.Verdict.FAIL
+    assert check.verdict is checks.CheckVerdict.FAIL
     assert "libcuda is broken" in check.found
     monkeypatch.setattr(checks, "LIBP2P_PROBE", "import os; os._exit(7)")
     assert checks.check_libp2p().found == "ended with exit code 7"
@@ -450,12 +450,12 @@ def test_a_gpu_that_torch_cannot_use_is_a_warning(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(checks, "TORCH_PROBE", f"import json; print(json.dumps({facts!r}))")
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidia0" or exists(path))
-    assert checks.check_torch().verdict is checks.Verdict.WARN
+    assert checks.check_torch().verdict is checks.CheckVerdict.WARN
 
 
 def test_a_folder_that_cannot_be_written_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert checks.check_disk(tmp_path).verdict is checks.Verdict.FAIL
+    assert checks.check_disk(tmp_path).verdict is checks.CheckVerdict.FAIL
 
 
 def test_a_tokenizer_whose_file_no_run_would_keep_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from forecast_kit import build_machines, build_question
 
 from psyche.analysis.viewer import read_lines
 from psyche.forecast.play import Forecast, build_log, play
-from psyche.sim.faults import Fault, Kill, Leave, Partition
+from psyche.sim.faults import CleanExit, Fault, Kill, Partition
 
 CUT = Partition(groups=(("client-1",), ("server",)), at_s=15.0, for_s=25.0)
 AWAY = Kill(who=("client-1",), at_s=15.0, for_s=40.0)
@@ -22,7 +22,7 @@ def play_with(fault: Fault, tokens_per_s: float) -> Forecast:
     [
         (AWAY, "its process had died", 30),
         (CUT, "was cut off from the server for 15 s", 30),
-        (Leave(who=("client-1",), at_s=15.0), "left the epoch", 15),
+        (CleanExit(who=("client-1",), at_s=15.0), "left the epoch", 15),
     ],
 )
 def test_the_reason_of_an_exit_says_what_befell_its_member(fault: Fault, why: str, at_s: float) -> None:

@@ -355,7 +355,7 @@ def test_a_limit_that_cuts_nobody_off_is_proposed_because_it_was_played(uneven: 
     assert idea.question.config.max_round_train_time >= 15
     after = play(idea.question)
     assert (after.cut_offs, after.lost_samples) == (0, 0)
-    text = suggest.Suggestion(idea, uneven, after, suggest.Verdict.BETTER).text
+    text = suggest.Suggestion(idea, uneven, after, suggest.ChangeVerdict.BETTER).text
     assert text.startswith("max_round_train_time = ")
     assert "instead of 5" in text
     assert "samples lost 25.0 % -> 0.0 %" in text
@@ -386,7 +386,7 @@ class _Faster:
 
 
 def test_what_makes_the_run_stand_still_never_helps(even: Forecast, uneven: Forecast) -> None:
-    assert suggest.weigh(uneven, even) is suggest.Verdict.BETTER
+    assert suggest.weigh(uneven, even) is suggest.ChangeVerdict.BETTER
     stuck = play(
         build_question((build_machines(), 2), rounds=2, faults=(Kill(who=("client-0", "client-1"), at_s=6.0),))
     )

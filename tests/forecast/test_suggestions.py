@@ -8,9 +8,9 @@ from forecast_kit import build_machines, build_question
 
 from psyche.forecast import suggestions as suggest
 from psyche.forecast.play import Forecast, play
-from psyche.forecast.recorder import Exit
+from psyche.forecast.recorder import EarlyExit
 from psyche.forecast.settled import compute_late_speed, describe_transient
-from psyche.forecast.suggestions import Idea, Suggestion, Verdict, format_suggestions, weigh
+from psyche.forecast.suggestions import ChangeVerdict, Idea, Suggestion, format_suggestions, weigh
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,17 @@ def change(forecast: Forecast, factor: float, lost: float) -> Forecast:
 @pytest.mark.parametrize(
     ("factor", "lost", "verdict"),
     [
-        (1.10, 1.0, Verdict.BETTER),
-        (1.00, 0.0, Verdict.BETTER),
-        (0.98, 0.0, Verdict.BETTER),
-        (0.93, 0.0, Verdict.TRADE_OFF),
+        (1.10, 1.0, ChangeVerdict.BETTER),
+        (1.00, 0.0, ChangeVerdict.BETTER),
+        (0.98, 0.0, ChangeVerdict.BETTER),
+        (0.93, 0.0, ChangeVerdict.TRADE_OFF),
         (0.93, 0.9, None),
         (0.80, 0.0, None),
         (1.10, 3.0, None),
     ],
 )
 def test_better_is_only_what_costs_no_tokens_a_second(
-    factor: float, lost: float, verdict: Verdict | None, uneven: Forecast
+    factor: float, lost: float, verdict: ChangeVerdict | None, uneven: Forecast
 ) -> None:
     base = change(uneven, 1.0, 1.0)
     assert weigh(base, change(uneven, factor, lost)) is verdict
@@ -61,14 +61,14 @@ def test_a_trade_off_is_called_one_with_both_figures_and_stands_last(uneven: For
     base, idea = change(uneven, 1.0, 1.0), Idea("limit = 2", uneven.question)
     answers = iter((change(uneven, 0.93, 0.0), change(uneven, 1.2, 1.0)))
     found = suggest.check_ideas(base, [idea, replace(idea, text="batch = 3")], answer=lambda _: next(answers))
-    assert [one.verdict for one in found] == [Verdict.BETTER, Verdict.TRADE_OFF]
+    assert [one.verdict for one in found] == [ChangeVerdict.BETTER, ChangeVerdict.TRADE_OFF]
     lines = format_suggestions(2, found, "").splitlines()
     assert lines[0] == "2 changes tried, better were:"
     assert lines[1].startswith("  batch = 3: tokens/s ")
     assert lines[2] == "trade-offs: less is lost, and tokens come slower:"
     assert lines[3].startswith("  limit = 2: tokens/s ")
     assert "samples lost " in lines[3]
-    only = format_suggestions(1, [Suggestion(idea, base, base, Verdict.TRADE_OFF)], "play more rounds")
+    only = format_suggestions(1, [Suggestion(idea, base, base, ChangeVerdict.TRADE_OFF)], "play more rounds")
     assert only.startswith("1 change tried, none was better\ntrade-offs")
     assert only.endswith("these figures may change; play more rounds")
 
@@ -82,11 +82,11 @@ def test_speed_is_that_of_the_rounds_after_slow_members_were_dropped(uneven: For
 def test_members_that_leave_in_the_last_quarter_or_are_about_to_are_a_transient(uneven: Forecast) -> None:
     rounds = uneven.accounts.data_rounds
     early, late = rounds[1].end, rounds[-1].start + 0.1
-    settled = replace(uneven, exits=[Exit(early, "client-3", "was late in 3 rounds")])
+    settled = replace(uneven, exits=[EarlyExit(early, "client-3", "was late in 3 rounds")])
     assert describe_transient(settled) == ""
-    leaving = replace(uneven, exits=[Exit(late, "client-3", "was late in 3 rounds")])
+    leaving = replace(uneven, exits=[EarlyExit(late, "client-3", "was late in 3 rounds")])
     assert describe_transient(leaving) == "play more rounds: members were still leaving"
-    failing = replace(uneven, exits=[Exit(late, "client-3", "was silent for 3 rounds")])
+    failing = replace(uneven, exits=[EarlyExit(late, "client-3", "was silent for 3 rounds")])
     assert describe_transient(failing) == "", "machines fail in every round, that does not settle"
     short = play(replace(uneven.question, rounds=2))
     assert describe_transient(short) == "play more rounds: members were cut off to the end, and will be dropped"

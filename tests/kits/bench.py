@@ -55,7 +55,7 @@ class Bench(StateMachine):
     # --- the engine's side -------------------------------------------------------------------------
 
     def spoil_weights(self) -> None:
-        """The own digest counts as wrong from this round on, and a replay has begun and ended."""
+        """Its own digest counts as wrong from this round on, and a replay has begun and ended."""
         self.engine.weights._state = Diverged(Doubt(self.state.current.height, is_contradicted=False))
 
     def take_in(self, actions: list[act.Action]) -> list[act.Action]:
@@ -78,7 +78,7 @@ class Bench(StateMachine):
                 return self.build_loaded(action)
             case act.Apply():
                 return self.build_applied(action)
-            case act.Snapshot():
+            case act.WriteSnapshot():
                 reply = SnapshotReply(path="", size_bytes=1, weight_root=ZERO32, seconds=0.0)
                 return act.SnapshotWritten(action.epoch, action.height, action.digest, Path(), reply)
             case _:

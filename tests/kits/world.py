@@ -137,7 +137,7 @@ class Node:
                 self.later(0.02, lambda: self.ask_weights(action))
             case act.Compare():
                 self.trainer_later(0.1, lambda: self.compared(action))
-            case act.Snapshot():
+            case act.WriteSnapshot():
                 self.trainer_later(0.05, lambda: self.snapshot(action))
             case act.FetchSnapshot():
                 self.trainer_later(0.1, lambda: self.fetch_snapshot(action))
@@ -243,7 +243,7 @@ class Node:
                 return
         self.feed(act.HealFailed(action.epoch, "no helper has a copy", weights_kept=True))
 
-    def snapshot(self, action: act.Snapshot) -> None:
+    def snapshot(self, action: act.WriteSnapshot) -> None:
         self.disk.snapshots[action.digest] = (self.weights, action.chain)
         reply = SnapshotReply(path="", size_bytes=1, weight_root=ZERO32, seconds=0.05)
         self.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, Path(), reply))

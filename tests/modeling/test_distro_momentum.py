@@ -51,7 +51,7 @@ def _get(momentum: Momentum) -> torch.Tensor:
 
 
 def get_sent_heights(momentum: Momentum) -> tuple[int, ...]:
-    """Of the own results whose values are kept, oldest first."""
+    """Of its own results whose values are kept, oldest first."""
     return tuple(sent.height for sent in momentum._sent)
 
 

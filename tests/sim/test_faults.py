@@ -11,13 +11,13 @@ from sim_kit import build, play
 from psyche.core.state.state import RunState
 from psyche.sim.faults import (
     BitFlip,
+    CleanExit,
     ClockJump,
     Degrade,
     DiskFull,
     Fault,
     Hang,
     Kill,
-    Leave,
     Partition,
     SlowDisk,
     TornWrite,
@@ -220,7 +220,7 @@ def test_a_wrong_weight_is_noticed_and_healed() -> None:
 
 
 def test_who_leaves_properly_is_missed_by_nobody() -> None:
-    outcome = play(build(faults=(Leave(at_epoch=0, at_height=2, who=("client-3",), for_s=2.0),), total_steps=17))
+    outcome = play(build(faults=(CleanExit(at_epoch=0, at_height=2, who=("client-3",), for_s=2.0),), total_steps=17))
     assert is_finished(outcome)
     assert get_events(outcome, "dropped") == []
     assert {e["epoch"] for e in get_events(outcome, "result_sent", "client-3")} == {0, 1}

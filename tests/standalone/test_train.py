@@ -20,7 +20,7 @@ from psyche.standalone.plot import Curve, compute_average, write_loss_plot
 from psyche.standalone.progress import ProgressLine, format_line
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.steppers import StepReport
-from psyche.standalone.train import Progress, train
+from psyche.standalone.train import StepProgress, train
 from psyche.telemetry.console import Console
 
 LENGTH = 16
@@ -181,8 +181,8 @@ def test_the_schedules_are_those_of_a_run() -> None:
         assert compute_learning_rate(schedule, 50) == pytest.approx(middle)
 
 
-def make_progress(step: int, held_out: float | None = None) -> Progress:
-    return Progress(step, 4, 1e-3, StepReport(2.5, 1.0, 10), held_out, 1000 * step, float(step))
+def make_progress(step: int, held_out: float | None = None) -> StepProgress:
+    return StepProgress(step, 4, 1e-3, StepReport(2.5, 1.0, 10), held_out, 1000 * step, float(step))
 
 
 def test_progress_is_one_line_on_a_terminal_and_few_lines_elsewhere() -> None:

@@ -50,7 +50,7 @@ class _Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Platform:
     """What the client's side needs of its machine.
 
     Args:
@@ -93,19 +93,19 @@ class TcpBackend:
         address: the server.
         identity: the client's key, signer and p2p key at once.
         sink: where events go.
-        machine: connections, clock and chance; those of this computer if not given.
+        platform: connections, clock and chance; those of this computer if not given.
     """
 
     def __init__(
         self, address: ServerAddress, identity: Identity, *, sink: EventSink | None = None,
-        machine: Machine | None = None,
+        platform: Platform | None = None,
     ) -> None:  # fmt: skip
         self.address = address
         self.connects = 0
         self._identity = identity
         self._sink = sink or NoEvents()
-        self._machine = machine or Machine()
-        self._next_id = self._machine.rng.getrandbits(62)  # ids of a former self may still be in the server's memory
+        self._platform = platform or Platform()
+        self._next_id = self._platform.rng.getrandbits(62)  # ids of a former self may still be in the server's memory
         self._pending: dict[int, _Pending] = {}
         self._outbox: list[bytes] = []
         self._room = trio.Semaphore(MAX_PENDING)
@@ -132,7 +132,7 @@ class TcpBackend:
 
     def now(self) -> float:
         """The run's clock in unix seconds, as the server last said it; the wall clock until then."""
-        return self._machine.unix_time() + self._clock_offset_s
+        return self._platform.unix_time() + self._clock_offset_s
 
     async def run(self, *, task_status: _Started = trio.TASK_STATUS_IGNORED) -> None:
         """Keep connected until cancelled; `task_status.started` is called at once.
@@ -164,7 +164,7 @@ class TcpBackend:
                 failures = 0
             delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
             failures += 1
-            await trio.sleep(delay_s * self._machine.rng.uniform(0.5, 1.0))  # so that clients do not all come at once
+            await trio.sleep(delay_s * self._platform.rng.uniform(0.5, 1.0))  # so that clients do not all come at once
 
     async def states(self) -> AsyncIterator[Coordinator]:
         """States as they come, newest only, nonce rising; each is the caller's own copy.
@@ -178,7 +178,7 @@ class TcpBackend:
                 self._check_alive()
                 await self._changed.wait()
             raw, seen = self._raw, self._nonce
-            yield await trio.to_thread.run_sync(self._machine.decode, raw)
+            yield await trio.to_thread.run_sync(self._platform.decode, raw)
 
     async def submit(self, message: AnyMessage, proof: Proof = None) -> None:
         """Send a message; the address record that comes with a join is sent again after every reconnect."""
@@ -254,7 +254,7 @@ class TcpBackend:
         Raises:
             BackendError, WireError: why it ended.
         """
-        frames, server, greeting = await dial(self.address, self._identity, self._machine.connect)
+        frames, server, greeting = await dial(self.address, self._identity, self._platform.connect)
         try:
             self.address = replace(self.address, key=server)  # the first that answered, where none was expected (K6)
             self._check_greeting(greeting)
@@ -273,7 +273,7 @@ class TcpBackend:
                 "start this client again"
             )
         self._run_uid = greeting.run_uid
-        self._clock_offset_s = greeting.now_unix - self._machine.unix_time()
+        self._clock_offset_s = greeting.now_unix - self._platform.unix_time()
 
     def _renew(self) -> None:
         """What a new connection begins with: subscription, address record, and what has no answer yet."""
@@ -363,7 +363,7 @@ class TcpBackend:
         self._permission_wait = ""
 
     def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
-        self._clock_offset_s = now_unix - self._machine.unix_time()
+        self._clock_offset_s = now_unix - self._platform.unix_time()
         if nonce < self._nonce or (nonce == self._nonce and raw != self._raw):
             raise wire.WrongRun(
                 f"the server's state went back from nonce {self._nonce} to {nonce}: it was restored from an older "
@@ -400,10 +400,10 @@ def _as_backend_error(error: PsycheError) -> BackendError:
 
 @asynccontextmanager
 async def open_backend(
-    address: ServerAddress, identity: Identity, *, sink: EventSink | None = None, machine: Machine | None = None
+    address: ServerAddress, identity: Identity, *, sink: EventSink | None = None, platform: Platform | None = None
 ) -> AsyncIterator[TcpBackend]:
     """A backend that keeps connected while the block runs; the block is cancelled when it gives up for good."""
-    backend = TcpBackend(address, identity, sink=sink, machine=machine)
+    backend = TcpBackend(address, identity, sink=sink, platform=platform)
     async with open_plain_nursery() as nursery:
         nursery.start_soon(backend.run)
         yield backend

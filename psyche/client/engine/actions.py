@@ -161,10 +161,10 @@ class AskWeights:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Fetch those tensors of the agreed weights that differ from the own ones, and load the result (S7).
+    """Fetch those tensors of the agreed weights that differ from this client's, and load the result (S7).
 
     `agreed` is the digest on record, `own` that of the weights in the trainer (zero: they are lost),
-    `chain` the own c of that height (zero: not known). Answer with `Healed` or `HealFailed`.
+    `chain` is this client's c of that height (zero: not known). Answer with `Healed` or `HealFailed`.
     """
 
     epoch: int
@@ -177,7 +177,7 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class WriteSnapshot:
     """Write a resume snapshot and serve it (P6). Answer with `SnapshotWritten`."""
 
     epoch: int
@@ -201,7 +201,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class ShareCheckpoint:
-    """Put the own snapshot of the certified weights in a lasting place and name that on record (S10)."""
+    """Put this client's snapshot of the certified weights in a lasting place and name that on record (S10)."""
 
     epoch: int
     step: int
@@ -271,8 +271,8 @@ class Exit:
 Action = (
     Submit | Publish | Announce
     | FetchPayload | FetchData | Train | CancelTrain | Apply | StoreReplay | Load | Heal | AskWeights | Compare
-    | Snapshot | Export | ShareCheckpoint | FetchSnapshot | AskAnnouncements | AskTable | SetPeers | SetPlan | Expire
-    | Log | Exit
+    | WriteSnapshot | Export | ShareCheckpoint | FetchSnapshot | AskAnnouncements | AskTable | SetPeers | SetPlan
+    | Expire | Log | Exit
 )  # fmt: skip
 
 
@@ -312,7 +312,7 @@ class Healed:
 
 @dataclass(frozen=True, slots=True)
 class HealFailed:
-    """Neither replay nor comparison gave the agreed weights; `weights_kept`: the trainer still has the own ones.
+    """Neither replay nor comparison gave the agreed weights; `weights_kept`: the trainer still has its own.
 
     `contradicts`: the agreed digest is one of other sets than the record gave this client.
     """
@@ -393,7 +393,7 @@ class SnapshotWritten:
     digest: bytes
     path: Path
     reply: SnapshotReply | None
-    failed: Snapshot | None = None
+    failed: WriteSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)

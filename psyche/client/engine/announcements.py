@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from psyche.client.engine.actions import FetchPayload, PayloadArrived, PayloadFailed, Submit
 from psyche.client.engine.checks import Expected, Verdict, judge_result
-from psyche.client.engine.context import Context, RunFacts
+from psyche.client.engine.context import EngineContext, RunFacts
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.core.committee.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
 from psyche.core.encoding.header import ResultHeader
@@ -30,7 +30,7 @@ def compute_step_lr(state: Coordinator, step: int) -> float:
 class Announcements:
     """Follows what members announce and what of it this client holds."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: EngineContext) -> None:
         self._x = context
         self._early: dict[int, list[bytes]] = {}  # by member: messages of a round that this client has not seen yet
         self._failed: dict[tuple[int, int, bytes], KnownResult] = {}  # height, member, commitment: to be fetched again

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from psyche.client.engine.actions import Applied, AppliedSet, Apply, StoreReplay
 from psyche.client.engine.announcements import Announcements, compute_step_lr
-from psyche.client.engine.context import Context, describe_members
+from psyche.client.engine.context import EngineContext, describe_members
 from psyche.client.engine.own_results import OwnResults
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.client.engine.tables import Tables
@@ -35,7 +35,7 @@ APPLY_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN)
 
 
 @dataclass(slots=True)
-class RoundFacts:
+class ApplyInputs:
     """What an apply needs of its round; kept after the round has left the ring."""
 
     step: int
@@ -56,7 +56,7 @@ class OpenDecision:
 class Chain:
     """The decided sets of one epoch, up to the one that the trainer applies."""
 
-    context: Context
+    context: EngineContext
     announcements: Announcements
     tables: Tables
     weights: Weights
@@ -65,13 +65,13 @@ class Chain:
     behind_rounds: int = 0
     _decisions: dict[int, dict[int, bytes]] = field(default_factory=dict)  # height -> member -> commitment
     _open: dict[int, OpenDecision] = field(default_factory=dict)  # by height of the results
-    _facts: dict[int, RoundFacts] = field(default_factory=dict)
+    _inputs: dict[int, ApplyInputs] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Another epoch: nothing of the last one counts here."""
         self._start_anew()
         self.weights.forget()
-        for known in (self._decisions, self._open, self._facts, self.tables):
+        for known in (self._decisions, self._open, self._inputs, self.tables):
             known.clear()
         self.own.end_epoch()
 
@@ -106,7 +106,7 @@ class Chain:
         self.weights.follow(state.rounds, state.current.height)
 
     def _remember(self, state: Coordinator, round_: Round) -> None:
-        self._facts[round_.height] = RoundFacts(
+        self._inputs[round_.height] = ApplyInputs(
             step=round_.step,
             random_seed=round_.random_seed,
             is_full=is_full_digest_height(state.config, state.epoch, round_.height),
@@ -120,8 +120,8 @@ class Chain:
         if self.context.member is None:
             self._open.clear()
             return
-        for height in sorted(self._facts):
-            applied = self._facts[height].applied_height
+        for height in sorted(self._inputs):
+            applied = self._inputs[height].applied_height
             if applied is not None and applied not in self._decisions and height >= self.weights.next_height:
                 self._try_decide(applied, now)
 
@@ -196,10 +196,10 @@ class Chain:
         """Why the next applies can never be prepared: what was not seen of the record; empty where they can."""
         x = self.context
         for height in range(self.weights.next_height, x.height + 1):
-            facts = self._facts.get(height)
-            if facts is None:
+            inputs = self._inputs.get(height)
+            if inputs is None:
                 return f"round {height} was not seen"
-            applied = facts.applied_height
+            applied = inputs.applied_height
             if applied is None or applied in self._decisions:
                 continue
             if x.book.get(applied) is None:
@@ -230,24 +230,24 @@ class Chain:
 
     def _prepare(self, height: int, now: float) -> AppliedSet | None:
         x = self.context
-        facts = self._facts.get(height)
-        if facts is None:
+        inputs = self._inputs.get(height)
+        if inputs is None:
             return None
         applied: list[tuple[int, KnownResult]] | None = []
-        if facts.applied_height is not None:
-            applied = self._collect(facts.applied_height, height, now)
+        if inputs.applied_height is not None:
+            applied = self._collect(inputs.applied_height, height, now)
         if applied is None:
             return None
-        lr = compute_step_lr(x.state, facts.step)
+        lr = compute_step_lr(x.state, inputs.step)
         return AppliedSet(
             epoch=x.epoch,
             height=height,
-            step=facts.step,
+            step=inputs.step,
             lr=lr,
             lr_bits=get_lr_bits(lr),
-            run_update=facts.applied_height is not None,
-            full_digest=facts.is_full,
-            random_seed=facts.random_seed,
+            run_update=inputs.applied_height is not None,
+            full_digest=inputs.is_full,
+            random_seed=inputs.random_seed,
             applied=tuple((m, r.commitment) for m, r in applied),
             blobs=tuple(r.header.body_hash for _, r in applied),
         )
@@ -290,7 +290,7 @@ class Chain:
 
     def _prune(self) -> None:
         """What was applied is not looked at again."""
-        self._facts = {h: f for h, f in self._facts.items() if h >= self.weights.next_height}
+        self._inputs = {h: f for h, f in self._inputs.items() if h >= self.weights.next_height}
         needed = self.needed_height
         if needed is not None:
             self._decisions = {h: d for h, d in self._decisions.items() if h >= needed}

@@ -45,7 +45,7 @@ class RunFacts:
 
 
 @dataclass(slots=True)
-class Context:
+class EngineContext:
     """Shared by the parts of one engine. `actions` is drained by the engine after each event."""
 
     identity: Identity

@@ -3,18 +3,18 @@
 import struct
 from dataclasses import dataclass, field
 
-from psyche.client.engine.actions import Log, Publish, Snapshot, SnapshotWritten, Submit
+from psyche.client.engine.actions import Log, Publish, SnapshotWritten, Submit, WriteSnapshot
 from psyche.client.engine.chain import Chain
-from psyche.client.engine.context import Context, describe_members
+from psyche.client.engine.context import EngineContext, describe_members
 from psyche.client.engine.records import RoundRecord, compute_pace
 from psyche.client.engine.training import Training
 from psyche.client.engine.weights import Weights
 from psyche.client.engine.witness_report import (
     Report,
-    Waiting,
+    RoundStanding,
     build_witness,
     compute_report,
-    compute_waiting,
+    compute_standing,
     find_followed,
     get_awaited,
     get_pacing,
@@ -48,12 +48,12 @@ class OwnRound:
 class Duty:
     """Does what the seed asks of this member, as soon as it can be done."""
 
-    context: Context
+    context: EngineContext
     chain: Chain
     training: Training
     weights: Weights
     own: OwnRound = field(default_factory=OwnRound)
-    _waiting: Waiting | None = None  # as of the last `act`
+    _standing: RoundStanding | None = None  # as of the last `act`
 
     def begin(self) -> None:
         """An epoch starts."""
@@ -66,7 +66,7 @@ class Duty:
         self.training.cancel()
         self._leave_round()
         self.own = OwnRound(height=x.height)
-        self._waiting = None
+        self._standing = None
         record = x.current
         self.training.enter_round(record if record is not None and self._is_in(record) else None, x.height)
         x.end_wait("work", "round over")
@@ -102,16 +102,16 @@ class Duty:
         self._send_ready(record, now)
         self.training.act(record)
         self._take_snapshot(record)
-        self._waiting = None
+        self._standing = None
         if self._may_report(record):
-            waiting = compute_waiting(x.state, record, attested)
-            if self._send_finished(record, attested, waiting, now):
-                waiting = compute_waiting(x.state, record, attested)
-            self._send_witness(record, attested, waiting, now)
-            self._waiting = waiting
+            standing = compute_standing(x.state, record, attested)
+            if self._send_finished(record, attested, standing, now):
+                standing = compute_standing(x.state, record, attested)
+            self._send_witness(record, attested, standing, now)
+            self._standing = standing
 
     def _may_report(self, record: RoundRecord) -> bool:
-        """Whether the others' progress matters now: not before the own work is done, nor after all is said."""
+        """Whether the others' progress matters now: not before its own work is done, nor after all is said."""
         x = self.context
         done = self.own.finished_sent and (self.own.witness_sent or x.member not in record.witnesses)
         if done:
@@ -149,7 +149,7 @@ class Duty:
             self._publish_ready(record, Ready(ZERO32, flags))
 
     def _make_ready(self, record: RoundRecord) -> Ready | None:
-        """What there is to say of the own D(h), once it is known."""
+        """What there is to say of its own D(h), once it is known."""
         digest = self.weights.digests.get(record.height)
         if digest is None:
             return None
@@ -184,7 +184,7 @@ class Duty:
             return
         self.own.snapshot_asked = True  # P6
         x.do(
-            Snapshot(
+            WriteSnapshot(
                 epoch=record.epoch,
                 height=record.height,
                 step=record.step,
@@ -201,7 +201,9 @@ class Duty:
         if event.epoch == self.context.epoch and event.height == self.own.height:
             self.own.snapshot_done = event.reply is not None
 
-    def _send_finished(self, record: RoundRecord, attested: RoundRecord | None, waiting: Waiting, now: float) -> bool:
+    def _send_finished(
+        self, record: RoundRecord, attested: RoundRecord | None, standing: RoundStanding, now: float
+    ) -> bool:
         x = self.context
         if self.own.finished_sent:
             return False
@@ -209,8 +211,8 @@ class Duty:
         if not x.state.config.overlap and x.member in record.results:
             self.own.finished_sent = True  # A2: its Result stands for it
             return False
-        patient = waiting.fetch_patience_s is None or now - record.started_at < waiting.fetch_patience_s
-        due_in = waiting.fetched_all or not patient
+        patient = standing.fetch_patience_s is None or now - record.started_at < standing.fetch_patience_s
+        due_in = standing.fetched_all or not patient
         leaving = x.state.run_state is RunState.ROUND_WITNESS
         if not leaving and not (self.training.work.is_done and due_in):
             x.wait(
@@ -240,18 +242,20 @@ class Duty:
         record.finished[x.member] = body
         record.finished_raw[x.member] = self._publish(record, body)
 
-    def _send_witness(self, record: RoundRecord, attested: RoundRecord | None, waiting: Waiting, now: float) -> None:
+    def _send_witness(
+        self, record: RoundRecord, attested: RoundRecord | None, standing: RoundStanding, now: float
+    ) -> None:
         x = self.context
         if x.member not in record.witnesses or self.own.witness_sent:
             return
         if x.state.run_state is RunState.ROUND_WITNESS and self.own.witness_since is None:
             self.own.witness_since = now
         elapsed = now - record.started_at
-        patience_over = waiting.patience_s is not None and elapsed >= waiting.patience_s
-        complete = self._is_complete(record) and (waiting.all_in or patience_over)  # A3
-        report, reason = self._choose_report(attested, waiting, complete=complete, now=now)
+        patience_over = standing.patience_s is not None and elapsed >= standing.patience_s
+        complete = self._is_complete(record) and (standing.all_in or patience_over)  # A3
+        report, reason = self._choose_report(attested, standing, complete=complete, now=now)
         if report is None:
-            self._name_witness_wait(record, waiting)
+            self._name_witness_wait(record, standing)
             return
         self.own.witness_sent = True
         if attested is not None and report.held:
@@ -271,7 +275,7 @@ class Duty:
         return self.training.work.is_done and known and (kept or self.own.snapshot_done)  # A3, P6
 
     def _choose_report(
-        self, attested: RoundRecord | None, waiting: Waiting, *, complete: bool, now: float
+        self, attested: RoundRecord | None, standing: RoundStanding, *, complete: bool, now: float
     ) -> tuple[Report | None, str]:
         """W6: (a) complete; in RoundWitness (b) follow or everything is in; (c) half time."""
         x = self.context
@@ -287,14 +291,14 @@ class Duty:
         followed = find_followed(x.state.current, attested, now)
         if followed is not None:
             return followed, "follow"
-        return (compute_report(attested), "fetched") if waiting.fetched_all else (None, "")
+        return (compute_report(attested), "fetched") if standing.fetched_all else (None, "")
 
     def _has_kept(self) -> bool:
         x = self.context
         return not is_last_drain(x.state.config, x.state.epoch, x.height) or self.own.snapshot_done
 
-    def _name_witness_wait(self, record: RoundRecord, waiting: Waiting) -> None:
-        who = describe_members(get_members(waiting.missing)) if waiting.missing else "this client"
+    def _name_witness_wait(self, record: RoundRecord, standing: RoundStanding) -> None:
+        who = describe_members(get_members(standing.missing)) if standing.missing else "this client"
         self.context.wait("witness", f"{who} to finish round {record.height}", self._round_end(record), "report anyway")
 
     def _round_end(self, record: RoundRecord) -> float:
@@ -323,8 +327,8 @@ class Duty:
 
     def get_deadlines(self, record: RoundRecord) -> list[float]:
         """When `act` may have something new to do although nothing happened."""
-        waiting = self._waiting
-        patience = (waiting.patience_s, waiting.fetch_patience_s) if waiting is not None else ()
+        standing = self._standing
+        patience = (standing.patience_s, standing.fetch_patience_s) if standing is not None else ()
         times = [record.started_at + p for p in (*patience, PRESENCE_S) if p is not None]
         if self.own.witness_since is not None:
             times.append(self.own.witness_since + self.context.state.config.round_witness_time / 2)

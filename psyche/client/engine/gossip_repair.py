@@ -1,7 +1,7 @@
 """GossipRepair peers for announcements: gossip is a hint, so what is still missing is asked for."""
 
 from psyche.client.engine.actions import AskAnnouncements
-from psyche.client.engine.context import Context
+from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord
 from psyche.core.state.timeline import get_attested_height
 
@@ -15,7 +15,7 @@ class GossipRepair:
     From the beginning again when its own work is done: from then on others are waited for.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: EngineContext) -> None:
         self._x = context
         self._asked_at = 0.0
         self._every_s = ASK_FIRST_S
@@ -33,7 +33,7 @@ class GossipRepair:
         return self._asked_at + self._every_s if self._x.state.in_round else None
 
     def act(self, now: float, *, is_waiting: bool) -> None:
-        """Ask where it is time to; `is_waiting`: the own work of the round is done, or its time is up."""
+        """Ask where it is time to; `is_waiting`: this client's work of the round is done, or its time is up."""
         if is_waiting and not self._is_waiting:
             self._is_waiting, self._every_s = True, ASK_FIRST_S
         if now - self._asked_at >= self._every_s:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from psyche.client.engine.actions import AskWeights, Compare, Heal, Healed, HealFailed, Snapshot, WeightsPromised
+from psyche.client.engine.actions import AskWeights, Compare, Heal, Healed, HealFailed, WeightsPromised, WriteSnapshot
 from psyche.client.engine.chain import Chain
-from psyche.client.engine.context import Context
+from psyche.client.engine.context import EngineContext
 from psyche.client.engine.membership import Membership
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.training import Training
@@ -34,7 +34,7 @@ class Healing:
     """Back to the agreed weights, or out of the epoch."""
 
     def __init__(
-        self, context: Context, weights: Weights, chain: Chain, training: Training, membership: Membership
+        self, context: EngineContext, weights: Weights, chain: Chain, training: Training, membership: Membership
     ) -> None:
         self._x = context
         self._weights = weights
@@ -73,7 +73,7 @@ class Healing:
         self._weights.lose()
 
     def _leave_with_evidence(self, reason: str) -> None:
-        """What contradicts the own replay is not adopted (section 9, last table)."""
+        """What contradicts its own replay is not adopted (section 9, last table)."""
         self._x.log("evidence", digests=dict(self._weights.digests), reason=reason)
         self.give_up(reason)
 
@@ -164,7 +164,7 @@ class Healing:
         self._ask_helpers(now)
 
     def _hold(self, now: float) -> None:
-        """The own weights stay those of this round, if its digest is one over all of them."""
+        """Its own weights stay those of this round, if its digest is one over all of them."""
         x, weights = self._x, self._weights
         if not self._is_full(x.height) or is_last_drain(x.state.config, x.state.epoch, x.height):
             return
@@ -251,7 +251,7 @@ class Healing:
     def _keep_copy(self, record: RoundRecord) -> None:
         weights = self._weights
         self._x.do(
-            Snapshot(
+            WriteSnapshot(
                 epoch=record.epoch,
                 height=record.height,
                 step=record.step,

@@ -13,13 +13,13 @@ from psyche.client.engine.actions import (
     SetPeers,
     SetPlan,
     ShareCheckpoint,
-    Snapshot,
     SnapshotFetched,
     SnapshotWritten,
     Submit,
+    WriteSnapshot,
 )
 from psyche.client.engine.chain import Chain
-from psyche.client.engine.context import Context, RunFacts
+from psyche.client.engine.context import EngineContext, RunFacts
 from psyche.client.engine.training import Training
 from psyche.client.engine.weights import Weights
 from psyche.core.encoding.account import get_config_preimage
@@ -39,7 +39,7 @@ JOIN_AGAIN_S = 5.0
 class Membership:
     """Decides in every state whether and how to take part."""
 
-    context: Context
+    context: EngineContext
     chain: Chain
     training: Training
     weights: Weights
@@ -57,7 +57,7 @@ class Membership:
     withdrawn_epoch: int | None = None
     exported: bytes = ZERO32
     kept: bytes = ZERO32  # digest of the newest own snapshot
-    unwritten: Snapshot | None = None  # that there was no room for
+    unwritten: WriteSnapshot | None = None  # that there was no room for
     write_at: float = 0.0
     shared: bytes = ZERO32
     fetching: bool = False

@@ -73,7 +73,7 @@ class RoundRecord:
     ready: dict[int, Ready] = field(default_factory=dict)
     heard: int = 0
     left: int = 0  # members that said Leave
-    tables: dict[bytes, ShownTable] = field(default_factory=dict)  # by results root, of records and the own (W7)
+    tables: dict[bytes, ShownTable] = field(default_factory=dict)  # by results root, of records and its own (W7)
     _seen: BitCounter = field(default_factory=BitCounter)  # of the first `_counted` of `finished`
     _counted: int = 0
 

@@ -31,7 +31,7 @@ from psyche.client.engine.actions import (
 )
 from psyche.client.engine.announcements import Announcements
 from psyche.client.engine.chain import Chain
-from psyche.client.engine.context import ACTIVE_STATES, Context, Wait
+from psyche.client.engine.context import ACTIVE_STATES, EngineContext, Wait
 from psyche.client.engine.duty import Duty
 from psyche.client.engine.gossip_repair import GossipRepair
 from psyche.client.engine.healing import Healing
@@ -60,7 +60,7 @@ class RoundEngine:
     """One participant, from its first state to its exit."""
 
     def __init__(self, identity: Identity, *, export: bool = False, share: bool = False) -> None:
-        self._x = Context(identity)
+        self._x = EngineContext(identity)
         self.announcements = Announcements(self._x)
         self.tables = Tables(self._x, self.announcements)
         self.weights = Weights(self._x)
@@ -216,7 +216,7 @@ class RoundEngine:
         return self._go_on(now)
 
     def on_weights_wanted(self, key: bytes, epoch: int, height: int) -> tuple[bool, list[Action]]:
-        """The peer with this key asks for a copy of the own weights of a round: whether there will be one (S7)."""
+        """The peer with this key asks for a copy of this client's weights of a round: whether there will be one (S7)."""
         promised = self.healing.help(key, epoch, height)
         return promised, self._x.drain()
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from psyche.client.engine.actions import AskTable, TableArrived
 from psyche.client.engine.announcements import Announcements
-from psyche.client.engine.context import Context
+from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord, ShownTable
 from psyche.core.committee.results import compute_results_root
 from psyche.core.rules.decision import find_table, get_deciding_height
@@ -37,7 +37,7 @@ class _Asked:
 class Tables:
     """What this client knows of the lists behind the roots of records; kept with the rounds that they are of."""
 
-    context: Context
+    context: EngineContext
     announcements: Announcements
     _tried: dict[tuple[int, int], int] = field(default_factory=dict)  # (height, witness) -> `count_known` then
     _asked: dict[tuple[int, int], _Asked] = field(default_factory=dict)

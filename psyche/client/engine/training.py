@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from psyche.client.engine.actions import Announce, CancelTrain, FetchData, Train, Trained, TrainFailed
 from psyche.client.engine.announcements import Announcements, compute_step_lr
 from psyche.client.engine.chain import Chain
-from psyche.client.engine.context import Context
+from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.weights import Weights
 from psyche.core.committee.schedule import get_lr_bits
@@ -33,7 +33,7 @@ class Work:
 class Training:
     """Has the trainer train this member's batches, one at a time, and announces what comes of them."""
 
-    context: Context
+    context: EngineContext
     chain: Chain
     announcements: Announcements
     weights: Weights

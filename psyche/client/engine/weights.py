@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from psyche.client.engine.actions import AppliedSet, Healed
-from psyche.client.engine.context import Context
+from psyche.client.engine.context import EngineContext
 from psyche.core.state.state import ZERO32, Round, RoundFlag
 from psyche.wire.crypto import compute_chain_digest, compute_state_digest
 from psyche.wire.trainer import ApplyReply
@@ -98,7 +98,7 @@ WeightsState = Absent | Following | Diverged | Replaying | Comparing
 class Weights:
     """The state of this client's weights over one epoch, and their digests by height."""
 
-    context: Context
+    context: EngineContext
     _state: WeightsState = field(default_factory=Absent)
     next_height: int = 0  # the round whose apply comes next
     chain: bytes = ZERO32  # c of the last height (S1)
@@ -228,13 +228,13 @@ class Weights:
         self._state = Replaying(replace(self._state.doubt, is_contradicted=False, agreeing=0))
 
     def end_replay(self, event: Healed) -> None:
-        """Digests of the replay take the place of the own ones; agreement is judged anew."""
+        """Digests of the replay take the place of its own; agreement is judged anew."""
         assert isinstance(self._state, Replaying), "a replay was asked for"
         self._state = Diverged(replace(self._state.doubt, is_replayed=True, agreeing=0))
         self._replace_digests(event)
 
     def begin_comparison(self, *, weights_kept: bool) -> None:
-        """The replay could not be made; `weights_kept`: the trainer still has the own weights."""
+        """The replay could not be made; `weights_kept`: the trainer still has its own weights."""
         assert isinstance(self._state, Replaying), "a comparison follows a replay that failed"
         self._state = Comparing(self._state.doubt.since, weights_kept)
 
@@ -257,7 +257,7 @@ class Weights:
         self._state = replace(self._state, held=replace(self._state.held, until=until))
 
     def end_comparison(self, event: Healed) -> None:
-        """The agreed weights are loaded: not the own arithmetic gave them, so nothing is left to be judged."""
+        """The agreed weights are loaded: its own arithmetic did not give them, so nothing is left to be judged."""
         assert self.is_fetching, "the agreed weights were asked for"
         self._replace_digests(event)
         self.context.end_wait("compare", "the agreed weights are loaded")

@@ -19,7 +19,7 @@ _MESSAGES = 3  # of a member in a round: Ready, Result, Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class RoundStanding:
     """How a round stands for those who wait.
 
     `all_in`: every awaited member is finished and fetched. `fetched_all`: every announced payload
@@ -50,7 +50,7 @@ def get_pacing(record: RoundRecord, awaited: Iterable[int]) -> list[int]:
     return [m for m in awaited if record.electors >> m & 1]
 
 
-def compute_waiting(state: Coordinator, record: RoundRecord, attested: RoundRecord | None) -> Waiting:
+def compute_standing(state: Coordinator, record: RoundRecord, attested: RoundRecord | None) -> RoundStanding:
     """How far the awaited members of the running round are (A2)."""
     awaited = get_awaited(state, record)
     announced = 0 if attested is None else get_announced(attested)
@@ -63,7 +63,7 @@ def compute_waiting(state: Coordinator, record: RoundRecord, attested: RoundReco
     held_at = {} if attested is None else attested.get_held_times()
     fetch_pace = compute_pace(get_pacing(record, due), held_at, record.started_at)
     finish_pace = compute_pace(get_pacing(record, awaited), record.finished_at, record.started_at)
-    return Waiting(
+    return RoundStanding(
         all_in=not lacking and not unfetched,
         fetched_all=not unsettled,
         patience_s=compute_patience((fetch_pace, finish_pace), straggler),

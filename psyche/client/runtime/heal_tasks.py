@@ -93,7 +93,7 @@ class HealTasks:
     async def _replay_sets(self, action: Heal) -> Healed:
         """The certified snapshot, then every stored set of the epoch, in order."""
         await self._x.wait_for_replay()
-        for height in range(action.height + 1):  # first, for the own weights may still be of use
+        for height in range(action.height + 1):  # first, for its own weights may still be of use
             if not await trio.to_thread.run_sync(self._replay.has, action.epoch, height):
                 raise TrainerError(f"the replay store lacks the set of round {height}")
         await self._load_certified(action.certified)
@@ -132,7 +132,7 @@ class HealTasks:
     # --- (2) comparison ---------------------------------------------------------------------------
 
     async def _compare(self, action: Compare) -> Healed:
-        """The own tensors where they are those of the agreed manifest, peers' tensors elsewhere."""
+        """This client's tensors where they are those of the agreed manifest, peers' tensors elsewhere."""
         await trio.to_thread.run_sync(remove_folder, self._folder)
         try:
             own = await self._write_own(action) if action.own != ZERO32 else {}
@@ -153,7 +153,7 @@ class HealTasks:
         return Healed(action.epoch, action.height, offer.chain, {action.height: action.agreed}, {action.height: True})
 
     async def _write_own(self, action: Compare) -> Mapping[bytes, Path]:
-        """The files of the own tensors by blob id."""
+        """The files of this client's tensors by blob id."""
         path = self._folder / "own"
         request = SnapshotRequest(
             kind="resume", path=str(path), epoch=action.epoch, step=0, data_index=0, chain=action.chain,

@@ -59,7 +59,7 @@ class Loader:
         self._log = log
         self._refused: dict[bytes, str] = {}  # who showed something else than `_wanted`, and what was wrong
         self._wanted = ZERO32
-        self._told = ""  # in which files the own folder differs, as the user knows
+        self._told = ""  # in which files its own folder differs, as the user knows
         self._serving = serving
         self._snapshots = snapshots
         self._local_root = local_root

@@ -38,7 +38,7 @@ IDLE_TICK_S: Final = 1.0
 SMALL_BODY_BYTES: Final = 4_096  # checked sooner than a thread begins to run
 TURN_S: Final = 0.02  # where members are many, what they say and send is looked at so often, and together
 TRAINER_ACTIONS: Final = (
-    act.Load, act.Train, act.Apply, act.Heal, act.Compare, act.Snapshot, act.Export, act.FetchSnapshot,
+    act.Load, act.Train, act.Apply, act.Heal, act.Compare, act.WriteSnapshot, act.Export, act.FetchSnapshot,
 )  # fmt: skip
 
 

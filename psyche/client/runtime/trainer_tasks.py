@@ -21,13 +21,13 @@ from psyche.client.engine.actions import (
     Load,
     Loaded,
     LoadFailed,
-    Snapshot,
     SnapshotFetched,
     SnapshotWritten,
     Train,
     Trained,
     TrainerLost,
     TrainFailed,
+    WriteSnapshot,
 )
 from psyche.client.runtime.data_ahead import DataAhead
 from psyche.client.runtime.heal_tasks import HealTasks
@@ -43,7 +43,7 @@ from psyche.wire.ports import Trainer
 from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
-TrainerAction = Load | Train | Apply | Heal | Compare | Snapshot | Export | FetchSnapshot
+TrainerAction = Load | Train | Apply | Heal | Compare | WriteSnapshot | Export | FetchSnapshot
 _Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
 
@@ -160,7 +160,7 @@ class TrainerTasks:
         for queued in kept:
             self._send.send_nowait(queued)
         self._close(len(waiting) - len(kept))
-        return [action for action, _ in waiting if isinstance(action, Train | Snapshot)]
+        return [action for action, _ in waiting if isinstance(action, Train | WriteSnapshot)]
 
     async def _do(self, action: TrainerAction, bodies: tuple[bytes, ...] | None) -> None:
         match action:
@@ -172,7 +172,7 @@ class TrainerTasks:
                 await self._apply(action, bodies)
             case Heal() | Compare():
                 self._x.feed(await self._heal.do(action))
-            case Snapshot():
+            case WriteSnapshot():
                 await self._write_snapshot(action)
             case Export():
                 await self._write_export(action)
@@ -205,7 +205,7 @@ class TrainerTasks:
                 self._x.feed(TrainFailed(action.epoch, action.height, reason, trainer_lost=False))
             case Load():
                 self._x.feed(LoadFailed(action.epoch, reason))
-            case Snapshot():
+            case WriteSnapshot():
                 self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, Path(), None, action))
             case FetchSnapshot():
                 self._x.feed(SnapshotFetched(action.digest, ok=False))
@@ -243,7 +243,7 @@ class TrainerTasks:
         if await self._loader.find_local(digest) is None:
             progress = self._x.state.progress
             index = progress.epoch_start_data_index
-            await self._write_snapshot(Snapshot(epoch, -1, progress.step, index, chain, digest, ZERO32))
+            await self._write_snapshot(WriteSnapshot(epoch, -1, progress.step, index, chain, digest, ZERO32))
 
     async def _find_sources(self, action: Load) -> list[Source]:
         own = await self._find_own(action.certified) if action.certified is not None else None
@@ -391,7 +391,7 @@ class TrainerTasks:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    async def _write_snapshot(self, action: Snapshot) -> None:
+    async def _write_snapshot(self, action: WriteSnapshot) -> None:
         path = self._snapshots / get_snapshot_name(action.epoch, action.step, action.digest)
         reply = await self._trainer.snapshot(
             SnapshotRequest(

@@ -14,7 +14,7 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.state import ZERO32, ClientFlag, Coordinator, Round, RoundFlag, WitnessFlag, WitnessRecord
 from psyche.core.state.timeline import get_round
 from psyche.sim.invariants.outcomes import Outcomes
-from psyche.sim.invariants.views import Check, Client
+from psyche.sim.invariants.views import Check, ClientView
 
 _NO_DIGEST: Final = WitnessFlag.NO_DIGEST
 _MOST_WITNESSES: Final = 32
@@ -67,7 +67,7 @@ class Agreement:
         outcomes: told what each member decides of its own results.
     """
 
-    def __init__(self, hosts: Mapping[bytes, Client], check: Check, outcomes: Outcomes, *, overlap: int) -> None:
+    def __init__(self, hosts: Mapping[bytes, ClientView], check: Check, outcomes: Outcomes, *, overlap: int) -> None:
         self._hosts = hosts
         self._check = check
         self._lag = 2 if overlap else 1  # rounds from a result to its apply
@@ -212,13 +212,13 @@ class Agreement:
 
     # --- what honest members log -------------------------------------------------------------------------
 
-    def check_signed(self, host: Client, fields: Mapping[str, Any]) -> None:
+    def check_signed(self, host: ClientView, fields: Mapping[str, Any]) -> None:
         """M9: one result for a round, over all lives."""
         place = (host.name, fields["epoch"], fields["height"])
         known = self._signed.setdefault(place, fields["commitment"])
         self._check(known == fields["commitment"], "R7", f"one result of {place}", "a second one was signed")
 
-    def check_decided(self, host: Client, fields: Mapping[str, Any]) -> None:
+    def check_decided(self, host: ClientView, fields: Mapping[str, Any]) -> None:
         """I4: what an honest member decides is what the record says."""
         epoch, height = host.get_state().progress.epoch, fields["height"]
         found = frozenset(fields["members"])
@@ -226,7 +226,7 @@ class Agreement:
         member = self._indexes.get(epoch, {}).get(host.name)
         self._outcomes.note(host, epoch, height, applied=member in found)
 
-    def check_applied(self, host: Client, fields: Mapping[str, Any]) -> None:
+    def check_applied(self, host: ClientView, fields: Mapping[str, Any]) -> None:
         """I4: what an honest member applies is the set of the round that is due, and nothing else."""
         place = (fields["epoch"], fields["height"] - self._lag)
         is_due = place in self._decisions
@@ -236,7 +236,7 @@ class Agreement:
         )  # fmt: skip
         self._check_set(host, "applied", place, frozenset(fields["members"]))
 
-    def _check_set(self, host: Client, what: str, place: tuple[int, int], found: frozenset[int]) -> None:
+    def _check_set(self, host: ClientView, what: str, place: tuple[int, int], found: frozenset[int]) -> None:
         decision = self._decisions.get(place, NOTHING)
         self._check(
             decision.allows(found), "I4", f"the set of round {place} is {decision}",

@@ -12,7 +12,7 @@ from psyche.core.state.limits import HEADER_BYTES
 from psyche.core.state.messages import WarmupWitness, Withdraw, WitnessMessage
 from psyche.core.state.state import Coordinator, RunState
 from psyche.server.journal.events import Event
-from psyche.sim.invariants.views import Check, Client
+from psyche.sim.invariants.views import Check, ClientView
 
 
 class Authenticity:
@@ -23,7 +23,7 @@ class Authenticity:
         check: told whether something holds, the invariant's name, what was expected and what was found.
     """
 
-    def __init__(self, hosts: Mapping[bytes, Client], check: Check) -> None:
+    def __init__(self, hosts: Mapping[bytes, ClientView], check: Check) -> None:
         self._hosts = hosts
         self._check = check
 
@@ -44,7 +44,7 @@ class Authenticity:
         kind = event.name
         self._check(own, "I9", f"a {kind} of member {member} from itself", f"from {event.sender.hex()[:16]}")
 
-    def check_gossip(self, host: Client) -> None:
+    def check_gossip(self, host: ClientView) -> None:
         """What an honest client took in of a member, that member signed, byte for byte."""
         state = host.get_state()
         clients = state.clients

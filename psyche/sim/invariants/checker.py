@@ -46,7 +46,7 @@ from psyche.sim.invariants.ledger import Ledger
 from psyche.sim.invariants.liveness import Liveness
 from psyche.sim.invariants.outcomes import Outcomes
 from psyche.sim.invariants.resource_limits import ResourceLimits
-from psyche.sim.invariants.views import Client, Watched
+from psyche.sim.invariants.views import ClientView, WorldView
 from psyche.wire.crypto import blake3_hash
 
 MAX_VIOLATIONS: Final = 8
@@ -82,7 +82,7 @@ class _Seen:
 class Invariants:
     """Checks a world; `violations` are at most a few, the first says it all."""
 
-    def __init__(self, world: Watched) -> None:
+    def __init__(self, world: WorldView) -> None:
         self.world = world
         self.violations: list[Violation] = []
         self.rounds = 0
@@ -140,7 +140,7 @@ class Invariants:
             "banned_sources": {host.name: self._get_banned(host) for host in self.world.clients if host.is_honest},
         }  # fmt: skip
 
-    def _get_banned(self, host: Client) -> list[str]:
+    def _get_banned(self, host: ClientView) -> list[str]:
         return sorted(self._by_key[key].name for key in host.get_banned())
 
     # --- the record, at every one of the journal's ------------------------------------------------------
@@ -286,7 +286,7 @@ class Invariants:
             case _:
                 pass
 
-    def _check_applied(self, host: Client, fields: Mapping[str, Any]) -> None:
+    def _check_applied(self, host: ClientView, fields: Mapping[str, Any]) -> None:
         """I1, I2."""
         place = (fields["epoch"], fields["height"])
         if host.is_corrupt:

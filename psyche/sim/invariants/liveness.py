@@ -10,7 +10,7 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.state import ZERO32, ClientState, Coordinator, Round, RunState
 from psyche.core.state.timeline import get_round
 from psyche.sim.faults import BitFlip
-from psyche.sim.invariants.views import Check, Client, Watched
+from psyche.sim.invariants.views import Check, ClientView, WorldView
 from psyche.sim.scenarios.scenario import compute_patience_s
 
 QUIET_S: Final = 60.0  # what a fault leaves behind, as a trainer that hangs, is over by then
@@ -21,7 +21,7 @@ EPOCHS: Final = 2  # at their slowest: the one in which a fault ends may be give
 class Liveness:
     """Follows a world; `check` notes a violation unless something holds."""
 
-    def __init__(self, world: Watched, check: Check) -> None:
+    def __init__(self, world: WorldView, check: Check) -> None:
         self._world = world
         self._check = check
         self._fault_at = 0.0  # when a fault last began or ended
@@ -65,7 +65,7 @@ class Liveness:
             self._check(count <= HEALING_DIGESTS, "I5", healed, f"they contradict {count}")
             self._check(host.key in healthy, "I5", f"{host.name} heals as a member", "it is none any more")
 
-    def _find_wrong(self, state: Coordinator, closed: Round) -> list[Client]:
+    def _find_wrong(self, state: Coordinator, closed: Round) -> list[ClientView]:
         """Which of a round's members have wrong weights; nobody where too many are, or something else is wrong."""
         world = self._world
         if world.under_way or trio.current_time() - self._disturbed_at < QUIET_S:
@@ -83,7 +83,7 @@ class Liveness:
             return []
         return [host for host in wrong if host.is_honest and self._is_owed(host)]
 
-    def _is_owed(self, host: Client) -> bool:
+    def _is_owed(self, host: ClientView) -> bool:
         """One fault struck a member in good standing: a second one, in its replay, is evidence, and it leaves."""
         alone = host.struck - self._struck.get(host.name, 0) <= 1
         return alone and (host.key in self._steady or host.name in self._wrong)

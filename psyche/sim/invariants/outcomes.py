@@ -1,6 +1,6 @@
 """Whether each trainer hears of its own results what its client has decided (R8)."""
 
-from psyche.sim.invariants.views import Check, Client
+from psyche.sim.invariants.views import Check, ClientView
 
 
 class Outcomes:
@@ -14,11 +14,11 @@ class Outcomes:
         self._check = check
         self._decided: dict[tuple[str, int, int, int], bool] = {}  # by name, life, epoch, height: whether it is in
 
-    def note(self, host: Client, epoch: int, height: int, *, applied: bool) -> None:
+    def note(self, host: ClientView, epoch: int, height: int, *, applied: bool) -> None:
         """A client decides about its own result."""
         self._decided[host.name, host.lives, epoch, height] = applied
 
-    def check_told(self, host: Client, life: int, epoch: int, height: int, applied: bool) -> None:
+    def check_told(self, host: ClientView, life: int, epoch: int, height: int, applied: bool) -> None:
         """A trainer hears what its client has decided; what the client never could decide was not applied."""
         if not host.is_honest or not host.is_living(life):
             return  # nobody hears the log of a process that was killed

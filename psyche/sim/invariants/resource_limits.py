@@ -13,7 +13,7 @@ from psyche.client.runtime.trainer_tasks import QUEUE
 from psyche.core.state.limits import STATE_BYTES
 from psyche.network.streams import PROTOCOLS
 from psyche.server.journal.journal import SNAPSHOT_EVERY_BYTES
-from psyche.sim.invariants.views import ClientStatistics, Watched
+from psyche.sim.invariants.views import ClientStatistics, WorldView
 from psyche.wire.crypto import BLOB_CHUNK_BYTES
 
 MAX_RECORDS: Final = 16  # rounds that a client remembers: four stored ones, and those that it is behind
@@ -32,7 +32,7 @@ class ResourceLimits:
         note: told what was measured, its value, and its limit; None where there is none.
     """
 
-    def __init__(self, world: Watched, note: Callable[[str, int, int | None], None]) -> None:
+    def __init__(self, world: WorldView, note: Callable[[str, int, int | None], None]) -> None:
         self._world = world
         self._note = note
         self._looked_at = -1

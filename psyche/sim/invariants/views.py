@@ -11,7 +11,7 @@ from psyche.client.engine.round_engine import EngineStatistics
 from psyche.client.runtime.statistics import ShellStatistics
 from psyche.core.state.state import Config, Coordinator
 from psyche.network.limits import NetworkLimits
-from psyche.sim.disk import ServerDisk
+from psyche.sim.disk import ServerFiles
 from psyche.sim.invariants.shadow import Shadow
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.trace import Trace
@@ -41,7 +41,7 @@ class Told(Protocol):
     believed: int
 
 
-class Client(Protocol):
+class ClientView(Protocol):
     """A client as the checks see it."""
 
     complaints: list[str]
@@ -130,16 +130,16 @@ class Client(Protocol):
         ...
 
 
-class Server(Protocol):
+class ServerView(Protocol):
     """The coordinator's machine as the checks see it."""
 
     @property
-    def files(self) -> ServerDisk:
+    def files(self) -> ServerFiles:
         """What it has on disk."""
         ...
 
 
-class Watched(Protocol):
+class WorldView(Protocol):
     """A world as the checks see it."""
 
     @property
@@ -163,12 +163,12 @@ class Watched(Protocol):
         ...
 
     @property
-    def clients(self) -> Sequence[Client]:
+    def clients(self) -> Sequence[ClientView]:
         """All clients."""
         ...
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerView:
         """The coordinator's machine."""
         ...
 

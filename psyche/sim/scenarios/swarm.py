@@ -125,7 +125,7 @@ def _draw_hang(rng: random.Random, at_s: float) -> Fault:
 
 
 def _draw_leave(rng: random.Random, at_s: float) -> Fault:
-    return faults.Leave(at_s=at_s, who=(ANYONE,), for_s=_length(rng))
+    return faults.CleanExit(at_s=at_s, who=(ANYONE,), for_s=_length(rng))
 
 
 def _draw_server_kill(rng: random.Random, at_s: float) -> Fault:

@@ -18,7 +18,7 @@ LACKS = "the replay store lacks the set of round 2"
 
 
 def fail_to_replay(bench: Bench, *, weights_kept: bool = True) -> bytes:
-    """The own weights of round 3 are wrong and no replay can be made; the agreed digest of round 3."""
+    """Its own weights of round 3 are wrong and no replay can be made; the agreed digest of round 3."""
     agreed = diverge(bench)[3]
     let_go(bench)
     bench.forget()
@@ -165,7 +165,7 @@ def test_members_that_are_not_right_themselves_are_not_asked() -> None:
 
 
 def test_a_round_without_an_agreed_digest_is_followed_by_the_next_one() -> None:
-    """S5: then nothing says which weights are right; the own ones go on with the others' sets meanwhile."""
+    """S5: then nothing says which weights are right; its own go on with the others' sets meanwhile."""
     bench = build_bench_in_second_epoch(2)
     agreed = diverge(bench)[3]
     let_go(bench)
@@ -289,7 +289,7 @@ def test_a_member_in_need_gets_a_copy_of_the_running_rounds_weights() -> None:
     key = bench.get_identity(1).public
     promised, (snapshot,) = bench.engine.on_weights_wanted(key, 1, 2)
     assert promised
-    assert isinstance(snapshot, act.Snapshot)
+    assert isinstance(snapshot, act.WriteSnapshot)
     weights = bench.engine.weights
     assert (snapshot.epoch, snapshot.height) == (1, 2)
     assert (snapshot.digest, snapshot.chain) == (weights.digests[2], weights.chains[2])

@@ -28,7 +28,7 @@ def get_said(bench: Bench, kind: type, height: int = 1) -> list[object]:
 
 
 def finish(bench: Bench) -> None:
-    """All the others' results are in, and the own one is announced."""
+    """All the others' results are in, and its own is announced."""
     bench.deliver(*range(1, MEMBERS))
     bench.train()
 

@@ -149,12 +149,12 @@ def test_a_batch_without_data_is_said_and_the_round_goes_on() -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_drain_rounds_train_nothing_and_the_last_one_writes_a_snapshot_before_it_is_complete(overlap: bool) -> None:
     """P2, P6."""
-    bench = build_bench(4, rounds_per_epoch=2, overlap=overlap, manual={act.Snapshot}).start()
+    bench = build_bench(4, rounds_per_epoch=2, overlap=overlap, manual={act.WriteSnapshot}).start()
     go_to_last_drain(bench)
     height = bench.state.current.height
     assert max(a.height for a in bench.get_all(act.Train)) == 1
     bench.play()
-    (snapshot,) = bench.get_all(act.Snapshot)
+    (snapshot,) = bench.get_all(act.WriteSnapshot)
     assert snapshot.digest == bench.engine.weights.digests[height]
     assert snapshot.chain == bench.engine.weights.chain
     assert (snapshot.step, snapshot.data_index) == (3, bench.state.current.data_index)
@@ -169,11 +169,11 @@ def test_drain_rounds_train_nothing_and_the_last_one_writes_a_snapshot_before_it
 
 def test_a_snapshot_that_cannot_be_written_is_no_reason_to_call_the_round_complete() -> None:
     """P6: `certified` names weights on disk; at half time the digest goes out all the same (W6 c)."""
-    bench = build_bench(4, rounds_per_epoch=2, manual={act.Snapshot}).start()
+    bench = build_bench(4, rounds_per_epoch=2, manual={act.WriteSnapshot}).start()
     go_to_last_drain(bench)
     height = bench.state.current.height
     bench.play()
-    (snapshot,) = bench.get_all(act.Snapshot)
+    (snapshot,) = bench.get_all(act.WriteSnapshot)
     bench.feed(act.SnapshotWritten(0, height, snapshot.digest, Path(), None))
     bench.wait(15.0)
     assert height not in {a.height for a in bench.get_all(WitnessMessage)}
@@ -193,7 +193,7 @@ def test_a_repeated_last_drain_round_applies_nothing_and_writes_its_own_snapshot
     bench = build_bench(4, rounds_per_epoch=2).start()
     go_to_last_drain(bench)
     height = bench.state.current.height
-    assert bench.get_all(act.Snapshot)[-1].height == height
+    assert bench.get_all(act.WriteSnapshot)[-1].height == height
     for member in range(1, 4):
         bench.record(member, state_digest=build_hash("late", member))
     bench.now += 100
@@ -204,7 +204,7 @@ def test_a_repeated_last_drain_round_applies_nothing_and_writes_its_own_snapshot
     assert (bench.state.current.height, bench.state.run_state) == (height + 1, RunState.ROUND_TRAIN)
     last = bench.get_all(act.Apply)[-1]
     assert (last.height, last.blobs, last.run_update, last.full_digest) == (height + 1, (), False, True)
-    first, second = bench.get_all(act.Snapshot)[-2:]
+    first, second = bench.get_all(act.WriteSnapshot)[-2:]
     assert (first.height, second.height) == (height, height + 1)
     assert first.digest != second.digest
     bench.run_round()
@@ -229,7 +229,7 @@ def test_who_applies_the_last_set_only_in_cooldown_still_reaches_the_certified_w
     bench.manual = ()
     bench.feed(bench.build_applied(last))
     assert bench.engine.membership.weights_digest == digest
-    assert [a.digest for a in bench.get_all(act.Snapshot)] == [digest]
+    assert [a.digest for a in bench.get_all(act.WriteSnapshot)] == [digest]
 
 
 def build_finished_twin() -> bytes:
@@ -258,7 +258,7 @@ def test_who_is_still_fetching_when_cooldown_begins_goes_on() -> None:
     assert len(bench.get_all(act.FetchPayload)) == asked + 1
     bench.feed(act.PayloadArrived(missing.commitment))
     assert bench.engine.membership.weights_digest == digest
-    assert [a.digest for a in bench.get_all(act.Snapshot)] == [digest]
+    assert [a.digest for a in bench.get_all(act.WriteSnapshot)] == [digest]
 
 
 def test_a_diverged_client_writes_no_snapshot() -> None:
@@ -271,7 +271,7 @@ def test_a_diverged_client_writes_no_snapshot() -> None:
     bench.spoil_weights()
     bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=build_hash("wrong")))
     assert 3 in bench.engine.weights.digests
-    assert bench.get_all(act.Snapshot) == []
+    assert bench.get_all(act.WriteSnapshot) == []
 
 
 # --- roles

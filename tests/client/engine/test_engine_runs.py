@@ -78,7 +78,7 @@ def test_a_client_cut_off_for_two_rounds_ends_with_the_same_weights() -> None:
 
 
 def test_a_client_that_heard_nothing_for_two_rounds_decides_by_the_witnesses_lists() -> None:
-    """C1: the root is on record, the own table does not give it: a witness's list does."""
+    """C1: the root is on record, its own table does not give it: a witness's list does."""
     world = build_world(4, total_steps=13, rounds_per_epoch=12)
     victim = cut_for_two_rounds(world, "deaf")
     world.assert_all_equal()
@@ -195,11 +195,11 @@ def test_a_round_in_which_nobody_trained_holds_up_the_next_one_for_nobody() -> N
 
 def test_the_snapshot_of_the_last_drain_carries_the_fate_of_every_own_result() -> None:
     world = build_world(3)
-    snapshots: list[act.Snapshot] = []
+    snapshots: list[act.WriteSnapshot] = []
     node = world.nodes[0]
     take = node.snapshot
 
-    def note(action: act.Snapshot) -> None:
+    def note(action: act.WriteSnapshot) -> None:
         snapshots.append(action)
         take(action)
 

@@ -9,7 +9,7 @@ from psyche.client.engine import actions as act
 from psyche.client.engine.records import PayloadStatus
 from psyche.client.engine.witness_report import (
     compute_report,
-    compute_waiting,
+    compute_standing,
     find_followed,
     get_announced,
     get_awaited,
@@ -90,10 +90,10 @@ def test_the_pace_is_that_of_the_awaited_electors_so_silent_newcomers_cost_no_mo
     bench.wait(3.0)
     bench.train()
     bench.hear(bench.build_finished(1))
-    waiting = compute_waiting(state, record, None)
+    waiting = compute_standing(state, record, None)
     assert (waiting.missing, waiting.patience_s) == (0b1100, 5.0), "t_q + 2 s"
     record.electors = 0b1111
-    assert compute_waiting(state, record, None).patience_s is None
+    assert compute_standing(state, record, None).patience_s is None
 
 
 def test_the_pace_of_payloads_is_that_of_the_awaited_electors_too() -> None:
@@ -105,7 +105,7 @@ def test_the_pace_of_payloads_is_that_of_the_awaited_electors_too() -> None:
     bench.close()
     record, attested = bench.get_record(1), bench.get_record(0)
     record.electors = 0b0011
-    waiting = compute_waiting(bench.engine.state, record, attested)
+    waiting = compute_standing(bench.engine.state, record, attested)
     assert waiting.missing & 0b1100 == 0b1100, "newcomers' payloads are waited for"
     assert waiting.fetch_patience_s == 2.0, "but not to know the pace"
 
@@ -169,13 +169,13 @@ def test_a_seen_bit_of_a_member_without_a_batch_makes_nobody_wait() -> None:
 
 
 def test_without_overlap_a_result_stands_for_finished() -> None:
-    """A2: t_q runs from the announcements, the own one included."""
+    """A2: t_q runs from the announcements, its own included."""
     bench = build_bench(4, overlap=False).start()
     bench.hear(bench.build_result(1))
-    waiting = compute_waiting(bench.engine.state, bench.get_record(), bench.get_record())
+    waiting = compute_standing(bench.engine.state, bench.get_record(), bench.get_record())
     assert waiting.missing == 0b1111, "member 1 is finished, its payload is not in"
     bench.feed(act.PayloadArrived(bench.get_known(1)[0].commitment))
-    waiting = compute_waiting(bench.engine.state, bench.get_record(), bench.get_record())
+    waiting = compute_standing(bench.engine.state, bench.get_record(), bench.get_record())
     assert waiting.missing == 0b1101
     bench.train()
     bench.deliver(2, 3)
@@ -204,10 +204,10 @@ def test_a_refused_payload_is_not_waited_for() -> None:
     record = bench.get_record(0)
     bad = bench.get_known(2, 0)[0]
     bad.status = type(bad.status).FETCHING
-    waiting = compute_waiting(bench.engine.state, bench.get_record(1), record)
+    waiting = compute_standing(bench.engine.state, bench.get_record(1), record)
     assert waiting.missing == 0b100
     bench.feed(act.PayloadFailed(bad.commitment, "indices out of order", refused=True))
-    waiting = compute_waiting(bench.engine.state, bench.get_record(1), record)
+    waiting = compute_standing(bench.engine.state, bench.get_record(1), record)
     assert waiting.all_in
     assert not record.compute_held() >> 2 & 1
 
@@ -247,7 +247,7 @@ def test_finished_goes_out_on_leaving_a_round_whose_witness_phase_was_not_seen()
 
 
 def start_with_a_payload_on_its_way(**config: int) -> Bench:
-    """Round 1 runs and the own work is done; member 3 announced its result of round 0, and its payload is not here."""
+    """Round 1 runs and its own work is done; member 3 announced its result of round 0, and its payload is not here."""
     bench = build_bench(4, **config).start()
     bench.play()
     late = bench.get_known(3)[0]
@@ -368,7 +368,7 @@ def test_a_witness_follows_a_report_that_leaves_out_only_what_came_just_now() ->
 
 @pytest.mark.parametrize("kept", [0b0000, 0b0001, 0b0111])
 def test_one_witness_that_reports_first_makes_nobody_leave_anything_out(kept: int) -> None:
-    """W6 b: in rounds shorter than five seconds everything came just now; and the own list may still grow."""
+    """W6 b: in rounds shorter than five seconds everything came just now; and its own list may still grow."""
     bench = build_bench(4, max_round_train_time=3).start()
     bench.play()
     late = bench.get_known(3)[0]

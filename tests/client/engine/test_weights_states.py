@@ -14,7 +14,7 @@ from kits.results import build_train_reply
 from test_healing import build_bench_in_second_epoch, diverge, let_go
 
 from psyche.client.engine import actions as act
-from psyche.client.engine.context import Context
+from psyche.client.engine.context import EngineContext
 from psyche.client.engine.weights import (
     Absent,
     Comparing,
@@ -73,7 +73,7 @@ def test_a_transition_is_made_from_the_states_of_the_table_and_refused_from_all_
 ) -> None:
     """S4, S7, S8."""
     make, ends = TRANSITIONS[transition]
-    weights = Weights(Context(Identity(bytes(32))), EXAMPLES[start])
+    weights = Weights(EngineContext(Identity(bytes(32))), EXAMPLES[start])
     if start in ends:
         make(weights)
         assert weights.state == ends[start]
@@ -168,7 +168,7 @@ class WeightsMachine(RuleBasedStateMachine):
     @precondition(in_round)
     @rule(agrees=st.booleans(), closes=st.booleans())
     def others_report(self, agrees: bool, closes: bool) -> None:
-        """The others agree on a digest, the own one or another."""
+        """The others agree on a digest, its own or another."""
         bench = self.bench
         height = bench.state.current.height
         own = self.weights.digests.get(height)

@@ -166,11 +166,11 @@ def test_nothing_is_shared_unasked() -> None:
 
 def test_weights_that_are_still_being_written_are_shared_when_they_are_on_disk() -> None:
     """S10: in Cooldown or later."""
-    bench = build_sharing(manual=(act.Snapshot,))
+    bench = build_sharing(manual=(act.WriteSnapshot,))
     go_to_last_drain(bench)
     bench.close(1, 2, 3)
     assert bench.state.run_state is RunState.COOLDOWN
-    (asked,) = bench.get_all(act.Snapshot)
+    (asked,) = bench.get_all(act.WriteSnapshot)
     assert bench.get_all(act.ShareCheckpoint) == []
     bench.feed(act.SnapshotWritten(asked.epoch, asked.height, asked.digest, Path(), None))
     assert bench.get_all(act.ShareCheckpoint) == [], "it could not be written"

@@ -284,7 +284,7 @@ async def test_a_snapshot_of_other_weights_than_its_digest_says_is_none(place: P
     place.trainer.weights = blake3_hash(b"right")
     chain = build_hash("chain")
     digest = compute_state_digest(chain, place.trainer._get_part())
-    snapshot = act.Snapshot(1, 3, 4, 40, chain, digest, ZERO32)
+    snapshot = act.WriteSnapshot(1, 3, 4, 40, chain, digest, ZERO32)
     (event,) = await place.ask(snapshot)
     assert isinstance(event, act.SnapshotWritten)
     assert event.reply is not None
@@ -426,7 +426,7 @@ async def test_a_snapshot_that_fails_is_said_and_costs_no_weights(place: Place) 
     place.trainer.failures["snapshot resume"] = [TrainerError("no space left")]
     chain = build_hash("chain")
     digest = compute_state_digest(chain, place.trainer._get_part())
-    snapshot = act.Snapshot(0, 5, 6, 60, chain, digest, ZERO32)
+    snapshot = act.WriteSnapshot(0, 5, 6, 60, chain, digest, ZERO32)
     (event,) = await place.ask(snapshot)
     assert isinstance(event, act.SnapshotWritten)
     assert event.reply is None
@@ -438,7 +438,7 @@ async def test_a_snapshot_that_fails_is_said_and_costs_no_weights(place: Place) 
 async def test_a_disk_that_fails_in_between_ends_no_client(place: Place) -> None:
     """F16: errors of the system are answers too."""
     place.trainer.failures["snapshot resume"] = [OSError(28, "No space left on device")]
-    (event,) = await place.ask(act.Snapshot(0, 5, 6, 60, ZERO32, build_hash("digest"), ZERO32))
+    (event,) = await place.ask(act.WriteSnapshot(0, 5, 6, 60, ZERO32, build_hash("digest"), ZERO32))
     assert isinstance(event, act.SnapshotWritten)
     assert event.reply is None
     place.shell.data.set()

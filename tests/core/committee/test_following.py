@@ -51,7 +51,7 @@ def test_w6_the_best_backed_list_is_followed() -> None:
 @pytest.mark.parametrize("n", range(1, 33))
 @pytest.mark.parametrize("listed", [{}, {0: commit(0)}, TABLE], ids=["nothing", "less", "the same"])
 def test_w6_as_many_as_may_lie_make_nobody_report_what_they_like(n: int, listed: dict[int, bytes]) -> None:
-    """Not even the own list, before the payloads that are still due have come."""
+    """Not even its own list, before the payloads that are still due have come."""
     needed = max(2, (n - 1) // 3 + 1)
     records = [build_record(w, listed) for w in range(needed)]
     assert compute_followed(records[:-1], n, EPOCH, HEIGHT, 0b1111, TABLE, recent=0b1111) is None

@@ -94,7 +94,7 @@ async def test_own_payloads_move_to_disk_and_fetched_ones_are_dropped(tmp_path: 
     assert fetched not in store
     assert store.disk_bytes == 0
     await store.reserve(MIB)
-    assert store.disk_bytes == MIB, "the own payload that expires first"
+    assert store.disk_bytes == MIB, "its own payload that expires first"
     assert await store.get_data(own) == b"a" * MIB
     assert await store.get_data(third) == b"c" * MIB
     store.expire(1, 0)

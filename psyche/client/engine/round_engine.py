@@ -216,7 +216,7 @@ class RoundEngine:
         return self._go_on(now)
 
     def on_weights_wanted(self, key: bytes, epoch: int, height: int) -> tuple[bool, list[Action]]:
-        """The peer with this key asks for a copy of this client's weights of a round: whether there will be one (S7)."""
+        """The peer with this key asks for a copy of a round's weights of this client: will there be one (S7)."""
         promised = self.healing.help(key, epoch, height)
         return promised, self._x.drain()
 

@@ -30,7 +30,9 @@ _FRAME: Final = struct.Struct("<II")  # len, crc32
 _HEAD: Final = struct.Struct("<QQB")  # seq, now, kind
 _MIN_BYTES: Final = _HEAD.size + HASH_BYTES
 _SNAPSHOT_MAGIC: Final = b"PSYJSNAP"
+_SNAPSHOT_MARK: Final = struct.Struct("<8sI")  # magic, version: what snapshots of every version begin with
 _SNAPSHOT: Final = struct.Struct("<8sIQQH")  # magic, version, seq, now, op ids
+_SNAPSHOT_HASH_BYTES: Final = 32
 _SNAPSHOT_VERSION: Final = 3  # of snapshots and of the records after them
 _ACCESS_SIZE: Final = struct.Struct("<I")  # bytes of the allow list, after the op ids
 _LENGTH_PATTERN: Final = (
@@ -215,23 +217,28 @@ def decode_snapshot(data: bytes, seq: int) -> Snapshot | None:
     Raises:
         JournalError: it is whole, and of another version of the journal.
     """
-    if len(data) < _SNAPSHOT.size + STATE_BYTES + 32 or blake3_hash(data[:-32]) != data[-32:]:
+    end = len(data) - _SNAPSHOT_HASH_BYTES
+    if end < _SNAPSHOT_MARK.size or blake3_hash(data[:end]) != data[end:]:
         return None
-    magic, version, found, now, op_count = _SNAPSHOT.unpack_from(data)
-    if magic != _SNAPSHOT_MAGIC or found != seq:
+    magic, version = _SNAPSHOT_MARK.unpack_from(data)
+    if magic != _SNAPSHOT_MAGIC:
         return None
-    if version != _SNAPSHOT_VERSION:
+    if version != _SNAPSHOT_VERSION:  # before its length is judged: another version's state may be shorter
         raise JournalError(
             f"{get_snapshot_name(seq)}: the journal has version {version}, this server reads {_SNAPSHOT_VERSION}; "
             "run the version of Psyche that wrote it, or start a new run in an empty state folder"
         )
-    raw_at, ops_end = len(data) - STATE_BYTES - 32, _SNAPSHOT.size + op_count * OP_ID_BYTES
+    raw_at = end - STATE_BYTES
+    if raw_at < _SNAPSHOT.size:
+        return None
+    _, _, found, now, op_count = _SNAPSHOT.unpack_from(data)
+    ops_end = _SNAPSHOT.size + op_count * OP_ID_BYTES
     access_at = ops_end + _ACCESS_SIZE.size
     access = data[access_at:raw_at]
-    if access_at > raw_at or _ACCESS_SIZE.unpack_from(data, ops_end)[0] != len(access):
+    if found != seq or access_at > raw_at or _ACCESS_SIZE.unpack_from(data, ops_end)[0] != len(access):
         return None
     op_ids = tuple(data[i : i + OP_ID_BYTES] for i in range(_SNAPSHOT.size, ops_end, OP_ID_BYTES))
-    return Snapshot(found, now, op_ids, data[raw_at:-32], access)
+    return Snapshot(found, now, op_ids, data[raw_at:end], access)
 
 
 class Journal:

@@ -39,7 +39,7 @@ from psyche.wire import backend as wire
 from psyche.wire.access import OPEN
 from psyche.wire.crypto import Identity, blake3_hash, sign_address_record
 from psyche.wire.line.framing import FrameStream
-from psyche.wire.line.tls import Connection, make_channel, secure_client
+from psyche.wire.line.tls import TlsConnection, make_channel, secure_client
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -57,9 +57,9 @@ PARALLEL = 64  # connections of each attacker at a time
 def get_connect(kind: str, source: str | None = None) -> Connect:
     """How to connect, from which of this machine's addresses."""
 
-    async def connect(host: str, port: int) -> Connection:
+    async def connect(host: str, port: int) -> TlsConnection:
         stream = await trio.open_tcp_stream(host, port, local_address=source)
-        return await secure_client(stream) if kind == "tls" else Connection(stream, make_channel(SERVER))
+        return await secure_client(stream) if kind == "tls" else TlsConnection(stream, make_channel(SERVER))
 
     return connect
 

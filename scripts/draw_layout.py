@@ -21,7 +21,7 @@ from psyche.core.committee.elections import compute_liar_bound, compute_quorum
 from psyche.core.encoding.fields import Field
 from psyche.core.encoding.header import HEADER, NumericClass, ResultHeader
 from psyche.core.encoding.manifest import FILE_NAMES
-from psyche.core.encoding.records import Record, Run, Tagged
+from psyche.core.encoding.records import FieldLayout, RecordLayout, TaggedLayout
 from psyche.core.encoding.tables import ACCOUNT, PARTS, WITNESS_HEAD
 from psyche.core.rules.apply import KINDS, Kind
 from psyche.core.state import enums, messages, state
@@ -114,7 +114,7 @@ def get_plain(annotation: Any) -> Any:
     return inner[0] if type(None) in get_args(annotation) else get_origin(annotation) or annotation
 
 
-def describe(field: Field, run: Run, annotation: Any) -> str:
+def describe(field: Field, layout: FieldLayout, annotation: Any) -> str:
     """What a field's bytes are, in words."""
     if field.is_pad:
         return "zero"
@@ -128,7 +128,7 @@ def describe(field: Field, run: Run, annotation: Any) -> str:
     plain = get_plain(annotation)
     if plain is float and field.code not in NUMBERS:
         return f"f{8 * field.size}"
-    return describe_number(field, run, plain) if field.code in NUMBERS else TEXTS[plain]
+    return describe_number(field, layout, plain) if field.code in NUMBERS else TEXTS[plain]
 
 
 def describe_constant(value: int | bytes, code: str) -> str:
@@ -137,41 +137,43 @@ def describe_constant(value: int | bytes, code: str) -> str:
     return f"always {value.decode('ascii') if value.isascii() else value.hex()}"
 
 
-def describe_number(field: Field, run: Run, plain: Any) -> str:
+def describe_number(field: Field, layout: FieldLayout, plain: Any) -> str:
     number = NUMBERS[field.code]
     if plain is list:
         return f"{number}, how many"
-    if not field.is_later and any(later.name == field.name and later.is_later for later in run.fields):
+    if not field.is_later and any(later.name == field.name and later.is_later for later in layout.fields):
         return f"{number}, 1 if set"
     if plain is bool:
         return f"{number}, 0 or 1"
     return f"{number} {plain.__name__}" if isinstance(plain, type) and issubclass(plain, Enum) else number
 
 
-def list_rows(run: Run, label: str, base: int = 0) -> Iterator[Row]:
-    """The fields of a run; `label` names the dataclass whose attributes they are."""
+def list_rows(layout: FieldLayout, label: str, base: int = 0) -> Iterator[Row]:
+    """The fields of a layout; `label` names the dataclass whose attributes they are."""
     types, unused = get_types(label), NOT_USED_YET.get(label, frozenset())
     offset = base
-    for field in run.fields:
+    for field in layout.fields:
         name = "" if field.is_pad else field.name.removeprefix("epoch.")
-        yield Row(offset, field.size, name + MARK * (field.name in unused), describe(field, run, types.get(field.name)))
+        yield Row(
+            offset, field.size, name + MARK * (field.name in unused), describe(field, layout, types.get(field.name))
+        )
         offset += field.size
 
 
-def get_variants(tagged: Tagged[Any]) -> Mapping[int, Run]:
-    return vars(tagged)["_runs"]
+def get_variants(tagged: TaggedLayout[Any]) -> Mapping[int, FieldLayout]:
+    return vars(tagged)["_variants"]
 
 
-def find_records(fields_: Iterable[Field]) -> Iterator[Record[Any] | Tagged[Any]]:
+def find_records(fields_: Iterable[Field]) -> Iterator[RecordLayout[Any] | TaggedLayout[Any]]:
     """Every record inside, in order of appearance."""
     for field in fields_:
         match field.codec:
-            case Record() as record:
+            case RecordLayout() as record:
                 yield record
                 yield from find_records(record.fields)
-            case Tagged() as tagged:
+            case TaggedLayout() as tagged:
                 yield tagged
-                yield from find_records(inner for run in get_variants(tagged).values() for inner in run.fields)
+                yield from find_records(inner for layout in get_variants(tagged).values() for inner in layout.fields)
             case _:
                 pass
 
@@ -191,15 +193,16 @@ def draw_records() -> list[str]:
     lines: list[str] = []
     for label, record in records.items():
         lines += ["", f"**{label}**, {record.size:,} bytes", ""]
-        lines += draw_rows(list_rows(record, label)) if isinstance(record, Record) else draw_tagged(record)
+        lines += draw_rows(list_rows(record, label)) if isinstance(record, RecordLayout) else draw_tagged(record)
     return lines[1:]
 
 
-def draw_tagged(tagged: Tagged[Any]) -> list[str]:
+def draw_tagged(tagged: TaggedLayout[Any]) -> list[str]:
     """A record whose first u32 says which fields follow; kinds with the same fields stand together."""
     kinds = vars(tagged)["_kinds"]
     variants = [
-        (f"{n} {kinds[n].name}", tuple(list_rows(run, tagged.label, 4))) for n, run in get_variants(tagged).items()
+        (f"{n} {kinds[n].name}", tuple(list_rows(layout, tagged.label, 4)))
+        for n, layout in get_variants(tagged).items()
     ]
     lines: list[tuple[str, ...]] = []
     for rows, group in groupby(variants, key=lambda variant: variant[1]):
@@ -257,7 +260,7 @@ def draw_messages() -> list[str]:
     kinds: tuple[AnyKind, ...] = (*KINDS, *ACCESS_KINDS)
     lines: list[tuple[object, ...]] = []
     for kind in kinds:
-        sender = kind.sender.name.lower() if isinstance(kind, Kind) else "owner or join authority"
+        sender = kind.sender.name.lower().replace("_", " ") if isinstance(kind, Kind) else "owner or join authority"
         lines.append((kind.number, f"`{kind.name}`", f"`{kind.type.__name__}`", describe_fields(kind), sender))
     return draw_table(("number", "name", "type", "fields, in order", "from"), lines)
 

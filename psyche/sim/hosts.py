@@ -53,7 +53,7 @@ from psyche.sim.trace import NodeLog
 from psyche.sim.trainer import VOCAB, PayloadCodec, SimTrainer, TrainerFaults
 from psyche.wire.access import OPEN
 from psyche.wire.crypto import Identity
-from psyche.wire.line.tls import Connection
+from psyche.wire.line.tls import TlsConnection
 from psyche.wire.ports import AddressRecord, Backend, Proof
 
 SERVER_HOST = "server"
@@ -415,9 +415,9 @@ class ClientHost(Host):
                 nursery.cancel_scope.cancel()
         return code
 
-    async def connect(self, host: str, port: int) -> Connection:
+    async def connect(self, host: str, port: int) -> TlsConnection:
         """A connection to the server: TLS stays at the rim of real machines, all that lies above is played."""
-        return Connection(await self.world.tcp.connect(self.key, host, port), self.world.channel)
+        return TlsConnection(await self.world.tcp.connect(self.key, host, port), self.world.channel)
 
     def _open_backend(self, life: Life) -> AbstractAsyncContextManager[TcpBackend]:
         platform = Platform(

@@ -28,7 +28,6 @@ from psyche.core.state.messages import (
     Join,
     LeaveRun,
     Message,
-    ReportEquivocation,
     SetRates,
     Tick,
     WitnessMessage,
@@ -39,7 +38,6 @@ TRACES = Path(__file__).parent / "traces"
 TRACE_NAMES = {"recover": "process_recovery", "set_rates": "process_rates"}  # others have the name of their kind
 KINDS_BY_EVENT = {TRACE_NAMES.get(kind.name, kind.name): kind for kind in KINDS}
 SENDER_NAMES = {Join: "signer", LeaveRun: "signer"}  # others: "sender"
-UNSIGNED = (ReportEquivocation,)  # what convicts is signed, not the report
 
 PARTS: dict[str, Callable[[Any], Any]] = {
     "config": lambda value: decode_config(unpack(value)),
@@ -96,8 +94,7 @@ def read_value(name: str, value: Any) -> Any:
 
 def get_sender_name(kind: Kind) -> str | None:
     """What a trace calls the sender; None where nobody signs."""
-    is_signed = kind.sender is Sender.ANYBODY and kind.type not in UNSIGNED
-    return SENDER_NAMES.get(kind.type, "sender") if is_signed else None
+    return SENDER_NAMES.get(kind.type, "sender") if kind.sender is Sender.ANYBODY else None
 
 
 def write_event(now: int, slot: int, sender: bytes, message: Message) -> dict[str, Any]:

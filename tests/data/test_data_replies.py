@@ -29,7 +29,7 @@ from psyche.wire.data import (
 )
 from psyche.wire.line.framing import ConnectionLost, FrameStream
 from psyche.wire.line.handshake import client_handshake
-from psyche.wire.line.tls import Connection, make_channel
+from psyche.wire.line.tls import TlsConnection, make_channel
 
 SERVER = Identity(bytes([1]) * 32)
 ALICE = Identity(bytes([2]) * 32)
@@ -161,10 +161,10 @@ class NarrowLine(trio.abc.Stream):
 async def narrow_client(
     server: DataServer, rate_bytes_s: int, monkeypatch: pytest.MonkeyPatch, length: int = LENGTH
 ) -> AsyncIterator[RemoteData]:
-    async def connect(*_: object) -> Connection:
+    async def connect(*_: object) -> TlsConnection:
         ours, theirs = trio.testing.lockstep_stream_pair()
         nursery.start_soon(server.handle, theirs)
-        return Connection(NarrowLine(ours, rate_bytes_s), make_channel(SERVER))
+        return TlsConnection(NarrowLine(ours, rate_bytes_s), make_channel(SERVER))
 
     async with trio.open_nursery() as nursery:
         monkeypatch.setattr(client_module, "open_tls", connect)

@@ -32,7 +32,7 @@ from psyche.wire.data import (
 )
 from psyche.wire.line.framing import ConnectionLost, FrameStream
 from psyche.wire.line.handshake import client_handshake
-from psyche.wire.line.tls import Connection, make_channel
+from psyche.wire.line.tls import TlsConnection, make_channel
 
 SERVER = Identity(bytes([1]) * 32)
 ALICE = Identity(bytes([2]) * 32)
@@ -371,11 +371,11 @@ async def test_a_cancelled_fetch_does_not_spoil_the_next(
     server = make_server(tmp_path)
     pairs = []
 
-    async def connect(*_: object) -> Connection:
+    async def connect(*_: object) -> TlsConnection:
         ours, theirs = memory_stream_pair()
         pairs.append(ours)
         nursery.start_soon(server.handle, theirs)
-        return Connection(ours, make_channel(SERVER))
+        return TlsConnection(ours, make_channel(SERVER))
 
     async with trio.open_nursery() as nursery:
         with pytest.MonkeyPatch.context() as patch:

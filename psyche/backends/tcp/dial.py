@@ -13,7 +13,7 @@ from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import client_handshake
-from psyche.wire.line.tls import Connection, open_tls
+from psyche.wire.line.tls import TlsConnection, open_tls
 
 CONNECT_TIMEOUT_S: Final = 10.0
 REPLY_TIMEOUT_S: Final = 10.0
@@ -48,7 +48,7 @@ def parse_server(text: str, run_id: str = "", key: bytes | None = None) -> Serve
     return ServerAddress(host=host.strip("[]"), port=int(port), run_id=run_id, key=key)
 
 
-Connect = Callable[[str, int], Awaitable[Connection]]
+Connect = Callable[[str, int], Awaitable[TlsConnection]]
 
 
 class Dialed(NamedTuple):
@@ -84,7 +84,7 @@ async def dial(address: ServerAddress, identity: Identity, connect: Connect = op
     return Dialed(frames, channel.server, greeting)
 
 
-async def _connect(address: ServerAddress, connect: Connect) -> Connection:
+async def _connect(address: ServerAddress, connect: Connect) -> TlsConnection:
     where = f"server {address.host}:{address.port}"
     try:
         with trio.fail_after(CONNECT_TIMEOUT_S):

@@ -3,7 +3,7 @@
 from typing import Final
 
 from psyche.core.encoding.fields import bitmap, flags, raw, u16, u32, up_to
-from psyche.core.encoding.records import Record, Run
+from psyche.core.encoding.records import FieldLayout, RecordLayout
 from psyche.core.state.gossip import Finished, GossipBody, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.limits import MAX_CLIENTS, SIGNED_BYTES
 
@@ -15,16 +15,16 @@ TAGS: Final[dict[bytes, type[GossipBody]]] = {
     b"psyche/leave/1": Leave,
 }
 # of every message, after its tag
-PREFIX: Final = Run(
+PREFIX: Final = FieldLayout(
     "Gossip", [raw("run_uid"), u16("epoch"), u32("height"), up_to(MAX_CLIENTS - 1, u16("member"))], is_aligned=False
 )
-READY: Final = Record(Ready, [raw("digest"), flags("flags", ReadyFlag)])
+READY: Final = RecordLayout(Ready, [raw("digest"), flags("flags", ReadyFlag)])
 # what is signed of each body; of Finished what stands before the Ready that may ride along
-BODIES: Final[dict[type[GossipBody], Run]] = {
-    Result: Run("Result", [raw("commitment")]),
+BODIES: Final[dict[type[GossipBody], FieldLayout]] = {
+    Result: FieldLayout("Result", [raw("commitment")]),
     Ready: READY,
-    Finished: Run("Finished", [bitmap("held"), raw("results_root"), bitmap("seen")]),
-    Leave: Run("Leave", []),
+    Finished: FieldLayout("Finished", [bitmap("held"), raw("results_root"), bitmap("seen")]),
+    Leave: FieldLayout("Leave", []),
 }
 
 assert len(RESULT_TAG) + PREFIX.size + BODIES[Result].size == SIGNED_BYTES, "R2: exactly 87 bytes are signed"

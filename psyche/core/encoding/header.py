@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from psyche.core.encoding.fields import constant, enum, pad, raw, u16, u32, u64
-from psyche.core.encoding.records import Record
+from psyche.core.encoding.records import RecordLayout
 from psyche.core.state.limits import HEADER_BYTES
 from psyche.core.state.state import ZERO32
 
@@ -55,7 +55,7 @@ class ResultHeader:
     flags: int = 0
 
 
-HEADER: Final = Record(ResultHeader, [
+HEADER: Final = RecordLayout(ResultHeader, [
     constant("magic", "4s", MAGIC), constant("version", "H", VERSION), u16("flags"), raw("run_uid"), u16("epoch"),
     u16("member"), u32("height"), u32("step"), u32("lr_bits"), u64("batch_start"), u64("batch_end"), raw("plan_hash"),
     raw("config_hash"), raw("base_digest"), raw("data_hash"), raw("prev_commitment"), raw("momentum_before"),

@@ -1,6 +1,6 @@
 """Records of a fixed layout: fields in order, from which encoding and decoding both follow.
 
-A `Record` is one dataclass in one `struct` format. A `Tagged` is a dataclass whose `kind`, a u32 in
+A `RecordLayout` is one dataclass in one `struct` format. A `TaggedLayout` is a dataclass whose `kind`, a u32 in
 front, says which of its fields are there. What decodes encodes back to the same bytes, and what
 encodes decodes to an equal value.
 """
@@ -22,7 +22,7 @@ _ALIGNMENT: Final = {"Q": 8, "d": 8, "I": 4, "f": 4, "H": 2}
 _TAG: Final = struct.Struct("<I")
 
 
-class Run:
+class FieldLayout:
     """Fields one after another in one struct format; `base` is the offset they start at, for alignment."""
 
     def __init__(self, label: str, fields: Sequence[Field], *, base: int = 0, is_aligned: bool = True) -> None:
@@ -139,7 +139,7 @@ def _make_getter(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
     return lambda value: tuple(attrgetter(name)(value) for name in names)
 
 
-class Record(Run, Generic[T]):
+class RecordLayout(FieldLayout, Generic[T]):
     """One dataclass in fixed bytes; every attribute of it is a field.
 
     `inner` gives the dataclass of each attribute whose own attributes are fields of this record,
@@ -181,7 +181,7 @@ def _get_places(cls: type, places: Mapping[str, int], prefix: str) -> list[int]:
     return [places[name] for name in names]
 
 
-class Tagged(Generic[T]):
+class TaggedLayout(Generic[T]):
     """A dataclass whose `kind` says which other attributes are there; the rest of `size` is zero."""
 
     def __init__(self, cls: type[T], kinds: type[IntEnum], size: int, variants: Mapping[Any, Sequence[Field]]) -> None:
@@ -190,13 +190,15 @@ class Tagged(Generic[T]):
         self.size = size
         self.mask = bytes(size)  # which bytes are pads depends on the kind
         self._cls: Callable[..., T] = cls
-        self._runs = {
-            int(kind): Run(f"{self.label} {kind.name}", fields, base=_TAG.size) for kind, fields in variants.items()
+        self._variants = {
+            int(kind): FieldLayout(f"{self.label} {kind.name}", fields, base=_TAG.size)
+            for kind, fields in variants.items()
         }
-        assert max(run.size for run in self._runs.values()) + _TAG.size <= size, f"{self.label}: a variant is too long"
+        longest = max(one.size for one in self._variants.values())
+        assert _TAG.size + longest <= size, f"{self.label}: a variant is too long"
         self._kinds = {int(kind): kind for kind in kinds}
         names = {field.name for field in dataclass_fields(cls)} - {"kind"}  # pyright: ignore[reportArgumentType]
-        self._unused = {kind: tuple(names - set(run.places)) for kind, run in self._runs.items()}
+        self._unused = {kind: tuple(names - set(one.places)) for kind, one in self._variants.items()}
 
     def write(self, value: Any) -> bytes:
         """The bytes of a value.
@@ -204,11 +206,11 @@ class Tagged(Generic[T]):
         Raises:
             WireError: naming a field that cannot hold its value, or one set that this kind has not.
         """
-        run, default = self._runs[value.kind], self._cls()
+        variant, default = self._variants[value.kind], self._cls()
         for name in self._unused[value.kind]:
             if getattr(value, name) != getattr(default, name):
-                raise WireError(f"{run.label}: has no {name}, but it is set")
-        return (_TAG.pack(value.kind) + run.write(value)).ljust(self.size, b"\0")
+                raise WireError(f"{variant.label}: has no {name}, but it is set")
+        return (_TAG.pack(value.kind) + variant.write(value)).ljust(self.size, b"\0")
 
     def read(self, raw: bytes) -> T:
         """The value of bytes.
@@ -218,15 +220,15 @@ class Tagged(Generic[T]):
                 that this kind does not use.
         """
         kind = _TAG.unpack_from(raw)[0]
-        run = self._runs.get(kind)
-        if run is None:
+        variant = self._variants.get(kind)
+        if variant is None:
             raise WireError(f"{self.label}.kind: {kind} is unknown")
-        end = _TAG.size + run.size
-        run.check_pads(raw[_TAG.size : end])
+        end = _TAG.size + variant.size
+        variant.check_pads(raw[_TAG.size : end])
         if raw[end:] != bytes(self.size - end):
-            raise WireError(f"{run.label}: bytes behind its last field are not zero")
-        values = run.read_values(raw[_TAG.size : end])
-        return self._cls(self._kinds[kind], **{name: values[place] for name, place in run.places.items()})
+            raise WireError(f"{variant.label}: bytes behind its last field are not zero")
+        values = variant.read_values(raw[_TAG.size : end])
+        return self._cls(self._kinds[kind], **{name: values[place] for name, place in variant.places.items()})
 
     def locate(self, offset: int) -> str:
         """Which byte."""

@@ -44,7 +44,7 @@ from psyche.core.encoding.fields import (
     until_zero,
     up_to,
 )  # fmt: skip
-from psyche.core.encoding.records import Record, Run, Tagged
+from psyche.core.encoding.records import FieldLayout, RecordLayout, TaggedLayout
 from psyche.core.state.enums import (
     Architecture,
     CheckpointKind,
@@ -109,7 +109,7 @@ VERSION: Final = 1  # preset "chain"
 
 _HUB: Final = (text("name", STRING_BYTES), present("revision"), optional(text("revision", STRING_BYTES)))
 
-CHECKPOINT: Final = Tagged(
+CHECKPOINT: Final = TaggedLayout(
     Checkpoint,
     CheckpointKind,
     136,
@@ -124,7 +124,7 @@ CHECKPOINT: Final = Tagged(
     },
 )
 
-HTTP_LOCATION: Final = Tagged(
+HTTP_LOCATION: Final = TaggedLayout(
     HttpLocation,
     HttpLocationKind,
     260,
@@ -137,7 +137,7 @@ HTTP_LOCATION: Final = Tagged(
     },
 )  # fmt: skip
 
-DATA_LOCATION: Final = Tagged(
+DATA_LOCATION: Final = TaggedLayout(
     DataLocation,
     DataLocationKind,
     304,
@@ -157,7 +157,7 @@ DATA_LOCATION: Final = Tagged(
 _WARMUP: Final = (pad(4), f64("base_lr"), f64("warmup_init_lr"))
 _DECAY: Final = (*_WARMUP, f64("final_lr"), u32("warmup_steps"), u32("total_steps"))
 
-LR_SCHEDULE: Final = Tagged(
+LR_SCHEDULE: Final = TaggedLayout(
     LrSchedule,
     ScheduleKind,
     56,
@@ -172,7 +172,7 @@ LR_SCHEDULE: Final = Tagged(
     },
 )  # fmt: skip
 
-OPTIMIZER: Final = Tagged(
+OPTIMIZER: Final = TaggedLayout(
     Optimizer,
     OptimizerKind,
     32,
@@ -190,7 +190,7 @@ OPTIMIZER: Final = Tagged(
     },
 )  # fmt: skip
 
-MODEL: Final = Record(
+MODEL: Final = RecordLayout(
     Model,
     (
         constant("kind", "I", 0), u8("cooldown_sources"), pad(3), u32("max_seq_len"), u32("cold_start_warmup_steps"),
@@ -200,7 +200,7 @@ MODEL: Final = Record(
     ),
 )  # fmt: skip
 
-CONFIG: Final = Record(
+CONFIG: Final = RecordLayout(
     Config,
     (
         u64("warmup_time"), u64("cooldown_time"), u64("max_round_train_time"), u64("round_witness_time"),
@@ -213,7 +213,7 @@ CONFIG: Final = Record(
     ),
 )  # fmt: skip
 
-METADATA: Final = Record(
+METADATA: Final = RecordLayout(
     Metadata,
     (
         text("name", NAME_BYTES), text("description", DESCRIPTION_BYTES),
@@ -221,13 +221,13 @@ METADATA: Final = Record(
     ),
 )  # fmt: skip
 
-PROGRESS: Final = Record(Progress, (u16("epoch"), pad(2), u32("step"), u64("epoch_start_data_index")))
+PROGRESS: Final = RecordLayout(Progress, (u16("epoch"), pad(2), u32("step"), u64("epoch_start_data_index")))
 
-MARK: Final = Record(Mark, (raw("digest"), u16("epoch"), u16("uploader"), u32("step"), u64("data_index")))
+MARK: Final = RecordLayout(Mark, (raw("digest"), u16("epoch"), u16("uploader"), u32("step"), u64("data_index")))
 
-START_CANDIDATE: Final = Record(StartCandidate, (raw("digest"), u16("count"), pad(6)))
+START_CANDIDATE: Final = RecordLayout(StartCandidate, (raw("digest"), u16("count"), pad(6)))
 
-WITNESS: Final = Record(
+WITNESS: Final = RecordLayout(
     WitnessRecord,
     (
         up_to(MAX_CLIENTS - 1, u16("member")), flags("flags", WitnessFlag), pad(1), u32("at_s"), bitmap("held"),
@@ -236,11 +236,11 @@ WITNESS: Final = Record(
     ),
 )  # fmt: skip
 
-AUDIT: Final = Record(
+AUDIT: Final = RecordLayout(
     Audit, (u16("verifier"), u16("target"), u8("status"), u8("reason"), pad(2), raw("commit"), pad(24))
 )
 
-ROUND: Final = Record(
+ROUND: Final = RecordLayout(
     Round,
     (
         raw("seed"), bitmap("members"), bitmap("agreed_held"), raw("agreed_root"), raw("agreed_digest"), raw("mix"),
@@ -252,7 +252,7 @@ ROUND: Final = Record(
     ),
 )  # fmt: skip
 
-CLIENT: Final = Record(
+CLIENT: Final = RecordLayout(
     Client,
     (
         raw("signer"), raw("p2p"), enum("state", ClientState), u8("missed"), u8("late"), u8("witness_missed"),
@@ -262,7 +262,7 @@ CLIENT: Final = Record(
     ),
 )  # fmt: skip
 
-CHALLENGE: Final = Record(
+CHALLENGE: Final = RecordLayout(
     Challenge,
     (
         raw("target_commitment"), raw("evidence"), u32("height"), u32("opened_height"), u32("deadline_height"),
@@ -271,7 +271,7 @@ CHALLENGE: Final = Record(
     ),
 )  # fmt: skip
 
-SLOT: Final = Record(
+SLOT: Final = RecordLayout(
     Slot,
     (
         raw("signer"), raw("p2p"), u64("earned"), u64("slashed"), u64("stake"), u64("joined_unix"),
@@ -280,7 +280,7 @@ SLOT: Final = Record(
     ),
 )  # fmt: skip
 
-REGISTRY: Final = Record(
+REGISTRY: Final = RecordLayout(
     Registry,
     (
         count("slots"), u16("next_active"), pad(4), u64("current_earning_rate"), u64("current_slashing_rate"),
@@ -327,14 +327,14 @@ PARTS: Final[tuple[tuple[str, int, tuple[Field, ...]], ...]] = (
 for _name, _size, _fields in PARTS:
     assert sum(field.size for field in _fields) == _size, f"the part {_name} has {_size} bytes"
 
-ACCOUNT: Final = Record(Coordinator, tuple(chain.from_iterable(part[2] for part in PARTS)), {"epoch": Epoch})
+ACCOUNT: Final = RecordLayout(Coordinator, tuple(chain.from_iterable(part[2] for part in PARTS)), {"epoch": Epoch})
 
 assert ACCOUNT.size == STATE_BYTES, "the account's size is fixed"
 assert WITNESS.size == 512, "a witness record has 512 bytes"
 assert ROUND.size == 320 + MAX_WITNESSES * WITNESS.size + MAX_AUDITS * AUDIT.size, "a round has 18,752 bytes"
 
 # The witness message without its discriminator: packed, the length u32 and bytes of the metadata follow.
-WITNESS_HEAD: Final = Run(
+WITNESS_HEAD: Final = FieldLayout(
     "WitnessMessage",
     (
         u16("epoch"), u32("height"), u16("member"), flags("flags", WitnessFlag), u32("at_s"), bitmap("held"),

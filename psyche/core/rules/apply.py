@@ -77,6 +77,7 @@ class Sender(Enum):
     """Who may send a message; the home asks, for it alone knows who its owner is."""
 
     ANYBODY = "whose key the rule accepts"
+    ANYBODY_WITH_EVIDENCE = "whatever the key: the home has checked the evidence"
     OWNER = "the owner of the run"
     HOME = "the coordinator's home, of itself"
 
@@ -100,7 +101,7 @@ KINDS: Final = (
     Kind(6, "witness", msg.WitnessMessage, process_witness, Sender.ANYBODY),
     Kind(7, "health_check", msg.HealthCheck, process_health_check, Sender.ANYBODY),
     Kind(8, "checkpoint", msg.NameCheckpoint, process_checkpoint, Sender.ANYBODY),
-    Kind(9, "report_equivocation", msg.ReportEquivocation, process_ejection, Sender.ANYBODY),
+    Kind(9, "report_equivocation", msg.ReportEquivocation, process_ejection, Sender.ANYBODY_WITH_EVIDENCE),
     Kind(10, "pause", msg.Pause, process_pause, Sender.OWNER),
     Kind(11, "resume", msg.Resume, process_resume, Sender.OWNER),
     Kind(12, "recover", msg.Recover, process_recovery, Sender.HOME),

@@ -16,7 +16,7 @@ from psyche.errors import BackendError
 from psyche.network.memory import MemoryNode
 from psyche.sim.trainer import PayloadCodec
 from psyche.wire.crypto import Identity
-from psyche.wire.line.tls import Connection
+from psyche.wire.line.tls import TlsConnection
 from psyche.wire.ports import AddressRecord, Network, SyncReply, SyncRequest
 
 
@@ -82,7 +82,7 @@ class Participant(Protocol):
         """Gossip to one peer alone."""
         ...
 
-    async def connect(self, host: str, port: int) -> Connection:
+    async def connect(self, host: str, port: int) -> TlsConnection:
         """A connection to the server."""
         ...
 

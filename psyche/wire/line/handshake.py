@@ -38,14 +38,14 @@ class WrongServer(HandshakeError):
     """Another server answers than the one that is meant, or somebody on the line."""
 
 
-class Challenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class HandshakeChallenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What the server says first."""
 
     version: int
     challenge: bytes
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class HandshakeResponse(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What the client answers."""
 
     client: bytes
@@ -78,13 +78,13 @@ async def server_handshake(frames: FrameStream, channel: Channel, purpose: str, 
     """
     with _SmallFrames(frames), trio.move_on_after(timeout_s):
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
-        await _send(frames, Challenge(PROTOCOL_VERSION, challenge), timeout_s)
-        answer = _decode(await frames.receive(timeout_s), Answer)
-        reason = _get_refusal(answer, channel, challenge, purpose)
+        await _send(frames, HandshakeChallenge(PROTOCOL_VERSION, challenge), timeout_s)
+        response = _decode(await frames.receive(timeout_s), HandshakeResponse)
+        reason = _get_refusal(response, channel, challenge, purpose)
         await _send(frames, Welcome(reason), timeout_s)
         if reason:
-            raise HandshakeError(f"handshake with {answer.client.hex()[:16]}: {reason}")
-        return answer.client
+            raise HandshakeError(f"handshake with {response.client.hex()[:16]}: {reason}")
+        return response.client
     raise FrameTimeout(f"handshake: not finished within {timeout_s:g} s")
 
 
@@ -115,10 +115,10 @@ async def client_handshake(
     """
     _check_server(channel.server, expected_server)
     with _SmallFrames(frames), trio.move_on_after(timeout_s):
-        hello = _decode(await frames.receive(timeout_s), Challenge)
-        _check_hello(hello)
-        signature = identity.sign(signed_bytes(channel, hello.challenge, purpose))
-        await _send(frames, Answer(identity.public, purpose, signature), timeout_s)
+        greeting = _decode(await frames.receive(timeout_s), HandshakeChallenge)
+        _check_greeting(greeting)
+        signature = identity.sign(signed_bytes(channel, greeting.challenge, purpose))
+        await _send(frames, HandshakeResponse(identity.public, purpose, signature), timeout_s)
         welcome = _decode(await frames.receive(timeout_s), Welcome)
         if welcome.refused:
             raise HandshakeError(f"handshake: the server refuses: {welcome.refused[:200]}")
@@ -140,12 +140,12 @@ class _SmallFrames:
         self._frames.max_frame_bytes = self._former
 
 
-def _get_refusal(answer: Answer, channel: Channel, challenge: bytes, purpose: str) -> str:
-    if len(answer.client) != KEY_BYTES:
+def _get_refusal(response: HandshakeResponse, channel: Channel, challenge: bytes, purpose: str) -> str:
+    if len(response.client) != KEY_BYTES:
         return f"a key must have {KEY_BYTES} bytes"
-    if answer.purpose != purpose:
-        return f"this is the {purpose} service, not {answer.purpose[:MAX_PURPOSE_BYTES]!r}"
-    if not verify(answer.client, signed_bytes(channel, challenge, purpose), answer.signature):
+    if response.purpose != purpose:
+        return f"this is the {purpose} service, not {response.purpose[:MAX_PURPOSE_BYTES]!r}"
+    if not verify(response.client, signed_bytes(channel, challenge, purpose), response.signature):
         return "the signature is not that of the key"
     return ""
 
@@ -158,10 +158,10 @@ def _check_server(server: bytes, expected: bytes | None) -> None:
         )
 
 
-def _check_hello(hello: Challenge) -> None:
-    if hello.version != PROTOCOL_VERSION:
-        raise HandshakeError(f"handshake: the server speaks version {hello.version}, this is {PROTOCOL_VERSION}")
-    if len(hello.challenge) != CHALLENGE_BYTES:
+def _check_greeting(greeting: HandshakeChallenge) -> None:
+    if greeting.version != PROTOCOL_VERSION:
+        raise HandshakeError(f"handshake: the server speaks version {greeting.version}, this is {PROTOCOL_VERSION}")
+    if len(greeting.challenge) != CHALLENGE_BYTES:
         raise WireError(f"handshake: a challenge must have {CHALLENGE_BYTES} bytes")
 
 

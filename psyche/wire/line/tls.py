@@ -49,7 +49,7 @@ class Channel(NamedTuple):
     binding: bytes
 
 
-class Connection(NamedTuple):
+class TlsConnection(NamedTuple):
     """A connection to a server that has proven its key; whether it is the right key is still to be checked."""
 
     stream: trio.abc.Stream
@@ -156,7 +156,7 @@ class TlsListener(trio.abc.Listener[trio.SSLStream]):
         await self._listener.aclose()
 
 
-async def secure_client(stream: trio.abc.Stream) -> Connection:
+async def secure_client(stream: trio.abc.Stream) -> TlsConnection:
     """Speak TLS on a new connection, whose stream is owned from now on.
 
     Returns once the server has proven the key that its certificate names. Bound it with a cancel scope.
@@ -170,7 +170,7 @@ async def secure_client(stream: trio.abc.Stream) -> Connection:
         await line.do_handshake()
         certificate = line.getpeercert(binary_form=True)
         assert isinstance(certificate, bytes), "no TLS 1.3 handshake is done without one"
-        return Connection(line, read_channel(certificate))
+        return TlsConnection(line, read_channel(certificate))
     except trio.BrokenResourceError as error:
         await trio.aclose_forcefully(line)
         if problem := describe_problem(error):
@@ -181,7 +181,7 @@ async def secure_client(stream: trio.abc.Stream) -> Connection:
         raise
 
 
-async def open_tls(host: str, port: int) -> Connection:
+async def open_tls(host: str, port: int) -> TlsConnection:
     """Connect to a server. Bound it with a cancel scope.
 
     Raises:

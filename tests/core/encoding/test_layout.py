@@ -25,7 +25,7 @@ from psyche.core.encoding.account import (
 )
 from psyche.core.encoding.fields import pad, u16, u32, u64
 from psyche.core.encoding.fields import raw as raw_field
-from psyche.core.encoding.records import Record, Tagged
+from psyche.core.encoding.records import RecordLayout, TaggedLayout
 from psyche.core.encoding.tables import ACCOUNT
 from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import (
@@ -453,10 +453,10 @@ def test_every_enumeration_fits_its_number() -> None:
 
 def test_a_table_that_forgets_a_field_or_misaligns_one_does_not_load() -> None:
     with pytest.raises(AssertionError, match=r"Progress: fields \{'step'\} are missing"):
-        Record(Progress, (u16("epoch"), pad(6), u64("epoch_start_data_index")))
+        RecordLayout(Progress, (u16("epoch"), pad(6), u64("epoch_start_data_index")))
     with pytest.raises(AssertionError, match="every number lies at a multiple of its size"):
-        Record(Progress, (u16("epoch"), u32("step"), u64("epoch_start_data_index")))
+        RecordLayout(Progress, (u16("epoch"), u32("step"), u64("epoch_start_data_index")))
     with pytest.raises(AssertionError, match="every kind has its fields"):
-        Tagged(Checkpoint, CheckpointKind, 136, {CheckpointKind.EPHEMERAL: ()})
+        TaggedLayout(Checkpoint, CheckpointKind, 136, {CheckpointKind.EPHEMERAL: ()})
     with pytest.raises(AssertionError, match="a variant is too long"):
-        Tagged(Checkpoint, CheckpointKind, 8, dict.fromkeys(CheckpointKind, (raw_field("name", 32),)))
+        TaggedLayout(Checkpoint, CheckpointKind, 8, dict.fromkeys(CheckpointKind, (raw_field("name", 32),)))

@@ -1,6 +1,6 @@
 """The table of message kinds: journals, requests and instructions on a chain hold its numbers."""
 
-from psyche.core.rules.apply import BY_TYPE, KINDS
+from psyche.core.rules.apply import BY_TYPE, KINDS, Sender
 
 # A new message takes the next free number, and none is ever used again.
 NUMBERS = {
@@ -12,6 +12,11 @@ NUMBERS = {
 
 def test_numbers_and_names_of_message_kinds_never_change() -> None:
     assert [(kind.number, kind.name) for kind in KINDS] == list(NUMBERS.items())
+
+
+def test_whoever_reports_an_equivocation_is_asked_for_evidence_not_for_a_key() -> None:
+    asked = {kind.name for kind in KINDS if kind.sender is Sender.ANYBODY_WITH_EVIDENCE}
+    assert asked == {"report_equivocation"}
 
 
 def test_each_type_of_message_has_one_kind() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import trio
 import trio.testing
-from data_kit import FakeData
+from runtime_kit import FakeData
 
 from psyche.client.engine.actions import FetchData
 from psyche.client.runtime.data_ahead import DataAhead

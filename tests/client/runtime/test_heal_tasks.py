@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 from kits.log import Log
-from test_loading import KEYS, FakeNetwork, NoEngine, answer_with
+from runtime_kit import CHAIN, FILES, KEYS, FakeNetwork, NoEngine, answer_with
 from trio.testing import MockClock
 
 from psyche.client.engine import actions as act
@@ -26,7 +26,6 @@ from psyche.wire.crypto import blake3_hash, blob_id_of, compute_state_digest
 from psyche.wire.ports import SyncReply, SyncRequest
 from psyche.wire.trainer import LoadReply, LoadRequest, SnapshotReply, SnapshotRequest
 
-CHAIN = build_hash("chain")
 RIGHT = (b"a" * 32, b"b" * 32, b"c" * 32)
 FLIPPED = (b"a" * 32, b"X" * 32, b"c" * 32)
 NAMES = ("first", "second", "third")
@@ -34,9 +33,6 @@ NAMES = ("first", "second", "third")
 
 def get_entries(tensors: Sequence[bytes]) -> list[TensorEntry]:
     return [TensorEntry(name, (8,), blob_id_of(data)) for name, data in zip(NAMES, tensors, strict=True)]
-
-
-FILES = disk.get_file_entries({"config.json": b"{}"})
 
 
 def get_manifest(tensors: Sequence[bytes]) -> bytes:

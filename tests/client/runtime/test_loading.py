@@ -1,133 +1,23 @@
 """Where weights come from, and what is believed of those who offer them (P6, S2, S8, S9, B17, B21)."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from kits.log import Log
+from runtime_kit import CHAIN, FILES, KEYS, Place, answer_with, build_offer
 
-from psyche.client.runtime.loading import PARTS, Loader, compute_offer_digest, get_snapshot_name
-from psyche.client.runtime.serving import Offer, Serving, read_offer
+from psyche.client.runtime.loading import PARTS, compute_offer_digest, get_snapshot_name
+from psyche.client.runtime.serving import read_offer
 from psyche.core.encoding.manifest import TensorEntry, decode_manifest, encode_manifest
-from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, Coordinator, Mark
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, Mark
 from psyche.errors import NetworkError, TrainerError
-from psyche.modeling.snapshot import get_file_entries, list_snapshots, read_snapshot_info
-from psyche.testing.builders import build_hash, build_model
+from psyche.modeling.snapshot import read_snapshot_info
+from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_state_digest
 from psyche.wire.ports import SyncReply, SyncRequest
 from psyche.wire.trainer import SnapshotRequest
-
-CHAIN = build_hash("chain")
-KEYS = [build_hash("peer", number) for number in range(4)]
-
-
-@dataclass
-class FakeNetwork:
-    """Peers that answer as told, and the blobs they have."""
-
-    key: bytes = KEYS[0]
-    answers: dict[bytes, Callable[[SyncRequest], SyncReply]] = field(default_factory=dict)
-    blobs: dict[bytes, bytes] = field(default_factory=dict)
-    offered: list[bytes] = field(default_factory=list)
-    withdrawn: list[bytes] = field(default_factory=list)
-    asked: list[tuple[bytes, SyncRequest]] = field(default_factory=list)
-    fetched: list[bytes] = field(default_factory=list)
-
-    def connected(self) -> frozenset[bytes]:
-        return frozenset(self.answers)
-
-    async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
-        assert timeout_s > 0
-        self.asked.append((peer, request))
-        if peer not in self.answers:
-            raise NetworkError("not connected")
-        return self.answers[peer](request)
-
-    async def fetch_many(
-        self, blobs: Sequence[tuple[bytes, int]], _sources: Sequence[bytes], folder: Path, **_more: Any
-    ) -> dict[bytes, Path]:
-        found = {}
-        for blob_id, _ in blobs:
-            self.fetched.append(blob_id)
-            found[blob_id] = folder / blob_id.hex()
-            found[blob_id].write_bytes(self.blobs[blob_id])
-        return found
-
-    async def provide(self, data: bytes | Path, *, expires: object) -> bytes:
-        assert expires is None
-        blob_id = blob_id_of(data if isinstance(data, bytes) else data.read_bytes())
-        self.offered.append(blob_id)
-        return blob_id
-
-    async def withdraw(self, blob_id: bytes) -> None:
-        self.withdrawn.append(blob_id)
-
-
-class NoEngine:
-    """Nobody asks for announcements here."""
-
-    def get_announcements(self, _epoch: int, _height: int, _have: int) -> tuple[bytes, ...]:
-        return ()
-
-    def get_table(self, root: bytes) -> tuple[bytes, ...] | None:
-        return (b"signed",) if root == KEYS[1] else None
-
-
-@dataclass
-class Place:
-    """A loader over an empty disk and a network without peers."""
-
-    root: Path
-    network: FakeNetwork = field(default_factory=FakeNetwork)
-    log: Log = field(default_factory=Log)
-
-    def __post_init__(self) -> None:
-        self.snapshots = self.root / "resume"
-        self.serving = Serving(NoEngine(), self.network)  # type: ignore[arg-type]
-        self.loader = Loader(self.network, self.serving, self.snapshots, self.root, self.log)  # type: ignore[arg-type]
-        self.state = Coordinator(model=build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model")))
-
-    async def write_snapshot(
-        self, name: str = "weights", *, epoch: int = 0, step: int = 1, chain: bytes = CHAIN, lying: bool = False
-    ) -> bytes:
-        """A snapshot as a trainer writes it; the digest of its weights."""
-        trainer = DummyTrainer(weights=blake3_hash(name.encode()))
-        part = trainer._get_part()
-        digest = build_hash("a lie") if lying else compute_state_digest(chain, part)
-        await trainer.snapshot(
-            SnapshotRequest(
-                kind="resume", path=str(self.snapshots / get_snapshot_name(epoch, step, digest)), epoch=epoch,
-                step=step, data_index=step * 10, chain=chain, digest=digest,
-            )
-        )  # fmt: skip
-        return digest
-
-    def get_digests(self) -> set[bytes]:
-        return {s.digest for s in list_snapshots(self.snapshots)}
-
-    def fetch(self, digest: bytes) -> Awaitable[Any]:
-        return self.loader.fetch(self.state, digest, 1e9, lambda _done, _total: None)
-
-
-FILES = get_file_entries({"config.json": b"{}"})
-
-
-def build_offer(weights: bytes = b"w" * 32, **changes: Any) -> tuple[Offer, bytes]:
-    """An honest manifest and the digest it gives."""
-    entry = TensorEntry("weight", (8,), blob_id_of(weights))
-    manifest = encode_manifest([entry], FILES)
-    offer = Offer(manifest=manifest, chain=CHAIN, epoch=3, step=30, data_index=300)
-    return msgspec.structs.replace(offer, **changes), compute_state_digest(CHAIN, blake3_hash(manifest))
-
-
-def answer_with(offer: Offer | bytes) -> Callable[[SyncRequest], SyncReply]:
-    raw = offer if isinstance(offer, bytes) else msgspec.msgpack.encode(offer)
-    return lambda _request: SyncReply(found=True, items=(raw,))
 
 
 @pytest.fixture
@@ -206,7 +96,7 @@ async def test_a_manifest_that_does_not_give_the_digest_is_refused_and_the_next_
     offer, digest = build_offer()
     false, _ = build_offer(chain=build_hash("another chain"))
     poisoned, _ = build_offer(manifest=build_offer(b"p" * 32)[0].manifest)
-    first, second, third = sorted(KEYS[1:])
+    first, second, third = sorted(KEYS[1:4])
     place.network.answers = {first: answer_with(false), second: answer_with(poisoned), third: answer_with(offer)}
     source = await place.fetch(digest)
     assert read_snapshot_info(source.path).digest == digest

@@ -4,33 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kits.log import Log
+from runtime_kit import KEYS, FakeNetwork
 
 from psyche.client.engine import actions as act
 from psyche.client.runtime.peer_queries import SYNC_PEERS, PeerQueries
 from psyche.errors import NetworkError
-from psyche.testing.builders import build_hash
-from psyche.wire.ports import SyncReply, SyncRequest
+from psyche.wire.ports import SyncReply
 
-KEYS = [build_hash("peer", number) for number in range(9)]
 ROOT = b"r" * 32
-
-
-@dataclass
-class Peers:
-    """Nine peers that answer alike, or fail."""
-
-    reply: SyncReply = field(default_factory=lambda: SyncReply(True, (b"one", b"two")))
-    fail: bool = False
-    asked: list[tuple[bytes, SyncRequest]] = field(default_factory=list)
-
-    def connected(self) -> frozenset[bytes]:
-        return frozenset(KEYS)
-
-    async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
-        self.asked.append((peer, request))
-        if self.fail:
-            raise NetworkError("not connected")
-        return self.reply
+NOT_CONNECTED = NetworkError("not connected")
 
 
 @dataclass
@@ -48,8 +30,10 @@ class Context:
         self.heard += items
 
 
-def build(**changes: Any) -> tuple[PeerQueries, Peers, Context]:
-    peers, context = Peers(**changes), Context()
+def build(**changes: Any) -> tuple[PeerQueries, FakeNetwork, Context]:
+    """Nine peers that answer alike, or fail."""
+    values = {"reply": SyncReply(True, (b"one", b"two"))} | changes
+    peers, context = FakeNetwork(**values), Context()
     return PeerQueries(peers, context, "client-1"), peers, context  # type: ignore[arg-type]
 
 
@@ -72,20 +56,20 @@ async def test_asking_for_the_same_again_asks_other_peers_too() -> None:
 
 async def test_a_witness_that_does_not_answer_is_an_answer() -> None:
     """C1: so that others are asked."""
-    queries, peers, context = build(fail=True)
+    queries, peers, context = build(fail=NOT_CONNECTED)
     await queries.ask_table(act.AskTable(0, 3, 1, KEYS[1], ROOT))
     assert context.events == [act.TableArrived(0, 3, 1, ROOT, None)]
     assert context.log.kinds == ["error"]
-    peers.fail = False
+    peers.fail = None
     await queries.ask_table(act.AskTable(0, 3, 1, KEYS[1], ROOT))
     assert context.events[1:] == [act.TableArrived(0, 3, 1, ROOT, (b"one", b"two"))]
 
 
 async def test_only_a_promise_to_keep_weights_is_told() -> None:
     """S7: who says no, or nothing, is not one of those who help."""
-    queries, peers, context = build(fail=True)
+    queries, peers, context = build(fail=NOT_CONNECTED)
     await queries.ask_weights(act.AskWeights(0, 3, 1, KEYS[1]))
-    peers.fail, peers.reply = False, SyncReply(found=False)
+    peers.fail, peers.reply = None, SyncReply(found=False)
     await queries.ask_weights(act.AskWeights(0, 3, 1, KEYS[1]))
     assert context.events == []
     peers.reply = SyncReply(found=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 from kits.bench import Bench, build_bench, go_to_last_drain
-from test_loading import KEYS, Place, answer_with, build_offer
+from runtime_kit import KEYS, Place, answer_with, build_offer
 from trio.testing import MockClock
 
 from psyche.client.engine import actions as act
@@ -40,7 +40,9 @@ def clock() -> MockClock:
 # --- the folder
 
 
-async def test_a_shared_snapshot_can_be_loaded_and_is_named_by_its_path_below_the_local_root(place: Place) -> None:
+async def test_a_shared_snapshot_can_be_loaded_and_is_named_by_its_path_below_the_local_root(
+    place: Place,
+) -> None:
     digest = await place.write_snapshot()
     own = await place.loader.find_local(digest)
     assert own is not None

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from data_kit import FakeData
 from kits.log import Log
+from runtime_kit import KEYS, FakeData, FakeNetwork
 from trio.testing import MockClock
 
 from psyche.client.engine import actions as act
@@ -24,12 +24,11 @@ from psyche.errors import BackendError, NetworkError, WireError
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import Identity, blob_id_of
-from psyche.wire.ports import AddressRecord, NetworkStatistics, SyncReply, SyncRequest
+from psyche.wire.ports import AddressRecord, NetworkStatistics, SyncReply
 
 LIMIT_S = 1_000
 BODY = b"a payload"
 BLOB = blob_id_of(BODY)
-KEYS = [build_hash("peer", number) for number in range(9)]
 
 
 class SilentEngine(RoundEngine):
@@ -105,15 +104,14 @@ class FakeBackend:
 
 
 @dataclass
-class FakeNetwork:
-    """Delivers or fails as told."""
+class ShellNetwork(FakeNetwork):
+    """Nine peers, one payload, and what a shell says."""
 
-    fail: Exception | None = None
+    reply: SyncReply | None = field(default_factory=lambda: SyncReply(True, (b"one", b"two")))
+    blobs: dict[bytes, bytes] = field(default_factory=lambda: {BLOB: BODY})
     provide_s: float = 0.0
     published: list[bytes] = field(default_factory=list)
-    asked: list[tuple[bytes, SyncRequest]] = field(default_factory=list)
     addresses: list[tuple[AddressRecord, ...]] = field(default_factory=list)
-    reply: SyncReply = field(default_factory=lambda: SyncReply(True, (b"one", b"two")))
 
     def set_sync_handler(self, _handler: object) -> None:
         pass
@@ -131,29 +129,16 @@ class FakeNetwork:
     def expire(self, epoch: int, height: int) -> None:
         pass
 
-    def connected(self) -> frozenset[bytes]:
-        return frozenset(KEYS)
-
     def statistics(self) -> NetworkStatistics:
         return NetworkStatistics()
 
     async def publish(self, raw: bytes) -> None:
         self.published.append(raw)
 
-    async def provide(self, data: bytes, *, expires: object) -> bytes:
+    async def provide(self, data: bytes | Path, *, expires: object) -> bytes:
         await trio.sleep(self.provide_s)
+        assert isinstance(data, bytes)
         return blob_id_of(data)
-
-    async def fetch(self, _blob_id: bytes, _sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
-        if self.fail is not None:
-            raise self.fail
-        return BODY
-
-    async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
-        self.asked.append((peer, request))
-        if self.fail is not None:
-            raise self.fail
-        return self.reply
 
 
 @dataclass
@@ -163,7 +148,7 @@ class Place:
     root: Path
     engine: SilentEngine = field(default_factory=SilentEngine)
     backend: FakeBackend = field(default_factory=FakeBackend)
-    network: FakeNetwork = field(default_factory=FakeNetwork)
+    network: ShellNetwork = field(default_factory=ShellNetwork)
     data: FakeData = field(default_factory=FakeData)
     log: Log = field(default_factory=Log)
     check: Callable[[bytes], None] = lambda _body: None

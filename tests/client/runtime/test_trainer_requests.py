@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import trio
-from kits.log import Log
+from runtime_kit import TaskShell, build_train, write_snapshot
 
 from psyche.client.engine import actions as act
 from psyche.client.runtime.loading import Source
 from psyche.client.runtime.replay import ReplayStore
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_tasks import TrainerTasks, remove_old_exports
-from psyche.core.state.state import ZERO32, Coordinator
+from psyche.core.state.state import ZERO32
 from psyche.errors import DataError, NetworkError, TrainerError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.testing.builders import build_hash, build_model
+from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import blake3_hash, compute_chain_digest, compute_state_digest
 from psyche.wire.trainer import ApplyReply, ApplyRequest, LoadReply, LoadRequest, SnapshotReply, SnapshotRequest
@@ -88,44 +88,13 @@ class Loader:
 
 
 @dataclass
-class Shell:
-    """Hears what becomes of requests."""
-
-    state: Coordinator = field(default_factory=lambda: Coordinator(run_id="run", model=build_model()))
-    events: list[act.Event] = field(default_factory=list)
-    log: Log = field(default_factory=Log)
-    bodies: dict[bytes, bytes] = field(default_factory=dict)
-    data: trio.Event = field(default_factory=trio.Event)
-    data_error: Exception | None = None
-    replay_written: trio.Event = field(default_factory=trio.Event)
-    heard: trio.Event = field(default_factory=trio.Event)
-
-    def feed(self, event: act.Event) -> None:
-        self.events.append(event)
-        self.heard.set()
-        self.heard = trio.Event()
-
-    async def take(self, *_place: int) -> bytes:
-        await self.data.wait()
-        if self.data_error is not None:
-            raise self.data_error
-        return bytes(4 * 16)
-
-    def find(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
-        return tuple(self.bodies[blob] for blob in blobs)
-
-    async def wait_for_replay(self) -> None:
-        await self.replay_written.wait()
-
-
-@dataclass
 class Place:
     """Trainer tasks at work on an empty disk."""
 
     root: Path
     trainer: Trainer = field(default_factory=Trainer)
     loader: Loader = field(default_factory=Loader)
-    shell: Shell = field(default_factory=Shell)
+    shell: TaskShell = field(default_factory=TaskShell)
 
     def __post_init__(self) -> None:
         settings = ClientSettings(run_id="run", server_host="", server_port=0, data_dir=self.root)
@@ -148,14 +117,8 @@ class Place:
 
     async def write_snapshot(self, name: str) -> tuple[Source, bytes]:
         """A snapshot of some weights, and their digest."""
-        trainer = DummyTrainer(weights=blake3_hash(name.encode()))
-        digest = compute_state_digest(build_hash("chain"), trainer._get_part())
         path = self.root / name
-        request = SnapshotRequest(
-            kind="resume", path=str(path), epoch=0, step=1, data_index=0, chain=build_hash("chain"), digest=digest
-        )
-        await trainer.snapshot(request)
-        return Source(path, is_snapshot=True, name=name), digest
+        return Source(path, is_snapshot=True, name=name), await write_snapshot(path, name)
 
 
 @pytest.fixture
@@ -169,10 +132,6 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 def build_load(certified: bytes | None = None) -> act.Load:
     return act.Load(0, certified, ZERO32, keep_momentum=True)
-
-
-def build_train(height: int = 0) -> act.Train:
-    return act.Train(0, height, height + 1, 0, 0, 1e-3, 0.0, (), in_flight=True)
 
 
 # --- loading

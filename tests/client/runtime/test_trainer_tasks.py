@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import trio
+from runtime_kit import TaskShell, build_train
 
 from psyche.client.engine import actions as act
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_tasks import TrainerTasks
-from psyche.core.state.state import Coordinator
 from psyche.errors import TrainerError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.wire.trainer import ApplyReply, ApplyRequest
@@ -46,19 +46,8 @@ class Loader:
         return None
 
 
-@dataclass
-class Shell:
-    """Hears what becomes of requests; holds the bodies in `bodies`."""
-
-    state: Coordinator = field(default_factory=Coordinator)
-    events: list[act.Event] = field(default_factory=list)
-    bodies: dict[bytes, bytes] = field(default_factory=dict)
-    heard: trio.Event = field(default_factory=trio.Event)
-
-    def feed(self, event: act.Event) -> None:
-        self.events.append(event)
-        self.heard.set()
-        self.heard = trio.Event()
+class Shell(TaskShell):
+    """Its data is there, and it is told of nothing but errors."""
 
     def log(self, kind: str, **fields: object) -> None:
         assert kind == "error", fields
@@ -66,28 +55,21 @@ class Shell:
     async def take(self, *_place: int) -> bytes:
         return bytes(4 * 16)
 
-    def find(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
-        return tuple(self.bodies[blob] for blob in blobs) if all(b in self.bodies for b in blobs) else None
-
     async def wait_for(self, kind: type[act.Event]) -> act.Event:
         while not any(isinstance(event, kind) for event in self.events):
             await self.heard.wait()
         return next(event for event in self.events if isinstance(event, kind))
 
 
-def make_train(height: int) -> act.Train:
-    return act.Train(0, height, height + 1, 0, 0, 1e-3, 0.0, (), in_flight=True)
-
-
-def make_apply(height: int, *blobs: bytes) -> act.Apply:
+def build_apply(height: int, *blobs: bytes) -> act.Apply:
     return act.Apply(0, height, 1e-3, blobs, run_update=True, full_digest=True, random_seed=0)
 
 
-def make_load() -> act.Load:
+def build_load() -> act.Load:
     return act.Load(1, None, bytes(32), keep_momentum=True)
 
 
-def make_tasks(trainer: FailingTrainer, shell: Shell, folder: Path) -> TrainerTasks:
+def build_tasks(trainer: FailingTrainer, shell: Shell, folder: Path) -> TrainerTasks:
     settings = ClientSettings(run_id="test", server_host="", server_port=0, data_dir=folder)
     return TrainerTasks(
         trainer, Loader(), None, shell, settings=settings, snapshots=folder, payloads=shell, data=shell,  # type: ignore[arg-type]
@@ -97,10 +79,10 @@ def make_tasks(trainer: FailingTrainer, shell: Shell, folder: Path) -> TrainerTa
 async def test_a_lost_trainer_is_reported_before_the_new_one_is_up(tmp_path: Path) -> None:
     """The others must not wait for a member whose trainer takes half a minute to come back."""
     trainer, shell = FailingTrainer(TrainerFailure(FailureKind.HUNG, "it hung")), Shell()
-    tasks = make_tasks(trainer, shell, tmp_path)
+    tasks = build_tasks(trainer, shell, tmp_path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tasks.run)
-        tasks.put(make_train(3))
+        tasks.put(build_train(3))
         trainer.may_fail.set()
         lost = await shell.wait_for(act.TrainFailed)
         await trio.testing.wait_all_tasks_blocked()
@@ -112,14 +94,14 @@ async def test_a_lost_trainer_is_reported_before_the_new_one_is_up(tmp_path: Pat
 
 async def test_what_was_asked_of_lost_weights_is_never_run_on_new_ones(tmp_path: Path) -> None:
     trainer, shell = FailingTrainer(TrainerFailure(FailureKind.CRASHED, "it died")), Shell()
-    tasks = make_tasks(trainer, shell, tmp_path)
+    tasks = build_tasks(trainer, shell, tmp_path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tasks.run)
-        tasks.put(make_train(3))
+        tasks.put(build_train(3))
         await trio.testing.wait_all_tasks_blocked()
-        tasks.put(make_apply(4))
-        tasks.put(make_train(4))
-        tasks.put(make_load())
+        tasks.put(build_apply(4))
+        tasks.put(build_train(4))
+        tasks.put(build_load())
         trainer.may_fail.set()
         trainer.may_restart.set()
         failed = await shell.wait_for(act.LoadFailed)
@@ -133,11 +115,11 @@ async def test_what_was_asked_of_lost_weights_is_never_run_on_new_ones(tmp_path:
 
 async def test_the_payloads_of_an_apply_are_those_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:
     trainer, shell = FailingTrainer(TrainerError("refused")), Shell(bodies={b"blob": b"body"})
-    tasks = make_tasks(trainer, shell, tmp_path)
+    tasks = build_tasks(trainer, shell, tmp_path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tasks.run)
-        tasks.put(make_train(3))
-        tasks.put(make_apply(4, b"blob"))
+        tasks.put(build_train(3))
+        tasks.put(build_apply(4, b"blob"))
         shell.bodies.clear()  # its round is over for everybody else
         trainer.may_fail.set()
         applied = await shell.wait_for(act.Applied)
@@ -151,10 +133,10 @@ async def test_an_apply_whose_payload_is_gone_costs_the_weights_but_not_the_clie
     tmp_path: Path, known: bytes
 ) -> None:
     trainer, shell = FailingTrainer(TrainerError("refused")), Shell(bodies={known: b"body"})
-    tasks = make_tasks(trainer, shell, tmp_path)
+    tasks = build_tasks(trainer, shell, tmp_path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tasks.run)
-        tasks.put(make_apply(4, b"blob"))
+        tasks.put(build_apply(4, b"blob"))
         heard = await shell.wait_for(act.Applied if known == b"blob" else act.TrainerLost)
         nursery.cancel_scope.cancel()
     assert heard == shell.events[0]

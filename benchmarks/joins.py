@@ -22,7 +22,8 @@ from psyche.backends.tcp.backend import open_backend
 from psyche.backends.tcp.dial import ServerAddress
 from psyche.core.state.messages import Join
 from psyche.testnet.free_port import choose_port
-from psyche.wire.crypto import Identity, blake3_hash, sign_address_record
+from psyche.wire.address_record import sign_address_record
+from psyche.wire.crypto import Identity, blake3_hash
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 0.2

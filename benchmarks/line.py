@@ -37,7 +37,8 @@ from psyche.errors import PsycheError
 from psyche.server.server import BoundListener, ServerSettings, listen_tls, run_server
 from psyche.wire import backend as wire
 from psyche.wire.access import OPEN
-from psyche.wire.crypto import Identity, blake3_hash, sign_address_record
+from psyche.wire.address_record import sign_address_record
+from psyche.wire.crypto import Identity, blake3_hash
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.tls import TlsConnection, make_channel, secure_client
 

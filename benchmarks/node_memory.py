@@ -27,8 +27,8 @@ from _table import build_parser, finish, print_table
 from psyche.network.blobs.messages import BlobRequest, encode_request
 from psyche.network.limits import NetworkLimits
 from psyche.network.node import P2PNode, get_peer_id, open_node
-from psyche.wire.crypto import Identity, sign_address_record
-from psyche.wire.ports import AddressRecord
+from psyche.wire.address_record import AddressRecord, sign_address_record
+from psyche.wire.crypto import Identity
 
 MIB: Final = 1 << 20
 RUN, PLAN = b"\1" * 32, b"\2" * 32

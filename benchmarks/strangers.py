@@ -49,8 +49,9 @@ from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import build_member
 from psyche.testnet.free_port import choose_port
 from psyche.wire.access import OPEN, Access
+from psyche.wire.address_record import sign_address_record
 from psyche.wire.backend import Request, StatusRequest, encode_message
-from psyche.wire.crypto import Identity, sign_address_record
+from psyche.wire.crypto import Identity
 from psyche.wire.data import MAX_REPLY_BYTES, PURPOSE, FetchRequest, encode_request
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import client_handshake

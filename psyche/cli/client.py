@@ -120,9 +120,9 @@ def check_server(address: "ServerAddress") -> None:
 
     from psyche.backends.tcp.dial import dial
     from psyche.cli.common import run_async
-    from psyche.cli.server import make_identity
     from psyche.errors import BackendError, WireError
     from psyche.wire.backend import RequestRefused
+    from psyche.wire.key_file import make_identity
     from psyche.wire.line.handshake import HandshakeError
 
     async def greet() -> None:
@@ -176,10 +176,9 @@ def show_identity(
     create: Annotated[bool, typer.Option("--create", help="Make the key if there is none.")] = False,
 ) -> None:
     """Print the public key by which others know this client."""
-    import secrets
-
     from psyche.errors import ConfigError
     from psyche.wire.crypto import Identity
+    from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 
     raw = os.environ.get("RAW_IDENTITY_SECRET_KEY")
     if raw and identity_secret_key_path is None:
@@ -189,8 +188,8 @@ def show_identity(
         raise ConfigError("name a key: --identity-secret-key-path FILE, --data-dir FOLDER or --run-id RUN")
     path = identity_secret_key_path or get_data_dir(data_dir, run_id) / "identity.key"
     if create and not path.exists():
-        Identity(secrets.token_bytes(32)).save(path)
-    typer.echo(Identity.load(path).public.hex())
+        write_key_file(path, make_identity())
+    typer.echo(read_key_file(path).public.hex())
 
 
 def get_data_dir(data_dir: Path | None, run_id: str) -> Path:

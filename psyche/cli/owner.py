@@ -68,13 +68,13 @@ def open_owner(
 def _find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | None:
     """The server's public key, from --server-key or the state folder; None where neither has it."""
     from psyche.errors import ConfigError
-    from psyche.wire.crypto import Identity
+    from psyche.wire.key_file import read_key_file
 
     named = parse_hex("--server-key", server_key) if server_key else None
     file = state_dir / SERVER_KEY_NAME if state_dir else None
     if file is None or not file.exists():
         return named
-    found = Identity.load(file).public
+    found = read_key_file(file).public
     if named not in (None, found):
         raise ConfigError(f"--server-key {server_key} is not the key of {file}: name one of the two servers")
     return found

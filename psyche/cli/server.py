@@ -197,6 +197,7 @@ def status(
     from psyche.backends.tcp.dial import parse_server
     from psyche.backends.tcp.owner import get_run_status
     from psyche.cli.common import run_async
+    from psyche.wire.key_file import make_identity
 
     address = parse_server(server_addr, key=parse_hex("--server-key", server_key) if server_key else None)
     found = run_async(partial(get_run_status, address, make_identity(), timeout, say=say))
@@ -284,7 +285,7 @@ def load_server_identity(folder: Path | None, path: Path | None, *, create: bool
         ConfigError: neither is named, or there is none.
     """
     from psyche.errors import ConfigError
-    from psyche.wire.crypto import Identity
+    from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 
     if path is None and folder is None:
         raise ConfigError(
@@ -297,14 +298,5 @@ def load_server_identity(folder: Path | None, path: Path | None, *, create: bool
                 f"no key {key}: --state-dir must be the state folder of the server, which has its key; on another "
                 "machine name an owner's key with --identity-secret-key-path FILE (`server run --owner` admits it)"
             )
-        make_identity().save(key)
-    return Identity.load(key)
-
-
-def make_identity() -> "Identity":
-    """A fresh key."""
-    import secrets
-
-    from psyche.wire.crypto import Identity
-
-    return Identity(secrets.token_bytes(32))
+        write_key_file(key, make_identity())
+    return read_key_file(key)

@@ -32,18 +32,11 @@ from psyche.network.streams import (
     run_until,
 )
 from psyche.network.unread import UnreadBudget
-from psyche.wire.crypto import Identity, blob_id_of, sign_address_record
+from psyche.wire.address_record import AddressRecord, sign_address_record
+from psyche.wire.crypto import Identity, blob_id_of
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.peer_address import PeerAddress
-from psyche.wire.ports import (
-    AddressRecord,
-    BootstrapPeer,
-    Network,
-    NetworkStatistics,
-    SyncHandler,
-    SyncReply,
-    SyncRequest,
-)
+from psyche.wire.ports import BootstrapPeer, Network, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
 
 _log: Final = logging.getLogger("psyche.network")
 RETRY_S: Final = 1.0

@@ -13,9 +13,8 @@ from psyche.core.state.state import ZERO32
 from psyche.errors import NetworkError, WireError
 from psyche.network.limits import HELLO_BYTES
 from psyche.network.streams import ByteStream, read_frame, write_frame
-from psyche.wire.crypto import check_address_record
+from psyche.wire.address_record import AddressRecord, check_address_record
 from psyche.wire.msgpack import UNREADABLE
-from psyche.wire.ports import AddressRecord
 
 HELLO_VERSION: Final = 1
 CAPABILITIES: Final = ("blob/1", "gossip/1", "sync/1")

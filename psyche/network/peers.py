@@ -19,8 +19,9 @@ from psyche.network.addresses.table import AddressTable
 from psyche.network.limits import NetworkLimits
 from psyche.network.streams import HELLO, ByteStream, PoolLease, Signal, StreamPool, run_until
 from psyche.network.unread import Standing
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.peer_address import PeerAddress
-from psyche.wire.ports import AddressRecord, BootstrapPeer
+from psyche.wire.ports import BootstrapPeer
 
 _log: Final = logging.getLogger("psyche.network")
 MAX_DIALS: Final = 2  # with their hello: more at once, and on a busy machine none is done in time

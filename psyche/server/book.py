@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from psyche.core.state.limits import MAX_CLIENTS
-from psyche.wire.ports import AddressRecord
+from psyche.wire.address_record import AddressRecord
 
 MAX_REMOVED: Final = MAX_CLIENTS  # removals remembered; who lags behind more gets the whole book
 

@@ -31,9 +31,8 @@ from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire import repeats
 from psyche.wire.access import AccessMessage, Allow, Disallow
-from psyche.wire.crypto import check_address_record
+from psyche.wire.address_record import AddressRecord, check_address_record
 from psyche.wire.messages import AnyMessage
-from psyche.wire.ports import AddressRecord
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more would be a state machine that runs in circles
 _NOT_HERE: Final = (msg.Update, msg.UpdateClientVersion)  # a TCP server keeps the settings that it began with

@@ -52,9 +52,10 @@ from psyche.sim.surroundings import Surroundings
 from psyche.sim.trace import NodeLog
 from psyche.sim.trainer import VOCAB, PayloadCodec, SimTrainer, TrainerFaults
 from psyche.wire.access import OPEN
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
 from psyche.wire.line.tls import TlsConnection
-from psyche.wire.ports import AddressRecord, Backend, Proof
+from psyche.wire.ports import Backend, Proof
 
 SERVER_HOST = "server"
 SERVER_PORT = 7_000

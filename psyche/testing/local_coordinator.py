@@ -9,7 +9,8 @@ from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.messages import Message, ReportEquivocation
 from psyche.core.state.state import Coordinator
 from psyche.testing.state_machine import StateMachine
-from psyche.wire.ports import AddressRecord, Proof
+from psyche.wire.address_record import AddressRecord
+from psyche.wire.ports import Proof
 
 TICK_S = 0.5
 

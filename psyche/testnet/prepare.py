@@ -6,7 +6,6 @@ What is slow to make is made once and shared between runs.
 import fcntl
 import functools
 import hashlib
-import secrets
 import shutil
 import sys
 import time
@@ -27,7 +26,7 @@ from psyche.errors import ConfigError, PsycheError
 from psyche.testnet.free_port import choose_port
 from psyche.testnet.process import Child
 from psyche.testnet.settings import Layout, TestnetSettings
-from psyche.wire.crypto import Identity
+from psyche.wire.key_file import make_identity, write_key_file
 
 MODEL_CONFIGS: Final = ("model.json", "model.toml")
 DATA_FILE: Final = "data.toml"
@@ -118,8 +117,8 @@ def _make_keys(settings: TestnetSettings, layout: Layout) -> tuple[bytes, ...]:
     keys: list[bytes] = []
     for number in range(1, settings.num_clients + 1):
         layout.client(number).mkdir()
-        identity = Identity(secrets.token_bytes(32))
-        identity.save(layout.client(number) / IDENTITY_FILE)
+        identity = make_identity()
+        write_key_file(layout.client(number) / IDENTITY_FILE, identity)
         keys.append(identity.public)
     return tuple(keys)
 

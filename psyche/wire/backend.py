@@ -22,9 +22,10 @@ from psyche.core.state.gossip import Evidence
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
 from psyche.errors import BackendError, PsycheError, WireError
 from psyche.wire.access import KEY_BYTES, MAX_KEYS, AccessKind
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.messages import BY_NUMBER, MAX_FIELDS_BYTES, AnyMessage, decode_fields, encode_fields, get_kind
 from psyche.wire.msgpack import UNREADABLE
-from psyche.wire.ports import AddressRecord, Proof
+from psyche.wire.ports import Proof
 
 VERSION: Final = 2  # 1 had a request for each kind of message
 PURPOSE: Final = "coordinator"  # what the handshake's signatures name

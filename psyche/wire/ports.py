@@ -8,15 +8,14 @@ deadline it is given.
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-import msgspec
 import trio
 
 from psyche.core.state.gossip import Evidence
-from psyche.core.state.limits import HASH_BYTES, MAX_ADDRESSES
 from psyche.core.state.messages import Message
 from psyche.core.state.state import Coordinator
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.peer_address import PeerAddress
 from psyche.wire.trainer import (
     ApplyReply,
@@ -28,24 +27,6 @@ from psyche.wire.trainer import (
     TrainReply,
     TrainRequest,
 )
-
-MAX_ADDRESS_BYTES: Final = 128
-
-
-class AddressRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Where a node can be reached, signed by its p2p key; the same on every wire.
-
-    `signature` is over `wire.crypto.address_record_bytes`; whoever takes a record in checks it.
-    """
-
-    p2p: Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
-    addresses: Annotated[  # multiaddrs without /p2p
-        tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_BYTES)], ...],
-        msgspec.Meta(max_length=MAX_ADDRESSES),
-    ]
-    expires_unix: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
-
 
 Proof: TypeAlias = AddressRecord | Evidence | None
 

@@ -39,6 +39,7 @@ from psyche.testnet.free_port import choose_port
 from psyche.wire.access import MAX_KEYS
 from psyche.wire.backend import RunStatus
 from psyche.wire.crypto import Identity
+from psyche.wire.key_file import read_key_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,7 +114,7 @@ def test_show_identity_prints_the_public_key(tmp_path: Path) -> None:
     assert missing.exit_code == 1
     assert f"`psyche client show-identity --identity-secret-key-path {key} --create`" in missing.output
     made = run("client", "show-identity", "-i", str(key), "--create")
-    assert made.output.strip() == Identity.load(key).public.hex()
+    assert made.output.strip() == read_key_file(key).public.hex()
     assert key.stat().st_mode & 0o077 == 0
     assert run("client", "show-identity", "-i", str(key)).output == made.output
 
@@ -368,7 +369,7 @@ def test_a_server_runs_answers_pauses_resumes_and_leaves_with_ctrl_c(tmp_path: P
         assert json.loads(status.output)["run_state"] == "waiting_for_members"
         asked = ("server", "status", "--server-addr", f"127.0.0.1:{port}", "--server-key")
         assert (
-            "waiting for members" in run(*asked, Identity.load(tmp_path / "state" / "server.key").public.hex()).output
+            "waiting for members" in run(*asked, read_key_file(tmp_path / "state" / "server.key").public.hex()).output
         )
         other = run(*asked, "ab" * 32)
         assert other.exit_code == 1

@@ -10,6 +10,7 @@ from kits.run_files import MakeRun
 
 from psyche.testnet.free_port import choose_port
 from psyche.wire.crypto import Identity
+from psyche.wire.key_file import read_key_file, write_key_file
 
 pytestmark = pytest.mark.e2e
 
@@ -32,7 +33,7 @@ class BooklessCluster(Cluster):
         return [sys.executable, ENTRY, *map(str, (*arguments, *more))]
 
     def get_known_address(self) -> str:
-        key = Identity.load(self.data_dir(CLIENTS[0]) / "identity.key").public
+        key = read_key_file(self.data_dir(CLIENTS[0]) / "identity.key").public
         return f"/ip4/127.0.0.1/tcp/{self.known_port}/p2p/{key.hex()}"
 
 
@@ -43,7 +44,7 @@ def test_three_clients_without_an_address_book_train_from_one_bootstrap_address(
         config = make_run(total_steps=6)
         async with open_cluster(tmp_path, config, kind=BooklessCluster) as cluster:
             cluster.known_port = choose_port()
-            Identity(b"\x51" * 32).save(cluster.data_dir(CLIENTS[0]) / "identity.key")
+            write_key_file(cluster.data_dir(CLIENTS[0]) / "identity.key", Identity(b"\x51" * 32))
             await cluster.start(clients=3)
             assert await cluster.until_ended(*CLIENTS) == [0, 0, 0], cluster.describe()
             assert_all_met(cluster)

@@ -17,7 +17,7 @@ from psyche.backends.tcp.dial import parse_server
 from psyche.backends.tcp.owner import pause_run
 from psyche.modeling.snapshot import list_snapshots
 from psyche.telemetry.events import Event
-from psyche.wire.crypto import Identity
+from psyche.wire.key_file import read_key_file
 
 pytestmark = pytest.mark.e2e
 
@@ -47,7 +47,7 @@ async def tell(folder: Path, config: Path) -> Story:
         await cluster.until("the server to recover", lambda: cluster.find("server", "server_recovered"))
         await cluster.until_round(epoch=2, height=1)
         story.paused_at = time.time()
-        key = Identity.load(cluster.data_dir("server") / "server.key")
+        key = read_key_file(cluster.data_dir("server") / "server.key")
         await pause_run(parse_server(cluster.server_address), key)
         paused = await cluster.until_state("paused")
         await cluster.until("all clients to see it", lambda: len(cluster.find_all("wait_started", paused["t"])) >= 3)

@@ -16,8 +16,8 @@ from psyche.server.journal.recovery import create_journal
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_model, build_state
 from psyche.wire import backend as wire
 from psyche.wire.access import OPEN, Access
-from psyche.wire.crypto import Identity, sign_address_record
-from psyche.wire.ports import AddressRecord
+from psyche.wire.address_record import AddressRecord, sign_address_record
+from psyche.wire.crypto import Identity
 
 SERVER, OWNER = build_identity("server"), build_identity("owner")
 CLIENTS = [build_identity(number) for number in range(8)]

@@ -14,7 +14,7 @@ from network_kit import MEMBER, PROBE, VICTIM, OpenGroup, OpenNode, Victim, get_
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory import MemoryHub
-from psyche.wire.crypto import sign_address_record
+from psyche.wire.address_record import sign_address_record
 
 
 @pytest.fixture(params=["memory", "libp2p"])

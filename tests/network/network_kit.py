@@ -10,8 +10,8 @@ from typing import Any
 import trio
 
 from psyche.network.base import BaseNode
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
-from psyche.wire.ports import AddressRecord
 
 RUN = b"\x07" * 32
 PLAN = b"\x09" * 32

@@ -10,8 +10,8 @@ from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.streams import BLOB, HELLO, SYNC, StreamError, read_exactly
-from psyche.wire.crypto import sign_address_record
-from psyche.wire.ports import AddressRecord, SyncReply, SyncRequest
+from psyche.wire.address_record import AddressRecord, sign_address_record
+from psyche.wire.ports import SyncReply, SyncRequest
 
 OTHER = b"\x0a" * 32
 QUICK = NetworkLimits(hello_s=0.5, redial_first_s=0.2)

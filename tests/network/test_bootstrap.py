@@ -13,9 +13,9 @@ from psyche.network.addresses.messages import MAX_RECORDS, decode_record, encode
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.sync import encode_reply
-from psyche.wire.crypto import sign_address_record
+from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.peer_address import PeerAddress
-from psyche.wire.ports import AddressRecord, SyncReply, SyncRequest
+from psyche.wire.ports import SyncReply, SyncRequest
 
 QUICK = NetworkLimits(hello_s=2.0, redial_first_s=0.2, redial_longest_s=1.0, wanted_after_s=0.1)
 LIMIT_S = 30.0

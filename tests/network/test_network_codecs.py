@@ -15,8 +15,8 @@ from psyche.network import hello, sync
 from psyche.network.addresses import messages as addresses
 from psyche.network.blobs import messages
 from psyche.network.streams import StreamError, read_exactly, read_frame, write_frame
+from psyche.wire.address_record import sign_address_record
 from psyche.wire.backend import decode_request as decode_backend_request
-from psyche.wire.crypto import sign_address_record
 from psyche.wire.ports import SyncReply, SyncRequest
 
 ME, OTHER = get_identity(1), get_identity(2)

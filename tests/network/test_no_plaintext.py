@@ -16,7 +16,7 @@ from network_kit import PLAN, RUN, get_identity
 
 from psyche.errors import NetworkError
 from psyche.network.node import P2PNode, get_peer_id, open_node
-from psyche.wire.crypto import sign_address_record
+from psyche.wire.address_record import sign_address_record
 
 SPOKEN = {HEADER, NOISE, REFUSED}  # all that may ever be said in the clear: names of protocols
 

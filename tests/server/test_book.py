@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.server.book import MAX_REMOVED, AddressBook
 from psyche.testing.builders import build_hash
-from psyche.wire.ports import AddressRecord
+from psyche.wire.address_record import AddressRecord
 
 KEYS = [build_hash("key", number) for number in range(5)]
 

@@ -55,9 +55,9 @@ from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings
 from psyche.testing.builders import START_UNIX, build_hash
 from psyche.wire import backend as wire
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
-from psyche.wire.ports import AddressRecord
 
 OP = bytes(range(16))
 

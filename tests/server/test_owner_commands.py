@@ -19,6 +19,7 @@ from psyche.cli.app import app
 from psyche.core.state.state import RunState
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.wire.access import OPEN
+from psyche.wire.key_file import write_key_file
 
 OWNERS = frozenset({OWNER.public, SERVER.public})
 KEY = CLIENTS[0].public.hex()
@@ -61,8 +62,8 @@ class Line:
 @asynccontextmanager
 async def open_line(tmp_path: Path) -> AsyncIterator[Line]:
     async with open_server(tmp_path, owners=OWNERS) as server, open_middle(server.port) as middle:
-        SERVER.save(server.folder / "server.key")
-        OWNER.save(tmp_path / "owner.key")
+        write_key_file(server.folder / "server.key", SERVER)
+        write_key_file(tmp_path / "owner.key", OWNER)
         yield Line(server, middle, tmp_path / "owner.key")
 
 

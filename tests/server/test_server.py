@@ -43,11 +43,10 @@ from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings, run_server
 from psyche.testing.builders import build_model
 from psyche.wire import backend as wire
-from psyche.wire.crypto import sign_address_record
+from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import HandshakeError, client_handshake
 from psyche.wire.line.tls import open_tls
-from psyche.wire.ports import AddressRecord
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from psyche.errors import BackendError, WireError
 from psyche.testing.builders import build_hash, build_keys
 from psyche.wire import backend as wire
 from psyche.wire import repeats
-from psyche.wire.crypto import Identity, sign_address_record
+from psyche.wire.address_record import sign_address_record
+from psyche.wire.crypto import Identity
 
 KEY = bytes(range(32))
 RECORD = sign_address_record(Identity(KEY), ["/ip4/10.0.0.1/tcp/4001"], 2_000_000_000)

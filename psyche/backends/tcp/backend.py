@@ -21,14 +21,15 @@ from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, PsycheError, WireError
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
-from psyche.wire.crypto import Identity, check_address_record
+from psyche.wire.address_record import AddressRecord, check_address_record
+from psyche.wire.crypto import Identity
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import HandshakeError, WrongServer
 from psyche.wire.line.tls import open_tls
 from psyche.wire.line.turns import AtOnce
 from psyche.wire.messages import AnyMessage
 from psyche.wire.nursery import open_plain_nursery
-from psyche.wire.ports import AddressRecord, Proof
+from psyche.wire.ports import Proof
 
 MAX_PENDING: Final = 32  # half of the replies that the server keeps for resends (K4)
 PING_S: Final = 5.0

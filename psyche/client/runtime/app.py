@@ -2,7 +2,6 @@
 
 import math
 import os
-import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +29,7 @@ from psyche.network.node import open_node
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.sink import EventSink
 from psyche.wire.crypto import Identity
+from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Backend, Network
 
@@ -53,11 +53,11 @@ def load_identity(settings: ClientSettings) -> Identity:
         except ValueError as error:
             raise ConfigError("RAW_IDENTITY_SECRET_KEY: must be 64 hex digits") from error
     if settings.identity_path is not None:
-        return Identity.load(settings.identity_path)
+        return read_key_file(settings.identity_path)
     path = settings.data_dir / "identity.key"
     if not path.exists():
-        Identity(secrets.token_bytes(32)).save(path)
-    return Identity.load(path)
+        write_key_file(path, make_identity())
+    return read_key_file(path)
 
 
 class LazyData:

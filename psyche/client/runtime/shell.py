@@ -26,10 +26,11 @@ from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, 
 from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import BackendError, NetworkError, PsycheError, WireError
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.backend import NotAllowed
 from psyche.wire.line.turns import AtOnce
 from psyche.wire.messages import get_kind
-from psyche.wire.ports import AddressRecord, Proof, SyncReply, SyncRequest
+from psyche.wire.ports import Proof, SyncReply, SyncRequest
 
 T = TypeVar("T")
 FETCHES: Final = 1_024  # payloads asked for: of 256 members, four rounds; the node transfers few of them at a time

@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 
 from psyche.errors import WireError
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.msgpack import UNREADABLE
-from psyche.wire.ports import AddressRecord
 
 ITEM_BYTES: Final = 1_280  # 8 addresses of 128 bytes, key, signature, and msgpack's lengths
 MAX_RECORDS: Final = 32  # of one answer (N1)

@@ -7,9 +7,8 @@ from typing import Final
 
 from psyche.errors import WireError
 from psyche.network.addresses.messages import MAX_RECORDS
-from psyche.wire.crypto import check_address_record
+from psyche.wire.address_record import AddressRecord, check_address_record
 from psyche.wire.peer_address import PeerAddress
-from psyche.wire.ports import AddressRecord
 
 _log: Final = logging.getLogger("psyche.network")
 RECORD_VALID_S: Final = 24 * 3_600

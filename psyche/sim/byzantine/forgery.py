@@ -27,10 +27,11 @@ from psyche.network.blobs.store import BlobStore
 from psyche.sim.byzantine.program import ByzantineProgram, Participant
 from psyche.sim.trainer import PayloadCodec
 from psyche.wire import backend as wire
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity, blob_id_of, compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
 from psyche.wire.line.handshake import HandshakeError
-from psyche.wire.ports import AddressRecord, Network, SyncReply, SyncRequest
+from psyche.wire.ports import Network, SyncReply, SyncRequest
 
 FORGE_S: Final = 1.0
 STRANGE_COUNT: Final = 79  # of trainings: of those that nobody has done

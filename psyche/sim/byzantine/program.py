@@ -15,9 +15,10 @@ from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError
 from psyche.network.memory import MemoryNode
 from psyche.sim.trainer import PayloadCodec
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
 from psyche.wire.line.tls import TlsConnection
-from psyche.wire.ports import AddressRecord, Network, SyncReply, SyncRequest
+from psyche.wire.ports import Network, SyncReply, SyncRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from psyche.errors import ConfigError, NetworkError, PsycheError, WireError
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_model
 from psyche.wire.crypto import Identity
+from psyche.wire.key_file import write_key_file
 from psyche.wire.ports import Backend
 
 PLAN = compute_plan({"w": (64, 64)}, chunk=64, topk=8, one_bit=True)
@@ -57,7 +58,7 @@ def test_a_key_that_a_client_began_with_survives_a_power_cut(settings: ClientSet
 
 def test_a_key_file_is_taken_where_one_is_named(settings: ClientSettings, tmp_path: Path) -> None:
     settings.identity_path = tmp_path / "my.key"
-    Identity(SECRET).save(settings.identity_path)
+    write_key_file(settings.identity_path, Identity(SECRET))
     assert load_identity(settings).seed == SECRET
     assert not (settings.data_dir / "identity.key").exists()
 

@@ -23,8 +23,9 @@ from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, NetworkError, WireError
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity, blob_id_of
-from psyche.wire.ports import AddressRecord, NetworkStatistics, SyncReply
+from psyche.wire.ports import NetworkStatistics, SyncReply
 
 LIMIT_S = 1_000
 BODY = b"a payload"

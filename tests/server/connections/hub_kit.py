@@ -17,11 +17,11 @@ from psyche.server.connections.hub import Hub
 from psyche.server.handler import CoordinatorHandler
 from psyche.testing.builders import START_UNIX
 from psyche.wire import backend as wire
+from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.tls import make_channel
-from psyche.wire.ports import AddressRecord
 
 CHANNEL = make_channel(SERVER)
 BUFFER_BYTES = 65_536  # what an operating system keeps of unread bytes

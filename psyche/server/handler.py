@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.rules.apply import BY_TYPE, Sender
+from psyche.core.rules.apply import BY_TYPE, Sender, is_repeat
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.state.roster import find_slot, get_healthy
@@ -29,7 +29,6 @@ from psyche.server.journal.journal import KEPT_OP_IDS, Journal
 from psyche.server.status import get_earnings, make_status
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
-from psyche.wire import repeats
 from psyche.wire.access import AccessMessage, Allow, Disallow
 from psyche.wire.address_record import AddressRecord, check_address_record
 from psyche.wire.messages import AnyMessage
@@ -431,4 +430,4 @@ def is_on_record(state: Coordinator, sender: bytes, body: wire.RequestBody) -> b
         return False
     if isinstance(message, msg.ReportEquivocation) and not is_report_true(state, message, body.evidence):
         return False
-    return repeats.is_on_record(state, sender, message)
+    return is_repeat(state, sender, message)

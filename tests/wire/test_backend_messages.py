@@ -8,17 +8,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.runs import build_run
 
 from psyche.core.state import errors as core_errors
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.limits import STATE_BYTES
-from psyche.core.state.messages import WitnessMessage
-from psyche.core.state.state import Checkpoint, CheckpointKind, SlotState, WitnessFlag
 from psyche.errors import BackendError, WireError
-from psyche.testing.builders import build_hash, build_keys
 from psyche.wire import backend as wire
-from psyche.wire import repeats
 from psyche.wire.address_record import sign_address_record
 from psyche.wire.crypto import Identity
 
@@ -143,105 +138,6 @@ def test_the_servers_own_refusals_cross_the_wire_and_unknown_ones_are_backend_er
 def test_a_long_reason_is_cut_so_that_the_reply_can_be_read() -> None:
     reply = wire.Reply(1, "Halted", wire.shorten("x" * 5_000))
     assert wire.decode_server_message(wire.encode_message(reply)) == reply
-
-
-def test_a_repeat_of_a_join_is_on_record_only_under_the_same_keys() -> None:
-    run = build_run(members=1)
-    signer, p2p = build_keys(0)
-    assert repeats.is_joined(run.state, signer, p2p)
-    assert not repeats.is_joined(run.state, signer, build_keys(1)[1])
-    run.state.registry.slots[0].state = SlotState.LEAVING
-    assert not repeats.is_joined(run.state, signer, p2p)
-
-
-def test_a_repeat_of_a_warmup_witness_is_on_record_only_with_the_digest_it_showed() -> None:
-    run = build_run(members=3)
-    run.form()
-    key = run.state.clients[0].p2p
-    assert not repeats.is_warm(run.state, key, 0, 0, run.get_start_digest())
-    run.show(0)
-    run.show(1, digest=build_hash("other"))
-    assert repeats.is_warm(run.state, key, 0, 0, run.get_start_digest())
-    assert not repeats.is_warm(run.state, key, 0, 0, build_hash("other")), "another member's candidate"
-    assert not repeats.is_warm(run.state, key, 1, 0, run.get_start_digest()), "another epoch"
-    assert not repeats.is_warm(run.state, build_keys(7)[1], 0, 0, run.get_start_digest()), "another key"
-
-
-def test_a_repeat_of_a_warmup_witness_in_a_later_epoch_is_measured_by_the_certified_digest() -> None:
-    run = build_run(members=2)
-    run.warm_up().finish_epoch()
-    run.rejoin()
-    run.form()
-    run.show(0)
-    key = run.state.clients[0].p2p
-    assert repeats.is_warm(run.state, key, 1, 0, run.state.certified.digest)
-    assert not repeats.is_warm(run.state, key, 1, 0, build_hash("weights"))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"held": 1},
-        {"heard": 1},
-        {"missing": 1},
-        {"at_s": 2},
-        {"flags": WitnessFlag.FULL_DIGEST},
-        {"results_root": build_hash("other")},
-        {"state_digest": build_hash("other")},
-        {"broadcast_bloom": b"\1" + bytes(319)},
-        {"member": 1},
-        {"height": 1},
-        {"epoch": 1},
-    ],
-)
-def test_a_repeat_of_a_witness_is_on_record_only_if_every_field_is_equal(other: dict[str, Any]) -> None:
-    run = build_run(members=3)
-    run.warm_up()
-    message = run.build_witness(0)
-    key = run.state.clients[0].p2p
-    assert not repeats.is_witnessed(run.state, key, message)
-    run.send(message)
-    assert repeats.is_witnessed(run.state, key, message)
-    assert repeats.is_witnessed(run.state, key, _replace(message, {"metadata": b"not stored"}))
-    assert not repeats.is_witnessed(run.state, key, _replace(message, other))
-
-
-def _replace(message: WitnessMessage, changes: dict[str, Any]) -> WitnessMessage:
-    values = {name: getattr(message, name) for name in WitnessMessage.__slots__}
-    return WitnessMessage(**(values | changes))
-
-
-def test_a_repeat_of_a_witness_is_found_in_the_round_it_was_for() -> None:
-    run = build_run(members=3, rounds_per_epoch=8)
-    run.warm_up()
-    message, key = run.build_witness(0), run.state.clients[0].p2p
-    run.run_round()
-    assert run.state.current.height == 1
-    assert repeats.is_witnessed(run.state, key, message)
-
-
-def test_a_withdrawal_is_on_record_when_there_is_nothing_left_to_leave() -> None:
-    run = build_run(members=3)
-    key = build_keys(0)[0]
-    assert not repeats.is_withdrawn(run.state, key, 0, 0), "the join stands"
-    run.state.registry.slots[0].active = 0
-    assert repeats.is_withdrawn(run.state, key, 0, 0)
-    run.form()
-    key = run.state.clients[0].p2p
-    assert not repeats.is_withdrawn(run.state, key, 0, 0)
-    run.state.progress.epoch = 1
-    assert repeats.is_withdrawn(run.state, key, 0, 0), "the epoch is over"
-
-
-def test_a_checkpoint_is_on_record_only_with_its_digest_and_source() -> None:
-    run = build_run(members=2)
-    run.warm_up().finish_epoch()
-    source = Checkpoint(CheckpointKind.LOCAL, "/models/1")
-    assert not repeats.is_source(run.state, run.state.certified.digest, source)
-    run.state.checkpoint.digest = run.state.certified.digest
-    run.state.model.extra_checkpoints[1] = source
-    assert repeats.is_source(run.state, run.state.certified.digest, source)
-    assert not repeats.is_source(run.state, build_hash("other"), source)
 
 
 @pytest.mark.parametrize("decode", [wire.decode_request, wire.decode_server_message])

@@ -37,6 +37,15 @@ from psyche.core.rules.phases import (
 )
 from psyche.core.rules.readiness import process_ready
 from psyche.core.rules.recovery import process_recovery
+from psyche.core.rules.repeats import (
+    is_accused,
+    is_ejected,
+    is_joined,
+    is_named,
+    is_warm,
+    is_withdrawn,
+    is_witnessed,
+)
 from psyche.core.rules.timing import clamp_time
 from psyche.core.rules.updates import process_client_version, process_rates, process_update
 from psyche.core.rules.witnessing import process_witness
@@ -90,18 +99,19 @@ class Kind(NamedTuple):
     type: type[Message]
     process: Callable[[Coordinator, Context, Any], bool]  # whether a byte changed
     sender: Sender
+    is_repeat: Callable[[Coordinator, bytes, Any], bool] | None = None  # K3; None: a repeat is judged anew
 
 
 KINDS: Final = (
     Kind(1, "tick", msg.Tick, process_tick, Sender.HOME),
-    Kind(2, "join", msg.Join, process_join, Sender.ANYBODY),
+    Kind(2, "join", msg.Join, process_join, Sender.ANYBODY, is_joined),
     Kind(3, "leave", msg.LeaveRun, process_leave, Sender.ANYBODY),
-    Kind(4, "withdraw", msg.Withdraw, process_withdrawal, Sender.ANYBODY),
-    Kind(5, "warmup_witness", msg.WarmupWitness, process_ready, Sender.ANYBODY),
-    Kind(6, "witness", msg.WitnessMessage, process_witness, Sender.ANYBODY),
-    Kind(7, "health_check", msg.HealthCheck, process_health_check, Sender.ANYBODY),
-    Kind(8, "checkpoint", msg.NameCheckpoint, process_checkpoint, Sender.ANYBODY),
-    Kind(9, "report_equivocation", msg.ReportEquivocation, process_ejection, Sender.ANYBODY_WITH_EVIDENCE),
+    Kind(4, "withdraw", msg.Withdraw, process_withdrawal, Sender.ANYBODY, is_withdrawn),
+    Kind(5, "warmup_witness", msg.WarmupWitness, process_ready, Sender.ANYBODY, is_warm),
+    Kind(6, "witness", msg.WitnessMessage, process_witness, Sender.ANYBODY, is_witnessed),
+    Kind(7, "health_check", msg.HealthCheck, process_health_check, Sender.ANYBODY, is_accused),
+    Kind(8, "checkpoint", msg.NameCheckpoint, process_checkpoint, Sender.ANYBODY, is_named),
+    Kind(9, "report_equivocation", msg.ReportEquivocation, process_ejection, Sender.ANYBODY_WITH_EVIDENCE, is_ejected),
     Kind(10, "pause", msg.Pause, process_pause, Sender.OWNER),
     Kind(11, "resume", msg.Resume, process_resume, Sender.OWNER),
     Kind(12, "recover", msg.Recover, process_recovery, Sender.HOME),
@@ -127,3 +137,9 @@ def apply(state: Coordinator, now: int, slot: int, sender: bytes, message: Messa
     changed = BY_TYPE[type(message)].process(state, Context(clamp_time(now), slot, sender), message)
     state.nonce += changed
     return changed
+
+
+def is_repeat(state: Coordinator, sender: bytes, message: Message) -> bool:
+    """Whether a message that was refused had taken effect before, exactly as sent (K3)."""
+    judge = BY_TYPE[type(message)].is_repeat
+    return judge is not None and judge(state, sender, message)

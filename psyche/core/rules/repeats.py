@@ -1,0 +1,106 @@
+"""Whether a message that was refused had taken effect before, exactly as sent: then a repeat is a success (K3).
+
+The same rules serve a resend over TCP and a transaction that lands after its retry. `core.rules.apply.KINDS` says
+which kind of message has which; of the others none is ever a repeat.
+"""
+
+from dataclasses import replace
+
+from psyche.core.state.messages import (
+    HealthCheck,
+    Join,
+    NameCheckpoint,
+    ReportEquivocation,
+    WarmupWitness,
+    Withdraw,
+    WitnessMessage,
+)
+from psyche.core.state.state import (
+    Client,
+    ClientFlag,
+    ClientState,
+    Coordinator,
+    RunState,
+    Slot,
+    SlotState,
+    WitnessRecord,
+)
+from psyche.core.state.timeline import get_round
+
+
+def is_joined(state: Coordinator, sender: bytes, message: Join) -> bool:
+    """Whether this signer has joined with this key for the epoch to come."""
+    slots = state.registry.slots
+    return any(s.signer == sender and s.p2p == message.p2p and _is_waiting(state, s) for s in slots)
+
+
+def is_withdrawn(state: Coordinator, sender: bytes, message: Withdraw) -> bool:
+    """Whether the sender has left this epoch, or the epoch is over; or has no join that formation would take."""
+    if message.epoch < state.progress.epoch or state.halted:
+        return True
+    if state.run_state is RunState.WAITING_FOR_MEMBERS:
+        return not any(sender in (s.signer, s.p2p) and _is_waiting(state, s) for s in state.registry.slots)
+    client = _get_member(state, message.epoch, message.member, sender)
+    return client is not None and client.state is not ClientState.HEALTHY
+
+
+def is_warm(state: Coordinator, sender: bytes, message: WarmupWitness) -> bool:
+    """Whether this member is on record as ready with this digest (S8)."""
+    client = _get_member(state, message.epoch, message.member, sender)
+    if client is None or not client.flags & ClientFlag.READY:
+        return False
+    candidates = state.epoch.start_candidates
+    if not candidates:
+        return message.digest == state.certified.digest
+    low, high = (bool(client.flags & flag) for flag in (ClientFlag.CANDIDATE_LOW, ClientFlag.CANDIDATE_HIGH))
+    number = low + 2 * high
+    return number < len(candidates) and message.digest == candidates[number].digest
+
+
+def is_witnessed(state: Coordinator, sender: bytes, message: WitnessMessage) -> bool:
+    """Whether this very record of this member stands in its round."""
+    found = get_round(state, message.height)
+    if _get_member(state, message.epoch, message.member, sender) is None or found is None:
+        return False
+    return any(_is_record_of(record, message) for record in found.witnesses)
+
+
+def is_accused(state: Coordinator, sender: bytes, message: HealthCheck) -> bool:  # noqa: ARG001 - whoever accuses
+    """Whether the accusation made in round `height` is counted already (H4)."""
+    found = _is_member(state, message.epoch, message.member)
+    return found and 0 < message.height == state.clients[message.member].witness_checked_height
+
+
+def is_named(state: Coordinator, sender: bytes, message: NameCheckpoint) -> bool:  # noqa: ARG001 - whoever names it
+    """Whether the source stands among those of the checkpoint with this digest (S10)."""
+    sources = [state.model.checkpoint, *state.model.extra_checkpoints]
+    return state.checkpoint.digest == message.digest and message.source in sources
+
+
+def is_ejected(state: Coordinator, sender: bytes, message: ReportEquivocation) -> bool:  # noqa: ARG001 - whoever reports
+    """Whether the member was ejected already (R7)."""
+    found = _is_member(state, message.epoch, message.member)
+    return found and state.clients[message.member].state is ClientState.EJECTED
+
+
+def _is_member(state: Coordinator, epoch: int, member: int) -> bool:
+    return epoch == state.progress.epoch and member < len(state.clients)
+
+
+def _get_member(state: Coordinator, epoch: int, member: int, sender: bytes) -> Client | None:
+    """Member `member` of the running epoch if `epoch` is that and `sender` is one of its keys."""
+    if not _is_member(state, epoch, member):
+        return None
+    client = state.clients[member]
+    return client if sender in (client.signer, client.p2p) else None
+
+
+def _is_waiting(state: Coordinator, slot: Slot) -> bool:
+    """Whether the next formation takes the slot's join."""
+    return slot.state is SlotState.JOINED and slot.active >= state.registry.next_active
+
+
+def _is_record_of(record: WitnessRecord, message: WitnessMessage) -> bool:
+    plain = replace(message, metadata=b"")  # never stored
+    names = ("member", "flags", "at_s", "held", "heard", "missing", "broadcast_bloom", "results_root", "state_digest")
+    return all(getattr(record, name) == getattr(plain, name) for name in names)

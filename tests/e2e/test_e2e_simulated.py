@@ -31,15 +31,33 @@ async def run_real(folder: Path, config: Path) -> list[Event]:
         return sorted((e for node in cluster.nodes.values() for e in node.events), key=lambda event: event["t"])
 
 
+@pytest.fixture(scope="module")
+def runs(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[Path, list[Event]]]:
+    """Configuration and events of a real run with overlap and of one without: side by side, for both wait a lot."""
+    found: dict[bool, tuple[Path, list[Event]]] = {}
+
+    async def play(overlap: bool) -> None:
+        config = make_run(
+            init_min_clients=MEMBERS, min_clients=MEMBERS, overlap=overlap, global_batch_size_start=BATCH,
+            global_batch_size_end=BATCH, straggler_percent=0, waiting_for_members_extra_time=BETWEEN_EPOCHS_S,
+        )  # fmt: skip
+        found[overlap] = (config, await run_real(tmp_path_factory.mktemp("real"), config))
+
+    async def play_both() -> None:
+        async with trio.open_nursery() as nursery:
+            for overlap in (True, False):
+                nursery.start_soon(play, overlap)
+
+    trio.run(play_both)  # with a loop of its own, as the simulation has one
+    return found
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_simulated_run_decides_the_sets_that_the_real_one_decided(
-    overlap: bool, make_run: MakeRun, tmp_path: Path
+    overlap: bool, runs: dict[bool, tuple[Path, list[Event]]]
 ) -> None:
-    config = make_run(
-        init_min_clients=MEMBERS, min_clients=MEMBERS, overlap=overlap, global_batch_size_start=BATCH,
-        global_batch_size_end=BATCH, straggler_percent=0, waiting_for_members_extra_time=BETWEEN_EPOCHS_S,
-    )  # fmt: skip
-    real = read_accounts(trio.run(run_real, tmp_path, config))  # with a loop of its own, as the simulation has one
+    config, events = runs[overlap]
+    real = read_accounts(events)
     simulated = play_measured(load_run(config), real, MEMBERS)
     assert simulated.outcome.violations == []
     sets = dict(real.get_sets())

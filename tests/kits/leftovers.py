@@ -11,7 +11,7 @@ import trio
 from psyche.modeling.trainer.process import HOST_VARIABLE
 
 MARK: Final = "PSYCHE_E2E"  # in the environment of every process of a test, and of all it starts
-GONE_S: Final = 10.0  # for the kernel to end the children of a process that is dead
+GONE_S: Final = 60.0  # for the kernel to end the children of a process that is dead, on a busy machine
 POLL_S: Final = 0.05
 
 

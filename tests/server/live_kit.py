@@ -24,7 +24,7 @@ from psyche.testnet.free_port import choose_port
 from psyche.wire.access import OPEN
 from psyche.wire.crypto import Identity
 
-RATE = 4  # seconds of the run per second of the test
+RATE = 16  # seconds of the run per second of the test
 
 
 class Server:

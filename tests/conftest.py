@@ -1,12 +1,17 @@
 """What all tests share: how hypothesis searches and says what it found, and a clock that waits for threads."""
 
+import inspect
 import os
 import signal
 import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import pytest
+import trio
 from hypothesis import HealthCheck, settings
-from kits.clocks import make_autojump_clock
+from kits.clocks import SteadyClock, make_autojump_clock
 from trio.testing import MockClock
 
 # No deadlines: a slow machine is no failing test. A failing example prints the blob that repeats it.
@@ -22,6 +27,26 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # A shell that starts this in the background without job control has it ignore Ctrl-C, and all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+START_S = 100_000.0  # as trio's own, which starts anywhere: nothing may count on 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.add_marker(pytest.mark.trio(run=partial(run_on_its_clock, item)))
+
+
+def run_on_its_clock(item: pytest.Function, main: Callable[[], Awaitable[object]], **options: Any) -> object:
+    """Run a test on the clock among its fixtures, else on one that counts no stall of the machine.
+
+    pytest-trio itself sees a clock only where the test function names it: `usefixtures` and fixtures of fixtures
+    had no effect.
+    """
+    clocks = [value for value in item.funcargs.values() if isinstance(value, trio.abc.Clock)]
+    assert len(clocks) <= 1, f"{item.name} has {len(clocks)} clocks"
+    clock = clocks[0] if clocks else SteadyClock(start_s=START_S)
+    return trio.run(main, **(options | {"clock": clock}))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 import trio
 from kits.clocks import SteadyClock, wait_until_all_rest
 from trio.testing import MockClock
@@ -20,7 +21,7 @@ def test_a_steady_clock_counts_neither_a_stall_of_the_machine_nor_the_work_of_a_
         time.sleep(0.3)  # as if the machine stood still
         await trio.lowlevel.checkpoint()
         await trio.to_thread.run_sync(time.sleep, 0.3)
-        assert trio.current_time() < 1.0
+        assert trio.current_time() < 1.0  # 6 s without this
 
     trio.run(stall, clock=SteadyClock(rate=10))
 
@@ -46,3 +47,22 @@ async def test_a_task_that_waits_for_its_thread_is_not_at_rest() -> None:
         nursery.start_soon(work)
         await wait_until_all_rest()
         assert done == [0, 1]
+
+
+@pytest.fixture
+async def beside_a_clock(autojump_clock: MockClock) -> MockClock:
+    return autojump_clock
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_clock_among_the_marks_is_used() -> None:
+    assert isinstance(trio.lowlevel.current_clock(), MockClock)
+
+
+async def test_a_clock_of_a_fixture_is_used(beside_a_clock: MockClock) -> None:
+    assert trio.lowlevel.current_clock() is beside_a_clock
+
+
+async def test_a_test_without_a_clock_has_a_steady_one() -> None:
+    assert isinstance(trio.lowlevel.current_clock(), SteadyClock)
+    assert trio.current_time() >= 100_000

@@ -339,10 +339,10 @@ def test_a_sample_tells_the_prompt_from_what_the_model_wrote() -> None:
 def test_loading_is_announced_and_ctrl_c_ends_it_at_once_whatever_the_library_does() -> None:
     program = (
         "import os, signal, time\nfrom psyche.telemetry.loading import loading\n"
-        "with loading('torch'):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(60)\n"
+        "with loading('torch'):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(600)\n"
         "    except BaseException:\n        print('swallowed')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "loading torch ...\n")
 
 
@@ -390,7 +390,7 @@ def test_a_server_runs_answers_pauses_resumes_and_leaves_with_ctrl_c(tmp_path: P
         assert "waiting for members" in run("server", "resume", *owner).output
         server.send_signal(signal.SIGINT)
         server.stderr.read()
-        assert server.wait(30) == 0
+        assert server.wait() == 0
 
 
 def test_doctor_reports_as_json_and_fails_where_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,20 +12,21 @@ from trio.testing import (
 from trio.testing import active_thread_count as count_threads  # pyright: ignore[reportAttributeAccessIssue]  # old stubs
 
 LONGEST_STEP_S: Final = 0.01
+BESIDE_THREADS: Final = 0.1  # not 0: what ends the thread may wait for the clock
 THREAD_POLL_S: Final = 0.001
 
 
 class SteadyClock(trio.abc.Clock):
-    """`rate` seconds pass for each real one in which this program had its turn and no worker thread of trio's ran.
+    """`rate` seconds pass for each real one in which this program had its turn; fewer while a worker thread runs.
 
-    For real sockets within one process. Between two looks at the clock at most `LONGEST_STEP_S` real seconds count,
-    and trio looks each time it has asked which sockets are ready. So neither a machine that stands still for a minute
-    nor a slow disk lets a deadline pass.
+    For real sockets and processes. Between two looks at the clock at most `LONGEST_STEP_S` real seconds count, and
+    trio looks each time it has asked which sockets are ready. So neither a machine that stands still for a minute nor
+    a slow disk lets a deadline pass.
     """
 
-    def __init__(self, rate: float = 1.0) -> None:
+    def __init__(self, rate: float = 1.0, start_s: float = 0.0) -> None:
         self._rate = rate
-        self._now = 0.0
+        self._now = start_s
         self._looked_at = time.perf_counter()
 
     def start_clock(self) -> None:
@@ -33,16 +34,18 @@ class SteadyClock(trio.abc.Clock):
         self._looked_at = time.perf_counter()
 
     def current_time(self) -> float:
-        """Seconds since the clock was made."""
+        """Seconds since the clock was made, and `start_s`."""
         real = time.perf_counter()
-        if not count_threads():
-            self._now += self._rate * min(real - self._looked_at, LONGEST_STEP_S)
+        self._now += self._get_rate() * min(real - self._looked_at, LONGEST_STEP_S)
         self._looked_at = real
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """Real seconds until trio looks again; before the deadline where it is further away than one step."""
-        return min(max(0.0, deadline - self.current_time()) / self._rate, LONGEST_STEP_S)
+        return min(max(0.0, deadline - self.current_time()) / self._get_rate(), LONGEST_STEP_S)
+
+    def _get_rate(self) -> float:
+        return self._rate * (BESIDE_THREADS if count_threads() else 1.0)
 
 
 def make_autojump_clock() -> MockClock:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from kits.clocks import wait_until_all_rest
 from runtime_kit import TaskShell, build_train, write_snapshot
 
 from psyche.client.engine import actions as act
@@ -302,7 +303,7 @@ async def test_a_replay_waits_for_what_is_still_being_written(place: Place) -> N
     place.loader.own, digest = await place.write_snapshot("certified")
     store_sets(place, 1)
     place.tasks.put(act.Heal(1, digest, 1))
-    await trio.testing.wait_all_tasks_blocked()
+    await wait_until_all_rest()
     assert place.shell.events == []
     store_sets(place, 2)
     place.shell.replay_written.set()

@@ -91,7 +91,7 @@ def get_checks(data_dir: Path, port: int) -> list[Callable[[], Check]]:
         check_libp2p,
         functools.partial(check_clock, time.time),
         functools.partial(check_disk, data_dir),
-        check_files,
+        check_open_files,
         functools.partial(check_port, port),
         check_addresses,
     ]
@@ -183,7 +183,7 @@ def check_disk(folder: Path) -> Check:
     return Check("disk", CheckVerdict.OK, found)
 
 
-def check_files() -> Check:
+def check_open_files() -> Check:
     """Open files: each peer takes a few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < WARN_FILES:

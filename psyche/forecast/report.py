@@ -167,7 +167,7 @@ def format_classes(forecast: Forecast) -> str:
     question, rows = forecast.question, []
     rounds = max(1, len(forecast.accounts.data_rounds))
     for one, count in zip(question.classes, question.counts, strict=True):
-        names = get_names(question, one)
+        names = get_class_names(question, one)
         nodes = [node for node in forecast.members if node.name in names]
         if not nodes:
             rows += [[one.name, f"0 of {count}", *["-"] * (len(head) - 2)]] if count else []
@@ -188,7 +188,7 @@ def format_classes(forecast: Forecast) -> str:
     return format_table(head, rows)
 
 
-def get_names(question: Question, one: ClassTable) -> list[str]:
+def get_class_names(question: Question, one: ClassTable) -> list[str]:
     """The clients of a class."""
     place = question.classes.index(one)
     first = sum(question.counts[:place])

@@ -110,7 +110,7 @@ def install_queue(on_stuck: Callable[[list[str]], None]) -> RunQueue:
 Blocking = Callable[..., Awaitable[Any]]
 
 
-def set_aside() -> None:
+def free_former_world() -> None:
     """To be called before a world is built: frees a former one, and what is left need not be looked at for this one.
 
     It stays aside when the run is over, so that a run after many others looks at what is new alone. Some of it

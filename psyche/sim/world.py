@@ -382,7 +382,7 @@ def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[
 
     An exception that ends it has a note, which says what a person needs (`report`).
     """
-    runtime.set_aside()
+    runtime.free_former_world()
     shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="psyche-simulator-", dir=shared))
     started = perf_counter()

@@ -16,7 +16,7 @@ import trio
 from kits.log import Log
 from trio.testing import MockClock
 
-from psyche.client.runtime.loading import Loader, get_snapshot_name
+from psyche.client.runtime.loading import Loader, get_snapshot_folder
 from psyche.client.runtime.serving import Offer, Serving, read_offer
 from psyche.core.encoding.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator, Mark, Model
@@ -79,7 +79,7 @@ class Place:
         engine = TrainerEngine()
         reply = engine.load(LoadRequest(path=str(folder), is_snapshot=False, model=self.model, micro_batch_size=1))
         self.digest = compute_state_digest(CHAIN, reply.weight_root)
-        path = peer.folder / "resume" / get_snapshot_name(0, 1, self.digest)
+        path = peer.folder / "resume" / get_snapshot_folder(0, 1, self.digest)
         engine.snapshot(
             SnapshotRequest(
                 kind="resume", path=str(path), epoch=0, step=1, data_index=0, chain=CHAIN, digest=self.digest

@@ -23,7 +23,7 @@ from psyche.core.state.state import RunState
 from psyche.network.blobs.store import run_inline
 from psyche.network.limits import NetworkLimits
 from psyche.sim import runtime
-from psyche.sim.runtime import LOOK_AT_ALL_EVERY_RUNS, set_aside, simulated_time
+from psyche.sim.runtime import LOOK_AT_ALL_EVERY_RUNS, free_former_world, simulated_time
 from psyche.sim.world import Outcome, World, simulate
 
 CHILD = Path(__file__).with_name("simulate_child.py")
@@ -150,10 +150,10 @@ def test_what_was_there_before_a_simulation_and_is_garbage_now_is_freed_by_a_lat
     """What is never looked at would fill the memory."""
     kept = Cycle()
     former = weakref.ref(kept)
-    set_aside()
+    free_former_world()
     del kept
     for _ in range(LOOK_AT_ALL_EVERY_RUNS):
-        set_aside()
+        free_former_world()
     assert former() is None
 
 

@@ -124,7 +124,7 @@ class Loader:
     ) -> Source:
         await self._tell_of_own_files(state, offer)
         mark = state.certified
-        path = self._snapshots / get_snapshot_name(mark.epoch, mark.step, digest)
+        path = self._snapshots / get_snapshot_folder(mark.epoch, mark.step, digest)
         return await self.assemble(state, offer, digest, deadline, path, progress=progress)
 
     async def assemble(
@@ -304,7 +304,7 @@ def _assemble(path: Path, state: Coordinator, offer: Offer, digest: bytes, parts
     )
 
 
-def get_snapshot_name(epoch: int, step: int, digest: bytes) -> str:
+def get_snapshot_folder(epoch: int, step: int, digest: bytes) -> str:
     """The folder name of a snapshot."""
     return f"epoch-{epoch:05d}-step-{step:08d}-{digest.hex()[:12]}"
 

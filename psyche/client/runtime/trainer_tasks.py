@@ -31,7 +31,7 @@ from psyche.client.engine.actions import (
 )
 from psyche.client.runtime.data_ahead import DataAhead
 from psyche.client.runtime.heal_tasks import HealTasks
-from psyche.client.runtime.loading import Loader, Source, get_snapshot_name
+from psyche.client.runtime.loading import Loader, Source, get_snapshot_folder
 from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.replay import ReplayStore
 from psyche.client.runtime.settings import ClientSettings
@@ -392,7 +392,7 @@ class TrainerTasks:
     # --- writing ---------------------------------------------------------------------------------
 
     async def _write_snapshot(self, action: WriteSnapshot) -> None:
-        path = self._snapshots / get_snapshot_name(action.epoch, action.step, action.digest)
+        path = self._snapshots / get_snapshot_folder(action.epoch, action.step, action.digest)
         reply = await self._trainer.snapshot(
             SnapshotRequest(
                 kind="resume",

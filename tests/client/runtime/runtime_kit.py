@@ -13,7 +13,7 @@ import trio
 from kits.log import Log
 
 from psyche.client.engine import actions as act
-from psyche.client.runtime.loading import Loader, get_snapshot_name
+from psyche.client.runtime.loading import Loader, get_snapshot_folder
 from psyche.client.runtime.serving import Offer, Serving
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
@@ -155,7 +155,7 @@ class Place:
         """A snapshot as a trainer writes it; the digest of its weights."""
         part = DummyTrainer(weights=blake3_hash(name.encode()))._get_part()
         digest = build_hash("a lie") if lying else compute_state_digest(chain, part)
-        path = self.snapshots / get_snapshot_name(epoch, step, digest)
+        path = self.snapshots / get_snapshot_folder(epoch, step, digest)
         return await write_snapshot(
             path, name, chain=chain, epoch=epoch, step=step, data_index=step * 10, digest=digest
         )

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from runtime_kit import CHAIN, FILES, KEYS, Place, answer_with, build_offer
 
-from psyche.client.runtime.loading import PARTS, compute_offer_digest, get_snapshot_name
+from psyche.client.runtime.loading import PARTS, compute_offer_digest, get_snapshot_folder
 from psyche.client.runtime.serving import read_offer
 from psyche.core.encoding.manifest import TensorEntry, decode_manifest, encode_manifest
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, Mark
@@ -75,7 +75,7 @@ async def test_weights_of_a_peer_become_an_own_snapshot_under_the_names_of_the_r
     assert source.name == "peers"
     assert (info.epoch, info.step, info.data_index) == (2, 20, 200)
     assert (info.digest, info.chain) == (digest, CHAIN)
-    assert [p.name for p in place.snapshots.iterdir()] == [get_snapshot_name(2, 20, digest)], "no parts are left"
+    assert [p.name for p in place.snapshots.iterdir()] == [get_snapshot_folder(2, 20, digest)], "no parts are left"
     assert place.network.withdrawn == [blob_id_of(b"w" * 32), blob_id_of(b"{}")], (
         "the files have moved into the snapshot"
     )
@@ -145,7 +145,7 @@ async def test_parts_and_a_killed_comparison_are_removed_once_weights_are_loaded
         (place.snapshots / left / "blob").write_bytes(b"half")
     digest = await place.write_snapshot()
     await place.loader.remove_leftovers()
-    assert [path.name for path in place.snapshots.iterdir()] == [get_snapshot_name(0, 1, digest)]
+    assert [path.name for path in place.snapshots.iterdir()] == [get_snapshot_folder(0, 1, digest)]
 
 
 @pytest.mark.parametrize("one_bit", [True, False])
@@ -256,7 +256,7 @@ async def test_in_full_value_mode_the_first_members_copy_leads(tmp_path: Path) -
     place.state.clients = [Client(p2p=key) for key in KEYS[:3]]
     trainer = DummyTrainer(weights=blake3_hash(b"own"), one_bit=False)
     digest = compute_state_digest(CHAIN, trainer._get_part())
-    path = place.snapshots / get_snapshot_name(0, 1, digest)
+    path = place.snapshots / get_snapshot_folder(0, 1, digest)
     request = SnapshotRequest(
         kind="resume", path=str(path), epoch=0, step=1, data_index=0, chain=CHAIN, digest=digest
     )  # fmt: skip

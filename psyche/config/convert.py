@@ -3,6 +3,7 @@
 from typing import Final
 
 from psyche.config import schema
+from psyche.config.values import get_variant_name
 from psyche.core.state import state
 from psyche.core.state.state import (
     CheckpointKind,
@@ -13,9 +14,9 @@ from psyche.core.state.state import (
     TokenSize,
 )
 
-_ARCHITECTURES: Final = dict(zip(("HfLlama", "HfDeepseek", "HfAuto", "Torchtitan"), state.Architecture, strict=True))
-_DATA_TYPES: Final = dict(zip(("Pretraining", "Finetuning"), state.DataType, strict=True))
-_TOKEN_SIZES: Final = {"TwoBytes": TokenSize.TWO_BYTES, "FourBytes": TokenSize.FOUR_BYTES}
+_ARCHITECTURES: Final = {get_variant_name(member): member for member in state.Architecture}
+_DATA_TYPES: Final = {get_variant_name(member): member for member in state.DataType}
+_TOKEN_SIZES: Final = {get_variant_name(member): member for member in TokenSize}
 _CHECKPOINT_KINDS: Final[dict[type[schema.Table], CheckpointKind]] = {
     schema.DummyCheckpoint: CheckpointKind.DUMMY,
     schema.HubCheckpoint: CheckpointKind.HUB,

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from psyche.config.values import get_variant_name
+from psyche.core.state.config_checks import TIMES
 from psyche.core.state.limits import MAX_WITNESSES
 from psyche.core.state.state import (
     Architecture,
@@ -16,31 +18,7 @@ from psyche.core.state.state import (
 STRANGERS_WITNESSES: Final = 16  # from here on a captured committee is unlikely even with many bad members
 DAY_S: Final = 86_400  # a wait of more than a day is a slip of the pen, or of the unit
 SHORT_WARMUP_S: Final = 5  # even a small model's trainer takes that long
-TIMES: Final = ("warmup_time", "cooldown_time", "max_round_train_time", "round_witness_time")
 
-_ARCHITECTURE_NAMES: Final = {
-    Architecture.HF_LLAMA: "HfLlama",
-    Architecture.HF_DEEPSEEK: "HfDeepseek",
-    Architecture.HF_AUTO: "HfAuto",
-    Architecture.TORCHTITAN: "Torchtitan",
-}
-_CHECKPOINT_NAMES: Final = {
-    CheckpointKind.EPHEMERAL: "Ephemeral",
-    CheckpointKind.DUMMY: "Dummy",
-    CheckpointKind.HUB: "Hub",
-    CheckpointKind.P2P: "P2P",
-    CheckpointKind.GCS: "Gcs",
-    CheckpointKind.P2P_GCS: "P2PGcs",
-    CheckpointKind.LOCAL: "Local",
-}
-_DATA_NAMES: Final = {
-    DataLocationKind.DUMMY: "Dummy",
-    DataLocationKind.SERVER: "Server",
-    DataLocationKind.LOCAL: "Local",
-    DataLocationKind.HTTP: "Http",
-    DataLocationKind.WEIGHTED_HTTP: "WeightedHttp",
-    DataLocationKind.PREPROCESSED: "Preprocessed",
-}
 _RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL)
 _RUNNABLE_DATA: Final = (DataLocationKind.DUMMY, DataLocationKind.SERVER, DataLocationKind.LOCAL)
 
@@ -49,13 +27,13 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     """What loads but cannot run yet, each by its key; `server run` refuses it before anything starts."""
     found: list[str] = []
     if model.architecture != Architecture.HF_LLAMA:
-        name = _ARCHITECTURE_NAMES[model.architecture]
+        name = get_variant_name(model.architecture)
         found.append(f"model.LLM.architecture {name!r} cannot run yet; what runs: 'HfLlama'")
     if model.checkpoint.kind not in _RUNNABLE_CHECKPOINTS:
-        name = _CHECKPOINT_NAMES[model.checkpoint.kind]
+        name = get_variant_name(model.checkpoint.kind)
         found.append(f"model.LLM.checkpoint {name!r} cannot run yet; what runs: 'Local' (a folder)")
     if model.data_location.kind not in _RUNNABLE_DATA:
-        name = _DATA_NAMES[model.data_location.kind]
+        name = get_variant_name(model.data_location.kind)
         found.append(f"model.LLM.data_location {name!r} cannot run yet; what runs: 'Local', 'Server', 'Dummy'")
     if model.optimizer.kind == OptimizerKind.ADAMW:
         found.append("model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro'")
@@ -104,7 +82,7 @@ def _find_time_warnings(config: Config) -> list[str]:
         f"config.{name} {getattr(config, name)} s is more than a day: one silent member may hold up everybody for "
         "that long (seconds are meant)"
         for name in TIMES
-        if getattr(config, name) > DAY_S
+        if name != "epoch_time" and getattr(config, name) > DAY_S
     ]
     if config.warmup_time < SHORT_WARMUP_S:
         found.append(

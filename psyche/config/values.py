@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Annotated, Final, cast
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field
@@ -75,6 +76,11 @@ def get_tag(value: object) -> str | None:
     if isinstance(value, dict) and len(keys := list(cast("dict[object, object]", value))) == 1:
         return str(keys[0])
     return None
+
+
+def get_variant_name(member: IntEnum) -> str:
+    """What people type for a member of one of the core's enumerations: HF_LLAMA is HfLlama."""
+    return member.name.title().replace("_", "")
 
 
 def unit(name: str) -> Callable[[object], object]:

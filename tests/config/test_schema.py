@@ -1,14 +1,16 @@
 """The schema agrees with the core: the same keys, the core's defaults, the widths of the record."""
 
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any
+from typing import Any, get_args
 
 import annotated_types
 import pytest
+from pydantic import Tag
 
 from psyche.config import schema
 from psyche.config.load import HARMLESS
 from psyche.config.table import Table
+from psyche.config.values import get_variant_name
 from psyche.core.encoding.tables import CONFIG, METADATA, MODEL, PROGRESS
 from psyche.core.state import state
 
@@ -41,6 +43,35 @@ def test_a_number_is_refused_where_the_record_has_no_room_for_it(table: type[Tab
     for name in places.keys() & table.model_fields.keys():
         most = next(one.le for one in table.model_fields[name].metadata if isinstance(one, annotated_types.Le))
         assert most == 256 ** places[name].size - 1, name
+
+
+@pytest.mark.parametrize(
+    ("annotation", "members"),
+    [
+        (schema.LlmTable.model_fields["architecture"].annotation, state.Architecture),
+        (schema.LlmTable.model_fields["data_type"].annotation, state.DataType),
+        (schema.TokenBytes, state.TokenSize),
+        (schema.RunStateName, state.RunState),
+    ],
+)
+def test_a_choice_has_the_variants_of_the_core(annotation: Any, members: Any) -> None:
+    assert list(get_args(annotation)) == [get_variant_name(member) for member in members]
+
+
+@pytest.mark.parametrize(
+    ("union", "members"),
+    [
+        (schema.Checkpoint, state.CheckpointKind),
+        (schema.DataLocation, state.DataLocationKind),
+        (schema.HttpLocation, state.HttpLocationKind),
+        (schema.LrSchedule, state.ScheduleKind),
+        (schema.Optimizer, state.OptimizerKind),
+    ],
+)
+def test_a_union_has_the_variants_of_the_core(union: Any, members: Any) -> None:
+    tags = {one.tag for part in get_args(get_args(union)[0]) for one in get_args(part) if isinstance(one, Tag)}
+    wanted = {get_variant_name(member) for member in members}
+    assert tags == ({"AdamW" if name == "Adamw" else name for name in wanted})
 
 
 def test_the_original_documentations_keys_are_needed_and_later_ones_are_not() -> None:

@@ -59,12 +59,12 @@ class BrokenRule(NamedTuple):
     right: str
 
 
-_TIMES: Final = ("warmup_time", "cooldown_time", "max_round_train_time", "round_witness_time", "epoch_time")
+TIMES: Final = ("warmup_time", "cooldown_time", "max_round_train_time", "round_witness_time", "epoch_time")
 _UNSIGNED: Final = frozenset("BHIQ")
 _WIDTHS: Final = {  # the most that the place of a count on record holds
     field.name: (1 << 8 * field.size) - 1
     for field in CONFIG.fields
-    if field.code in _UNSIGNED and field.from_wire is None and field.name not in _TIMES
+    if field.code in _UNSIGNED and field.from_wire is None and field.name not in TIMES
 }
 _POSITIVE: Final = (
     "cooldown_time",
@@ -146,7 +146,7 @@ def _find_root_problems(config: Config) -> Iterator[BrokenRule]:
 
 
 def _find_width_problems(config: Config) -> Iterator[BrokenRule]:
-    for name in _TIMES:
+    for name in TIMES:
         value = getattr(config, name)
         if not 0 <= value <= MAX_TIME_S:
             what = f"{value} s is longer than any clock of a run can count on"

@@ -338,9 +338,9 @@ async def test_an_address_with_too_many_that_wait_is_turned_away_and_others_are_
         for _ in range(MAX_WAITING_PER_HOST):
             nursery.start_soon(server.pace.wait, "127.0.0.1")
         await trio.testing.wait_all_tasks_blocked()
-        crowded = await trio.open_tcp_stream("127.0.0.1", server.port)
+        surplus = await trio.open_tcp_stream("127.0.0.1", server.port)
         with suppress(trio.BrokenResourceError):
-            assert await crowded.receive_some() == b"", "closed before it says a byte"
+            assert await surplus.receive_some() == b"", "closed before it says a byte"
         other = await trio.open_tcp_stream("127.0.0.1", server.port, local_address="127.0.0.2")
         server.pace._give()
         line, channel = await tls.secure_client(other)

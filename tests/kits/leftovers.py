@@ -86,3 +86,18 @@ async def _assert_none(find: Callable[[], list[int]]) -> None:
     while left := find():
         assert trio.current_time() < deadline, f"still there: {describe_processes(left)}"
         await trio.sleep(POLL_S)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet taken leave of does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until_dead(pid: int, timeout_s: float = 30.0) -> None:
+    """Wait until a process has ended."""
+    with trio.fail_after(timeout_s):
+        while is_alive(pid):
+            await trio.sleep(POLL_S)

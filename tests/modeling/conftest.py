@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from psyche.core.state.state import Model, Optimizer, OptimizerKind
+from psyche.wire.trainer import LoadRequest
 
 TINY = {
     "vocab_size": 64,
@@ -62,3 +63,9 @@ def run_model() -> Model:
         quantize_1bit=True,
     )
     return Model(max_seq_len=SEQUENCE_LENGTH, optimizer=optimizer)
+
+
+@pytest.fixture
+def load_request(tiny_model: Path, run_model: Model) -> LoadRequest:
+    """To load the tiny model's first weights."""
+    return LoadRequest(path=str(tiny_model), is_snapshot=False, model=run_model, micro_batch_size=2, device="cpu")

@@ -54,11 +54,6 @@ def snapshot_request(path: Path, **changes: object) -> SnapshotRequest:
 
 
 @pytest.fixture
-def load_request(tiny_model: Path, run_model: Model) -> LoadRequest:
-    return LoadRequest(path=str(tiny_model), is_snapshot=False, model=run_model, micro_batch_size=2, device="cpu")
-
-
-@pytest.fixture
 def engine(load_request: LoadRequest) -> TrainerEngine:
     made = TrainerEngine()
     made.load(load_request)

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 import trio
 
-from psyche.core.state.state import Model
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.process import HOST_VARIABLE, TrainerProcess
 from psyche.wire.trainer import LoadRequest
@@ -37,28 +36,16 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
     process.wait()
 
 
-@pytest.fixture
-def load_request(tiny_model: Path, run_model: Model) -> LoadRequest:
-    return LoadRequest(path=str(tiny_model), is_snapshot=False, model=run_model, micro_batch_size=1, device="cpu")
-
-
 async def wait_for(path: Path) -> None:
     with trio.fail_after(START_S):
         while not path.exists():
             await trio.sleep(0.05)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-async def wait_gone(pid: int) -> None:
+async def until_gone(pid: int) -> None:
+    """Dead, and taken leave of by its host."""
     with trio.fail_after(10):
-        while is_alive(pid):
+        while Path(f"/proc/{pid}").exists():
             await trio.sleep(0.02)
 
 
@@ -76,7 +63,7 @@ async def test_a_hosted_trainer_loads_and_ends_when_stopped(
     reply = await trainer.load(load_request)
     assert reply.parameters > 0
     await trainer.stop()
-    await wait_gone(pid)
+    await until_gone(pid)
 
 
 async def test_a_hosted_trainer_reads_relative_paths_from_where_its_client_runs(

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from kits.leftovers import is_alive, until_dead
 
-from psyche.core.state.state import Model
 from psyche.errors import ConfigError, TrainerError, WireError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE, FaultInjector
@@ -39,25 +39,6 @@ def train_request(height: int, samples: int = SAMPLES, **changes: object) -> Tra
         sequence_length=LENGTH, decided=(), in_flight=False,
     )  # fmt: skip
     return msgspec.structs.replace(request, **changes)
-
-
-@pytest.fixture
-def load_request(tiny_model: Path, run_model: Model) -> LoadRequest:
-    return LoadRequest(path=str(tiny_model), is_snapshot=False, model=run_model, micro_batch_size=1, device="cpu")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-async def until_dead(pid: int) -> None:
-    with trio.fail_after(30):
-        while is_alive(pid):
-            await trio.sleep(0.02)
 
 
 async def check_steps_and_halving(trainer: TrainerProcess, load_request: LoadRequest) -> bytes:

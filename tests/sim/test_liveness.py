@@ -1,6 +1,5 @@
 """What a run owes its clients is demanded: a run that withholds it violates I5."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Violation, simulate
 
 FLIP = BitFlip(at_epoch=0, at_height=2, who=("client-1",), place=3)
-
-
-@pytest.fixture
-def patch() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
 
 
 def find_first(scenario: Scenario) -> Violation:
@@ -40,14 +33,14 @@ def test_a_flipped_weight_is_healed_within_the_epoch() -> None:
     assert outcome.facts["dropped"] == {}
 
 
-def test_a_client_that_never_heals_is_reported(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Healing, "act", lambda _healing, _now: None)
+def test_a_client_that_never_heals_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Healing, "act", lambda _healing, _now: None)
     first = find_first(build_flipped())
     assert (first.name, first.expected) == ("I5", "client-1 has the agreed weights again within 3 agreed digests")
 
 
-def test_a_client_that_leaves_where_it_could_heal_is_reported(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Healing, "_replay", lambda healing, reason: healing.give_up(reason))
+def test_a_client_that_leaves_where_it_could_heal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Healing, "_replay", lambda healing, reason: healing.give_up(reason))
     first = find_first(build_flipped())
     assert (first.name, first.expected) == ("I5", "client-1 heals as a member")
 

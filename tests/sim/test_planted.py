@@ -1,6 +1,6 @@
 """Production code is broken on purpose, and a simulated run says by which promise it shows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,36 +28,30 @@ from psyche.wire.ports import Proof
 from psyche.wire.trainer import SentResult
 
 
-@pytest.fixture
-def patch() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
-
-
 def get_names(scenario: Scenario, prepare: Callable[[World], None] | None = None) -> set[str]:
     """The invariants that a run violates."""
     return {violation.name for violation in simulate(scenario, prepare=prepare).violations}
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_a_decided_result_that_everybody_leaves_out_is_reported(patch: pytest.MonkeyPatch, overlap: int) -> None:
+def test_a_decided_result_that_everybody_leaves_out_is_reported(monkeypatch: pytest.MonkeyPatch, overlap: int) -> None:
     collect: Any = Chain._collect
 
     def collect_some(chain: Chain, decided: int, height: int, now: float) -> list[tuple[int, KnownResult]] | None:
         found = collect(chain, decided, height, now)
         return found[:-1] if found else found
 
-    patch.setattr(Chain, "_collect", collect_some)
+    monkeypatch.setattr(Chain, "_collect", collect_some)
     assert get_names(build(overlap=overlap)) == {"I4"}
 
 
-def test_a_listed_result_that_everybody_forgets_when_it_decides_is_reported(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Chain, "_is_newcomer", lambda _chain, member, height: member == 1 and height == 1)
+def test_a_listed_result_that_everybody_forgets_when_it_decides_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Chain, "_is_newcomer", lambda _chain, member, height: member == 1 and height == 1)
     assert get_names(build()) == {"I4"}
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_a_fate_that_is_told_the_wrong_way_round_is_reported(patch: pytest.MonkeyPatch, overlap: int) -> None:
+def test_a_fate_that_is_told_the_wrong_way_round_is_reported(monkeypatch: pytest.MonkeyPatch, overlap: int) -> None:
     decide: Any = OwnResults.decide
 
     def decide_wrongly(own: OwnResults, height: int, chosen: Any, member: int | None) -> None:
@@ -67,17 +61,17 @@ def test_a_fate_that_is_told_the_wrong_way_round_is_reported(patch: pytest.Monke
             one = own.outcomes[index]
             own.outcomes[index] = SentResult(height=one.height, applied=not one.applied)
 
-    patch.setattr(OwnResults, "decide", decide_wrongly)
+    monkeypatch.setattr(OwnResults, "decide", decide_wrongly)
     assert get_names(build(overlap=overlap)) == {"R8"}
 
 
-def test_answers_before_the_disk_has_the_record_are_reported(patch: pytest.MonkeyPatch) -> None:
+def test_answers_before_the_disk_has_the_record_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     take: Any = Connection.take_answer
-    patch.setattr(Connection, "take_answer", lambda connection, _durable: take(connection, 1 << 40))
+    monkeypatch.setattr(Connection, "take_answer", lambda connection, _durable: take(connection, 1 << 40))
     assert get_names(replace(build(), sync_s=0.02)) == {"K1"}
 
 
-def test_states_that_are_pushed_before_the_disk_has_them_are_reported(patch: pytest.MonkeyPatch) -> None:
+def test_states_that_are_pushed_before_the_disk_has_them_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     flush: Any = _Server._flush
 
     async def flush_late(server: _Server) -> None:
@@ -85,17 +79,21 @@ def test_states_that_are_pushed_before_the_disk_has_them_are_reported(patch: pyt
         server._news.set()
         await flush(server)
 
-    patch.setattr(_Server, "_flush", flush_late)
+    monkeypatch.setattr(_Server, "_flush", flush_late)
     assert get_names(replace(build(), sync_s=0.02)) == {"K1"}
 
 
 @pytest.mark.parametrize(("clients", "too_few"), [(3, 1), (4, 2), (6, 4)])
-def test_a_quorum_that_is_too_small_by_one_is_reported(patch: pytest.MonkeyPatch, clients: int, too_few: int) -> None:
-    patch.setattr(rounds, "compute_quorum", lambda n: too_few if n == clients else compute_quorum(n))
+def test_a_quorum_that_is_too_small_by_one_is_reported(
+    monkeypatch: pytest.MonkeyPatch, clients: int, too_few: int
+) -> None:
+    monkeypatch.setattr(rounds, "compute_quorum", lambda n: too_few if n == clients else compute_quorum(n))
     assert "I4" in get_names(build(clients=clients))
 
 
-def test_agreement_that_too_few_records_have_is_reported_whatever_the_round_says(patch: pytest.MonkeyPatch) -> None:
+def test_agreement_that_too_few_records_have_is_reported_whatever_the_round_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     process: Any = tally.process_agreement
 
     def agree_early(round_: Round, record: WitnessRecord) -> None:
@@ -103,7 +101,7 @@ def test_agreement_that_too_few_records_have_is_reported_whatever_the_round_says
         process(round_, record)
         round_.quorum = quorum
 
-    patch.setattr(witnessing, "process_agreement", agree_early)
+    monkeypatch.setattr(witnessing, "process_agreement", agree_early)
     assert get_names(build()) == {"I4"}
 
 
@@ -113,7 +111,7 @@ def test_the_quorums_are_those_of_the_rule() -> None:
     assert all(2 * count_needed(n) > n for n in range(33))
 
 
-def test_a_second_record_of_a_member_is_reported(patch: pytest.MonkeyPatch) -> None:
+def test_a_second_record_of_a_member_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     process: Any = tally.process_agreement
 
     def count_twice(round_: Round, record: WitnessRecord) -> None:
@@ -121,11 +119,11 @@ def test_a_second_record_of_a_member_is_reported(patch: pytest.MonkeyPatch) -> N
         if record.member == 1 and len(round_.witnesses) < round_.witnesses_expected:
             round_.witnesses.append(record)
 
-    patch.setattr(witnessing, "process_agreement", count_twice)
+    monkeypatch.setattr(witnessing, "process_agreement", count_twice)
     assert "W4" in get_names(build())
 
 
-def test_a_record_that_names_who_took_no_part_is_reported(patch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_names_who_took_no_part_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     submit: Any = TcpBackend.submit
 
     async def claim_more(backend: TcpBackend, message: Message, proof: Proof = None) -> None:
@@ -133,25 +131,25 @@ def test_a_record_that_names_who_took_no_part_is_reported(patch: pytest.MonkeyPa
             message = replace(message, heard=message.heard | 1 << 200)
         await submit(backend, message, proof)
 
-    patch.setattr(TcpBackend, "submit", claim_more)
-    patch.setattr(witnessing, "_check_bitmaps", lambda _state, _message: None)
+    monkeypatch.setattr(TcpBackend, "submit", claim_more)
+    monkeypatch.setattr(witnessing, "_check_bitmaps", lambda _state, _message: None)
     assert "W4" in get_names(build())
 
 
-def test_clients_that_never_end_are_reported(patch: pytest.MonkeyPatch) -> None:
+def test_clients_that_never_end_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run_on(_shell: Shell) -> int:
         await run(_shell)
         await trio.sleep_forever()
         return 0
 
     run: Any = Shell.run
-    patch.setattr(Shell, "run", run_on)
+    monkeypatch.setattr(Shell, "run", run_on)
     violations = simulate(build()).violations
     assert {(one.name, one.found) for one in violations} == {("I5", "it runs on")}
     assert len(violations) == 4
 
 
-def test_a_close_that_drops_more_than_half_is_reported(patch: pytest.MonkeyPatch) -> None:
+def test_a_close_that_drops_more_than_half_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     process: Any = health.process_health
 
     def drop_three(state: Coordinator) -> bool:
@@ -161,5 +159,5 @@ def test_a_close_that_drops_more_than_half_is_reported(patch: pytest.MonkeyPatch
             health.process_drop(state, member, strike=False)
         return False
 
-    patch.setattr(phases, "process_health", drop_three)
+    monkeypatch.setattr(phases, "process_health", drop_three)
     assert "H3" in get_names(build())

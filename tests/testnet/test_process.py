@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from kits.leftovers import is_alive, until_dead
 from trio.testing import MockClock
 
 from psyche.testnet.process import LAUNCHER, Child, describe_exit, stop_all
@@ -32,20 +33,6 @@ async def wait_for_output(child: Child) -> list[str]:
         while not child.get_last_lines(1):
             await trio.sleep(0.01)
     return child.get_last_lines(1)[0].split()
-
-
-async def wait_for_death(pid: int) -> None:
-    with trio.fail_after(DEADLINE_S):
-        while is_alive(pid):
-            await trio.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 async def test_a_program_that_ends_gives_its_exit_code(tmp_path: Path) -> None:
@@ -105,7 +92,7 @@ async def test_a_kill_takes_the_childs_own_children_along(tmp_path: Path) -> Non
     _, grandchild = await wait_for_output(child)
     child.kill()
     await child.wait()
-    await wait_for_death(int(grandchild))
+    await until_dead(int(grandchild))
 
 
 async def test_a_clean_exit_leaves_no_grandchild_either(tmp_path: Path) -> None:
@@ -113,7 +100,7 @@ async def test_a_clean_exit_leaves_no_grandchild_either(tmp_path: Path) -> None:
     child = make_child(tmp_path, program)
     _, grandchild = await wait_for_output(child)
     assert await child.wait() == 0
-    await wait_for_death(int(grandchild))
+    await until_dead(int(grandchild))
 
 
 async def test_a_cancelled_stop_leaves_nothing(tmp_path: Path) -> None:
@@ -141,7 +128,7 @@ async def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> 
         pid = int(await trio.to_thread.run_sync(process.stdout.readline))
         assert is_alive(pid)
         os.kill(process.pid, signal.SIGKILL)
-    await wait_for_death(pid)
+    await until_dead(pid)
 
 
 async def test_a_child_whose_parent_is_already_gone_never_starts(tmp_path: Path) -> None:

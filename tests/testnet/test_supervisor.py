@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from kits.leftovers import is_alive
 
 from psyche.errors import ConfigError, PsycheError
 from psyche.telemetry.console import Console
@@ -93,13 +94,6 @@ def use_stand_ins(monkeypatch: pytest.MonkeyPatch, digests: dict[int, str] | Non
 
 def get_pids(run_dir: Path) -> list[int]:
     return [event["pid"] for event in read_events(run_dir / "events" / "testnet" / "events.jsonl") if "pid" in event]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def until_training(testnet: supervisor.Testnet, number: int, times: int) -> None:

@@ -1,9 +1,9 @@
 """A client that cannot replay compares its weights with those of peers (S7)."""
 
 import pytest
+from healing_kit import WRONG, agree_on, build_bench_in_second_epoch, diverge, let_go
 from kits.bench import Bench
 from kits.world import World, build_world
-from test_healing import WRONG, agree_on, build_bench_in_second_epoch, diverge, let_go
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.healing import HELP_EVERY_HEIGHTS, HELPERS

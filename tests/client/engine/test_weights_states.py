@@ -7,11 +7,11 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from healing_kit import build_bench_in_second_epoch, diverge, let_go
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kits.bench import Bench
 from kits.results import build_train_reply
-from test_healing import build_bench_in_second_epoch, diverge, let_go
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.context import EngineContext

@@ -1,7 +1,6 @@
 """The journal on a real folder when the power fails: what was synced is there, and the server goes on from it."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ from psyche.wire.crypto import blake3_hash
 
 STATE = "of/a/run"
 RECORDS = 14
-
-
-@pytest.fixture
-def patch() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
 
 
 def write_run(root: Path) -> tuple[Watch, list[bytes]]:
@@ -111,7 +104,7 @@ class _Without:
     ids=["records", "names", "folders", "snapshots"],
 )
 def test_a_disk_that_syncs_less_is_found_out(
-    tmp_path: Path, patch: pytest.MonkeyPatch, module: Any, name: str, instead: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, instead: object
 ) -> None:
-    patch.setattr(module, name, instead)
+    monkeypatch.setattr(module, name, instead)
     assert find_lost(*write_run(tmp_path / "run"), tmp_path)

@@ -10,11 +10,11 @@ from kits.middle import open_middle
 from psyche.data.client import RemoteData
 from psyche.data.local import TokenRows
 from psyche.data.server import DataServer
-from psyche.wire.crypto import Identity
+from psyche.testing.builders import build_identity
 from psyche.wire.data import Rows, encode_reply
 
-SERVER = Identity(bytes([1]) * 32)
-ALICE = Identity(bytes([2]) * 32)
+SERVER = build_identity("server")
+ALICE = build_identity("alice")
 LENGTH = 4
 TOKENS = np.arange(100 * LENGTH, dtype="<u2")
 

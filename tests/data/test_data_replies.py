@@ -17,6 +17,7 @@ from psyche.data.local import TokenRows
 from psyche.data.reply import PART_BYTES, RowsReply
 from psyche.data.server import DataServer
 from psyche.errors import DataError
+from psyche.testing.builders import build_identity
 from psyche.wire.crypto import Identity
 from psyche.wire.data import (
     LEAST_RATE_BYTES_S,
@@ -31,11 +32,11 @@ from psyche.wire.line.framing import ConnectionLost, FrameStream
 from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.tls import TlsConnection, make_channel
 
-SERVER = Identity(bytes([1]) * 32)
-ALICE = Identity(bytes([2]) * 32)
+SERVER = build_identity("server")
+ALICE = build_identity("alice")
 LENGTH = 1_000
 ROWS = 500  # of 2,000 bytes
-IDLERS = [Identity(bytes([100 + i]) * 32) for i in range(server_module.MAX_READS + 8)]
+IDLERS = [build_identity(i) for i in range(server_module.MAX_READS + 8)]
 pytestmark = pytest.mark.usefixtures("no_threads")
 
 

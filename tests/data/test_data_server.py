@@ -18,6 +18,7 @@ from psyche.data.client import RemoteData
 from psyche.data.local import TokenRows
 from psyche.data.server import DataServer
 from psyche.errors import DataError, WireError
+from psyche.testing.builders import build_identity
 from psyche.wire.crypto import Identity
 from psyche.wire.data import (
     MAX_REPLY_BYTES,
@@ -34,10 +35,10 @@ from psyche.wire.line.framing import ConnectionLost, FrameStream
 from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.tls import TlsConnection, make_channel
 
-SERVER = Identity(bytes([1]) * 32)
-ALICE = Identity(bytes([2]) * 32)
-BOB = Identity(bytes([3]) * 32)
-STRANGER = Identity(bytes([4]) * 32)
+SERVER = build_identity("server")
+ALICE = build_identity("alice")
+BOB = build_identity("bob")
+STRANGER = build_identity("stranger")
 LENGTH = 4
 
 

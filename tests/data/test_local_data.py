@@ -13,10 +13,10 @@ from psyche.data.files import find_token_size
 from psyche.data.local import MAX_OPEN_FILES, TokenRows
 from psyche.data.provider import LocalProvider, open_provider
 from psyche.errors import DataError
-from psyche.wire.crypto import Identity
+from psyche.testing.builders import build_identity
 
 SEED = bytes(range(32))
-IDENTITY = Identity(bytes(32))
+IDENTITY = build_identity("own")
 
 
 def write_bin(path: Path, first: int, count: int, dtype: str = "<u2") -> Path:

@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from network_kit import MEMBER, PROBE, VICTIM, OpenGroup, OpenNode, Victim, get_identity, meet
+from network_kit import MEMBER, PROBE, VICTIM, OpenGroup, OpenNode, Victim, meet
 
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory import MemoryHub
+from psyche.testing.builders import build_identity
 from psyche.wire.address_record import sign_address_record
 
 
@@ -26,12 +27,12 @@ def open_any(request: pytest.FixtureRequest, tmp_path: Path) -> OpenNode:
     async def opening(number: int, limits: NetworkLimits | None = None) -> AsyncIterator[BaseNode]:
         folder = tmp_path / f"node{number}"
         if request.param == "memory":
-            async with hub.open_node(get_identity(number), folder, limits=limits) as node:
+            async with hub.open_node(build_identity(number), folder, limits=limits) as node:
                 yield node
         else:
             from psyche.network.node import open_node
 
-            async with open_node(get_identity(number), "127.0.0.1", 0, folder, limits=limits) as node:
+            async with open_node(build_identity(number), "127.0.0.1", 0, folder, limits=limits) as node:
                 yield node
 
     return opening
@@ -63,7 +64,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
         assert process.stdout is not None
         try:
             ready = json.loads(process.stdout.readline())
-            record = sign_address_record(get_identity(VICTIM), [ready["address"]], 1 << 40)
+            record = sign_address_record(build_identity(VICTIM), [ready["address"]], 1 << 40)
             yield Victim(process, record, bytes.fromhex(ready["blob"]), errors)
         finally:
             process.kill()

@@ -11,7 +11,6 @@ import trio
 
 from psyche.network.base import BaseNode
 from psyche.wire.address_record import AddressRecord
-from psyche.wire.crypto import Identity
 
 RUN = b"\x07" * 32
 PLAN = b"\x09" * 32
@@ -20,11 +19,6 @@ VICTIM, PROBE, MEMBER = 100, 101, 102
 
 OpenNode = Callable[..., AbstractAsyncContextManager[BaseNode]]
 OpenGroup = Callable[..., AbstractAsyncContextManager[list[Any]]]
-
-
-def get_identity(number: int) -> Identity:
-    """A fixed key per number."""
-    return Identity(number.to_bytes(32, "little"))
 
 
 def introduce(nodes: Sequence[BaseNode], plans: Sequence[bytes] | None = None) -> None:

@@ -12,10 +12,11 @@ import tempfile
 from pathlib import Path
 
 import trio
-from network_kit import PLAN, RUN, get_identity
+from network_kit import PLAN, RUN
 
 from psyche.network.limits import NetworkLimits
 from psyche.network.node import P2PNode, open_node
+from psyche.testing.builders import build_identity
 from psyche.wire.ports import SyncReply, SyncRequest
 
 LIMITS = NetworkLimits(
@@ -74,9 +75,9 @@ def mute_our_own_log() -> None:
 
 async def main(number: int, allowed: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with open_node(get_identity(number), "127.0.0.1", 0, Path(folder), limits=LIMITS) as node:
+        async with open_node(build_identity(number), "127.0.0.1", 0, Path(folder), limits=LIMITS) as node:
             node.set_plan(RUN, PLAN)
-            node.set_allowed(frozenset(get_identity(a).public for a in allowed))
+            node.set_allowed(frozenset(build_identity(a).public for a in allowed))
             node.set_sync_handler(answer)
             break_validator(node)
             blob = await node.provide(BLOB, expires=None)

@@ -4,12 +4,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 import trio
-from network_kit import PLAN, RUN, OpenGroup, OpenNode, get_identity, introduce, meet
+from network_kit import PLAN, RUN, OpenGroup, OpenNode, introduce, meet
 
 from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.streams import BLOB, HELLO, SYNC, StreamError, read_exactly
+from psyche.testing.builders import build_identity
 from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.ports import SyncReply, SyncRequest
 
@@ -220,7 +221,7 @@ async def test_a_forged_or_expired_address_record_is_not_dialed(open_any: OpenNo
             node.set_allowed(frozenset({a.key, b.key}))
         good = b.address_record()
         forged = AddressRecord(good.p2p, ("/ip4/127.0.0.1/tcp/1",), good.expires_unix, good.signature)
-        expired = sign_address_record(get_identity(2), good.addresses, 1_000)
+        expired = sign_address_record(build_identity(2), good.addresses, 1_000)
         a.set_addresses([forged, expired])
         await trio.sleep(0.5)
         assert a.connected() == frozenset()
@@ -232,7 +233,7 @@ async def test_a_forged_or_expired_address_record_is_not_dialed(open_any: OpenNo
 async def test_another_key_at_an_address_is_not_believed(open_any: OpenNode) -> None:
     async with AsyncExitStack() as stack:
         a, b = await open_two(stack, open_any)
-        lie = sign_address_record(get_identity(9), b.address_record().addresses, 1 << 40)
+        lie = sign_address_record(build_identity(9), b.address_record().addresses, 1 << 40)
         keys = frozenset({a.key, b.key, lie.p2p})
         for node in (a, b):
             node.set_plan(RUN, PLAN)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from network_kit import get_identity, meet
+from network_kit import meet
 from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
 from psyche.sim.runtime import simulated_time
+from psyche.testing.builders import build_identity
 
 MEMBERS = 16
 BODY = 100
@@ -52,7 +53,7 @@ async def _fetch_all(folder: Path, limits: NetworkLimits) -> float:
     async with AsyncExitStack() as stack:
         nodes: list[MemoryNode] = []
         for number in range(MEMBERS):
-            node = hub.open_node(get_identity(number + 1), folder / str(number), limits=limits)
+            node = hub.open_node(build_identity(number + 1), folder / str(number), limits=limits)
             nodes.append(await stack.enter_async_context(node))
             hub.links.set_access(nodes[-1].key, LINE_BYTES_S, LINE_BYTES_S)
         await meet(*nodes)

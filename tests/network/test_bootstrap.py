@@ -7,12 +7,13 @@ import msgspec
 import pytest
 import trio
 from msgspec.structs import replace
-from network_kit import PLAN, RUN, OpenNode, get_identity
+from network_kit import PLAN, RUN, OpenNode
 
 from psyche.network.addresses.messages import MAX_RECORDS, decode_record, encode_record
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.sync import encode_reply
+from psyche.testing.builders import build_identity
 from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.peer_address import PeerAddress
 from psyche.wire.ports import SyncReply, SyncRequest
@@ -67,7 +68,7 @@ async def test_a_bootstrap_peer_is_not_dialed_before_it_has_a_place_in_the_run(o
 
 async def test_a_bootstrap_address_where_nobody_answers_is_tried_again_and_says_why(open_any: OpenNode) -> None:
     async with AsyncExitStack() as stack:
-        (visitor,) = await stack.enter_async_context(open_bookless(open_any, 1, get_identity(9).public))
+        (visitor,) = await stack.enter_async_context(open_bookless(open_any, 1, build_identity(9).public))
         async with open_any(9, QUICK) as gone:
             lost = get_address(gone)
         visitor.set_bootstrap([lost])
@@ -85,7 +86,7 @@ async def test_an_address_of_the_book_that_is_wrong_does_not_hide_the_bootstrap_
     async with open_bookless(open_any, 2) as (known, visitor):
         right = get_address(known)
         wrong = "/ip4/127.0.0.1/tcp/1" if right.address.startswith("/ip4") else "/memory/999"
-        visitor.set_addresses([sign_address_record(get_identity(1), [wrong], 1 << 40)])
+        visitor.set_addresses([sign_address_record(build_identity(1), [wrong], 1 << 40)])
         visitor.set_bootstrap([right])
         with trio.fail_after(LIMIT_S):
             await visitor.wait_for_peers(frozenset({known.key}))
@@ -101,7 +102,7 @@ async def ask(node: BaseNode, peer: BaseNode, key: bytes = b"") -> list[AddressR
 
 async def test_at_most_32_records_are_told_from_the_key_asked_for_on(open_any: OpenNode) -> None:
     """N1."""
-    others = [get_identity(n) for n in range(100, 150)]
+    others = [build_identity(n) for n in range(100, 150)]
     async with open_bookless(open_any, 2, *(i.public for i in others)) as (known, visitor):
         known.set_addresses([sign_address_record(i, ["/ip4/192.0.2.1/tcp/1"], 1 << 40) for i in others])
         visitor.set_bootstrap([get_address(known)])
@@ -112,7 +113,7 @@ async def test_at_most_32_records_are_told_from_the_key_asked_for_on(open_any: O
 
 
 async def test_records_that_have_expired_or_of_keys_without_a_place_are_not_told(open_any: OpenNode) -> None:
-    expired, foreign = get_identity(100), get_identity(101)
+    expired, foreign = build_identity(100), build_identity(101)
     async with open_bookless(open_any, 2, expired.public) as (known, visitor):
         records = [sign_address_record(expired, ["/ip4/192.0.2.1/tcp/1"], 1_000)]
         known.set_addresses([*records, sign_address_record(foreign, ["/ip4/192.0.2.1/tcp/1"], 1 << 40)])
@@ -143,7 +144,7 @@ async def play_liar(open_any: OpenNode, lie: list[bytes], wanted: bytes) -> tupl
             await asked.wait()
         await trio.sleep(0.5)
         table = visitor.peers._addresses
-        learned = [table.get_record(key) is not None for key in (wanted, get_identity(101).public)]
+        learned = [table.get_record(key) is not None for key in (wanted, build_identity(101).public)]
         is_shunned = liar.key in visitor._exchange._liars
         visitor.set_bootstrap([get_address(liar), get_address(honest)])
         await until_all_meet([honest, third, visitor])  # and the honest way still leads to everybody
@@ -151,7 +152,7 @@ async def play_liar(open_any: OpenNode, lie: list[bytes], wanted: bytes) -> tupl
 
 
 def build_far(number: int, expires_unix: int) -> bytes:
-    return encode_record(sign_address_record(get_identity(number), ["/ip4/127.0.0.1/tcp/1"], expires_unix))
+    return encode_record(sign_address_record(build_identity(number), ["/ip4/127.0.0.1/tcp/1"], expires_unix))
 
 
 def build_lies() -> dict[str, tuple[list[bytes], bool]]:
@@ -182,7 +183,7 @@ def build_lies() -> dict[str, tuple[list[bytes], bool]]:
 async def test_what_a_lying_bootstrap_peer_says_is_not_kept(open_any: OpenNode, name: str) -> None:
     """N2."""
     lie, is_plain = build_lies()[name]
-    learned, met, is_shunned = await play_liar(open_any, lie, get_identity(100).public)
+    learned, met, is_shunned = await play_liar(open_any, lie, build_identity(100).public)
     assert learned == [False, False]
     assert len(met) == 3
     assert is_shunned == is_plain
@@ -193,7 +194,7 @@ async def test_the_newest_record_of_a_key_wins_whoever_shows_it_first(open_any: 
     import time
 
     soon = int(time.time()) + 3_600
-    older, newer = (sign_address_record(get_identity(100), [f"/ip4/192.0.2.{n}/tcp/1"], soon + n) for n in (1, 2))
+    older, newer = (sign_address_record(build_identity(100), [f"/ip4/192.0.2.{n}/tcp/1"], soon + n) for n in (1, 2))
     async with open_bookless(open_any, 1, older.p2p) as (node,):
         assert node.peers.learn_address(older)
         assert node.peers.learn_address(newer)
@@ -203,7 +204,7 @@ async def test_the_newest_record_of_a_key_wins_whoever_shows_it_first(open_any: 
 
 
 async def test_a_home_with_a_book_is_believed_and_peers_are_not_asked(open_any: OpenNode) -> None:
-    async with open_bookless(open_any, 2, get_identity(100).public) as (known, visitor):
+    async with open_bookless(open_any, 2, build_identity(100).public) as (known, visitor):
         visitor.set_addresses([known.address_record()])
         with trio.fail_after(LIMIT_S):
             await visitor.wait_for_peers(frozenset({known.key}))

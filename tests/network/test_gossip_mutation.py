@@ -3,16 +3,17 @@
 from collections.abc import Callable
 
 import pytest
-from network_kit import RUN, get_identity
+from network_kit import RUN
 
 from psyche.core.encoding.header import NumericClass, ResultHeader, decode_header, encode_header
 from psyche.core.state.gossip import Finished, Gossip, GossipBody, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.limits import HEADER_BYTES
 from psyche.errors import WireError
+from psyche.testing.builders import build_identity
 from psyche.wire.crypto import compute_commitment, verify
 from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by, sign_gossip
 
-IDENTITY = get_identity(3)
+IDENTITY = build_identity(3)
 MEMBER, EPOCH, HEIGHT = 4, 2, 70_000
 
 
@@ -106,5 +107,5 @@ def test_a_signature_of_another_kind_round_or_run_does_not_fit() -> None:
         Gossip(RUN, EPOCH, HEIGHT, MEMBER, Ready(b"d" * 32, ReadyFlag.DIVERGED), ready.signature),
     ):
         assert not is_signed_by(other, IDENTITY.public)
-    assert not is_signed_by(ready, get_identity(4).public)
+    assert not is_signed_by(ready, build_identity(4).public)
     assert not verify(b"not a key", b"", ready.signature)

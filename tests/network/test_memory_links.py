@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import trio
-from network_kit import get_identity, introduce, meet
+from network_kit import introduce, meet
 from trio.testing import MockClock
 
 from psyche.errors import NetworkError
 from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
 from psyche.network.peers import MAX_DIALS
+from psyche.testing.builders import build_identity
 
 MIB = 1 << 20
 
@@ -22,7 +23,7 @@ MIB = 1 << 20
 async def open_nodes(hub: MemoryHub, count: int, folder: Path) -> AsyncIterator[list[MemoryNode]]:
     async with AsyncExitStack() as stack:
         nodes = [
-            await stack.enter_async_context(hub.open_node(get_identity(n + 1), folder / str(n))) for n in range(count)
+            await stack.enter_async_context(hub.open_node(build_identity(n + 1), folder / str(n))) for n in range(count)
         ]
         await meet(*nodes)
         yield nodes
@@ -47,7 +48,7 @@ async def test_a_peer_counts_as_out_of_reach_once_it_has_been_missing_for_long(
     async with open_nodes(hub, 2, tmp_path) as (a, b):
         await trio.sleep(60)
         assert not a.peers.has_unreachable()
-        a.set_allowed(a.peers.allowed | {get_identity(77).public})
+        a.set_allowed(a.peers.allowed | {build_identity(77).public})
         await trio.sleep(a.limits.relay_after_s - 0.1)
         assert not a.peers.has_unreachable()
         await trio.sleep(0.1)
@@ -121,7 +122,10 @@ async def test_announcements_under_way_are_lost_with_their_connection(
 
 async def test_redialing_doubles_from_one_second_to_a_minute(tmp_path: Path, autojump_clock: MockClock) -> None:
     hub = MemoryHub(random.Random(1))
-    async with hub.open_node(get_identity(1), tmp_path / "a") as a, hub.open_node(get_identity(2), tmp_path / "b") as b:
+    async with (
+        hub.open_node(build_identity(1), tmp_path / "a") as a,
+        hub.open_node(build_identity(2), tmp_path / "b") as b,
+    ):
         dials: list[float] = []
         inner = a._transport.dial
 
@@ -142,11 +146,11 @@ async def test_redialing_doubles_from_one_second_to_a_minute(tmp_path: Path, aut
 
 async def test_a_new_address_is_dialed_at_once(tmp_path: Path, autojump_clock: MockClock) -> None:
     hub = MemoryHub(random.Random(1))
-    async with hub.open_node(get_identity(1), tmp_path / "a") as a:
-        async with hub.open_node(get_identity(2), tmp_path / "b") as b:
+    async with hub.open_node(build_identity(1), tmp_path / "a") as a:
+        async with hub.open_node(build_identity(2), tmp_path / "b") as b:
             await meet(a, b)
         await trio.sleep(300)
-        async with hub.open_node(get_identity(2), tmp_path / "b") as b:
+        async with hub.open_node(build_identity(2), tmp_path / "b") as b:
             introduce([a, b])
             with trio.fail_after(1):
                 await a.wait_for_peers(frozenset({b.key}))
@@ -175,8 +179,8 @@ async def test_the_oldest_message_makes_room(tmp_path: Path, autojump_clock: Moc
 
     hub = MemoryHub(random.Random(1))
     limits = NetworkLimits(inbox_messages=3)
-    async with hub.open_node(get_identity(1), tmp_path / "a") as a, hub.open_node(
-        get_identity(2), tmp_path / "b", limits=limits
+    async with hub.open_node(build_identity(1), tmp_path / "a") as a, hub.open_node(
+        build_identity(2), tmp_path / "b", limits=limits
     ) as b:  # fmt: skip
         await meet(a, b)
         for number in range(5):
@@ -217,7 +221,7 @@ async def test_a_crowd_is_met_a_few_at_a_time(tmp_path: Path, autojump_clock: Mo
     hub = MemoryHub(random.Random(1), LinkConditions(latency_s=0.1))
     async with AsyncExitStack() as stack:
         nodes = [
-            await stack.enter_async_context(hub.open_node(get_identity(n + 1), tmp_path / str(n))) for n in range(9)
+            await stack.enter_async_context(hub.open_node(build_identity(n + 1), tmp_path / str(n))) for n in range(9)
         ]
         most: dict[bytes, int] = {}
         for node in nodes:

@@ -8,18 +8,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from network_kit import PLAN, RUN, get_identity
+from network_kit import PLAN, RUN
 
 from psyche.errors import NetworkError, WireError
 from psyche.network import hello, sync
 from psyche.network.addresses import messages as addresses
 from psyche.network.blobs import messages
 from psyche.network.streams import StreamError, read_exactly, read_frame, write_frame
+from psyche.testing.builders import build_identity
 from psyche.wire.address_record import sign_address_record
 from psyche.wire.backend import decode_request as decode_backend_request
 from psyche.wire.ports import SyncReply, SyncRequest
 
-ME, OTHER = get_identity(1), get_identity(2)
+ME, OTHER = build_identity(1), build_identity(2)
 
 
 class Tape:

@@ -12,10 +12,11 @@ import trio
 from kits.middle import Change, Middle, open_middle, open_port
 from libp2p.utils import encode_uvarint
 from multistream_kit import HEADER, INSECURE, NOISE, PLAINTEXT, REFUSED, encode, replace_names, split
-from network_kit import PLAN, RUN, get_identity
+from network_kit import PLAN, RUN
 
 from psyche.errors import NetworkError
 from psyche.network.node import P2PNode, get_peer_id, open_node
+from psyche.testing.builders import build_identity
 from psyche.wire.address_record import sign_address_record
 
 SPOKEN = {HEADER, NOISE, REFUSED}  # all that may ever be said in the clear: names of protocols
@@ -26,7 +27,8 @@ async def open_pair(folder: Path) -> AsyncIterator[tuple[P2PNode, P2PNode]]:
     """Two nodes that allow each other, of which neither knows where the other is."""
     async with AsyncExitStack() as stack:
         nodes = [
-            await stack.enter_async_context(open_node(get_identity(n), "127.0.0.1", 0, folder / str(n))) for n in (1, 2)
+            await stack.enter_async_context(open_node(build_identity(n), "127.0.0.1", 0, folder / str(n)))
+            for n in (1, 2)
         ]
         for node in nodes:
             node.set_plan(RUN, PLAN)
@@ -40,7 +42,7 @@ def get_port(node: P2PNode) -> int:
 
 def tell(dialer: P2PNode, number: int, port: int) -> None:
     """Tell a node that node `number` is at a port."""
-    dialer.set_addresses([sign_address_record(get_identity(number), [f"/ip4/127.0.0.1/tcp/{port}"], 1 << 40)])
+    dialer.set_addresses([sign_address_record(build_identity(number), [f"/ip4/127.0.0.1/tcp/{port}"], 1 << 40)])
 
 
 def assert_only_names(said: bytes | bytearray) -> None:
@@ -94,7 +96,7 @@ async def test_a_listener_that_speaks_plaintext_alone_is_told_nothing(
 
     caplog.set_level(logging.INFO, "psyche.network")
     async with open_pair(tmp_path) as (node, _), open_port(listen) as port:
-        key = get_identity(3).public
+        key = build_identity(3).public
         with trio.fail_after(15), pytest.raises(NetworkError, match="not secure"):
             await node._transport.dial(key, f"/ip4/127.0.0.1/tcp/{port}")
         assert node.peers.get(key) is None
@@ -144,7 +146,7 @@ async def test_a_whole_libp2p_host_that_offers_only_plaintext_does_not_get_in(tm
     from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
     from multiaddr import Multiaddr
 
-    public = create_new_key_pair(get_identity(2).seed).public_key
+    public = create_new_key_pair(build_identity(2).seed).public_key
 
     class Stolen:
         def get_public_key(self) -> Any:
@@ -157,7 +159,7 @@ async def test_a_whole_libp2p_host_that_offers_only_plaintext_does_not_get_in(tm
         with trio.fail_after(15), pytest.raises(Exception, match=r".*") as refused:
             await host.connect(info_from_p2p_addr(Multiaddr(where)))
         assert not isinstance(refused.value, trio.TooSlowError)
-        assert node.peers.get(get_identity(2).public) is None
+        assert node.peers.get(build_identity(2).public) is None
         await host.close()
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import trio
-from network_kit import MEMBER, PLAN, PROBE, RUN, Victim, get_identity
+from network_kit import MEMBER, PLAN, PROBE, RUN, Victim
 
 from psyche.errors import NetworkError
 from psyche.network.node import P2PNode, get_peer_id, open_node
+from psyche.testing.builders import build_identity
 from psyche.wire.ports import SyncRequest
 
 pytestmark = pytest.mark.e2e
@@ -27,7 +28,7 @@ MESH = "/meshsub/1.1.0"
 
 @asynccontextmanager
 async def open_peer(number: int, victim: Victim, folder: Path) -> AsyncIterator[P2PNode]:
-    async with open_node(get_identity(number), "127.0.0.1", 0, folder) as node:
+    async with open_node(build_identity(number), "127.0.0.1", 0, folder) as node:
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
         node.set_addresses([victim.record])
@@ -296,7 +297,7 @@ async def test_attack_18_more_streams_than_anyone_needs(victim: Victim, tmp_path
 
 
 async def test_a_stranger_gets_no_further_than_hello(victim: Victim, tmp_path: Path) -> None:
-    async with open_node(get_identity(STRANGER), "127.0.0.1", 0, tmp_path) as node:
+    async with open_node(build_identity(STRANGER), "127.0.0.1", 0, tmp_path) as node:
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
         node.set_addresses([victim.record])

@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 import trio
-from network_kit import PLAN, PROBE, RUN, Victim, get_identity, introduce, meet
+from network_kit import PLAN, PROBE, RUN, Victim, introduce, meet
 
 from psyche.errors import NetworkError
 from psyche.network.limits import NetworkLimits
 from psyche.network.listening import build_address, get_machine_addresses, get_reachable_addresses, lock_port
 from psyche.network.node import P2PNode, get_key, get_peer_id, open_node, parse_address
 from psyche.network.streams import BLOB
+from psyche.testing.builders import build_identity
 
 MESH_ONLY = NetworkLimits(direct_peers=0)
 
 
 async def open_p2p(stack: AsyncExitStack, number: int, folder: Path, **kwargs: Any) -> P2PNode:
-    node = open_node(get_identity(number), "127.0.0.1", kwargs.pop("port", 0), folder / str(number), **kwargs)
+    node = open_node(build_identity(number), "127.0.0.1", kwargs.pop("port", 0), folder / str(number), **kwargs)
     return await stack.enter_async_context(node)
 
 
@@ -92,7 +93,7 @@ def test_an_address_that_is_not_plain_tcp_is_not_dialed(address: str) -> None:
 
 
 def test_a_key_and_a_peer_id_are_the_same_32_bytes() -> None:
-    key = get_identity(5).public
+    key = build_identity(5).public
     assert get_key(get_peer_id(key)) == key
     with pytest.raises(NetworkError, match="not an Ed25519 key"):
         get_peer_id(b"short")
@@ -120,7 +121,7 @@ async def test_an_impostor_that_offers_only_plaintext_is_not_believed(tmp_path: 
     from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
     from multiaddr import Multiaddr
 
-    pair = create_new_key_pair(get_identity(2).seed)
+    pair = create_new_key_pair(build_identity(2).seed)
 
     class Stolen:
         def get_public_key(self) -> Any:
@@ -138,9 +139,9 @@ async def test_an_impostor_that_offers_only_plaintext_is_not_believed(tmp_path: 
             node = await open_p2p(stack, 1, tmp_path)
             async with impostor.run(listen_addrs=[address]):
                 with trio.fail_after(15), pytest.raises(NetworkError):
-                    await node._transport.dial(get_identity(2).public, str(address))
+                    await node._transport.dial(build_identity(2).public, str(address))
                 await impostor.close()
-            assert node.peers.get(get_identity(2).public) is None
+            assert node.peers.get(build_identity(2).public) is None
 
 
 async def test_a_mesh_carries_messages_to_who_is_not_connected_directly(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ async def test_a_message_that_comes_both_ways_is_delivered_once(tmp_path: Path) 
         await meet(*nodes)
         await wait_for_mesh(nodes, 2)
         for node in nodes:  # one allowed peer is not there: the mesh carries everything too
-            node.set_allowed(node.peers.allowed | {get_identity(77).public})
+            node.set_allowed(node.peers.allowed | {build_identity(77).public})
         for number in range(20):
             await nodes[0].publish(b"twice %d" % number)
         got: list[bytes] = []
@@ -219,7 +220,7 @@ async def test_a_node_lets_in_more_visitors_than_it_has_slots(tmp_path: Path) ->
 async def test_a_peer_that_stops_without_a_word_is_noticed(victim: Victim, tmp_path: Path) -> None:
     """SIGSTOP stands for a power cut: no FIN comes, only silence."""
     limits = NetworkLimits(health_check_s=1.0, ping_s=1.0)
-    async with open_node(get_identity(PROBE), "127.0.0.1", 0, tmp_path, limits=limits) as node:
+    async with open_node(build_identity(PROBE), "127.0.0.1", 0, tmp_path, limits=limits) as node:
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
         node.set_addresses([victim.record])
@@ -237,7 +238,7 @@ async def test_a_peer_that_stops_without_a_word_is_noticed(victim: Victim, tmp_p
 
 
 async def test_a_node_closes_in_time_with_a_peer_that_takes_nothing(victim: Victim, tmp_path: Path) -> None:
-    async with open_node(get_identity(PROBE), "127.0.0.1", 0, tmp_path) as node:
+    async with open_node(build_identity(PROBE), "127.0.0.1", 0, tmp_path) as node:
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
         node.set_addresses([victim.record])

@@ -14,13 +14,14 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from network_kit import PLAN, PROBE, RUN, Victim, get_identity, introduce, meet
+from network_kit import PLAN, PROBE, RUN, Victim, introduce, meet
 from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory import MemoryHub
 from psyche.network.node import P2PNode, get_peer_id, open_node
 from psyche.network.unread import Overflow, Standing, StreamBuffer, StreamBuffers, UnreadBudget
+from psyche.testing.builders import build_identity
 
 MIB = 1 << 20
 BUDGET = 4 * MIB
@@ -179,7 +180,7 @@ def count_unread(node: P2PNode) -> int:
 
 @asynccontextmanager
 async def open_stranger(number: int, folder: Path, node: P2PNode) -> AsyncIterator[P2PNode]:
-    async with open_node(get_identity(number), "127.0.0.1", 0, folder / str(number)) as stranger:
+    async with open_node(build_identity(number), "127.0.0.1", 0, folder / str(number)) as stranger:
         stranger.set_plan(RUN, PLAN)
         stranger.set_allowed(frozenset({node.key}))
         stranger.set_addresses([node.address_record()])
@@ -212,11 +213,11 @@ async def test_strangers_that_fill_all_they_can_leave_an_honest_transfer_alone(
     caplog.set_level(logging.INFO, "psyche.network")
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(
-            open_node(get_identity(1), "127.0.0.1", 0, tmp_path / "1", limits=LIMITS)
+            open_node(build_identity(1), "127.0.0.1", 0, tmp_path / "1", limits=LIMITS)
         )
-        honest = await stack.enter_async_context(open_node(get_identity(HONEST), "127.0.0.1", 0, tmp_path / "h"))
+        honest = await stack.enter_async_context(open_node(build_identity(HONEST), "127.0.0.1", 0, tmp_path / "h"))
         introduce([node, honest])
-        keys = {get_identity(n).public for n in range(2, 2 + STRANGERS)}
+        keys = {build_identity(n).public for n in range(2, 2 + STRANGERS)}
         node.set_allowed(frozenset({honest.key, *keys}), frozenset({honest.key}))
         with trio.fail_after(20):
             await node.wait_for_peers(frozenset({honest.key}))
@@ -259,9 +260,9 @@ async def test_strangers_that_fill_all_they_can_leave_an_honest_transfer_alone(
 async def test_a_frame_larger_than_any_window_is_not_read(tmp_path: Path) -> None:
     """yamux takes in 16 MiB of a frame before it looks whose stream that is."""
     limits = dataclasses.replace(LIMITS, health_check_s=600.0)
-    async with open_node(get_identity(1), "127.0.0.1", 0, tmp_path / "1", limits=limits) as node:
+    async with open_node(build_identity(1), "127.0.0.1", 0, tmp_path / "1", limits=limits) as node:
         node.set_plan(RUN, PLAN)
-        node.set_allowed(frozenset({get_identity(2).public}))
+        node.set_allowed(frozenset({build_identity(2).public}))
         async with open_stranger(2, tmp_path, node) as stranger:
             (connection,) = get_connections(stranger)
             await connection.muxed_conn.secured_conn.write(struct.pack("!BBHII", 0, 0, 0, 1, 16 * MIB) + bytes(100))
@@ -276,7 +277,7 @@ async def test_a_peer_that_takes_nothing_is_closed_and_what_it_holds_is_given_ba
 ) -> None:
     """Pubsub and yamux write without an end to their waiting: it would keep the connection as long as it likes."""
     limits = NetworkLimits(write_s=1.0, health_check_s=600.0)
-    async with open_node(get_identity(PROBE), "127.0.0.1", 0, tmp_path, limits=limits) as node:
+    async with open_node(build_identity(PROBE), "127.0.0.1", 0, tmp_path, limits=limits) as node:
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
         node.set_addresses([victim.record])
@@ -308,8 +309,8 @@ async def test_a_peer_that_takes_nothing_is_closed_and_what_it_holds_is_given_ba
 async def test_a_stream_that_is_given_up_holds_nothing(tmp_path: Path) -> None:
     """yamux keeps what nobody will read for a minute."""
     async with AsyncExitStack() as stack:
-        node = await stack.enter_async_context(open_node(get_identity(1), "127.0.0.1", 0, tmp_path / "1"))
-        peer = await stack.enter_async_context(open_node(get_identity(2), "127.0.0.1", 0, tmp_path / "2"))
+        node = await stack.enter_async_context(open_node(build_identity(1), "127.0.0.1", 0, tmp_path / "1"))
+        peer = await stack.enter_async_context(open_node(build_identity(2), "127.0.0.1", 0, tmp_path / "2"))
         introduce([node, peer])
         with trio.fail_after(20):
             await node.wait_for_peers(frozenset({peer.key}))
@@ -332,7 +333,7 @@ async def test_all_sources_together_are_asked_for_no_more_than_there_is_room_for
     hub, data, most = MemoryHub(random.Random(3)), random.Random(4).randbytes(48 * MIB), [0]
     async with AsyncExitStack() as stack:
         nodes = [
-            await stack.enter_async_context(hub.open_node(get_identity(n), tmp_path / str(n), limits=limits))
+            await stack.enter_async_context(hub.open_node(build_identity(n), tmp_path / str(n), limits=limits))
             for n in range(1, 8)
         ]
         await meet(*nodes)

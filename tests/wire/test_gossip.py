@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from psyche.core.state.gossip import Finished, Gossip, GossipBody, Leave, Ready, ReadyFlag, Result
 from psyche.errors import WireError
-from psyche.testing.builders import build_hash
-from psyche.wire.crypto import Identity, compute_commitment
+from psyche.testing.builders import build_hash, build_identity
+from psyche.wire.crypto import compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, get_signed_bytes, is_signed_by, sign_gossip
 
 HEADER = bytes(range(224)) * 2
@@ -21,7 +21,7 @@ BODIES = st.one_of(
     READY, st.builds(Finished, BITS, HASH, BITS, st.none() | READY), st.just(Leave()),
     st.just(Result(compute_commitment(HEADER), HEADER)),
 )  # fmt: skip
-IDENTITY = Identity(bytes(32))
+IDENTITY = build_identity("own")
 
 
 def sign(body: GossipBody, member: int = 2) -> Gossip:

@@ -9,7 +9,7 @@ import trio
 from trio.testing import memory_stream_pair
 
 from psyche.errors import PsycheError, WireError
-from psyche.wire.crypto import Identity
+from psyche.testing.builders import build_identity
 from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
 from psyche.wire.line.handshake import (
     PROTOCOL_VERSION,
@@ -21,9 +21,9 @@ from psyche.wire.line.handshake import (
 )
 from psyche.wire.line.tls import make_channel
 
-SERVER = Identity(bytes([1]) * 32)
-CLIENT = Identity(bytes([2]) * 32)
-OTHER = Identity(bytes([3]) * 32)
+SERVER = build_identity("server")
+CLIENT = build_identity("client")
+OTHER = build_identity("other")
 CHANNEL = make_channel(SERVER)
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode

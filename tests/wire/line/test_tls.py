@@ -17,6 +17,7 @@ from kits.middle import Session, open_middle
 from trio.testing import MockClock, memory_stream_pair
 
 from psyche.errors import PsycheError, WireError
+from psyche.testing.builders import build_identity
 from psyche.wire.crypto import Identity, blake3_hash
 from psyche.wire.line import tls
 from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
@@ -24,9 +25,9 @@ from psyche.wire.line.handshake import WrongServer, client_handshake, server_han
 from psyche.wire.line.pace import MAX_WAITING_PER_HOST, HostTurns
 from psyche.wire.line.places import get_peer_host
 
-SERVER = Identity(bytes([1]) * 32)
-OTHER = Identity(bytes([2]) * 32)
-CLIENT = Identity(bytes([3]) * 32)
+SERVER = build_identity("server")
+OTHER = build_identity("other")
+CLIENT = build_identity("client")
 CHANNEL = tls.make_channel(SERVER)
 TIMEOUT_S = 10.0
 

@@ -45,6 +45,7 @@ class Bootstrapping:
         if recorded != self._recorded:
             self._recorded = [*recorded]
             self._network.set_bootstrap([*self._given, *self._read_recorded()])
+            self._forget_dropped()
         if self._given or self._recorded:
             for peer in self._network.bootstrap():
                 self._look_at(peer)
@@ -61,19 +62,28 @@ class Bootstrapping:
                 found.append(peer)
         return found
 
+    def _forget_dropped(self) -> None:
+        """Nobody dials any more what the owner has taken off the record."""
+        named = {(peer.key, peer.address) for peer in self._network.bootstrap()}
+        self._connected &= named
+        for place in sorted(self._waits.keys() - named):
+            self._end_wait(place, "its address is not on record any more")
+
     def _look_at(self, peer: BootstrapPeer) -> None:
         place, wait = (peer.key, peer.address), _describe_wait(peer)
         if wait != (known := self._waits.get(place)):
             if known is not None:
-                outcome = "connected" if peer.is_connected else wait[0] if wait is not None else "dialed"
-                self._log("wait_ended", what=known[0], until=self._get_unix(known[1]), outcome=outcome)
-                del self._waits[place]
+                self._end_wait(place, "connected" if peer.is_connected else wait[0] if wait is not None else "dialed")
             if wait is not None:
                 self._waits[place] = wait
                 self._log("wait_started", what=wait[0], until=self._get_unix(wait[1]), then=wait[2])
         if peer.is_connected and place not in self._connected:
             self._log("bootstrap_connected", peer=peer.key, address=peer.address)
         (self._connected.add if peer.is_connected else self._connected.discard)(place)
+
+    def _end_wait(self, place: Place, outcome: str) -> None:
+        what, until, _ = self._waits.pop(place)
+        self._log("wait_ended", what=what, until=self._get_unix(until), outcome=outcome)
 
     def _get_unix(self, until: float | None) -> float | None:
         return None if until is None else self._unix_now() + until - trio.current_time()

@@ -22,6 +22,7 @@ from psyche.wire.peer_address import PeerAddress
 LIMIT_S = 600
 RUN, PLAN = b"\x07" * 32, b"\x09" * 32
 KEY = Identity(build_hash("known")).public
+PLACE = f"/ip4/192.0.2.1/tcp/4001/p2p/{KEY.hex()}"
 
 
 class Forgetful(dict[Any, Any]):
@@ -92,6 +93,46 @@ async def test_each_wait_for_a_bootstrap_peer_is_named_and_ends(
         assert len(log.get_values("wait_ended", "what")) == len(log.get_values("wait_started", "what"))
         ends = [fields for fields in log.get("wait_ended") if fields["until"] is not None]
         assert ends, "every wait for the next attempt has named its end"
+
+
+@pytest.mark.parametrize("is_allowed", [False, True], ids=["waits for its place", "waits for the next attempt"])
+async def test_a_wait_ends_when_the_record_drops_its_address(
+    autojump_clock: MockClock, node: MemoryNode, is_allowed: bool
+) -> None:
+    log = Log()
+    bootstrapping = Bootstrapping(node, [], log, trio.current_time)
+    bootstrapping.start()
+    recorded = [PLACE]
+    node.set_allowed(frozenset({node.key, KEY} if is_allowed else {node.key}))
+    bootstrapping.follow(recorded)
+    await trio.sleep(0.5)
+    bootstrapping.follow(recorded)
+    begun = log.get_values("wait_started", "what")
+    assert begun, "the test waits for something"
+    bootstrapping.follow([])
+    assert log.get_values("wait_ended", "what") == begun
+    assert log.get_values("wait_ended", "outcome")[-1] == "its address is not on record any more"
+    bootstrapping.follow(recorded)
+    await trio.sleep(0.5)
+    bootstrapping.follow(recorded)
+    assert len(log.get_values("wait_started", "what")) > len(begun), "what comes back is waited for anew"
+
+
+async def test_a_peer_that_the_record_drops_and_names_again_is_told_of_as_connected_again(
+    autojump_clock: MockClock, hub: MemoryHub, node: MemoryNode, tmp_path: Path
+) -> None:
+    log = Log()
+    async with hub.open_node(Identity(build_hash("known")), tmp_path / "known") as known:
+        for one in (node, known):
+            one.set_plan(RUN, PLAN)
+            one.set_allowed(frozenset({node.key, KEY}))
+        known.set_addresses([node.address_record()])
+        await known.wait_for_peers(frozenset({node.key}))
+        await node.wait_for_peers(frozenset({KEY}))
+        bootstrapping = Bootstrapping(node, [], log, trio.current_time)
+        for recorded in ([PLACE], [], [PLACE]):
+            bootstrapping.follow(recorded)
+    assert log.get_values("bootstrap_connected", "peer") == [KEY, KEY]
 
 
 async def test_what_a_person_names_wins_over_the_record_and_what_cannot_be_dialed_is_said(

@@ -98,7 +98,7 @@ class BaseNode:
         try:
             async with open_plain_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(self.peers.keep_connected)
+                nursery.start_soon(self.peers.dialer.run)
                 try:
                     yield
                 finally:

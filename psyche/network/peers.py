@@ -1,4 +1,4 @@
-"""Who is connected, who is admitted, and whom to dial again.
+"""Who is connected, and who is admitted.
 
 A connection is no more than a chance to say hello: within `hello_s` both sides have said who they
 are, of which run and plan, and have accepted each other, or the connection is closed.
@@ -16,6 +16,7 @@ from psyche.core.state.state import ZERO32
 from psyche.errors import NetworkError, PsycheError
 from psyche.network import hello
 from psyche.network.addresses.table import AddressTable
+from psyche.network.dialing import Dialer
 from psyche.network.limits import NetworkLimits
 from psyche.network.streams import HELLO, ByteStream, PoolLease, Signal, StreamPool, run_until
 from psyche.network.unread import Standing
@@ -24,8 +25,6 @@ from psyche.wire.peer_address import PeerAddress
 from psyche.wire.ports import BootstrapPeer
 
 _log: Final = logging.getLogger("psyche.network")
-MAX_DIALS: Final = 2  # with their hello: more at once, and on a busy machine none is done in time
-YIELD_S: Final = 0.1  # per wanted peer: how long the other end has to dial first
 MAX_REFUSALS: Final = 256
 FAREWELL_S: Final = 1.0
 
@@ -70,16 +69,6 @@ class Peer:
     reason: str = ""  # why it was not admitted
 
 
-@dataclass(slots=True)
-class _Redial:
-    """When a wanted peer is dialed next."""
-
-    next_at: float
-    delay_s: float
-    is_dialing: bool = False
-    failure: str = ""  # why the last dial brought nothing
-
-
 class PeerTable:
     """The peers of a node.
 
@@ -107,15 +96,12 @@ class PeerTable:
         self._key = key
         self._limits = limits
         self._transport = transport
-        self._rng = rng
         self._get_record = get_record
         self._start_soon = start_soon
         self._peers: dict[bytes, Peer] = {}
         self._addresses = AddressTable(key, get_unix)
-        self._redials: dict[bytes, _Redial] = {}
         self._missing_since: dict[bytes, float] = {}
-        self._wake = Signal()
-        self._dials = trio.CapacityLimiter(MAX_DIALS)
+        self.dialer = Dialer(key, limits, self._addresses, self, self._dial, rng, start_soon)
 
     # who is here
 
@@ -137,6 +123,18 @@ class PeerTable:
         """Whether some allowed peer has been missing for longer than dialing it may take."""
         latest = trio.current_time() - self._limits.relay_after_s
         return any(since <= latest for since in self._missing_since.values())
+
+    def is_here(self, key: bytes) -> bool:
+        """Whether there is a connection, before or after hello."""
+        return key in self._peers
+
+    def is_wanted(self, key: bytes) -> bool:
+        """Whether a peer is to be dialed: it is not here, and it may be."""
+        return key not in self._peers and key in self.allowed and self.run_uid != ZERO32
+
+    def is_member(self, key: bytes) -> bool:
+        """Whether the key is a member's."""
+        return key in self.members
 
     def get(self, key: bytes) -> Peer | None:
         """A connected peer, admitted or not."""
@@ -164,6 +162,9 @@ class PeerTable:
             )
         return pool.lease()
 
+    async def _dial(self, key: bytes, address: str) -> None:
+        await self._transport.dial(key, address)
+
     async def _open(self, key: bytes, protocol: str) -> ByteStream:
         with trio.move_on_after(self._limits.stream_open_s):
             return await self._transport.open_stream(key, protocol)
@@ -179,11 +180,11 @@ class PeerTable:
         self._missing_since.update((k, now) for k in new if k != self._key and not self.is_connected(k))
         self.allowed = keys
         self._addresses.forget(keys)
-        self._forget_redials()
+        self.dialer.forget_unknown()
         for key in list(self._peers):
             if key not in keys:
                 self.drop(key, "not on the allow-list any more")
-        self._dial_now(new)
+        self.dialer.dial_now(new)
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
         """Another run closes everybody; another plan is compared with everybody again."""
@@ -195,7 +196,7 @@ class PeerTable:
             self._addresses.forget(())
             for key in list(self._peers):
                 self.drop(key, "another run")
-            self._dial_now(self._addresses.get_keys())
+            self.dialer.dial_now(self._addresses.get_keys())
         elif plan_hash != old_plan:
             for peer in self._peers.values():
                 if peer.admitted.is_set():
@@ -204,18 +205,14 @@ class PeerTable:
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
         """Take over records that are signed and newer than what the book said; dial whose record is new."""
         new = self._addresses.set_book(records, self._peers.keys())
-        self._forget_redials()
-        self._dial_now(new)
+        self.dialer.forget_unknown()
+        self.dialer.dial_now(new)
 
     def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> None:
         """Dial these keys there once they are allowed, before whatever else is known of them."""
         new = self._addresses.set_bootstrap(addresses)
-        self._forget_redials()
-        self._dial_now(new)
-
-    def _forget_redials(self) -> None:
-        known = self._addresses.get_keys()
-        self._redials = {k: r for k, r in self._redials.items() if k in known or k in self._peers}
+        self.dialer.forget_unknown()
+        self.dialer.dial_now(new)
 
     def learn_address(self, record: AddressRecord) -> bool:
         """Keep a record that a peer has shown, of an allowed key (N2), and dial it; whether it was new.
@@ -225,8 +222,8 @@ class PeerTable:
         """
         if record.p2p not in self.allowed or not self._addresses.learn(record):
             return False
-        if record.p2p not in self._peers and record.p2p not in self._redials:
-            self._dial_now(frozenset({record.p2p}))  # else when its turn comes (N3): records are cheap to renew
+        if record.p2p not in self._peers and self.dialer.get(record.p2p) is None:
+            self.dialer.dial_now(frozenset({record.p2p}))  # else when its turn comes (N3): records are cheap to renew
         return True
 
     def get_records(self, first: bytes) -> list[AddressRecord]:
@@ -256,7 +253,7 @@ class PeerTable:
         )
 
     def _describe(self, key: bytes, address: str) -> BootstrapPeer:
-        redial = self._redials.get(key)
+        redial = self.dialer.get(key)
         return BootstrapPeer(
             key=key,
             address=address,
@@ -265,16 +262,6 @@ class PeerTable:
             failure=redial.failure if redial is not None else "",
             next_dial_at=redial.next_at if redial is not None else 0.0,
         )
-
-    def _dial_now(self, keys: frozenset[bytes]) -> None:
-        now = trio.current_time()
-        known = self._addresses.get_keys()
-        for key in sorted(keys & known):  # in one order, so that a simulated run repeats
-            # Both ends learn of each other at the same moment: one goes first, the other when that had time to work.
-            wait_s = 0.0 if self._key < key else min(YIELD_S * len(known), 2 * self._limits.redial_first_s)
-            redial = self._redials.setdefault(key, _Redial(0.0, self._limits.redial_first_s))
-            redial.next_at, redial.delay_s = now + wait_s, self._limits.redial_first_s
-        self._wake.notify()
 
     # connections, as the transport reports them
 
@@ -295,11 +282,8 @@ class PeerTable:
         peer.gone.set()
         if peer.admitted.is_set():
             self._note_missing(key)
-            redial = self._redials.setdefault(key, _Redial(0.0, self._limits.redial_first_s))
-            redial.delay_s = self._limits.redial_first_s
-            redial.next_at = trio.current_time() + self._rng.random() * redial.delay_s
             _log.info("peer %s is gone", key.hex()[:16])
-        self._wake.notify()
+        self.dialer.note_gone(key, was_connected=peer.admitted.is_set())
         self.changed.notify()
 
     def drop(self, key: bytes, reason: str) -> None:
@@ -330,6 +314,13 @@ class PeerTable:
         if key not in self.allowed:
             return "not on the allow-list"
         return hello.get_refusal(self._get_hello(), theirs)
+
+    async def wait_for_hello(self, key: bytes) -> str:
+        """Until a peer that is here has said hello, or is gone; why it is not connected then."""
+        peer = self._peers[key]
+        with trio.move_on_after(2 * self._limits.hello_s):
+            await run_until(peer.gone, peer.admitted.wait)
+        return "" if self.is_connected(key) else self.refusals.get(key, "")
 
     async def _watch_hello(self, peer: Peer) -> None:
         with trio.move_on_after(self._limits.hello_s):
@@ -391,59 +382,7 @@ class PeerTable:
         self._missing_since.pop(peer.key, None)
         if not peer.admitted.is_set():
             peer.admitted.set()
+            self.dialer.note_connected(peer.key)
             _log.info("peer %s is connected", peer.key.hex()[:16])
             self.on_admitted()
             self.changed.notify()
-
-    # redialing
-
-    async def keep_connected(self) -> None:
-        """Dial whoever is wanted, allowed and not here: after 1 s, doubling to 60 s, with jitter."""
-        while True:
-            next_at = trio.current_time() + self._limits.redial_longest_s
-            for key, redial in list(self._redials.items()):
-                if key in self._peers or key not in self.allowed or self.run_uid == ZERO32 or redial.is_dialing:
-                    continue
-                if redial.next_at <= trio.current_time():
-                    redial.is_dialing = True
-                    self._start_soon(self._dial, key, redial)
-                else:
-                    next_at = min(next_at, redial.next_at)
-            with trio.move_on_at(next_at):
-                await self._wake.wait()
-
-    async def _dial(self, key: bytes, redial: _Redial) -> None:
-        try:
-            async with self._dials:
-                redial.failure = await self._try_addresses(key)
-                peer = self._peers.get(key)
-                if peer is not None:
-                    with trio.move_on_after(2 * self._limits.hello_s):
-                        await run_until(peer.gone, peer.admitted.wait)
-                    redial.failure = "" if self.is_connected(key) else self.refusals.get(key, "")
-        finally:
-            redial.is_dialing = False
-            redial.next_at = trio.current_time() + redial.delay_s * (0.5 + 0.5 * self._rng.random())
-            redial.delay_s = min(2 * redial.delay_s, self._limits.redial_longest_s)
-            self._wake.notify()
-
-    async def _try_addresses(self, key: bytes) -> str:
-        """Dial one address after another until one answers; why none does."""
-        failure = "its address is not known, or has expired"
-        for address in self._addresses.get_addresses(key):
-            if key in self._peers:
-                return ""
-            failure = await self._try_address(key, address)
-            if not failure:
-                break
-        return failure
-
-    async def _try_address(self, key: bytes, address: str) -> str:
-        try:
-            with trio.fail_after(self._limits.dial_s):
-                await self._transport.dial(key, address)
-        except (NetworkError, trio.TooSlowError) as error:
-            failure = str(error) or f"no answer within {self._limits.dial_s:g} s"
-            _log.debug("peer %s at %s: %s", key.hex()[:16], address, failure)
-            return failure
-        return ""

@@ -12,8 +12,8 @@ from network_kit import introduce, meet
 from trio.testing import MockClock
 
 from psyche.errors import NetworkError
+from psyche.network.dialing import MAX_DIALS
 from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
-from psyche.network.peers import MAX_DIALS
 from psyche.testing.builders import build_identity
 
 MIB = 1 << 20

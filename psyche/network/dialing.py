@@ -1,0 +1,234 @@
+"""Whom a node dials, when, and for how long (N3)."""
+
+import logging
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from psyche.errors import NetworkError
+from psyche.network.addresses.table import AddressTable
+from psyche.network.limits import NetworkLimits
+from psyche.network.streams import Signal
+
+_log: Final = logging.getLogger("psyche.network")
+MAX_DIALS: Final = 2  # with their hello: more at once, and on a busy machine none is done in time
+YIELD_S: Final = 0.1  # per wanted peer: how long the other end has to dial first
+KNOWN_SILENCES: Final = 3  # so often a member, or who was here before, may be silent before strangers go first
+HURRIED_SHARE: Final = 1 / 4  # of a dial's time, for one that others wait for
+Dial = Callable[[bytes, str], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Redial:
+    """When a wanted peer is dialed next, and what came of it before."""
+
+    next_at: float = 0.0
+    delay_s: float = 0.0
+    is_dialing: bool = False
+    failure: str = ""  # why the last dial brought nothing
+    silences: int = 0  # dials in a row that took long and brought nothing; a new address does not undo them
+    was_here: bool = False
+
+
+class Wanted(Protocol):
+    """What dialing needs of the node's peers."""
+
+    def is_wanted(self, key: bytes) -> bool:
+        """Whether a peer is to be dialed: it is not here, and it may be."""
+        ...
+
+    def is_here(self, key: bytes) -> bool:
+        """Whether there is a connection, before or after hello."""
+        ...
+
+    def is_member(self, key: bytes) -> bool:
+        """Whether the key is a member's."""
+        ...
+
+    async def wait_for_hello(self, key: bytes) -> str:
+        """Until a peer that is here has said hello, or is gone; why it is not connected then."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One dial that waits for its turn, or has it."""
+
+    rank: int  # the lowest goes first
+    patience_s: float  # how long it may take while others of its rank wait
+    begun_at: float = 0.0
+    took_s: float = 0.0
+    has_begun: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+class DialTurns:
+    """A few dials at once (N3). Who has been silent goes last, and is cut short where others wait.
+
+    In an open run anybody may hold keys at whose addresses nobody answers. Such a key has a dial's full time only
+    while nobody else waits, so that many of them delay honest peers by little.
+
+    Args:
+        hurried_s: how long a dial may take while others of a lower rank wait.
+    """
+
+    def __init__(self, hurried_s: float) -> None:
+        self._hurried_s = hurried_s
+        self._waiting: list[Turn] = []  # by arrival
+        self._running: list[Turn] = []
+
+    @asynccontextmanager
+    async def take(self, turn: Turn) -> AsyncIterator[None]:
+        """Wait for a turn, then run the block, which is cancelled where it has to make room for others."""
+        self._waiting.append(turn)
+        self._go_on()
+        try:
+            await turn.has_begun.wait()
+            with turn.scope:
+                yield
+        finally:
+            turn.took_s = trio.current_time() - turn.begun_at
+            (self._running if turn in self._running else self._waiting).remove(turn)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin what there is room for, and hurry who is in the way of others."""
+        while self._waiting and len(self._running) < MAX_DIALS:
+            turn = min(self._waiting, key=lambda waiting: waiting.rank)
+            self._waiting.remove(turn)
+            self._running.append(turn)
+            turn.begun_at = trio.current_time()
+            turn.has_begun.set()
+        best = min((turn.rank for turn in self._waiting), default=math.inf)
+        for turn in self._running:
+            if best <= turn.rank:
+                limit_s = self._hurried_s if best < turn.rank else turn.patience_s
+                turn.scope.deadline = min(turn.scope.deadline, turn.begun_at + limit_s)
+
+
+class Dialer:
+    """Dials whoever is wanted: after 1 s, doubling to 60 s, with jitter.
+
+    Args:
+        key: this node's own.
+        limits: times.
+        addresses: where peers are.
+        wanted: the node's peers.
+        dial: connects to a key at an address, or raises NetworkError.
+        rng: jitter; nothing secret.
+        start_soon: starts a task of the node.
+    """
+
+    def __init__(
+        self, key: bytes, limits: NetworkLimits, addresses: AddressTable, wanted: Wanted, dial: Dial,
+        rng: random.Random, start_soon: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self._key = key
+        self._limits = limits
+        self._addresses = addresses
+        self._wanted = wanted
+        self._dial_address = dial
+        self._rng = rng
+        self._start_soon = start_soon
+        self._redials: dict[bytes, Redial] = {}
+        self._wake = Signal()
+        self._turns = DialTurns(HURRIED_SHARE * limits.dial_s)
+
+    def get(self, key: bytes) -> Redial | None:
+        """How it stands with dialing a peer."""
+        return self._redials.get(key)
+
+    def dial_now(self, keys: frozenset[bytes]) -> None:
+        """Dial those of the keys whose address is known, as if for the first time."""
+        known = self._addresses.get_keys()
+        for key in sorted(keys & known):  # in one order, so that a simulated run repeats
+            # Both ends learn of each other at the same moment: one goes first, the other when that had time to work.
+            wait_s = 0.0 if self._key < key else min(YIELD_S * len(known), 2 * self._limits.redial_first_s)
+            self._schedule(key, wait_s)
+        self._wake.notify()
+
+    def _schedule(self, key: bytes, wait_s: float) -> Redial:
+        redial = self._redials.setdefault(key, Redial())
+        redial.next_at, redial.delay_s = trio.current_time() + wait_s, self._limits.redial_first_s
+        return redial
+
+    def forget_unknown(self) -> None:
+        """Drop keys without an address that are not here either."""
+        known = self._addresses.get_keys()
+        self._redials = {k: r for k, r in self._redials.items() if k in known or self._wanted.is_here(k)}
+
+    def note_connected(self, key: bytes) -> None:
+        """The peer is past hello."""
+        redial = self._redials.get(key)
+        if redial is not None:
+            redial.silences = 0
+
+    def note_gone(self, key: bytes, *, was_connected: bool) -> None:
+        """The last connection to a peer is closed."""
+        if was_connected:
+            redial = self._schedule(key, self._rng.random() * self._limits.redial_first_s)
+            redial.was_here = True
+        self._wake.notify()
+
+    async def run(self) -> None:
+        """Dial for ever."""
+        while True:
+            next_at = trio.current_time() + self._limits.redial_longest_s
+            for key, redial in list(self._redials.items()):
+                if redial.is_dialing or not self._wanted.is_wanted(key):
+                    continue
+                if redial.next_at <= trio.current_time():
+                    redial.is_dialing = True
+                    self._start_soon(self._dial, key, redial)
+                else:
+                    next_at = min(next_at, redial.next_at)
+            with trio.move_on_at(next_at):
+                await self._wake.wait()
+
+    async def _dial(self, key: bytes, redial: Redial) -> None:
+        """Dial one address after another until one answers."""
+        try:
+            addresses = self._addresses.get_addresses(key)
+            if not addresses:
+                redial.failure = "its address is not known, or has expired"
+            for address in addresses:
+                if await self._dial_at(key, address, redial):
+                    break
+        finally:
+            redial.is_dialing = False
+            redial.next_at = trio.current_time() + redial.delay_s * (0.5 + 0.5 * self._rng.random())
+            redial.delay_s = min(2 * redial.delay_s, self._limits.redial_longest_s)
+            self._wake.notify()
+
+    async def _dial_at(self, key: bytes, address: str, redial: Redial) -> bool:
+        """Dial one address and wait for the hello; whether somebody answered."""
+        lead = KNOWN_SILENCES if redial.was_here or self._wanted.is_member(key) else 0
+        turn = Turn(redial.silences - lead, min(1.0, HURRIED_SHARE * 2**redial.silences) * self._limits.dial_s)
+        has_answered, failure = False, "no answer, and others wait to be dialed"
+        async with self._turns.take(turn):
+            if not self._wanted.is_here(key):
+                failure = await self._try_address(key, address)
+            has_answered = not failure or self._wanted.is_here(key)
+            if self._wanted.is_here(key):
+                failure = "no hello yet, and others wait to be dialed"
+                failure = await self._wanted.wait_for_hello(key)
+        redial.failure = failure
+        if failure and turn.took_s >= HURRIED_SHARE * self._limits.dial_s:
+            redial.silences += 1
+        return has_answered
+
+    async def _try_address(self, key: bytes, address: str) -> str:
+        """Why nobody answers there; empty where somebody does."""
+        try:
+            with trio.fail_after(self._limits.dial_s):
+                await self._dial_address(key, address)
+        except (NetworkError, trio.TooSlowError) as error:
+            failure = str(error) or f"no answer within {self._limits.dial_s:g} s"
+            _log.debug("peer %s at %s: %s", key.hex()[:16], address, failure)
+            return failure
+        return ""

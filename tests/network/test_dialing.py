@@ -1,0 +1,134 @@
+"""Keys at whose addresses nobody answers: they delay the others by little, however many they are (N3)."""
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from network_kit import PLAN, RUN
+from trio.testing import MockClock
+
+from psyche.network.limits import NetworkLimits
+from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
+from psyche.testing.builders import build_identity
+from psyche.wire.address_record import sign_address_record
+
+HOLES = 40
+ADDRESSES = [f"/memory/hole-{number}" for number in range(8)]  # as many as a record may have
+DIAL_S = NetworkLimits().dial_s
+
+
+@asynccontextmanager
+async def open_visitor(hub: MemoryHub, folder: Path, slow_s: float = 0.0) -> AsyncIterator[MemoryNode]:
+    """A node that knows many addresses where nobody answers; elsewhere an answer takes `slow_s`."""
+    async with hub.open_node(build_identity(1), folder / "visitor") as visitor:
+        inner = visitor._transport.dial
+
+        async def dial(key: bytes, address: str) -> None:
+            if address in ADDRESSES:
+                await trio.sleep_forever()
+            await trio.sleep(slow_s)
+            await inner(key, address)
+
+        visitor._transport.dial = dial  # type: ignore[method-assign]
+        visitor.set_plan(RUN, PLAN)
+        yield visitor
+
+
+def tell(visitor: MemoryNode, peers: Sequence[MemoryNode], members: Sequence[MemoryNode] = (), serial: int = 0) -> None:
+    """Everybody's address, as the book has it; each serial number makes the records of the silent new."""
+    holes = [build_identity(100 + number) for number in range(HOLES)]
+    records = [sign_address_record(hole, ADDRESSES, (1 << 40) + serial) for hole in holes]
+    keys = {hole.public for hole in holes} | {peer.key for peer in peers} | {visitor.key}
+    visitor.set_allowed(frozenset(keys), frozenset(member.key for member in members))
+    visitor.set_addresses([*records, *(peer.address_record() for peer in peers)])
+
+
+@asynccontextmanager
+async def open_peer(hub: MemoryHub, folder: Path, visitor: MemoryNode) -> AsyncIterator[MemoryNode]:
+    """An honest node that lets the visitor in, and does not know where it is."""
+    async with hub.open_node(build_identity(2), folder / "peer") as peer:
+        peer.set_plan(RUN, PLAN)
+        peer.set_allowed(frozenset({visitor.key}))
+        yield peer
+
+
+async def measure_meeting_s(visitor: MemoryNode, peer: MemoryNode) -> float:
+    started = trio.current_time()
+    with trio.fail_after(3_600):
+        await visitor.wait_for_peers(frozenset({peer.key}))
+    return trio.current_time() - started
+
+
+@pytest.fixture
+def hub() -> MemoryHub:
+    return MemoryHub(random.Random(1), LinkConditions(latency_s=0.1))
+
+
+async def test_a_member_is_dialed_before_strangers(autojump_clock: MockClock, hub: MemoryHub, tmp_path: Path) -> None:
+    async with open_visitor(hub, tmp_path) as visitor, open_peer(hub, tmp_path, visitor) as peer:
+        tell(visitor, [])
+        await trio.sleep(1)
+        tell(visitor, [peer], members=[peer])
+        assert await measure_meeting_s(visitor, peer) < DIAL_S / 2
+
+
+async def test_a_stranger_that_comes_last_waits_for_one_short_dial_of_each(
+    autojump_clock: MockClock, hub: MemoryHub, tmp_path: Path
+) -> None:
+    async with open_visitor(hub, tmp_path) as visitor, open_peer(hub, tmp_path, visitor) as peer:
+        tell(visitor, [])
+        await trio.sleep(1)
+        tell(visitor, [peer])
+        assert await measure_meeting_s(visitor, peer) < (HOLES / 2 + 1) * DIAL_S / 4
+
+
+async def test_who_has_been_silent_is_dialed_last_even_at_a_new_address(
+    autojump_clock: MockClock, hub: MemoryHub, tmp_path: Path
+) -> None:
+    async with open_visitor(hub, tmp_path) as visitor, open_peer(hub, tmp_path, visitor) as peer:
+        for serial in range(20):
+            tell(visitor, [], serial=serial)
+            await trio.sleep(10)
+        tell(visitor, [peer], serial=20)
+        assert await measure_meeting_s(visitor, peer) < DIAL_S / 2
+
+
+async def test_who_was_here_is_dialed_before_strangers(
+    autojump_clock: MockClock, hub: MemoryHub, tmp_path: Path
+) -> None:
+    async with open_visitor(hub, tmp_path) as visitor, open_peer(hub, tmp_path, visitor) as peer:
+        visitor.set_allowed(frozenset({visitor.key, peer.key}))
+        visitor.set_addresses([peer.address_record()])
+        await measure_meeting_s(visitor, peer)
+        tell(visitor, [peer])
+        hub.cut([visitor.key], [peer.key])
+        hub.heal()
+        await trio.sleep(0.5)
+        assert peer.key not in visitor.connected()
+        assert await measure_meeting_s(visitor, peer) < DIAL_S
+
+
+async def test_a_slow_peer_among_the_silent_is_given_more_time_each_time(
+    autojump_clock: MockClock, hub: MemoryHub, tmp_path: Path
+) -> None:
+    async with (
+        open_visitor(hub, tmp_path, slow_s=0.6 * DIAL_S) as visitor,
+        open_peer(hub, tmp_path, visitor) as peer,
+    ):
+        tell(visitor, [peer])
+        assert await measure_meeting_s(visitor, peer) < 1_000
+
+
+async def test_a_dial_that_nobody_waits_for_has_its_full_time(
+    autojump_clock: MockClock, hub: MemoryHub, tmp_path: Path
+) -> None:
+    async with (
+        open_visitor(hub, tmp_path, slow_s=0.9 * DIAL_S) as visitor,
+        open_peer(hub, tmp_path, visitor) as peer,
+    ):
+        visitor.set_allowed(frozenset({visitor.key, peer.key}))
+        visitor.set_addresses([peer.address_record()])
+        assert await measure_meeting_s(visitor, peer) < DIAL_S

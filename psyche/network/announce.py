@@ -6,7 +6,9 @@ with a mesh at every start many nodes on a busy machine would not get to know ea
 message counts once per origin, whichever way it came.
 """
 
+import logging
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -15,12 +17,15 @@ import trio
 from psyche.core.state.limits import MAX_MESSAGE_BYTES
 from psyche.errors import NetworkError
 from psyche.network.limits import NetworkLimits
+from psyche.network.peers import PeerTable
 from psyche.network.rates import Buckets, SeenSet
-from psyche.network.streams import ByteStream, Signal, read_frame, write_frame
+from psyche.network.streams import GOSSIP, ByteStream, Signal, read_frame, run_until, write_frame
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.ports import NetworkStatistics
 
+_log: Final = logging.getLogger("psyche.network")
 FLOOD_PAUSE_S: Final = 0.05
+RETRY_S: Final = 1.0
 NAMES_KEPT: Final = 1_024  # of the messages that came last: each is asked for twice, and may come by several ways
 
 
@@ -125,6 +130,54 @@ class Outbox:
                 if self._queue and self._queue[0] is message:
                     self._queue.popleft()
             await self._signal.wait()
+
+
+class Outboxes:
+    """One outbox for each peer that something was announced to, while it is connected.
+
+    Args:
+        peers: the node's peers.
+        limits: how much one holds.
+        statistics: the node's counters.
+        start_soon: starts a task of the node.
+    """
+
+    def __init__(
+        self, peers: PeerTable, limits: NetworkLimits, statistics: NetworkStatistics, start_soon: Callable[..., None]
+    ) -> None:
+        self._peers = peers
+        self._limits = limits
+        self._statistics = statistics
+        self._start_soon = start_soon
+        self._outboxes: dict[bytes, Outbox] = {}
+
+    def __len__(self) -> int:
+        return len(self._outboxes)
+
+    def count_unsent(self) -> int:
+        """How many messages wait in the fullest."""
+        return max((one.unsent for one in self._outboxes.values()), default=0)
+
+    def put(self, key: bytes, message: bytes) -> None:
+        """Queue a message to a peer."""
+        outbox = self._outboxes.get(key)
+        if outbox is None:
+            outbox = self._outboxes[key] = Outbox(self._limits, self._statistics)
+            self._start_soon(self._run, key, outbox)
+        outbox.put(message)
+
+    async def _run(self, key: bytes, outbox: Outbox) -> None:
+        try:
+            while (peer := self._peers.get(key)) is not None and peer.admitted.is_set():
+                try:
+                    async with self._peers.lease(key, GOSSIP) as lease:
+                        await run_until(peer.gone, outbox.run, lease.stream)
+                except NetworkError as error:
+                    _log.debug("announcements to %s: %s", key.hex()[:16], error)
+                with trio.move_on_after(RETRY_S):
+                    await peer.gone.wait()
+        finally:
+            del self._outboxes[key]
 
 
 async def receive_announcements(stream: ByteStream, origin: bytes, inbox: Inbox) -> None:

@@ -13,33 +13,22 @@ import trio
 from psyche.errors import NetworkError, PsycheError, WireError
 from psyche.network.addresses.exchange import AddressExchange
 from psyche.network.addresses.table import RECORD_VALID_S
-from psyche.network.announce import Inbox, Outbox, check_message, receive_announcements
-from psyche.network.blobs.fetch import FetchJob, SourceBook, Target
-from psyche.network.blobs.messages import check_blob_size
+from psyche.network.announce import Inbox, Outboxes, check_message, receive_announcements
+from psyche.network.blobs.fetcher import Fetcher
 from psyche.network.blobs.serve import BlobServer
-from psyche.network.blobs.sinks import MemorySink, PartFile, check_room
 from psyche.network.blobs.store import BlobStore, RunIo, run_in_thread
-from psyche.network.blobs.turn import FetchTurn
 from psyche.network.limits import MAX_BLOBS_AT_ONCE, NetworkLimits
 from psyche.network.peers import Peer, PeerTable, Transport
 from psyche.network.questions import Questions
-from psyche.network.streams import (
-    BLOB,
-    GOSSIP,
-    HELLO,
-    SYNC,
-    ByteStream,
-    run_until,
-)
+from psyche.network.streams import BLOB, GOSSIP, HELLO, SYNC, ByteStream
 from psyche.network.unread import UnreadBudget
 from psyche.wire.address_record import AddressRecord, sign_address_record
-from psyche.wire.crypto import Identity, blob_id_of
+from psyche.wire.crypto import Identity
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.peer_address import PeerAddress
 from psyche.wire.ports import BootstrapPeer, Network, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
 
 _log: Final = logging.getLogger("psyche.network")
-RETRY_S: Final = 1.0
 
 
 class BaseNode:
@@ -69,13 +58,8 @@ class BaseNode:
         self._get_unix = get_unix or (lambda: int(time.time()))
         self._statistics = NetworkStatistics()
         self._nursery: trio.Nursery | None = None
-        self._outboxes: dict[bytes, Outbox] = {}
         self._inbox = Inbox(identity.public, limits, self._statistics)
         self._record: AddressRecord | None = None  # as signed last: every hello shows it
-        self._round = (0, 0)
-        self._fetching: dict[bytes, trio.Lock] = {}
-        self._fetches = trio.Semaphore(limits.fetches)
-        self._book = SourceBook(limits)
         self.store = BlobStore(
             data_dir / "blobs", memory_bytes=limits.memory_blob_bytes, disk_bytes=limits.disk_blob_bytes, run_io=run_io
         )
@@ -84,6 +68,8 @@ class BaseNode:
             identity.public, limits, transport, rng,
             get_record=self.address_record, get_unix=self._get_unix, start_soon=self._start_soon,
         )  # fmt: skip
+        self._outboxes = Outboxes(self.peers, limits, self._statistics, self._start_soon)
+        self._fetcher = Fetcher(identity.public, self.store, self.peers, limits, self._statistics, run_io)
         self.questions = Questions(self.peers, limits, self._statistics)
         self._exchange = AddressExchange(self.peers, limits, rng, self.questions.ask)
         self._is_exchanging = False
@@ -144,7 +130,7 @@ class BaseNode:
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
         """What hello compares; a zero plan hash is not compared."""
         if run_uid != self.peers.run_uid:
-            self._book.banned.clear()
+            self._fetcher.book.banned.clear()
         self.peers.set_plan(run_uid, plan_hash)
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
@@ -180,14 +166,14 @@ class BaseNode:
 
     def banned(self) -> dict[bytes, str]:
         """Blob sources that lied in this run, and how."""
-        return dict(self._book.banned)
+        return dict(self._fetcher.book.banned)
 
     def statistics(self) -> NetworkStatistics:
         """Counters since the start, and what it holds now."""
         own, serve = self._statistics, self._server.counters
         return NetworkStatistics(
             bytes_sent=own.bytes_sent + serve.bytes_sent,
-            bytes_received=own.bytes_received + self._book.bytes_received,
+            bytes_received=own.bytes_received + self._fetcher.book.bytes_received,
             gossip_sent=own.gossip_sent,
             gossip_received=own.gossip_received,
             gossip_refused=own.gossip_refused,
@@ -196,9 +182,9 @@ class BaseNode:
             unread_bytes=self.unread.held_bytes,
             cuts=self.unread.cuts,
             unread_messages=self._inbox.unread,
-            unsent_messages=max((one.unsent for one in self._outboxes.values()), default=0),
+            unsent_messages=self._outboxes.count_unsent(),
             streams_per_peer=self.peers.count_streams(),
-            asked_bytes=self._book.asked_bytes,
+            asked_bytes=self._fetcher.book.asked_bytes,
             blobs_offered=len(self.store),
             blob_memory_bytes=self.store.memory_bytes,
             blob_disk_bytes=self.store.disk_bytes,
@@ -263,30 +249,10 @@ class BaseNode:
     def _announce(self, keys: Iterable[bytes], message: bytes) -> None:
         """Give the message to connected peers one by one."""
         for key in keys:
-            self._get_outbox(key).put(message)
+            self._outboxes.put(key, message)
 
     async def _broadcast(self, message: bytes) -> None:
         """Give the message to a mesh, where the transport has one."""
-
-    def _get_outbox(self, key: bytes) -> Outbox:
-        outbox = self._outboxes.get(key)
-        if outbox is None:
-            outbox = self._outboxes[key] = Outbox(self.limits, self._statistics)
-            self._start_soon(self._run_outbox, key, outbox)
-        return outbox
-
-    async def _run_outbox(self, key: bytes, outbox: Outbox) -> None:
-        try:
-            while (peer := self.peers.get(key)) is not None and peer.admitted.is_set():
-                try:
-                    async with self.peers.lease(key, GOSSIP) as lease:
-                        await run_until(peer.gone, outbox.run, lease.stream)
-                except NetworkError as error:
-                    _log.debug("announcements to %s: %s", key.hex()[:16], error)
-                with trio.move_on_after(RETRY_S):
-                    await peer.gone.wait()
-        finally:
-            del self._outboxes[key]
 
     def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
         """Gossip as it comes: (key of the node that first sent it, message). Bounded; the oldest are dropped."""
@@ -329,7 +295,7 @@ class BaseNode:
 
     def expire(self, epoch: int, height: int) -> None:
         """Drop blobs whose round lies before (epoch, height)."""
-        self._round = (epoch, height)
+        self._fetcher.begin_round(epoch, height)
         self.store.expire(epoch, height)
 
     async def fetch(self, blob_id: bytes, sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
@@ -340,44 +306,7 @@ class BaseNode:
                 room for it.
             WireError: `size_bytes` is more than 4 GiB.
         """
-        check_blob_size(size_bytes)
-        async with FetchTurn(self._fetching, self._fetches, blob_id, deadline):
-            found = await self.store.get_data(blob_id)
-            if found is not None and len(found) == size_bytes:
-                return found
-            return await self._fetch_payload(blob_id, sources, size_bytes, deadline)
-
-    async def _fetch_payload(self, blob_id: bytes, sources: Sequence[bytes], size: int, deadline: float) -> bytes:
-        if not size:
-            _check_empty(blob_id)
-            return b""
-        await self.store.reserve(size)
-        try:
-            sink = MemorySink(size)
-            job = self._build_job(
-                [Target(blob_id, size, sink)], sources, parallel=False, is_wanted=self._has_waiting_fetches
-            )
-            await job.run(deadline)
-        finally:
-            self.store.release(size)
-        self._statistics.blobs_fetched += 1
-        epoch, height = self._round
-        await self.store.add_bytes(sink.data, (epoch, height + self.limits.keep_fetched_rounds), is_fetched=True)
-        return sink.data
-
-    def _build_job(
-        self, targets: list[Target], sources: Sequence[bytes], *, parallel: bool,
-        progress: Callable[[int], None] | None = None, is_wanted: Callable[[], bool] = lambda: False,
-    ) -> FetchJob:  # fmt: skip
-        others = dict.fromkeys(sources)
-        others.pop(self.key, None)
-        return FetchJob(
-            targets, list(others), self.peers, self._book, parallel=parallel, progress=progress, is_wanted=is_wanted
-        )
-
-    def _has_waiting_fetches(self) -> bool:
-        """Whether a fetch waits for others to end."""
-        return self._fetches.statistics().tasks_waiting > 0
+        return await self._fetcher.fetch(blob_id, sources, size_bytes, deadline)
 
     async def fetch_file(
         self, blob_id: bytes, sources: Sequence[bytes], path: Path, *, size_bytes: int, deadline: float,
@@ -391,8 +320,7 @@ class BaseNode:
             NetworkError: no source delivered it in time, or the disk failed.
             WireError: `size_bytes` is more than 4 GiB.
         """
-        async with FetchTurn(self._fetching, self._fetches, blob_id, deadline):
-            await self._fetch_files({blob_id: (size_bytes, path)}, sources, deadline, progress)
+        await self._fetcher.fetch_file(blob_id, sources, path, size_bytes, deadline, progress)
 
     async def fetch_many(
         self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, *, deadline: float,
@@ -411,51 +339,8 @@ class BaseNode:
         if len(blobs) > MAX_BLOBS_AT_ONCE:
             raise WireError(f"fetch: {len(blobs)} blobs, at most {MAX_BLOBS_AT_ONCE}")
         wanted = {blob_id: (size, folder / blob_id.hex()) for blob_id, size in blobs}
-        await self._fetch_files(wanted, sources, deadline, progress)
+        await self._fetcher.fetch_files(wanted, sources, deadline, progress)
         return {blob_id: path for blob_id, (_, path) in wanted.items()}
-
-    async def _fetch_files(
-        self, wanted: dict[bytes, tuple[int, Path]], sources: Sequence[bytes], deadline: float,
-        progress: Callable[[int], None] | None,
-    ) -> None:  # fmt: skip
-        targets: list[Target] = []
-        present = 0
-        for blob_id, (size, path) in wanted.items():
-            check_blob_size(size)
-            if not size:
-                _check_empty(blob_id)
-            if await self._is_there(blob_id, size, path):
-                present += size
-            else:
-                targets.append(Target(blob_id, size, PartFile(blob_id, size, path, self._run_io)))
-        for folder in {path.parent for _, path in wanted.values()}:
-            await self._run_io(check_room, folder, sum(t.size_bytes for t in targets))
-        await self._build_job(targets, sources, parallel=True, progress=_add(progress, present)).run(deadline)
-        for target in targets:
-            await self.store.add_file(wanted[target.blob_id][1], None)
-            self._statistics.blobs_fetched += 1
-
-    async def _is_there(self, blob_id: bytes, size: int, path: Path) -> bool:
-        """Whether the file is whole already, checked against its id; it is offered then."""
-        if not await self._run_io(path.is_file) or (await self._run_io(path.stat)).st_size != size:
-            return False
-        found = await self.store.add_file(path, None)
-        if found != blob_id:
-            self.store.withdraw(found)
-        return found == blob_id
-
-
-def _check_empty(blob_id: bytes) -> None:
-    if blob_id != blob_id_of(b""):
-        raise NetworkError(f"blob {blob_id.hex()[:16]}: not the id of an empty blob")
-
-
-def _add(progress: Callable[[int], None] | None, present: int) -> Callable[[int], None] | None:
-    """The same report, counting what was there before."""
-    if progress is None:
-        return None
-    progress(present)
-    return lambda fetched: progress(present + fetched)
 
 
 if TYPE_CHECKING:

@@ -260,7 +260,7 @@ async def test_a_restarted_peer_is_found_and_heard_again(open_any: OpenNode) -> 
 
 async def test_another_run_closes_everybody_and_forgives_liars(open_group: OpenGroup) -> None:
     async with open_group(2, QUICK) as (a, b):
-        a._book.ban(b.key, "a lie")
+        a._fetcher.book.ban(b.key, "a lie")
         for node in (a, b):
             node.set_plan(OTHER, PLAN)
         assert a.banned() == {}

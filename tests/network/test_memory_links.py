@@ -72,7 +72,7 @@ async def test_a_payload_takes_its_size_over_the_bandwidth(tmp_path: Path, autoj
         await b.fetch(blob, [a.key], size_bytes=10 * MIB, deadline=start + 60)
         took = trio.current_time() - start
         assert 10.0 < took < 12.5
-        assert b._book.statistics[a.key]._rate == pytest.approx(MIB, rel=0.2)
+        assert b._fetcher.book.statistics[a.key]._rate == pytest.approx(MIB, rel=0.2)
 
 
 async def test_loss_costs_announcements_but_no_bytes_of_a_stream(tmp_path: Path, autojump_clock: MockClock) -> None:

@@ -341,7 +341,7 @@ async def test_all_sources_together_are_asked_for_no_more_than_there_is_room_for
         (blob,) = {await source.provide(data, expires=None) for source in sources}
 
         def note(_present: int) -> None:
-            most[0] = max(most[0], fetcher._book.asked_bytes)
+            most[0] = max(most[0], fetcher._fetcher.book.asked_bytes)
 
         with trio.fail_after(60):
             await fetcher.fetch_file(
@@ -350,4 +350,4 @@ async def test_all_sources_together_are_asked_for_no_more_than_there_is_room_for
             )  # fmt: skip
         assert (tmp_path / "file").read_bytes() == data
         assert 4 * MIB <= most[0] <= (4 + len(sources)) * MIB
-        assert fetcher._book.asked_bytes == 0
+        assert fetcher._fetcher.book.asked_bytes == 0

@@ -1,0 +1,159 @@
+"""What a node fetches: payloads into memory and files to the disk, each in its turn, and offered on."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import trio
+
+from psyche.errors import NetworkError
+from psyche.network.blobs.fetch import FetchJob, Peers, SourceBook, Target
+from psyche.network.blobs.messages import check_blob_size
+from psyche.network.blobs.sinks import MemorySink, PartFile, check_room
+from psyche.network.blobs.store import BlobStore, RunIo
+from psyche.network.blobs.turn import FetchTurn
+from psyche.network.limits import NetworkLimits
+from psyche.wire.crypto import blob_id_of
+from psyche.wire.ports import NetworkStatistics
+
+Progress = Callable[[int], None]  # is told the bytes present
+
+
+class Fetcher:
+    """Fetches blobs into the node's store.
+
+    Args:
+        key: this node's own: not a source.
+        store: looked into before a fetch, and offers what was fetched.
+        peers: how to reach sources.
+        limits: how many fetches at a time, and how long a payload is offered.
+        statistics: the node's counters.
+        run_io: how files are read and written.
+    """
+
+    def __init__(
+        self, key: bytes, store: BlobStore, peers: Peers, limits: NetworkLimits, statistics: NetworkStatistics,
+        run_io: RunIo,
+    ) -> None:  # fmt: skip
+        self.book = SourceBook(limits)
+        self._key = key
+        self._store = store
+        self._peers = peers
+        self._limits = limits
+        self._statistics = statistics
+        self._run_io = run_io
+        self._round = (0, 0)
+        self._locks: dict[bytes, trio.Lock] = {}
+        self._fetches = trio.Semaphore(limits.fetches)
+
+    def begin_round(self, epoch: int, height: int) -> None:
+        """Payloads are fetched in this round from now on."""
+        self._round = (epoch, height)
+
+    async def fetch(self, blob_id: bytes, sources: Sequence[bytes], size: int, deadline: float) -> bytes:
+        """A payload of `size` bytes, from the store or from one source after another.
+
+        Raises:
+            NetworkError: no source delivered it in time, or any at all while other fetches wait; or there is no
+                room for it.
+            WireError: `size` is more than 4 GiB.
+        """
+        check_blob_size(size)
+        async with FetchTurn(self._locks, self._fetches, blob_id, deadline):
+            found = await self._store.get_data(blob_id)
+            if found is not None and len(found) == size:
+                return found
+            return await self._fetch_payload(blob_id, sources, size, deadline)
+
+    async def _fetch_payload(self, blob_id: bytes, sources: Sequence[bytes], size: int, deadline: float) -> bytes:
+        if not size:
+            _check_empty(blob_id)
+            return b""
+        await self._store.reserve(size)
+        try:
+            sink = MemorySink(size)
+            job = self._build_job(
+                [Target(blob_id, size, sink)], sources, parallel=False, is_wanted=self._has_waiting_fetches
+            )
+            await job.run(deadline)
+        finally:
+            self._store.release(size)
+        self._statistics.blobs_fetched += 1
+        epoch, height = self._round
+        await self._store.add_bytes(sink.data, (epoch, height + self._limits.keep_fetched_rounds), is_fetched=True)
+        return sink.data
+
+    def _build_job(
+        self, targets: list[Target], sources: Sequence[bytes], *, parallel: bool,
+        progress: Progress | None = None, is_wanted: Callable[[], bool] = lambda: False,
+    ) -> FetchJob:  # fmt: skip
+        others = dict.fromkeys(sources)
+        others.pop(self._key, None)
+        return FetchJob(
+            targets, list(others), self._peers, self.book, parallel=parallel, progress=progress, is_wanted=is_wanted
+        )
+
+    def _has_waiting_fetches(self) -> bool:
+        """Whether a fetch waits for others to end."""
+        return self._fetches.statistics().tasks_waiting > 0
+
+    async def fetch_file(
+        self, blob_id: bytes, sources: Sequence[bytes], path: Path, size: int, deadline: float,
+        progress: Progress | None,
+    ) -> None:  # fmt: skip
+        """One large blob of `size` bytes to a file, from several sources at once.
+
+        Raises:
+            NetworkError: no source delivered it in time, or the disk failed.
+            WireError: `size` is more than 4 GiB.
+        """
+        async with FetchTurn(self._locks, self._fetches, blob_id, deadline):
+            await self.fetch_files({blob_id: (size, path)}, sources, deadline, progress)
+
+    async def fetch_files(
+        self, wanted: dict[bytes, tuple[int, Path]], sources: Sequence[bytes], deadline: float,
+        progress: Progress | None,
+    ) -> None:  # fmt: skip
+        """Blobs, given as id -> (size in bytes, path), to files, from all sources at once; whole files are kept.
+
+        Raises:
+            NetworkError: not all were delivered in time, or the disk failed; what is there stays.
+            WireError: a size is more than 4 GiB.
+        """
+        targets: list[Target] = []
+        present = 0
+        for blob_id, (size, path) in wanted.items():
+            check_blob_size(size)
+            if not size:
+                _check_empty(blob_id)
+            if await self._is_there(blob_id, size, path):
+                present += size
+            else:
+                targets.append(Target(blob_id, size, PartFile(blob_id, size, path, self._run_io)))
+        for folder in {path.parent for _, path in wanted.values()}:
+            await self._run_io(check_room, folder, sum(t.size_bytes for t in targets))
+        await self._build_job(targets, sources, parallel=True, progress=_add(progress, present)).run(deadline)
+        for target in targets:
+            await self._store.add_file(wanted[target.blob_id][1], None)
+            self._statistics.blobs_fetched += 1
+
+    async def _is_there(self, blob_id: bytes, size: int, path: Path) -> bool:
+        """Whether the file is whole already, checked against its id; it is offered then."""
+        if not await self._run_io(path.is_file) or (await self._run_io(path.stat)).st_size != size:
+            return False
+        found = await self._store.add_file(path, None)
+        if found != blob_id:
+            self._store.withdraw(found)
+        return found == blob_id
+
+
+def _check_empty(blob_id: bytes) -> None:
+    if blob_id != blob_id_of(b""):
+        raise NetworkError(f"blob {blob_id.hex()[:16]}: not the id of an empty blob")
+
+
+def _add(progress: Progress | None, present: int) -> Progress | None:
+    """The same report, counting what was there before."""
+    if progress is None:
+        return None
+    progress(present)
+    return lambda fetched: progress(present + fetched)

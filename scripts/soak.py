@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from psyche.cli.outputs import drop_stdout
+from psyche.cli.helpers.outputs import drop_stdout
 from psyche.errors import ConfigError
 from psyche.forecast.inputs import load_scenario
 from psyche.sim.scenarios.plan import write_scenario

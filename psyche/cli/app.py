@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from psyche import __version__
-from psyche.cli import client, data, doctor, model, owner, simulate, testnet
-from psyche.cli.common import Debug, format_examples, make_group
+from psyche.cli.commands import client, data, doctor, model, owner, simulate, testnet
+from psyche.cli.helpers.common import Debug, format_examples, make_group
 from psyche.standalone import command as train
 
 app = make_group(

@@ -17,14 +17,14 @@ import trio
 import typer
 from typer.testing import CliRunner
 
-from psyche.cli import checks
 from psyche.cli.app import app
-from psyche.cli.common import Debug, get_leaves, show_errors
-from psyche.cli.interfaces import get_bind_ip
-from psyche.cli.model import format_sample, get_tokenizer_files
-from psyche.cli.progress import format_progress
-from psyche.cli.serving import ServerLine, format_members, format_status, leaving_nothing_unless_started
-from psyche.cli.testnet import parse_numbers
+from psyche.cli.commands.model import format_sample, get_tokenizer_files
+from psyche.cli.commands.testnet import parse_numbers
+from psyche.cli.helpers import checks
+from psyche.cli.helpers.common import Debug, get_leaves, show_errors
+from psyche.cli.helpers.interfaces import get_bind_ip
+from psyche.cli.helpers.progress import format_progress
+from psyche.cli.helpers.serving import ServerLine, format_members, format_status, leaving_nothing_unless_started
 from psyche.core.rules.apply import apply
 from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Join, Pause

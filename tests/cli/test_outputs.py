@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
-from psyche.cli.outputs import check_target
+from psyche.cli.helpers.outputs import check_target
 from psyche.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
-from psyche.cli.progress import ProgressBar, format_progress
-from psyche.cli.simulate import format_played, parse_parameters
+from psyche.cli.commands.simulate import format_played, parse_parameters
+from psyche.cli.helpers.progress import ProgressBar, format_progress
 from psyche.errors import ConfigError
 from psyche.forecast.recorder import Played
 from psyche.telemetry.console import Console
@@ -47,7 +47,7 @@ def profile(tmp_path: Path) -> Path:
 def test_a_run_is_played_and_everything_is_written(
     profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psyche.cli.progress.PLAIN_EVERY_S", 0.0)
+    monkeypatch.setattr("psyche.cli.helpers.progress.PLAIN_EVERY_S", 0.0)
     figures, picture, events = tmp_path / "f.json", tmp_path / "p.png", tmp_path / "e.jsonl"
     result = run(
         *BASE, "--profile", profile, "--no-suggestions", "--json", figures, "--picture", picture, "--events", events

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psyche.cli import options as opt
-from psyche.cli.common import format_examples, make_group, parse_hex
+from psyche.cli.helpers import options as opt
+from psyche.cli.helpers.common import format_examples, make_group, parse_hex
 from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def run(
     goes on where it was, and no epoch is lost. Only keys that the owner allows may join: see `psyche server allow`.
     Exits with 0 after Ctrl-C.
     """
-    from psyche.cli.serving import leaving_nothing_unless_started
+    from psyche.cli.helpers.serving import leaving_nothing_unless_started
     from psyche.server.server import ServerSettings
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
@@ -135,8 +135,8 @@ def serve(
     settings: "ServerSettings", events: "EventLog", console: "Console", logs: opt.Logs, on_start: "Callable[[], None]"
 ) -> None:
     """Serve until a signal; `on_start` is called once the server can be reached."""
-    from psyche.cli.common import run_async
-    from psyche.cli.serving import ServerLine, serve_until_signal
+    from psyche.cli.helpers.common import run_async
+    from psyche.cli.helpers.serving import ServerLine, serve_until_signal
     from psyche.telemetry.live import open_live_view
 
     async def main() -> None:
@@ -196,7 +196,7 @@ def status(
     """
     from psyche.backends.tcp.dial import parse_server
     from psyche.backends.tcp.owner import get_run_status
-    from psyche.cli.common import run_async
+    from psyche.cli.helpers.common import run_async
     from psyche.wire.key_file import make_identity
 
     address = parse_server(server_addr, key=parse_hex("--server-key", server_key) if server_key else None)
@@ -208,7 +208,7 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
     """Print a run's status for people, or as JSON."""
     import json
 
-    from psyche.cli.serving import format_members, get_phase
+    from psyche.cli.helpers.serving import format_members, get_phase
     from psyche.core.state.state import RunState
     from psyche.telemetry.events import get_plain
     from psyche.telemetry.text import format_number, format_seconds

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psyche.cli.common import format_examples, make_group
+from psyche.cli.helpers.common import format_examples, make_group
 from psyche.telemetry.text import format_number
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def tokenize(
 
     The result is whole or not there. A JSON file beside it says what is in it.
     """
-    from psyche.cli.progress import ProgressBar
+    from psyche.cli.helpers.progress import ProgressBar
     from psyche.data.texts import find_texts
     from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer
     from psyche.data.tokenize import tokenize as run

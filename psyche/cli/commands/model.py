@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psyche.cli.common import format_examples, make_group
+from psyche.cli.helpers.common import format_examples, make_group
 
 if TYPE_CHECKING:
     from psyche.standalone.sample import Sample

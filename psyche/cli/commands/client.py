@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from psyche.cli import options as opt
-from psyche.cli.common import format_examples, make_group, parse_hex
+from psyche.cli.helpers import options as opt
+from psyche.cli.helpers.common import format_examples, make_group, parse_hex
 from psyche.client.runtime.settings import ClientSettings
 from psyche.telemetry.events import DEFAULT_KEEP
 
@@ -72,7 +72,7 @@ def train(
     Started again, it goes on where it was.
     """
     from psyche.backends.tcp.dial import parse_server
-    from psyche.cli.interfaces import get_bind_ip
+    from psyche.cli.helpers.interfaces import get_bind_ip
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.telemetry.logging import configure_logging
@@ -119,7 +119,7 @@ def check_server(address: "ServerAddress") -> None:
     import trio
 
     from psyche.backends.tcp.dial import dial
-    from psyche.cli.common import run_async
+    from psyche.cli.helpers.common import run_async
     from psyche.errors import BackendError, WireError
     from psyche.wire.backend import RequestRefused
     from psyche.wire.key_file import make_identity
@@ -141,7 +141,7 @@ def check_server(address: "ServerAddress") -> None:
 def run(settings: "ClientSettings", events: "EventLog", console: "Console", logs: opt.Logs) -> int:
     """Run the client with its live view; the exit code."""
     from psyche.backends.tcp.backend import ServerAddress, TcpBackend, open_backend
-    from psyche.cli.common import run_async
+    from psyche.cli.helpers.common import run_async
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from psyche.cli.common import ending_on_sigterm
-from psyche.cli.outputs import Output, Speaker, check_target, write_outputs
+from psyche.cli.helpers.common import ending_on_sigterm
+from psyche.cli.helpers.outputs import Output, Speaker, check_target, write_outputs
 
 if TYPE_CHECKING:
     from psyche.analysis.accounts import Accounts
@@ -243,7 +243,7 @@ def find_remarks(forecast: "Forecast") -> list[str]:
 
 
 def _play(question: "Question", title: str, *, keep: bool = False) -> "Forecast":
-    from psyche.cli.progress import ProgressBar
+    from psyche.cli.helpers.progress import ProgressBar
     from psyche.forecast.play import play
 
     with ProgressBar(f"{title}, round", show=str) as bar:

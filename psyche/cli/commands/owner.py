@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from psyche.cli.common import format_examples, parse_hex, run_async
-from psyche.cli.server import SERVER_KEY_NAME, OwnerAddr, Timeout, group, load_server_identity, say, show_status
+from psyche.cli.commands.server import (
+    SERVER_KEY_NAME,
+    OwnerAddr,
+    Timeout,
+    group,
+    load_server_identity,
+    say,
+    show_status,
+)
+from psyche.cli.helpers.common import format_examples, parse_hex, run_async
 
 if TYPE_CHECKING:
     from psyche.backends.tcp.dial import ServerAddress

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from psyche.cli.common import format_examples, make_group
+from psyche.cli.helpers.common import format_examples, make_group
 from psyche.testnet.settings import TestnetSettings
 
 DEFAULT: Final = TestnetSettings(num_clients=1, config_path=Path())
@@ -85,7 +85,7 @@ def start(
 
     Exit code 1 where the final digests differ or a client failed, 130 after Ctrl-C; a second Ctrl-C kills at once.
     """
-    from psyche.cli.common import run_async
+    from psyche.cli.helpers.common import run_async
     from psyche.telemetry.console import Console
     from psyche.testnet.supervisor import run_testnet
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from psyche.cli import checks
+from psyche.cli.helpers import checks
 
 
 def doctor(

@@ -16,8 +16,8 @@ import trio
 from kits.log import Log
 from trio.testing import MockClock
 
-from psyche.client.runtime.loading import Loader, get_snapshot_folder
-from psyche.client.runtime.serving import Offer, Serving, read_offer
+from psyche.client.runtime.weights.loading import Loader, get_snapshot_folder
+from psyche.client.runtime.weights.serving import Offer, Serving, read_offer
 from psyche.core.encoding.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator, Mark, Model
 from psyche.errors import NetworkError

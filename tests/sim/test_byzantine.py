@@ -10,7 +10,7 @@ from scenarios.row import Size, get_events
 from sim_kit import build, play
 
 from psyche.client.engine import announcements, tables
-from psyche.client.runtime import loading
+from psyche.client.runtime.weights import loading
 from psyche.core.rules import decision, membership, readiness, witnessing
 from psyche.core.state.state import Client, Coordinator, RunState, SlotState
 from psyche.network.blobs import fetch

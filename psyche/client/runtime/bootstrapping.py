@@ -5,7 +5,7 @@ from typing import Final
 
 import trio
 
-from psyche.client.runtime.loading import Log
+from psyche.client.runtime.weights.loading import Log
 from psyche.errors import WireError
 from psyche.wire.peer_address import PeerAddress, parse_peer_address
 from psyche.wire.ports import BootstrapPeer, Network

@@ -6,7 +6,7 @@ from typing import Final
 import trio
 
 from psyche.client.engine.actions import Exit
-from psyche.client.runtime.loading import Log
+from psyche.client.runtime.weights.loading import Log
 
 LAST_WRITES_S: Final = 600.0  # for an export that still runs when the run is over
 FAREWELL_S: Final = 0.2

@@ -12,16 +12,21 @@ from psyche.client.runtime.bootstrapping import Bootstrapping
 from psyche.client.runtime.data_ahead import DataAhead
 from psyche.client.runtime.departure import Departure
 from psyche.client.runtime.files import write_distro, write_evidence
-from psyche.client.runtime.loading import Loader
 from psyche.client.runtime.parts import Parts
 from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.peer_queries import PeerQueries
-from psyche.client.runtime.replay import ReplayStore
-from psyche.client.runtime.serving import Serving
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.sharing import get_names_on_record, get_shared_name, remove_old_shared, share_snapshot
 from psyche.client.runtime.statistics import ShellStatistics
 from psyche.client.runtime.trainer_tasks import TrainerAction, TrainerTasks
+from psyche.client.runtime.weights.loading import Loader
+from psyche.client.runtime.weights.replay import ReplayStore
+from psyche.client.runtime.weights.serving import Serving
+from psyche.client.runtime.weights.sharing import (
+    get_names_on_record,
+    get_shared_name,
+    remove_old_shared,
+    share_snapshot,
+)
 from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
 from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator

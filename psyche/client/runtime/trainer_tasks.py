@@ -30,11 +30,11 @@ from psyche.client.engine.actions import (
     WriteSnapshot,
 )
 from psyche.client.runtime.data_ahead import DataAhead
-from psyche.client.runtime.heal_tasks import HealTasks
-from psyche.client.runtime.loading import Loader, Source, get_snapshot_folder
 from psyche.client.runtime.payloads import PayloadCache
-from psyche.client.runtime.replay import ReplayStore
 from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.weights.heal_tasks import HealTasks
+from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
+from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError
 from psyche.modeling.trainer.failure import TrainerFailure

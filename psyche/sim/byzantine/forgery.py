@@ -14,7 +14,7 @@ import trio
 
 from psyche.backends.tcp.backend import TcpBackend
 from psyche.backends.tcp.dial import ask, dial
-from psyche.client.runtime.serving import read_offer
+from psyche.client.runtime.weights.serving import read_offer
 from psyche.core.committee.bloom import BLOOM_BYTES
 from psyche.core.encoding.header import decode_header, encode_header
 from psyche.core.encoding.manifest import FileEntry, decode_manifest, encode_manifest

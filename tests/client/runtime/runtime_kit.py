@@ -13,8 +13,8 @@ import trio
 from kits.log import Log
 
 from psyche.client.engine import actions as act
-from psyche.client.runtime.loading import Loader, get_snapshot_folder
-from psyche.client.runtime.serving import Offer, Serving
+from psyche.client.runtime.weights.loading import Loader, get_snapshot_folder
+from psyche.client.runtime.weights.serving import Offer, Serving
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
 from psyche.errors import NetworkError

@@ -12,10 +12,10 @@ from runtime_kit import CHAIN, FILES, KEYS, FakeNetwork, NoEngine, answer_with
 from trio.testing import MockClock
 
 from psyche.client.engine import actions as act
-from psyche.client.runtime.heal_tasks import HealTasks
-from psyche.client.runtime.loading import HEAL_FOLDER, Loader, Source
-from psyche.client.runtime.replay import ReplayStore
-from psyche.client.runtime.serving import Offer, Serving
+from psyche.client.runtime.weights.heal_tasks import HealTasks
+from psyche.client.runtime.weights.loading import HEAL_FOLDER, Loader, Source
+from psyche.client.runtime.weights.replay import ReplayStore
+from psyche.client.runtime.weights.serving import Offer, Serving
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
 from psyche.durable import write_file

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from runtime_kit import CHAIN, FILES, KEYS, Place, answer_with, build_offer
 
-from psyche.client.runtime.loading import PARTS, compute_offer_digest, get_snapshot_folder
-from psyche.client.runtime.serving import read_offer
+from psyche.client.runtime.weights.loading import PARTS, compute_offer_digest, get_snapshot_folder
+from psyche.client.runtime.weights.serving import read_offer
 from psyche.core.encoding.manifest import TensorEntry, decode_manifest, encode_manifest
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, Mark
 from psyche.errors import NetworkError, TrainerError

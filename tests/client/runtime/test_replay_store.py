@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from psyche.client.engine.actions import AppliedSet
-from psyche.client.runtime.replay import ReplayStore
+from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.errors import TrainerError, WireError
 from psyche.testing.builders import build_hash
 

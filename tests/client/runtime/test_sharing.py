@@ -14,7 +14,12 @@ from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.app import check_sharing
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.sharing import get_names_on_record, get_shared_name, remove_old_shared, share_snapshot
+from psyche.client.runtime.weights.sharing import (
+    get_names_on_record,
+    get_shared_name,
+    remove_old_shared,
+    share_snapshot,
+)
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, ClientState, Coordinator, Mark, RunState
 from psyche.errors import ConfigError
 from psyche.modeling.snapshot import read_snapshot_info

@@ -11,10 +11,10 @@ from kits.clocks import wait_until_all_rest
 from runtime_kit import TaskShell, build_train, write_snapshot
 
 from psyche.client.engine import actions as act
-from psyche.client.runtime.loading import Source
-from psyche.client.runtime.replay import ReplayStore
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_tasks import TrainerTasks, remove_old_exports
+from psyche.client.runtime.weights.loading import Source
+from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32
 from psyche.errors import DataError, NetworkError, TrainerError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure

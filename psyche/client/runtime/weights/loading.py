@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import trio
 
-from psyche.client.runtime.serving import Offer, Serving, read_offer
+from psyche.client.runtime.weights.serving import Offer, Serving, read_offer
 from psyche.core.encoding.manifest import blank_values, decode_manifest, describe_files, encode_manifest
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, Model

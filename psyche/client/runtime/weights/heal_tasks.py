@@ -7,9 +7,9 @@ from typing import Final, Protocol
 import trio
 
 from psyche.client.engine.actions import Compare, Heal, Healed, HealFailed
-from psyche.client.runtime.loading import HEAL_FOLDER, Loader, Source, remove_folder
-from psyche.client.runtime.replay import ReplayStore
-from psyche.client.runtime.serving import Offer
+from psyche.client.runtime.weights.loading import HEAL_FOLDER, Loader, Source, remove_folder
+from psyche.client.runtime.weights.replay import ReplayStore
+from psyche.client.runtime.weights.serving import Offer
 from psyche.core.encoding.manifest import decode_manifest
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import NetworkError, PsycheError, TrainerError

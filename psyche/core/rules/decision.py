@@ -14,8 +14,7 @@ from typing import Final
 from psyche.core.committee.bloom import is_in_bloom
 from psyche.core.committee.elections import compute_liar_bound
 from psyche.core.committee.results import compute_results_root
-from psyche.core.rules.tally import compute_at_least
-from psyche.core.state.bits import get_members
+from psyche.core.state.bits import compute_at_least, get_members
 from psyche.core.state.state import Config, WitnessRecord
 
 MAX_COMBINATIONS: Final = 8  # lists tried for a root: what several equivocators leave open is asked for instead

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from psyche.core.committee.elections import get_roles, is_witness
 from psyche.core.rules.probation import process_wait
-from psyche.core.rules.tally import compute_at_least
-from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.bits import compute_at_least, compute_bits, get_members
 from psyche.core.state.errors import (
     Halted,
     InvalidHealthCheck,

@@ -1,19 +1,9 @@
 """What the records of a round agree on: root, digest, slots (W5, C1, C2, C4, S3)."""
 
-from collections.abc import Iterable
-
-from psyche.core.state.bits import BitCounter
+from psyche.core.state.bits import compute_at_least
 from psyche.core.state.limits import U8_MAX
 from psyche.core.state.state import ZERO32, Coordinator, Epoch, Round, RoundFlag, WitnessFlag, WitnessRecord
 from psyche.core.state.timeline import get_attested_round, is_last_drain
-
-
-def compute_at_least(bitmaps: Iterable[int], threshold: int, universe: int) -> int:
-    """Bitmap of the members of `universe` whose bit is set in at least `threshold` of the bitmaps."""
-    counter = BitCounter()
-    for bits in bitmaps:
-        counter.add(bits & universe)
-    return counter.get_at_least(threshold) & universe
 
 
 def process_agreement(round_: Round, record: WitnessRecord) -> None:

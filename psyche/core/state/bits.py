@@ -58,3 +58,11 @@ class BitCounter:
             else:
                 above |= level & plane
         return above | level
+
+
+def compute_at_least(bitmaps: Iterable[int], threshold: int, universe: int) -> int:
+    """Bitmap of the members of `universe` whose bit is set in at least `threshold` of the bitmaps."""
+    counter = BitCounter()
+    for bits in bitmaps:
+        counter.add(bits & universe)
+    return counter.get_at_least(threshold) & universe

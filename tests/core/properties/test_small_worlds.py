@@ -17,6 +17,7 @@ from model_checker.worlds import World, build_worlds
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules import credit, health, phases, tally, witnessing
 from psyche.core.rules.apply import BY_TYPE, PHASES
+from psyche.core.state.bits import compute_at_least
 from psyche.core.state.enums import ClientFlag, RoundFlag, RunState
 from psyche.core.state.messages import Context, Withdraw, WitnessMessage
 from psyche.core.state.state import Client, Coordinator, Round, WitnessRecord
@@ -137,7 +138,7 @@ def test_credit_given_twice_is_found(liar: World, monkeypatch: pytest.MonkeyPatc
 
 def test_a_judgement_by_too_few_is_found(liar: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def judge(bitmaps: Iterator[int], threshold: int, universe: int) -> int:
-        return tally.compute_at_least(bitmaps, threshold - 1, universe)
+        return compute_at_least(bitmaps, threshold - 1, universe)
 
     monkeypatch.setattr(health, "compute_at_least", judge)
     assert find(liar)[0].startswith("H1, H2")

@@ -10,8 +10,7 @@ from psyche.core.committee.elections import compute_quorum, get_roles, get_witne
 from psyche.core.committee.schedule import compute_batch_size
 from psyche.core.committee.seeds import EXPIRED, compute_seed
 from psyche.core.encoding.account import encode_state
-from psyche.core.rules.tally import compute_at_least
-from psyche.core.state.bits import compute_bits
+from psyche.core.state.bits import compute_at_least, compute_bits
 from psyche.core.state.state import ZERO32, ClientState, Role, RoundFlag, RunState, WitnessFlag
 from psyche.core.state.timeline import get_attested_round
 from psyche.testing.builders import build_hash

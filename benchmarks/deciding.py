@@ -10,8 +10,8 @@ from time import process_time
 from _table import build_parser, finish, print_table
 
 from psyche.core.committee.bloom import compute_bloom
+from psyche.core.committee.decision import DecisionView, decide, find_table
 from psyche.core.committee.results import compute_results_root
-from psyche.core.rules.decision import DecisionView, decide, find_table
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import WitnessRecord
 

@@ -11,7 +11,8 @@ from sim_kit import build, play
 
 from psyche.client.engine import announcements, tables
 from psyche.client.runtime.weights import loading
-from psyche.core.rules import decision, membership, readiness, witnessing
+from psyche.core.committee import decision
+from psyche.core.rules import membership, readiness, witnessing
 from psyche.core.state.state import Client, Coordinator, RunState, SlotState
 from psyche.network.blobs import fetch
 from psyche.network.limits import NetworkLimits

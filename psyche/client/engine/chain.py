@@ -9,8 +9,7 @@ from psyche.client.engine.own_results import OwnResults
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.client.engine.tables import Tables
 from psyche.client.engine.weights import Weights
-from psyche.core.committee.schedule import get_lr_bits
-from psyche.core.rules.decision import (
+from psyche.core.committee.decision import (
     Decided,
     DecisionView,
     Undecided,
@@ -20,6 +19,7 @@ from psyche.core.rules.decision import (
     find_contradictors,
     get_deciding_height,
 )
+from psyche.core.committee.schedule import get_lr_bits
 from psyche.core.state.limits import BEHIND_LIMIT_ROUNDS
 from psyche.core.state.state import ClientFlag, Coordinator, Round, RoundFlag, RunState
 from psyche.core.state.timeline import (

@@ -8,8 +8,8 @@ from psyche.client.engine.actions import AskTable, TableArrived
 from psyche.client.engine.announcements import Announcements
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord, ShownTable
+from psyche.core.committee.decision import find_table, get_deciding_height
 from psyche.core.committee.results import compute_results_root
-from psyche.core.rules.decision import find_table, get_deciding_height
 from psyche.core.state.bits import get_members
 from psyche.core.state.gossip import Gossip, Result
 from psyche.core.state.limits import MAX_CLIENTS

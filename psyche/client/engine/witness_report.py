@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from psyche.client.engine.records import PayloadStatus, RoundRecord, compute_pace, compute_patience
 from psyche.core.committee.bloom import compute_bloom
+from psyche.core.committee.decision import compute_followed
 from psyche.core.committee.results import compute_results_root
-from psyche.core.rules.decision import compute_followed
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.limits import FOLLOW_WINDOW_S, GOOD_STREAK_ROUNDS
 from psyche.core.state.messages import WitnessMessage

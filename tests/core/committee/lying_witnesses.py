@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from psyche.core.committee.bloom import compute_bloom
+from psyche.core.committee.decision import Decision, DecisionView, Undecided, decide, find_table
 from psyche.core.committee.elections import compute_liar_bound, compute_quorum
 from psyche.core.committee.results import compute_results_root
-from psyche.core.rules.decision import Decision, DecisionView, Undecided, decide, find_table
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import WitnessRecord
 from psyche.testing.builders import build_hash

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from lying_witnesses import EPOCH, HEIGHT, SEED, build_record, commit
 
 from psyche.core.committee.bloom import compute_bloom
-from psyche.core.committee.elections import compute_quorum
-from psyche.core.committee.results import compute_results_root
-from psyche.core.rules.decision import (
+from psyche.core.committee.decision import (
     Decided,
     Decision,
     DecisionView,
@@ -23,6 +21,8 @@ from psyche.core.rules.decision import (
     find_table,
     get_deciding_height,
 )
+from psyche.core.committee.elections import compute_quorum
+from psyche.core.committee.results import compute_results_root
 from psyche.core.rules.tally import process_agreement, process_slots
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.state import ZERO32, Config, Round, RoundFlag, WitnessRecord

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from lying_witnesses import SEED, Case, Client, build_case, build_client, commit
 
 from psyche.core.committee.bloom import is_in_bloom
+from psyche.core.committee.decision import Decided, Decision, Undecided, Void
 from psyche.core.committee.elections import compute_liar_bound, compute_quorum
-from psyche.core.rules.decision import Decided, Decision, Undecided, Void
 from psyche.core.state.bits import compute_bits
 from psyche.testing.builders import build_hash
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from lying_witnesses import EPOCH, HEIGHT, build_record, commit
 
-from psyche.core.rules.decision import compute_followed
+from psyche.core.committee.decision import compute_followed
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import WitnessRecord
 from psyche.testing.builders import build_hash

@@ -30,7 +30,7 @@ from itertools import permutations, product
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-from psyche.core.rules.recovery import get_duration_s
+from psyche.core.rules.timing import get_duration_s
 from psyche.core.state.enums import ClientFlag, ClientState, RoundFlag, RunState, SlotState, WitnessFlag
 from psyche.core.state.limits import DIGEST_LIMIT_ROUNDS, STORED_ROUNDS, VOID_LIMIT_ROUNDS
 from psyche.core.state.state import (

@@ -27,7 +27,7 @@ from psyche.core.rules.membership import (
     process_reclaim,
     process_withdrawal,
 )
-from psyche.core.rules.pausing import process_pause, process_resume
+from psyche.core.rules.owner import process_client_version, process_pause, process_rates, process_resume, process_update
 from psyche.core.rules.phases import (
     process_cooldown,
     process_round_train,
@@ -36,7 +36,6 @@ from psyche.core.rules.phases import (
     process_warmup,
 )
 from psyche.core.rules.readiness import process_ready
-from psyche.core.rules.recovery import process_recovery
 from psyche.core.rules.repeats import (
     is_accused,
     is_ejected,
@@ -46,8 +45,7 @@ from psyche.core.rules.repeats import (
     is_withdrawn,
     is_witnessed,
 )
-from psyche.core.rules.timing import clamp_time
-from psyche.core.rules.updates import process_client_version, process_rates, process_update
+from psyche.core.rules.timing import clamp_time, process_recovery
 from psyche.core.rules.witnessing import process_witness
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import Halted

@@ -1,9 +1,10 @@
-"""Who is gone, late or good, and what follows (H1 to H5)."""
+"""Who is gone, late or good, and what follows (H1 to H5); what good rounds earn when the epoch ends (M7)."""
 
 from dataclasses import dataclass
 
 from psyche.core.committee.elections import get_roles, is_witness
-from psyche.core.rules.probation import process_wait
+from psyche.core.rules.membership import process_vacancies
+from psyche.core.rules.probation import process_fruitless_epoch, process_proof, process_wait
 from psyche.core.state.bits import compute_at_least, compute_bits, get_members
 from psyche.core.state.errors import (
     Halted,
@@ -13,7 +14,7 @@ from psyche.core.state.errors import (
     UnknownMember,
     WrongRound,
 )
-from psyche.core.state.limits import LONGEST_STRIKE_EPOCHS, U8_MAX, WITNESS_SILENCE_LIMIT
+from psyche.core.state.limits import LONGEST_STRIKE_EPOCHS, U8_MAX, U64_MAX, WITNESS_SILENCE_LIMIT
 from psyche.core.state.messages import Context, HealthCheck
 from psyche.core.state.roster import find_slot, get_healthy, get_slot
 from psyche.core.state.state import Client, ClientState, Config, Coordinator, Role, Round, RoundFlag, Slot
@@ -173,3 +174,37 @@ def _find_alibi(client: Client, previous: Round, member: int) -> str:
         (not is_witness(previous, member), "it was not elected witness in the previous round"),
     )
     return next((problem for applies, problem in alibis if applies), "")
+
+
+def process_credits(state: Coordinator) -> None:
+    """At close: one credit for each member of agreed_held, whoever has departed since included (H2).
+
+    A round closes once, so a batch is credited once. The ejected get none (R7).
+    """
+    for member in get_members(state.current.agreed_held):
+        client = state.clients[member]
+        if client.state is not ClientState.EJECTED:
+            client.credits += 1
+            state.epoch.credit_total += 1
+            process_proof(get_slot(state, client), client)
+
+
+def process_settlement(state: Coordinator) -> None:
+    """At the end of Cooldown: credits become earnings, a good epoch clears strikes, one that came to nothing makes
+    a newcomer wait (M10), who left frees its slot.
+
+    Everyone but the ejected earns (pool div credit_total) for each credit; the rest carries over (M7).
+    """
+    registry, epoch = state.registry, state.epoch
+    pool = min(registry.current_earning_rate + registry.carry, U64_MAX)
+    share = pool // max(1, epoch.credit_total)
+    registry.carry = pool - share * epoch.credit_total
+    for client in state.clients:
+        slot = get_slot(state, client)
+        if client.state is ClientState.EJECTED:
+            slot.slashed = min(slot.slashed + registry.current_slashing_rate, U64_MAX)
+            continue
+        slot.earned = min(slot.earned + share * client.credits, U64_MAX)
+        process_strike_clearing(slot, client)
+        process_fruitless_epoch(slot, client, registry.next_active, is_credited=epoch.credit_total > 0)
+    process_vacancies(state)

@@ -1,7 +1,6 @@
 """What a tick does in each phase: one function per phase, each telling whether it changed anything."""
 
 from psyche.core.committee.seeds import EXPIRED, Entropy
-from psyche.core.rules.credit import process_credits, process_settlement
 from psyche.core.rules.formation import (
     get_joined,
     is_start_due,
@@ -10,7 +9,7 @@ from psyche.core.rules.formation import (
     process_formation,
     process_warmup_failure,
 )
-from psyche.core.rules.health import process_health
+from psyche.core.rules.health import process_credits, process_health, process_settlement
 from psyche.core.rules.readiness import get_ready, get_starters
 from psyche.core.rules.rounds import process_arming, process_next_round
 from psyche.core.rules.stopping import Turn, compute_turn, process_cooldown_start, process_epoch_end

@@ -15,7 +15,7 @@ from model_checker.search import Outcome, Search, Settings
 from model_checker.worlds import World, build_worlds
 
 from psyche.core.encoding.account import encode_state
-from psyche.core.rules import credit, health, phases, tally, witnessing
+from psyche.core.rules import health, phases, tally, witnessing
 from psyche.core.rules.apply import BY_TYPE, PHASES
 from psyche.core.state.bits import compute_at_least
 from psyche.core.state.enums import ClientFlag, RoundFlag, RunState
@@ -129,8 +129,8 @@ def test_a_panic_is_found_where_it_happens_and_where_it_is_ahead(monkeypatch: py
 
 def test_credit_given_twice_is_found(liar: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def give_twice(state: Coordinator) -> None:
-        credit.process_credits(state)
-        credit.process_credits(state)
+        health.process_credits(state)
+        health.process_credits(state)
 
     monkeypatch.setattr(phases, "process_credits", give_twice)
     assert find(replace(liar, faulty=()))[0].startswith("I2, H2: credit at the close")

@@ -5,8 +5,7 @@ from kits.runs import Run, build_run
 
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.elections import compute_quorum, get_witnesses
-from psyche.core.rules.credit import process_settlement
-from psyche.core.rules.health import process_strike
+from psyche.core.rules.health import process_settlement, process_strike
 from psyche.core.rules.probation import process_fruitless_epoch
 from psyche.core.state.limits import MAX_WITNESSES
 from psyche.core.state.roster import get_electors

@@ -1,9 +1,14 @@
-"""What the owner changes of a run that exists (P9, M7)."""
+"""What the owner of a run says: pause and resume (P4), changes of a run that exists (P9), rates (M7)."""
 
 import copy
 from typing import Final
 
 from psyche.core.encoding.account import decode_model, encode_model
+from psyche.core.rules.formation import process_joins_closed
+from psyche.core.rules.membership import process_vacancies
+from psyche.core.rules.stopping import is_run_done
+from psyche.core.rules.timing import process_state_change
+from psyche.core.state.bits import get_members
 from psyche.core.state.config_checks import (
     check_config,
     find_bootstrap_problems,
@@ -12,10 +17,11 @@ from psyche.core.state.config_checks import (
     find_version_problems,
     refuse_problems,
 )
-from psyche.core.state.errors import CannotUpdate, ConfigRefused
+from psyche.core.state.errors import CannotResume, CannotUpdate, ConfigRefused, Halted
 from psyche.core.state.limits import U64_MAX
-from psyche.core.state.messages import Context, SetRates, Update, UpdateClientVersion
-from psyche.core.state.state import Checkpoint, Config, Coordinator, Mark, Model, Progress, RunState
+from psyche.core.state.messages import Context, Pause, Resume, SetRates, Update, UpdateClientVersion
+from psyche.core.state.roster import get_healthy
+from psyche.core.state.state import Checkpoint, ClientState, Config, Coordinator, Mark, Model, Progress, RunState
 
 _CHANGEABLE: Final = frozenset({RunState.UNINITIALIZED, RunState.PAUSED})
 
@@ -97,3 +103,39 @@ def process_rates(state: Coordinator, context: Context, message: SetRates) -> bo
         raise ConfigRefused(f"rates must be 0 to {U64_MAX} (M7)")
     registry.future_earning_rate, registry.future_slashing_rate = rates
     return rates != before
+
+
+def process_pause(state: Coordinator, context: Context, message: Pause) -> bool:  # noqa: ARG001
+    """Pause at once before the first round, else after the epoch's drain and Cooldown (P4). A repeat changes nothing.
+
+    Raises:
+        Halted: there is nothing to pause.
+    """
+    if state.halted:
+        raise Halted(f"the run is {state.run_state.name} already")
+    if state.in_round or state.run_state is RunState.COOLDOWN:
+        was, state.pending_pause = state.pending_pause, True
+        return not was
+    if state.run_state is RunState.WARMUP:
+        for member in get_members(get_healthy(state)):
+            state.clients[member].state = ClientState.WITHDRAWN
+        process_vacancies(state)
+    state.epoch.cold_start = True
+    process_state_change(state, context.now, RunState.PAUSED)
+    return True
+
+
+def process_resume(state: Coordinator, context: Context, message: Resume) -> bool:  # noqa: ARG001
+    """Go on; everybody joins again. The first resume starts a run (P4).
+
+    Raises:
+        CannotResume: the run is neither paused nor new.
+        ConfigRefused: its configuration breaks a rule.
+    """
+    if state.run_state not in (RunState.PAUSED, RunState.UNINITIALIZED):
+        raise CannotResume(f"the run is {state.run_state.name}; only a paused one can be resumed")
+    check_config(state.config, state.model)
+    process_joins_closed(state)  # M3
+    following = RunState.FINISHED if is_run_done(state) else RunState.WAITING_FOR_MEMBERS
+    process_state_change(state, context.now, following)
+    return True

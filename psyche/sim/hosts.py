@@ -19,10 +19,9 @@ from psyche.backends.tcp.backend import Platform, TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.client.runtime.parts import Parts
 from psyche.client.runtime.payloads import PayloadCheck
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.shell import Shell
+from psyche.client.runtime.shell import Parts, Shell
 from psyche.core.state.messages import Message, WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.data.dummy import DummyData

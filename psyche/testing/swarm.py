@@ -16,9 +16,8 @@ from pathlib import Path
 import trio
 
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.client.runtime.parts import Parts
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.shell import Shell
+from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
 from psyche.core.state.state import Checkpoint, CheckpointKind, Config, Model
 from psyche.data.dummy import DummyData

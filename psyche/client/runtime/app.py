@@ -12,10 +12,9 @@ import trio
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.client.runtime.parts import Parts
 from psyche.client.runtime.payloads import PayloadCheck
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.shell import Shell
+from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
 from psyche.client.runtime.weights.sharing import check_shared_folder
 from psyche.config.load import find_local_data

@@ -3,21 +3,21 @@
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import trio
 
 from psyche.client.engine import actions as act
+from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.bootstrapping import Bootstrapping
 from psyche.client.runtime.data_ahead import DataAhead
 from psyche.client.runtime.departure import Departure
 from psyche.client.runtime.files import write_distro, write_evidence
-from psyche.client.runtime.parts import Parts
 from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.peer_queries import PeerQueries
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.statistics import ShellStatistics
-from psyche.client.runtime.trainer_tasks import TrainerAction, TrainerTasks
+from psyche.client.runtime.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
 from psyche.client.runtime.weights.loading import Loader
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.client.runtime.weights.serving import Serving
@@ -30,12 +30,14 @@ from psyche.client.runtime.weights.sharing import (
 from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
 from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
+from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, WireError
+from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.backend import NotAllowed
 from psyche.wire.line.turns import AtOnce
 from psyche.wire.messages import get_kind
-from psyche.wire.ports import Proof, SyncReply, SyncRequest
+from psyche.wire.ports import Backend, Network, Proof, SyncReply, SyncRequest
 
 T = TypeVar("T")
 FETCHES: Final = 1_024  # payloads asked for: of 256 members, four rounds; the node transfers few of them at a time
@@ -46,6 +48,30 @@ TURN_S: Final = 0.02  # where members are many, what they say and send is looked
 TRAINER_ACTIONS: Final = (
     act.Load, act.Train, act.Apply, act.Heal, act.Compare, act.WriteSnapshot, act.Export, act.FetchSnapshot,
 )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a shell is made of; the simulator and the tests put their own in."""
+
+    engine: RoundEngine
+    backend: Backend
+    network: Network
+    trainer: RestartableTrainer
+    data: DataProvider
+    log: EventSink
+    unix_now: Callable[[], float]
+    check_payload: Callable[[bytes], None]  # raises WireError (R4)
+    on_loaded: Callable[[act.Loaded], None] = lambda _loaded: None
+
+
+@dataclass(frozen=True, slots=True)
+class ShellStatistics:
+    """Of a `Shell`."""
+
+    payloads: int  # in memory
+    fetches: int  # under way
+    trainer_requests: int  # queued or running
 
 
 class Shell:

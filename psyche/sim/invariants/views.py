@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from psyche.backends.tcp.backend import BackendStatistics
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.round_engine import EngineStatistics
-from psyche.client.runtime.statistics import ShellStatistics
+from psyche.client.runtime.shell import ShellStatistics
 from psyche.core.state.state import Config, Coordinator
 from psyche.network.limits import NetworkLimits
 from psyche.sim.disk import ServerFiles

@@ -14,9 +14,8 @@ from trio.testing import MockClock
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.client.runtime.parts import Parts
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.shell import TURN_S, Shell
+from psyche.client.runtime.shell import TURN_S, Parts, Shell
 from psyche.core.state.errors import DigestMismatch, WrongRound
 from psyche.core.state.messages import WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator

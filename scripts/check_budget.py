@@ -1,6 +1,7 @@
 """Holds the size budget: functions p90 <= 35 lines and none over 70, files <= 500 lines, everything annotated.
 
-And no two files of tests have one name: pytest reads only the first of them.
+A folder of psyche holds at most 16 files and one of tests 20, so that whoever opens it sees its parts. And no two
+files of tests have one name: pytest reads only the first of them.
 """
 
 import ast
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_FUNCTION_LINES = 70
 P90_FUNCTION_LINES = 35
 MAX_FILE_LINES = 500
+MAX_FILES = {"psyche": 16, "tests": 20}  # of Python in one folder, besides __init__.py
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -39,9 +41,22 @@ def find_namesakes() -> list[str]:
     return [f"tests: {count} files are called {name}" for name, count in sorted(names.items()) if count > 1]
 
 
+def find_crowded_folders(root: Path) -> list[str]:
+    """Folders with more files than a reader takes in at a glance."""
+    counts = Counter(
+        path.parent for top in MAX_FILES for path in (root / top).rglob("*.py") if path.name != "__init__.py"
+    )
+    found = [(folder.relative_to(root), count) for folder, count in sorted(counts.items())]
+    return [
+        f"{folder}: {count} files, at most {MAX_FILES[folder.parts[0]]}: give a subject of them a folder"
+        for folder, count in found
+        if count > MAX_FILES[folder.parts[0]]
+    ]
+
+
 def main() -> int:
     lengths: list[int] = []
-    problems: list[str] = find_namesakes()
+    problems: list[str] = find_namesakes() + find_crowded_folders(ROOT)
     for path in sorted((ROOT / "psyche").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         name = path.relative_to(ROOT)

@@ -25,7 +25,7 @@ from psyche.testnet.scratch import Scratch
 from psyche.testnet.settings import TestnetSettings, get_node_name
 from psyche.testnet.view import LiveView
 
-SERVER_START_S: Final = 60.0  # imports on a loaded machine; usually 2 s
+SERVER_START_S: Final = 180.0  # imports on a loaded machine; usually 2 s
 TRAINERS_START_S: Final = 120.0  # imports on a loaded machine; usually 10 s
 POLL_S: Final = 0.1
 REFRESH_S: Final = 0.3

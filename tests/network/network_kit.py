@@ -16,6 +16,7 @@ RUN = b"\x07" * 32
 PLAN = b"\x09" * 32
 
 VICTIM, PROBE, MEMBER = 100, 101, 102
+VICTIM_S = 300.0  # of one wait for the process of the victim, which may get no processor for long
 
 OpenNode = Callable[..., AbstractAsyncContextManager[BaseNode]]
 OpenGroup = Callable[..., AbstractAsyncContextManager[list[Any]]]

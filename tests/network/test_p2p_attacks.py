@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import trio
-from network_kit import MEMBER, PLAN, PROBE, RUN, Victim
+from network_kit import MEMBER, PLAN, PROBE, RUN, VICTIM_S, Victim
 
 from psyche.errors import NetworkError
 from psyche.network.node import P2PNode, get_peer_id, open_node
@@ -32,7 +32,7 @@ async def open_peer(number: int, victim: Victim, folder: Path) -> AsyncIterator[
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
         node.set_addresses([victim.record])
-        with trio.fail_after(20):
+        with trio.fail_after(VICTIM_S):
             await node.wait_for_peers(frozenset({victim.record.p2p}))
         yield node
 
@@ -41,7 +41,7 @@ async def assert_alive(victim: Victim, folder: Path) -> int:
     """A fresh peer is let in, pinged, answered and heard; returns the most memory it ever held, in bytes."""
     assert victim.process.poll() is None, "the victim's process ended"
     async with open_peer(PROBE, victim, folder / "probe") as probe:
-        with trio.fail_after(20):
+        with trio.fail_after(VICTIM_S):
             assert await ping(probe, victim) >= 0
             text = os.urandom(8)
             await probe.publish(text)
@@ -49,7 +49,9 @@ async def assert_alive(victim: Victim, folder: Path) -> int:
                 assert origin == victim.record.p2p
                 if message == b"echo " + text:
                     break
-            reply = await probe.ask(victim.record.p2p, SyncRequest("table", height=15, key=bytes(32)), timeout_s=10)
+            reply = await probe.ask(
+                victim.record.p2p, SyncRequest("table", height=15, key=bytes(32)), timeout_s=VICTIM_S
+            )
             assert reply.found
     return int.from_bytes(reply.items[0], "little")
 
@@ -108,7 +110,7 @@ async def test_attack_03_a_question_that_trips_a_bug_of_the_handler(victim: Vict
     async with open_peer(MEMBER, victim, tmp_path / "m") as member:
         for _ in range(5):
             assert not (
-                await member.ask(victim.record.p2p, SyncRequest("announcements", height=13), timeout_s=10)
+                await member.ask(victim.record.p2p, SyncRequest("announcements", height=13), timeout_s=VICTIM_S)
             ).found
     await assert_alive(victim, tmp_path)
 
@@ -159,7 +161,7 @@ async def test_attack_07_a_gossip_frame_of_a_gigabyte(victim: Victim, tmp_path: 
 
         direct = await open_raw(member, victim, "/psyche/gossip/1")
         await direct.write(b"\xff\xff\xff\x7f" + b"x" * 1_000)
-        with trio.fail_after(5), pytest.raises((StreamEOF, StreamReset)):
+        with trio.fail_after(VICTIM_S), pytest.raises((StreamEOF, StreamReset)):
             await direct.read(1)
     assert await assert_alive(victim, tmp_path) < before + 20 * MIB
 
@@ -194,7 +196,7 @@ async def test_attack_09_a_question_whose_answer_never_ends(victim: Victim, tmp_
 
 async def test_attack_10_a_message_that_trips_a_bug_of_the_validator(victim: Victim, tmp_path: Path) -> None:
     async with open_peer(MEMBER, victim, tmp_path / "m") as member:
-        with trio.fail_after(10):
+        with trio.fail_after(VICTIM_S):
             while get_topic() not in member._pubsub.peer_topics:
                 await trio.sleep(0.05)
         await member._broadcast(b"validator bug")
@@ -255,7 +257,7 @@ async def test_attack_16_bytes_past_the_window_of_a_stream_that_nobody_reads(vic
         raw = encode_request(SyncRequest("announcements", height=14))  # the handler sleeps: nothing more is read
         await stream.write(len(raw).to_bytes(4, "little") + raw)
         header = struct.pack("!BBHII", 0, 0, 0, stream.muxed_stream.stream_id, 65_536)
-        with trio.fail_after(10):
+        with trio.fail_after(VICTIM_S):
             while not connection.is_closed:
                 try:
                     await connection.muxed_conn.secured_conn.write(header + b"x" * 65_536)
@@ -276,7 +278,7 @@ async def test_attack_17_a_reader_that_asks_for_everything_and_reads_nothing(vic
         async with open_peer(PROBE, victim, tmp_path / "p") as probe:  # others are served meanwhile
             size = 16 * MIB
             data = await probe.fetch(
-                victim.blob, [victim.record.p2p], size_bytes=size, deadline=trio.current_time() + 20
+                victim.blob, [victim.record.p2p], size_bytes=size, deadline=trio.current_time() + VICTIM_S
             )
             assert len(data) == size
     assert await assert_alive(victim, tmp_path) < before + 80 * MIB
@@ -304,7 +306,7 @@ async def test_a_stranger_gets_no_further_than_hello(victim: Victim, tmp_path: P
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
         node.set_addresses([victim.record])
-        with trio.fail_after(15):
+        with trio.fail_after(VICTIM_S):
             while "not on the allow-list" not in node.refusals().get(victim.record.p2p, ""):
                 await trio.sleep(0.05)
     await assert_alive(victim, tmp_path)

@@ -14,7 +14,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from network_kit import PLAN, PROBE, RUN, Victim, introduce, meet
+from network_kit import PLAN, PROBE, RUN, VICTIM_S, Victim, introduce, meet
 from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
@@ -281,7 +281,7 @@ async def test_a_peer_that_takes_nothing_is_closed_and_what_it_holds_is_given_ba
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
         node.set_addresses([victim.record])
-        with trio.fail_after(20):
+        with trio.fail_after(VICTIM_S):
             await node.wait_for_peers(frozenset({victim.record.p2p}))
         (connection,) = get_connections(node)
         victim.process.send_signal(signal.SIGSTOP)

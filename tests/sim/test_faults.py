@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 import trio
-from scenarios.row import get_events
+from scenarios.row import get_events, get_ledger
 from sim_kit import build, play
 
 from psyche.core.state.state import RunState
@@ -25,6 +25,8 @@ from psyche.sim.faults import (
     TrainerHang,
 )
 from psyche.sim.hosts import ClientHost
+from psyche.sim.scenarios.scenario import MachineClass, Scenario
+from psyche.sim.trainer import MachineModel
 from psyche.sim.world import Outcome, World, simulate
 
 
@@ -126,6 +128,25 @@ def test_a_server_that_stands_still_is_a_pause_for_all() -> None:
     outcome = play(build(faults=(Hang(at_epoch=0, at_height=2, who=("server",), for_s=9.0),)))
     assert is_finished(outcome)
     assert outcome.facts["dropped"] == {}
+
+
+def test_the_slowest_member_keeps_its_place_when_it_was_not_heard_in_one_round() -> None:
+    """A1: the next rounds wait for it again; else it would be late in three of them, and have a strike."""
+    quick, slow = (MachineModel(sample_s=sample_s, spread=0.02) for sample_s in (5.0, 6.5))
+    cut = Partition(
+        at_epoch=0, at_height=2, groups=(("client-3",), ("client-0", "client-1", "client-2")), for_s=15.2, silent=True
+    )
+    scenario = Scenario(
+        seed=1,
+        classes=(MachineClass(count=3, machine=quick), MachineClass(machine=slow)),
+        faults=(cut,),
+        config={"total_steps": 9, "init_min_clients": 4, "max_round_train_time": 60},
+    )
+    outcome = play(scenario)
+    assert is_finished(outcome)
+    assert get_events(outcome, "dropped") == []
+    credits = next(one.credits for one in get_ledger(outcome).epochs)
+    assert credits == {"client-0": 8, "client-1": 8, "client-2": 8, "client-3": 8}
 
 
 def test_a_client_that_stands_still_catches_up_or_waits_for_the_next_epoch() -> None:

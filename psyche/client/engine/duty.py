@@ -212,7 +212,7 @@ class Duty:
             self.own.finished_sent = True  # A2: its Result stands for it
             return False
         patient = standing.fetch_patience_s is None or now - record.started_at < standing.fetch_patience_s
-        due_in = standing.fetched_all or not patient
+        due_in = standing.due_in or not patient  # A2: of electors, for Finished sets the pace
         leaving = x.state.run_state is RunState.ROUND_WITNESS
         if not leaving and not (self.training.work.is_done and due_in):
             x.wait(

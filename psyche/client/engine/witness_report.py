@@ -14,6 +14,7 @@ from psyche.core.state.state import ZERO32, ClientState, Coordinator, Round, Wit
 from psyche.core.state.timeline import get_round
 
 GOSSIP_BUDGET = 20  # messages a second that all members together send at most; above that Ready rides in Finished
+NEWCOMER_LATE_LIMIT = 2  # latenesses in a row: from then on no round waits for who is on probation (A1)
 _OPEN = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
 _MESSAGES = 3  # of a member in a round: Ready, Result, Finished
 
@@ -22,12 +23,14 @@ _MESSAGES = 3  # of a member in a round: Ready, Result, Finished
 class RoundStanding:
     """How a round stands for those who wait.
 
-    `all_in`: every awaited member is finished and fetched. `fetched_all`: every announced payload
-    of the attested round is in. `patience_s`: seconds from the round's start after which nobody
-    else is waited for (None: not yet known, or never). `fetch_patience_s`: the same for payloads alone.
+    `all_in`: every awaited member is finished and fetched. `due_in`: what is due of awaited electors is in.
+    `fetched_all`: every announced payload of the attested round is in. `patience_s`: seconds from the round's start
+    after which nobody else is waited for (None: not yet known, or never). `fetch_patience_s`: the same for payloads
+    alone.
     """
 
     all_in: bool
+    due_in: bool
     fetched_all: bool
     patience_s: float | None
     fetch_patience_s: float | None
@@ -35,14 +38,21 @@ class RoundStanding:
 
 
 def get_awaited(state: Coordinator, record: RoundRecord) -> list[int]:
-    """Whom a round waits for (A1): steady electors, unless a common glitch empties the set, and all on probation."""
+    """Whom a round waits for (A1).
+
+    Electors that are steady, unless a common glitch empties the set, and those that are heard in this round. Members on
+    probation until rounds have waited for them in vain, so that strangers that do nothing cost little.
+    """
     present = get_members(record.members & ~record.left & ((1 << len(state.clients)) - 1))
-    healthy = [m for m in present if state.clients[m].state is ClientState.HEALTHY]
-    electors = [m for m in healthy if record.electors >> m & 1]
-    steady = [m for m in electors if state.clients[m].good_streak >= GOOD_STREAK_ROUNDS]
+    healthy = {m: state.clients[m] for m in present if state.clients[m].state is ClientState.HEALTHY}
+    electors = {m: client for m, client in healthy.items() if record.electors >> m & 1}
+    steady = {m for m, client in electors.items() if client.good_streak >= GOOD_STREAK_ROUNDS}
     if 2 * len(steady) < record.electors.bit_count():
-        steady = [m for m in electors if state.clients[m].missed == 0]
-    return [m for m in healthy if m in steady or not record.electors >> m & 1]
+        steady = {m for m, client in electors.items() if client.missed == 0}
+    heard = set(get_members(record.heard))
+    newcomers = healthy.keys() - electors.keys()
+    tried = {m for m in newcomers if healthy[m].late < NEWCOMER_LATE_LIMIT and (m in heard or healthy[m].missed == 0)}
+    return sorted(steady | heard & electors.keys() | tried)
 
 
 def get_pacing(record: RoundRecord, awaited: Iterable[int]) -> list[int]:
@@ -58,13 +68,14 @@ def compute_standing(state: Coordinator, record: RoundRecord, attested: RoundRec
     lacking = compute_bits(m for m in awaited if m not in record.finished_at)
     # what was fetched and refused, or comes under two commitments, is not waited for either
     unsettled = 0 if attested is None else announced & ~_get_settled(attested)
-    unfetched = unsettled and compute_bits(due) & unsettled
+    unfetched = compute_bits(due) & unsettled
     straggler = state.config.straggler_percent
     held_at = {} if attested is None else attested.get_held_times()
     fetch_pace = compute_pace(get_pacing(record, due), held_at, record.started_at)
     finish_pace = compute_pace(get_pacing(record, awaited), record.finished_at, record.started_at)
     return RoundStanding(
         all_in=not lacking and not unfetched,
+        due_in=not unfetched & record.electors,
         fetched_all=not unsettled,
         patience_s=compute_patience((fetch_pace, finish_pace), straggler),
         fetch_patience_s=compute_patience((fetch_pace,), straggler),

@@ -274,7 +274,7 @@ class Silent(ByzantineProgram):
 
 
 class Idle(Silent):
-    """Joins every epoch, says that it is ready, and does nothing at all."""
+    """Joins every epoch, says that it is ready, and does nothing at all: peers that ask it are told nothing either."""
 
     kind = "idle"
 
@@ -283,6 +283,10 @@ class Idle(Silent):
 
     def change_body(self, host: Participant, body: bytes) -> None:
         del host, body
+
+    def change_reply(self, request: SyncRequest, reply: SyncReply) -> SyncReply:
+        del request, reply
+        return SyncReply(found=False)
 
 
 class JoinOnly(Idle):

@@ -51,9 +51,34 @@ def test_with_fewer_than_half_steady_members_all_without_an_absence_are_awaited(
 
 def test_exactly_half_steady_members_are_enough() -> None:
     bench = build_bench(4).start()
-    state = bench.engine.state
+    state, record = bench.engine.state, bench.get_record()
+    record.heard = 0
     state.clients[0].good_streak = state.clients[1].good_streak = 0
-    assert get_awaited(state, bench.get_record()) == [2, 3]
+    assert get_awaited(state, record) == [2, 3]
+
+
+def test_an_elector_that_was_absent_is_awaited_in_each_round_in_which_it_is_heard() -> None:
+    """A1: else the slowest elector would be late again and again after one glitch, and have a strike."""
+    bench = build_bench(5).start()
+    state, record = bench.engine.state, bench.get_record()
+    state.clients[3].good_streak, state.clients[3].missed = 0, 1
+    assert get_awaited(state, record) == [0, 1, 2, 4], "silence costs the others nothing"
+    bench.hear(bench.build_ready(3, b"\1" * 32))
+    assert get_awaited(state, record) == [0, 1, 2, 3, 4]
+    bench.hear(bench.sign(3, Leave()))
+    assert get_awaited(state, record) == [0, 1, 2, 4]
+
+
+def test_an_elector_that_is_heard_does_not_keep_those_without_an_absence_off_the_list() -> None:
+    """A1: whether a glitch was a common one does not depend on who has spoken so far."""
+    bench = build_bench(5).start()
+    state, record = bench.engine.state, bench.get_record()
+    for member in range(5):
+        state.clients[member].good_streak = 1
+    state.clients[1].missed = 1
+    for member in (2, 3):
+        bench.hear(bench.build_ready(member, b"\1" * 32))
+    assert get_awaited(state, record) == [0, 2, 3, 4]
 
 
 def test_nobody_waits_for_those_who_left_or_were_dropped() -> None:
@@ -65,18 +90,50 @@ def test_nobody_waits_for_those_who_left_or_were_dropped() -> None:
     assert get_awaited(bench.engine.state, bench.get_record()) == [0, 4]
 
 
-def test_newcomers_are_awaited_whatever_they_missed_until_they_are_dropped() -> None:
-    """A1: so a round that counts one as absent has waited for it."""
+def start_with_newcomers() -> Bench:
+    """Members 3 and 4 are on probation."""
     bench = build_bench(5).start()
+    bench.get_record().electors = 0b00111
+    return bench
+
+
+def test_newcomers_are_awaited_like_electors_however_few_of_these_there_are() -> None:
+    """A1: the first round that counts one as absent has waited for it."""
+    bench = start_with_newcomers()
     state, record = bench.engine.state, bench.get_record()
-    record.electors = 0b00111
-    state.clients[3].good_streak, state.clients[3].missed = 0, 1
+    state.clients[3].good_streak = 0
     assert get_awaited(state, record) == [0, 1, 2, 3, 4]
+    record.heard = 0
     state.clients[0].good_streak = state.clients[1].good_streak = 0
     state.clients[1].missed = 1
     assert get_awaited(state, record) == [0, 2, 3, 4], "one of three electors is steady: fewer than half"
     state.clients[4].state = ClientState.DROPPED
     assert get_awaited(state, record) == [0, 2, 3]
+
+
+def test_a_newcomer_that_was_absent_is_awaited_only_where_it_is_heard() -> None:
+    """A1: strangers that do nothing keep one round of an epoch waiting, and no second one."""
+    bench = start_with_newcomers()
+    state, record = bench.engine.state, bench.get_record()
+    state.clients[3].missed = 1
+    assert get_awaited(state, record) == [0, 1, 2, 4]
+    bench.hear(bench.build_ready(3, b"\1" * 32))
+    assert get_awaited(state, record) == [0, 1, 2, 3, 4]
+
+
+def test_a_newcomer_that_was_late_twice_is_not_awaited_before_it_has_delivered() -> None:
+    """A1: who talks and delivers nothing keeps rounds waiting until the record has said so twice."""
+    bench = start_with_newcomers()
+    state, record = bench.engine.state, bench.get_record()
+    bench.hear(bench.build_ready(4, b"\1" * 32))
+    state.clients[4].late = 1
+    assert get_awaited(state, record) == [0, 1, 2, 3, 4], "its first batch may take long"
+    state.clients[4].late = 2
+    assert get_awaited(state, record) == [0, 1, 2, 3]
+    state.clients[1].late = 2
+    assert get_awaited(state, record) == [0, 1, 2, 3], "lateness does not end the waiting for an elector"
+    state.clients[4].late = 0
+    assert get_awaited(state, record) == [0, 1, 2, 3, 4], "a good round clears it (H2)"
 
 
 # --- A2: pace
@@ -269,6 +326,26 @@ def test_finished_goes_out_before_the_payloads_due_are_in_once_their_patience_ha
     assert bench.state.current.height == 2
     client = bench.state.clients[bench.index]
     assert (client.state, client.missed, client.late) == (ClientState.HEALTHY, 0, 0)
+
+
+def test_finished_does_not_wait_for_the_payload_of_a_newcomer_but_the_report_does() -> None:
+    """A2, A3: else one that gives its payload to nobody would cost twice the slack, for t_q counts Finished."""
+    bench = build_bench(4).start()
+    bench.play()
+    late = bench.get_known(3)[0]
+    late.status = PayloadStatus.FETCHING
+    bench.close()
+    bench.get_record().electors = 0b0111
+    bench.deliver(1, 2)
+    bench.train()
+    assert [(height, body.held) for height, body in get_finished(bench)] == [(0, 0), (1, 0b0111)]
+    for member in (1, 2, 3):
+        bench.hear(bench.build_finished(member))
+    reported = len(bench.get_all(WitnessMessage))
+    bench.wait(1.9)
+    assert len(bench.get_all(WitnessMessage)) == reported, "its payload is waited for as long as ever"
+    bench.wait(0.2)
+    assert len(bench.get_all(WitnessMessage)) == reported + 1
 
 
 def test_with_a_straggler_factor_of_zero_finished_waits_for_the_payloads_due_until_round_witness() -> None:

@@ -56,7 +56,7 @@ class Wanted(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class DialTurn:
     """One dial that waits for its turn, or has it."""
 
     rank: int  # the lowest goes first
@@ -79,11 +79,11 @@ class DialTurns:
 
     def __init__(self, hurried_s: float) -> None:
         self._hurried_s = hurried_s
-        self._waiting: list[Turn] = []  # by arrival
-        self._running: list[Turn] = []
+        self._waiting: list[DialTurn] = []  # by arrival
+        self._running: list[DialTurn] = []
 
     @asynccontextmanager
-    async def take(self, turn: Turn) -> AsyncIterator[None]:
+    async def take(self, turn: DialTurn) -> AsyncIterator[None]:
         """Wait for a turn, then run the block, which is cancelled where it has to make room for others."""
         self._waiting.append(turn)
         self._go_on()
@@ -208,7 +208,7 @@ class Dialer:
     async def _dial_at(self, key: bytes, address: str, redial: Redial) -> bool:
         """Dial one address and wait for the hello; whether somebody answered."""
         lead = KNOWN_SILENCES if redial.was_here or self._wanted.is_member(key) else 0
-        turn = Turn(redial.silences - lead, min(1.0, HURRIED_SHARE * 2**redial.silences) * self._limits.dial_s)
+        turn = DialTurn(redial.silences - lead, min(1.0, HURRIED_SHARE * 2**redial.silences) * self._limits.dial_s)
         has_answered, failure = False, "no answer, and others wait to be dialed"
         async with self._turns.take(turn):
             if not self._wanted.is_here(key):

@@ -35,6 +35,7 @@ mutants *arguments:
 # Pictures and tables of the documentation that follow from the code
 docs:
     .venv/bin/python scripts/draw_architecture.py
+    .venv/bin/python scripts/draw_events.py
     .venv/bin/python scripts/draw_layout.py
     .venv/bin/python scripts/draw_settings.py
 

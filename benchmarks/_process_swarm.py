@@ -25,7 +25,7 @@ from psyche.core.state.state import Checkpoint, CheckpointKind, Config
 from psyche.errors import PsycheError
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.sim.scenarios.scenario import SimRunFile
-from psyche.telemetry.events import Event
+from psyche.telemetry.events import Line
 from psyche.testing.builders import build_identity, build_model
 from psyche.testing.swarm import RUN_ID, build_member
 from psyche.wire.access import OPEN
@@ -40,7 +40,7 @@ class MemberReport:
     code: int
     digest: bytes | None
     cpu_s: float
-    events: list[Event]
+    events: list[Line]
 
 
 def run_processes(

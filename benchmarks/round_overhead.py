@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import trio
@@ -23,7 +24,8 @@ from _process_swarm import run_processes
 from _table import build_parser, finish, print_table
 
 from psyche.core.state.state import Config
-from psyche.telemetry.events import Event, read_events
+from psyche.telemetry import kinds
+from psyche.telemetry.events import Line, read_event, read_lines
 from psyche.testing.builders import build_config
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
@@ -33,12 +35,20 @@ LIMIT_S = 300.0
 SKIPPED = 3  # the first rounds fill the pipeline
 
 
-def get_round_times(events: list[Event]) -> list[float]:
+Told = list[tuple[float, kinds.Event]]  # when, what
+
+
+def read_all(lines: Iterable[Line]) -> Told:
+    """What lines tell of."""
+    return [(line["t"], read_event(line)) for line in lines]
+
+
+def get_round_times(told: Told) -> list[float]:
     """Seconds from round to round within each epoch, drains left out."""
     starts: dict[int, list[float]] = {}
-    for event in events:
-        if event["kind"] == "round_started" and not event["drain"]:
-            starts.setdefault(event["epoch"], []).append(event["t"])
+    for t, event in told:
+        if isinstance(event, kinds.RoundStarted) and not event.drain:
+            starts.setdefault(event.epoch, []).append(t)
     pairs = (zip(times[SKIPPED:], times[SKIPPED + 1 :], strict=False) for times in starts.values())
     return [b - a for epoch in pairs for a, b in epoch]
 
@@ -63,16 +73,16 @@ def measure(clients: int, over: str, rounds: int) -> dict[str, float]:
     }
 
 
-def play_processes(clients: int, folder: Path, config: Config) -> tuple[float, list[list[Event]]]:
+def play_processes(clients: int, folder: Path, config: Config) -> tuple[float, list[Told]]:
     """CPU seconds of all clients, and their events."""
     members = run_processes(
         clients, folder, config=config, make_trainer=lambda: DummyTrainer(train_s=TRAIN_S), limit_s=LIMIT_S
     )
     check({member.digest for member in members})
-    return sum(member.cpu_s for member in members), [member.events for member in members]
+    return sum(member.cpu_s for member in members), [read_all(member.events) for member in members]
 
 
-async def play_here(clients: int, folder: Path, config: Config) -> tuple[float, list[list[Event]]]:
+async def play_here(clients: int, folder: Path, config: Config) -> tuple[float, list[Told]]:
     """The same with all clients on simulated links."""
     async with open_swarm(
         clients, folder, config=config, make_trainer=lambda _: DummyTrainer(train_s=TRAIN_S)
@@ -81,7 +91,7 @@ async def play_here(clients: int, folder: Path, config: Config) -> tuple[float, 
         await swarm.run()
         cpu_s = time.process_time() - started
         check({member.digest for member in swarm.members} | {swarm.coordinator.state.certified.digest})
-        return cpu_s, [list(member.events.drain()) for member in swarm.members]
+        return cpu_s, [read_all(member.events.drain()) for member in swarm.members]
 
 
 def check(digests: set[bytes | None]) -> None:
@@ -94,12 +104,12 @@ def read_run(folder: Path) -> dict[str, float]:
     """Share of rounds spent in forward and backward, and seconds from start to joined, of a real run's clients."""
     computing, rounds, joined = 0.0, 0.0, []
     for path in sorted(folder.rglob("events.jsonl")):
-        events = list(read_events(path))
-        times = get_round_times(events)
-        computing += sum(e["compute_seconds"] for e in events if e["kind"] == "trained") / max(1, len(times))
+        told = read_all(read_lines(path))
+        times = get_round_times(told)
+        computing += sum(e.compute_seconds for _, e in told if isinstance(e, kinds.Trained)) / max(1, len(times))
         rounds += sum(times) / max(1, len(times))
-        starts = [e["t"] for e in events if e["kind"] == "client_started"]
-        joins = [e["t"] for e in events if e["kind"] == "joined"]
+        starts = [t for t, e in told if isinstance(e, kinds.ClientStarted)]
+        joins = [t for t, e in told if isinstance(e, kinds.Joined)]
         joined += [min((j for j in joins if j >= s), default=s) - s for s in starts[:1] if joins]
     return {"compute_share": computing / rounds if rounds else 0.0, "start_to_joined_s": statistics.median(joined)}
 

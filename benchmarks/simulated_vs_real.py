@@ -26,7 +26,7 @@ from psyche.analysis.accounts import Accounts, What, read_accounts
 from psyche.config.load import LoadedRun, load_run
 from psyche.forecast.calibration import compare_sets, compare_times, get_round_times, measure_machines, play_measured
 from psyche.modeling.trainer.process import HOST_VARIABLE
-from psyche.telemetry.events import read_events
+from psyche.telemetry.events import read_lines
 from psyche.testnet.commands import HOST, get_client_argv, get_server_argv, get_trainer_host_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import Child
@@ -117,7 +117,7 @@ async def run_on_lines(config: Path, folder: Path, line: Line) -> Path:
 
 def compare(run: LoadedRun, folder: Path, line: Line = LOOPBACK) -> dict[str, object]:
     """Figures of both ways."""
-    real: Accounts = read_accounts(sorted(read_events(folder / "events"), key=lambda event: event["t"]))
+    real: Accounts = read_accounts(sorted(read_lines(folder / "events"), key=lambda event: event["t"]))
     lines = {"latency_ms": 2e3 * line.delay_s, "loss_percent": 100 * (1 - (1 - line.loss) ** 2)}
     simulated = play_measured(run, real, CLIENTS, **lines).accounts
     machine = measure_machines(run, real, CLIENTS)

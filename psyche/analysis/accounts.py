@@ -1,8 +1,8 @@
 """Where the time of a run went, folded from its events: of a simulated one while it runs, or of a real one's logs.
 
     accounts = Accounts()
-    for event in read_events(folder):
-        accounts.take(event)
+    for line in read_lines(folder):
+        accounts.take(line["t"], line["node"], read_event(line))
     accounts.finish()
 
 A member's time in a round is one of these, the first that holds: it was away; it trains; it trains in vain;
@@ -11,17 +11,15 @@ it applies; payloads that are due are announced and not here yet; the round only
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from psyche.analysis.spans import Span
-from psyche.analysis.tally import DIED, Bound, NodeAccount, Place, RoundAccount, What, compute_times
+from psyche.analysis.tally import DIED, Bound, NodeAccount, Notice, Place, RoundAccount, What, compute_times
 from psyche.analysis.transfers import Pending, Transfers
-from psyche.telemetry.events import Event
+from psyche.telemetry import kinds
+from psyche.telemetry.events import Line, read_event
 
 WORLD: Final = "world"
-SIMULATED: Final = "simulated"  # the world's event with what a log of a played run stands for
-CARRIED: Final = "carried"  # the world's event with all that a client's line has carried
-ROUND_MEMBERS: Final = "round_members"  # the world's event with whom the record has in a round
 SERVER: Final = "server"
 ROUND_STATES: Final = frozenset({"round_train", "round_witness"})
 EPOCH_STATES: Final = ROUND_STATES | {"warmup", "cooldown"}
@@ -58,41 +56,42 @@ class Accounts:
         self._by_place: dict[Place, RoundAccount] = {}
         self._open: RoundAccount | None = None
         self._names: dict[Place, str] = {}  # (epoch, member): node
-        self._keys: dict[str, str] = {}  # identity: node
+        self._keys: dict[bytes, str] = {}  # identity: node
         self._is_told = False  # the log says itself who is a member of each round
         self._transfers = Transfers()
-        self._handlers: dict[str, Callable[[NodeAccount, float, Event], None]] = {
-            "state_changed": self._on_state, "member": self._on_member, "round_started": self._on_round,
-            "applied": self._on_applied, "trained": self._on_trained, "result_sent": self._on_sent,
-            "payload_received": self._on_payload, "decided": self._on_decided, "network": self._on_network,
-            "client_started": self._on_process, "dropped": self._on_notice, "left": self._on_notice,
-            "withdrew": self._on_withdrew, "not_sent": self._on_notice,
-            "trainer_lost": self._on_notice,
+        self._handlers: dict[type[kinds.Event], Callable[[NodeAccount, float, Any], None]] = {
+            kinds.StateChanged: self._on_state, kinds.Member: self._on_member, kinds.RoundStarted: self._on_round,
+            kinds.Applied: self._on_applied, kinds.Trained: self._on_trained, kinds.ResultSent: self._on_sent,
+            kinds.PayloadReceived: self._on_payload, kinds.Decided: self._on_decided,
+            kinds.Network: self._on_network, kinds.ClientStarted: self._on_process, kinds.Dropped: self._on_dropped,
+            kinds.Left: self._on_trouble, kinds.Withdrew: self._on_withdrew, kinds.NotSent: self._on_not_sent,
+            kinds.TrainerLost: self._on_trouble,
         }  # fmt: skip
         self._last_trained: tuple[float, Bound] = (0.0, Bound("none"))
         self._last_arrived: tuple[float, Bound] = (0.0, Bound("none"))
 
-    def take(self, event: Event) -> None:
-        """Fold in one event."""
-        t, node, kind = float(event["t"]), str(event["node"]), event["kind"]
+    def take(self, t: float, node: str, event: kinds.Event) -> None:
+        """Fold in what happened at a node; `t` on the log's clock, in seconds."""
         self.started = t if not self.seen else self.started
         self.ended = max(self.ended, t)
         self.seen += 1
-        if kind == "state_changed" and node == self._reference:
+        if isinstance(event, kinds.StateChanged) and node == self._reference:
             self._take_state(t, event)
         if node == WORLD:
-            self._take_process(str(event.get("who", "")), t, event)
-        elif kind in ("killed", "process_ended"):  # of a testnet
-            self._take_process(str(event.get("name", "")), t, event)
+            self._take_world(t, event)
+        elif isinstance(event, kinds.ProcessKilled):  # of a testnet
+            self._take_death(event.name, t, is_killed=True)
+        elif isinstance(event, kinds.ProcessEnded):
+            self._take_death(event.name, t)
         elif node == SERVER:
-            if kind == "client_withdrawn":
-                self._take_withdrawal(str(event.get("key", "")))
-        elif handler := self._handlers.get(kind):
+            if isinstance(event, kinds.ClientWithdrawn):
+                self._take_withdrawal(event.key)
+        elif handler := self._handlers.get(type(event)):
             handler(self._get(node), t, event)
 
-    def wants(self, node: str, kind: str) -> bool:
+    def wants(self, node: str, event: kinds.Event) -> bool:
         """Whether an event tells anything that is counted."""
-        return kind in self._handlers or node == WORLD
+        return type(event) in self._handlers or node == WORLD
 
     def _get(self, name: str) -> NodeAccount:
         found = self.nodes.get(name)
@@ -102,13 +101,13 @@ class Accounts:
 
     # --- rounds --------------------------------------------------------------------------------------
 
-    def _take_state(self, t: float, event: Event) -> None:
-        state = str(event.get("run_state", "")).lower()
+    def _take_state(self, t: float, event: kinds.StateChanged) -> None:
+        state = event.run_state.name.lower()
         self.phases[self._state[0] or "starting"] += t - (self._state[1] or self.started)
         if self._state[0] in EPOCH_STATES:
             self._note_work(t)
         self._state = (state, t)
-        place = (_get_int(event, "epoch"), _get_int(event, "height"))
+        place = (event.epoch, event.height)
         running = self._open
         if running is not None and not running.closing:
             running.closing = t
@@ -118,7 +117,7 @@ class Accounts:
             running.end = t
             self._open = None
         if state in ROUND_STATES and self._open is None:
-            self._open = RoundAccount(*place, _get_int(event, "step"), t, healthy=_get_int(event, "members"))
+            self._open = RoundAccount(*place, event.step, t, healthy=event.members)
             self.rounds.append(self._open)
             self._by_place[place] = self._open
 
@@ -176,16 +175,15 @@ class Accounts:
         if not self._is_told and node.member_of == place[0]:
             node.present.add(place)
 
-    def _take_members(self, event: Event) -> None:
+    def _take_members(self, event: kinds.RoundMembers) -> None:
         """The record's own word: nothing else is looked at any more."""
         self._is_told = True
-        place = (_get_int(event, "epoch"), _get_int(event, "height"))
-        names = event.get("members")
-        for name in names if isinstance(names, Sequence) else ():
-            self._get(str(name)).present.add(place)
-        self.set_batch(place, _get_int(event, "tokens"))
+        place = (event.epoch, event.height)
+        for name in event.members:
+            self._get(name).present.add(place)
+        self.set_batch(place, event.tokens)
 
-    def _take_withdrawal(self, key: str) -> None:
+    def _take_withdrawal(self, key: bytes) -> None:
         """Somebody's connection was gone for too long; the round that runs was still to be its."""
         node = self.nodes.get(self._keys.get(key, ""))
         if node is None:
@@ -194,109 +192,119 @@ class Accounts:
             node.present.add(self._open.place)
         node.leave()
 
-    def _on_withdrew(self, node: NodeAccount, _t: float, _event: Event) -> None:
+    def _on_withdrew(self, node: NodeAccount, _t: float, _event: kinds.Withdrew) -> None:
         node.leave()
 
-    # --- what clients tell ---------------------------------------------------------------------------
+    # --- processes -----------------------------------------------------------------------------------
 
-    def _take_process(self, who: str, t: float, event: Event) -> None:
-        if event["kind"] == ROUND_MEMBERS:
-            self._take_members(event)
-        if not who or who == SERVER:
+    def _take_world(self, t: float, event: kinds.Event) -> None:
+        """What a simulated world tells of its machines."""
+        match event:
+            case kinds.RoundMembers():
+                self._take_members(event)
+            case kinds.Killed():
+                self._take_death(event.who, t, is_killed=True)
+            case kinds.Ended() | kinds.Stopped():
+                self._take_death(event.who, t)
+            case kinds.Started() | kinds.Resumed() | kinds.Carried() if event.who != SERVER:
+                self._take_life(self._get(event.who), t, event)
+            case _:
+                pass
+
+    def _take_life(self, node: NodeAccount, t: float, event: kinds.Started | kinds.Resumed | kinds.Carried) -> None:
+        if isinstance(event, kinds.Carried):
+            node.bytes_sent, node.bytes_received = event.bytes_sent, event.bytes_received
+            node.weights_received = event.weights_received
+            return
+        self._return(node, t)
+        if isinstance(event, kinds.Started):
+            node.start_process()
+
+    def _take_death(self, who: str, t: float, *, is_killed: bool = False) -> None:
+        if who == SERVER:
             return
         node = self._get(who)
-        if event["kind"] == "started":
-            self._on_process(node, t, event)
-        elif event["kind"] in ("killed", "ended", "stopped", "process_ended"):
-            if event["kind"] == "killed":
-                node.notices.append((t, DIED))
-            node.away_since = t if node.away_since is None else node.away_since
-        elif event["kind"] == "resumed":
-            self._return(node, t)
-        elif event["kind"] == CARRIED:
-            node.bytes_sent, node.bytes_received = _get_int(event, "bytes_sent"), _get_int(event, "bytes_received")
-            node.weights_received = _get_int(event, "weights_received")
+        if is_killed:
+            node.notices.append(Notice(t, DIED))
+        node.away_since = t if node.away_since is None else node.away_since
 
     def _return(self, node: NodeAccount, t: float) -> None:
         if node.away_since is not None:
             node.add(What.AWAY, node.away_since, t)
         node.away_since = None
 
-    def _on_process(self, node: NodeAccount, t: float, event: Event) -> None:
+    # --- what clients tell ---------------------------------------------------------------------------
+
+    def _on_process(self, node: NodeAccount, t: float, event: kinds.ClientStarted) -> None:
         self._return(node, t)
-        if "identity" in event:
-            self._keys[str(event["identity"])] = node.name
+        self._keys[event.identity] = node.name
         node.start_process()
 
-    def _on_state(self, node: NodeAccount, t: float, event: Event) -> None:
-        node.epoch = _get_int(event, "epoch", node.epoch)
+    def _on_state(self, node: NodeAccount, t: float, event: kinds.StateChanged) -> None:
+        node.epoch = event.epoch
         node.round_since = t
 
-    def _on_member(self, node: NodeAccount, _t: float, event: Event) -> None:
-        node.epoch = _get_int(event, "epoch", node.epoch)
-        index = event.get("index")
-        if isinstance(index, int):
-            node.member_of, node.out_of = node.epoch, None
-            self._names[node.epoch, index] = node.name
+    def _on_member(self, node: NodeAccount, _t: float, event: kinds.Member) -> None:
+        node.member_of, node.out_of = node.epoch, None
+        self._names[node.epoch, event.index] = node.name
 
-    def _on_round(self, node: NodeAccount, t: float, event: Event) -> None:
-        place = (_get_int(event, "epoch", node.epoch), _get_int(event, "height"))
+    def _on_round(self, node: NodeAccount, t: float, event: kinds.RoundStarted) -> None:
+        place = (event.epoch, event.height)
         node.epoch, node.round_since, node.is_applying = place[0], t, True
         self._admit_self(node, place)
-        if place in self._by_place and event.get("drain"):
+        if place in self._by_place and event.drain:
             self._by_place[place].is_drain = True
 
-    def _on_applied(self, node: NodeAccount, t: float, _event: Event) -> None:
+    def _on_applied(self, node: NodeAccount, t: float, _event: kinds.Applied) -> None:
         if node.is_applying and t > node.round_since:
             node.add(What.APPLY, node.round_since, t)
         node.is_applying = False
         node.training_since = t
 
-    def _on_trained(self, node: NodeAccount, t: float, event: Event) -> None:
-        seconds, tokens = event.get("seconds"), round(_get_int(event, "tokens") * self._scale)
-        start = t - float(seconds) if isinstance(seconds, int | float) else t
-        node.add(What.TRAIN, start, t)
+    def _on_trained(self, node: NodeAccount, t: float, event: kinds.Trained) -> None:
+        node.add(What.TRAIN, t - event.seconds, t)
         node.training_since = None
-        place = (_get_int(event, "epoch", node.epoch), _get_int(event, "height"))
+        place = (event.epoch, event.height)
         if (found := self._by_place.get(place)) is not None:
-            found.trained[node.name] = tokens
+            found.trained[node.name] = round(event.tokens * self._scale)
             if node.out_of != place[0]:
                 node.member_of = place[0]  # the beginning of its epoch may lie before the log's
             self._admit_self(node, place)
         self._last_trained = (t, Bound("training", node.name))
 
-    def _on_sent(self, node: NodeAccount, t: float, event: Event) -> None:
-        self._transfers.send((_get_int(event, "epoch", node.epoch), _get_int(event, "height")), node.name, t)
+    def _on_sent(self, node: NodeAccount, t: float, event: kinds.ResultSent) -> None:
+        self._transfers.send((event.epoch, event.height), node.name, t)
 
-    def _on_payload(self, node: NodeAccount, t: float, event: Event) -> None:
-        name = self._names.get((node.epoch, _get_int(event, "from_member", -1)), "")
-        height = _get_int(event, "height")
-        self._transfers.arrive((node.epoch, height), name, node.name)
-        needing = self._by_place.get((node.epoch, height + self._delay))
+    def _on_payload(self, node: NodeAccount, t: float, event: kinds.PayloadReceived) -> None:
+        name = self._names.get((node.epoch, event.from_member), "")
+        self._transfers.arrive((node.epoch, event.height), name, node.name)
+        needing = self._by_place.get((node.epoch, event.height + self._delay))
         if needing is None:
             return  # it came before anybody waited for it
-        sent = self._transfers.get_sent((node.epoch, height), name)
+        sent = self._transfers.get_sent((node.epoch, event.height), name)
         start = needing.start if sent is None else max(needing.start, sent)
         node.add(What.TRANSFER, start, t)
         self._last_arrived = (t, Bound("transfer", name or "somebody", node.name))
 
-    def _on_decided(self, node: NodeAccount, _t: float, event: Event) -> None:
-        found = self._by_place.get((node.epoch, _get_int(event, "height")))
-        members = event.get("members")
-        if found is not None and not found.is_decided and isinstance(members, Sequence):
-            found.is_decided, found.is_void = True, bool(event.get("void"))
-            found.members = tuple(self._names.get((node.epoch, m), f"member {m}") for m in members)
+    def _on_decided(self, node: NodeAccount, _t: float, event: kinds.Decided) -> None:
+        found = self._by_place.get((node.epoch, event.height))
+        if found is not None and not found.is_decided:
+            found.is_decided, found.is_void = True, event.void
+            found.members = tuple(self._names.get((node.epoch, m), f"member {m}") for m in event.members)
 
-    def _on_network(self, node: NodeAccount, _t: float, event: Event) -> None:
-        node.count_bytes(_get_int(event, "bytes_sent"), _get_int(event, "bytes_received"))
+    def _on_network(self, node: NodeAccount, _t: float, event: kinds.Network) -> None:
+        node.count_bytes(event.bytes_sent, event.bytes_received)
 
-    def _on_notice(self, node: NodeAccount, t: float, event: Event) -> None:
-        fields = {"dropped": "state", "left": "reason", "not_sent": "reason", "trainer_lost": "reason"}
-        said = str(event.get(fields[event["kind"]], "")) or "?"
-        node.notices.append((t, f"{event['kind']}: {said}"))
-        if event["kind"] == "dropped":
-            node.leave()
-        if event["kind"] == "not_sent" and node.training_since is not None:
+    def _on_dropped(self, node: NodeAccount, t: float, event: kinds.Dropped) -> None:
+        node.notices.append(Notice(t, kinds.get_kind(event), event.state.name.lower()))
+        node.leave()
+
+    def _on_trouble(self, node: NodeAccount, t: float, event: kinds.Left | kinds.NotSent | kinds.TrainerLost) -> None:
+        node.notices.append(Notice(t, kinds.get_kind(event), event.reason))
+
+    def _on_not_sent(self, node: NodeAccount, t: float, event: kinds.NotSent) -> None:
+        self._on_trouble(node, t, event)
+        if node.training_since is not None:
             node.add(What.VAIN, node.training_since, t)
             node.training_since = None
 
@@ -393,44 +401,41 @@ class Accounts:
         return [(one.place, tuple(sorted(one.members))) for one in self.rounds if one.is_decided]
 
 
-def find_reference(events: Iterable[Event]) -> str:
+Told = tuple[float, str, kinds.Event]  # when, where, what
+
+
+def find_reference(told: Iterable[Told]) -> str:
     """Whose view of the record a log has: the server's, else the client's that tells most."""
-    counts = Counter(str(event["node"]) for event in events if event["kind"] == "state_changed")
+    counts = Counter(node for _, node, event in told if isinstance(event, kinds.StateChanged))
     return SERVER if SERVER in counts or not counts else counts.most_common(1)[0][0]
 
 
-def is_overlapped(events: Iterable[Event]) -> bool:
+def is_overlapped(told: Iterable[Told]) -> bool:
     """Whether a log is of a run with overlap: its sets are decided two rounds later at the earliest."""
     heights: dict[str, int] = {}
     delays: list[int] = []
-    for event in events:
-        node = str(event["node"])
-        if event["kind"] == "state_changed":
-            heights[node] = _get_int(event, "height")
-        elif event["kind"] == "decided" and node in heights:
-            delays.append(heights[node] - _get_int(event, "height"))
+    for _, node, event in told:
+        if isinstance(event, kinds.StateChanged):
+            heights[node] = event.height
+        elif isinstance(event, kinds.Decided) and node in heights:
+            delays.append(heights[node] - event.height)
     return not delays or min(delays) > 1
 
 
-def read_accounts(events: Sequence[Event]) -> Accounts:
+def read_accounts(lines: Iterable[Line]) -> Accounts:
     """The accounts of a log that is over; one of `psyche simulate` says itself what it stands for."""
-    reference = find_reference(events)
-    told = next((event for event in events if event["node"] == WORLD and event["kind"] == SIMULATED), None)
-    if told is None:
-        accounts = Accounts(reference=reference, overlap=is_overlapped(events))
-        accounts.is_stand_in = any(event["node"] == WORLD for event in events)
+    told: list[Told] = [(float(line["t"]), line["node"], read_event(line)) for line in lines]
+    reference = find_reference(told)
+    stands_for = next((event for _, _, event in told if isinstance(event, kinds.Simulated)), None)
+    if stands_for is None:
+        accounts = Accounts(reference=reference, overlap=is_overlapped(told))
+        accounts.is_stand_in = any(node == WORLD for _, node, _ in told)
     else:
-        limit_s, scale = (float(_get_int(told, name, 1)) for name in ("limit_s", "sequence_tokens"))
-        small = _get_int(told, "played_tokens", 1) or 1
         accounts = Accounts(
-            reference=reference, limit_s=limit_s, overlap=told.get("overlap") is True, tokens_scale=scale / small
-        )
-    for event in events:
-        accounts.take(event)
+            reference=reference, limit_s=stands_for.limit_s, overlap=stands_for.overlap,
+            tokens_scale=stands_for.sequence_tokens / (stands_for.played_tokens or 1),
+        )  # fmt: skip
+    for t, node, event in told:
+        accounts.take(t, node, event)
     accounts.finish()
     return accounts
-
-
-def _get_int(event: Event, name: str, default: int = 0) -> int:
-    value = event.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default

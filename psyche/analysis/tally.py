@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from psyche.analysis.spans import Span, find_spans, take_out
 
-DIED = "its process died"  # a notice
+DIED = "died"  # a notice that no event of the node itself tells
 Place = tuple[int, int]  # epoch, height
 
 
@@ -20,6 +20,15 @@ class What(StrEnum):
     WITNESS = "witness"
     WAIT = "wait"
     AWAY = "away"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What befell a client: `what` is `DIED` or the kind of its event, `said` what that says."""
+
+    t: float
+    what: str
+    said: str = ""
 
 
 @dataclass(slots=True)
@@ -36,7 +45,7 @@ class NodeAccount:
     bytes_sent: int = 0
     bytes_received: int = 0
     weights_received: int = 0  # of a simulated run; in others among the bytes received
-    notices: list[tuple[float, str]] = field(default_factory=list)  # when it was put out, died, left, and why
+    notices: list[Notice] = field(default_factory=list)  # when it was put out, died, left, and why
     epoch: int = 0
     away_since: float | None = None
     ended_away: bool = False
@@ -51,7 +60,7 @@ class NodeAccount:
     @property
     def is_dead(self) -> bool:
         """Whether its process was killed, and did not come back."""
-        return self.ended_away and bool(self.notices) and self.notices[-1][1] == DIED
+        return self.ended_away and bool(self.notices) and self.notices[-1].what == DIED
 
     def add(self, what: What, start: float, end: float) -> None:
         """Add a span; it is joined with those before it that it meets. Ends do not fall."""

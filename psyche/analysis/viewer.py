@@ -1,7 +1,7 @@
 """A run step by step: one line for each event, of a simulation or of a real run's event logs.
 
-events = read_trace(Path("runs/demo-20261121/events"))
-for line in format_trace(events, Filter(nodes=("client-1",), kinds=("trained", "applied"))):
+lines = read_trace(Path("runs/demo-20261121/events"))
+for line in format_trace(lines, Filter(nodes=("client-1",), kinds=("trained", "applied"))):
     print(line)
 """
 
@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from psyche.errors import ConfigError
-from psyche.telemetry.events import Event, read_events
+from psyche.telemetry import kinds
+from psyche.telemetry.events import Line, read_lines
 
 MAX_FIELD: Final = 60  # characters of one field in `describe_event`
-QUIET: Final = ("network", "wait_started", "wait_ended", "payload_received", "model_fetch")
+QUIET: Final = frozenset(
+    map(kinds.get_kind, (kinds.Network, kinds.WaitStarted, kinds.WaitEnded, kinds.PayloadReceived, kinds.ModelFetch))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +40,20 @@ class Filter:
     height: int | None = None
     all_kinds: bool = False
 
-    def shows(self, event: Event, since_s: float) -> bool:
+    def shows(self, line: Line, since_s: float) -> bool:
         """Whether an event is shown, `since_s` seconds after the first one."""
         if not self.from_s <= since_s <= self.to_s:
             return False
-        if self.nodes and not any(fnmatchcase(str(event["node"]), pattern) for pattern in self.nodes):
+        if self.nodes and not any(fnmatchcase(line["node"], pattern) for pattern in self.nodes):
             return False
-        if self.height is not None and event.get("height") != self.height:
+        if self.height is not None and line.get("height") != self.height:
             return False
         if self.kinds:
-            return any(fnmatchcase(event["kind"], pattern) for pattern in self.kinds)
-        return self.all_kinds or event["kind"] not in QUIET
+            return any(fnmatchcase(line["kind"], pattern) for pattern in self.kinds)
+        return self.all_kinds or line["kind"] not in QUIET
 
 
-def read_trace(path: Path) -> list[Event]:
+def read_trace(path: Path) -> list[Line]:
     """The events of a log, or of all below a folder, by time.
 
     Raises:
@@ -58,32 +61,32 @@ def read_trace(path: Path) -> list[Event]:
     """
     if not path.exists():
         raise ConfigError(f"{path}: there is no such file or folder")
-    events = sorted(read_events(path), key=lambda event: event["t"])
-    if not events:
+    lines = sorted(read_lines(path), key=lambda line: line["t"])
+    if not lines:
         raise ConfigError(
             f"{path}: there are no events; a run's are in its folder events, a client's in its data folder"
         )
-    return events
+    return lines
 
 
-def read_lines(lines: Iterable[bytes]) -> list[Event]:
+def decode_lines(raws: Iterable[bytes]) -> list[Line]:
     """The events of a simulation."""
-    return [json.loads(line) for line in lines]
+    return [json.loads(raw) for raw in raws]
 
 
-def format_trace(events: Sequence[Event], wanted: Filter) -> Iterator[str]:
+def format_trace(lines: Sequence[Line], wanted: Filter) -> Iterator[str]:
     """The lines of what is shown: seconds since the first event, node, kind, fields."""
-    first = float(events[0]["t"]) if events else 0.0
-    for event in events:
-        since_s = float(event["t"]) - first
-        if wanted.shows(event, since_s):
-            yield describe_event(event | {"t": since_s})
+    first = float(lines[0]["t"]) if lines else 0.0
+    for line in lines:
+        since_s = float(line["t"]) - first
+        if wanted.shows(line, since_s):
+            yield describe_line(line | {"t": since_s})
 
 
-def describe_event(event: Event) -> str:
+def describe_line(line: Line) -> str:
     """One event on one line: time, node, kind, fields."""
-    fields = [f"{name}={_shorten(value)}" for name, value in event.items() if name not in ("t", "node", "kind")]
-    return f"{event['t']:>12.3f}  {event['node']:<10}  {event['kind']:<20}  {' '.join(fields)}"
+    fields = [f"{name}={_shorten(value)}" for name, value in line.items() if name not in ("t", "node", "kind")]
+    return f"{line['t']:>12.3f}  {line['node']:<10}  {line['kind']:<20}  {' '.join(fields)}"
 
 
 def _shorten(value: object) -> str:

@@ -7,14 +7,15 @@ print(format_forecast(forecast))
 import json
 from dataclasses import dataclass
 
-from psyche.analysis.accounts import CARRIED, SIMULATED, WORLD, Accounts, NodeAccount
+from psyche.analysis.accounts import WORLD, Accounts, NodeAccount
 from psyche.forecast.question import Question, build_scenario, compute_patience_s_of
 from psyche.forecast.recorder import Carried, EarlyExit, OnProgress, Recorder, count_bytes
 from psyche.sim.faults import Fault
 from psyche.sim.scenarios.scenario import build_model
 from psyche.sim.stall_detection import StallDetector
 from psyche.sim.world import Outcome, World, simulate
-from psyche.telemetry.events import Event
+from psyche.telemetry import kinds
+from psyche.telemetry.events import Line
 
 
 @dataclass(slots=True)
@@ -89,22 +90,24 @@ def build_log(forecast: Forecast) -> bytes:
     the forecast's own figures for it.
     """
     question, end_s = forecast.question, forecast.outcome.simulated_s
-    played: Event = {
-        "t": 0.0, "node": WORLD, "kind": SIMULATED, "limit_s": question.config.max_round_train_time,
-        "overlap": bool(question.config.overlap), "sequence_tokens": question.workload.sequence_tokens,
-        "played_tokens": build_model().max_seq_len, "payload_bytes": question.workload.payload_bytes,
-    }  # fmt: skip
-    carried: list[Event] = [
-        {"t": end_s, "node": WORLD, "kind": CARRIED, "who": name, "bytes_sent": round(one.sent),
-         "bytes_received": round(one.received), "weights_sent": round(one.weights_sent),
-         "weights_received": round(one.weights_received)}
+    played = kinds.Simulated(
+        limit_s=question.config.max_round_train_time, overlap=bool(question.config.overlap),
+        sequence_tokens=question.workload.sequence_tokens, played_tokens=build_model().max_seq_len,
+        payload_bytes=question.workload.payload_bytes,
+    )  # fmt: skip
+    carried = [
+        kinds.Carried(
+            who=name, bytes_sent=round(one.sent), bytes_received=round(one.received),
+            weights_sent=round(one.weights_sent), weights_received=round(one.weights_received),
+        )
         for name, one in forecast.carried.items()
     ]  # fmt: skip
 
-    def write(event: Event) -> bytes:
-        return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+    def write(t: float, event: kinds.Event) -> bytes:
+        line: Line = {"t": t, "node": WORLD, "kind": kinds.get_kind(event)}
+        return json.dumps(line | kinds.get_plain_fields(event), separators=(",", ":")).encode() + b"\n"
 
-    return b"".join((write(played), *forecast.outcome.lines, *map(write, carried)))
+    return b"".join((write(0.0, played), *forecast.outcome.lines, *(write(end_s, one) for one in carried)))
 
 
 def find_missed(faults: tuple[Fault, ...], happened: list[Fault]) -> tuple[Fault, ...]:

@@ -1,12 +1,13 @@
 """What is written down while a forecast is played: the accounts, who left and why, and what lines carried."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 import trio
 
-from psyche.analysis.accounts import ROUND_MEMBERS, SERVER, Accounts, Place
+from psyche.analysis.accounts import Accounts, Place
 from psyche.analysis.tally import DIED
 from psyche.core.state.bits import get_members
 from psyche.core.state.state import Client, ClientState, Config, Coordinator, RoundFlag
@@ -17,7 +18,7 @@ from psyche.server.journal.events import Event as JournalEvent
 from psyche.sim.scenarios.scenario import build_model
 from psyche.sim.trainer import WEIGHTS
 from psyche.sim.world import World
-from psyche.telemetry.events import Event, get_plain
+from psyche.telemetry import kinds
 
 BODY_BYTES: Final = 8  # a simulated payload
 PAYLOAD_REPLY: Final = REPLY_HEAD_BYTES + BODY_BYTES
@@ -44,17 +45,30 @@ class Played:
     simulated_s: float
 
 
-LATE: Final = "was late in"
 GONE: Final = "its process had died"
 OnProgress = Callable[[Played], None]  # told at every event
 
 
+class ExitCause(StrEnum):
+    """Why a member left the epoch before its end."""
+
+    EJECTED = "ejected"
+    SILENT = "silent"
+    LATE = "late"
+    NO_REPORT = "no_report"  # as a witness
+    NOT_READY = "not_ready"
+    DIED = "died"
+    CUT_OFF = "cut_off"
+    LEFT = "left"
+
+
 @dataclass(slots=True)
 class EarlyExit:
-    """A member that left the epoch before its end."""
+    """A member that left the epoch before its end; `why` is for people."""
 
     at_s: float
     name: str
+    cause: ExitCause
     why: str
 
 
@@ -74,7 +88,7 @@ class Recorder:
         self._closed = self._furthest = self._given_up = 0
         self._place: Place | None = None
         self._names: dict[bytes, str] = {}  # by key
-        self._lost: dict[bytes, str] = {}  # whom the server withdrew, and why
+        self._lost: dict[bytes, int] = {}  # whom the server withdrew, and for how long it had been away, in seconds
         self._epoch_since = 0.0
         self.world: World
 
@@ -85,16 +99,13 @@ class Recorder:
         world.trace.listeners.append(self._listen)
         world.record_listeners.append(self._look)
 
-    def _listen(self, node: str, kind: str, given: Mapping[str, object]) -> None:
+    def _listen(self, node: str, event: kinds.Event) -> None:
         if self._on_progress is not None:
             self._on_progress(Played(self._furthest, self._given_up, trio.current_time()))
-        if node == SERVER and kind == "client_withdrawn" and isinstance(key := given.get("key"), bytes):
-            self._lost[key] = f"was cut off from the server for {given.get('after_s')} s"
-        if not self.accounts.wants(node, kind):
-            return
-        event: Event = {name: get_plain(value) for name, value in given.items()}
-        event |= {"t": trio.current_time(), "node": node, "kind": kind}
-        self.accounts.take(event)
+        if isinstance(event, kinds.ClientWithdrawn):
+            self._lost[event.key] = event.after_s
+        if self.accounts.wants(node, event):
+            self.accounts.take(trio.current_time(), node, event)
 
     def _look(self, _: JournalEvent) -> None:
         """Read from the record, as each of its changes reaches the disk, what no client's event tells."""
@@ -114,35 +125,44 @@ class Recorder:
     def _tell_members(self, state: Coordinator) -> None:
         """Whom a round began with, and what it hands out; also in the log."""
         one = state.current
-        names = [self._names[state.clients[member].p2p] for member in get_members(one.members)]
+        names = tuple(self._names[state.clients[member].p2p] for member in get_members(one.members))
         tokens = 0 if one.flags & RoundFlag.DRAIN else one.batch_size * self._tokens
-        self.world.note(ROUND_MEMBERS, epoch=state.progress.epoch, height=one.height, members=names, tokens=tokens)
+        epoch = state.progress.epoch
+        self.world.note(kinds.RoundMembers(epoch=epoch, height=one.height, members=names, tokens=tokens))
 
     def _look_at(self, client: Client, now: float) -> None:
         before, self._states[client.p2p] = self._states.get(client.p2p), client.state
         if before is ClientState.HEALTHY and client.state is not before:
-            self.exits.append(EarlyExit(now, self._names[client.p2p], self._describe(client)))
+            self.exits.append(EarlyExit(now, self._names[client.p2p], *self._judge(client)))
 
-    def _describe(self, client: Client) -> str:
+    def _judge(self, client: Client) -> tuple[ExitCause, str]:
         """Why a member is none any more; of one that was withdrawn, what befell it."""
         node = self.accounts.nodes.get(self._names[client.p2p])
         is_dead = node is not None and node.away_since is not None
         if client.state is not ClientState.WITHDRAWN:
-            return describe_exit(client, self._config) + (f": {GONE}" if is_dead else "")
-        died = node is not None and any(why == DIED and t >= self._epoch_since for t, why in node.notices)
-        lost = self._lost.pop(client.p2p, "left the epoch")
-        return GONE if is_dead else f"{GONE}, and a new one came" if died else lost
+            cause, why = describe_exit(client, self._config)
+            return cause, why + (f": {GONE}" if is_dead else "")
+        lost_s = self._lost.pop(client.p2p, None)
+        if is_dead:
+            return ExitCause.DIED, GONE
+        if node is not None and any(one.what == DIED and one.t >= self._epoch_since for one in node.notices):
+            return ExitCause.DIED, f"{GONE}, and a new one came"
+        if lost_s is not None:
+            return ExitCause.CUT_OFF, f"was cut off from the server for {lost_s} s"
+        return ExitCause.LEFT, "left the epoch"
 
 
-def describe_exit(client: Client, config: Config) -> str:
+def describe_exit(client: Client, config: Config) -> tuple[ExitCause, str]:
     """Why a member is none any more."""
     if client.state is ClientState.EJECTED:
-        return "signed two results for one round"
+        return ExitCause.EJECTED, "signed two results for one round"
     if config.evict_after and client.missed >= config.evict_after:
-        return f"was silent for {client.missed} rounds"
+        return ExitCause.SILENT, f"was silent for {client.missed} rounds"
     if config.late_limit and client.late >= config.late_limit:
-        return f"{LATE} {client.late} rounds"
-    return "did not report as a witness" if client.witness_missed else "was not ready in time"
+        return ExitCause.LATE, f"was late in {client.late} rounds"
+    if client.witness_missed:
+        return ExitCause.NO_REPORT, "did not report as a witness"
+    return ExitCause.NOT_READY, "was not ready in time"
 
 
 def build_sizes(workload: Workload) -> dict[int, int]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from psyche.analysis.accounts import RoundAccount
 from psyche.forecast.play import Forecast
-from psyche.forecast.recorder import LATE
+from psyche.forecast.recorder import ExitCause
 
 LAST_SHARE: Final = 0.25  # of the rounds
 IN_A_ROW: Final = 2  # rounds that a member was cut off in, so that it may soon be dropped
@@ -30,7 +30,7 @@ def describe_transient(forecast: Forecast) -> str:
     if not rounds or forecast.stood_still:
         return ""
     last = rounds[-math.ceil(LAST_SHARE * len(rounds)) :]
-    if any(one.at_s >= last[0].start and one.why.startswith(LATE) for one in forecast.exits):
+    if any(one.at_s >= last[0].start and one.cause is ExitCause.LATE for one in forecast.exits):
         return "play more rounds: members were still leaving"
     if forecast.question.config.late_limit and _is_anybody_about_to_go(forecast, rounds[-IN_A_ROW:]):
         return "play more rounds: members were cut off to the end, and will be dropped"

@@ -27,6 +27,7 @@ from psyche.server.evidence import check_report, is_report_true
 from psyche.server.journal.events import Event
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
 from psyche.server.status import get_earnings, make_status
+from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.access import AccessMessage, Allow, Disallow
@@ -136,7 +137,7 @@ class CoordinatorHandler:
         for slot in self.state.registry.slots:
             if slot.state is SlotState.JOINED:
                 self._presence.disconnected(slot.p2p, self.now, is_known=True)
-        self._sink.emit("server_recovered", gap_s=gap_s, seq=self.journal.last_seq, run_state=self.state.run_state)
+        self._sink.emit(kinds.ServerRecovered(gap_s=gap_s, seq=self.journal.last_seq, run_state=self.state.run_state))
 
     def get_status(self) -> wire.RunStatus:
         """What a person wants to know of the run."""
@@ -162,7 +163,7 @@ class CoordinatorHandler:
             raise
         except Exception as error:
             self.state = decode_state(self.version.raw)  # no half a change may stay behind
-            self._sink.emit("server_defect", event=event.name, error=traceback.format_exc())
+            self._sink.emit(kinds.ServerDefect(event=event.name, error=traceback.format_exc()))
             raise BackendError(f"internal error while handling {event.name}: {error!r}") from error
         version = make_version(self.journal.last_seq + 1, self.now, self.state, raw)
         self.journal.append(self.now, event, version.hash)
@@ -177,23 +178,15 @@ class CoordinatorHandler:
         state, progress = self.state, self.state.progress
         run_state, step = was
         if progress.step < step:  # P3, P5: the only ways back
-            self._sink.emit(
-                "rollback",
-                step=progress.step,
-                was=step,
-                epoch=progress.epoch,
-                data_index=progress.epoch_start_data_index,
-            )
+            back = progress.epoch_start_data_index
+            self._sink.emit(kinds.Rollback(step=progress.step, was=step, epoch=progress.epoch, data_index=back))
         if state.run_state is not run_state:
             self._sink.emit(
-                "state_changed",
-                run_state=state.run_state,
-                was=run_state,
-                epoch=progress.epoch,
-                height=state.current.height,
-                step=progress.step,
-                members=get_healthy(state).bit_count(),
-            )
+                kinds.StateChanged(
+                    epoch=progress.epoch, height=state.current.height, run_state=state.run_state, step=progress.step,
+                    members=get_healthy(state).bit_count(), was=run_state,
+                )
+            )  # fmt: skip
         starts_epoch = state.run_state is RunState.WARMUP and run_state is not RunState.WARMUP
         if starts_epoch or self.journal.wants_snapshot:
             access = self.access.changes.encode()
@@ -232,10 +225,10 @@ class CoordinatorHandler:
         departure = find_departure(self.state, number)
         if departure is not None:
             self._apply(Event(msg.Withdraw(*departure), key))
-            self._sink.emit("client_withdrawn", key=key, reason=reason, after_s=after_s)
+            self._sink.emit(kinds.ClientWithdrawn(key=key, reason=reason, after_s=after_s))
         if can_be_given_up(self.state, number):
             self._apply(Event(msg.LeaveRun(), self.state.registry.slots[number].signer))
-            self._sink.emit("slot_given_up", key=key, reason=reason, after_s=after_s)
+            self._sink.emit(kinds.SlotGivenUp(key=key, reason=reason, after_s=after_s))
 
     def _answer(
         self, sender: bytes, body: wire.RequestBody
@@ -289,7 +282,7 @@ class CoordinatorHandler:
                 self._apply(Event(message, sender))
 
     def _note_repeat(self, sender: bytes, request: wire.Request, answered_from: str) -> None:
-        self._sink.emit("request_repeated", key=sender, request=wire.get_name(request.body), answered=answered_from)
+        self._sink.emit(kinds.RequestRepeated(key=sender, request=wire.get_name(request.body), answered=answered_from))
 
     def _refuse(self, sender: bytes, request: wire.Request, error: PsycheError) -> wire.Reply:
         on_record = is_on_record(self.state, sender, request.body)
@@ -349,7 +342,7 @@ class CoordinatorHandler:
         self._apply(Event(message, sender, op_id))
         if isinstance(message, msg.Collect):
             for signer, amount in message.claims:
-                self._sink.emit("earnings_collected", key=signer, amount=amount, op_id=op_id)
+                self._sink.emit(kinds.EarningsCollected(key=signer, amount=amount, op_id=op_id))
 
     def may_follow(self, key: bytes) -> bool:
         """Whether the key may see the state and the address book: it may join, commands, or is still a member (M12)."""
@@ -379,7 +372,7 @@ class CoordinatorHandler:
         self.access.refresh()
         self.journal.append(self.now, event, self.version.hash)
         self._op_ids.append(op_id)
-        self._sink.emit("access_changed", change=event.name, allowed=len(self.access.keys))
+        self._sink.emit(kinds.AccessChanged(change=event.name, allowed=len(self.access.keys)))
 
     def _list_allowed(self, sender: bytes) -> wire.AllowedKeys:
         self._check_authority(sender)

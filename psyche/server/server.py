@@ -32,6 +32,7 @@ from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
 from psyche.server.run import OpenRun, RunDefinition, open_run
+from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access
 from psyche.wire.crypto import Identity
@@ -203,7 +204,7 @@ class _Server:
         for task in (self._write_journal, self._push, self._tick):
             nursery.start_soon(task)
         self._has_served = True
-        self._sink.emit("server_listening", host=self._settings.host, port=bound.port, data_port=data_port)
+        self._sink.emit(kinds.ServerListening(host=self._settings.host, port=bound.port, data_port=data_port))
         task_status.started(self._get_address(bound.port, data_port))
         await trio.serve_listeners(self._hub.serve, [bound.listener])
 
@@ -222,9 +223,9 @@ class _Server:
 
     def _report_recovery(self) -> None:
         access = self._handler.access
-        self._sink.emit("access", is_open=access.is_open, allowed=len(access.keys))
+        self._sink.emit(kinds.Access(is_open=access.is_open, allowed=len(access.keys)))
         for note in self._opened.notes:
-            self._sink.emit("journal_note", note=note)
+            self._sink.emit(kinds.JournalNote(note=note))
         if not self._opened.is_new:
             self._handler.recover(self._clock.now())
             self._note_work()
@@ -305,6 +306,6 @@ class _Server:
         try:
             await self._flush()
         except BackendError as error:  # the disk failed: that is why the server stops, if anything said so before
-            self._sink.emit("journal_failed", error=str(error))
+            self._sink.emit(kinds.JournalFailed(error=str(error)))
         if self._has_served:  # else it failed to start, which is said by its error
-            self._sink.emit("server_stopped", seq=self._handler.journal.durable_seq)
+            self._sink.emit(kinds.ServerStopped(seq=self._handler.journal.durable_seq))

@@ -5,7 +5,6 @@ task of the victim comes to rest within one round counts once, by the task's nam
 The same seed then gives the same run up to that very step, and there the process dies.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +14,7 @@ from psyche.sim.hosts import ClientHost
 from psyche.sim.runtime import Task, find_root
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Outcome, World, simulate
+from psyche.telemetry import kinds
 
 VICTIM: Final = "client-1"
 HEIGHT: Final = 2  # everything that a round may bring is under way: training, applying, fetching, attesting
@@ -48,10 +48,10 @@ class Watch(trio.abc.Instrument):
         self._is_on = False
         world.trace.listeners.append(self._listen)
 
-    def _listen(self, node: str, kind: str, fields: Mapping[str, object]) -> None:
-        if node != VICTIM or kind != "round_started":
+    def _listen(self, node: str, event: kinds.Event) -> None:
+        if node != VICTIM or not isinstance(event, kinds.RoundStarted):
             return
-        begins = (fields["epoch"], fields["height"]) == (0, HEIGHT)
+        begins = (event.epoch, event.height) == (0, HEIGHT)
         if begins and not self._is_on:
             trio.lowlevel.add_instrument(self)
         elif self._is_on and not begins:

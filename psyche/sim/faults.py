@@ -22,6 +22,7 @@ from psyche.errors import ConfigError
 from psyche.network.links import LinkConditions
 from psyche.server.journal.events import Event
 from psyche.sim.disk import DiskConditions, ServerFiles
+from psyche.telemetry import kinds
 
 ANSWERED: Final[dict[str, type[Message]]] = {
     "join": Join,
@@ -110,7 +111,7 @@ class Stage(Protocol):
         """Break a machine's connections to the server."""
         ...
 
-    def note(self, kind: str, **fields: object) -> None:
+    def note(self, event: kinds.Event) -> None:
         """Write an event of the world itself."""
         ...
 
@@ -364,10 +365,10 @@ class LostAnswer(Fault):
         def see(event: Event) -> None:
             key = event.sender
             if event in cut:
-                world.note("recorded_twice", who=wanted[key], what=self.what)
+                world.note(kinds.RecordedTwice(who=wanted[key], what=self.what))
             elif not cut and type(event.message) is ANSWERED[self.what] and key in wanted:
                 cut.append(event)
-                world.note("answer_lost", who=wanted[key], what=self.what)
+                world.note(kinds.AnswerLost(who=wanted[key], what=self.what))
                 world.reset_requests(key)
 
         world.record_listeners.append(see)

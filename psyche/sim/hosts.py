@@ -50,6 +50,7 @@ from psyche.sim.scenarios.scenario import (
 from psyche.sim.surroundings import Surroundings
 from psyche.sim.trace import NodeLog
 from psyche.sim.trainer import VOCAB, PayloadCodec, SimTrainer, TrainerFaults
+from psyche.telemetry import kinds
 from psyche.wire.access import OPEN
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
@@ -104,14 +105,14 @@ class Host:
             self.lives += 1
             self.code, self.is_gone = None, False
             self.life = Life(NodeLog(self.world.trace, self.name), self.lives)
-            self.world.note("started", who=self.name, life=self.lives)
+            self.world.note(kinds.Started(who=self.name, life=self.lives))
             self.world.spawn(self._live, self.life)
 
     def kill(self, *, erase: bool = False) -> None:
         """End its process as SIGKILL does."""
         life, self.life = self.life, None
         if life is not None:
-            self.world.note("killed", who=self.name, life=life.number)
+            self.world.note(kinds.Killed(who=self.name, life=life.number))
             life.log.is_alive = False
             for notify in life.on_death:
                 notify()
@@ -133,7 +134,7 @@ class Host:
             return None
         life.stops += 1
         if life.stops == 1:
-            self.world.note("stopped", who=self.name)
+            self.world.note(kinds.Stopped(who=self.name))
             self.world.queue.stop(life.root)
         return life
 
@@ -151,7 +152,7 @@ class Host:
 
     def _go_on(self, life: Life) -> None:
         if not life.stops and life.root is not None:
-            self.world.note("resumed", who=self.name)
+            self.world.note(kinds.Resumed(who=self.name))
             self.world.queue.resume(life.root)
 
     def degrade(self, fault: Degrade) -> None:
@@ -183,7 +184,7 @@ class Host:
         if self.life is life:
             self.life = None
             self.world.drop(self.key)
-            self.world.note("ended", who=self.name, life=life.number, code=self.code)
+            self.world.note(kinds.Ended(who=self.name, life=life.number, code=self.code))
             self.world.on_end(self)
 
     async def _guard(self, life: Life) -> None:
@@ -194,9 +195,9 @@ class Host:
             self.code = 1
             expected, others = _split(error)
             for one in expected:
-                life.log.emit("process_failed", error=str(one))
+                life.log.emit(kinds.ProcessFailed(error=str(one)))
             if others:
-                life.log.emit("crashed", error="".join(traceback.format_exception(error)))
+                life.log.emit(kinds.Crashed(error="".join(traceback.format_exception(error))))
 
     async def _main(self, life: Life) -> int:
         raise NotImplementedError
@@ -382,7 +383,7 @@ class ClientHost(Host):
     def ask_to_end(self, reason: str) -> None:
         """As Ctrl-C: the client withdraws and ends."""
         if self.shell is not None and self.life is not None and self.life.root is not None:
-            self.world.note("asked_to_end", who=self.name)
+            self.world.note(kinds.AskedToEnd(who=self.name))
             self.shell.stop(reason)
 
     async def _main(self, life: Life) -> int:

@@ -13,6 +13,7 @@ from psyche.sim.runtime import RunQueue, Task
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.trace import Trace
 from psyche.sim.trainer import PayloadCodec
+from psyche.telemetry import kinds
 from psyche.wire.line.tls import Channel
 
 
@@ -102,7 +103,7 @@ class Surroundings(Protocol):
         """A state's bytes as an object."""
         ...
 
-    def note(self, kind: str, **fields: object) -> None:
+    def note(self, event: kinds.Event) -> None:
         """Write an event of the world itself."""
         ...
 

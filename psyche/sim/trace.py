@@ -3,18 +3,19 @@
 import json
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import trio
 from blake3 import blake3
 
-from psyche.analysis.viewer import describe_event
-from psyche.telemetry.events import Event, get_plain
+from psyche.analysis.viewer import decode_lines, describe_line
+from psyche.telemetry import kinds
+from psyche.telemetry.events import Line
 
 EVENT_DIGITS: Final = 6  # of an event's time in seconds
 LAST_EVENTS: Final = 50
 WORLD: Final = "world"
-Listener = Callable[[str, str, dict[str, object]], None]
+Listener = Callable[[str, kinds.Event], None]  # which node, and what happened there
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -29,34 +30,27 @@ class Trace:
     def __init__(self, root: str, *, keep_lines: bool = True) -> None:
         self.lines: list[bytes] = []
         self.count = 0
-        self.last: deque[Event] = deque(maxlen=LAST_EVENTS)
+        self.last: deque[bytes] = deque(maxlen=LAST_EVENTS)
         self.listeners: list[Listener] = []
-        self._root = root
+        self._root = root.encode()
         self._keep = keep_lines
         self._hasher = blake3()
 
-    def emit(self, node: str, kind: str, fields: dict[str, object]) -> None:
+    def emit(self, node: str, event: kinds.Event) -> None:
         """Something happened at `node`."""
-        event: Event = {"t": round(trio.current_time(), EVENT_DIGITS), "node": node, "kind": kind}
-        for name, value in fields.items():
-            event[name] = value if type(value) is int else self._clean(get_plain(value))
-        line = _encode(event).encode() + b"\n"
-        self._hasher.update(line)
+        line: Line = {"t": round(trio.current_time(), EVENT_DIGITS), "node": node, "kind": kinds.get_kind(event)}
+        raw = _encode(line | kinds.get_plain_fields(event)).encode().replace(self._root, b"") + b"\n"
+        self._hasher.update(raw)
         self.count += 1
-        self.last.append(event)
+        self.last.append(raw)
         if self._keep:
-            self.lines.append(line)
+            self.lines.append(raw)
         for listener in self.listeners:
-            listener(node, kind, fields)
+            listener(node, event)
 
-    def note(self, kind: str, **fields: object) -> None:
+    def note(self, event: kinds.Event) -> None:
         """The world itself did something."""
-        self.emit(WORLD, kind, fields)
-
-    def _clean(self, value: Any) -> Any:
-        if isinstance(value, str) and self._root in value:
-            return value.replace(self._root, "")
-        return value
+        self.emit(WORLD, event)
 
     @property
     def digest(self) -> str:
@@ -65,7 +59,7 @@ class Trace:
 
     def describe_last(self) -> list[str]:
         """The last events, one line each, in columns."""
-        return [describe_event(event) for event in self.last]
+        return [describe_line(line) for line in decode_lines(self.last)]
 
 
 class NodeLog:
@@ -76,7 +70,7 @@ class NodeLog:
         self._node = node
         self.is_alive = True
 
-    def emit(self, kind: str, **fields: object) -> None:
-        """Record that `kind` happened."""
+    def emit(self, event: kinds.Event) -> None:
+        """Record that something happened."""
         if self.is_alive:
-            self._trace.emit(self._node, kind, fields)
+            self._trace.emit(self._node, event)

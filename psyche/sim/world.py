@@ -44,6 +44,7 @@ from psyche.sim.scenarios.scenario import (
 )
 from psyche.sim.trace import Trace
 from psyche.sim.trainer import PayloadCodec
+from psyche.telemetry import kinds
 from psyche.wire.line.tls import make_channel
 
 WATCH_S: Final = 5.0  # how often progress is looked at
@@ -149,9 +150,9 @@ class World:
         """Of the clients that follow the protocol."""
         return {host.key for host in self.clients if host.is_honest}
 
-    def note(self, kind: str, **fields: object) -> None:
+    def note(self, event: kinds.Event) -> None:
         """Write an event of the world itself."""
-        self.trace.note(kind, **fields)
+        self.trace.note(event)
 
     def spawn(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         """Start a task of the world."""
@@ -314,7 +315,7 @@ class World:
             await self._wait_for_record()
         if fault.after_s:
             await trio.sleep(fault.after_s)
-        self.note("fault", what=fault.kind, for_s=fault.for_s)
+        self.note(kinds.Fault(what=fault.kind, for_s=fault.for_s))
         self.happened.append(fault)
         self.under_way.append(fault)
         try:
@@ -322,7 +323,7 @@ class World:
         finally:
             self.under_way.remove(fault)
             self.quiet_since = trio.current_time()
-        self.note("fault_over", what=fault.kind)
+        self.note(kinds.FaultOver(what=fault.kind))
 
     def _has_come(self, fault: Fault) -> bool:
         state = self.shadow.state
@@ -355,7 +356,7 @@ class World:
                 excuse = self.invariants.liveness.find_excuse()
                 if excuse:
                     self._is_lost = True
-                    self.note("run_lost", why=excuse)
+                    self.note(kinds.RunLost(why=excuse))
                     self._wake_waiting()
                 elif is_stuck:
                     self.give_up("a step", f"none for {patience_s:.0f} s")

@@ -1,30 +1,28 @@
 """The event log: one JSON line per event, the source for live views, replay and tests.
 
-A line is `{"t": unix seconds, "node": name, "kind": kind, ...fields}`. Bytes are hex, enums their
-name in lower case. Each line is one `write` to the operating system, so a killed process loses at
-most the line it was writing. `docs/events.md` lists the kinds.
+A line is `{"t": unix seconds, "node": name, "kind": kind, ...fields}`; `psyche.telemetry.kinds` has a
+class for every kind, `docs/events.md` lists them. Each line is one `write` to the operating system, so
+a killed process loses at most the line it was writing.
 """
 
 import json
-import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from psyche.telemetry import kinds
+
 MAX_LINE_BYTES: Final = 64 << 10  # a longer event loses its fields: a log must not become the memory leak
-MAX_TEXT: Final = 4_000  # characters of one text field: enough for a traceback's end
 DEFAULT_MAX_BYTES: Final = 64 << 20  # per file; a demo of 240 rounds writes about 1 MB
 DEFAULT_KEEP: Final = 5  # older files kept beside the running one
 MAX_PENDING: Final = 4_096  # events a subscriber may lag behind before the oldest are dropped
 RESERVED: Final = frozenset({"t", "node", "kind"})
 
-Event = dict[str, Any]
-_CONTAINERS: Final = (Mapping, list, tuple, deque, set, frozenset)
+Line = dict[str, Any]  # an event as plain data, with when and where it happened
 _encode: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -32,21 +30,21 @@ class Subscription:
     """Events for one live view, newest kept: a slow reader loses the oldest and sees how many in `dropped`."""
 
     def __init__(self, limit: int) -> None:
-        self._queue: deque[Event] = deque(maxlen=limit)
+        self._queue: deque[Line] = deque(maxlen=limit)
         self.dropped = 0
 
-    def push(self, event: Event) -> None:
+    def push(self, line: Line) -> None:
         """Add an event; the log does this."""
         if len(self._queue) == self._queue.maxlen:
             self.dropped += 1
-        self._queue.append(event)
+        self._queue.append(line)
 
-    def drain(self) -> list[Event]:
+    def drain(self) -> list[Line]:
         """Take everything that has come since the last call, oldest first."""
-        events: list[Event] = []
+        lines: list[Line] = []
         while self._queue:
-            events.append(self._queue.popleft())
-        return events
+            lines.append(self._queue.popleft())
+        return lines
 
 
 class EventLog:
@@ -83,20 +81,14 @@ class EventLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open(path)
 
-    def emit(self, kind: str, **fields: object) -> None:
-        """Record that `kind` happened.
-
-        Raises:
-            ValueError: a field is named `t` or `node`, which every event has already.
-        """
-        if not RESERVED.isdisjoint(fields):
-            raise ValueError(f"event {kind}: the fields t, node and kind are the log's own")
-        event: Event = {"t": round(self._now(), 6), "node": self.node, "kind": kind}
-        event.update((name, get_plain(value)) for name, value in fields.items())
+    def emit(self, event: kinds.Event) -> None:
+        """Record that something happened."""
+        line: Line = {"t": round(self._now(), 6), "node": self.node, "kind": kinds.get_kind(event)}
+        line |= kinds.get_plain_fields(event)
         with self._lock:
-            self._write(event)
+            self._write(line)
             for subscription in self._subscriptions:
-                subscription.push(event)
+                subscription.push(line)
 
     def subscribe(self, limit: int = MAX_PENDING) -> Subscription:
         """A bounded queue of the events from now on."""
@@ -118,21 +110,21 @@ class EventLog:
         if self._size_bytes and os.pread(self._fd, 1, self._size_bytes - 1) != b"\n":
             self._append(b"\n")  # a former self was killed within a line: end it, readers skip it
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, raw: bytes) -> None:
         try:
-            written = os.write(self._fd, line)
+            written = os.write(self._fd, raw)
         except OSError:  # disk full, quota: training goes on without the log
             self.lost += 1
             return
         self._size_bytes += written
 
-    def _write(self, event: Event) -> None:
+    def _write(self, line: Line) -> None:
         if self._fd < 0 or self.path is None:
             return
-        line = encode_event(event)
-        if self._size_bytes and self._size_bytes + len(line) > self._max_bytes:
+        raw = encode_line(line)
+        if self._size_bytes and self._size_bytes + len(raw) > self._max_bytes:
             self._rotate(self.path)
-        self._append(line)
+        self._append(raw)
 
     def _rotate(self, path: Path) -> None:
         os.close(self._fd)
@@ -149,36 +141,13 @@ class EventLog:
         self._open(path)
 
 
-def encode_event(event: Mapping[str, Any]) -> bytes:
+def encode_line(line: Line) -> bytes:
     """One line with its line feed, at most `MAX_LINE_BYTES`; too long, it keeps only t, node, kind and its size."""
-    line = _encode(event).encode() + b"\n"
-    if len(line) <= MAX_LINE_BYTES:
-        return line
-    short = {name: event[name] for name in ("t", "node", "kind")} | {"cut_bytes": len(line)}
+    raw = _encode(line).encode() + b"\n"
+    if len(raw) <= MAX_LINE_BYTES:
+        return raw
+    short = {name: line[name] for name in ("t", "node", "kind")} | {"cut_bytes": len(raw)}
     return _encode(short).encode() + b"\n"
-
-
-def get_plain(value: object) -> Any:
-    """`value` as JSON can hold it: bytes as hex, enums by name, other objects as their text, cut at `MAX_TEXT`."""
-    if isinstance(value, Enum):
-        return value.name.lower() if value.name else value.value
-    if value is None or isinstance(value, int):
-        return value
-    if isinstance(value, str | bytes) or not isinstance(value, _CONTAINERS):  # most fields are text or bytes
-        return _get_plain_scalar(value)
-    if isinstance(value, Mapping):
-        return {str(name): get_plain(item) for name, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted((get_plain(item) for item in value), key=str)
-    return [get_plain(item) for item in value]
-
-
-def _get_plain_scalar(value: object) -> float | str:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
-    return str(value)[:MAX_TEXT].encode("utf-8", "replace").decode()
 
 
 def get_rotated(path: Path, number: int) -> Path:
@@ -186,34 +155,39 @@ def get_rotated(path: Path, number: int) -> Path:
     return path if number == 0 else path.with_name(f"{path.name}.{number}")
 
 
-def decode_event(line: bytes) -> Event | None:
+def decode_line(raw: bytes) -> Line | None:
     """The event of one line, or None where it is torn or is no event."""
     try:
-        event = json.loads(line)
+        line = json.loads(raw)
     except ValueError:
         return None
-    if not isinstance(event, dict):
+    if not isinstance(line, dict):
         return None
-    known = isinstance(event.get("t"), int | float) and isinstance(event.get("kind"), str)
-    return event if known and isinstance(event.get("node"), str) else None
+    known = isinstance(line.get("t"), int | float) and isinstance(line.get("kind"), str)
+    return line if known and isinstance(line.get("node"), str) else None
 
 
-def read_events(path: Path) -> Iterator[Event]:
+def read_event(line: Line) -> kinds.Event:
+    """What a line tells of: `kinds.Unknown` where its kind is of another version, or lacks what it has in this one."""
+    return kinds.read_plain(line["kind"], line)
+
+
+def read_lines(path: Path) -> Iterator[Line]:
     """All events at `path`, those of rotated files first; torn lines are skipped.
 
     `path` may be a file or a folder; of a folder, every `*.jsonl` beneath it is read, merged by time.
     """
     if path.is_dir():
-        return iter(sorted(_read_folder(path), key=lambda event: event["t"]))
+        return iter(sorted(_read_folder(path), key=lambda line: line["t"]))
     return _read_file(path)
 
 
-def _read_folder(folder: Path) -> Iterable[Event]:
+def _read_folder(folder: Path) -> Iterable[Line]:
     for path in sorted(folder.rglob("*.jsonl")):
         yield from _read_file(path)
 
 
-def _read_file(path: Path) -> Iterator[Event]:
+def _read_file(path: Path) -> Iterator[Line]:
     numbers = [int(p.suffix[1:]) for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit()]
     for number in [*sorted(numbers, reverse=True), 0]:
         try:
@@ -221,7 +195,7 @@ def _read_file(path: Path) -> Iterator[Event]:
         except FileNotFoundError:
             continue
         with file:
-            yield from filter(None, map(decode_event, file))
+            yield from filter(None, map(decode_line, file))
 
 
 class EventTail:
@@ -233,17 +207,17 @@ class EventTail:
         self._offset = 0
         self._partial = b""
 
-    def read(self, limit_bytes: int = 1 << 20) -> list[Event]:
+    def read(self, limit_bytes: int = 1 << 20) -> list[Line]:
         """The events since the last call, at most `limit_bytes` of them; an unfinished line waits for its end.
 
         What a rotation moved away unread is read from the rotated file first.
         """
-        events: list[Event] = []
+        lines: list[Line] = []
         rotated = self._get_rotated_away()
         if rotated is not None:
-            events += self._read_from(rotated, -1)  # at most one file of the writer's max_bytes
+            lines += self._read_from(rotated, -1)  # at most one file of the writer's max_bytes
             self._inode, self._offset, self._partial = 0, 0, b""
-        return events + self._read_from(self.path, limit_bytes)
+        return lines + self._read_from(self.path, limit_bytes)
 
     def _get_rotated_away(self) -> Path | None:
         first = get_rotated(self.path, 1)
@@ -253,7 +227,7 @@ class EventTail:
             return None
         return first if moved else None
 
-    def _read_from(self, path: Path, limit_bytes: int) -> list[Event]:
+    def _read_from(self, path: Path, limit_bytes: int) -> list[Line]:
         try:
             file = path.open("rb")
         except FileNotFoundError:
@@ -265,7 +239,7 @@ class EventTail:
             file.seek(self._offset)
             data = file.read(limit_bytes)
         self._offset += len(data)
-        *lines, self._partial = (self._partial + data).split(b"\n")
+        *raws, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > MAX_LINE_BYTES:
             self._partial = b""
-        return [event for event in map(decode_event, lines) if event is not None]
+        return [line for line in map(decode_line, raws) if line is not None]

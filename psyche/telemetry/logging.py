@@ -12,7 +12,7 @@ import structlog
 
 from psyche.errors import ConfigError
 from psyche.telemetry.console import Console
-from psyche.telemetry.events import get_plain
+from psyche.telemetry.plain import get_plain
 
 LogMode = Literal["console", "json", "none"]
 LEVELS: Final = ("debug", "info", "warn", "warning", "error", "critical", "off")

@@ -5,33 +5,36 @@ from typing import Any, Final
 
 import structlog
 
-from psyche.telemetry.events import RESERVED, Event, Subscription
+from psyche.telemetry import kinds
+from psyche.telemetry.events import RESERVED, Subscription, read_event
 
 # What a person who watches one node wants to read; the rest is there with `--log debug`.
 NOTABLE: Final = frozenset({
-    "client_started", "model_loaded", "joined", "warmup_ready", "snapshot_written", "exported", "healing", "healed",
-    "finished", "serving", "left", "server_listening", "server_recovered", "server_connected", "server_stopped",
-    "client_connected", "client_disconnected", "connection_closed", "journal_note", "phase",
-    "access_changed", "earnings_collected",
+    kinds.ClientStarted, kinds.ModelLoaded, kinds.Joined, kinds.WarmupReady, kinds.SnapshotWritten, kinds.Exported,
+    kinds.Healing, kinds.Healed, kinds.Finished, kinds.Serving, kinds.Left, kinds.ServerListening,
+    kinds.ServerRecovered, kinds.ServerConnected, kinds.ServerStopped, kinds.ClientConnected,
+    kinds.ClientDisconnected, kinds.ConnectionClosed, kinds.JournalNote, kinds.AccessChanged, kinds.EarningsCollected,
 })  # fmt: skip
 WARNINGS: Final = frozenset({
-    "behind", "diverged", "epoch_failed", "refused_by_coordinator", "refused", "not_sent", "load_failed", "rollback",
-    "trainer_lost", "equivocation", "dropped", "server_lost", "client_withdrawn", "slot_given_up",
-    "state_mismatch", "source_refused", "model_files_differ",
+    kinds.Behind, kinds.Diverged, kinds.EpochFailed, kinds.RefusedByCoordinator, kinds.Refused, kinds.NotSent,
+    kinds.LoadFailed, kinds.Rollback, kinds.TrainerLost, kinds.Equivocation, kinds.Dropped, kinds.ServerLost,
+    kinds.ClientWithdrawn, kinds.SlotGivenUp, kinds.StateMismatch, kinds.SourceRefused, kinds.ModelFilesDiffer,
 })  # fmt: skip
-ERRORS: Final = frozenset({"error", "server_defect", "journal_failed"})  # giving up is the command's own error
+ERRORS: Final = frozenset({kinds.Error, kinds.ServerDefect, kinds.JournalFailed})  # giving up is the command's own
 # What comes again and again for one reason, and what ends it: told once, and then at most every `AGAIN_S`.
-REPEATED: Final = {"server_lost": "server_connected", "load_failed": "model_loaded", "behind": "healed"}
+REPEATED: Final[dict[type[kinds.Event], type[kinds.Event]]] = {
+    kinds.ServerLost: kinds.ServerConnected, kinds.LoadFailed: kinds.ModelLoaded, kinds.Behind: kinds.Healed
+}  # fmt: skip
 AGAIN_S: Final = 30.0
-FOLLOWS_A_STOP: Final = frozenset({"epoch_failed", "dropped"})
+FOLLOWS_A_STOP: Final = frozenset({kinds.EpochFailed, kinds.Dropped})
 LONG_HEX: Final = 32  # characters from which a hash is shortened for people
 SHORT_HEX: Final = 12
 
 
-def get_level(event: Event) -> int:
+def get_level(event: kinds.Event) -> int:
     """How loud an event is."""
-    kind = event["kind"]
-    if kind in ERRORS or (kind == "left" and event.get("code", 0) != 0):
+    kind = type(event)
+    if kind in ERRORS or (isinstance(event, kinds.Left) and event.code):
         return logging.ERROR
     if kind in WARNINGS:
         return logging.WARNING
@@ -42,13 +45,14 @@ class Repeats:
     """Holds back what was said a moment ago; every event is in the event log all the same."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[object, float, int]] = {}  # by kind: reason, when it was told, how often since
+        # by kind: reason, when it was told, how often since
+        self._told: dict[type[kinds.Event], tuple[object, float, int]] = {}
 
-    def count(self, event: Event) -> int:
+    def count(self, t: float, event: kinds.Event) -> int:
         """How often it has come since it was last told, this time included; 0: not worth a line now."""
-        kind, reason, t = event["kind"], event.get("reason"), float(event["t"])
+        kind, reason = type(event), getattr(event, "reason", None)
         for repeated, end in REPEATED.items():
-            if kind == end:
+            if kind is end:
                 self._told.pop(repeated, None)
         if kind not in REPEATED:
             return 1
@@ -72,22 +76,23 @@ class EventPrinter:
 
     def refresh(self) -> None:
         """Log what has come since the last call."""
-        for event in self._subscription.drain():
-            times = self._repeats.count(event)
+        for line in self._subscription.drain():
+            event = read_event(line)
+            times = self._repeats.count(line["t"], event)
             if not times:
                 continue
-            fields: dict[str, Any] = {k: self._get_shown(v) for k, v in event.items() if k not in RESERVED}
+            fields: dict[str, Any] = {k: self._get_shown(v) for k, v in line.items() if k not in RESERVED}
             if "event" in fields:  # structlog's own name for the message
                 fields["event_"] = fields.pop("event")
             if times > 1:
                 fields["times"] = times
-            self._log.log(self._get_level(event), event["kind"], **fields)
+            self._log.log(self._get_level(event), line["kind"], **fields)
 
-    def _get_level(self, event: Event) -> int:
+    def _get_level(self, event: kinds.Event) -> int:
         """What follows from the user's own stop is no warning."""
-        if event["kind"] == "left" and str(event.get("reason", "")).startswith("stopped by"):
+        if isinstance(event, kinds.Left) and event.cause is kinds.LeaveCause.STOPPED:
             self._is_stopping = True
-        return logging.DEBUG if self._is_stopping and event["kind"] in FOLLOWS_A_STOP else get_level(event)
+        return logging.DEBUG if self._is_stopping and type(event) in FOLLOWS_A_STOP else get_level(event)
 
     def _get_shown(self, value: Any) -> Any:
         if self._shorten and isinstance(value, str) and len(value) >= LONG_HEX and _is_hex(value):

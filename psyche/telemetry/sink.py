@@ -2,17 +2,19 @@
 
 from typing import Protocol
 
+from psyche.telemetry.kinds import Event
+
 
 class EventSink(Protocol):
     """Where the events of a server or client go (`telemetry.EventLog`)."""
 
-    def emit(self, kind: str, **fields: object) -> None:
-        """Record that `kind` happened."""
+    def emit(self, event: Event) -> None:
+        """Record that something happened."""
         ...
 
 
 class NoEvents:
     """Forgets every event."""
 
-    def emit(self, kind: str, **fields: object) -> None:
+    def emit(self, event: Event) -> None:
         """Do nothing."""

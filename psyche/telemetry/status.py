@@ -1,13 +1,14 @@
 """What one node is doing, folded from its events: the status line of a client and a row of the testnet's table."""
 
-import re
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from psyche.core.state.enums import RunState
+from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
-from psyche.telemetry.events import Event, Subscription
+from psyche.telemetry.events import Subscription, read_event
 from psyche.telemetry.metrics import Rate
 from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds
 
@@ -15,33 +16,24 @@ RATE_WINDOW_S: Final = 30.0
 PLAIN_INTERVAL_S: Final = 15.0  # without a terminal: one line at most this often, and at every change of phase
 IDLE_INTERVAL_S: Final = 600.0  # the same while nothing at all has changed: a sign of life
 NOTE_S: Final = 60.0  # a notice whose cause cannot be seen to end fades after this time
-LASTING: Final = frozenset({"behind", "diverged", "server_lost", "left"})  # notices that stay until their cause ends
-MEMBERS: Final = re.compile(r"members? \[(\d+(?:, \d+)*)\]")
+LEFT: Final = kinds.Left
+LASTING: Final = frozenset({kinds.Behind, kinds.Diverged, kinds.ServerLost, LEFT})  # they stay until their cause ends
 PHASES: Final = {
-    "uninitialized": "not set up",
-    "waiting_for_members": "waiting for members",
-    "warmup": "warmup",
-    "round_train": "training",
-    "round_witness": "witness",
-    "cooldown": "cooldown",
-    "finished": "finished",
-    "paused": "paused",
+    RunState.UNINITIALIZED: "not set up",
+    RunState.WAITING_FOR_MEMBERS: "waiting for members",
+    RunState.WARMUP: "warmup",
+    RunState.ROUND_TRAIN: "training",
+    RunState.ROUND_WITNESS: "witness",
+    RunState.COOLDOWN: "cooldown",
+    RunState.FINISHED: "finished",
+    RunState.PAUSED: "paused",
 }
-ROUND_PHASES: Final = frozenset({PHASES["round_train"], PHASES["round_witness"]})
-
-
-@dataclass(slots=True)
-class Waiting:
-    """What a node waits for, until when (unix seconds; None: no deadline), and what it does then."""
-
-    what: str
-    until: float | None
-    then: str
+ROUND_PHASES: Final = frozenset({PHASES[RunState.ROUND_TRAIN], PHASES[RunState.ROUND_WITNESS]})
 
 
 @dataclass(slots=True)
 class NodeView:
-    """The last known facts of a node. `update` folds one event in; unknown kinds and missing fields change nothing.
+    """The last known facts of a node. `update` folds one event in; kinds of other versions change nothing.
 
     `members` counts the healthy members of the running epoch, `index` is this node's number among them, from 0.
     """
@@ -70,19 +62,19 @@ class NodeView:
     finished: bool = False
     exported: str = ""
     note: str = ""
-    note_kind: str = ""
+    note_kind: type[kinds.Event] | None = None
     noted: float = 0.0
     updated: float = 0.0
     last_applied: tuple[int, int] = (-1, -1)
-    waits: dict[str, Waiting] = field(default_factory=dict)
+    waits: dict[str, kinds.WaitStarted] = field(default_factory=dict)
     _sent_before: int = 0
     _received_before: int = 0
     _rate: Rate | None = None
 
-    def update(self, event: Event) -> None:
-        """Fold in one event of this node."""
-        self.updated = float(event["t"])
-        handler = HANDLERS.get(event["kind"])
+    def update(self, t: float, event: kinds.Event) -> None:
+        """Fold in what happened at this node; `t` in unix seconds."""
+        self.updated = t
+        handler = HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
 
@@ -92,7 +84,7 @@ class NodeView:
         return self._rate.per_second() if self._rate is not None and self.phase in ROUND_PHASES else 0.0
 
     @property
-    def waiting(self) -> Waiting | None:
+    def waiting(self) -> kinds.WaitStarted | None:
         """The wait that ends first, where there is one."""
         waits = sorted(self.waits.values(), key=lambda wait: wait.until if wait.until is not None else float("inf"))
         return waits[0] if waits else None
@@ -107,18 +99,18 @@ class NodeView:
     def start(self) -> None:
         """A new process of this node: what belonged to the former one ends, counters go on."""
         self.starts += 1
-        self.phase, self.note, self.note_kind = "starting", "", ""
+        self.phase, self.note, self.note_kind = "starting", "", None
         self.waits.clear()
         self._sent_before, self._received_before = self.bytes_sent, self.bytes_received
 
-    def take_note(self, kind: str, text: str) -> None:
+    def take_note(self, kind: type[kinds.Event], text: str) -> None:
         """Show a notice until its cause is gone, or for a minute where that cannot be seen."""
         self.note, self.note_kind, self.noted = text, kind, self.updated
 
-    def drop_note(self, *kinds: str) -> None:
+    def drop_note(self, *causes: type[kinds.Event]) -> None:
         """The cause of these kinds is gone."""
-        if self.note_kind in kinds:
-            self.note = self.note_kind = ""
+        if self.note_kind in causes:
+            self.note, self.note_kind = "", None
 
     def get_note(self, now: float) -> str:
         """The notice that still holds at `now` (unix seconds); empty where there is none."""
@@ -130,193 +122,148 @@ class NodeView:
         self.bytes_received = self._received_before + received
 
 
-def _on_started(view: NodeView, _event: Event) -> None:
+def _on_started(view: NodeView, _event: kinds.ClientStarted) -> None:
     view.start()
 
 
-def _on_connecting(view: NodeView, _event: Event) -> None:
+def _on_connecting(view: NodeView, _event: kinds.TrainerStarted) -> None:
     if view.phase == "starting":
         view.phase = "connecting"
 
 
-def _on_position(view: NodeView, event: Event) -> None:
-    view.epoch = _get_int(event, "epoch", view.epoch)
-    view.height = _get_int(event, "height", view.height)
-    view.step = _get_int(event, "step", view.step)
-    members = event.get("members")
-    if isinstance(members, int) and not isinstance(members, bool):
-        view.members = members
+def _on_round(view: NodeView, event: kinds.RoundStarted) -> None:
+    view.epoch, view.height, view.step = event.epoch, event.height, event.step
 
 
-def _on_member(view: NodeView, event: Event) -> None:
-    _on_position(view, event)
-    view.drop_note("left")  # it had left the epoch before
-    view.index = _get_int(event, "index", -1)
-    if view.index < 0:
-        view.index = None
+def _on_member(view: NodeView, event: kinds.Member) -> None:
+    view.drop_note(LEFT)  # it had left the epoch before
+    view.members, view.index = event.members, event.index
 
 
-def _on_state(view: NodeView, event: Event) -> None:
-    _on_position(view, event)
-    name = str(event.get("run_state", "")).lower()
-    view.phase = PHASES.get(name, name or view.phase)
+def _on_state(view: NodeView, event: kinds.StateChanged) -> None:
+    view.epoch, view.height, view.step, view.members = event.epoch, event.height, event.step, event.members
+    view.phase = PHASES[event.run_state]
 
 
-def _on_trained(view: NodeView, event: Event) -> None:
+def _on_trained(view: NodeView, event: kinds.Trained) -> None:
     view.rounds_trained += 1
-    loss = event.get("loss")
-    if isinstance(loss, int | float):
-        view.loss = float(loss)
-    view.count_tokens(_get_int(event, "tokens", 0))
-    view.seconds += _get_float(event, "seconds")
-    view.compute_seconds += _get_float(event, "compute_seconds")
+    view.loss = event.loss
+    view.count_tokens(event.tokens)
+    view.seconds += event.seconds
+    view.compute_seconds += event.compute_seconds
 
 
-def _on_applied(view: NodeView, event: Event) -> None:
-    position = (_get_int(event, "epoch", 0), _get_int(event, "height", 0))
-    if position > view.last_applied and _get_int(event, "count", 1) > 0:  # a replay after a restart is no new round
+def _on_applied(view: NodeView, event: kinds.Applied) -> None:
+    position = (event.epoch, event.height)
+    if position > view.last_applied and event.count > 0:  # a replay after a restart is no new round
         view.rounds_applied += 1
         view.last_applied = position
-        view.drop_note("epoch_failed", "error", "behind")
-    _take_digest(view, event)
+        view.drop_note(kinds.EpochFailed, kinds.Error, kinds.Behind)
+    view.digest = event.digest.hex()
 
 
-def _on_digest(view: NodeView, event: Event) -> None:
-    _take_digest(view, event)
-    if isinstance(event.get("agreed"), bool):
-        view.agreed = event["agreed"]
-        if view.agreed:
-            view.drop_note("diverged", "behind")
+def _on_digest(view: NodeView, event: kinds.Digest) -> None:
+    view.digest, view.agreed = event.digest.hex(), event.agreed
+    if view.agreed:
+        view.drop_note(kinds.Diverged, kinds.Behind)
 
 
-def _take_digest(view: NodeView, event: Event) -> None:
-    digest = event.get("digest")
-    if isinstance(digest, str) and digest:
-        view.digest = digest
+def _on_wait_started(view: NodeView, event: kinds.WaitStarted) -> None:
+    view.waits[event.what] = event
 
 
-def _on_wait_started(view: NodeView, event: Event) -> None:
-    what = str(event.get("what", "something"))
-    until = event.get("until")
-    until = float(until) if isinstance(until, int | float) else None
-    view.waits[what] = Waiting(what, until, str(event.get("then", "")))
+def _on_wait_ended(view: NodeView, event: kinds.WaitEnded) -> None:
+    view.waits.pop(event.what, None)
 
 
-def _on_wait_ended(view: NodeView, event: Event) -> None:
-    view.waits.pop(str(event.get("what", "something")), None)
+def _on_network(view: NodeView, event: kinds.Network) -> None:
+    view.count_network(event.bytes_sent, event.bytes_received)
 
 
-def _on_network(view: NodeView, event: Event) -> None:
-    view.count_network(_get_int(event, "bytes_sent", 0), _get_int(event, "bytes_received", 0))
-
-
-def _on_epoch_failed(view: NodeView, event: Event) -> None:
+def _on_epoch_failed(view: NodeView, event: kinds.EpochFailed) -> None:
     view.epochs_failed += 1
-    view.steps_lost += _get_int(event, "steps_lost", 0)
+    view.steps_lost += event.steps_lost
     if view.phase != "left":  # whoever left knows why
-        view.take_note("epoch_failed", f"epoch given up: {event.get('reason', 'no reason given')}")
+        view.take_note(kinds.EpochFailed, f"epoch given up: {event.reason}")
 
 
-def _on_trouble(view: NodeView, event: Event) -> None:
-    kind = str(event["kind"])
-    view.take_note(kind, TROUBLES[kind])
+def _on_trouble(view: NodeView, event: kinds.Behind | kinds.Diverged | kinds.ServerLost) -> None:
+    view.take_note(type(event), TROUBLES[type(event)])
 
 
-def _on_healed(view: NodeView, _event: Event) -> None:
+def _on_healed(view: NodeView, _event: kinds.Healed) -> None:
     view.heals += 1
-    view.drop_note("behind", "diverged")
+    view.drop_note(kinds.Behind, kinds.Diverged)
 
 
-def _on_weights(view: NodeView, _event: Event) -> None:
-    view.drop_note("behind", "diverged", "error")
+def _on_weights(view: NodeView, _event: kinds.ModelLoaded) -> None:
+    view.drop_note(kinds.Behind, kinds.Diverged, kinds.Error)
 
 
-def _on_connected(view: NodeView, _event: Event) -> None:
-    view.drop_note("server_lost")
+def _on_connected(view: NodeView, _event: kinds.ServerConnected) -> None:
+    view.drop_note(kinds.ServerLost)
 
 
-def _on_error(view: NodeView, event: Event) -> None:
-    view.take_note("error", str(event.get("message", "error")))
+def _on_error(view: NodeView, event: kinds.Error) -> None:
+    view.take_note(kinds.Error, event.message)
 
 
-def _on_exported(view: NodeView, event: Event) -> None:
-    view.exported = str(event.get("path", ""))
+def _on_exported(view: NodeView, event: kinds.Exported) -> None:
+    view.exported = event.path
 
 
-def _on_left(view: NodeView, event: Event) -> None:
-    if view.finished and event.get("code", 0) == 0:
+def _on_left(view: NodeView, event: kinds.Left) -> None:
+    if view.finished and not event.code:
         return
     view.phase = "left"
-    view.take_note("left", str(event.get("reason", "")))
+    view.take_note(LEFT, event.reason)
     view.waits.clear()
 
 
-def _on_finished(view: NodeView, event: Event) -> None:
+def _on_finished(view: NodeView, event: kinds.Finished) -> None:
     view.finished = True
     view.phase = "finished"
-    view.step = _get_int(event, "step", view.step)
+    view.step = event.step
     view.waits.clear()
-    view.note = view.note_kind = ""
-    if event.get("held", True):  # else the digest is the record's, and this node holds other weights
-        _take_digest(view, event)
+    view.note, view.note_kind = "", None
+    if event.held:  # else the digest is the record's, and this node holds other weights
+        view.digest = event.digest.hex()
 
 
 TROUBLES: Final = {
-    "behind": "behind, catches up",
-    "diverged": "holds different weights than the others, heals",
-    "server_lost": "cannot reach the server, tries again",
+    kinds.Behind: "behind, catches up",
+    kinds.Diverged: "holds different weights than the others, heals",
+    kinds.ServerLost: "cannot reach the server, tries again",
 }
-HANDLERS: Final[dict[str, Callable[[NodeView, Event], None]]] = {
-    "client_started": _on_started,
-    "trainer_started": _on_connecting,
-    "state_changed": _on_state,
-    "round_started": _on_position,
-    "member": _on_member,
-    "trained": _on_trained,
-    "applied": _on_applied,
-    "digest": _on_digest,
-    "wait_started": _on_wait_started,
-    "wait_ended": _on_wait_ended,
-    "network": _on_network,
-    "epoch_failed": _on_epoch_failed,
-    "behind": _on_trouble,
-    "diverged": _on_trouble,
-    "server_lost": _on_trouble,
-    "server_connected": _on_connected,
-    "model_loaded": _on_weights,
-    "healed": _on_healed,
-    "error": _on_error,
-    "exported": _on_exported,
-    "left": _on_left,
-    "finished": _on_finished,
+HANDLERS: Final[dict[type[kinds.Event], Callable[[NodeView, Any], None]]] = {
+    kinds.ClientStarted: _on_started,
+    kinds.TrainerStarted: _on_connecting,
+    kinds.StateChanged: _on_state,
+    kinds.RoundStarted: _on_round,
+    kinds.Member: _on_member,
+    kinds.Trained: _on_trained,
+    kinds.Applied: _on_applied,
+    kinds.Digest: _on_digest,
+    kinds.WaitStarted: _on_wait_started,
+    kinds.WaitEnded: _on_wait_ended,
+    kinds.Network: _on_network,
+    kinds.EpochFailed: _on_epoch_failed,
+    kinds.Behind: _on_trouble,
+    kinds.Diverged: _on_trouble,
+    kinds.ServerLost: _on_trouble,
+    kinds.ServerConnected: _on_connected,
+    kinds.ModelLoaded: _on_weights,
+    kinds.Healed: _on_healed,
+    kinds.Error: _on_error,
+    kinds.Exported: _on_exported,
+    kinds.Left: _on_left,
+    kinds.Finished: _on_finished,
 }
 
 
-def _get_int(event: Event, name: str, default: int) -> int:
-    value: Any = event.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
-
-
-def _get_float(event: Event, name: str) -> float:
-    value: Any = event.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def name_members(text: str, names: Mapping[int, str] | None = None) -> str:
-    """`text` with `members [0, 2]` as `client 1, client 3`, where `names` knows them, else as `members 0, 2`."""
-
-    def name(found: re.Match[str]) -> str:
-        numbers = [int(number) for number in found[1].split(", ")]
-        if names and all(number in names for number in numbers):
-            return ", ".join(names[number] for number in numbers)
-        return f"member{'s' if len(numbers) > 1 else ''} {found[1]}"
-
-    return MEMBERS.sub(name, text)
-
-
-def format_waiting(waiting: Waiting, now: float, names: Mapping[int, str] | None = None) -> str:
+def format_waiting(waiting: kinds.WaitStarted, now: float, names: Mapping[int, str] | None = None) -> str:
     """`waiting for 2 payloads until 14:03:07 (4 s), then go on without them`; `names` of members by their index."""
-    text = f"waiting for {name_members(waiting.what, names)}"
+    text = f"waiting for {kinds.describe_wait(waiting, names)}"
     if waiting.until is not None:
         text += f" until {format_clock(waiting.until)} ({format_seconds(max(0, round(waiting.until - now)))})"
     return text + (f", then {waiting.then}" if waiting.then else "")
@@ -360,7 +307,7 @@ class Pace:
 
 def get_stage(phase: str) -> str:
     """Training and witness alternate several times a second in a small run: they are one stage of a plain line."""
-    return PHASES["round_train"] if phase in ROUND_PHASES else phase
+    return PHASES[RunState.ROUND_TRAIN] if phase in ROUND_PHASES else phase
 
 
 class StatusLine:
@@ -377,8 +324,8 @@ class StatusLine:
 
     def refresh(self) -> None:
         """Fold in what has come and draw; call it a few times a second."""
-        for event in self._subscription.drain():
-            self.view.update(event)
+        for line in self._subscription.drain():
+            self.view.update(line["t"], read_event(line))
         now = self._now()
         if self._console.live:
             self._console.set_status(format_status(self.view, now))

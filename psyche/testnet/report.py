@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from psyche.telemetry.events import Event, read_events
+from psyche.telemetry import kinds
+from psyche.telemetry.events import Line, read_event, read_lines
 from psyche.telemetry.status import NodeView
 from psyche.telemetry.text import format_bytes, format_seconds, format_table
 from psyche.testnet.settings import Layout, get_node_name
@@ -78,29 +79,33 @@ def compute_allreduce_bytes(parameters: int, members: int, rounds: int) -> int:
     return round(2 * (members - 1) / members * BF16_BYTES * parameters * rounds)
 
 
-def build_client_report(name: str, events: Iterable[Event], members: int) -> ClientReport:
+def build_client_report(name: str, lines: Iterable[Line], members: int) -> ClientReport:
     """Fold one client's events."""
     report, view = ClientReport(name), NodeView(name)
     started = first_training = last_training = None
     waits = WaitWatch()
     final = ""
-    for event in events:
-        view.update(event)
-        waits.update(event)
-        kind, t = event["kind"], float(event["t"])
-        if kind == "client_started" and started is None:
-            started = t
-        elif kind == "warmup_ready" and report.seconds_to_join is None and started is not None:
-            report.seconds_to_join = round(t - started, 2)
-        elif kind == "round_started":
-            first_training = t if first_training is None else first_training
-            last_training = t
-        elif kind == "trained":
-            _add_loss(report, event)
-        elif kind == "model_loaded" and isinstance(event.get("parameters"), int):
-            report.parameters = event["parameters"]
-        elif kind == "finished" and event.get("held", True):
-            final = str(event.get("digest", ""))
+    for line in lines:
+        t, event = float(line["t"]), read_event(line)
+        view.update(t, event)
+        waits.update(t, event)
+        match event:
+            case kinds.ClientStarted() if started is None:
+                started = t
+            case kinds.WarmupReady() if report.seconds_to_join is None and started is not None:
+                report.seconds_to_join = round(t - started, 2)
+            case kinds.RoundStarted():
+                first_training = t if first_training is None else first_training
+                last_training = t
+            case kinds.Trained():
+                report.losses.append((event.step, event.loss))
+                del report.losses[:-MAX_POINTS]
+            case kinds.ModelLoaded():
+                report.parameters = event.parameters
+            case kinds.Finished(held=True):
+                final = event.digest.hex()
+            case _:
+                pass
     _copy_view(report, view)
     report.waits, report.wait_overrun_s = waits.count, round(waits.overrun_s, 3)
     report.digest = final or view.digest
@@ -118,26 +123,21 @@ class WaitWatch:
         self.overrun_s = 0.0
         self._deadlines: dict[str, float] = {}
 
-    def update(self, event: Event) -> None:
+    def update(self, t: float, event: kinds.Event) -> None:
         """Take one event; waits of a process that was killed have no end."""
-        kind, what = event["kind"], str(event.get("what", ""))
-        if kind == "client_started":
-            self._deadlines.clear()
-        elif kind == "wait_started":
-            self.count += 1
-            if isinstance(event.get("until"), int | float):
-                self._deadlines[what] = float(event["until"])
-        elif kind == "wait_ended":
-            deadline = self._deadlines.pop(what, None)
-            if deadline is not None:
-                self.overrun_s = max(self.overrun_s, float(event["t"]) - deadline)
-
-
-def _add_loss(report: ClientReport, event: Event) -> None:
-    loss, step = event.get("loss"), event.get("step", 0)
-    if isinstance(loss, int | float) and isinstance(step, int):
-        report.losses.append((step, float(loss)))
-        del report.losses[:-MAX_POINTS]
+        match event:
+            case kinds.ClientStarted():
+                self._deadlines.clear()
+            case kinds.WaitStarted():
+                self.count += 1
+                if event.until is not None:
+                    self._deadlines[event.what] = event.until
+            case kinds.WaitEnded():
+                deadline = self._deadlines.pop(event.what, None)
+                if deadline is not None:
+                    self.overrun_s = max(self.overrun_s, t - deadline)
+            case _:
+                pass
 
 
 def _copy_view(report: ClientReport, view: NodeView) -> None:
@@ -169,7 +169,7 @@ def build_report(
     clients: list[ClientReport] = []
     for number in sorted(exits):
         name = get_node_name(number)
-        client = build_client_report(name, read_events(layout.events_of(name)), len(exits))
+        client = build_client_report(name, read_lines(layout.events_of(name)), len(exits))
         client.exit_code, client.kills = exits[number], kills.get(number, 0)
         if client.exported:
             client.weights_sha256 = hash_weights(Path(client.exported))

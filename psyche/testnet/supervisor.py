@@ -12,6 +12,7 @@ import trio
 
 from psyche.errors import PsycheError
 from psyche.modeling.trainer.process import HOST_VARIABLE
+from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.loading import EXIT_INTERRUPTED
@@ -61,7 +62,7 @@ class Testnet:
         """Start the server's process; call it in trio's main thread."""
         output = self.prepared.layout.logs / "server.log"
         self.server = Child("server", get_server_argv(self.prepared, self.settings), output=output)
-        self.events.emit("process_started", name="server", pid=self.server.pid)
+        self.events.emit(kinds.ProcessStarted(name="server", pid=self.server.pid))
         return self.server
 
     def start_trainers(self) -> None:
@@ -102,7 +103,7 @@ class Testnet:
         argv = get_client_argv(self.prepared, self.settings, number)
         child = Child(name, argv, output=output, env=environment)
         self.clients[number] = child
-        self.events.emit("process_started", name=name, pid=child.pid)
+        self.events.emit(kinds.ProcessStarted(name=name, pid=child.pid))
         return child
 
     def kill_client(self, number: int, *, restart: bool = True) -> None:
@@ -113,7 +114,7 @@ class Testnet:
         if restart:
             self._to_restart.add(number)
         self.kills[number] = self.kills.get(number, 0) + 1
-        self.events.emit("killed", name=child.name, pid=child.pid, restart=restart)
+        self.events.emit(kinds.ProcessKilled(name=child.name, pid=child.pid, restart=restart))
         self.view.say(f"{child.name} is killed (SIGKILL)" + (" and started again" if restart else ""))
         child.kill()
 
@@ -122,7 +123,7 @@ class Testnet:
         while True:
             child = self.start_client(number)
             code = await child.wait()
-            self.events.emit("process_ended", name=child.name, pid=child.pid, code=code)
+            self.events.emit(kinds.ProcessEnded(name=child.name, pid=child.pid, code=code))
             if number not in self._to_restart:
                 break
             self._to_restart.discard(number)
@@ -155,7 +156,7 @@ class Testnet:
             await trio.sleep(plan.interval_s)
             if not is_time_to_kill(self.view.step, config.total_steps, config.rounds_per_epoch):
                 self.view.note = "no more kills: all clients take part in the last epochs"
-                self.events.emit("kills_ended", step=self.view.step)
+                self.events.emit(kinds.KillsEnded(step=self.view.step))
                 return
             for victim in choose_victims(plan, random):
                 self.kill_client(victim)

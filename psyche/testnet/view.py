@@ -7,8 +7,9 @@ from typing import Final
 
 import trio
 
+from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
-from psyche.telemetry.events import Event, EventTail
+from psyche.telemetry.events import EventTail, read_event
 from psyche.telemetry.status import NodeView, format_waiting
 from psyche.telemetry.text import (
     format_bytes,
@@ -24,27 +25,37 @@ PLAIN_EVERY_S: Final = 10.0
 PLAIN_SAME_EVERY_S: Final = 60.0
 TELL_AGAIN_S: Final = 30.0
 HEAD: Final = ("client", "epoch", "round", "phase", "loss", "members", "tok/s", "up", "down")
-# Events that deserve a line of their own when they happen.
-TOLD: Final = {
-    "epoch_failed": "epoch given up: {reason}, steps lost: {steps_lost}",
-    "diverged": "holds different weights than the others, heals",
-    "behind": "is behind, catches up",
-    "healed": "holds the agreed weights again",
-    "trainer_lost": "lost its trainer: {reason}",
-    "dropped": "was dropped from the epoch",
-    "source_refused": "refuses peer {peer}, which {reason}",
-    "model_files_differ": "{path} is not the run's model: {files}; {hint}",
-    "rollback": "the run went back to step {step}",
-    "recovered": "recovered its journal: {records} records",
-    "error": "error: {message}",
-}
 
 
-class _Fields(dict[str, object]):
-    """Fields of an event that may be missing."""
-
-    def __missing__(self, key: str) -> str:
-        return f"no {key}"
+def describe_notable(event: kinds.Event) -> str:
+    """What to say of an event that deserves a line of its own when it happens; empty of any other."""
+    text = ""
+    match event:
+        case kinds.EpochFailed():
+            text = f"epoch given up: {event.reason}, steps lost: {event.steps_lost}"
+        case kinds.Diverged():
+            text = "holds different weights than the others, heals"
+        case kinds.Behind():
+            text = "is behind, catches up"
+        case kinds.Healed():
+            text = "holds the agreed weights again"
+        case kinds.TrainerLost():
+            text = f"lost its trainer: {event.reason}"
+        case kinds.Dropped():
+            text = "was dropped from the epoch"
+        case kinds.SourceRefused():
+            text = f"refuses peer {event.peer.hex()}, which {event.reason}"
+        case kinds.ModelFilesDiffer():
+            text = f"{event.path} is not the run's model: {event.files}; {event.hint}"
+        case kinds.Rollback():
+            text = f"the run went back to step {event.step}"
+        case kinds.ServerRecovered():
+            text = f"continues from its journal after {format_seconds(event.gap_s)}"
+        case kinds.Error():
+            text = f"error: {event.message}"
+        case _:
+            pass
+    return text
 
 
 class LiveView:
@@ -85,8 +96,8 @@ class LiveView:
     def refresh(self) -> None:
         """Read what is new, tell what is notable, and draw."""
         for name, tail in self._tails.items():
-            for event in tail.read():
-                self._take(name, event)
+            for line in tail.read():
+                self._take(name, line["t"], read_event(line))
         self._tell_epoch()
         if self._console.live:
             self._console.set_status(self.draw())
@@ -102,13 +113,13 @@ class LiveView:
             self._shown_at, self._shown = now, line
             self.say(line)
 
-    def _take(self, name: str, event: Event) -> None:
+    def _take(self, name: str, t: float, event: kinds.Event) -> None:
         view = self._views.get(name)
         if view is not None:
-            view.update(event)
-        text = TOLD.get(event["kind"])
-        if text is not None and not self.is_stopping:
-            self._tell(f"{name} {text.format_map(_Fields(event))}")
+            view.update(t, event)
+        text = describe_notable(event)
+        if text and not self.is_stopping:
+            self._tell(f"{name} {text}")
 
     def _tell(self, text: str) -> None:
         """Say what has happened; the same again only after a while."""

@@ -3,53 +3,62 @@
 import itertools
 import json
 import random
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.events import make, make_line
 
-from psyche.analysis.accounts import Accounts, What, find_reference, is_overlapped, read_accounts
+from psyche.analysis.accounts import Accounts, Told, What, find_reference, is_overlapped, read_accounts
 from psyche.analysis.spans import Span, take_out
 from psyche.analysis.summary import format_accounts
+from psyche.analysis.tally import Notice
 from psyche.analysis.viewer import Filter, format_trace, read_trace
+from psyche.core.state.enums import ClientState, RunState
 from psyche.errors import ConfigError
-from psyche.telemetry.events import Event
+from psyche.telemetry import kinds
+from psyche.telemetry.events import Line
 
 
 class Log:
     """Builds a log of a run in which rounds of ten seconds begin at 0, 10, 20."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.told: list[Told] = []
 
-    def add(self, t: float, node: str, kind: str, **fields: object) -> None:
-        self.events.append({"t": 1_000.0 + t, "node": node, "kind": kind, **fields})
+    def add(self, t: float, node: str, event: kinds.Event) -> None:
+        self.told.append((1_000.0 + t, node, event))
 
-    def state(self, t: float, name: str, height: int, node: str = "server") -> None:
-        self.add(t, node, "state_changed", run_state=name, epoch=0, height=height, step=height + 1)
+    @property
+    def lines(self) -> list[Line]:
+        return [make_line(*one) for one in self.told]
+
+    def state(self, t: float, state: RunState, height: int, node: str = "server") -> None:
+        self.add(t, node, make(kinds.StateChanged, run_state=state, height=height, step=height + 1))
 
     def join(self, *nodes: str) -> None:
         for index, node in enumerate(nodes):
-            self.add(-1, node, "member", index=index, epoch=0)
+            self.add(-1, node, make(kinds.Member, index=index))
 
     def begin(self, t: float, height: int, *nodes: str) -> None:
-        self.state(t, "round_train", height)
+        self.state(t, RunState.ROUND_TRAIN, height)
         for node in nodes:
-            self.state(t, "round_train", height, node)
-            self.add(t, node, "round_started", epoch=0, height=height, step=height + 1, drain=False)
+            self.state(t, RunState.ROUND_TRAIN, height, node)
+            self.add(t, node, make(kinds.RoundStarted, height=height, step=height + 1))
 
     def train(self, t: float, node: str, height: int, seconds: float, tokens: int = 100) -> None:
-        self.add(t, node, "trained", epoch=0, height=height, tokens=tokens, seconds=seconds)
-        self.add(t, node, "result_sent", epoch=0, height=height, bytes=8)
+        self.add(t, node, make(kinds.Trained, height=height, tokens=tokens, seconds=seconds))
+        self.add(t, node, make(kinds.ResultSent, height=height, bytes=8))
 
     def close(self, t: float, height: int) -> None:
-        self.state(t, "round_witness", height)
+        self.state(t, RunState.ROUND_WITNESS, height)
 
     def read(self, **options: object) -> Accounts:
         accounts = Accounts(**options)  # pyright: ignore[reportArgumentType]
-        for event in sorted(self.events, key=lambda event: event["t"]):
-            accounts.take(event)
+        for one in sorted(self.told, key=itemgetter(0)):
+            accounts.take(*one)
         accounts.finish()
         return accounts
 
@@ -61,20 +70,20 @@ def build_log() -> Log:
     log.begin(0, 0, "a", "b")
     log.train(5, "a", 0, 4)
     log.train(7, "b", 0, 6)
-    log.add(1, "a", "applied")
-    log.add(1, "b", "applied")
+    log.add(1, "a", make(kinds.Applied))
+    log.add(1, "b", make(kinds.Applied))
     log.close(9, 0)
     log.begin(10, 1, "a", "b")
-    log.add(10, "a", "payload_received", from_member=1, height=0)
-    log.add(10.5, "a", "applied")
+    log.add(10, "a", make(kinds.PayloadReceived, from_member=1, height=0))
+    log.add(10.5, "a", make(kinds.Applied))
     log.train(15, "a", 1, 4)
     log.train(16, "b", 1, 6)
-    log.add(18, "b", "payload_received", from_member=0, height=0)
+    log.add(18, "b", make(kinds.PayloadReceived, from_member=0, height=0))
     log.close(18, 1)
-    log.state(20, "cooldown", 1)
-    log.add(20, "a", "decided", height=0, members=[0, 1])
-    log.add(20, "b", "decided", height=0, members=[0, 1])
-    log.add(20, "a", "decided", height=1, members=[0])
+    log.state(20, RunState.COOLDOWN, 1)
+    log.add(20, "a", make(kinds.Decided, height=0, members=(0, 1)))
+    log.add(20, "b", make(kinds.Decided, height=0, members=(0, 1)))
+    log.add(20, "a", make(kinds.Decided, height=1, members=(0,)))
     return log
 
 
@@ -96,7 +105,7 @@ def test_each_second_is_counted_for_the_first_thing_that_holds() -> None:
 
 def test_a_payload_costs_time_only_once_it_is_due() -> None:
     log = build_log()
-    log.add(9.5, "b", "payload_received", from_member=0, height=0)
+    log.add(9.5, "b", make(kinds.PayloadReceived, from_member=0, height=0))
     assert log.read(overlap=True).nodes["b"].times[What.TRANSFER] == pytest.approx(2)
     assert log.read(overlap=False).nodes["b"].times[What.TRANSFER] > 2
 
@@ -113,14 +122,14 @@ def test_a_round_that_nobody_works_in_any_more_waits_for_who_is_missing() -> Non
     log.begin(0, 0, "a", "b")
     log.train(5, "a", 0, 4)
     log.close(9, 0)
-    log.state(10, "cooldown", 0)
+    log.state(10, RunState.COOLDOWN, 0)
     assert log.read().rounds[0].bound.text == "patience with b"
     assert log.read(limit_s=9).rounds[0].bound.text == "max_round_train_time, missing b"
 
 
 def test_a_payload_that_is_on_its_way_when_a_round_closes_is_what_it_waited_for() -> None:
     log = build_log()
-    log.events = [event for event in log.events if event["kind"] != "payload_received" or event["node"] != "b"]
+    log.told = [one for one in log.told if one[1] != "b" or not isinstance(one[2], kinds.PayloadReceived)]
     accounts = log.read()
     assert accounts.rounds[1].bound.text == "payload of a on its way to b"
     assert accounts.nodes["b"].times[What.TRANSFER] == pytest.approx(2)
@@ -140,8 +149,8 @@ def test_work_that_is_in_no_set_is_lost_and_its_member_cut_off() -> None:
 def test_samples_that_nobody_trained_are_lost_too() -> None:
     log = build_log()
     accounts = Accounts()
-    for event in sorted(log.events, key=lambda event: event["t"]):
-        accounts.take(event)
+    for one in sorted(log.told, key=itemgetter(0)):
+        accounts.take(*one)
         accounts.set_batch((0, 0), 300)
     accounts.finish()
     assert accounts.rounds[0].lost_tokens == 100
@@ -151,13 +160,13 @@ def test_training_that_is_broken_off_is_in_vain() -> None:
     log = Log()
     log.join("a")
     log.begin(0, 0, "a")
-    log.add(1, "a", "applied")
-    log.add(8, "a", "not_sent", height=0, reason="cancelled")
+    log.add(1, "a", make(kinds.Applied))
+    log.add(8, "a", make(kinds.NotSent, height=0, reason="cancelled"))
     log.close(9, 0)
-    log.state(10, "cooldown", 0)
+    log.state(10, RunState.COOLDOWN, 0)
     node = log.read().nodes["a"]
     assert (node.times[What.VAIN], node.times[What.TRAIN]) == (pytest.approx(7), 0)
-    assert node.notices[0][1] == "not_sent: cancelled"
+    assert node.notices == [Notice(1_008.0, "not_sent", "cancelled")]
 
 
 @pytest.mark.parametrize("told_by", ["world", "testnet"])
@@ -165,20 +174,20 @@ def test_a_process_that_dies_is_away_until_another_starts(told_by: str) -> None:
     log = Log()
     log.join("a")
     log.begin(0, 0, "a")
-    name = "who" if told_by == "world" else "name"
-    log.add(2, told_by, "killed", **{name: "a"})
     if told_by == "world":
-        log.add(5, told_by, "started", who="a")
+        log.add(2, told_by, make(kinds.Killed, who="a"))
+        log.add(5, told_by, make(kinds.Started, who="a"))
     else:
-        log.add(5, "a", "client_started")
+        log.add(2, told_by, make(kinds.ProcessKilled, name="a"))
+        log.add(5, "a", make(kinds.ClientStarted))
     log.close(9, 0)
-    log.state(10, "cooldown", 0)
+    log.state(10, RunState.COOLDOWN, 0)
     assert log.read().nodes["a"].times[What.AWAY] == pytest.approx(3)
 
 
 def test_who_was_put_out_is_in_no_round_until_the_next_epoch() -> None:
     log = build_log()
-    log.add(9, "b", "dropped", state="DROPPED")
+    log.add(9, "b", make(kinds.Dropped, state=ClientState.DROPPED))
     accounts = log.read()
     assert accounts.nodes["b"].present == {(0, 0)}
     assert accounts.nodes["b"].cut_off == []
@@ -186,7 +195,7 @@ def test_who_was_put_out_is_in_no_round_until_the_next_epoch() -> None:
 
 def test_who_never_was_a_member_is_in_no_round_though_it_sees_them() -> None:
     log = build_log()
-    log.add(0, "c", "round_started", epoch=0, height=0, step=1, drain=False)
+    log.add(0, "c", make(kinds.RoundStarted, height=0, step=1))
     accounts = log.read()
     assert accounts.nodes["c"].present == set()
     assert accounts.nodes["c"].cut_off == []
@@ -198,11 +207,11 @@ def test_a_member_that_is_silent_stays_one_until_the_record_has_fewer() -> None:
     log.begin(0, 0, "a", "b")
     log.close(9, 0)
     for height, members in ((1, 2), (2, 1)):
-        log.add(10.0 * height, "server", "state_changed", run_state="round_train", epoch=0, height=height, step=1,
-                members=members)  # fmt: skip
-        log.add(10.0 * height + 0.1, "a", "round_started", epoch=0, height=height, step=1, drain=False)
+        state = make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, height=height, step=1, members=members)
+        log.add(10.0 * height, "server", state)
+        log.add(10.0 * height + 0.1, "a", make(kinds.RoundStarted, height=height, step=1))
         log.close(10.0 * height + 9, height)
-    log.state(30, "cooldown", 2)
+    log.state(30, RunState.COOLDOWN, 2)
     accounts = log.read()
     assert accounts.nodes["b"].present == {(0, 0), (0, 1)}
     assert accounts.nodes["a"].present == {(0, 0), (0, 1), (0, 2)}
@@ -210,16 +219,16 @@ def test_a_member_that_is_silent_stays_one_until_the_record_has_fewer() -> None:
 
 def test_whose_connection_was_lost_for_too_long_is_no_member_even_if_it_comes_back() -> None:
     log = build_log()
-    log.add(-2, "b", "client_started", identity="b0b0")
-    log.add(8, "server", "client_withdrawn", key="b0b0", reason="connection lost")
+    log.add(-2, "b", make(kinds.ClientStarted, identity=b"b0b0"))
+    log.add(8, "server", make(kinds.ClientWithdrawn, key=b"b0b0", reason="connection lost"))
     accounts = log.read()
     assert accounts.nodes["b"].present == {(0, 0)}, "its training of the next round is not in the log then"
 
 
 def test_the_records_own_word_goes_before_what_clients_tell() -> None:
     log = build_log()
-    log.add(0, "world", "round_members", epoch=0, height=0, members=["a", "b"], tokens=300)
-    log.add(10, "world", "round_members", epoch=0, height=1, members=["a"], tokens=100)
+    log.add(0, "world", make(kinds.RoundMembers, height=0, members=("a", "b"), tokens=300))
+    log.add(10, "world", make(kinds.RoundMembers, height=1, members=("a",), tokens=100))
     accounts = log.read()
     assert accounts.nodes["b"].present == {(0, 0)}
     assert [one.lost_tokens for one in accounts.rounds] == [100, 100]
@@ -231,38 +240,38 @@ def test_clients_are_listed_in_the_order_of_their_numbers() -> None:
     log.join(*names)
     log.begin(0, 0, *names)
     log.close(9, 0)
-    log.state(10, "cooldown", 0)
+    log.state(10, RunState.COOLDOWN, 0)
     shown = [line.split()[0] for line in format_accounts(log.read()).splitlines() if line.startswith("client-")]
     assert shown == ["client-0", "client-1", "client-2", "client-10"]
 
 
 def test_counters_of_a_process_that_started_anew_add_up() -> None:
     log = build_log()
-    log.add(1, "a", "network", bytes_sent=10, bytes_received=20)
-    log.add(2, "a", "client_started")
-    log.add(3, "a", "network", bytes_sent=1, bytes_received=2)
+    log.add(1, "a", make(kinds.Network, bytes_sent=10, bytes_received=20))
+    log.add(2, "a", make(kinds.ClientStarted))
+    log.add(3, "a", make(kinds.Network, bytes_sent=1, bytes_received=2))
     node = log.read().nodes["a"]
     assert (node.bytes_sent, node.bytes_received) == (11, 22)
 
 
 def test_a_log_without_the_servers_is_read_from_the_client_that_tells_most() -> None:
     log = build_log()
-    only = [event for event in log.events if event["node"] == "a"]
-    assert find_reference(log.events) == "server"
+    only = [one for one in log.told if one[1] == "a"]
+    assert find_reference(log.told) == "server"
     assert find_reference(only) == "a"
-    assert len(read_accounts(only).rounds) == 2
+    assert len(read_accounts(make_line(*one) for one in only).rounds) == 2
 
 
 def test_a_log_says_what_it_stands_for_or_that_it_stands_for_nothing() -> None:
     log = build_log()
     assert not log.read().is_stand_in
-    assert not read_accounts(log.events).is_stand_in
-    log.add(9, "world", "fault", what="kill", for_s=0.0)
-    assert read_accounts(log.events).is_stand_in
-    assert "those of the small one" in format_accounts(read_accounts(log.events))
-    log.add(-1, "world", "simulated", limit_s=9, overlap=True, sequence_tokens=2_000, played_tokens=8)
-    log.add(30, "world", "carried", who="b", bytes_sent=7_000, bytes_received=8_000)
-    accounts = read_accounts(log.events)
+    assert not read_accounts(log.lines).is_stand_in
+    log.add(9, "world", make(kinds.Fault, what="kill", for_s=0.0))
+    assert read_accounts(log.lines).is_stand_in
+    assert "those of the small one" in format_accounts(read_accounts(log.lines))
+    log.add(-1, "world", make(kinds.Simulated, limit_s=9, overlap=True, sequence_tokens=2_000, played_tokens=8))
+    log.add(30, "world", make(kinds.Carried, who="b", bytes_sent=7_000, bytes_received=8_000))
+    accounts = read_accounts(log.lines)
     assert not accounts.is_stand_in
     assert "those of the small one" not in format_accounts(accounts)
     assert accounts.tokens == 300 * 250
@@ -272,14 +281,14 @@ def test_a_log_says_what_it_stands_for_or_that_it_stands_for_nothing() -> None:
 @pytest.mark.parametrize(("decided", "overlap"), [(0, True), (1, False)])
 def test_overlap_shows_in_when_sets_are_decided(decided: int, overlap: bool) -> None:
     log = Log()
-    log.state(0, "round_train", 2, "a")
-    log.add(1, "a", "decided", height=decided, members=[])
-    assert is_overlapped(log.events) is overlap
+    log.state(0, RunState.ROUND_TRAIN, 2, "a")
+    log.add(1, "a", make(kinds.Decided, height=decided, members=()))
+    assert is_overlapped(log.told) is overlap
 
 
 def test_a_log_of_a_run_that_never_began_has_figures_of_nothing() -> None:
     log = Log()
-    log.state(0, "waiting_for_members", 0)
+    log.state(0, RunState.WAITING_FOR_MEMBERS, 0)
     accounts = log.read()
     assert (accounts.tokens_per_s, accounts.whole_training_share, accounts.data_rounds) == (0.0, 0.0, [])
 
@@ -324,13 +333,13 @@ def test_spans_that_meet_become_one() -> None:
 
 
 def show(**wanted: object) -> list[str]:
-    return list(format_trace(build_log().events, Filter(**wanted)))  # pyright: ignore[reportArgumentType]
+    return list(format_trace(build_log().lines, Filter(**wanted)))  # pyright: ignore[reportArgumentType]
 
 
 def test_a_trace_has_one_line_for_each_event_with_seconds_from_the_first() -> None:
     lines = show(all_kinds=True)
-    assert len(lines) == len(build_log().events)
-    assert lines[0].split() == ["0.000", "a", "member", "index=0", "epoch=0"]
+    assert len(lines) == len(build_log().lines)
+    assert lines[0].split() == ["0.000", "a", "member", "index=0", "members=0"]
 
 
 def test_kinds_that_fill_pages_are_left_out_unless_they_are_asked_for() -> None:
@@ -349,7 +358,7 @@ def test_nodes_kinds_times_and_rounds_narrow_a_trace() -> None:
 def test_logs_of_several_nodes_are_read_in_the_order_of_time(tmp_path: Path) -> None:
     for node in ("a", "b"):
         (tmp_path / node).mkdir()
-        lines = [json.dumps(e) for e in build_log().events if e["node"] == node]
+        lines = [json.dumps(e) for e in build_log().lines if e["node"] == node]
         (tmp_path / node / "events.jsonl").write_text("\n".join(lines) + "\n")
     times = [event["t"] for event in read_trace(tmp_path)]
     assert times == sorted(times)

@@ -231,7 +231,7 @@ def test_an_interrupted_client_withdraws_instead_of_being_waited_for(run: Run) -
     for interrupt in members:
         left = run.cluster.find(interrupt.name, "left", interrupt.at)
         assert left, str(interrupt)
-        assert left[0]["reason"] == "stopped by SIGINT"
+        assert (left[0]["cause"], left[0]["reason"]) == ("stopped", "stopped by SIGINT")
 
 
 def test_the_run_goes_on_and_loses_nothing(run: Run) -> None:

@@ -10,7 +10,7 @@ from kits.run_files import MakeRun
 from psyche.analysis.accounts import read_accounts
 from psyche.config.load import load_run
 from psyche.forecast.calibration import compare_sets, play_measured
-from psyche.telemetry.events import Event
+from psyche.telemetry.events import Line
 
 pytestmark = pytest.mark.e2e
 MEMBERS = 3
@@ -19,7 +19,7 @@ LEAVER, NEWCOMER = 3, 4
 BETWEEN_EPOCHS_S = 10  # for a loaded machine: whoever leaves is gone before the next epoch forms
 
 
-async def run_real(folder: Path, config: Path) -> list[Event]:
+async def run_real(folder: Path, config: Path) -> list[Line]:
     """The real run, in whose second epoch one client is replaced by another; all events by time."""
     async with open_cluster(folder, config) as cluster:
         await cluster.start(clients=MEMBERS)
@@ -32,9 +32,9 @@ async def run_real(folder: Path, config: Path) -> list[Event]:
 
 
 @pytest.fixture(scope="module")
-def runs(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[Path, list[Event]]]:
+def runs(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[Path, list[Line]]]:
     """Configuration and events of a real run with overlap and of one without: side by side, for both wait a lot."""
-    found: dict[bool, tuple[Path, list[Event]]] = {}
+    found: dict[bool, tuple[Path, list[Line]]] = {}
 
     async def play(overlap: bool) -> None:
         config = make_run(
@@ -54,7 +54,7 @@ def runs(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> dict[bo
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_simulated_run_decides_the_sets_that_the_real_one_decided(
-    overlap: bool, runs: dict[bool, tuple[Path, list[Event]]]
+    overlap: bool, runs: dict[bool, tuple[Path, list[Line]]]
 ) -> None:
     config, events = runs[overlap]
     real = read_accounts(events)

@@ -16,7 +16,7 @@ from kits.run_files import MakeRun
 from psyche.backends.tcp.dial import parse_server
 from psyche.backends.tcp.owner import pause_run
 from psyche.modeling.snapshot import list_snapshots
-from psyche.telemetry.events import Event
+from psyche.telemetry.events import Line
 from psyche.wire.key_file import read_key_file
 
 pytestmark = pytest.mark.e2e
@@ -134,7 +134,7 @@ def get_export(story: Story) -> Path:
     return Path(get_last(story, "exported")["path"])
 
 
-def get_last(story: Story, kind: str) -> Event:
+def get_last(story: Story, kind: str) -> Line:
     return story.cluster.find("client-1", kind)[-1]
 
 

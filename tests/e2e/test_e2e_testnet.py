@@ -20,7 +20,7 @@ from kits.leftovers import MARK, POLL_S, assert_nothing_left, get_processes
 from kits.node import find_overlong_waits
 from kits.run_files import MakeRun
 
-from psyche.telemetry.events import Event, read_events
+from psyche.telemetry.events import Line, read_lines
 
 pytestmark = pytest.mark.e2e
 
@@ -40,9 +40,9 @@ class Testnet:
     folder: Path
     output: Path
 
-    def read(self, node: str) -> list[Event]:
+    def read(self, node: str) -> list[Line]:
         """All events of a node so far."""
-        return list(read_events(self.folder / "events" / node / "events.jsonl"))
+        return list(read_lines(self.folder / "events" / node / "events.jsonl"))
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait until `condition` is true.
@@ -141,7 +141,7 @@ def test_a_run_with_random_kills_ends_with_equal_digests_and_exit_code_0(make_ru
     assert len({client["weights_sha256"] for client in summary["clients"]}) == 1
     waits = [overlong for n in (1, 2, 3) for overlong in find_overlong_waits(testnet.read(f"client-{n}"))]
     assert not waits
-    killed = [event for event in testnet.read("testnet") if event["kind"] == "killed"]
+    killed = [event for event in testnet.read("testnet") if event["kind"] == "process_killed"]
     assert [event["name"] for event in killed] == ["client-3"] * summary["kills"]
 
 
@@ -168,5 +168,5 @@ def test_ctrl_c_leaves_nothing_running(make_run: MakeRun, tmp_path: Path, moment
         trio.run(assert_nothing_left, testnet.token)
     if moment is is_training:
         for name in ("client-1", "client-2"):
-            left = [event["reason"] for event in testnet.read(name) if event["kind"] == "left"]
-            assert left[-1:] == ["stopped by SIGINT"], testnet.describe()
+            left = [event["cause"] for event in testnet.read(name) if event["kind"] == "left"]
+            assert left[-1:] == ["stopped"], testnet.describe()

@@ -18,7 +18,7 @@ from kits.leftovers import get_children, get_host
 from kits.run_files import MakeRun
 
 from psyche.modeling.trainer.process import HOST_VARIABLE
-from psyche.telemetry.events import Event
+from psyche.telemetry.events import Line
 
 pytestmark = pytest.mark.e2e
 
@@ -59,7 +59,7 @@ async def run(folder: Path, config: Path) -> Faults:
     return found
 
 
-def get_failures(cluster: Cluster, name: str) -> list[Event]:
+def get_failures(cluster: Cluster, name: str) -> list[Line]:
     """What a client reported of its trainer's end."""
     return [event for event in cluster.find(name, "error") if "trainer" in event]
 
@@ -96,7 +96,7 @@ def test_memory_that_is_never_enough_is_a_clean_leave_with_a_reason(faults: Faul
     assert "one sequence of 32 tokens" in failure["message"]
     left = faults.cluster.find("client-1", "left", failure["t"])
     assert left, faults.cluster.describe()
-    assert "trainer was lost" in left[0]["reason"]
+    assert left[0]["cause"] == "trainer_lost"
 
 
 def test_a_trainer_that_dies_is_replaced_and_its_client_takes_part_again(faults: Faults) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from forecast_kit import build_machines, build_question
 
-from psyche.analysis.viewer import read_lines
+from psyche.analysis.viewer import decode_lines
 from psyche.forecast.play import Forecast, build_log, play
 from psyche.sim.faults import CleanExit, Fault, Kill, Partition
 
@@ -42,6 +42,6 @@ def test_an_exit_is_at_the_time_at_which_the_record_has_it() -> None:
     forecast = play(
         build_question((build_machines(), 3), (slow, 1), max_round_train_time=5, straggler_percent=0), keep_lines=True
     )
-    events = read_lines(build_log(forecast).splitlines())
+    events = decode_lines(build_log(forecast).splitlines())
     told = next(event for event in events if event["kind"] == "dropped" and event["node"] == "client-3")
     assert forecast.exits[0].at_s == pytest.approx(told["t"], abs=0.1)

@@ -3,6 +3,7 @@
 import pytest
 from forecast_kit import build_machines, build_question
 
+from psyche.analysis.tally import DIED
 from psyche.forecast.play import find_missed, play
 from psyche.forecast.question import build_scenario, compute_patience_s_of
 from psyche.forecast.recorder import Played
@@ -29,7 +30,7 @@ def test_who_is_gone_for_good_by_the_plan_is_not_brought_back_by_a_failure_of_it
     forecast = play(question)
     away = forecast.accounts.nodes["client-3"]
     assert away.ended_away
-    assert max(t for t, why in away.notices if why == "its process died") <= 30.0
+    assert max(one.t for one in away.notices if one.what == DIED) <= 30.0
 
 
 def test_a_run_that_gives_up_epoch_after_epoch_ends_and_names_the_limit_and_what_was_needed() -> None:

@@ -8,7 +8,7 @@ from forecast_kit import build_machines, build_question
 
 from psyche.forecast import suggestions as suggest
 from psyche.forecast.play import Forecast, play
-from psyche.forecast.recorder import EarlyExit
+from psyche.forecast.recorder import EarlyExit, ExitCause
 from psyche.forecast.settled import compute_late_speed, describe_transient
 from psyche.forecast.suggestions import ChangeVerdict, Idea, Suggestion, format_suggestions, weigh
 
@@ -82,11 +82,11 @@ def test_speed_is_that_of_the_rounds_after_slow_members_were_dropped(uneven: For
 def test_members_that_leave_in_the_last_quarter_or_are_about_to_are_a_transient(uneven: Forecast) -> None:
     rounds = uneven.accounts.data_rounds
     early, late = rounds[1].end, rounds[-1].start + 0.1
-    settled = replace(uneven, exits=[EarlyExit(early, "client-3", "was late in 3 rounds")])
+    settled = replace(uneven, exits=[EarlyExit(early, "client-3", ExitCause.LATE, "was late in 3 rounds")])
     assert describe_transient(settled) == ""
-    leaving = replace(uneven, exits=[EarlyExit(late, "client-3", "was late in 3 rounds")])
+    leaving = replace(uneven, exits=[EarlyExit(late, "client-3", ExitCause.LATE, "was late in 3 rounds")])
     assert describe_transient(leaving) == "play more rounds: members were still leaving"
-    failing = replace(uneven, exits=[EarlyExit(late, "client-3", "was silent for 3 rounds")])
+    failing = replace(uneven, exits=[EarlyExit(late, "client-3", ExitCause.SILENT, "was silent for 3 rounds")])
     assert describe_transient(failing) == "", "machines fail in every round, that does not settle"
     short = play(replace(uneven.question, rounds=2))
     assert describe_transient(short) == "play more rounds: members were cut off to the end, and will be dropped"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kits.log import E, choose
 from kits.results import FIRST_DIGEST, PLAN, WEIGHTS, build_body, build_header, build_result, build_train_reply, sign
 from kits.runs import Run
 from psyche.client.engine import actions as act
@@ -27,6 +28,7 @@ from psyche.core.state.gossip import Finished, Gossip, GossipBody, Ready, ReadyF
 from psyche.core.state.messages import Message, WitnessMessage
 from psyche.core.state.state import ZERO32, RunState, WitnessFlag
 from psyche.core.state.timeline import get_attested_round
+from psyche.telemetry import kinds
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_state
 from psyche.testing.state_machine import StateMachine
 from psyche.wire.crypto import Identity, blake3_hash
@@ -86,7 +88,7 @@ class Bench(StateMachine):
 
     def build_loaded(self, action: act.Load, digest: bytes | None = None) -> act.Loaded:
         found = digest or action.certified or FIRST_DIGEST
-        return act.Loaded(action.epoch, found, "test", PLAN, 4096, 256, 0, 0, ZERO32)
+        return act.Loaded(action.epoch, found, kinds.WeightSource.CONFIGURED, PLAN, 4096, 256, 0, 0, ZERO32)
 
     def build_applied(self, action: act.Apply, part: bytes | None = None) -> act.Applied:
         if action.run_update:
@@ -121,10 +123,11 @@ class Bench(StateMachine):
     def get_reasons(self, kind: type[Message]) -> list[str]:
         """Why the messages of a kind were sent, as the log says it."""
         sent = [a for a in self.actions if isinstance(a, act.Submit) and isinstance(a.message, kind)]
-        return [str(log.fields["reason"]) for a in sent if (log := a.before or a.after) is not None]
+        said = [log.event for a in sent if (log := a.before or a.after) is not None]
+        return [event.reason for event in said if isinstance(event, kinds.WitnessSent | kinds.Withdrew)]
 
-    def get_logs(self, kind: str) -> list[dict[str, object]]:
-        return [a.fields for a in self.actions if isinstance(a, act.Log) and a.kind == kind]
+    def get_logs(self, kind: type[E]) -> list[E]:
+        return choose((a.event for a in self.actions if isinstance(a, act.Log)), kind)
 
     def get_said(self, kind: type = object) -> list[Gossip]:
         """Gossip that was published, with a body of this kind."""
@@ -137,7 +140,7 @@ class Bench(StateMachine):
 
     def get_decided(self) -> dict[int, list[int]]:
         """The members of each decided set, by the height of its round."""
-        return {f["height"]: f["members"] for f in self.get_logs("decided")}  # type: ignore[misc]
+        return {event.height: list(event.members) for event in self.get_logs(kinds.Decided)}
 
     def forget(self) -> None:
         """Only what comes from now on counts."""

@@ -25,7 +25,7 @@ import trio
 
 from kits.leftovers import MARK, POLL_S, assert_none_of, assert_nothing_left, get_hosted_trainers, get_processes
 from kits.node import Node, matches
-from psyche.telemetry.events import Event, EventTail
+from psyche.telemetry.events import EventTail, Line
 from psyche.testnet.free_port import choose_port
 from psyche.testnet.process import Child, describe_exit
 
@@ -197,11 +197,11 @@ class Cluster:
         for node in self.nodes.values():
             node.read()
 
-    def find(self, name: str, kind: str, since: float = 0.0, **fields: object) -> list[Event]:
+    def find(self, name: str, kind: str, since: float = 0.0, **fields: object) -> list[Line]:
         """A node's events of a kind from a moment on, oldest first, whose fields have these values."""
         return [e for e in self.nodes[name].events if e["t"] >= since and matches(e, kind, fields)]
 
-    def find_all(self, kind: str, since: float = 0.0, **fields: object) -> list[Event]:
+    def find_all(self, kind: str, since: float = 0.0, **fields: object) -> list[Line]:
         """The same over all nodes."""
         return [event for name in self.nodes for event in self.find(name, kind, since, **fields)]
 
@@ -238,16 +238,16 @@ class Cluster:
                 text = f"{node.name} ended: {describe_exit(code)}, while waiting for {what}"
                 raise AssertionError(f"{text}\n{self.describe()}")
 
-    async def until_round(self, epoch: int, height: int, since: float = 0.0) -> Event:
+    async def until_round(self, epoch: int, height: int, since: float = 0.0) -> Line:
         """Wait until the server began to train this round, or a later one of the epoch."""
 
-        def find() -> list[Event]:
+        def find() -> list[Line]:
             begun = self.find("server", "state_changed", since, run_state="round_train", epoch=epoch)
             return [event for event in begun if event["height"] >= height]
 
         return (await self.until(f"epoch {epoch}, round {height}", find))[-1]
 
-    async def until_state(self, run_state: str, since: float = 0.0, **fields: object) -> Event:
+    async def until_state(self, run_state: str, since: float = 0.0, **fields: object) -> Line:
         """Wait until the server has entered a run state."""
         found = await self.until(
             f"the run to be {run_state} {fields or ''}",

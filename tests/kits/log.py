@@ -1,30 +1,36 @@
 """What a part of a client or of a server says, kept for a test to look at."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
+
+from psyche.telemetry import kinds
+
+E = TypeVar("E", bound=kinds.Event)
+
+
+def choose(events: Iterable[kinds.Event], kind: type[E]) -> list[E]:
+    """Those of one kind."""
+    return [event for event in events if isinstance(event, kind)]
 
 
 @dataclass
 class Log:
     """A sink that keeps every event; where a part wants a function to log with, it is that function, too."""
 
-    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    told: list[kinds.Event] = field(default_factory=list)
 
-    def emit(self, kind: str, **fields: object) -> None:
+    def emit(self, event: kinds.Event) -> None:
         """See `EventSink.emit`."""
-        self.told.append((kind, fields))
+        self.told.append(event)
 
     __call__ = emit
 
     @property
-    def kinds(self) -> list[str]:
+    def kinds(self) -> list[type[kinds.Event]]:
         """The kinds of all events, in order."""
-        return [kind for kind, _ in self.told]
+        return [type(event) for event in self.told]
 
-    def get(self, kind: str) -> list[dict[str, Any]]:
-        """The fields of the events of a kind."""
-        return [fields for told, fields in self.told if told == kind]
-
-    def get_values(self, kind: str, name: str) -> list[Any]:
-        """One field of them."""
-        return [fields[name] for fields in self.get(kind)]
+    def get(self, kind: type[E]) -> list[E]:
+        """The events of a kind."""
+        return choose(self.told, kind)

@@ -6,14 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from psyche.telemetry.events import Event, EventTail
+from psyche.telemetry import kinds
+from psyche.telemetry.events import EventTail, Line, read_event
 from psyche.testnet.process import Child, describe_exit
 
 SHOWN_EVENTS: Final = 14
 SHOWN_LINES: Final = 6
 QUIET: Final = frozenset({"network", "payload_received", "model_fetch"})  # a failure's message leaves them out
 LATE_S: Final = 5.0  # how much later than its deadline a loaded machine may notice that a wait is over
-WITHOUT_DEADLINE: Final = ("more member", "epoch to form", "resume the run", "next epoch")
+WITHOUT_DEADLINE: Final = frozenset(
+    {kinds.Wait.MORE_MEMBERS, kinds.Wait.FORMATION, kinds.Wait.OWNER, kinds.Wait.NEXT_EPOCH}
+)
 
 
 @dataclass(slots=True)
@@ -23,7 +26,7 @@ class Node:
     name: str
     tail: EventTail
     child: Child | None = None
-    events: list[Event] = field(default_factory=list)
+    events: list[Line] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
     starts: int = 0
     is_ending: bool = False  # we killed or interrupted it: any exit code is its own business
@@ -46,26 +49,26 @@ class Node:
         return "\n".join(lines)
 
 
-def _format_event(event: Event) -> str:
+def _format_event(event: Line) -> str:
     fields = {name: value for name, value in event.items() if name not in ("t", "node", "kind")}
     clock = time.strftime("%H:%M:%S", time.localtime(event["t"]))
     return f"{clock}{event['t'] % 1:.2f} {event['kind']} {json.dumps(fields)[:240]}"
 
 
-def matches(event: Event, kind: str, fields: Mapping[str, object]) -> bool:
+def matches(event: Line, kind: str, fields: Mapping[str, object]) -> bool:
     """Whether an event is of this kind and its fields have these values."""
     return event["kind"] == kind and all(event.get(name) == value for name, value in fields.items())
 
 
-def find_overlong_waits(events: Iterable[Event]) -> list[Event]:
+def find_overlong_waits(lines: Iterable[Line]) -> list[Line]:
     """Waits that ended later than the deadline they had named, and such as named none without a reason."""
-    found: list[Event] = []
-    for event in events:
-        if event["kind"] != "wait_ended":
+    found: list[Line] = []
+    for line in lines:
+        event = read_event(line)
+        if not isinstance(event, kinds.WaitEnded):
             continue
-        until = event["until"]
-        if until is None and not any(text in event["what"] for text in WITHOUT_DEADLINE):
-            found.append(event)
-        if until is not None and event["t"] > until + LATE_S:
-            found.append(event)
+        if event.until is None and event.wait not in WITHOUT_DEADLINE:
+            found.append(line)
+        if event.until is not None and line["t"] > event.until + LATE_S:
+            found.append(line)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kits.log import E, choose
 from kits.results import PAYLOAD_BYTES, PLAN, build_train_reply
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
@@ -13,6 +14,7 @@ from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import ReportEquivocation
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
+from psyche.telemetry import kinds
 from psyche.testing.builders import START_UNIX, build_config, build_identity, build_model, build_state
 from psyche.testing.state_machine import StateMachine
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_chain_digest, compute_state_digest
@@ -57,7 +59,7 @@ class Node:
         self.generation = 0
         self.exit: act.Exit | None = None
         self.alive = False
-        self.logs: list[tuple[float, str, dict[str, object]]] = []
+        self.events: list[kinds.Event] = []
         self.signed: list[bytes] = []  # raw announcements, over all lives
         self.start()
 
@@ -108,7 +110,7 @@ class Node:
     def do(self, action: act.Action) -> None:  # noqa: PLR0912  # one line per action
         match action:
             case act.Log():
-                self.logs.append((self.world.now, action.kind, action.fields))
+                self.events.append(action.event)
             case act.Publish():
                 self.world.gossip(self, action.raw)
             case act.Announce():
@@ -196,16 +198,16 @@ class Node:
         digest = compute_state_digest(chain, blake3_hash(b"part", self.weights))
         self.feed(act.Loaded(action.epoch, digest, source, PLAN, 4096, 256, 0, 0, ZERO32))
 
-    def find_weights(self, certified: bytes | None) -> tuple[bytes, bytes, str] | None:
+    def find_weights(self, certified: bytes | None) -> tuple[bytes, bytes, kinds.WeightSource] | None:
         configured = compute_state_digest(ZERO32, blake3_hash(b"part", CONFIGURED))
         if certified is None or certified == configured:
-            return CONFIGURED, ZERO32, "configured source"
+            return CONFIGURED, ZERO32, kinds.WeightSource.CONFIGURED
         if certified in self.disk.snapshots:
-            return (*self.disk.snapshots[certified], "own snapshot")
+            return (*self.disk.snapshots[certified], kinds.WeightSource.OWN_SNAPSHOT)
         for node in self.world.nodes:
             if node.alive and certified in node.disk.snapshots and not node.pace.gossip_cut:
                 self.disk.snapshots[certified] = node.disk.snapshots[certified]
-                return (*node.disk.snapshots[certified], "peers")
+                return (*node.disk.snapshots[certified], kinds.WeightSource.PEERS)
         return None
 
     def healed(self, action: act.Heal) -> None:
@@ -270,10 +272,10 @@ class Node:
 
     def get_applied_sets(self) -> dict[tuple[object, object], list[int]]:
         """The members of what was applied, by epoch and height."""
-        return {(f["epoch"], f["height"]): sorted(f["members"]) for f in self.get_logs("applied")}  # type: ignore[call-overload]
+        return {(event.epoch, event.height): sorted(event.members) for event in self.get_logs(kinds.Applied)}
 
-    def get_logs(self, kind: str) -> list[dict[str, object]]:
-        return [fields for _, k, fields in self.logs if k == kind]
+    def get_logs(self, kind: type[E]) -> list[E]:
+        return choose(self.events, kind)
 
 
 class World(StateMachine):

@@ -12,6 +12,8 @@ from psyche.sim.invariants.ledger import Phase, RoundFacts
 from psyche.sim.invariants.resource_limits import MAX_SNAPSHOT_BYTES
 from psyche.sim.trace import EVENT_DIGITS
 from psyche.sim.world import Outcome, simulate
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import Wait, WaitOutcome
 from scenarios.builders import build_without_slow, get_halves, get_slow
 from scenarios.row import (
     GRAIN_S,
@@ -36,8 +38,6 @@ LARGEST_SLOPE: Final = 0.01  # per simulated hour
 CHANCE: Final = 4.0  # standard errors: of twenty things one is beyond two of them in every third run
 LEAST_HOURS: Final = 2.0
 SLOWDOWN: Final = 1.1
-OWN_WORK: Final = "this client's work in round"
-OWN_WORK_AND_PAYLOADS: Final = "this client's work and payloads in round"
 
 
 def judge_end(outcome: Outcome, size: Size) -> Judgement:
@@ -66,8 +66,8 @@ def judge_witnesses_replaced(outcome: Outcome, size: Size) -> Judgement:
     """F3: the round without witnesses ends by its time, the next one has others, at most one step is lost."""
     del size
     ledger = get_ledger(outcome)
-    kills = get_events(outcome, "killed")
-    killed, at_s = {e["who"] for e in kills}, min((e["t"] for e in kills), default=0.0)
+    kills = get_events(outcome, kinds.Killed)
+    killed, at_s = {e.event.who for e in kills}, min((e.t for e in kills), default=0.0)
     silent = [
         one
         for one in ledger.data_rounds
@@ -76,7 +76,7 @@ def judge_witnesses_replaced(outcome: Outcome, size: Size) -> Judgement:
     ]
     following = [ledger.rounds.get((one.epoch, one.height + 1)) for one in silent]
     others = [one is not None and not killed & ledger.find_names(one.epoch, one.witnesses) for one in following]
-    lost = max((e["was"] - e["step"] for e in get_events(outcome, "rollback", "server")), default=0)
+    lost = max(((e.event.was or 0) - e.event.step for e in get_events(outcome, kinds.Rollback, "server")), default=0)
     by_time = [one.is_by_timeout for one in silent]
     seen = f"closed by time: {all(by_time)}, others elected: {all(others)}, {lost} steps lost"
     return Judgement(seen, bool(silent) and all(by_time) and all(others) and lost <= 1)
@@ -87,8 +87,8 @@ def judge_halves(bridge: bool) -> Judge:
 
     def judge(outcome: Outcome, size: Size) -> Judgement:
         ledger, sides = get_ledger(outcome), [set(side) for side in get_halves(size, bridge=bridge)]
-        cut_s = get_events(outcome, "fault")[0]["t"]
-        healed_s = max((e["t"] for e in get_events(outcome, "fault_over")), default=outcome.simulated_s)
+        cut_s = get_events(outcome, kinds.Fault)[0].t
+        healed_s = max((e.t for e in get_events(outcome, kinds.FaultOver)), default=outcome.simulated_s)
         apart = [one for one in ledger.data_rounds if one.start_s >= cut_s and one.end_s <= healed_s]
         sets = [ledger.find_names(one.epoch, one.applied) for one in apart if 0 < one.decided_s <= healed_s]
         alone = sum(any(one & sides[n] and not one & sides[1 - n] for one in sets) for n in (0, 1))
@@ -108,24 +108,23 @@ def judge_limits(outcome: Outcome, size: Size) -> Judgement:
     return Judgement(f"longest round {longest:.1f} s", 0 < longest <= compute_round_limit_s(outcome.state.config))
 
 
-def _find_finish_times(outcome: Outcome, ends: Mapping[str, str]) -> dict[int, list[float]]:
+def _find_finish_times(outcome: Outcome, ends: Mapping[Wait, WaitOutcome]) -> dict[int, list[float]]:
     """When members ended these waits, the last of them, by the round's height."""
     found: dict[int, dict[tuple[str, float], float]] = {}
     since: dict[tuple[str, int], float] = {}
-    for event in get_events(outcome, "wait_ended"):
-        what, _, height = event["what"].rpartition(" ")
-        if ends.get(what) == event["outcome"]:
-            node, at_s = str(event["node"]), float(event["t"])
-            if what == OWN_WORK:
-                since[node, int(height)] = at_s
-            found.setdefault(int(height), {})[node, since.get((node, int(height)), at_s)] = at_s
+    for seen in get_events(outcome, kinds.WaitEnded):
+        ended, height = seen.event, seen.event.height
+        if height is not None and ends.get(ended.wait) is ended.outcome:
+            if ended.wait is Wait.OWN_WORK:
+                since[seen.node, height] = seen.t
+            found.setdefault(height, {})[seen.node, since.get((seen.node, height), seen.t)] = seen.t
     return {height: list(times.values()) for height, times in found.items()}
 
 
 def judge_prompt(outcome: Outcome, size: Size) -> Judgement:
     """B7: what never comes is waited for twice at most: before Finished is said, and by those who wait for it (A3)."""
     del size
-    done, late = _find_finish_times(outcome, {OWN_WORK: "done"}), list[float]()
+    done, late = _find_finish_times(outcome, {Wait.OWN_WORK: WaitOutcome.DONE}), list[float]()
     rounds = get_ledger(outcome).data_rounds
     for one in rounds:
         times = sorted(t - one.start_s for t in done.get(one.height, ()) if one.start_s <= t <= one.end_s)
@@ -139,7 +138,8 @@ def judge_prompt(outcome: Outcome, size: Size) -> Judgement:
 def judge_pace(outcome: Outcome, size: Size) -> Judgement:
     """F9: with slow members rounds are within A3's bound; without them as short as if there were none."""
     ledger, slow = get_ledger(outcome), set(get_slow(size))
-    done = _find_finish_times(outcome, {OWN_WORK: "done", OWN_WORK_AND_PAYLOADS: "sent"})  # A2
+    ends = {Wait.OWN_WORK: WaitOutcome.DONE, Wait.OWN_WORK_AND_PAYLOADS: WaitOutcome.SENT}  # A2
+    done = _find_finish_times(outcome, ends)
     over, judged, alone = 0, 0, list[RoundFacts]()
     for one in ledger.data_rounds:
         fast = ledger.find_names(one.epoch, one.witnesses) - slow
@@ -173,7 +173,7 @@ def judge_clocks(outcome: Outcome, size: Size) -> Judgement:
         if phase.run_state in limits and phase.end_s
         and _is_untimely(phase, limits[phase.run_state], is_timed=phase.run_state in timed or not phase.is_complete)
     ]  # fmt: skip
-    jumps = len(get_events(outcome, "fault"))
+    jumps = len(get_events(outcome, kinds.Fault))
     return Judgement(f"{jumps} clocks set, untimely: {', '.join(wrong) or 'nothing'}", not wrong and jumps > 0)
 
 
@@ -187,11 +187,11 @@ def judge_once(outcome: Outcome, size: Size) -> Judgement:
     """F13: of each kind some requests landed, lost their answer and landed again; each has one effect."""
     del size
     names = ("join", "warmup_witness", "witness")
-    lost = Counter(e["what"] for e in get_events(outcome, "answer_lost"))
-    repeats = Counter(e["request"] for e in get_events(outcome, "request_repeated"))
+    lost = Counter(e.event.what for e in get_events(outcome, kinds.AnswerLost))
+    repeats = Counter(e.event.request for e in get_events(outcome, kinds.RequestRepeated))
     landed = all(0 < lost[name] <= repeats[name] for name in names)
-    twice = len(get_events(outcome, "recorded_twice"))
-    breaks = len(get_events(outcome, "server_lost"))
+    twice = len(get_events(outcome, kinds.RecordedTwice))
+    breaks = len(get_events(outcome, kinds.ServerLost))
     slots = sum(slot.state is not SlotState.FREE for slot in outcome.state.registry.slots)
     told = ", ".join(f"{name} {lost[name]} and {repeats[name]}" for name in names)
     seen = f"{breaks} connections lost; answers lost and repeats: {told}; {twice} recorded twice, {slots} slots"
@@ -203,8 +203,8 @@ def judge_admitted(outcome: Outcome, size: Size) -> Judgement:
     del size
     ledger = get_ledger(outcome)
     members = {name for one in ledger.formations for name in one.names}
-    told = {e["node"] for e in get_events(outcome, "refused_by_coordinator") if e["code"] and e["reason"]}
-    told |= {e["node"] for e in get_events(outcome, "wait_started") if e["what"].startswith("the next epoch: ")}
+    told = {e.node for e in get_events(outcome, kinds.RefusedByCoordinator) if e.event.code and e.event.reason}
+    told |= {e.node for e in get_events(outcome, kinds.WaitStarted) if e.event.wait is Wait.NEXT_EPOCH}
     silent = set(outcome.scenario.names) - members - told
     most = max((len(one.names) for one in ledger.formations), default=0)
     seen = f"{len(members)} members, at most {most} at once, {len(told)} told to wait, told nothing: {len(silent)}"
@@ -214,8 +214,8 @@ def judge_admitted(outcome: Outcome, size: Size) -> Judgement:
 def judge_answers(outcome: Outcome, size: Size) -> Judgement:
     """F17: from its connection to its answered join, 99 of 100 clients take less than 0.2 s."""
     del size
-    since = {e["node"]: e["t"] for e in reversed(get_events(outcome, "server_connected"))}
-    joined = {e["node"]: e["t"] for e in reversed(get_events(outcome, "joined"))}
+    since = {e.node: e.t for e in reversed(get_events(outcome, kinds.ServerConnected))}
+    joined = {e.node: e.t for e in reversed(get_events(outcome, kinds.Joined))}
     times = sorted(joined[name] - since[name] for name in joined)
     p99 = times[min(len(times) - 1, len(times) * 99 // 100)] if times else 0.0
     seen = f"joins answered in {p99:.3f} s (p99)"

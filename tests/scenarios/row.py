@@ -1,18 +1,20 @@
 """What a named scenario is, and questions that judges ask of an outcome."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 
+from psyche.analysis.viewer import decode_lines
 from psyche.core.state.state import Config, RunState
 from psyche.server.connections.limits import TICK_S
 from psyche.sim.invariants.ledger import Ledger, RoundFacts
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Outcome
+from psyche.telemetry import kinds
+from psyche.telemetry.events import read_event
 
 GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
-Event = dict[str, Any]
+E = TypeVar("E", bound=kinds.Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +73,21 @@ def judge_all(*judges: Judge) -> Judge:
     return judge
 
 
-def get_events(outcome: Outcome, kind: str, node: str = "") -> list[Event]:
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[E]):
+    """What happened, when and where."""
+
+    t: float
+    node: str
+    event: E
+
+
+def get_events(outcome: Outcome, kind: type[E], node: str = "") -> list[Seen[E]]:
     """Events of a kind, of one machine or of all."""
-    mark = f'"kind":"{kind}"'.encode()
-    events = (json.loads(line) for line in outcome.lines if mark in line)
-    return [event for event in events if node in ("", event["node"])]
+    mark = f'"kind":"{kinds.get_kind(kind)}"'.encode()
+    lines = decode_lines(raw for raw in outcome.lines if mark in raw)
+    found = ((line, read_event(line)) for line in lines if node in ("", line["node"]))
+    return [Seen(line["t"], line["node"], event) for line, event in found if isinstance(event, kind)]
 
 
 def get_ledger(outcome: Outcome) -> Ledger:

@@ -3,12 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 from kits.clocks import SteadyClock
-from kits.log import Log
+from kits.log import E, Log
 from kits.server import CLIENTS, OWNER, build_record
 from live_kit import RATE, open_server
 
@@ -16,6 +15,7 @@ from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress
 from psyche.backends.tcp.owner import allow_key, disallow_key, get_allowed, get_run_status
 from psyche.core.state.messages import Join
+from psyche.telemetry import kinds
 from psyche.wire import backend as wire
 from psyche.wire.access import Access
 from psyche.wire.crypto import Identity
@@ -36,7 +36,7 @@ async def open_closed(tmp_path: Path) -> AsyncIterator[ServerAddress]:
         yield server.address
 
 
-async def until(sink: Log, kind: str) -> dict[str, Any]:
+async def until(sink: Log, kind: type[E]) -> E:
     with trio.fail_after(TIMEOUT_S):
         while not sink.get(kind):
             await trio.sleep(0.05)
@@ -54,8 +54,9 @@ async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes
 ) -> None:
     sink = Log()
     async with open_closed(tmp_path) as server, open_backend(server, ADA, sink=sink) as backend:
-        wait = await until(sink, "wait_started")
-        assert f"psyche server allow {ADA.public.hex()}" in wait["what"]
+        wait = await until(sink, kinds.WaitStarted)
+        assert wait.wait is kinds.Wait.PERMISSION
+        assert f"psyche server allow {ADA.public.hex()}" in wait.what
         with trio.move_on_after(5):
             async for _ in backend.states():
                 raise AssertionError("a stranger was shown the state")
@@ -66,9 +67,9 @@ async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes
         assert status.allowed == 1
         with trio.fail_after(TIMEOUT_S):
             await join_when_there(backend, ADA)
-        assert (await until(sink, "wait_ended"))["outcome"] == "allowed"
-        assert len(sink.get("wait_started")) == 1
-        assert not sink.get("server_given_up")
+        assert (await until(sink, kinds.WaitEnded)).outcome is kinds.WaitOutcome.ALLOWED
+        assert len(sink.get(kinds.WaitStarted)) == 1
+        assert not sink.get(kinds.ServerGivenUp)
 
 
 async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed_again(
@@ -80,14 +81,14 @@ async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed
         async with open_backend(server, BEN, sink=sink) as backend:
             await join_when_there(backend, BEN)
             await disallow_key(server, OWNER, key=BEN.public)
-            assert "was disallowed" in (await until(sink, "wait_started"))["what"]
+            assert "was disallowed" in (await until(sink, kinds.WaitStarted)).what
             with pytest.raises(wire.NotAllowed):
                 await backend.submit(Join(BEN.public), build_record(BEN))
             found = await get_allowed(server, OWNER)
             assert found.authorizations == ((ADA.public, ()),)
             assert found.disallowed == (BEN.public,)
             await allow_key(server, OWNER, grantee=BEN.public)
-            await until(sink, "wait_ended")
+            await until(sink, kinds.WaitEnded)
             await backend.submit(Join(BEN.public), build_record(BEN))
             assert (await get_run_status(server, ADA)).waiting == 1
 

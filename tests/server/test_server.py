@@ -41,6 +41,7 @@ from psyche.server.journal import journal as j
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings, run_server
+from psyche.telemetry import kinds
 from psyche.testing.builders import build_model
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord, sign_address_record
@@ -86,14 +87,14 @@ async def test_a_server_that_goes_away_in_mid_round_and_comes_back_costs_no_epoc
         await server.stop()
         await trio.sleep(16)
         await server.start()
-        recovered = server.sink.get("server_recovered")[0]
-        assert recovered["gap_s"] >= 15
+        recovered = server.sink.get(kinds.ServerRecovered)[0]
+        assert recovered.gap_s >= 15
         await follow_all(scripts, is_finished)
         state = scripts[0].state
         assert state is not None
         assert (state.progress.epoch, state.progress.step) == (2, 5)
-        assert len(sink.get("server_connected")) == 6
-        assert not sink.get("server_given_up")
+        assert len(sink.get(kinds.ServerConnected)) == 6
+        assert not sink.get(kinds.ServerGivenUp)
 
 
 async def test_a_request_in_flight_when_the_server_goes_away_is_answered_when_it_is_back(
@@ -259,7 +260,7 @@ async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock
         with trio.fail_after(20 * RATE):
             while backend._nonce <= nonce:
                 await trio.sleep(0.1)
-        assert len(sink.get("state_mismatch")) == 1
+        assert len(sink.get(kinds.StateMismatch)) == 1
         await follow_all(scripts, lambda s: s.nonce > nonce)
         assert len({encode_state(s.state) for s in scripts if s.state is not None}) == 1
 
@@ -336,7 +337,7 @@ async def test_a_stopping_server_says_goodbye_by_closing_and_writes_what_it_has(
         await scripts[0].follow(lambda s: len(s.registry.slots) == 1)
         nonce = scripts[0].nonces[-1]
         await server.stop()
-        assert server.sink.get("server_stopped")[0]["seq"] >= 1
+        assert server.sink.get(kinds.ServerStopped)[0].seq >= 1
         disk = FolderDisk(server.folder)
         found = recover(disk)
         disk.close()
@@ -387,7 +388,7 @@ async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: SteadyClock
         with trio.move_on_after(20):
             await backend.run()
         nursery.cancel_scope.cancel()
-    tries = [event["tries"] for event in sink.get("server_lost")]
+    tries = [event.tries for event in sink.get(kinds.ServerLost)]
     assert tries == list(range(len(tries))), "every failure makes it wait longer"
     assert accepted <= 12
 

@@ -12,6 +12,7 @@ from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.faults import BitFlip
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Violation, simulate
+from psyche.telemetry.kinds import LeaveCause
 
 FLIP = BitFlip(at_epoch=0, at_height=2, who=("client-1",), place=3)
 
@@ -40,7 +41,7 @@ def test_a_client_that_never_heals_is_reported(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_client_that_leaves_where_it_could_heal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Healing, "_replay", lambda healing, reason: healing.give_up(reason))
+    monkeypatch.setattr(Healing, "_replay", lambda healing, reason: healing.give_up(LeaveCause.WRONG_WEIGHTS, reason))
     first = find_first(build_flipped())
     assert (first.name, first.expected) == ("I5", "client-1 heals as a member")
 

@@ -10,6 +10,7 @@ from psyche.forecast.inputs import load_scenario
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
 from psyche.sim.world import Outcome
+from psyche.telemetry import kinds
 
 MEMBERS = 3
 NEWCOMER = f"client-{MEMBERS}"
@@ -36,11 +37,11 @@ def get_dropped_in_rounds(outcome: Outcome) -> list[str]:
     """Who was dropped in an epoch of which it had begun a round: of those a Warmup drops, none has."""
     ledger = get_ledger(outcome)
     found = []
-    for event in get_events(outcome, "dropped"):
-        epoch = [one.epoch for one in ledger.formations if one.at_s <= event["t"]][-1]
+    for event in get_events(outcome, kinds.Dropped):
+        epoch = [one.epoch for one in ledger.formations if one.at_s <= event.t][-1]
         rounds = (one for one in ledger.rounds.values() if one.epoch == epoch)
-        if any(event["node"] in ledger.find_names(epoch, one.members) for one in rounds):
-            found.append(event["node"])
+        if any(event.node in ledger.find_names(epoch, one.members) for one in rounds):
+            found.append(event.node)
     return found
 
 

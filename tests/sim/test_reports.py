@@ -2,7 +2,6 @@
 
 import functools
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,13 +24,14 @@ from psyche.sim.scenarios.report import describe_replay
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.scenarios.swarm import draw_scenario
 from psyche.sim.world import Outcome, World, simulate
+from psyche.telemetry import kinds
 
 
 def break_record(world: World) -> None:
     """Something is wrong as soon as anybody trains."""
 
-    def see(_node: str, kind: str, _fields: Mapping[str, object]) -> None:
-        if kind == "trained":
+    def see(_node: str, event: kinds.Event) -> None:
+        if isinstance(event, kinds.Trained):
             world.invariants.fail("I2", "nothing", "something")
 
     world.trace.listeners.append(see)

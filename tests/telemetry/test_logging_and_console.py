@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import structlog
+from kits.events import make
 
 from psyche.errors import ConfigError
+from psyche.telemetry import kinds
 from psyche.telemetry.console import CLEAR_LINE, UP, Console, is_live
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.logging import configure_logging, parse_levels
@@ -132,27 +134,27 @@ def test_what_comes_again_and_again_is_told_once_and_then_now_and_then() -> None
     log = EventLog(None, node="client", now=lambda: clock[0])
     printer = EventPrinter(log.subscribe(), shorten=True)
 
-    def get_lines(kind: str, **fields: object) -> list[str]:
+    def get_lines(event: kinds.Event) -> list[str]:
         stream.seek(0)
         stream.truncate()
-        log.emit(kind, **fields)
+        log.emit(event)
         printer.refresh()
         return stream.getvalue().splitlines()
 
-    assert len(get_lines("server_lost", reason="refused", tries=0)) == 1
+    assert len(get_lines(kinds.ServerLost(reason="refused", tries=0))) == 1
     for _ in range(5):
         clock[0] += 5.0
-        assert get_lines("server_lost", reason="refused", tries=1) == []
-    assert len(get_lines("server_lost", reason="no connection", tries=2)) == 1
+        assert get_lines(kinds.ServerLost(reason="refused", tries=1)) == []
+    assert len(get_lines(kinds.ServerLost(reason="no connection", tries=2))) == 1
     clock[0] += 30.0
-    assert len(get_lines("server_lost", reason="no connection", tries=3)) == 1
+    assert len(get_lines(kinds.ServerLost(reason="no connection", tries=3))) == 1
     clock[0] += 29.0
-    assert get_lines("server_lost", reason="no connection", tries=4) == []
+    assert get_lines(kinds.ServerLost(reason="no connection", tries=4)) == []
     clock[0] += 1.0
-    (line,) = get_lines("server_lost", reason="no connection", tries=5)
+    (line,) = get_lines(kinds.ServerLost(reason="no connection", tries=5))
     assert "times=2" in line
-    assert len(get_lines("server_connected", program="x")) == 1
-    assert len(get_lines("server_lost", reason="no connection", tries=0)) == 1
+    assert len(get_lines(kinds.ServerConnected(run_id="run", program="x"))) == 1
+    assert len(get_lines(kinds.ServerLost(reason="no connection", tries=0))) == 1
 
 
 def test_what_follows_from_the_user_s_stop_is_no_warning() -> None:
@@ -160,10 +162,10 @@ def test_what_follows_from_the_user_s_stop_is_no_warning() -> None:
     configure_logging("console", "info", console=Console(stream, live=False))
     log = EventLog(None, node="client", now=lambda: 0.0)
     printer = EventPrinter(log.subscribe(), shorten=True)
-    log.emit("left", reason="the trainer was lost")
-    log.emit("epoch_failed", reason="Warmup abandoned")
-    log.emit("left", reason="stopped by SIGINT")
-    log.emit("epoch_failed", reason="Warmup abandoned")
+    log.emit(kinds.Left(reason="the trainer was lost", cause=kinds.LeaveCause.TRAINER_LOST))
+    log.emit(make(kinds.EpochFailed))
+    log.emit(kinds.Left(reason="interrupted", cause=kinds.LeaveCause.STOPPED))
+    log.emit(make(kinds.EpochFailed))
     printer.refresh()
     assert stream.getvalue().count("left") == 2
     assert stream.getvalue().count("epoch_failed") == 1

@@ -4,9 +4,12 @@ import io
 import time
 
 import pytest
+from kits.events import make
 
+from psyche.core.state.enums import RunState
+from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
-from psyche.telemetry.events import EventLog
+from psyche.telemetry.events import EventLog, read_event
 from psyche.telemetry.metrics import Rate, compute_median
 from psyche.telemetry.status import (
     IDLE_INTERVAL_S,
@@ -14,27 +17,29 @@ from psyche.telemetry.status import (
     NodeView,
     Pace,
     StatusLine,
-    Waiting,
     format_status,
     format_waiting,
-    name_members,
 )
 from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds, format_table
 
 
-def fold(*events: dict[str, object]) -> NodeView:
+def fold(*events: kinds.Event) -> NodeView:
     view = NodeView("client-1")
     for number, event in enumerate(events):
-        view.update({"t": float(number), "node": "client-1"} | event)
+        view.update(float(number), event)
     return view
+
+
+def wait_for(what: str, until: float | None, then: str) -> kinds.WaitStarted:
+    return make(kinds.WaitStarted, what=what, until=until, then=then)
 
 
 def test_the_status_shows_position_phase_loss_and_traffic() -> None:
     view = fold(
-        {"kind": "client_started"},
-        {"kind": "state_changed", "epoch": 2, "height": 7, "run_state": "round_train", "step": 31, "members": 3},
-        {"kind": "trained", "epoch": 2, "height": 7, "loss": 2.5, "tokens": 4000, "seconds": 0.5},
-        {"kind": "network", "bytes_sent": 45_088, "bytes_received": 90_176},
+        make(kinds.ClientStarted),
+        make(kinds.StateChanged, epoch=2, height=7, run_state=RunState.ROUND_TRAIN, step=31, members=3),
+        make(kinds.Trained, epoch=2, height=7, loss=2.5, tokens=4000, seconds=0.5),
+        make(kinds.Network, bytes_sent=45_088, bytes_received=90_176),
     )
     line = format_status(view, 3.0)
     assert line.startswith("epoch 2 round 7 step 31 | training | loss 2.500 | 3 healthy members | 2.7k tok/s")
@@ -43,57 +48,63 @@ def test_the_status_shows_position_phase_loss_and_traffic() -> None:
 
 def test_outside_of_rounds_there_is_no_speed() -> None:
     view = fold(
-        {"kind": "state_changed", "run_state": "round_train", "members": 1},
-        {"kind": "trained", "loss": 2.5, "tokens": 4000, "seconds": 0.5},
+        make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, members=1),
+        make(kinds.Trained, loss=2.5, tokens=4000, seconds=0.5),
     )
     assert "1 healthy member | 2.7k tok/s" in format_status(view, 1.0)
-    view.update({"t": 2.0, "kind": "state_changed", "run_state": "cooldown"})
+    view.update(2.0, make(kinds.StateChanged, run_state=RunState.COOLDOWN))
     assert "tok/s" not in format_status(view, 2.0)
 
 
-APPLIED = {"kind": "applied", "epoch": 1, "height": 0, "count": 2, "digest": "aa"}
+APPLIED = make(kinds.Applied, epoch=1, height=0, count=2, digest=b"\xaa")
 
 
 @pytest.mark.parametrize(
     ("trouble", "words", "end"),
     [
-        ({"kind": "epoch_failed", "reason": "Warmup abandoned"}, "epoch given up: Warmup abandoned", APPLIED),
-        ({"kind": "error", "message": "no"}, "no", APPLIED),
-        ({"kind": "behind"}, "behind, catches up", {"kind": "healed"}),
-        ({"kind": "diverged"}, "different weights", {"kind": "digest", "digest": "aa", "agreed": True}),
-        ({"kind": "diverged"}, "different weights", {"kind": "model_loaded"}),
-        ({"kind": "left", "reason": "the trainer was lost"}, "trainer was lost", {"kind": "member", "index": 1}),
-        ({"kind": "server_lost"}, "cannot reach the server", {"kind": "server_connected"}),
+        (make(kinds.EpochFailed, reason="Warmup abandoned"), "epoch given up: Warmup abandoned", APPLIED),
+        (make(kinds.Error, message="no"), "no", APPLIED),
+        (make(kinds.Behind), "behind, catches up", make(kinds.Healed)),
+        (make(kinds.Diverged), "different weights", make(kinds.Digest, digest=b"\xaa", agreed=True)),
+        (make(kinds.Diverged), "different weights", make(kinds.ModelLoaded)),
+        (make(kinds.Left, reason="the trainer was lost"), "trainer was lost", make(kinds.Member, index=1)),
+        (make(kinds.ServerLost), "cannot reach the server", make(kinds.ServerConnected)),
     ],
 )
-def test_a_notice_goes_with_its_cause(trouble: dict[str, object], words: str, end: dict[str, object]) -> None:
+def test_a_notice_goes_with_its_cause(trouble: kinds.Event, words: str, end: kinds.Event) -> None:
     assert words in format_status(fold(trouble), 1.0)
     assert "!" not in format_status(fold(trouble, end), 2.0)
 
 
 def test_a_notice_whose_end_nobody_sees_fades_and_others_stay() -> None:
-    given_up, lost = fold({"kind": "epoch_failed", "reason": "x"}), fold({"kind": "server_lost"})
+    given_up, lost = fold(make(kinds.EpochFailed, reason="x")), fold(make(kinds.ServerLost))
     assert "given up" in format_status(given_up, NOTE_S - 1)
     assert "given up" not in format_status(given_up, NOTE_S)
     assert "cannot reach" in format_status(lost, 9 * NOTE_S)
 
 
 def test_who_has_left_knows_why_the_epoch_failed() -> None:
-    view = fold({"kind": "left", "reason": "stopped by SIGINT"}, {"kind": "epoch_failed", "reason": "x"})
+    view = fold(make(kinds.Left, reason="stopped by SIGINT"), make(kinds.EpochFailed, reason="x"))
     assert format_status(view, 2.0).endswith("! stopped by SIGINT")
     assert view.epochs_failed == 1
 
 
 def test_applying_does_not_end_a_divergence() -> None:
-    assert "different weights" in format_status(fold({"kind": "diverged"}, APPLIED), 2.0)
+    assert "different weights" in format_status(fold(make(kinds.Diverged), APPLIED), 2.0)
 
 
 def test_members_are_named_as_the_user_knows_them() -> None:
-    text = "payloads of members [0, 2] of round 5"
+    wait = make(
+        kinds.WaitStarted, what="said in the log", wait=kinds.Wait.PAYLOADS, members=(0, 2), height=5, apply_height=7
+    )
     names = {0: "client 2", 1: "client 3", 2: "client 1"}
-    assert name_members(text, names) == "payloads of client 2, client 1 of round 5"
-    assert name_members(text, {0: "client 2"}) == "payloads of members 0, 2 of round 5"
-    assert name_members("members [1] to finish") == "member 1 to finish"
+    of_round = "of round 5, to apply in round 7"
+    assert kinds.describe_wait(wait, names) == f"payloads of client 2, client 1 {of_round}"
+    assert kinds.describe_wait(wait, {0: "client 2"}) == f"payloads of members 0, 2 {of_round}"
+    one = make(kinds.WaitStarted, wait=kinds.Wait.OTHERS_FINISHED, members=(1,), height=5)
+    assert kinds.describe_wait(one) == "member 1 to finish round 5"
+    many = make(kinds.WaitStarted, what="more than 8 members to finish round 5", wait=kinds.Wait.OTHERS_FINISHED)
+    assert kinds.describe_wait(many, names) == many.what
 
 
 def test_a_deadline_that_no_clock_can_show_breaks_nothing() -> None:
@@ -113,49 +124,50 @@ def test_a_plain_line_comes_for_news_and_seldom_otherwise() -> None:
 
 def test_a_wait_says_for_what_until_when_and_then() -> None:
     view = fold(
-        {"kind": "wait_started", "what": "2 payloads", "until": 100.0, "then": "go on without them"},
-        {"kind": "wait_started", "what": "1 more member", "until": None, "then": ""},
+        wait_for("2 payloads", 100.0, "go on without them"),
+        wait_for("1 more member", None, ""),
     )
     clock = time.strftime("%H:%M:%S", time.localtime(100.0))
     expected = f"waiting for 2 payloads until {clock} (4 s), then go on without them"
-    assert format_waiting(Waiting("2 payloads", 100.0, "go on without them"), 96.0) == expected
+    assert format_waiting(wait_for("2 payloads", 100.0, "go on without them"), 96.0) == expected
     assert expected in format_status(view, 96.0)
-    view.update({"t": 3.0, "kind": "wait_ended", "what": "2 payloads", "outcome": "done"})
+    view.update(3.0, make(kinds.WaitEnded, what="2 payloads", outcome=kinds.WaitOutcome.DONE))
     assert "waiting for 1 more member" in format_status(view, 96.0)
 
 
 def test_a_restart_keeps_the_counters_and_drops_the_waits() -> None:
     view = fold(
-        {"kind": "client_started"},
-        {"kind": "wait_started", "what": "x", "until": 5.0, "then": "y"},
-        {"kind": "network", "bytes_sent": 100, "bytes_received": 200},
-        {"kind": "client_started"},
-        {"kind": "network", "bytes_sent": 10, "bytes_received": 20},
+        make(kinds.ClientStarted),
+        wait_for("x", 5.0, "y"),
+        make(kinds.Network, bytes_sent=100, bytes_received=200),
+        make(kinds.ClientStarted),
+        make(kinds.Network, bytes_sent=10, bytes_received=20),
     )
     assert (view.starts, view.bytes_sent, view.bytes_received) == (2, 110, 220)
     assert view.waiting is None
 
 
 def test_a_replayed_round_counts_once() -> None:
-    applied = {"kind": "applied", "epoch": 1, "height": 4, "count": 3, "digest": "aa"}
-    view = fold(applied, applied, {"kind": "applied", "epoch": 1, "height": 5, "count": 0, "digest": "bb"})
+    applied = make(kinds.Applied, epoch=1, height=4, count=3, digest=b"\xaa")
+    view = fold(applied, applied, make(kinds.Applied, epoch=1, height=5, count=0, digest=b"\xbb"))
     assert (view.rounds_applied, view.digest) == (1, "bb")
 
 
 def test_failures_and_the_end_are_seen() -> None:
     view = fold(
-        {"kind": "epoch_failed", "reason": "no digest", "steps_lost": 8},
-        {"kind": "behind"},
-        {"kind": "healed"},
-        {"kind": "digest", "digest": "cc", "agreed": True},
-        {"kind": "finished", "digest": "dd", "step": 240},
+        make(kinds.EpochFailed, reason="no digest", steps_lost=8),
+        make(kinds.Behind),
+        make(kinds.Healed),
+        make(kinds.Digest, digest=b"\xcc", agreed=True),
+        make(kinds.Finished, digest=b"\xdd", step=240, held=True),
     )
     assert (view.epochs_failed, view.steps_lost, view.heals, view.agreed) == (1, 8, 1, True)
     assert (view.finished, view.digest, view.step, view.phase) == (True, "dd", 240, "finished")
 
 
 def test_unknown_kinds_and_malformed_fields_change_nothing() -> None:
-    view = fold({"kind": "state_changed", "epoch": "x", "members": True}, {"kind": "of another version", "epoch": 9})
+    malformed = {"t": 1.0, "node": "n", "kind": "state_changed", "epoch": "x", "members": True}
+    view = fold(read_event(malformed), read_event({"t": 2.0, "node": "n", "kind": "of another version", "epoch": 9}))
     assert (view.epoch, view.members) == (0, 0)
 
 
@@ -165,15 +177,15 @@ def test_without_a_terminal_lines_come_at_changes_and_now_and_then() -> None:
     clock = [0.0]
     line = StatusLine(log.subscribe(), "client-1", Console(stream, live=False), now=lambda: clock[0])
     line.refresh()
-    for state in ("round_train", "round_witness", "round_train"):
-        log.emit("state_changed", run_state=state, epoch=0, height=0, step=1)
+    for state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.ROUND_TRAIN):
+        log.emit(make(kinds.StateChanged, run_state=state, step=1))
         line.refresh()
     assert stream.getvalue().count("\n") == 2
     clock[0] = 20.0
-    log.emit("network", bytes_sent=5, bytes_received=5)
+    log.emit(make(kinds.Network, bytes_sent=5, bytes_received=5))
     line.refresh()
     assert stream.getvalue().count("\n") == 2  # traffic alone is no news
-    log.emit("round_started", epoch=0, height=1, step=2)
+    log.emit(make(kinds.RoundStarted, height=1, step=2))
     line.refresh()
     assert stream.getvalue().count("\n") == 3
     line.close()

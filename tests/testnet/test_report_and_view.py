@@ -7,7 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from kits.events import make, make_line
 
+from psyche.core.state.enums import RunState
+from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.testnet.plot import compute_mean_loss, write_plot
@@ -42,19 +45,19 @@ def make_clock(step: float = 1.0) -> Iterator[float]:
 def write_client(layout: Layout, number: int, digest: str = "aa", *, weights: bytes = b"w") -> EventLog:
     clock = make_clock()
     log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: next(clock))
-    log.emit("client_started", pid=1)
-    log.emit("warmup_ready", epoch=0)
-    log.emit("model_loaded", parameters=1_000, digest="00")
+    log.emit(make(kinds.ClientStarted))
+    log.emit(make(kinds.WarmupReady))
+    log.emit(make(kinds.ModelLoaded, parameters=1_000))
     for step in (1, 2):
-        log.emit("round_started", epoch=0, height=step - 1, step=step)
-        log.emit("trained", step=step, loss=4.0 - step, tokens=100, seconds=0.5, compute_seconds=0.5)
-        log.emit("applied", epoch=0, height=step - 1, count=3)
-    log.emit("network", bytes_sent=500, bytes_received=700)
+        log.emit(make(kinds.RoundStarted, height=step - 1, step=step))
+        log.emit(make(kinds.Trained, step=step, loss=4.0 - step, tokens=100, seconds=0.5, compute_seconds=0.5))
+        log.emit(make(kinds.Applied, height=step - 1, count=3))
+    log.emit(make(kinds.Network, bytes_sent=500, bytes_received=700))
     folder = layout.checkpoints(number) / "run-step3"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(weights)
-    log.emit("exported", path=folder)
-    log.emit("finished", digest=digest, step=3)
+    log.emit(make(kinds.Exported, path=str(folder)))
+    log.emit(kinds.Finished(digest=bytes.fromhex(digest), step=3, held=True))
     return log
 
 
@@ -98,11 +101,11 @@ def test_what_differs_is_a_problem(
 
 
 def test_a_client_that_does_not_hold_the_certified_weights_shows_its_own_digest() -> None:
-    events = [
-        {"t": 1.0, "node": "c", "kind": "digest", "epoch": 0, "height": 3, "digest": "own", "agreed": False},
-        {"t": 2.0, "node": "c", "kind": "finished", "digest": "certified", "held": False, "step": 9},
+    lines = [
+        make_line(1.0, "c", kinds.Digest(height=3, digest=b"own", agreed=False)),
+        make_line(2.0, "c", kinds.Finished(digest=b"certified", step=9, held=False)),
     ]
-    assert build_client_report("c", events, 3).digest == "own"
+    assert build_client_report("c", lines, 3).digest == b"own".hex()
 
 
 def test_a_client_that_never_finished_is_a_problem_unless_the_run_was_stopped() -> None:
@@ -116,16 +119,16 @@ def test_a_client_that_never_finished_is_a_problem_unless_the_run_was_stopped() 
 
 def test_waits_are_compared_with_the_deadlines_they_named() -> None:
     watch = WaitWatch()
-    for event in (
-        {"t": 1.0, "kind": "wait_started", "what": "a", "until": 5.0, "then": "x"},
-        {"t": 2.0, "kind": "wait_started", "what": "members", "until": None, "then": "x"},
-        {"t": 5.5, "kind": "wait_ended", "what": "a"},
-        {"t": 90.0, "kind": "wait_ended", "what": "members"},
-        {"t": 91.0, "kind": "wait_started", "what": "b", "until": 92.0, "then": "x"},
-        {"t": 99.0, "kind": "client_started"},
-        {"t": 99.5, "kind": "wait_ended", "what": "b"},
+    for t, event in (
+        (1.0, make(kinds.WaitStarted, what="a", until=5.0)),
+        (2.0, make(kinds.WaitStarted, what="members", until=None)),
+        (5.5, make(kinds.WaitEnded, what="a")),
+        (90.0, make(kinds.WaitEnded, what="members")),
+        (91.0, make(kinds.WaitStarted, what="b", until=92.0)),
+        (99.0, make(kinds.ClientStarted)),
+        (99.5, make(kinds.WaitEnded, what="b")),
     ):
-        watch.update(event)
+        watch.update(t, event)
     assert (watch.count, watch.overrun_s) == (3, 0.5)
     client = ClientReport("c", waits=3, wait_overrun_s=0.5)
     assert "waits: 3, the latest ended 0.50 s after its deadline" in format_report(RunReport("demo", 1.0, [client], 0))
@@ -178,8 +181,8 @@ def test_the_live_view_is_a_table_of_all_clients(layout: Layout) -> None:
     view = LiveView(layout, 2, 241, Console(stream, live=True), now=lambda: 1_020.0)
     write_client(layout, 1)
     log = EventLog(layout.events_of("client-2"), node="client-2", now=lambda: 1_019.0)
-    log.emit("state_changed", run_state="round_train", epoch=0, height=1, step=2, members=2)
-    log.emit("wait_started", what="1 payload", until=1_025.0, then="go on without it")
+    log.emit(make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, height=1, step=2, members=2))
+    log.emit(make(kinds.WaitStarted, what="1 payload", until=1_025.0, then="go on without it"))
     view.refresh()
     head, columns, first, second, wait = view.draw().splitlines()
     assert head.startswith("step 3 of 241")
@@ -195,12 +198,15 @@ def test_a_long_wait_is_wrapped_and_names_clients(layout: Layout, monkeypatch: p
     view = LiveView(layout, 3, 241, Console(io.StringIO(), live=True), now=lambda: 1_020.0)
     for number, index in ((1, 2), (2, 0), (3, 1)):
         log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: 1_019.0)
-        log.emit("state_changed", run_state="warmup", epoch=4, height=0, step=2, members=3)
-        log.emit("member", index=index, members=3)
+        log.emit(make(kinds.StateChanged, run_state=RunState.WARMUP, epoch=4, step=2, members=3))
+        log.emit(kinds.Member(index=index, members=3))
         if number == 3:
             log.emit(
-                "wait_started", what="payloads of members [0, 2] of round 5, to apply in round 7", until=1_025.0,
-                then="fall behind: keep fetching, stop training",
+                make(
+                    kinds.WaitStarted, what="payloads of members [0, 2] of round 5, to apply in round 7",
+                    until=1_025.0, then="fall behind: keep fetching, stop training", wait=kinds.Wait.PAYLOADS,
+                    members=(0, 2), height=5, apply_height=7,
+                )
             )  # fmt: skip
     view.refresh()
     lines = view.draw().splitlines()
@@ -216,7 +222,7 @@ def test_what_happens_again_and_again_is_told_now_and_then(layout: Layout) -> No
     logs = [EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}") for number in (1, 2)]
     for _ in range(31):
         for log in logs:
-            log.emit("error", message="no weights")
+            log.emit(kinds.Error(message="no weights"))
         view.refresh()
         clock[0] += 1.0
     assert stream.getvalue().count("client-1 error: no weights") == 2
@@ -227,7 +233,7 @@ def test_what_several_clients_wait_for_is_said_once(layout: Layout) -> None:
     view = LiveView(layout, 3, 241, Console(io.StringIO(), live=True), now=lambda: 1_020.0)
     for number in (1, 3):
         log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: 1_019.0)
-        log.emit("wait_started", what="the owner to resume the run", until=None, then="join again")
+        log.emit(make(kinds.WaitStarted, what="the owner to resume the run", then="join again"))
     view.refresh()
     assert view.draw().splitlines()[5:] == ["clients 1, 3: waiting for the owner to resume the run, then join again"]
 
@@ -237,7 +243,7 @@ def test_what_ends_because_the_user_stops_is_no_news(layout: Layout) -> None:
     view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: 1_020.0)
     view.is_stopping = True
     log = EventLog(layout.events_of("client-1"), node="client-1")
-    log.emit("epoch_failed", reason="Warmup abandoned", steps_lost=0)
+    log.emit(make(kinds.EpochFailed))
     view.refresh()
     assert stream.getvalue() == ""
     assert view.clients[1].epochs_failed == 1
@@ -247,13 +253,15 @@ def test_notable_events_are_told_with_their_reason(layout: Layout) -> None:
     stream = io.StringIO()
     view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: 1_020.0)
     log = EventLog(layout.events_of("client-1"), node="client-1")
-    log.emit("epoch_failed", reason="no digest", steps_lost=8)
-    log.emit("error", trainer="hung")
-    log.emit("state_changed", run_state="round_train", epoch=1, height=0, step=9, members=3)
+    log.emit(make(kinds.EpochFailed, reason="no digest", steps_lost=8))
+    log.emit(kinds.Error(message="the trainer hung", trainer="hung"))
+    log.emit(make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, epoch=1, step=9, members=3))
+    log.emit(make(kinds.ServerRecovered, gap_s=75))
     view.refresh()
     text = stream.getvalue()
     assert "client-1 epoch given up: no digest, steps lost: 8" in text
-    assert "client-1 error: no message" in text
+    assert "client-1 error: the trainer hung" in text
+    assert "client-1 continues from its journal after 1 min 15 s" in text
     assert "epoch 1 trains from step 9, 3 members" in text
     assert view.training.is_set()
 

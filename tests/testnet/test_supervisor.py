@@ -15,7 +15,7 @@ from kits.leftovers import is_alive
 
 from psyche.errors import ConfigError, PsycheError
 from psyche.telemetry.console import Console
-from psyche.telemetry.events import read_events
+from psyche.telemetry.events import read_lines
 from psyche.testnet import supervisor
 from psyche.testnet.commands import get_client_argv, get_owner_argv, get_server_argv
 from psyche.testnet.prepare import Prepared, prepare
@@ -46,22 +46,29 @@ except KeyboardInterrupt:
 """
 CLIENT = """
 import os, pathlib, sys, time
+from psyche.core.state.enums import RunState
+from psyche.telemetry import kinds
 from psyche.telemetry.events import EventLog
 events, digest, seconds = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 log = EventLog(events, node=events.parent.name)
-log.emit("client_started", pid=os.getpid())
-log.emit("state_changed", run_state="round_train", epoch=0, height=0, step=1, members=3)
-log.emit("trained", step=1, loss=2.5, tokens=10, seconds=0.1, compute_seconds=0.1)
+log.emit(kinds.ClientStarted(identity=b"", run_id="run", pid=os.getpid()))
+log.emit(kinds.StateChanged(run_state=RunState.ROUND_TRAIN, epoch=0, height=0, step=1, members=3))
+log.emit(
+    kinds.Trained(
+        epoch=0, height=0, step=1, loss=2.5, tokens=10, seconds=0.1, compute_seconds=0.1, micro_batch_size=1,
+        grad_norm=1.0, data_hash=b"",
+    )
+)
 try:
     print("training", flush=True)
     time.sleep(seconds)
 except KeyboardInterrupt:
-    log.emit("left", reason="stopped by SIGINT", code=0)
+    log.emit(kinds.Left(reason="stopped by SIGINT", code=0, cause=kinds.LeaveCause.STOPPED))
     sys.exit(0)
 if digest == "crash":
     print("the reason of the crash", flush=True)
     sys.exit(3)
-log.emit("finished", digest=digest, step=11)
+log.emit(kinds.Finished(digest=bytes.fromhex(digest), step=11, held=True))
 """
 
 
@@ -93,7 +100,7 @@ def use_stand_ins(monkeypatch: pytest.MonkeyPatch, digests: dict[int, str] | Non
 
 
 def get_pids(run_dir: Path) -> list[int]:
-    return [event["pid"] for event in read_events(run_dir / "events" / "testnet" / "events.jsonl") if "pid" in event]
+    return [event["pid"] for event in read_lines(run_dir / "events" / "testnet" / "events.jsonl") if "pid" in event]
 
 
 async def until_training(testnet: supervisor.Testnet, number: int, times: int) -> None:

@@ -19,6 +19,7 @@ from psyche.backends.tcp.push import apply_delta, read_full
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, PsycheError, WireError
+from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord, check_address_record
@@ -145,7 +146,7 @@ class TcpBackend:
         try:
             await self._keep_connected()
         except _FATAL as error:
-            self._sink.emit("server_given_up", reason=str(error))
+            self._sink.emit(kinds.ServerGivenUp(reason=str(error)))
             self._fail(error)
             raise
         finally:
@@ -160,7 +161,7 @@ class TcpBackend:
             except (BackendError, WireError) as error:
                 if isinstance(error, _FATAL) and not (isinstance(error, WrongServer) and self.connects):
                     raise  # but who has met the server does not take somebody on the line for it, and tries again
-                self._sink.emit("server_lost", reason=str(error), tries=failures)
+                self._sink.emit(kinds.ServerLost(reason=str(error), tries=failures))
             if trio.current_time() - started_s > BACK_OFF_S[-1]:  # a server that hangs up at once is not hammered
                 failures = 0
             delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
@@ -261,7 +262,7 @@ class TcpBackend:
             self._check_greeting(greeting)
             self.connects += 1
             self._renew()
-            self._sink.emit("server_connected", run_id=greeting.run_id, program=greeting.program)
+            self._sink.emit(kinds.ServerConnected(run_id=greeting.run_id, program=greeting.program))
             await self._talk(frames)
         finally:
             self._is_connected = False
@@ -351,16 +352,18 @@ class TcpBackend:
             self._refusals += 1
             self._refused.set()
             if wait != self._permission_wait:
-                self._end_permission_wait("replaced by another wait")
+                self._end_permission_wait(kinds.WaitOutcome.REPLACED)
                 self._permission_wait = wait
-                self._sink.emit("wait_started", what=wait, until=None, then="join")
+                started = kinds.WaitStarted(what=wait, until=None, then="join", wait=kinds.Wait.PERMISSION)
+                self._sink.emit(started)
         elif not reply.code:
             self._refusals = 0
-            self._end_permission_wait("allowed")
+            self._end_permission_wait(kinds.WaitOutcome.ALLOWED)
 
-    def _end_permission_wait(self, outcome: str) -> None:
+    def _end_permission_wait(self, outcome: kinds.WaitOutcome) -> None:
         if self._permission_wait:
-            self._sink.emit("wait_ended", what=self._permission_wait, until=None, outcome=outcome)
+            what, wait = self._permission_wait, kinds.Wait.PERMISSION
+            self._sink.emit(kinds.WaitEnded(what=what, until=None, outcome=outcome, wait=wait))
         self._permission_wait = ""
 
     def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
@@ -378,7 +381,7 @@ class TcpBackend:
         try:
             raw = apply_delta(self._raw, self._nonce, push)
         except WireError as error:  # K5: ask for the whole
-            self._sink.emit("state_mismatch", reason=str(error))
+            self._sink.emit(kinds.StateMismatch(reason=str(error)))
             self._send(self._encode(wire.SubscribeRequest()))
             return
         self._take_state(push.to_nonce, raw, push.now_unix)

@@ -210,7 +210,7 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
 
     from psyche.cli.helpers.serving import format_members, get_phase
     from psyche.core.state.state import RunState
-    from psyche.telemetry.events import get_plain
+    from psyche.telemetry.plain import get_plain
     from psyche.telemetry.text import format_number, format_seconds
 
     if as_json:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from psyche.forecast.question import Question
     from psyche.forecast.recorder import Played
     from psyche.forecast.suggestions import Suggestion
-    from psyche.telemetry.events import Event
+    from psyche.telemetry.events import Line
 
 EXAMPLES = (
     "psyche simulate --state my-run/run.toml --clients 64 --profile config/profiles/home.toml",
@@ -342,37 +342,37 @@ def _build_filter(
 
 
 def _replay(text: str, wanted: "Filter") -> None:
-    from psyche.analysis.viewer import read_lines
+    from psyche.analysis.viewer import decode_lines
     from psyche.forecast.inputs import find_scenario
     from psyche.sim.world import simulate as run
 
     scenario = find_scenario(text)
     sys.stderr.write(f"playing {text}: {scenario.clients} clients, {len(scenario.faults)} faults\n")
     outcome = run(scenario)
-    _show(read_lines(outcome.lines), wanted)
+    _show(decode_lines(outcome.lines), wanted)
     typer.echo(outcome.describe().splitlines()[0])
     for violation in outcome.violations:
         typer.echo(f"violated {violation}")
     raise typer.Exit(1 if outcome.violations else 0)
 
 
-def _show(events: "list[Event]", wanted: "Filter") -> None:
+def _show(lines: "list[Line]", wanted: "Filter") -> None:
     """Page through the lines on a terminal, print them elsewhere."""
     import click
 
     from psyche.analysis.viewer import format_trace
 
-    shown = format_trace(events, wanted)
+    shown = format_trace(lines, wanted)
     first = next(shown, None)
     if first is None:
-        sys.stderr.write(f"none of {len(events)} events matches\n")
+        sys.stderr.write(f"none of {len(lines)} events matches\n")
         return
-    lines = (f"{line}\n" for line in itertools.chain((first,), shown))
+    texts = (f"{text}\n" for text in itertools.chain((first,), shown))
     if sys.stdout.isatty():
-        click.echo_via_pager(lines)
+        click.echo_via_pager(texts)
         return
-    for line in lines:
-        typer.echo(line, nl=False)
+    for text in texts:
+        typer.echo(text, nl=False)
 
 
 def trace(
@@ -404,13 +404,13 @@ def trace(
     if is_summed:
         _refuse_unused(ctx, FILTERS, "on figures of a whole run: --summary, --picture, --json")
     _check_outputs(picture, json_file, None)
-    events: list[Any] = read_trace(path)
+    lines = read_trace(path)
     if is_summed:
-        accounts = read_accounts(events)
+        accounts = read_accounts(lines)
         say = Speaker()
         say(format_accounts(accounts))
         is_written = _write_figures(say, accounts, str(path), picture, build_accounts_json(accounts), json_file)
         say.check()
         raise typer.Exit(0 if is_written else 1)
     wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)
-    _show(events, wanted)
+    _show(lines, wanted)

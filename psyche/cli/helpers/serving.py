@@ -103,8 +103,7 @@ class ServerLine:
 
 def get_phase(status: RunStatus) -> str:
     """The run's phase in words."""
-    name = RunState(status.run_state).name.lower()
-    return PHASES.get(name, name)
+    return PHASES[RunState(status.run_state)]
 
 
 def get_standing(status: RunStatus) -> tuple[str, int, int, int, bool]:

@@ -3,20 +3,20 @@
 Times named `at` or `deadline` are on the caller's monotonic clock, in seconds.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.messages import Message
+from psyche.telemetry import kinds
 from psyche.wire.trainer import ApplyReply, SentResult, SnapshotReply, TrainReply
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One event for the log."""
+    """One event for the log; the deadline of a wait is on the caller's clock, which the log's is not."""
 
-    kind: str
-    fields: dict[str, object] = field(default_factory=dict)
+    event: kinds.Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +265,7 @@ class Exit:
 
     code: int
     reason: str
+    cause: kinds.LeaveCause
     serve_s: float = 0.0  # P8: how long to go on serving
 
 
@@ -282,7 +283,7 @@ class Loaded:
 
     epoch: int
     digest: bytes
-    source: str
+    source: kinds.WeightSource
     plan: bytes
     parameters: int
     vocab_size: int

@@ -15,6 +15,8 @@ from psyche.core.state.messages import ReportEquivocation
 from psyche.core.state.state import ZERO32, Coordinator, RoundFlag, RunState
 from psyche.core.state.timeline import get_round
 from psyche.errors import WireError
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import Refusable
 from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by
 
 MAX_COMMITMENTS = 2  # of one member for one round: two are evidence, a third adds nothing
@@ -68,7 +70,7 @@ class Announcements:
         try:
             message = decode_gossip(raw)
         except WireError as error:
-            self._refuse("malformed", str(error))
+            self._refuse(Refusable.MALFORMED, str(error))
             return
         x = self._x
         if message.run_uid != x.state.run_uid or message.epoch != x.epoch:
@@ -79,7 +81,7 @@ class Announcements:
                 self._keep_early(message, raw)
             return
         if not record.members >> message.member & 1 or not is_signed_by(message, x.get_key(message.member)):
-            self._refuse("unsigned", f"member {message.member} did not sign this")
+            self._refuse(Refusable.UNSIGNED, f"member {message.member} did not sign this")
             return
         self._take(message, record, digests, diverged=diverged, now=now)
 
@@ -132,7 +134,8 @@ class Announcements:
         record.ready[member] = ready
         own = digests.get(record.height)
         if own is not None and not ready.flags and ready.digest != own:
-            self._x.log("ready_differs", member=member, height=record.height, digest=ready.digest, own=own)
+            differs = kinds.ReadyDiffers(member=member, height=record.height, digest=ready.digest, own=own)
+            self._x.log(differs)
 
     def _take_result(
         self, message: Gossip, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool, now: float
@@ -148,7 +151,7 @@ class Announcements:
         expected = self._expect(record, digests, diverged=diverged)
         verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
         if verdict is Verdict.REFUSE or header is None:
-            self._refuse("result", reason, member=message.member, height=record.height)
+            self._refuse(Refusable.RESULT, reason, member=message.member, height=record.height)
         elif verdict is Verdict.DEFER:
             others = sum(g.member == message.member for g in record.deferred.values())
             if others < MAX_COMMITMENTS:
@@ -167,7 +170,7 @@ class Announcements:
             record.timely.add(message.body.commitment)
         if len(signed) == MAX_COMMITMENTS:
             first, second = signed.values()
-            self._x.log("equivocation", member=message.member, height=record.height)
+            self._x.log(kinds.Equivocation(member=message.member, height=record.height))
             report = ReportEquivocation(message.epoch, message.height, message.member)
             self._x.do(Submit(report, evidence=Evidence(first, second)))
 
@@ -211,7 +214,7 @@ class Announcements:
         expected = self._expect(record, {}, diverged=True)
         verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
         if verdict is Verdict.REFUSE or header is None:
-            self._refuse("result", reason, member=message.member, height=record.height)
+            self._refuse(Refusable.RESULT, reason, member=message.member, height=record.height)
         elif not self._x.facts.is_known:
             record.deferred[commitment] = message
         else:
@@ -283,7 +286,7 @@ class Announcements:
             result.status, result.held_at = PayloadStatus.HELD, now
         elif event.refused:
             result.status = PayloadStatus.REFUSED
-            self._refuse("payload", event.reason, height=record.height)
+            self._refuse(Refusable.PAYLOAD, event.reason, height=record.height)
         else:
             result.status = PayloadStatus.ANNOUNCED
             result.retry_at = now + min(RETRY_S * 2 ** min(result.attempts - 1, 16), MAX_RETRY_S)
@@ -313,9 +316,9 @@ class Announcements:
         """When `retry` next has something to do."""
         return min((result.retry_at for _, _, result in self._iter_failed()), default=None)
 
-    def _refuse(self, what: str, reason: str, **fields: object) -> None:
+    def _refuse(self, what: Refusable, reason: str, *, member: int | None = None, height: int | None = None) -> None:
         self.refused += 1
-        self._x.log("refused", what=what, reason=reason, **fields)
+        self._x.log(kinds.Refused(what=what, reason=reason, member=member, height=height))
 
 
 def judge_result(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from psyche.client.engine.actions import Applied, AppliedSet, Apply, StoreReplay
 from psyche.client.engine.announcements import Announcements, compute_step_lr
-from psyche.client.engine.context import EngineContext, describe_members
+from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_members
 from psyche.client.engine.own_results import OwnResults
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.client.engine.tables import Tables
@@ -28,6 +28,7 @@ from psyche.core.state.timeline import (
     get_round,
     is_full_digest_height,
 )
+from psyche.telemetry import kinds
 from psyche.wire.gossip import decode_gossip
 
 EVIDENCE_WITNESSES = 2  # whose lists are read for a second signature, where none is needed to decide
@@ -143,7 +144,7 @@ class Chain:
             outcome = decide(view)
             if not isinstance(outcome, Undecided):
                 self._open.pop(height, None)
-                x.end_wait(f"decide {height}", "decided")
+                x.end_wait(f"decide {height}", kinds.WaitOutcome.DECIDED)
                 if isinstance(outcome, Decided):
                     contradictors = find_contradictors(view, outcome, record.signed)
                     self.tables.ask(record, deciding, contradictors[:EVIDENCE_WITNESSES], now)
@@ -174,7 +175,8 @@ class Chain:
         chosen = {m: c for m, c in listed.items() if not self._is_newcomer(m, record.height)}
         self._decisions[record.height] = chosen
         self.own.decide(record.height, chosen, x.member)
-        x.log("decided", height=record.height, members=sorted(chosen), void=isinstance(outcome, Void))
+        is_void = isinstance(outcome, Void)
+        x.log(kinds.Decided(height=record.height, members=tuple(sorted(chosen)), void=is_void))
 
     def _adopt(self, record: RoundRecord, member: int, commitment: bytes, now: float) -> None:
         """A decided result that was put off, or that gossip dropped, is one to fetch from now on."""
@@ -187,7 +189,11 @@ class Chain:
     def _ask(self, record: RoundRecord, deciding: Round, outcome: Undecided, now: float) -> None:
         x = self.context
         until = record.started_at + self._round_limit_s() * 2
-        x.wait(f"decide {record.height}", f"the witnesses' lists of round {record.height}", until, "fall behind")
+        wait = kinds.WaitStarted(
+            what=f"the witnesses' lists of round {record.height}", until=until, then="fall behind",
+            wait=kinds.Wait.WITNESS_LISTS, height=record.height,
+        )  # fmt: skip
+        x.wait(f"decide {record.height}", wait)
         self.tables.ask(record, deciding, outcome.ask, now, is_one_enough=outcome.is_one_enough)
 
     # --- applying --------------------------------------------------------------------------------
@@ -219,7 +225,7 @@ class Chain:
         if entry is None:
             return False
         self.applying = entry
-        x.end_wait("payloads", "all held")
+        x.end_wait("payloads", kinds.WaitOutcome.ALL_HELD)
         x.do(StoreReplay(entry))
         x.do(
             Apply(
@@ -264,8 +270,7 @@ class Chain:
         missing = [m for m, r in found if r is None or r.status is not PayloadStatus.HELD]
         if missing:
             until = now + self._round_limit_s()
-            what = f"payloads of {describe_members(missing)} of round {decided}, to apply in round {height}"
-            self.context.wait("payloads", what, until, "fall behind: keep fetching, stop training")
+            self.context.wait("payloads", _name_payloads_wait(missing, decided, height, until))
             return None
         results = {m: r for m, r in found if r is not None}
         order = compute_apply_order({m: r.header.batch_start for m, r in results.items()})
@@ -308,3 +313,11 @@ class Chain:
     def _round_limit_s(self) -> int:
         config = self.context.state.config
         return config.max_round_train_time + config.round_witness_time
+
+
+def _name_payloads_wait(missing: list[int], decided: int, height: int, until: float) -> kinds.WaitStarted:
+    return kinds.WaitStarted(
+        what=kinds.describe_payloads(describe_members(missing), decided, height), until=until,
+        then="fall behind: keep fetching, stop training", wait=kinds.Wait.PAYLOADS,
+        members=tuple(missing) if len(missing) <= NAMED_MEMBERS else (), height=decided, apply_height=height,
+    )  # fmt: skip

@@ -8,6 +8,8 @@ from psyche.client.engine.actions import Action, Log
 from psyche.client.engine.records import RoundBook, RoundRecord
 from psyche.core.state.bits import get_members
 from psyche.core.state.state import ZERO32, ClientState, Coordinator, RunState
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import WaitOutcome, WaitStarted
 from psyche.wire.crypto import Identity
 
 NAMED_MEMBERS: Final = 8
@@ -17,15 +19,6 @@ def describe_members(members: Sequence[int]) -> str:
     """`members [1, 5]`; only few are named: a wait for very many is not logged anew with each of them that comes."""
     few = len(members) <= NAMED_MEMBERS
     return f"members {list(members)}" if few else f"more than {NAMED_MEMBERS} members"
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Something this client waits for: until when on its clock (None: as long as it takes), and what then."""
-
-    what: str
-    until: float | None
-    then: str
 
 
 @dataclass(slots=True)
@@ -54,7 +47,7 @@ class EngineContext:
     facts: RunFacts = field(default_factory=RunFacts)
     book: RoundBook = field(default_factory=RoundBook)
     actions: list[Action] = field(default_factory=list)
-    waits: dict[str, Wait] = field(default_factory=dict)
+    waits: dict[str, WaitStarted] = field(default_factory=dict)
     state_since: float = 0.0  # when this client first saw the present run state
     _sources: "tuple[Coordinator, int, list[int], list[bytes]] | None" = None  # as `get_sources` found them last
 
@@ -77,32 +70,34 @@ class EngineContext:
         """Ask the shell for something."""
         self.actions.append(action)
 
-    def log(self, kind: str, **fields: object) -> None:
+    def log(self, event: kinds.Event) -> None:
         """Write one event."""
-        self.actions.append(Log(kind, fields))
+        self.actions.append(Log(event))
 
     def drain(self) -> list[Action]:
         """The actions since the last drain, in order."""
         actions, self.actions = self.actions, []
         return actions
 
-    def wait(self, key: str, what: str, until: float | None, then: str) -> None:
-        """Name a wait; logged once while it stays the same."""
-        wait = Wait(what, until, then)
+    def wait(self, key: str, wait: WaitStarted) -> None:
+        """Name a wait, its deadline on this client's clock; logged once while it stays the same."""
         known = self.waits.get(key)
-        if known is not None and known.what == what:
+        if known is not None and known.what == wait.what:
             return
-        self.end_wait(key, "replaced by another wait")  # every wait that was named is ended by its name
+        self.end_wait(key, WaitOutcome.REPLACED)  # every wait that was named is ended by its name
         self.waits[key] = wait
-        self.log("wait_started", what=what, until=until, then=then)
+        self.log(wait)
 
-    def end_wait(self, key: str, outcome: str) -> None:
+    def end_wait(self, key: str, outcome: WaitOutcome) -> None:
         """End a named wait, if there is one."""
         wait = self.waits.pop(key, None)
         if wait is not None:
-            self.log("wait_ended", what=wait.what, until=wait.until, outcome=outcome)
+            ended = kinds.WaitEnded(
+                what=wait.what, until=wait.until, outcome=outcome, wait=wait.wait, height=wait.height
+            )
+            self.log(ended)
 
-    def end_all_waits(self, outcome: str) -> None:
+    def end_all_waits(self, outcome: WaitOutcome) -> None:
         """End every wait: the phase is over."""
         for key in list(self.waits):
             self.end_wait(key, outcome)

@@ -1,11 +1,12 @@
 """What a member says in a round: that it is there, that it has finished, what it witnessed (sections 6 to 8)."""
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from psyche.client.engine.actions import Log, Publish, SnapshotWritten, Submit, WriteSnapshot
 from psyche.client.engine.chain import Chain
-from psyche.client.engine.context import EngineContext, describe_members
+from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_members
 from psyche.client.engine.records import RoundRecord, compute_pace
 from psyche.client.engine.training import Training
 from psyche.client.engine.weights import Weights
@@ -25,6 +26,8 @@ from psyche.core.state.gossip import Finished, GossipBody, Ready, ReadyFlag
 from psyche.core.state.messages import HealthCheck
 from psyche.core.state.state import ZERO32, Coordinator, RoundFlag, RunState
 from psyche.core.state.timeline import get_attested_height, get_round, is_last_drain
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import Wait, WaitOutcome, WaitStarted, describe_finish
 from psyche.wire.gossip import encode_gossip, sign_gossip
 
 PRESENCE_S = 1.0  # less than the slack that every member is granted (A3)
@@ -69,9 +72,9 @@ class Duty:
         self._standing = None
         record = x.current
         self.training.enter_round(record if record is not None and self._is_in(record) else None, x.height)
-        x.end_wait("work", "round over")
-        x.end_wait("finished", "round over")
-        x.end_wait("witness", "round over")
+        x.end_wait("work", WaitOutcome.ROUND_OVER)
+        x.end_wait("finished", WaitOutcome.ROUND_OVER)
+        x.end_wait("witness", WaitOutcome.ROUND_OVER)
         self._accuse(x.state)
 
     def _leave_round(self) -> None:
@@ -117,9 +120,10 @@ class Duty:
         if done:
             return False
         if self.training.work.is_done or x.state.run_state is RunState.ROUND_WITNESS:
-            x.end_wait("work", "done" if self.training.work.is_done else "time is up")
+            x.end_wait("work", WaitOutcome.DONE if self.training.work.is_done else WaitOutcome.TIME_IS_UP)
             return True
-        x.wait("work", f"this client's work in round {record.height}", self._round_end(record), "report anyway")
+        what = f"this client's work in round {record.height}"
+        x.wait("work", self._name_wait(Wait.OWN_WORK, what, record, "report anyway"))
         return False
 
     def _is_in(self, record: RoundRecord) -> bool:
@@ -215,14 +219,10 @@ class Duty:
         due_in = standing.due_in or not patient  # A2: of electors, for Finished sets the pace
         leaving = x.state.run_state is RunState.ROUND_WITNESS
         if not leaving and not (self.training.work.is_done and due_in):
-            x.wait(
-                "finished",
-                f"this client's work and payloads in round {record.height}",
-                self._round_end(record),
-                "finish anyway",
-            )
+            what = f"this client's work and payloads in round {record.height}"
+            x.wait("finished", self._name_wait(Wait.OWN_WORK_AND_PAYLOADS, what, record, "finish anyway"))
             return False
-        x.end_wait("finished", "sent")
+        x.end_wait("finished", WaitOutcome.SENT)
         record.finished_at.setdefault(x.member, now)
         self._publish_finished(record, attested)
         return True
@@ -254,7 +254,7 @@ class Duty:
         patience_over = standing.patience_s is not None and elapsed >= standing.patience_s
         complete = self._is_complete(record) and (standing.all_in or patience_over)  # A3
         report, reason = self._choose_report(attested, standing, complete=complete, now=now)
-        if report is None:
+        if report is None or reason is None:
             self._name_witness_wait(record, standing)
             return
         self.own.witness_sent = True
@@ -266,8 +266,8 @@ class Duty:
             record, x.member or 0, report, digest=digest, is_full=self.weights.full.get(record.height, False),
             is_complete=complete, now=now, metadata=self._make_metadata(record),
         )  # fmt: skip
-        sent = Log("witness_sent", {"epoch": message.epoch, "height": message.height, "reason": reason})
-        x.do(Submit(message, before=sent))
+        sent = kinds.WitnessSent(epoch=message.epoch, height=message.height, reason=reason)
+        x.do(Submit(message, before=Log(sent)))
 
     def _is_complete(self, record: RoundRecord) -> bool:
         known = record.height in self.weights.digests
@@ -276,30 +276,40 @@ class Duty:
 
     def _choose_report(
         self, attested: RoundRecord | None, standing: RoundStanding, *, complete: bool, now: float
-    ) -> tuple[Report | None, str]:
+    ) -> tuple[Report | None, WaitOutcome | None]:
         """W6: (a) complete; in RoundWitness (b) follow or everything is in; (c) half time."""
         x = self.context
         if complete:
-            return compute_report(attested), "complete"
+            return compute_report(attested), WaitOutcome.COMPLETE
         since = self.own.witness_since
         if since is None or x.state.run_state is not RunState.ROUND_WITNESS:
-            return None, ""
+            return None, None
         if now - since >= x.state.config.round_witness_time / 2:
-            return compute_report(attested), "half_time"
+            return compute_report(attested), WaitOutcome.HALF_TIME
         if self.context.height not in self.weights.digests or not self._has_kept():
-            return None, ""  # a record without its digest would be spent for nothing before half time
+            return None, None  # a record without its digest would be spent for nothing before half time
         followed = find_followed(x.state.current, attested, now)
         if followed is not None:
-            return followed, "follow"
-        return (compute_report(attested), "fetched") if standing.fetched_all else (None, "")
+            return followed, WaitOutcome.FOLLOW
+        return (compute_report(attested), WaitOutcome.FETCHED) if standing.fetched_all else (None, None)
 
     def _has_kept(self) -> bool:
         x = self.context
         return not is_last_drain(x.state.config, x.state.epoch, x.height) or self.own.snapshot_done
 
     def _name_witness_wait(self, record: RoundRecord, standing: RoundStanding) -> None:
-        who = describe_members(get_members(standing.missing)) if standing.missing else "this client"
-        self.context.wait("witness", f"{who} to finish round {record.height}", self._round_end(record), "report anyway")
+        missing = get_members(standing.missing)
+        who = describe_members(missing) if missing else "this client"
+        wait = Wait.OTHERS_FINISHED if missing else Wait.OWN_FINISHED
+        what = describe_finish(who, record.height)
+        self.context.wait("witness", self._name_wait(wait, what, record, "report anyway", missing))
+
+    def _name_wait(
+        self, wait: Wait, what: str, record: RoundRecord, then: str, members: Sequence[int] = ()
+    ) -> WaitStarted:
+        named = tuple(members) if len(members) <= NAMED_MEMBERS else ()
+        until = self._round_end(record)
+        return WaitStarted(what=what, until=until, then=then, wait=wait, members=named, height=record.height)
 
     def _round_end(self, record: RoundRecord) -> float:
         config = self.context.state.config

@@ -14,6 +14,8 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.limits import FULL_DIGEST_MAX_PARAMETERS
 from psyche.core.state.state import ZERO32, Round, RoundFlag, RunState
 from psyche.core.state.timeline import get_round, is_full_digest_height, is_last_drain
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import LeaveCause, Wait, WaitOutcome, WaitStarted
 
 MAX_REPLAY_CONTRADICTIONS: Final = 2
 HELPERS: Final = 2  # members that keep a copy for one that compares; what they say is checked
@@ -66,16 +68,16 @@ class Healing:
                 elif doubt.is_contradicted:
                     self._replay("this client's digest differs from the agreed one")
 
-    def give_up(self, reason: str) -> None:
+    def give_up(self, cause: LeaveCause, reason: str) -> None:
         """This epoch goes on without this client."""
-        self._x.end_wait("compare", "given up")
-        self._membership.withdraw(reason)
+        self._x.end_wait("compare", WaitOutcome.GIVEN_UP)
+        self._membership.withdraw(cause, reason)
         self._weights.lose()
 
     def _leave_with_evidence(self, reason: str) -> None:
         """What contradicts its own replay is not adopted (section 9, last table)."""
-        self._x.log("evidence", digests=dict(self._weights.digests), reason=reason)
-        self.give_up(reason)
+        self._x.log(kinds.Evidence(digests=dict(self._weights.digests), reason=reason))
+        self.give_up(LeaveCause.CONTRADICTED, reason)
 
     # --- (1) replay -------------------------------------------------------------------------------
 
@@ -83,13 +85,13 @@ class Healing:
         x, weights = self._x, self._weights
         certified = x.state.certified.digest
         if certified == ZERO32 or weights.next_height == 0 or self._chain.behind_rounds:
-            self.give_up(f"cannot heal: {reason}")
+            self.give_up(LeaveCause.WRONG_WEIGHTS, f"cannot heal: {reason}")
             return
         if self._training.in_flight is not None:
             self._training.cancel()  # S4: at once; the trainer heals when it has let go
             return
         weights.begin_replay()
-        x.log("healing", reason=reason, height=weights.next_height - 1)
+        x.log(kinds.Healing(reason=reason, height=weights.next_height - 1))
         x.do(Heal(x.epoch, certified, weights.next_height - 1))
 
     def on_healed(self, event: Healed) -> None:
@@ -113,13 +115,13 @@ class Healing:
         if event.epoch != x.epoch:
             return
         if not self._is_at_work():
-            x.end_wait("compare", "given up")  # the weights were lost while it ran
+            x.end_wait("compare", WaitOutcome.GIVEN_UP)  # the weights were lost while it ran
         elif event.contradicts:
             self._leave_with_evidence(event.reason)
         elif isinstance(weights.state, Comparing) or not self._can_compare(weights.state):
-            self.give_up(f"cannot heal: {event.reason}")
+            self.give_up(LeaveCause.WRONG_WEIGHTS, f"cannot heal: {event.reason}")
         else:
-            x.log("healing", reason=f"comparing weights with peers: {event.reason}", height=x.height)
+            x.log(kinds.Healing(reason=f"comparing weights with peers: {event.reason}", height=x.height))
             self._compared = x.epoch
             weights.begin_comparison(weights_kept=event.weights_kept)
 
@@ -153,7 +155,7 @@ class Healing:
         state = self._weights.state
         assert isinstance(state, Comparing), "checked by act"
         if self._is_too_late(state.since):
-            self.give_up("cannot heal: no peer showed the agreed weights in time")
+            self.give_up(LeaveCause.WRONG_WEIGHTS, "cannot heal: no peer showed the agreed weights in time")
             return
         if state.held is not None and state.held.until is not None:
             self._name_wait(state.held.height, state.held.until)
@@ -224,7 +226,9 @@ class Healing:
 
     def _name_wait(self, height: int, until: float) -> None:
         what = f"tensors of the agreed weights of round {height} that differ from this client's"
-        self._x.wait("compare", what, until, "leave the epoch")
+        wait = Wait.AGREED_TENSORS
+        started = WaitStarted(what=what, until=until, then="leave the epoch", wait=wait, height=height)
+        self._x.wait("compare", started)
 
     # --- helping others ---------------------------------------------------------------------------
 

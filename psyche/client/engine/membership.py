@@ -29,10 +29,19 @@ from psyche.core.state.messages import Join, WarmupWitness, Withdraw
 from psyche.core.state.roster import get_healthy
 from psyche.core.state.state import ZERO32, ClientState, RunState, Slot, SlotState
 from psyche.errors import WireError
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import LeaveCause, Wait, WaitOutcome, WaitStarted
 from psyche.wire.crypto import blake3_hash
 
 LOAD_AGAIN_S = 1.0
 JOIN_AGAIN_S = 5.0
+
+
+def _wait_for(wait: Wait, what: str, until: float | None, then: str) -> WaitStarted:
+    return WaitStarted(what=what, until=until, then=then, wait=wait)
+
+
+NEXT_EPOCH = _wait_for(Wait.NEXT_EPOCH, "the next epoch: this client is not a member of the running one", None, "join")
 
 
 @dataclass(slots=True)
@@ -103,49 +112,50 @@ class Membership:
                 self._finish(now)
             case RunState.PAUSED | RunState.UNINITIALIZED:
                 self.synchronised = None  # P4: everything is loaded anew, for the owner may change the settings
-                self.context.wait("paused", "the owner to resume the run", None, "join again")
+                self.context.wait("paused", _wait_for(Wait.OWNER, "the owner to resume the run", None, "join again"))
 
     # --- WaitingForMembers -----------------------------------------------------------------------
 
     def _wait_for_members(self, now: float) -> None:
         x = self.context
-        x.end_wait("paused", "resumed")
+        x.end_wait("paused", WaitOutcome.RESUMED)
         self._share_checkpoint()
         registry, slot = x.state.registry, self.get_slot()
         if slot is not None and slot.state is SlotState.BANNED:
             if not self.done:
                 self.done = True
-                x.do(Exit(1, "this key is banned from the run"))
+                x.do(Exit(1, "this key is banned from the run", LeaveCause.BANNED))
             return
         if slot is not None and self._has_joined(slot):
             joined = sum(map(self._has_joined, registry.slots))
             missing = max(0, x.state.config.init_min_clients - joined)
             who = f"{missing} more member{'s' if missing > 1 else ''}" if missing else "the epoch to form"
-            x.wait("members", who, None, "warm up")
+            wait = Wait.MORE_MEMBERS if missing else Wait.FORMATION
+            x.wait("members", _wait_for(wait, who, None, "warm up"))
             return
         key = (x.epoch, registry.next_active)
         if self.joined != key or now >= self.join_at:
             self.joined, self.join_at = key, now + JOIN_AGAIN_S
-            x.do(Submit(Join(x.identity.public), after=Log("joined", {"epoch": x.epoch})))  # M2
+            x.do(Submit(Join(x.identity.public), after=Log(kinds.Joined(epoch=x.epoch))))  # M2
 
     # --- Warmup ----------------------------------------------------------------------------------
 
     def _warm_up(self, now: float) -> None:
         x = self.context
-        x.end_wait("members", "epoch formed")
+        x.end_wait("members", WaitOutcome.EPOCH_FORMED)
         index = x.find_self()
         if index is None or not x.is_healthy(index):
-            x.wait("next epoch", "the next epoch: this client is not a member of the running one", None, "join")
+            x.wait("next epoch", NEXT_EPOCH)
             x.member = None
             return
         if self.passed_warmup != x.epoch or x.member != index:
             x.member = index
             self.passed_warmup = x.epoch
-            x.log("member", index=index, members=get_healthy(x.state).bit_count())
+            x.log(kinds.Member(index=index, members=get_healthy(x.state).bit_count()))
         self._ensure_weights(now)
         if self.weights.is_loaded and self.weights_digest is not None and self.warm_digest != self.weights_digest:
             self.warm_digest = self.weights_digest
-            ready = Log("warmup_ready", {"epoch": x.epoch, "digest": self.weights_digest})
+            ready = Log(kinds.WarmupReady(epoch=x.epoch, digest=self.weights_digest))
             x.do(Submit(WarmupWitness(x.epoch, index, self.weights_digest), after=ready))
 
     def _ensure_weights(self, now: float) -> None:
@@ -168,7 +178,8 @@ class Membership:
         self.loading, self.loading_cold = True, cold
         self.weights_digest = None  # also where they are those: a load that fails has lost them
         until = x.state_since + x.state.config.warmup_time
-        x.wait("weights", "the weights of this epoch", until, "be dropped from the epoch")
+        wait = _wait_for(Wait.WEIGHTS, "the weights of this epoch", until, "be dropped from the epoch")
+        x.wait("weights", wait)
         x.do(Load(x.epoch, wanted, x.state.checkpoint.digest, keep_momentum=not cold))
 
     def _start_chain(self) -> None:
@@ -183,7 +194,7 @@ class Membership:
         try:
             plan = decode_plan(event.plan)
         except (WireError, CoordinatorError) as error:
-            x.do(Exit(1, f"the model's transform plan cannot be used: {error}"))
+            x.do(Exit(1, f"the model's transform plan cannot be used: {error}", LeaveCause.UNUSABLE_MODEL))
             return
         x.facts = RunFacts(
             plan_hash=blake3_hash(event.plan),
@@ -198,14 +209,14 @@ class Membership:
         self.training.prev_commitment = event.prev_commitment
         self.chain.own.clear()
         x.do(SetPlan(x.state.run_uid, x.facts.plan_hash))
-        x.end_wait("weights", "loaded")
-        x.log("model_loaded", source=event.source, digest=event.digest, parameters=event.parameters)
+        x.end_wait("weights", WaitOutcome.LOADED)
+        x.log(kinds.ModelLoaded(source=event.source, digest=event.digest, parameters=event.parameters))
 
     def on_load_failed(self, event: LoadFailed, now: float) -> None:
         """No source has them yet: try again while Warmup lasts."""
         self.loading = False
         self.load_at = now + LOAD_AGAIN_S
-        self.context.log("load_failed", reason=event.reason)
+        self.context.log(kinds.LoadFailed(reason=event.reason))
 
     def on_trainer_lost(self) -> None:
         """Weights and momentum went with the child: load again at the next Warmup, leave this epoch."""
@@ -213,7 +224,8 @@ class Membership:
         self.weights.lose()
         x = self.context
         if x.member is not None and x.state.run_state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
-            self.withdraw("the trainer was lost; its weights are loaded again in the next Warmup")
+            why = "the trainer was lost; its weights are loaded again in the next Warmup"
+            self.withdraw(LeaveCause.TRAINER_LOST, why)
 
     def on_weights_changed(self) -> None:
         """An apply was asked for: the weights are not those of the epoch's start any more."""
@@ -227,44 +239,45 @@ class Membership:
         index = x.find_self()
         there = index is not None and x.is_healthy(index)
         if x.member is not None and index is not None and not there:
-            x.log("dropped", state=x.state.clients[index].state.name)
+            x.log(kinds.Dropped(state=x.state.clients[index].state))
         taking_part = there and self.passed_warmup == x.epoch and self.withdrawn_epoch != x.epoch
         x.member = index if taking_part else None
 
     def _take_part(self, now: float) -> None:
         x = self.context
-        x.end_wait("members", "epoch formed")
+        x.end_wait("members", WaitOutcome.EPOCH_FORMED)
         self.find_member()
         index = x.find_self()
         if index is None or not x.is_healthy(index):
-            x.wait("next epoch", "the next epoch: this client is not a member of the running one", None, "join")
+            x.wait("next epoch", NEXT_EPOCH)
         elif x.epoch not in (self.passed_warmup, self.withdrawn_epoch):
             # M9: a former self may have signed a result of this epoch; a second one would be equivocation
             self.withdrawn_epoch = x.epoch
-            self._send_withdrawal(index, "restarted in mid-epoch")
+            self._send_withdrawal(index, LeaveCause.RESTARTED, "restarted in mid-epoch")
         elif x.member is not None and not self.weights.is_loaded:
             self._ensure_weights(now)
 
-    def withdraw(self, reason: str) -> None:
+    def withdraw(self, cause: LeaveCause, reason: str) -> None:
         """Leave the running epoch, once (M4)."""
         x = self.context
         if x.member is None or self.withdrawn_epoch == x.epoch:
             return
         self.withdrawn_epoch = x.epoch
-        x.log("left", reason=reason)
-        self._send_withdrawal(x.member, reason)
+        x.log(kinds.Left(reason=reason, cause=cause))
+        self._send_withdrawal(x.member, cause, reason)
         x.member = None
         self.weights_digest = None
 
-    def take_join_back(self, reason: str) -> None:
+    def take_join_back(self, cause: LeaveCause, reason: str) -> None:
         """Stop waiting for an epoch to form (M4): else formation takes the dead."""
         slot = self.get_slot()
         if self.context.state.run_state is RunState.WAITING_FOR_MEMBERS and slot is not None and self._has_joined(slot):
-            self._send_withdrawal(0, reason)
+            self._send_withdrawal(0, cause, reason)
 
-    def _send_withdrawal(self, member: int, reason: str) -> None:
+    def _send_withdrawal(self, member: int, cause: LeaveCause, reason: str) -> None:
         x = self.context
-        x.do(Submit(Withdraw(x.epoch, member), after=Log("withdrew", {"epoch": x.epoch, "reason": reason})))
+        withdrew = kinds.Withdrew(epoch=x.epoch, reason=reason, cause=cause)
+        x.do(Submit(Withdraw(x.epoch, member), after=Log(withdrew)))
 
     def _has_joined(self, slot: Slot) -> bool:
         return slot.state is SlotState.JOINED and slot.active >= self.context.state.registry.next_active
@@ -273,7 +286,7 @@ class Membership:
 
     def _cool_down(self) -> None:
         x = self.context
-        x.end_wait("next epoch", "the epoch ends")
+        x.end_wait("next epoch", WaitOutcome.EPOCH_ENDS)
         self.find_member()
         certified = x.state.certified
         if certified.digest == ZERO32:
@@ -331,7 +344,8 @@ class Membership:
             if not self.fetching and now >= self.fetch_at:
                 self.fetching = True
                 until = x.state_since + x.state.config.cooldown_time
-                x.wait("certified", "the final weights, from peers", until, "exit without them")
+                wait = _wait_for(Wait.FINAL_WEIGHTS, "the final weights, from peers", until, "exit without them")
+                x.wait("certified", wait)
                 x.do(FetchSnapshot(certified))
             if now < x.state_since + max(x.state.config.cooldown_time, 2 * JOIN_AGAIN_S):
                 return
@@ -340,14 +354,16 @@ class Membership:
             x.do(Export(x.state.certified.epoch, x.state.certified.step, certified))
         self._share_checkpoint()
         self.done = True
-        x.log("finished", digest=certified, step=x.state.progress.step, held=self.weights_digest == certified)
-        x.do(Exit(0, "the run is finished", serve_s=float(x.state.config.cooldown_time)))
+        is_held = self.weights_digest == certified
+        x.log(kinds.Finished(digest=certified, step=x.state.progress.step, held=is_held))
+        serve_s = float(x.state.config.cooldown_time)
+        x.do(Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=serve_s))
 
     def on_snapshot_fetched(self, event: SnapshotFetched, now: float) -> None:
         """P8: the final weights came, or are asked for again."""
         self.fetching = False
         if event.ok:
             self.weights_digest = event.digest
-            self.context.end_wait("certified", "fetched")
+            self.context.end_wait("certified", WaitOutcome.FETCHED)
         else:
             self.fetch_at = now + LOAD_AGAIN_S

@@ -31,7 +31,7 @@ from psyche.client.engine.actions import (
 )
 from psyche.client.engine.announcements import Announcements
 from psyche.client.engine.chain import Chain
-from psyche.client.engine.context import ACTIVE_STATES, EngineContext, Wait
+from psyche.client.engine.context import ACTIVE_STATES, EngineContext
 from psyche.client.engine.duty import Duty
 from psyche.client.engine.gossip_repair import GossipRepair
 from psyche.client.engine.healing import Healing
@@ -43,6 +43,7 @@ from psyche.core.state.gossip import Leave
 from psyche.core.state.limits import STORED_ROUNDS, U32_MAX
 from psyche.core.state.roster import get_healthy, is_in_epoch
 from psyche.core.state.state import Coordinator, RunState
+from psyche.telemetry import kinds
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
 
@@ -92,7 +93,7 @@ class RoundEngine:
         """Own index in the running epoch."""
         return self._x.member
 
-    def waits(self) -> Sequence[Wait]:
+    def waits(self) -> Sequence[kinds.WaitStarted]:
         """What this client waits for now."""
         return tuple(self._x.waits.values())
 
@@ -188,7 +189,7 @@ class RoundEngine:
                 if event.trainer_lost:
                     self.membership.on_trainer_lost()
             case TrainerLost():
-                self._x.log("trainer_lost", reason=event.reason)
+                self._x.log(kinds.TrainerLost(reason=event.reason))
                 self.membership.on_trainer_lost()
             case Applied():
                 self._on_applied(event, now)
@@ -226,9 +227,9 @@ class RoundEngine:
         if x.member is not None and x.state.run_state in ACTIVE_STATES:
             message = sign_gossip(x.identity, x.state.run_uid, x.epoch, x.height, x.member, Leave())
             x.do(Publish(encode_gossip(message)))
-        self.membership.withdraw(reason)
-        self.membership.take_join_back(reason)
-        x.do(Exit(0, reason))
+        self.membership.withdraw(kinds.LeaveCause.STOPPED, reason)
+        self.membership.take_join_back(kinds.LeaveCause.STOPPED, reason)
+        x.do(Exit(0, reason, kinds.LeaveCause.STOPPED))
         self._exited = True
         return x.drain()
 
@@ -239,13 +240,15 @@ class RoundEngine:
         if seen == self._seen_state:
             return
         if self._seen_state is None or seen[:2] != self._seen_state[:2]:
-            self._x.end_all_waits("state changed")
+            self._x.end_all_waits(kinds.WaitOutcome.STATE_CHANGED)
         self._seen_state = seen
         self._x.state_since = now
+        members = get_healthy(state).bit_count() if is_in_epoch(state) else 0
         self._x.log(
-            "state_changed", epoch=seen[1], height=seen[2], run_state=state.run_state.name.lower(),
-            step=state.progress.step, members=get_healthy(state).bit_count() if is_in_epoch(state) else 0,
-        )  # fmt: skip
+            kinds.StateChanged(
+                epoch=seen[1], height=seen[2], run_state=state.run_state, step=state.progress.step, members=members
+            )
+        )
 
     def _note_loss(self, before: Coordinator, state: Coordinator) -> None:
         """P3, P5: work that was given up, and Warmups that came to nothing."""
@@ -253,11 +256,11 @@ class RoundEngine:
             return
         lost = before.progress.step - state.progress.step
         if lost > 0:
-            self._x.log("rollback", step=state.progress.step, data_index=state.progress.epoch_start_data_index)
+            self._x.log(kinds.Rollback(step=state.progress.step, data_index=state.progress.epoch_start_data_index))
         failed = before.run_state is RunState.WARMUP and state.run_state is RunState.WAITING_FOR_MEMBERS
         if lost > 0 or failed:
             reason = "Warmup abandoned" if failed else before.epoch.stop_reason.name.lower()
-            self._x.log("epoch_failed", epoch=before.progress.epoch, reason=reason, steps_lost=max(0, lost))
+            self._x.log(kinds.EpochFailed(epoch=before.progress.epoch, reason=reason, steps_lost=max(0, lost)))
 
     def _is_new_epoch(self, state: Coordinator) -> bool:
         """Whether this epoch, or this forming of it, is seen for the first time.
@@ -294,17 +297,19 @@ class RoundEngine:
         self._round_key = key
         self.membership.find_member()
         if new:
-            x.log("round_started", epoch=x.epoch, height=x.height, step=x.state.current.step, drain=new[-1].drain)
+            step = x.state.current.step
+            x.log(kinds.RoundStarted(epoch=x.epoch, height=x.height, step=step, drain=new[-1].drain))
         too_long = self.chain.count_behind()
         if self.chain.behind_rounds:
-            x.log("behind", rounds=self.chain.behind_rounds, next_height=self.weights.next_height)
+            x.log(kinds.Behind(rounds=self.chain.behind_rounds, next_height=self.weights.next_height))
         gap = self.chain.find_gap() if x.member is not None else ""
         if gap:
-            self.healing.give_up(f"this client can no longer learn the sets of this epoch: {gap}")
+            why = f"this client can no longer learn the sets of this epoch: {gap}"
+            self.healing.give_up(kinds.LeaveCause.UNSEEN, why)
         elif too_long:
             is_loaded = self.weights.is_loaded
             what = "decided payloads could not be fetched" if is_loaded else "the weights did not arrive in time"
-            self.healing.give_up(what)
+            self.healing.give_up(kinds.LeaveCause.BEHIND, what)
         self.duty.enter_round()
         self.announcements.retry_soon(now)
         self.announcements.replay_early(self.weights.digests, diverged=self.weights.is_diverged, now=now)
@@ -344,8 +349,11 @@ class RoundEngine:
         entry = self.chain.on_applied(event)
         if entry is None:
             return
+        members, digest = tuple(m for m, _ in entry.applied), self.weights.digests[entry.height]
         self._x.log(
-            "applied", epoch=entry.epoch, height=entry.height, step=entry.step, members=[m for m, _ in entry.applied],
-            count=len(entry.applied), update=entry.run_update, digest=self.weights.digests[entry.height],
+            kinds.Applied(
+                epoch=entry.epoch, height=entry.height, step=entry.step, members=members, count=len(members),
+                update=entry.run_update, digest=digest,
+            )
         )  # fmt: skip
         self.announcements.review_deferred(self.weights.digests, diverged=self.weights.is_diverged, now=now)

@@ -12,6 +12,7 @@ from psyche.core.committee.schedule import get_lr_bits
 from psyche.core.encoding.header import NumericClass, ResultHeader, encode_header
 from psyche.core.state.gossip import Result
 from psyche.core.state.state import ZERO32
+from psyche.telemetry import kinds
 from psyche.wire.crypto import blob_id_of, compute_commitment
 from psyche.wire.gossip import encode_gossip, sign_gossip
 from psyche.wire.trainer import SentResult
@@ -115,14 +116,15 @@ class Training:
             self.work.is_running = False
         timely = event.epoch == x.epoch and event.height == self.work.height and x.state.in_round
         if reply.cancelled or reply.refused or not reply.payload:
-            x.log("not_sent", height=event.height, reason=reply.refused or "cancelled")
+            x.log(kinds.NotSent(height=event.height, reason=reply.refused or "cancelled"))
         elif not timely:
             # trained to the end, but the next round is already on record: it counts as not applied
             self.chain.own.note_unsent(event.height)
-            x.log("not_sent", height=event.height, reason="the round was over")
+            x.log(kinds.NotSent(height=event.height, reason="the round was over"))
         elif self.weights.is_diverged:
             self.chain.own.note_unsent(event.height)
-            x.log("not_sent", height=event.height, reason="this client's digest is not the agreed one")  # S4
+            reason = "this client's digest is not the agreed one"  # S4
+            x.log(kinds.NotSent(height=event.height, reason=reason))
         else:
             self._announce(event, now)
         if timely:
@@ -149,8 +151,12 @@ class Training:
         self.announcements.add_own(message, header, record, now=now)
         self.chain.own.note_sent(record.height, body.commitment)
         self.prev_commitment = body.commitment
-        x.log("result_sent", epoch=record.epoch, height=record.height, step=record.step, bytes=len(event.reply.payload),
-              loss=event.reply.loss, commitment=body.commitment)  # fmt: skip
+        x.log(
+            kinds.ResultSent(
+                epoch=record.epoch, height=record.height, step=record.step, bytes=len(event.reply.payload),
+                loss=event.reply.loss, commitment=body.commitment,
+            )
+        )  # fmt: skip
         x.do(Announce(encode_gossip(message), event.reply.payload, header.body_hash, record.epoch, record.height))
 
     def _make_header(self, record: RoundRecord, event: Trained) -> ResultHeader:
@@ -186,4 +192,4 @@ class Training:
         if event.epoch == self.context.epoch and event.height == self.work.height:
             self.work.is_running = False
             self.work.is_done = True
-        self.context.log("not_sent", height=event.height, reason=event.reason)
+        self.context.log(kinds.NotSent(height=event.height, reason=event.reason))

@@ -24,6 +24,7 @@ from typing import Final
 from psyche.client.engine.actions import AppliedSet, Healed
 from psyche.client.engine.context import EngineContext
 from psyche.core.state.state import ZERO32, Round, RoundFlag
+from psyche.telemetry import kinds
 from psyche.wire.crypto import compute_chain_digest, compute_state_digest
 from psyche.wire.trainer import ApplyReply
 
@@ -192,7 +193,7 @@ class Weights:
                 continue
             self._checked.add(round_.height)
             agrees = own == round_.agreed_digest
-            self.context.log("digest", height=round_.height, digest=own, agreed=agrees)
+            self.context.log(kinds.Digest(height=round_.height, digest=own, agreed=agrees))
             self._note_compared(round_, own, agrees=agrees)
         if isinstance(self._state, Diverged) and self._state.doubt.agreeing >= AGREEING_TO_HEAL:
             self._settle()
@@ -213,12 +214,12 @@ class Weights:
                 pass
 
     def _log_diverged(self, round_: Round, own: bytes) -> None:
-        self.context.log("diverged", height=round_.height, digest=own, agreed=round_.agreed_digest)
+        self.context.log(kinds.Diverged(height=round_.height, digest=own, agreed=round_.agreed_digest))
 
     def _settle(self) -> None:
         """The weights in the trainer were checked against an agreed digest: they are right until a digest differs."""
         self._state = Following()
-        self.context.log("healed", height=self.next_height - 1)
+        self.context.log(kinds.Healed(height=self.next_height - 1))
 
     # --- healing (S7) ------------------------------------------------------------------------------
 
@@ -260,7 +261,7 @@ class Weights:
         """The agreed weights are loaded: its own arithmetic did not give them, so nothing is left to be judged."""
         assert self.is_fetching, "the agreed weights were asked for"
         self._replace_digests(event)
-        self.context.end_wait("compare", "the agreed weights are loaded")
+        self.context.end_wait("compare", kinds.WaitOutcome.AGREED_LOADED)
         self._settle()
 
     def _replace_digests(self, event: Healed) -> None:

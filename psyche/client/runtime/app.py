@@ -25,6 +25,7 @@ from psyche.errors import ConfigError
 from psyche.modeling.snapshot import clean_leftovers
 from psyche.modeling.trainer.process import TrainerProcess
 from psyche.network.node import open_node
+from psyche.telemetry import kinds
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.sink import EventSink
 from psyche.wire.crypto import Identity
@@ -197,11 +198,11 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
     clean_leftovers((settings.checkpoint_dir or settings.data_dir) / "resume")
     threads = settings.threads or os.cpu_count() or 1
     trainer = TrainerProcess(threads=threads, log_path=settings.data_dir / "trainer.log")
-    log.emit("client_started", identity=identity.public, run_id=settings.run_id, pid=os.getpid())
+    log.emit(kinds.ClientStarted(identity=identity.public, run_id=settings.run_id, pid=os.getpid()))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_stop_trainer, trainer)
         await trainer.start()  # M2: join only once the trainer is up
-        log.emit("trainer_started", pid=trainer.pid)
+        log.emit(kinds.TrainerStarted(pid=trainer.pid))
         network = await stack.enter_async_context(
             open_node(identity, settings.bind_ip, settings.bind_port, settings.data_dir / "network")
         )

@@ -4,16 +4,18 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from psyche.client.runtime.weights.loading import Log
 from psyche.errors import WireError
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import Wait, WaitOutcome, WaitStarted
 from psyche.wire.peer_address import PeerAddress, parse_peer_address
 from psyche.wire.ports import BootstrapPeer, Network
 
 SHOWN_DIGITS: Final = 16  # of a key
 
 Place = tuple[bytes, str]  # key and address
-Wait = tuple[str, float | None, str]  # what for, until when on trio's clock, what then
 
 
 class Bootstrapping:
@@ -33,7 +35,7 @@ class Bootstrapping:
         self._unix_now = unix_now
         self._recorded: list[str] = []
         self._connected: set[Place] = set()
-        self._waits: dict[Place, Wait] = {}
+        self._waits: dict[Place, WaitStarted] = {}  # until when: on trio's clock
 
     def start(self) -> None:
         """Dial what a person has named, as soon as it has a place in the run."""
@@ -56,7 +58,7 @@ class Bootstrapping:
             try:
                 peer = parse_peer_address(text)
             except WireError as error:
-                self._log("error", message=f"the record's bootstrap address {text!r} is not dialed: {error}")
+                self._log(kinds.Error(message=f"the record's bootstrap address {text!r} is not dialed: {error}"))
                 continue
             if peer.key not in {given.key for given in self._given}:
                 found.append(peer)
@@ -67,34 +69,38 @@ class Bootstrapping:
         named = {(peer.key, peer.address) for peer in self._network.bootstrap()}
         self._connected &= named
         for place in sorted(self._waits.keys() - named):
-            self._end_wait(place, "its address is not on record any more")
+            self._end_wait(place, WaitOutcome.OFF_RECORD)
 
     def _look_at(self, peer: BootstrapPeer) -> None:
         place, wait = (peer.key, peer.address), _describe_wait(peer)
         if wait != (known := self._waits.get(place)):
             if known is not None:
-                self._end_wait(place, "connected" if peer.is_connected else wait[0] if wait is not None else "dialed")
+                left = WaitOutcome.DIALED if wait is None else WaitOutcome.REPLACED
+                self._end_wait(place, WaitOutcome.CONNECTED if peer.is_connected else left)
             if wait is not None:
                 self._waits[place] = wait
-                self._log("wait_started", what=wait[0], until=self._get_unix(wait[1]), then=wait[2])
+                self._log(replace(wait, until=self._get_unix(wait.until)))
         if peer.is_connected and place not in self._connected:
-            self._log("bootstrap_connected", peer=peer.key, address=peer.address)
+            self._log(kinds.BootstrapConnected(peer=peer.key, address=peer.address))
         (self._connected.add if peer.is_connected else self._connected.discard)(place)
 
-    def _end_wait(self, place: Place, outcome: str) -> None:
-        what, until, _ = self._waits.pop(place)
-        self._log("wait_ended", what=what, until=self._get_unix(until), outcome=outcome)
+    def _end_wait(self, place: Place, outcome: WaitOutcome) -> None:
+        wait = self._waits.pop(place)
+        until = self._get_unix(wait.until)
+        self._log(kinds.WaitEnded(what=wait.what, until=until, outcome=outcome, wait=wait.wait))
 
     def _get_unix(self, until: float | None) -> float | None:
         return None if until is None else self._unix_now() + until - trio.current_time()
 
 
-def _describe_wait(peer: BootstrapPeer) -> Wait | None:
+def _describe_wait(peer: BootstrapPeer) -> WaitStarted | None:
     who = f"bootstrap peer {peer.key.hex()[:SHOWN_DIGITS]} at {peer.address}"
     if peer.is_connected:
         return None
     if not peer.is_allowed:
-        return f"{who} to have a place in the run", None, "dial it"
+        what = f"{who} to have a place in the run"
+        return WaitStarted(what=what, until=None, then="dial it", wait=Wait.BOOTSTRAP_PLACE)
     if peer.failure and peer.next_dial_at > trio.current_time():
-        return f"{who}: {peer.failure}", peer.next_dial_at, "dial it again"
+        what, until = f"{who}: {peer.failure}", peer.next_dial_at
+        return WaitStarted(what=what, until=until, then="dial it again", wait=Wait.BOOTSTRAP_DIAL)
     return None

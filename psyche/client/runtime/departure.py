@@ -7,6 +7,7 @@ import trio
 
 from psyche.client.engine.actions import Exit
 from psyche.client.runtime.weights.loading import Log
+from psyche.telemetry import kinds
 
 LAST_WRITES_S: Final = 600.0  # for an export that still runs when the run is over
 FAREWELL_S: Final = 0.2
@@ -56,12 +57,12 @@ class Departure:
             await trio.sleep(min(FAREWELL_S, self._grace_s))  # let Leave go out
             with trio.move_on_after(min(WITHDRAW_S, self._grace_s)):
                 await self._withdrawn.wait()
-        self._log("left", reason=action.reason, code=action.code)
+        self._log(kinds.Left(reason=action.reason, code=action.code, cause=action.cause))
         self._ended.set()
 
     async def _serve(self, seconds: float) -> None:
         """P8: serve the final weights for a while, and finish writing them; a second Exit ends that at once."""
-        self._log("serving", seconds=seconds)
+        self._log(kinds.Serving(seconds=seconds))
         with trio.move_on_after(seconds):
             await self._hurry.wait()
         async with trio.open_nursery() as nursery:

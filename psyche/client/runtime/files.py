@@ -5,10 +5,12 @@ from pathlib import Path
 
 import trio
 
+from psyche.telemetry.kinds import Evidence, get_plain_fields
 
-async def write_evidence(folder: Path, epoch: int, fields: dict[str, object]) -> None:
+
+async def write_evidence(folder: Path, epoch: int, event: Evidence) -> None:
     """An own replay that contradicts agreed digests: kept for whoever wants to judge (section 9, last table)."""
-    text = json.dumps(fields, default=_to_hex, indent=1) + "\n"
+    text = json.dumps(get_plain_fields(event), indent=1) + "\n"
     await trio.to_thread.run_sync(_write_file, folder / f"evidence-epoch-{epoch:05d}.json", text.encode())
 
 
@@ -20,7 +22,3 @@ async def write_distro(folder: Path, epoch: int, height: int, body: bytes) -> No
 def _write_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-
-
-def _to_hex(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)

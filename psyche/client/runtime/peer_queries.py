@@ -7,6 +7,7 @@ import trio
 
 from psyche.client.engine.actions import AskAnnouncements, AskTable, AskWeights, Event, TableArrived, WeightsPromised
 from psyche.errors import NetworkError
+from psyche.telemetry import kinds
 from psyche.wire.ports import Network, SyncRequest
 
 SYNC_PEERS: Final = 4  # peers asked for announcements at a time
@@ -24,7 +25,7 @@ class QueryContext(Protocol):
         """Announcements that a peer knew."""
         ...
 
-    def log(self, kind: str, **fields: object) -> None:
+    def log(self, event: kinds.Event) -> None:
         """Write an event."""
         ...
 
@@ -66,7 +67,7 @@ class PeerQueries:
             reply = await self._network.ask(action.key, request, timeout_s=SYNC_TIMEOUT_S)
             items = reply.items if reply.found else None
         except NetworkError as error:
-            self._x.log("error", message=str(error))
+            self._x.log(kinds.Error(message=str(error)))
         self._x.feed(TableArrived(action.epoch, action.height, action.member, action.root, items))
 
     async def ask_weights(self, action: AskWeights) -> None:

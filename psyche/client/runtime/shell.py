@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
@@ -32,6 +33,7 @@ from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, WireError
+from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.backend import NotAllowed
@@ -116,9 +118,9 @@ class Shell:
         """What it holds now."""
         return ShellStatistics(len(self._payloads), int(self._fetches.borrowed_tokens), self._tasks.open_requests)
 
-    def log(self, kind: str, **fields: object) -> None:
+    def log(self, event: kinds.Event) -> None:
         """Write an event."""
-        self._parts.log.emit(kind, **fields)
+        self._parts.log.emit(event)
 
     def feed(self, event: act.Event) -> None:
         """Tell the engine that something is done, and do what follows from it."""
@@ -214,16 +216,16 @@ class Shell:
         try:
             await function(*args)
         except (PsycheError, OSError) as error:  # F16: a full disk ends no client either
-            self.log("error", message=str(error), action=getattr(function, "__name__", "task"))
+            self.log(kinds.Error(message=str(error), action=getattr(function, "__name__", "task")))
 
     def _write_log(self, action: act.Log) -> None:
-        fields = dict(action.fields)
-        until = fields.get("until")
-        if isinstance(until, float):  # the engine's clock is monotonic, people's is not
-            fields["until"] = self._parts.unix_now() + until - trio.current_time()
-        self.log(action.kind, **fields)
-        if action.kind == "evidence":
-            self._start(write_evidence, self._settings.data_dir, self.state.progress.epoch, fields)
+        event = action.event
+        if isinstance(event, kinds.WaitStarted | kinds.WaitEnded) and event.until is not None:
+            # the engine's clock is monotonic, people's is not
+            event = replace(event, until=self._parts.unix_now() + event.until - trio.current_time())
+        self.log(event)
+        if isinstance(event, kinds.Evidence):
+            self._start(write_evidence, self._settings.data_dir, self.state.progress.epoch, event)
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -232,8 +234,8 @@ class Shell:
             async for state in self._parts.backend.states():
                 self._execute(self._engine.on_state(state, trio.current_time()))
         except BackendError as error:
-            self.log("error", message=str(error))
-            self._do(act.Exit(1, str(error)))
+            self.log(kinds.Error(message=str(error)))
+            self._do(act.Exit(1, str(error), kinds.LeaveCause.SERVER))
 
     async def _follow_gossip(self) -> None:
         """Whatever there is, together: to go on costs the more, the more members there are."""
@@ -301,11 +303,11 @@ class Shell:
         try:
             await (self._submit(action) if isinstance(action, act.Submit) else self._share_checkpoint(action))
         except (WrongRound, InvalidRunState, Halted) as error:
-            self.log("too_late", action=name, reason=str(error))  # T7: others were faster
+            self.log(kinds.TooLate(action=name, reason=str(error)))  # T7: others were faster
         except CoordinatorError as error:
-            self.log("refused_by_coordinator", action=name, code=error.code, reason=str(error))
+            self.log(kinds.RefusedByCoordinator(action=name, code=error.code, reason=str(error)))
         except NotAllowed as error:  # M12: the backend waits until the owner lets this key in
-            self.log("refused_by_coordinator", action=name, code="NotAllowed", reason=str(error))
+            self.log(kinds.RefusedByCoordinator(action=name, code="NotAllowed", reason=str(error)))
 
     async def _share_checkpoint(self, action: act.ShareCheckpoint) -> None:
         settings, state = self._settings, self.state
@@ -315,7 +317,8 @@ class Shell:
         path = settings.checkpoint_dir / get_shared_name(state.run_id, action.epoch, action.step)
         place = await trio.to_thread.run_sync(share_snapshot, own.path, path, settings.local_root)
         await self._parts.backend.submit(NameCheckpoint(action.epoch, action.digest, place))
-        self.log("checkpoint_shared", epoch=action.epoch, step=action.step, digest=action.digest, path=place.name)
+        shared = kinds.CheckpointShared(epoch=action.epoch, step=action.step, digest=action.digest, path=place.name)
+        self.log(shared)
         kept = get_names_on_record(self.state)
         await trio.to_thread.run_sync(
             remove_old_shared, settings.checkpoint_dir, state.run_id, settings.local_root, kept
@@ -348,7 +351,7 @@ class Shell:
             self._feed_soon(act.PayloadFailed(action.commitment, str(error), refused=True))
         else:
             self._payloads.keep(action.blob_id, action.epoch, action.height, body)
-            self.log("payload_received", from_member=action.member, height=action.height, bytes=len(body))
+            self.log(kinds.PayloadReceived(from_member=action.member, height=action.height, bytes=len(body)))
             self._feed_soon(act.PayloadArrived(action.commitment))
 
     async def _store_replay(self, entry: act.AppliedSet, bodies: tuple[bytes, ...] | None) -> None:
@@ -397,8 +400,10 @@ class Shell:
     def _log_statistics(self) -> None:
         s = self._parts.network.statistics()
         self.log(
-            "network", bytes_sent=s.bytes_sent, bytes_received=s.bytes_received, peers=s.peers,
-            gossip_sent=s.gossip_sent, gossip_received=s.gossip_received, gossip_refused=s.gossip_refused,
+            kinds.Network(
+                bytes_sent=s.bytes_sent, bytes_received=s.bytes_received, peers=s.peers,
+                gossip_sent=s.gossip_sent, gossip_received=s.gossip_received, gossip_refused=s.gossip_refused,
+            )
         )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError
 from psyche.modeling.trainer.failure import TrainerFailure
+from psyche.telemetry import kinds
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
 from psyche.wire.ports import Trainer
 from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
@@ -67,7 +68,7 @@ class TrainerContext(Protocol):
         """Tell the engine."""
         ...
 
-    def log(self, kind: str, **fields: object) -> None:
+    def log(self, event: kinds.Event) -> None:
         """Write an event."""
         ...
 
@@ -133,14 +134,14 @@ class TrainerTasks:
             try:
                 await self._do(action, bodies)
             except TrainerFailure as error:
-                self._x.log("error", message=str(error), trainer=str(error.kind))
+                self._x.log(kinds.Error(message=str(error), trainer=str(error.kind)))
                 stale = self._take_stale()
                 self._report_lost(action, str(error))  # before the new process, which takes seconds to come up
                 for other in stale:
                     self._report_failed(other, "the trainer was lost before its turn came")
                 await self._restart()
             except (PsycheError, OSError) as error:
-                self._x.log("error", message=str(error))
+                self._x.log(kinds.Error(message=str(error)))
                 self._report_failed(action, str(error))
             finally:
                 self._close(1)
@@ -183,7 +184,7 @@ class TrainerTasks:
         try:
             await self._trainer.restart()
         except TrainerError as error:
-            self._x.log("error", message=f"the trainer cannot be started again: {error}")
+            self._x.log(kinds.Error(message=f"the trainer cannot be started again: {error}"))
 
     def _report_lost(self, action: TrainerAction, reason: str) -> None:
         match action:
@@ -270,7 +271,7 @@ class TrainerTasks:
         return await self._loader.fetch(state, certified, deadline, self._log_progress)
 
     def _log_progress(self, done: int, total: int) -> None:
-        self._x.log("model_fetch", bytes=done, total=total)
+        self._x.log(kinds.ModelFetch(bytes=done, total=total))
 
     async def _try_source(self, source: Source, action: Load, reasons: list[str]) -> tuple[bytes, LoadReply | None]:
         try:
@@ -354,9 +355,11 @@ class TrainerTasks:
         data_hash = compute_data_hash(tokens)
         if not reply.cancelled:
             self._x.log(
-                "trained", epoch=action.epoch, height=action.height, step=action.step, loss=reply.loss,
-                tokens=reply.tokens, seconds=reply.seconds, compute_seconds=reply.compute_seconds,
-                micro_batch_size=reply.micro_batch_size, grad_norm=reply.grad_norm, data_hash=data_hash,
+                kinds.Trained(
+                    epoch=action.epoch, height=action.height, step=action.step, loss=reply.loss, tokens=reply.tokens,
+                    seconds=reply.seconds, compute_seconds=reply.compute_seconds,
+                    micro_batch_size=reply.micro_batch_size, grad_norm=reply.grad_norm, data_hash=data_hash,
+                )
             )  # fmt: skip
         self._x.feed(Trained(action.epoch, action.height, reply, data_hash))
 
@@ -409,7 +412,7 @@ class TrainerTasks:
         if compute_state_digest(action.chain, reply.weight_root) != action.digest:
             await trio.to_thread.run_sync(shutil.rmtree, path)
             raise TrainerError(f"snapshot {path}: the weights in the trainer have changed since their digest was taken")
-        self._x.log("snapshot_written", path=str(path), bytes=reply.size_bytes, digest=action.digest)
+        self._x.log(kinds.SnapshotWritten(path=str(path), bytes=reply.size_bytes, digest=action.digest))
         self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, path, reply))
 
     async def _write_export(self, action: Export) -> None:
@@ -429,7 +432,7 @@ class TrainerTasks:
                 dtype=self._settings.export_dtype,
             )
         )
-        self._x.log("exported", path=str(path), bytes=reply.size_bytes, step=action.step)
+        self._x.log(kinds.Exported(path=str(path), bytes=reply.size_bytes, step=action.step))
         await trio.to_thread.run_sync(remove_old_exports, root, self._x.state.run_id, self._settings.keep_steps)
 
 

@@ -6,7 +6,7 @@ The machine's own flags, and what clients say of their sets, are compared with w
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from psyche.core.committee.bloom import compute_positions
 from psyche.core.committee.results import compute_results_root
@@ -15,6 +15,7 @@ from psyche.core.state.state import ZERO32, ClientFlag, Coordinator, Round, Roun
 from psyche.core.state.timeline import get_round
 from psyche.sim.invariants.outcomes import Outcomes
 from psyche.sim.invariants.views import Check, ClientView
+from psyche.telemetry import kinds
 
 _NO_DIGEST: Final = WitnessFlag.NO_DIGEST
 _MOST_WITNESSES: Final = 32
@@ -212,29 +213,29 @@ class Agreement:
 
     # --- what honest members log -------------------------------------------------------------------------
 
-    def check_signed(self, host: ClientView, fields: Mapping[str, Any]) -> None:
+    def check_signed(self, host: ClientView, event: kinds.ResultSent) -> None:
         """M9: one result for a round, over all lives."""
-        place = (host.name, fields["epoch"], fields["height"])
-        known = self._signed.setdefault(place, fields["commitment"])
-        self._check(known == fields["commitment"], "R7", f"one result of {place}", "a second one was signed")
+        place = (host.name, event.epoch, event.height)
+        known = self._signed.setdefault(place, event.commitment)
+        self._check(known == event.commitment, "R7", f"one result of {place}", "a second one was signed")
 
-    def check_decided(self, host: ClientView, fields: Mapping[str, Any]) -> None:
+    def check_decided(self, host: ClientView, event: kinds.Decided) -> None:
         """I4: what an honest member decides is what the record says."""
-        epoch, height = host.get_state().progress.epoch, fields["height"]
-        found = frozenset(fields["members"])
+        epoch, height = host.get_state().progress.epoch, event.height
+        found = frozenset(event.members)
         self._check_set(host, "decided", (epoch, height), found)
         member = self._indexes.get(epoch, {}).get(host.name)
         self._outcomes.note(host, epoch, height, applied=member in found)
 
-    def check_applied(self, host: ClientView, fields: Mapping[str, Any]) -> None:
+    def check_applied(self, host: ClientView, event: kinds.Applied) -> None:
         """I4: what an honest member applies is the set of the round that is due, and nothing else."""
-        place = (fields["epoch"], fields["height"] - self._lag)
+        place = (event.epoch, event.height - self._lag)
         is_due = place in self._decisions
         self._check(
-            bool(fields["update"]) is is_due, "I4",
-            f"{'an' if is_due else 'no'} update at height {fields['height']}", f"{host.name}: {fields['update']}",
+            event.update is is_due, "I4",
+            f"{'an' if is_due else 'no'} update at height {event.height}", f"{host.name}: {event.update}",
         )  # fmt: skip
-        self._check_set(host, "applied", place, frozenset(fields["members"]))
+        self._check_set(host, "applied", place, frozenset(event.members))
 
     def _check_set(self, host: ClientView, what: str, place: tuple[int, int], found: frozenset[int]) -> None:
         decision = self._decisions.get(place, NOTHING)

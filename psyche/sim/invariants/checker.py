@@ -18,7 +18,6 @@
 | H3 | a close never drops more than half of the electors |
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,6 +46,7 @@ from psyche.sim.invariants.liveness import Liveness
 from psyche.sim.invariants.outcomes import Outcomes
 from psyche.sim.invariants.resource_limits import ResourceLimits
 from psyche.sim.invariants.views import ClientView, WorldView
+from psyche.telemetry import kinds
 from psyche.wire.crypto import blake3_hash
 
 MAX_VIOLATIONS: Final = 8
@@ -264,34 +264,34 @@ class Invariants:
 
     # --- what the machines log --------------------------------------------------------------------------
 
-    def check_event(self, node: str, kind: str, fields: Mapping[str, Any]) -> None:
+    def check_event(self, node: str, event: kinds.Event) -> None:
         """One event of any machine."""
-        if kind in ("crashed", "server_defect"):
-            self.fail("no defects", "no process dies of an error of ours", f"{node}: {fields.get('error', '')}")
+        if isinstance(event, kinds.Crashed | kinds.ServerDefect):
+            self.fail("no defects", "no process dies of an error of ours", f"{node}: {event.error}")
         host = self._hosts.get(node)
         if host is None or not host.is_honest:
             return
-        match kind:
-            case "round_started" | "equivocation":
+        match event:
+            case kinds.RoundStarted() | kinds.Equivocation():
                 self._authenticity.check_gossip(host)
-            case "applied":
-                self.agreement.check_applied(host, fields)
-                self._check_applied(host, fields)
-            case "decided":
-                self.agreement.check_decided(host, fields)
-            case "result_sent":
-                self.agreement.check_signed(host, fields)
-            case "dropped":
+            case kinds.Applied():
+                self.agreement.check_applied(host, event)
+                self._check_applied(host, event)
+            case kinds.Decided():
+                self.agreement.check_decided(host, event)
+            case kinds.ResultSent():
+                self.agreement.check_signed(host, event)
+            case kinds.Dropped():
                 self.dropped[node] = self.dropped.get(node, 0) + 1
             case _:
                 pass
 
-    def _check_applied(self, host: ClientView, fields: Mapping[str, Any]) -> None:
+    def _check_applied(self, host: ClientView, event: kinds.Applied) -> None:
         """I1, I2."""
-        place = (fields["epoch"], fields["height"])
+        place = (event.epoch, event.height)
         if host.is_corrupt:
             return
-        mine = (host.name, fields["digest"], tuple(fields["members"]))
+        mine = (host.name, event.digest, event.members)
         known = self._applied.setdefault(place, mine)
         self.check(
             known[1:] == mine[1:], "I1",

@@ -5,7 +5,6 @@ The invariants say what must never be; these are the facts from which a named sc
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from psyche.analysis.tally import Place
 from psyche.core.committee.elections import get_witnesses
@@ -13,6 +12,7 @@ from psyche.core.rules.formation import get_joined
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import Coordinator, Round, RoundFlag, RunState
 from psyche.core.state.timeline import get_round
+from psyche.telemetry import kinds
 
 ROUND_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 
@@ -184,18 +184,21 @@ class Ledger:
 
     # --- what machines log -------------------------------------------------------------------------------
 
-    def take_event(self, node: str, kind: str, fields: Mapping[str, Any]) -> None:
+    def take_event(self, node: str, event: kinds.Event) -> None:
         """One event of any machine."""
-        if kind == "result_sent":
-            facts = self.rounds.get((fields["epoch"], fields["height"]))
-            if facts is not None:
-                facts.sent |= self._find_bits(facts.epoch, {node})
-        elif kind == "applied" and fields["update"] and node in self.honest:
-            facts = self.rounds.get((fields["epoch"], fields["height"] - self._lag))
-            if facts is not None:
-                facts.applied = compute_bits(fields["members"])
-        elif kind in ("killed", "ended") and node == "world":
-            self._dead.add(str(fields["who"]))
+        match event:
+            case kinds.ResultSent():
+                facts = self.rounds.get((event.epoch, event.height))
+                if facts is not None:
+                    facts.sent |= self._find_bits(facts.epoch, {node})
+            case kinds.Applied(update=True) if node in self.honest:
+                facts = self.rounds.get((event.epoch, event.height - self._lag))
+                if facts is not None:
+                    facts.applied = compute_bits(event.members)
+            case kinds.Killed() | kinds.Ended():
+                self._dead.add(event.who)
+            case _:
+                pass
 
     def note(self, what: str, value: int) -> None:
         """What is kept somewhere now: the most of each epoch counts."""

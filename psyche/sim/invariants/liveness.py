@@ -1,7 +1,6 @@
 """What a run owes its clients (I5): healing, epochs that come to something, and at the end a leave with success."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -12,6 +11,7 @@ from psyche.core.state.timeline import get_round
 from psyche.sim.faults import BitFlip
 from psyche.sim.invariants.views import Check, ClientView, WorldView
 from psyche.sim.scenarios.scenario import compute_patience_s
+from psyche.telemetry import kinds
 
 QUIET_S: Final = 60.0  # what a fault leaves behind, as a trainer that hangs, is over by then
 HEALING_DIGESTS: Final = 3  # the one that shows it, one while the trainer heals, and one that comes late
@@ -34,14 +34,17 @@ class Liveness:
         self._struck: dict[str, int] = {}  # faults of each one's trainer, when its weights were last right
         self._wrong: dict[str, int] = {}  # agreed digests in a row that a member's weights contradict
 
-    def take_event(self, node: str, kind: str, fields: Mapping[str, Any]) -> None:
+    def take_event(self, node: str, event: kinds.Event) -> None:
         """One event of any machine."""
-        if kind == "applied":
-            self._digests[node] = (fields["epoch"], fields["height"], fields["digest"])
-        if node == "world" and kind in ("fault", "fault_over"):
-            self._fault_at = trio.current_time()
-            if fields["what"] != BitFlip.kind:
-                self._disturbed_at = self._fault_at
+        match event:
+            case kinds.Applied():
+                self._digests[node] = (event.epoch, event.height, event.digest)
+            case kinds.Fault() | kinds.FaultOver():
+                self._fault_at = trio.current_time()
+                if event.what != BitFlip.kind:
+                    self._disturbed_at = self._fault_at
+            case _:
+                pass
 
     def take_record(self, state: Coordinator) -> None:
         """The state after one more record."""

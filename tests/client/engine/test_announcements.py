@@ -14,6 +14,7 @@ from psyche.core.encoding.header import encode_header
 from psyche.core.state.gossip import Finished, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.messages import ReportEquivocation
 from psyche.core.state.state import ZERO32, RunState
+from psyche.telemetry import kinds
 from psyche.testing.builders import build_hash, build_identity
 from psyche.wire.crypto import compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip
@@ -29,7 +30,7 @@ def bench() -> Bench:
 
 
 def get_refusals(bench: Bench) -> list[str]:
-    return [str(f["reason"]) for f in bench.get_logs("refused")]
+    return [f.reason for f in bench.get_logs(kinds.Refused)]
 
 
 def get_statuses(bench: Bench, member: int, height: int | None = None) -> list[PayloadStatus]:

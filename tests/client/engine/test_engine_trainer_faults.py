@@ -4,6 +4,7 @@ from kits.world import build_world
 
 from psyche.client.engine import actions as act
 from psyche.core.state.state import RunState
+from psyche.telemetry import kinds
 from psyche.wire.crypto import blake3_hash
 
 
@@ -15,9 +16,9 @@ def test_a_lost_trainer_leaves_the_epoch_and_comes_back_in_the_next() -> None:
     victim.feed(act.TrainerLost("killed"))
     world.run_to_end()
     world.assert_all_equal()
-    assert victim.get_logs("trainer_lost")
-    assert any("trainer was lost" in str(f["reason"]) for f in victim.get_logs("left"))
-    assert len(victim.get_logs("model_loaded")) >= 2
+    assert victim.get_logs(kinds.TrainerLost)
+    assert kinds.LeaveCause.TRAINER_LOST in [f.cause for f in victim.get_logs(kinds.Left)]
+    assert len(victim.get_logs(kinds.ModelLoaded)) >= 2
 
 
 def test_a_batch_that_fails_costs_nobody_else_anything() -> None:
@@ -36,7 +37,7 @@ def test_a_batch_that_fails_costs_nobody_else_anything() -> None:
     victim.trained = fail_twice  # type: ignore[method-assign]
     world.run_to_end()
     world.assert_all_equal()
-    assert len(victim.get_logs("not_sent")) == 2
+    assert len(victim.get_logs(kinds.NotSent)) == 2
 
 
 def test_an_epoch_without_agreement_is_reported_with_the_steps_it_cost() -> None:
@@ -45,8 +46,8 @@ def test_an_epoch_without_agreement_is_reported_with_the_steps_it_cost() -> None
     for number, node in enumerate(world.nodes):
         node.weights = blake3_hash(b"split", bytes([number]))
     world.run_until(lambda: world.nodes[0].engine.state.progress.epoch == 2, limit_s=300)
-    reports = world.nodes[0].get_logs("epoch_failed")
+    reports = world.nodes[0].get_logs(kinds.EpochFailed)
     assert reports
-    assert int(str(reports[-1]["steps_lost"])) > 0
+    assert reports[-1].steps_lost > 0
     world.run_to_end()
     world.assert_all_equal()

@@ -21,6 +21,8 @@ from psyche.core.state.messages import (
     WitnessMessage,
 )
 from psyche.core.state.state import ZERO32, ClientState, Mark, Round, RunState, SlotState
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import Wait
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash
 
@@ -79,7 +81,7 @@ def test_a_client_joins_whenever_the_run_waits_for_members() -> None:
     bench.show()
     bench.wait(60.0)
     assert len(bench.get_all(Join)) == 2
-    assert any("3 more members" in str(f["what"]) for f in bench.get_logs("wait_started"))
+    assert ("3 more members", Wait.MORE_MEMBERS) in [(f.what, f.wait) for f in bench.get_logs(kinds.WaitStarted)]
 
 
 def test_a_join_holds_for_one_epoch_only() -> None:
@@ -99,7 +101,7 @@ def test_who_is_not_a_member_waits_for_the_next_epoch_without_a_word() -> None:
     bench.wait(30.0)
     for kind in (Join, act.Load, WarmupWitness, act.Publish, Withdraw):
         assert bench.get_all(kind) == []
-    assert any("not a member" in str(f["what"]) for f in bench.get_logs("wait_started"))
+    assert Wait.NEXT_EPOCH in [f.wait for f in bench.get_logs(kinds.WaitStarted)]
 
 
 def test_an_ejected_client_ends_with_a_reason() -> None:
@@ -285,7 +287,7 @@ def pause_and_resume(bench: Bench) -> None:
     finish_epoch(bench)
     assert bench.state.run_state is RunState.PAUSED
     bench.show()
-    assert [w.what for w in bench.engine.waits()] == ["the owner to resume the run"]
+    assert [(w.what, w.wait) for w in bench.engine.waits()] == [("the owner to resume the run", Wait.OWNER)]
     bench.now += 100
     bench.apply(Resume())
     bench.show()
@@ -338,7 +340,7 @@ def test_a_changed_configuration_is_what_headers_name_after_the_resume() -> None
     bench.start()
     assert bench.engine._x.facts.config_hash != before
     bench.play()
-    assert bench.get_logs("refused") == []
+    assert bench.get_logs(kinds.Refused) == []
 
 
 # --- M4, F26: leaving
@@ -440,7 +442,7 @@ def test_a_process_that_restarted_in_warmup_and_loads_past_its_end_catches_up() 
     assert bench.get_all(act.Apply) == []
     bench.close(1, 2, 3, state_digest=digest, held=0, commitments={})
     bench.feed(bench.build_loaded(bench.get_all(act.Load)[0]))
-    assert [f["height"] for f in bench.get_logs("applied")] == [0, 1]
+    assert [f.height for f in bench.get_logs(kinds.Applied)] == [0, 1]
 
 
 def test_a_member_whose_weights_never_come_leaves_after_three_rounds() -> None:
@@ -466,7 +468,7 @@ def test_a_dropped_member_does_nothing_more_in_the_epoch_and_joins_the_next() ->
     bench.state.clients[0].state = ClientState.DROPPED
     bench.forget()
     bench.show()
-    assert [f["state"] for f in bench.get_logs("dropped")] == ["DROPPED"]
+    assert [f.state for f in bench.get_logs(kinds.Dropped)] == [ClientState.DROPPED]
     assert bench.engine.member is None
     bench.wait(30.0)
     for kind in (act.Train, act.Publish, WitnessMessage, Withdraw, act.AskAnnouncements, act.FetchPayload):
@@ -482,10 +484,10 @@ def test_a_rollback_is_an_event() -> None:
     for _ in range(3):
         bench.run_round()
     finish_epoch(bench, agree=False)
-    (rollback,) = bench.get_logs("rollback")
-    assert rollback["step"] == bench.state.certified.step
-    failed = bench.get_logs("epoch_failed")
-    assert failed[-1]["steps_lost"]
+    (rollback,) = bench.get_logs(kinds.Rollback)
+    assert rollback.step == bench.state.certified.step
+    failed = bench.get_logs(kinds.EpochFailed)
+    assert failed[-1].steps_lost
 
 
 def test_an_abandoned_warmup_is_an_event() -> None:
@@ -496,7 +498,7 @@ def test_an_abandoned_warmup_is_an_event() -> None:
     bench.now += 100
     bench.settle()
     bench.show()
-    assert [f["reason"] for f in bench.get_logs("epoch_failed")] == ["Warmup abandoned"]
+    assert [f.reason for f in bench.get_logs(kinds.EpochFailed)] == ["Warmup abandoned"]
 
 
 # --- P8: the end
@@ -533,7 +535,7 @@ def test_who_lacks_the_final_weights_fetches_them_before_it_ends() -> None:
     assert len(bench.get_all(act.FetchSnapshot)) == 2
     bench.feed(act.SnapshotFetched(certified, ok=True))
     assert [a.code for a in bench.get_all(act.Exit)] == [0]
-    assert bench.get_logs("finished")[-1]["held"] is True
+    assert bench.get_logs(kinds.Finished)[-1].held is True
 
 
 def test_who_cannot_get_the_final_weights_ends_all_the_same() -> None:
@@ -545,7 +547,7 @@ def test_who_cannot_get_the_final_weights_ends_all_the_same() -> None:
     assert bench.get_all(act.Exit) == []
     bench.wait(1.1)
     assert [a.code for a in bench.get_all(act.Exit)] == [0]
-    assert bench.get_logs("finished")[-1]["held"] is False
+    assert bench.get_logs(kinds.Finished)[-1].held is False
 
 
 def test_the_certified_weights_are_exported_once_where_that_is_wanted() -> None:

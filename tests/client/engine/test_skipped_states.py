@@ -6,6 +6,7 @@ from psyche.client.engine import actions as act
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.messages import Withdraw, WitnessMessage
 from psyche.core.state.state import RunState
+from psyche.telemetry import kinds
 from psyche.testing.builders import build_hash
 
 
@@ -49,9 +50,9 @@ def test_results_that_wait_for_their_decision_are_kept_while_states_are_skipped(
     bench.blind = False
     bench.forget()
     bench.show()
-    decided = {f["height"]: f["members"] for f in bench.get_logs("decided")}
+    decided = {f.height: list(f.members) for f in bench.get_logs(kinds.Decided)}
     assert decided[4] == [0, 1, 2, 3]
-    assert 6 in {f["height"] for f in bench.get_logs("applied")}
+    assert 6 in {f.height for f in bench.get_logs(kinds.Applied)}
 
 
 def test_a_client_that_missed_the_record_of_a_decision_leaves_the_epoch_at_once() -> None:
@@ -66,7 +67,9 @@ def test_a_client_that_missed_the_record_of_a_decision_leaves_the_epoch_at_once(
     bench.blind = False
     bench.show()
     assert [a.member for a in bench.get_all(Withdraw)] == [bench.index]
-    assert "round 5" in str(bench.get_logs("left")[-1]["reason"])
+    (left,) = bench.get_logs(kinds.Left)[-1:]
+    assert left.cause is kinds.LeaveCause.UNSEEN
+    assert "round 5" in left.reason
 
 
 def test_who_has_withdrawn_takes_no_further_part_although_the_record_does_not_show_it_yet() -> None:

@@ -19,6 +19,7 @@ from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
 from psyche.errors import NetworkError
 from psyche.modeling.snapshot import get_file_entries, list_snapshots
+from psyche.telemetry import kinds
 from psyche.testing.builders import build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_state_digest
@@ -188,8 +189,8 @@ class TaskShell:
         self.heard.set()
         self.heard = trio.Event()
 
-    def log(self, kind: str, **fields: object) -> None:
-        self.told.emit(kind, **fields)
+    def log(self, event: kinds.Event) -> None:
+        self.told.emit(event)
 
     async def take(self, *_place: int) -> bytes:
         await self.data.wait()

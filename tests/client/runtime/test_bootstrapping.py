@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import trio
-from kits.log import Log
+from kits.log import Log, choose
 from trio.testing import MockClock
 
 from psyche.client.runtime.bootstrapping import Bootstrapping
 from psyche.core.state.state import RunState
 from psyche.network.memory import MemoryHub, MemoryNode
+from psyche.telemetry import kinds
+from psyche.telemetry.events import read_event
+from psyche.telemetry.kinds import Wait, WaitStarted
 from psyche.testing.builders import build_config, build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
@@ -48,8 +51,8 @@ async def test_clients_of_a_home_without_a_book_find_each_other_by_an_address_on
     assert swarm.coordinator.state.run_state is RunState.FINISHED
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
     for member in swarm.members[1:]:
-        found = [event for event in member.events.drain() if event["kind"] == "bootstrap_connected"]
-        assert (found[0]["peer"], f"{found[0]['address']}/p2p/{found[0]['peer']}") == (first.key.hex(), place)
+        found = choose(map(read_event, member.events.drain()), kinds.BootstrapConnected)[0]
+        assert (found.peer, f"{found.address}/p2p/{found.peer.hex()}") == (first.key, place)
 
 
 @pytest.fixture
@@ -78,20 +81,24 @@ async def test_each_wait_for_a_bootstrap_peer_is_named_and_ends(
     bootstrapping.start()
     await look(bootstrapping, 1)
     who = f"bootstrap peer {KEY.hex()[:16]} at /memory/2"
-    assert log.get_values("wait_started", "what") == [f"{who} to have a place in the run"]
+    assert [(one.what, one.wait) for one in log.get(WaitStarted)] == [
+        (f"{who} to have a place in the run", Wait.BOOTSTRAP_PLACE)
+    ]
     node.set_allowed(frozenset({node.key, KEY}))
     await look(bootstrapping, 40)
-    waits = log.get_values("wait_started", "what")[1:]
+    waits = log.get(WaitStarted)[1:]
     assert 4 <= len(waits) <= 8, "1, 2, 4, 8 … s lie between two attempts"
-    assert all(what.startswith(f"{who}: peer {KEY.hex()[:16]}: nobody answers at /memory/2") for what in waits)
+    assert {one.wait for one in waits} == {Wait.BOOTSTRAP_DIAL}
+    assert all(f"{who}: peer {KEY.hex()[:16]}: nobody answers at /memory/2" in one.what for one in waits)
     async with hub.open_node(Identity(build_hash("known")), tmp_path / "known") as known:
         known.set_plan(RUN, PLAN)
         known.set_allowed(frozenset({node.key, KEY}))
         await look(bootstrapping, 60)
-        assert log.get_values("bootstrap_connected", "peer") == [KEY]
-        assert log.get_values("wait_ended", "outcome").count("connected") <= 1
-        assert len(log.get_values("wait_ended", "what")) == len(log.get_values("wait_started", "what"))
-        ends = [fields for fields in log.get("wait_ended") if fields["until"] is not None]
+        assert [one.peer for one in log.get(kinds.BootstrapConnected)] == [KEY]
+        ended = log.get(kinds.WaitEnded)
+        assert [one.outcome for one in ended].count(kinds.WaitOutcome.CONNECTED) <= 1
+        assert [one.what for one in ended] == [one.what for one in log.get(WaitStarted)]
+        ends = [one for one in ended if one.until is not None]
         assert ends, "every wait for the next attempt has named its end"
 
 
@@ -107,15 +114,15 @@ async def test_a_wait_ends_when_the_record_drops_its_address(
     bootstrapping.follow(recorded)
     await trio.sleep(0.5)
     bootstrapping.follow(recorded)
-    begun = log.get_values("wait_started", "what")
+    begun = [one.what for one in log.get(WaitStarted)]
     assert begun, "the test waits for something"
     bootstrapping.follow([])
-    assert log.get_values("wait_ended", "what") == begun
-    assert log.get_values("wait_ended", "outcome")[-1] == "its address is not on record any more"
+    assert [one.what for one in log.get(kinds.WaitEnded)] == begun
+    assert log.get(kinds.WaitEnded)[-1].outcome is kinds.WaitOutcome.OFF_RECORD
     bootstrapping.follow(recorded)
     await trio.sleep(0.5)
     bootstrapping.follow(recorded)
-    assert len(log.get_values("wait_started", "what")) > len(begun), "what comes back is waited for anew"
+    assert len([one.what for one in log.get(WaitStarted)]) > len(begun), "what comes back is waited for anew"
 
 
 async def test_a_peer_that_the_record_drops_and_names_again_is_told_of_as_connected_again(
@@ -132,7 +139,7 @@ async def test_a_peer_that_the_record_drops_and_names_again_is_told_of_as_connec
         bootstrapping = Bootstrapping(node, [], log, trio.current_time)
         for recorded in ([PLACE], [], [PLACE]):
             bootstrapping.follow(recorded)
-    assert log.get_values("bootstrap_connected", "peer") == [KEY, KEY]
+    assert [one.peer for one in log.get(kinds.BootstrapConnected)] == [KEY, KEY]
 
 
 async def test_what_a_person_names_wins_over_the_record_and_what_cannot_be_dialed_is_said(
@@ -145,7 +152,7 @@ async def test_what_a_person_names_wins_over_the_record_and_what_cannot_be_diale
     at = "/ip4/192.0.2.1/tcp/4001"
     bootstrapping.follow([f"{at}/p2p/{KEY.hex()}", f"{at}/p2p/{other.hex()}", at, f"{at}/p2p/{node.key.hex()}"])
     assert [(peer.key, peer.address) for peer in node.bootstrap()] == [(KEY, "/memory/7"), (other, at)]
-    (message,) = log.get_values("error", "message")
-    assert message.startswith(f"the record's bootstrap address '{at}' is not dialed: names no key")
+    (error,) = log.get(kinds.Error)
+    assert error.message.startswith(f"the record's bootstrap address '{at}' is not dialed: names no key")
     bootstrapping.follow([])
     assert [peer.key for peer in node.bootstrap()] == [KEY], "the owner has taken them back"

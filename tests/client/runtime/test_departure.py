@@ -9,6 +9,8 @@ from trio.testing import MockClock
 
 from psyche.client.engine.actions import Exit
 from psyche.client.runtime.departure import FAREWELL_S, LAST_WRITES_S, WITHDRAW_S, Departure
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import LeaveCause
 
 
 @dataclass
@@ -43,9 +45,9 @@ class Leaving:
 
 async def test_who_has_nothing_to_withdraw_says_farewell_and_leaves(autojump_clock: MockClock) -> None:
     leaving = Leaving()
-    await leaving.leave((0.0, Exit(3, "banned")))
+    await leaving.leave((0.0, Exit(3, "banned", LeaveCause.BANNED)))
     assert (leaving.code, leaving.left_at) == (3, pytest.approx(FAREWELL_S))
-    assert leaving.log.kinds == ["left"]
+    assert leaving.log.kinds == [kinds.Left]
 
 
 @pytest.mark.parametrize(("answered_s", "left_s"), [(1.0, 1.0), (1_000.0, FAREWELL_S + WITHDRAW_S)])
@@ -56,7 +58,7 @@ async def test_the_answer_to_a_withdrawal_is_waited_for_but_not_for_long(
     leaving = Leaving()
     leaving.departure.note_withdrawing()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(leaving.leave, (0.0, Exit(0, "stopped")))
+        nursery.start_soon(leaving.leave, (0.0, Exit(0, "stopped", LeaveCause.STOPPED)))
         with trio.move_on_after(answered_s):
             while leaving.code is None:
                 await trio.sleep(0.01)
@@ -67,12 +69,12 @@ async def test_the_answer_to_a_withdrawal_is_waited_for_but_not_for_long(
 async def test_the_final_weights_are_served_and_written_to_the_end(autojump_clock: MockClock) -> None:
     """P8."""
     leaving = Leaving()
-    await leaving.leave((0.0, Exit(0, "the run is finished", serve_s=30.0)))
+    await leaving.leave((0.0, Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=30.0)))
     assert leaving.left_at == pytest.approx(30.0 + LAST_WRITES_S), "a write that hangs has a limit"
-    assert leaving.log.kinds == ["serving", "left"]
+    assert leaving.log.kinds == [kinds.Serving, kinds.Left]
     quick = Leaving()
     quick.writes.set()
-    await quick.leave((0.0, Exit(0, "the run is finished", serve_s=30.0)))
+    await quick.leave((0.0, Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=30.0)))
     assert quick.left_at == pytest.approx(30.0)
 
 
@@ -82,6 +84,9 @@ async def test_stopping_while_serving_or_writing_ends_at_once_and_well(
 ) -> None:
     """F26, P8: code 0, for the run is finished."""
     leaving = Leaving()
-    finished, stopped = Exit(0, "the run is finished", serve_s=30.0), Exit(1, "stopped by SIGINT")
+    finished, stopped = (
+        Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=30.0),
+        Exit(1, "stopped by SIGINT", LeaveCause.STOPPED),
+    )
     await leaving.leave((0.0, finished), (stopped_s, stopped))
     assert (leaving.code, leaving.left_at) == (0, pytest.approx(stopped_s))

@@ -1,5 +1,6 @@
 """The shell around the engine, action by action: what fails is an event, never the client's death (F16, F26, P8)."""
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from kits.events import make
 from kits.log import Log
 from runtime_kit import KEYS, FakeData, FakeNetwork
 from trio.testing import MockClock
@@ -20,6 +22,8 @@ from psyche.core.state.errors import DigestMismatch, WrongRound
 from psyche.core.state.messages import WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, NetworkError, WireError
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import LeaveCause
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.address_record import AddressRecord
@@ -205,7 +209,7 @@ async def test_a_payload_that_came_is_checked_and_kept(autojump_clock: MockClock
     """R4."""
     assert await place.do(build_fetch()) == [act.PayloadArrived(b"c" * 32)]
     assert place.shell._payloads.find((BLOB,)) == (BODY,)
-    assert place.log.get("payload_received")[0]["bytes"] == len(BODY)
+    assert place.log.get(kinds.PayloadReceived)[0].bytes == len(BODY)
 
 
 async def test_a_payload_that_did_not_come_is_asked_for_again_and_one_that_breaks_a_rule_is_not(
@@ -249,7 +253,7 @@ async def test_a_disk_that_is_full_is_an_event(
     monkeypatch.setattr(place.shell._replay, "write", fail)
     await place.do(build_fetch(), act.StoreReplay(build_entry()))
     await place.do(act.StoreReplay(build_entry()))
-    assert any("No space left" in str(f["message"]) for f in place.log.get("error"))
+    assert any("No space left" in f.message for f in place.log.get(kinds.Error))
     assert place.code is None, "it goes on"
     with trio.fail_after(5):
         await place.shell.wait_for_replay()
@@ -269,9 +273,9 @@ async def test_a_set_is_in_the_replay_store_once_waiting_for_it_is_over(
 
 async def test_evidence_is_a_file_for_whoever_wants_to_judge(autojump_clock: MockClock, place: Place) -> None:
     """Section 9, last table."""
-    await place.do(act.Log("evidence", {"digests": {3: b"\1" * 32}, "reason": "replay contradicts"}))
+    await place.do(act.Log(kinds.Evidence(digests={3: b"\1" * 32}, reason="replay contradicts")))
     (path,) = place.root.glob("evidence-epoch-*.json")
-    assert "01" * 32 in path.read_text()
+    assert json.loads(path.read_text()) == {"digests": {"3": "01" * 32}, "reason": "replay contradicts"}
 
 
 # --- messages to the coordinator
@@ -279,11 +283,11 @@ async def test_evidence_is_a_file_for_whoever_wants_to_judge(autojump_clock: Moc
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(WrongRound("round 3 is over"), "too_late"), (DigestMismatch("other weights"), "refused_by_coordinator"),
-     (BackendError("given up"), "error")],
+    [(WrongRound("round 3 is over"), kinds.TooLate), (DigestMismatch("other weights"), kinds.RefusedByCoordinator),
+     (BackendError("given up"), kinds.Error)],
 )  # fmt: skip
 async def test_what_the_coordinator_refuses_is_an_event(
-    autojump_clock: MockClock, place: Place, error: Exception, kind: str
+    autojump_clock: MockClock, place: Place, error: Exception, kind: type[kinds.Event]
 ) -> None:
     """T7: others were faster."""
     place.backend.refuse = error
@@ -296,7 +300,9 @@ async def test_a_backend_that_gives_up_ends_the_client_with_an_error(autojump_cl
     place.backend.given_up.set()
     await trio.sleep(5.0)
     assert place.code == 1
-    assert any("refuses this key" in str(f["reason"]) for f in place.log.get("left"))
+    (left,) = place.log.get(kinds.Left)
+    assert left.cause is LeaveCause.SERVER
+    assert "refuses this key" in left.reason
 
 
 # --- peers
@@ -319,34 +325,38 @@ async def test_stopping_ends_with_code_0_once_the_withdrawal_is_answered(
 ) -> None:
     """F26."""
     place.backend.answer_s = 1.0
-    place.shell._execute([act.Submit(Withdraw(0, 1), after=act.Log("withdrew")), act.Exit(0, "stopped")])
+    place.shell._execute(
+        [act.Submit(Withdraw(0, 1), after=act.Log(make(kinds.Withdrew))), act.Exit(0, "stopped", LeaveCause.STOPPED)]
+    )
     await trio.sleep(5.0)
     assert place.code == 0
     assert place.backend.sent == [("submit", (Withdraw(0, 1), None))]
-    assert place.log.get("withdrew")
+    assert place.log.get(kinds.Withdrew)
 
 
 async def test_a_server_that_does_not_answer_keeps_nobody_from_leaving(autojump_clock: MockClock, place: Place) -> None:
     """F26: within five seconds."""
     place.backend.answer_s = 1_000.0
-    place.shell._execute([act.Submit(Withdraw(0, 1), after=act.Log("withdrew")), act.Exit(0, "stopped")])
+    place.shell._execute(
+        [act.Submit(Withdraw(0, 1), after=act.Log(make(kinds.Withdrew))), act.Exit(0, "stopped", LeaveCause.STOPPED)]
+    )
     await trio.sleep(3.0)
     assert place.code == 0
 
 
 async def test_stopping_while_serving_ends_at_once_and_well(autojump_clock: MockClock, place: Place) -> None:
     """F26, P8: code 0, for the run is finished."""
-    place.shell._execute([act.Exit(0, "the run is finished", serve_s=3_000.0)])
+    place.shell._execute([act.Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=3_000.0)])
     await trio.sleep(1.0)
-    place.shell._execute([act.Exit(0, "stopped by SIGINT")])
+    place.shell._execute([act.Exit(0, "stopped by SIGINT", LeaveCause.STOPPED)])
     await trio.sleep(1.0)
     assert place.code == 0
 
 
 async def test_waits_are_logged_in_the_time_of_people(autojump_clock: MockClock, place: Place) -> None:
-    place.shell._execute([act.Log("wait_started", {"what": "something", "until": trio.current_time() + 60.0})])
-    (wait,) = place.log.get("wait_started")
-    assert wait["until"] == pytest.approx(1_000_060.0, abs=1e-3)
+    place.shell._execute([act.Log(make(kinds.WaitStarted, until=trio.current_time() + 60.0))])
+    (wait,) = place.log.get(kinds.WaitStarted)
+    assert wait.until == pytest.approx(1_000_060.0, abs=1e-3)
 
 
 async def test_the_engine_looks_at_the_clock_when_it_last_wanted_to(place: Place, autojump_clock: MockClock) -> None:

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 import trio
+from kits.log import choose
 from trio.testing import MockClock
 
 from psyche.core.state.state import Checkpoint, CheckpointKind, RunState
+from psyche.telemetry import kinds
+from psyche.telemetry.events import read_event
+from psyche.telemetry.kinds import WeightSource
 from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
@@ -41,8 +45,8 @@ async def test_a_newcomer_without_the_model_gets_the_weights_from_its_peers(
     assert codes == [0, 0, 0]
     certified = swarm.coordinator.state.certified.digest
     assert {m.digest for m in swarm.members} == {certified}
-    sources = [e["source"] for e in late.events.drain() if e["kind"] == "model_loaded"]
-    assert sources[0] == "peers"
+    sources = [e.source for e in choose(map(read_event, late.events.drain()), kinds.ModelLoaded)]
+    assert sources[0] is kinds.WeightSource.PEERS
 
 
 async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(
@@ -56,9 +60,13 @@ async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(
         async with open_swarm(3, tmp_path, config=config, model=model, make_trainer=trainers.__getitem__) as swarm:
             codes = await swarm.run()
     assert codes == [0, 0, 0]
-    loads = [[e for e in m.events.drain() if e["kind"] == "model_loaded"] for m in swarm.members]
+    loads = [choose(map(read_event, m.events.drain()), kinds.ModelLoaded) for m in swarm.members]
     assert all(len(seen) == 2 for seen in loads), "once at the start, once for the second epoch"
-    assert sorted(str(seen[-1]["source"]) for seen in loads) == ["own snapshot", "peers", "peers"]
+    assert sorted(seen[-1].source for seen in loads) == [
+        WeightSource.OWN_SNAPSHOT,
+        WeightSource.PEERS,
+        WeightSource.PEERS,
+    ]
 
 
 async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_weights_from_others(
@@ -80,10 +88,10 @@ async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_wei
             codes = await swarm.run()
     assert codes == [0, 0, 0, 0]
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
-    kinds = [e["kind"] for e in swarm.members[2].events.drain()]
-    assert kinds.count("diverged") == kinds.count("compared") == kinds.count("healed") == 1
-    assert "dropped" not in kinds
-    assert kinds.count("left") == 1, "at the end"
+    seen = [type(read_event(line)) for line in swarm.members[2].events.drain()]
+    assert seen.count(kinds.Diverged) == seen.count(kinds.Compared) == seen.count(kinds.Healed) == 1
+    assert kinds.Dropped not in seen
+    assert seen.count(kinds.Left) == 1, "at the end"
 
 
 @pytest.mark.parametrize("one_bit", [True, False])
@@ -106,12 +114,10 @@ async def test_who_starts_from_another_config_is_out_is_told_the_file_and_goes_o
     assert codes == [0, 0, 0]
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
     assert [dict(trainer.files) for trainer in trainers] == [{"config.json": b"{}"}] * 3
-    events = odd.events.drain()
-    told = [e for e in events if e["kind"] == "model_files_differ"]
-    assert [(e["path"], e["files"]) for e in told[:1]] == [
-        (str(tmp_path / "other" / "model"), "config.json (other bytes)")
-    ]
-    kinds = [e["kind"] for e in events]
-    assert "dropped" in kinds[: kinds.index("model_files_differ")], "it took part in no round before"
-    assert "result_sent" not in kinds[: kinds.index("model_files_differ")]
+    events = [read_event(line) for line in odd.events.drain()]
+    told = choose(events, kinds.ModelFilesDiffer)
+    assert [(e.path, e.files) for e in told[:1]] == [(str(tmp_path / "other" / "model"), "config.json (other bytes)")]
+    before = [type(event) for event in events[: events.index(told[0])]]
+    assert kinds.Dropped in before, "it took part in no round before"
+    assert kinds.ResultSent not in before
     assert (tmp_path / "other" / "model" / "config.json").read_text() == '{"rms_norm_eps": 1000}'

@@ -18,6 +18,7 @@ from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32
 from psyche.errors import DataError, NetworkError, TrainerError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.telemetry import kinds
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import blake3_hash, compute_chain_digest, compute_state_digest
@@ -139,11 +140,11 @@ def build_load(certified: bytes | None = None) -> act.Load:
 
 
 async def test_an_own_snapshot_is_loaded_before_anything_else(place: Place) -> None:
-    place.loader.own, digest = await place.write_snapshot("own snapshot")
+    place.loader.own, digest = await place.write_snapshot(kinds.WeightSource.OWN_SNAPSHOT)
     place.loader.configured = Source(place.root, is_snapshot=False, name="configured source")
     (event,) = await place.ask(build_load(digest))
     assert isinstance(event, act.Loaded)
-    assert (event.digest, event.source, event.epoch) == (digest, "own snapshot", 0)
+    assert (event.digest, event.source, event.epoch) == (digest, kinds.WeightSource.OWN_SNAPSHOT, 0)
     assert [load.keep_momentum for load in place.trainer.loads] == [True]
     assert place.loader.fetches == 0
 
@@ -152,10 +153,10 @@ async def test_a_source_that_gives_other_weights_is_passed_over(place: Place) ->
     """S8: exactly the certified weights, from wherever they can be had."""
     place.loader.own, _ = await place.write_snapshot("own but other")
     place.loader.configured = Source(place.root, is_snapshot=False, name="configured source")
-    place.loader.peers, digest = await place.write_snapshot("peers")
+    place.loader.peers, digest = await place.write_snapshot(kinds.WeightSource.PEERS)
     (event,) = await place.ask(build_load(digest))
     assert isinstance(event, act.Loaded)
-    assert event.source == "peers"
+    assert event.source == kinds.WeightSource.PEERS
     assert len(place.trainer.loads) == 3
 
 
@@ -184,7 +185,7 @@ async def test_without_the_configured_model_the_way_to_get_it_is_said(place: Pla
 
 
 async def test_a_trainer_that_crashes_while_loading_is_started_again_and_the_load_failed(place: Place) -> None:
-    place.loader.own, digest = await place.write_snapshot("own snapshot")
+    place.loader.own, digest = await place.write_snapshot(kinds.WeightSource.OWN_SNAPSHOT)
     place.trainer.failures["load"] = [TrainerFailure(FailureKind.CRASHED, "gone")]
     (event,) = await place.ask(build_load(digest))
     assert isinstance(event, act.LoadFailed)
@@ -212,7 +213,7 @@ async def test_weights_of_the_configured_source_are_kept_as_a_snapshot_at_once(p
 async def test_final_weights_are_checked_wherever_they_come_from(place: Place) -> None:
     """P8, S9: an own snapshot that gives other weights than its name says is not believed."""
     place.loader.own, _ = await place.write_snapshot("own but other")
-    place.loader.peers, digest = await place.write_snapshot("peers")
+    place.loader.peers, digest = await place.write_snapshot(kinds.WeightSource.PEERS)
     (event,) = await place.ask(act.FetchSnapshot(digest))
     assert event == act.SnapshotFetched(digest, ok=True)
     assert place.loader.fetches == 1

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -22,6 +22,8 @@ from psyche.modeling.snapshot import (
     read_file_entries,
     read_snapshot_info,
 )
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import WeightSource
 from psyche.wire.crypto import blake3_hash, compute_state_digest
 from psyche.wire.ports import Network, SyncRequest
 
@@ -34,12 +36,7 @@ PARTS: Final = ".parts-"  # a fetch that failed goes on where it stopped, if it 
 HEAL_FOLDER: Final = ".heal"  # where a comparison puts the agreed weights together (S7)
 
 
-class Log(Protocol):
-    """Writes an event."""
-
-    def __call__(self, kind: str, **fields: object) -> None:
-        """See `telemetry.events.EventLog.emit`."""
-        ...
+Log = Callable[[kinds.Event], None]  # writes an event
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class Source:
 
     path: Path
     is_snapshot: bool
-    name: str
+    name: WeightSource
 
 
 class Loader:
@@ -78,7 +75,7 @@ class Loader:
         """An own snapshot of these weights."""
         snapshots = await trio.to_thread.run_sync(list_snapshots, self._snapshots)
         found = next((s for s in snapshots if s.digest == digest), None)
-        return Source(found.path, is_snapshot=True, name="own snapshot") if found else None
+        return Source(found.path, is_snapshot=True, name=WeightSource.OWN_SNAPSHOT) if found else None
 
     def find_configured(self, state: Coordinator, digest: bytes | None, source_digest: bytes) -> Source | None:
         """The configured source, or one that a member named (S10), where it gives (or may give) these weights."""
@@ -86,14 +83,14 @@ class Loader:
             return None
         named = next(self._iter_named(state), None)
         if named is not None or state.checkpoint.uploader != NO_UPLOADER:
-            return named and Source(named, is_snapshot=True, name="checkpoint on record")
+            return named and Source(named, is_snapshot=True, name=WeightSource.ON_RECORD)
         try:
             path = self.get_configured(state.model)
         except TrainerError:
             if digest is None:
                 raise
             return None
-        return Source(path, is_snapshot=False, name="configured source") if path.is_dir() else None
+        return Source(path, is_snapshot=False, name=WeightSource.CONFIGURED) if path.is_dir() else None
 
     def _iter_named(self, state: Coordinator) -> Iterator[Path]:
         """Snapshots on this machine at Local places that members named.
@@ -161,7 +158,7 @@ class Loader:
             await self._network.withdraw(blob_id)  # the files move into the snapshot, from where they are offered
         await trio.to_thread.run_sync(_assemble, path, state, offer, digest, {**found, **known})
         await trio.to_thread.run_sync(remove_folder, folder)
-        return Source(path, is_snapshot=True, name="peers")
+        return Source(path, is_snapshot=True, name=WeightSource.PEERS)
 
     async def find_leading(self, state: Coordinator, digest: bytes, deadline: float) -> Source | None:
         """Full-value mode: the copy of the first member that has one, so that all go on from the same (S2).
@@ -227,7 +224,7 @@ class Loader:
         if digest != self._wanted:
             self._wanted, self._refused = digest, {}
         self._refused[peer] = reason
-        self._log("source_refused", peer=peer, digest=digest, reason=reason)
+        self._log(kinds.SourceRefused(peer=peer, digest=digest, reason=reason))
         return NetworkError(f"peer {peer.hex()[:8]} {reason}")
 
     async def _tell_of_own_files(self, state: Coordinator, offer: Offer) -> None:
@@ -242,7 +239,7 @@ class Loader:
         differing = describe_files(own, decode_manifest(offer.manifest).files)
         if differing and differing != self._told:  # the folder is looked at whenever weights are fetched
             self._told = differing
-            self._log("model_files_differ", path=str(path), files=differing, hint=FILES_HINT)
+            self._log(kinds.ModelFilesDiffer(path=str(path), files=differing, hint=FILES_HINT))
 
     async def keep(self, certified: bytes, newest: bytes) -> None:
         """Keep the certified snapshot and the newest other one; serve both (P6).

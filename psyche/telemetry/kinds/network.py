@@ -1,0 +1,47 @@
+"""A client's connections: to peers, and to the server."""
+
+from psyche.telemetry.kinds.base import Event, Hex
+
+
+class BootstrapConnected(Event):
+    """A node that `--bootstrap` or the record names has answered."""
+
+    peer: Hex
+    address: str
+
+
+class Network(Event):
+    """Counters since the process began."""
+
+    bytes_sent: int
+    bytes_received: int
+    peers: int
+    gossip_sent: int
+    gossip_received: int
+    gossip_refused: int
+
+
+class ServerConnected(Event):
+    """The server has greeted this client."""
+
+    run_id: str
+    program: str
+
+
+class ServerLost(Event):
+    """The connection to the server is lost, or could not be made; the client tries again."""
+
+    reason: str
+    tries: int
+
+
+class ServerGivenUp(Event):
+    """The client will not connect to this server any more."""
+
+    reason: str
+
+
+class StateMismatch(Event):
+    """A pushed state did not fit; a full one is asked for."""
+
+    reason: str

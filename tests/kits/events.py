@@ -1,0 +1,35 @@
+"""Events of which a test says only what matters, and sinks that keep what happens.
+
+log.emit(make(kinds.Trained, height=3, loss=2.5))
+assert sink.get(kinds.Left)[0].code == 1
+"""
+
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from kits.log import E
+from psyche.telemetry import kinds
+
+
+def make(kind: type[E], **given: object) -> E:
+    """An event with these fields; the others that it needs are zero, empty or the first of their type."""
+    hints = get_type_hints(kind)
+    fields = msgspec.structs.fields(kind)
+    blank = {one.name: _make_blank(hints[one.name]) for one in fields if one.default is msgspec.NODEFAULT}
+    return kind(**(blank | given))
+
+
+def make_line(t: float, node: str, event: kinds.Event) -> dict[str, Any]:
+    """The line of an event."""
+    return {"t": t, "node": node, "kind": kinds.get_kind(event)} | kinds.get_plain_fields(event)
+
+
+def _make_blank(hint: Any) -> Any:
+    if get_origin(hint) is UnionType:
+        return None if NoneType in get_args(hint) else _make_blank(get_args(hint)[0])
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return next(iter(hint))
+    return (get_origin(hint) or hint)()

@@ -145,6 +145,8 @@ class Finder:
         if node is None or isinstance(node, SKIPPED):
             return
         for kind, changed in self._change(node):
+            if ast.dump(changed) == ast.dump(node):  # equal arguments that change places
+                continue
             yield self._build(node, kind, f"({ast.unparse(changed)})", statement)
         for child in self._get_children(node):
             yield from self._visit_expression(child, statement)

@@ -6,6 +6,7 @@ from psyche.core.committee.elections import (
     COMMITTEE_SALT,
     WITNESS_SALT,
     compute_election_seed,
+    compute_liar_bound,
     compute_quorum,
     compute_witnesses_expected,
     get_ranks,
@@ -61,6 +62,11 @@ def test_witnesses_come_in_order_of_position() -> None:
 )
 def test_the_quorum_is_that_of_the_table(n: int, q: int) -> None:
     assert compute_quorum(n) == q
+
+
+@pytest.mark.parametrize(("n", "f"), [(0, 0), (1, 0), (3, 0), (4, 1), (6, 1), (7, 2), (32, 10)])
+def test_less_than_a_third_of_the_witnesses_may_lie(n: int, f: int) -> None:
+    assert compute_liar_bound(n) == f
 
 
 def test_two_sets_never_both_win() -> None:

@@ -3,8 +3,9 @@
 import hashlib
 import struct
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +24,10 @@ from psyche.core.encoding.account import (
     encode_witness,
     get_config_preimage,
 )
-from psyche.core.encoding.fields import pad, u16, u32, u64
+from psyche.core.encoding.fields import numbers, pad, u16, u32, u64
 from psyche.core.encoding.fields import raw as raw_field
-from psyche.core.encoding.records import RecordLayout, TaggedLayout
-from psyche.core.encoding.tables import ACCOUNT
+from psyche.core.encoding.records import FieldLayout, RecordLayout, TaggedLayout
+from psyche.core.encoding.tables import ACCOUNT, OPTIMIZER
 from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import (
     Audit,
@@ -460,3 +461,42 @@ def test_a_table_that_forgets_a_field_or_misaligns_one_does_not_load() -> None:
         TaggedLayout(Checkpoint, CheckpointKind, 136, {CheckpointKind.EPHEMERAL: ()})
     with pytest.raises(AssertionError, match="a variant is too long"):
         TaggedLayout(Checkpoint, CheckpointKind, 8, dict.fromkeys(CheckpointKind, (raw_field("name", 32),)))
+
+
+@dataclass
+class Place:
+    epoch: int = 0
+    step: int = 0
+
+
+@dataclass
+class Pair:
+    first: Place
+    second: Place
+
+
+def test_numbers_of_two_bytes_lie_at_even_places() -> None:
+    with pytest.raises(AssertionError, match="every number lies at a multiple of its size"):
+        FieldLayout("odd", (pad(1), u16("epoch")))
+
+
+def test_lists_hold_every_number_of_16_bits() -> None:
+    layout = FieldLayout("list", (numbers("places", 2),))
+    assert layout.write(SimpleNamespace(places=[65_535, 0])) == b"\xff\xff\0\0"
+    with pytest.raises(WireError, match="must be 2 numbers of 16 bits"):
+        layout.write(SimpleNamespace(places=[65_536, 0]))
+
+
+def test_a_record_reads_back_with_several_dataclasses_in_it() -> None:
+    fields_of_both = (u32("first.step"), u32("second.step"), u16("second.epoch"), u16("first.epoch"))
+    layout = RecordLayout(Pair, fields_of_both, {"first": Place, "second": Place})
+    pair = Pair(Place(1, 2), Place(3, 4))
+    assert layout.write(pair) == b"\x02\0\0\0\x04\0\0\0\x03\0\x01\0"
+    assert layout.decode(layout.write(pair)) == pair
+
+
+def test_the_settings_of_adamw_have_exactly_these_bytes() -> None:
+    optimizer = Optimizer(kind=OptimizerKind.ADAMW, betas=(0.5, 0.25), eps=2.0, weight_decay=None, clip_grad_norm=1.0)
+    expected = struct.pack("<IfffBB2xff", OptimizerKind.ADAMW, 0.5, 0.25, 2.0, 0, 1, 0.0, 1.0)
+    assert OPTIMIZER.write(optimizer) == expected.ljust(32, b"\0")
+    assert OPTIMIZER.read(OPTIMIZER.write(optimizer)) == optimizer

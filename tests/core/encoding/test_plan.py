@@ -174,6 +174,12 @@ def test_counting_ends_with_the_first_size_beyond_128_bits() -> None:
     assert compute_set_bits(256, 256) > 128
 
 
+def test_exactly_as_many_sets_as_128_bits_number_are_not_too_many() -> None:
+    assert compute_sets(129, 64) == 1 << 128, "half of all sets of 129"
+    assert compute_set_bits(129, 64) == 128
+    assert compute_set_bits(129, 65) == 129
+
+
 @pytest.mark.parametrize(
     ("area", "k", "planes"),
     [
@@ -196,7 +202,13 @@ def test_ranks_lie_in_planes_of_64_and_16_bits_and_the_rest(
 
 @pytest.mark.parametrize(
     ("area", "k", "low", "high"),
-    [((64, 64), 32, 7, 64), ((64, 64), 16, 8, 32), ((43, 64), 64, 5, 150), ((16, 16), 256, 0, 512)],
+    [
+        ((1, 129), 65, 0, 194),
+        ((64, 64), 32, 7, 64),
+        ((64, 64), 16, 8, 32),
+        ((43, 64), 64, 5, 150),
+        ((16, 16), 256, 0, 512),
+    ],
 )
 def test_sets_above_128_bits_are_elias_fano_coded(area: tuple[int, int], k: int, low: int, high: int) -> None:
     group = PlanGroup(area, (0,), 1, k, one_bit=True)

@@ -274,6 +274,9 @@ def choose(options: argparse.Namespace, tree: Path) -> tuple[list[Mutant], dict[
     if options.sample and options.sample < len(wanted):
         wanted = random.Random(options.seed).sample(wanted, options.sample)
     equivalent = read_equivalent()
+    all_changes = {(m.path, *m.get_change(texts[m.path])) for mutants in found.values() for m in mutants}
+    for stale in sorted(equivalent.keys() - all_changes):
+        print(f"{EQUIVALENT.name}: no mutant of {stale[0]} turns «{stale[1]}» into «{stale[2]}»: delete the entry")
     kept = [m for m in wanted if (m.path, *m.get_change(texts[m.path])) not in equivalent]
     return kept, texts, len(wanted) - len(kept)
 

@@ -20,6 +20,7 @@ MAX_DIALS: Final = 2  # with their hello: more at once, and on a busy machine no
 YIELD_S: Final = 0.1  # per wanted peer: how long the other end has to dial first
 KNOWN_SILENCES: Final = 3  # so often a member, or who was here before, may be silent before strangers go first
 HURRIED_SHARE: Final = 1 / 4  # of a dial's time, for one that others wait for
+MAX_SILENCES: Final = 16  # counted of one peer: whoever has been away for days is no worse than others who are silent
 Dial = Callable[[bytes, str], Awaitable[None]]
 
 
@@ -219,7 +220,7 @@ class Dialer:
                 failure = await self._wanted.wait_for_hello(key)
         redial.failure = failure
         if failure and turn.took_s >= HURRIED_SHARE * self._limits.dial_s:
-            redial.silences += 1
+            redial.silences = min(redial.silences + 1, MAX_SILENCES)
         return has_answered
 
     async def _try_address(self, key: bytes, address: str) -> str:

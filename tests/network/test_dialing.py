@@ -132,3 +132,21 @@ async def test_a_dial_that_nobody_waits_for_has_its_full_time(
         visitor.set_allowed(frozenset({visitor.key, peer.key}))
         visitor.set_addresses([peer.address_record()])
         assert await measure_meeting_s(visitor, peer) < DIAL_S
+
+
+async def test_a_peer_that_comes_back_after_days_of_silence_is_dialed(
+    autojump_clock: MockClock, hub: MemoryHub, tmp_path: Path
+) -> None:
+    async with open_visitor(hub, tmp_path) as visitor, open_peer(hub, tmp_path, visitor) as peer:
+        inner, back_at = visitor._transport.dial, trio.current_time() + 2 * 86_400
+
+        async def dial(key: bytes, address: str) -> None:
+            if trio.current_time() < back_at:
+                await trio.sleep_forever()
+            await inner(key, address)
+
+        visitor._transport.dial = dial  # type: ignore[method-assign]
+        visitor.set_allowed(frozenset({visitor.key, peer.key}))
+        visitor.set_addresses([peer.address_record()])
+        await trio.sleep_until(back_at)
+        assert await measure_meeting_s(visitor, peer) < 2 * NetworkLimits().redial_longest_s

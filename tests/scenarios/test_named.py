@@ -1,6 +1,5 @@
 """The named scenarios, small: each reaches its figure, and no invariant is violated."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from psyche.sim.crash_points import Point, find_points, play_killed
 from psyche.sim.invariants.ledger import EpochFacts, Ledger, Phase
 from psyche.sim.world import Outcome, simulate
 from psyche.telemetry import kinds
+from psyche.telemetry.events import encode_line
 from scenarios.builders import build_base, build_quiet
 from scenarios.byzantine_judges import judge_inclusion, judge_lies, judge_unharmed, judge_unpaid
 from scenarios.crash_judge import find_stall
@@ -83,7 +83,7 @@ def test_a_result_that_was_sent_and_left_out_shows(played: Outcome) -> None:
 
 
 def test_a_phase_that_ends_early_or_late_is_untimely(played: Outcome) -> None:
-    faulty = replace(played, lines=[json.dumps(make_line(0.0, "world", make(kinds.Fault))).encode()])
+    faulty = replace(played, lines=[encode_line(make_line(0.0, "world", make(kinds.Fault)))])
     assert judge_clocks(faulty, SMALL).holds
     phases = get_ledger(played).phases
     first = phases[0]

@@ -66,3 +66,7 @@ async def test_a_clock_of_a_fixture_is_used(beside_a_clock: MockClock) -> None:
 async def test_a_test_without_a_clock_has_a_steady_one() -> None:
     assert isinstance(trio.lowlevel.current_clock(), SteadyClock)
     assert trio.current_time() >= 100_000
+
+
+async def test_a_steady_clock_lets_a_moment_of_rest_be_waited_for() -> None:
+    await trio.testing.wait_all_tasks_blocked(0.2)

@@ -12,6 +12,9 @@ from trio.testing import (
 from trio.testing import active_thread_count as count_threads  # pyright: ignore[reportAttributeAccessIssue]  # old stubs
 
 LONGEST_STEP_S: Final = 0.01
+LONGEST_SLEEP_S: Final = (
+    0.25  # more than any cushion of `wait_all_tasks_blocked`, which a shorter sleep would never end
+)
 BESIDE_THREADS: Final = 0.1  # not 0: what ends the thread may wait for the clock
 THREAD_POLL_S: Final = 0.001
 
@@ -19,14 +22,15 @@ THREAD_POLL_S: Final = 0.001
 class SteadyClock(trio.abc.Clock):
     """`rate` seconds pass for each real one in which this program had its turn; fewer while a worker thread runs.
 
-    For real sockets and processes. Between two looks at the clock at most `LONGEST_STEP_S` real seconds count, and
-    trio looks each time it has asked which sockets are ready. So neither a machine that stands still for a minute nor
-    a slow disk lets a deadline pass.
+    For real sockets and processes. Between two looks at the clock at most `LONGEST_STEP_S` real seconds count beside
+    what trio meant to sleep, and trio looks each time it has asked which sockets are ready. So neither a machine that
+    stands still for a minute nor a slow disk lets a deadline pass.
     """
 
     def __init__(self, rate: float = 1.0, start_s: float = 0.0) -> None:
         self._rate = rate
         self._now = start_s
+        self._asleep_s = 0.0  # what trio means to sleep before it looks again
         self._looked_at = time.perf_counter()
 
     def start_clock(self) -> None:
@@ -36,13 +40,15 @@ class SteadyClock(trio.abc.Clock):
     def current_time(self) -> float:
         """Seconds since the clock was made, and `start_s`."""
         real = time.perf_counter()
-        self._now += self._get_rate() * min(real - self._looked_at, LONGEST_STEP_S)
-        self._looked_at = real
+        self._now += self._get_rate() * min(real - self._looked_at, self._asleep_s + LONGEST_STEP_S)
+        self._asleep_s, self._looked_at = 0.0, real
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Real seconds until trio looks again; before the deadline where it is further away than one step."""
-        return min(max(0.0, deadline - self.current_time()) / self._get_rate(), LONGEST_STEP_S)
+        """Real seconds until trio looks again; before the deadline where it is further away than one sleep."""
+        left_s = max(0.0, deadline - self.current_time()) / self._get_rate()
+        self._asleep_s = min(left_s, LONGEST_SLEEP_S)
+        return self._asleep_s
 
     def _get_rate(self) -> float:
         return self._rate * (BESIDE_THREADS if count_threads() else 1.0)

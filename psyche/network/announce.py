@@ -1,9 +1,9 @@
-"""Gossip: what is let in, what is known already, and announcements over open streams.
+"""Gossip: admission, deduplication, and announcements over open streams.
 
-Up to 32 allowed peers a message goes straight to each of them; the mesh carries it too where an
-allowed peer stays out of reach, or where there are more. It costs several times as much, so that
-with a mesh at every start many nodes on a busy machine would not get to know each other at all. A
-message counts once per origin, whichever way it came.
+With up to 32 allowed peers, a message is sent directly to each of them. The gossip mesh carries it too if an
+allowed peer stays unreachable, or if there are more peers. The mesh costs several times as much: if every
+start used it, many nodes on a busy machine would never get connected. A message counts once per origin,
+no matter by which path it came.
 """
 
 import logging
@@ -26,14 +26,14 @@ from psyche.wire.ports import NetworkStatistics
 _log: Final = logging.getLogger("psyche.network")
 FLOOD_PAUSE_S: Final = 0.05
 RETRY_S: Final = 1.0
-NAMES_KEPT: Final = 1_024  # of the messages that came last: each is asked for twice, and may come by several ways
+NAMES_KEPT: Final = 1_024  # verdicts cached: each message is checked twice and may arrive by several paths
 
 
 class Inbox:
-    """Decides which gossip is delivered, and keeps it until it is read, the newest of it.
+    """Decides which gossip is delivered and queues it for the reader; a full queue drops the oldest.
 
     Args:
-        own_key: gossip of this node itself is not delivered.
+        own_key: this node's own key; its own gossip is not delivered.
         limits: rates and sizes.
         statistics: the node's counters.
     """
@@ -48,11 +48,11 @@ class Inbox:
 
     @property
     def unread(self) -> int:
-        """How many messages wait to be read."""
+        """The number of messages not yet read."""
         return self._receive.statistics().current_buffer_used
 
     def is_acceptable(self, origin: bytes, message: bytes) -> bool:
-        """The cheap checks: size, allow-list, rate. Never raises, so that a mesh may ask it for strangers' bytes."""
+        """Check size, allow-list and rate. Never raises, so that the mesh may call it on bytes from strangers."""
         if not 0 < len(message) <= MAX_MESSAGE_BYTES or origin not in self.allowed:
             self._statistics.gossip_refused += 1
             return False
@@ -64,14 +64,14 @@ class Inbox:
         return True
 
     def take(self, origin: bytes, message: bytes) -> bool:
-        """Deliver a message if it is acceptable; whether it was."""
+        """Deliver a message if it is acceptable; return whether it was."""
         is_acceptable = self.is_acceptable(origin, message)
         if is_acceptable:
             self.deliver(origin, message)
         return is_acceptable
 
     def deliver(self, origin: bytes, message: bytes) -> None:
-        """Hand on a message that was accepted, unless it was seen; the oldest makes room for it."""
+        """Queue an accepted message unless it was seen before; a full queue drops its oldest message."""
         if origin == self._own_key or not self._seen.add(_name(origin, message)):
             return
         self._statistics.gossip_received += 1
@@ -85,11 +85,11 @@ class Inbox:
             return
 
     def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
-        """A receiver; several share what comes."""
+        """Return a receive channel; several receivers share the messages."""
         return self._receive.clone()
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Close the queue: receivers end after the last message."""
         self._send.close()
 
 
@@ -99,7 +99,7 @@ def _name(origin: bytes, message: bytes) -> bytes:
 
 
 class Outbox:
-    """Announcements on their way to one peer over one open stream; the oldest are dropped."""
+    """A queue of announcements to one peer over one open stream; when full it drops the oldest."""
 
     def __init__(self, limits: NetworkLimits, statistics: NetworkStatistics) -> None:
         self._queue: deque[bytes] = deque(maxlen=limits.outbox_messages)
@@ -108,7 +108,7 @@ class Outbox:
 
     @property
     def unsent(self) -> int:
-        """How many messages wait."""
+        """The number of queued messages."""
         return len(self._queue)
 
     def put(self, message: bytes) -> None:
@@ -117,10 +117,10 @@ class Outbox:
         self._signal.notify()
 
     async def run(self, stream: ByteStream) -> None:
-        """Send what is queued, as it comes, until the stream breaks.
+        """Send queued messages as they come, until the stream breaks.
 
         Raises:
-            StreamError: it did; the message at the front is sent again on the next stream.
+            StreamError: the stream broke; the message at the front is sent again on the next stream.
         """
         while True:
             while self._queue:
@@ -133,11 +133,11 @@ class Outbox:
 
 
 class Outboxes:
-    """One outbox for each peer that something was announced to, while it is connected.
+    """One outbox for each connected peer that an announcement was sent to.
 
     Args:
         peers: the node's peers.
-        limits: how much one holds.
+        limits: the capacity of an outbox.
         statistics: the node's counters.
         start_soon: starts a task of the node.
     """
@@ -155,7 +155,7 @@ class Outboxes:
         return len(self._outboxes)
 
     def count_unsent(self) -> int:
-        """How many messages wait in the fullest."""
+        """The number of messages in the fullest outbox."""
         return max((one.unsent for one in self._outboxes.values()), default=0)
 
     def put(self, key: bytes, message: bytes) -> None:
@@ -184,20 +184,20 @@ async def receive_announcements(stream: ByteStream, origin: bytes, inbox: Inbox)
     """Read a peer's announcements until the stream ends.
 
     Raises:
-        WireError: a frame above the limit; nothing of it was read.
+        WireError: a frame is longer than the limit; none of its body was read.
         StreamError: the stream ended.
     """
     while True:
         message = await read_frame(stream, MAX_MESSAGE_BYTES, "gossip")
         if not inbox.take(origin, message):
-            await trio.sleep(FLOOD_PAUSE_S)  # B16: who floods fills its own window, not our processor
+            await trio.sleep(FLOOD_PAUSE_S)  # B16: a flood fills the peer's own window, not our CPU
 
 
 def check_message(message: bytes) -> None:
-    """Refuse to publish what no peer would take.
+    """Refuse to publish a message that no peer would accept.
 
     Raises:
-        NetworkError: empty or too large.
+        NetworkError: the message is empty or too large.
     """
     if not 0 < len(message) <= MAX_MESSAGE_BYTES:
         raise NetworkError(f"gossip: a message of {len(message)} bytes, must be 1 to {MAX_MESSAGE_BYTES}")

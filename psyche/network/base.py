@@ -1,4 +1,4 @@
-"""A node: the `Network` port over any transport (`node.py`: libp2p, `memory.py`: simulated links)."""
+"""The node: implements the `Network` port over any transport (`node.py`: libp2p, `memory.py`: simulated links)."""
 
 import logging
 import random
@@ -32,17 +32,17 @@ _log: Final = logging.getLogger("psyche.network")
 
 
 class BaseNode:
-    """A node among peers; see `psyche.wire.ports.Network` for what its methods promise.
+    """A node among peers; `psyche.wire.ports.Network` documents what its methods promise.
 
     Args:
         identity: the p2p key.
-        transport: what carries streams; reports connections and streams to this node.
+        transport: carries streams; reports connections and incoming streams to this node.
         data_dir: the node's own folder.
-        limits: every bound.
-        rng: jitter.
+        limits: all time, size and count limits.
+        rng: the source of jitter.
         run_io: how files are read and written.
-        get_unix: the time that address records expire by.
-        unread: what its connections hold, as the transport counts it.
+        get_unix: the current Unix time, by which address records expire.
+        unread: the unread bytes of its connections, as the transport counts them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BaseNode:
         self._statistics = NetworkStatistics()
         self._nursery: trio.Nursery | None = None
         self._inbox = Inbox(identity.public, limits, self._statistics)
-        self._record: AddressRecord | None = None  # as signed last: every hello shows it
+        self._record: AddressRecord | None = None  # the last signed one, kept because every hello carries it
         self.store = BlobStore(
             data_dir / "blobs", memory_bytes=limits.memory_blob_bytes, disk_bytes=limits.disk_blob_bytes, run_io=run_io
         )
@@ -79,7 +79,7 @@ class BaseNode:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the node's tasks; on the way out all of them end."""
+        """Run the node's tasks; leaving the block ends them."""
         await self._run_io(self.store.clear_folder)
         try:
             async with open_plain_nursery() as nursery:
@@ -98,7 +98,7 @@ class BaseNode:
             self._nursery.start_soon(self._guard, function, *args)
 
     async def _guard(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """No task that serves a peer may end the node."""
+        """Run a task that serves a peer and log its failure, so that it cannot end the node."""
         try:
             await function(*args)
         except PsycheError as error:
@@ -114,7 +114,7 @@ class BaseNode:
         return self._identity.public
 
     def address_record(self) -> AddressRecord:
-        """A fresh signed record of where this node listens, good for a day."""
+        """Sign a fresh record of the addresses this node listens on, valid for a day."""
         addresses, expires_unix = self._transport.addresses(), self._get_unix() + RECORD_VALID_S
         known = self._record
         if known is None or (known.addresses, known.expires_unix) != (addresses, expires_unix):
@@ -122,54 +122,54 @@ class BaseNode:
         return known
 
     def set_allowed(self, keys: frozenset[bytes], members: frozenset[bytes] = frozenset()) -> None:
-        """Who may talk to this node; others are closed and their messages refused. Who is no member is cut first."""
+        """Set which keys may connect; others are disconnected, their messages refused. Non-members are cut first."""
         self._inbox.allowed = keys
         self.peers.set_allowed(keys)
         self.peers.members = members
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
-        """What hello compares; a zero plan hash is not compared."""
+        """Set the run and plan that hello compares; a zero plan hash is not compared."""
         if run_uid != self.peers.run_uid:
             self._fetcher.book.banned.clear()
         self.peers.set_plan(run_uid, plan_hash)
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
-        """Whom to keep connected to, as the home's book says; redials by itself."""
+        """Set the address records of the home's book; the node dials these peers and redials by itself."""
         self.peers.set_addresses(records)
 
     def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> None:
-        """Where some nodes are found without a book (N3); replaces what was set before."""
+        """Set addresses of nodes that need no book (N3); replaces those set before."""
         self.peers.set_bootstrap(addresses)
 
     def bootstrap(self) -> tuple[BootstrapPeer, ...]:
-        """How it stands with each of these addresses."""
+        """Return the state of each bootstrap address."""
         return self.peers.get_bootstrap()
 
     def _exchange_addresses(self) -> None:
-        """Begin to ask peers for addresses, where the home may not know them (N4)."""
+        """Start asking peers for addresses if the home may not know them (N4)."""
         if not self._is_exchanging and self.peers.is_without_book():
             self._is_exchanging = True
             self._start_soon(self._exchange.run)
 
     def connected(self) -> frozenset[bytes]:
-        """Keys of the peers that are connected and past hello."""
+        """The keys of the peers that are connected and have completed hello."""
         return self.peers.connected()
 
     async def wait_for_peers(self, keys: frozenset[bytes]) -> None:
-        """Until all `keys` are connected; the caller bounds it."""
+        """Wait until all `keys` are connected; the caller sets a timeout."""
         while not keys <= self.connected():
             await self.peers.changed.wait()
 
     def refusals(self) -> dict[bytes, str]:
-        """Why peers were closed or refused last, by key."""
+        """The latest reason why each peer was closed or refused, by key."""
         return dict(self.peers.refusals)
 
     def banned(self) -> dict[bytes, str]:
-        """Blob sources that lied in this run, and how."""
+        """Blob sources that are banned for this run, with the reason."""
         return dict(self._fetcher.book.banned)
 
     def statistics(self) -> NetworkStatistics:
-        """Counters since the start, and what it holds now."""
+        """Return the counters since the start and the current queue sizes."""
         own, serve = self._statistics, self._server.counters
         return NetworkStatistics(
             bytes_sent=own.bytes_sent + serve.bytes_sent,
@@ -193,7 +193,7 @@ class BaseNode:
     # streams that peers open
 
     async def handle_stream(self, key: bytes, protocol: str, stream: ByteStream) -> None:
-        """Serve a stream that a peer opened; the transport calls it. Never raises but for cancellation."""
+        """Serve a stream that a peer opened; called by the transport. Raises nothing but trio's `Cancelled`."""
         try:
             peer = self.peers.get(key)
             if peer is None:
@@ -235,7 +235,7 @@ class BaseNode:
         """Gossip one message of at most 4 KiB to all allowed peers.
 
         Raises:
-            NetworkError: empty or too large.
+            NetworkError: the message is empty or too large.
         """
         check_message(message)
         self._statistics.gossip_sent += 1
@@ -247,28 +247,28 @@ class BaseNode:
         await trio.lowlevel.checkpoint()
 
     def _announce(self, keys: Iterable[bytes], message: bytes) -> None:
-        """Give the message to connected peers one by one."""
+        """Send the message directly to each connected peer."""
         for key in keys:
             self._outboxes.put(key, message)
 
     async def _broadcast(self, message: bytes) -> None:
-        """Give the message to a mesh, where the transport has one."""
+        """Publish the message to the gossip mesh, if the transport has one."""
 
     def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
-        """Gossip as it comes: (key of the node that first sent it, message). Bounded; the oldest are dropped."""
+        """Receive gossip: (key of the node that first sent it, message). The queue is bounded and drops the oldest."""
         return self._inbox.messages()
 
     # sync
 
     def set_sync_handler(self, handler: SyncHandler) -> None:
-        """Who answers what peers ask."""
+        """Set the handler that answers peers' sync requests."""
         self.questions.handler = handler
 
     async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
-        """Ask one peer.
+        """Send one peer a sync request and return its reply.
 
         Raises:
-            NetworkError: not connected, refused, or no answer in time.
+            NetworkError: the peer is not connected, refused, or did not answer in time.
         """
         try:
             return await self.questions.ask(peer, request, timeout_s)
@@ -278,28 +278,28 @@ class BaseNode:
     # blobs
 
     async def provide(self, data: bytes | Path, *, expires: tuple[int, int] | None) -> bytes:
-        """Offer a blob and return its id; see the port.
+        """Offer a blob and return its id; see `Network.provide`.
 
         Raises:
             NetworkError: the file cannot be read, or the quotas are full.
-            WireError: more than 4 GiB.
+            WireError: the blob is larger than 4 GiB.
         """
         if isinstance(data, Path):
             return await self.store.add_file(data, expires)
         return await self.store.add_bytes(data, expires)
 
     async def withdraw(self, blob_id: bytes) -> None:
-        """Stop offering a blob; one that was provided several times, once."""
+        """Take back one offer of a blob; a blob that was provided several times keeps its other offers."""
         self.store.withdraw(blob_id)
         await trio.lowlevel.checkpoint()
 
     def expire(self, epoch: int, height: int) -> None:
-        """Drop blobs whose round lies before (epoch, height)."""
+        """Drop the blobs that expire before round (epoch, height)."""
         self._fetcher.begin_round(epoch, height)
         self.store.expire(epoch, height)
 
     async def fetch(self, blob_id: bytes, sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
-        """Fetch a payload from one source, another on failure; see the port.
+        """Fetch a payload from one source, and from another on failure; see `Network.fetch`.
 
         Raises:
             NetworkError: no source delivered it in time, or any at all while other fetches wait; or there is no
@@ -312,9 +312,9 @@ class BaseNode:
         self, blob_id: bytes, sources: Sequence[bytes], path: Path, *, size_bytes: int, deadline: float,
         progress: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
-        """Fetch a large blob to `path` from several sources at once, resuming a part file; see the port.
+        """Fetch a large blob to `path` from several sources at once, resuming a part file; see `Network.fetch_file`.
 
-        `progress` is told the bytes present. This node offers the file from then on, until `withdraw`.
+        `progress` is called with the bytes present. This node offers the file afterwards, until `withdraw`.
 
         Raises:
             NetworkError: no source delivered it in time, or the disk failed.
@@ -326,10 +326,10 @@ class BaseNode:
         self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, *, deadline: float,
         progress: Callable[[int], None] | None = None,
     ) -> dict[bytes, Path]:  # fmt: skip
-        """Fetch blobs, given as (id, size in bytes), to `folder/<id in hex>` from all sources at once.
+        """Fetch blobs, given as (id, size in bytes), into `folder/<id in hex>` from all sources at once.
 
-        Small ones are asked for many at a time. Files that are there already are checked, not fetched.
-        `progress` is told the bytes present. Returns the files; this node offers them from then on
+        Many small blobs are requested at a time. Files that exist already are checked, not fetched.
+        `progress` is called with the bytes present. Returns the files; this node offers them afterwards,
         until `withdraw`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Whom a node dials, when, and for how long (N3)."""
+"""Dialing: which peers a node dials, when, and for how long (N3)."""
 
 import logging
 import math
@@ -16,31 +16,31 @@ from psyche.network.limits import NetworkLimits
 from psyche.network.streams import Signal
 
 _log: Final = logging.getLogger("psyche.network")
-MAX_DIALS: Final = 2  # with their hello: more at once, and on a busy machine none is done in time
-YIELD_S: Final = 0.1  # per wanted peer: how long the other end has to dial first
-KNOWN_SILENCES: Final = 3  # so often a member, or who was here before, may be silent before strangers go first
-HURRIED_SHARE: Final = 1 / 4  # of a dial's time, for one that others wait for
-MAX_SILENCES: Final = 16  # counted of one peer: whoever has been away for days is no worse than others who are silent
+MAX_DIALS: Final = 2  # hello included; with more at once on a busy machine none finishes in time
+YIELD_S: Final = 0.1  # per wanted peer: how long this end waits for the other to dial first
+KNOWN_SILENCES: Final = 3  # failed dials after which a member or former peer ranks below strangers
+HURRIED_SHARE: Final = 1 / 4  # share of the dial timeout for a dial that delays others
+MAX_SILENCES: Final = 16  # counted per peer, so that one away for days ranks no lower than other silent ones
 Dial = Callable[[bytes, str], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Redial:
-    """When a wanted peer is dialed next, and what came of it before."""
+    """When a wanted peer is dialed next, and how earlier dials ended."""
 
     next_at: float = 0.0
     delay_s: float = 0.0
     is_dialing: bool = False
-    failure: str = ""  # why the last dial brought nothing
-    silences: int = 0  # dials in a row that took long and brought nothing; a new address does not undo them
+    failure: str = ""  # why the last dial failed
+    silences: int = 0  # slow failed dials in a row; a new address does not reset them
     was_here: bool = False
 
 
 class Wanted(Protocol):
-    """What dialing needs of the node's peers."""
+    """The part of the node's peer table that dialing uses."""
 
     def is_wanted(self, key: bytes) -> bool:
-        """Whether a peer is to be dialed: it is not here, and it may be."""
+        """Whether a peer should be dialed: it is allowed and not connected."""
         ...
 
     def is_here(self, key: bytes) -> bool:
@@ -52,16 +52,16 @@ class Wanted(Protocol):
         ...
 
     async def wait_for_hello(self, key: bytes) -> str:
-        """Until a peer that is here has said hello, or is gone; why it is not connected then."""
+        """Wait until hello with a peer succeeds or fails; return why it is not connected, or an empty text."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class DialTurn:
-    """One dial that waits for its turn, or has it."""
+    """One dial that waits for its turn or is running."""
 
     rank: int  # the lowest goes first
-    patience_s: float  # how long it may take while others of its rank wait
+    patience_s: float  # how long it may take while dials of the same rank wait
     begun_at: float = 0.0
     took_s: float = 0.0
     has_begun: trio.Event = field(default_factory=trio.Event)
@@ -69,13 +69,13 @@ class DialTurn:
 
 
 class DialTurns:
-    """A few dials at once (N3). Who has been silent goes last, and is cut short where others wait.
+    """Runs a few dials at a time (N3). Peers that did not answer before go last, and are cut short if others wait.
 
-    In an open run anybody may hold keys at whose addresses nobody answers. Such a key has a dial's full time only
-    while nobody else waits, so that many of them delay honest peers by little.
+    In an open run anybody may publish keys with addresses where nothing answers. A dial to such a key gets its
+    full time only while no other dial waits, so that many of them delay honest peers only a little.
 
     Args:
-        hurried_s: how long a dial may take while others of a lower rank wait.
+        hurried_s: how long a dial may take while dials of a lower rank wait.
     """
 
     def __init__(self, hurried_s: float) -> None:
@@ -85,7 +85,7 @@ class DialTurns:
 
     @asynccontextmanager
     async def take(self, turn: DialTurn) -> AsyncIterator[None]:
-        """Wait for a turn, then run the block, which is cancelled where it has to make room for others."""
+        """Wait for a turn, then run the block; it is cancelled if it has to make room for other dials."""
         self._waiting.append(turn)
         self._go_on()
         try:
@@ -98,7 +98,7 @@ class DialTurns:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Begin what there is room for, and hurry who is in the way of others."""
+        """Start as many dials as there is room for, and shorten the deadlines of those that delay others."""
         while self._waiting and len(self._running) < MAX_DIALS:
             turn = min(self._waiting, key=lambda waiting: waiting.rank)
             self._waiting.remove(turn)
@@ -113,15 +113,15 @@ class DialTurns:
 
 
 class Dialer:
-    """Dials whoever is wanted: after 1 s, doubling to 60 s, with jitter.
+    """Dials the wanted peers: after 1 s, doubling to 60 s, with jitter.
 
     Args:
-        key: this node's own.
-        limits: times.
-        addresses: where peers are.
-        wanted: the node's peers.
+        key: this node's own key.
+        limits: the pauses and timeouts of dialing.
+        addresses: the peers' addresses.
+        wanted: the node's peer table.
         dial: connects to a key at an address, or raises NetworkError.
-        rng: jitter; nothing secret.
+        rng: the source of jitter; nothing secret.
         start_soon: starts a task of the node.
     """
 
@@ -141,14 +141,14 @@ class Dialer:
         self._turns = DialTurns(HURRIED_SHARE * limits.dial_s)
 
     def get(self, key: bytes) -> Redial | None:
-        """How it stands with dialing a peer."""
+        """Return the state of dialing a peer, or None if it is not being dialed."""
         return self._redials.get(key)
 
     def dial_now(self, keys: frozenset[bytes]) -> None:
-        """Dial those of the keys whose address is known, as if for the first time."""
+        """Dial the keys whose address is known, resetting their back-off."""
         known = self._addresses.get_keys()
-        for key in sorted(keys & known):  # in one order, so that a simulated run repeats
-            # Both ends learn of each other at the same moment: one goes first, the other when that had time to work.
+        for key in sorted(keys & known):  # sorted, so that simulated runs are reproducible
+            # Both ends learn of each other at the same moment: one dials at once, the other only after giving it time.
             wait_s = 0.0 if self._key < key else min(YIELD_S * len(known), 2 * self._limits.redial_first_s)
             self._schedule(key, wait_s)
         self._wake.notify()
@@ -159,25 +159,25 @@ class Dialer:
         return redial
 
     def forget_unknown(self) -> None:
-        """Drop keys without an address that are not here either."""
+        """Drop keys that have no address and are not connected."""
         known = self._addresses.get_keys()
         self._redials = {k: r for k, r in self._redials.items() if k in known or self._wanted.is_here(k)}
 
     def note_connected(self, key: bytes) -> None:
-        """The peer is past hello."""
+        """Note that a peer has completed hello."""
         redial = self._redials.get(key)
         if redial is not None:
             redial.silences = 0
 
     def note_gone(self, key: bytes, *, was_connected: bool) -> None:
-        """The last connection to a peer is closed."""
+        """Note that the last connection to a peer is closed; redial it if it was connected."""
         if was_connected:
             redial = self._schedule(key, self._rng.random() * self._limits.redial_first_s)
             redial.was_here = True
         self._wake.notify()
 
     async def run(self) -> None:
-        """Dial for ever."""
+        """Dial the wanted peers until cancelled."""
         while True:
             next_at = trio.current_time() + self._limits.redial_longest_s
             for key, redial in list(self._redials.items()):
@@ -192,7 +192,7 @@ class Dialer:
                 await self._wake.wait()
 
     async def _dial(self, key: bytes, redial: Redial) -> None:
-        """Dial one address after another until one answers."""
+        """Dial the peer's addresses one after another until one answers."""
         try:
             addresses = self._addresses.get_addresses(key)
             if not addresses:
@@ -207,16 +207,16 @@ class Dialer:
             self._wake.notify()
 
     async def _dial_at(self, key: bytes, address: str, redial: Redial) -> bool:
-        """Dial one address and wait for the hello; whether somebody answered."""
+        """Dial one address and wait for the hello; return whether the peer answered."""
         lead = KNOWN_SILENCES if redial.was_here or self._wanted.is_member(key) else 0
         turn = DialTurn(redial.silences - lead, min(1.0, HURRIED_SHARE * 2**redial.silences) * self._limits.dial_s)
-        has_answered, failure = False, "no answer, and others wait to be dialed"
+        has_answered, failure = False, "no answer yet, given up because other peers wait to be dialed"
         async with self._turns.take(turn):
             if not self._wanted.is_here(key):
                 failure = await self._try_address(key, address)
             has_answered = not failure or self._wanted.is_here(key)
             if self._wanted.is_here(key):
-                failure = "no hello yet, and others wait to be dialed"
+                failure = "no hello yet, given up because other peers wait to be dialed"
                 failure = await self._wanted.wait_for_hello(key)
         redial.failure = failure
         if failure and turn.took_s >= HURRIED_SHARE * self._limits.dial_s:
@@ -224,7 +224,7 @@ class Dialer:
         return has_answered
 
     async def _try_address(self, key: bytes, address: str) -> str:
-        """Why nobody answers there; empty where somebody does."""
+        """Dial one address; return why that failed, or an empty text on success."""
         try:
             with trio.fail_after(self._limits.dial_s):
                 await self._dial_address(key, address)

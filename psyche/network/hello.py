@@ -1,6 +1,6 @@
-"""`/psyche/hello/1`: who is there, and whether both sides belong to the same run.
+"""`/psyche/hello/1`: peers introduce themselves and check that they belong to the same run.
 
-Three frames: the dialer's hello; the answer, with a verdict and the other hello; the dialer's verdict.
+Three frames: the dialer's hello; the answer, with the other side's verdict and hello; the dialer's verdict.
 Both sides admit each other only when both verdicts are yes.
 """
 
@@ -23,15 +23,15 @@ MAX_REASON: Final = 200
 
 
 class HelloRefused(NetworkError):
-    """The other side does not want us; the message is its reason."""
+    """One side refused the other; the message is the reason."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """What a node says of itself; unknown later fields are ignored."""
+    """What a node says about itself; unknown trailing fields are ignored."""
 
     version: int
     run_uid: bytes
-    plan_hash: bytes  # zero: not known yet
+    plan_hash: bytes  # zeros: not known yet
     capabilities: list[str]
     record: AddressRecord
 
@@ -52,18 +52,18 @@ _encode = msgspec.msgpack.encode
 
 
 def build_hello(run_uid: bytes, plan_hash: bytes, record: AddressRecord) -> Hello:
-    """The hello of a node of this version."""
+    """Build this node's hello."""
     return Hello(HELLO_VERSION, run_uid, plan_hash, list(CAPABILITIES), record)
 
 
 def check_hello(hello: Hello, key: bytes) -> None:
-    """Refuse a hello that breaks a limit or whose record is not of the connected `key`.
+    """Refuse a hello that breaks a limit or whose address record is not of the connected `key`.
 
     Raises:
-        WireError: naming the field.
+        WireError: the hello is invalid; the message names the field.
     """
     if len(hello.run_uid) != len(ZERO32) or len(hello.plan_hash) != len(ZERO32):
-        raise WireError("hello: run_uid and plan_hash have 32 bytes")
+        raise WireError("hello: run_uid and plan_hash must have 32 bytes")
     if len(hello.capabilities) > MAX_CAPABILITIES:
         raise WireError(f"hello: {len(hello.capabilities)} capabilities, at most {MAX_CAPABILITIES}")
     if hello.record.p2p != key:
@@ -72,7 +72,7 @@ def check_hello(hello: Hello, key: bytes) -> None:
 
 
 def get_refusal(mine: Hello, theirs: Hello) -> str:
-    """Why the two do not belong together; empty if they do."""
+    """Return why the two nodes may not talk to each other; empty if they may."""
     if theirs.version != mine.version:
         return f"protocol version {theirs.version}, here {mine.version}"
     if mine.run_uid == ZERO32:
@@ -86,12 +86,12 @@ def get_refusal(mine: Hello, theirs: Hello) -> str:
 
 
 async def offer(stream: ByteStream, mine: Hello, judge: Callable[[Hello], str]) -> Hello:
-    """The dialer's side; `judge` gives the reason against the other, or nothing.
+    """Run the dialer's side; `judge` returns a reason to refuse the other hello, or an empty text.
 
     Raises:
-        HelloRefused: by the other side, or by `judge`.
+        HelloRefused: the other side or `judge` refused.
         WireError: the other side does not speak the protocol.
-        StreamError: it ended.
+        StreamError: the stream ended.
     """
     await write_frame(stream, _encode(mine))
     answer = await _read(stream, _answer)
@@ -106,7 +106,7 @@ async def offer(stream: ByteStream, mine: Hello, judge: Callable[[Hello], str]) 
 
 
 async def answer(stream: ByteStream, get_mine: Callable[[], Hello], judge: Callable[[Hello], str]) -> Hello:
-    """The side that was dialed; as `offer`, and the other side hears the reason before `HelloRefused` is raised."""
+    """Run the dialed side, as `offer` does the other; a refusal is sent before `HelloRefused` is raised."""
     theirs = await _read(stream, _hello)
     reason = judge(theirs)
     await write_frame(stream, _encode(_Answer(reason, get_mine())))

@@ -1,8 +1,8 @@
 """Simulated links between named ends: latency, jitter, bandwidth, loss, copies, stalls and cuts, on trio's clock.
 
-Everything that crosses a link takes its time and its chances here: the streams of the in-memory node
-(`memory.py`), and whatever else is to share the same lines. All chance comes from one seed, separately
-for every direction, so that what happens on one link does not depend on the traffic of another.
+Delay and loss of all simulated traffic are computed here: for the streams of the in-memory node (`memory.py`)
+and for whatever else shares the same lines. Each direction has its own random generator, derived from one
+seed, so that what happens on one link does not depend on the traffic of another.
 """
 
 import heapq
@@ -18,21 +18,20 @@ import trio
 from psyche.network.streams import Signal, StreamError, run_until
 
 FRAME_BYTES: Final = 256 << 10  # streams of one link take turns
-WEIGHTY_PARTS: Final = 4  # of what stands for something larger, or more of these:
+WEIGHTY_PARTS: Final = 4  # a weighed write is sent in this many parts, or more if a part would exceed:
 WEIGHTY_PART_BYTES: Final = 16 << 20
-SEND_BUFFER_BYTES: Final = 256 << 10  # a writer is ahead of the line by so much, as with a socket
+SEND_BUFFER_BYTES: Final = 256 << 10  # how far a writer may be ahead of the line, as with a socket
 WINDOW_BYTES: Final = 16 << 20  # written and not yet read, per stream
 RETRANSMIT_S: Final = 0.2
-Weigh = Callable[[int], float]  # how many bytes of the line those take that are written at once
+Weigh = Callable[[int], float]  # maps the size of a write to the bytes it takes on the line
 
 
 @dataclass(frozen=True, slots=True)
 class LinkConditions:
-    """One direction of a link: seconds, bytes a second, and shares of packets.
+    """The conditions of one direction of a link: seconds, bytes per second, and probabilities per packet.
 
-    `jitter_s` is the most that is added to the latency of a packet. A lost announcement is gone, one that
-    is copied comes twice, and jitter lets them overtake each other; on other streams loss and jitter
-    delay what follows, as TCP does.
+    `jitter_s` is the most that is added to a packet's latency. Announcements that are separate packets can be
+    lost, duplicated or, by jitter, reordered; on streams, loss and jitter delay what follows, as with TCP.
     """
 
     latency_s: float = 0.0
@@ -43,16 +42,16 @@ class LinkConditions:
 
 
 class Arrivals:
-    """What is to be called when: one task for all that is under way, however many links there are."""
+    """A timer queue: one task delivers everything in flight, no matter how many links there are."""
 
     def __init__(self) -> None:
-        self._times: list[float] = []  # a heap, each time once
+        self._times: list[float] = []  # a heap without duplicates
         self._due: dict[float, list[tuple[Callable[..., None], tuple[object, ...]]]] = {}
         self._waiting: trio.CancelScope | None = None
         self._is_running = False
 
     def call_at(self, time_s: float, function: Callable[..., None], *args: object) -> None:
-        """Call a function at a time on trio's clock; what is due at the same time, in the order of these calls."""
+        """Call a function at a time on trio's clock; calls due at the same time run in the order they were added."""
         due = self._due.get(time_s)
         if due is not None:
             due.append((function, args))
@@ -66,7 +65,7 @@ class Arrivals:
             self._waiting.deadline = time_s
 
     async def _run(self) -> None:
-        """Ends with the loop that it runs in."""
+        """Run the due calls, as a system task that ends with trio's run loop."""
         while True:
             with trio.CancelScope(deadline=self._times[0] if self._times else math.inf) as self._waiting:  # pyright: ignore[reportCallIssue]
                 await trio.sleep_forever()
@@ -77,27 +76,27 @@ class Arrivals:
 
 
 class AccessLine:
-    """One machine's way out, or in: whatever is bulky and passes it shares its bandwidth, part by part in turn."""
+    """One machine's uplink or downlink: bulk transfers share its bandwidth, taking turns part by part."""
 
     def __init__(self) -> None:
         self.bandwidth_bytes_s = math.inf
-        self.carried: defaultdict[int, float] = defaultdict(float)  # by the length of what was written at once
+        self.carried: defaultdict[int, float] = defaultdict(float)  # keyed by the size of the write
         self._turn = trio.Lock()
         self._busy_until = 0.0
 
     @property
     def carried_bytes(self) -> float:
-        """All that has passed."""
+        """The total of bytes that have passed."""
         return sum(self.carried.values())
 
     async def carry(self, size_bytes: float, kind: int) -> None:
-        """Wait for a turn, and until `size_bytes` have passed."""
+        """Wait for a turn, then until `size_bytes` have passed."""
         async with self._turn:
             await trio.sleep(size_bytes / self.bandwidth_bytes_s)
         self.carried[kind] += size_bytes
 
     def compute_passage(self, begun: float, size_bytes: float, kind: int) -> float:
-        """When `size_bytes` that have begun to come at `begun` are through; the way is taken until then."""
+        """Occupy the line for `size_bytes` that arrive from `begun` on; return the time when they have passed."""
         passed = max(begun, self._busy_until) + size_bytes / self.bandwidth_bytes_s
         self._busy_until = max(passed, trio.current_time())
         self.carried[kind] += size_bytes
@@ -111,37 +110,37 @@ class Wire:
         self.conditions = conditions
         self.rng = rng
         self.busy_until = 0.0
-        self.stall: trio.Event | None = None  # nothing arrives until it is set
-        self.held: list[Callable[[], None]] = []  # called when it is
+        self.stall: trio.Event | None = None  # while not None, nothing arrives until it is set
+        self.held: list[Callable[[], None]] = []  # deliveries to make when it is set
 
     def compute_departure(self, size_bytes: float) -> float:
-        """When the last of `size_bytes` has left; the wire is taken until then."""
+        """Occupy the wire for `size_bytes`; return the time when the last of them has left."""
         start = max(trio.current_time(), self.busy_until)
         self.busy_until = start + size_bytes / self.conditions.bandwidth_bytes_s
         return self.busy_until
 
     def compute_delay(self) -> float:
-        """How long a packet travels."""
+        """Return the seconds that a packet travels: latency and jitter."""
         conditions = self.conditions
         return conditions.latency_s + (conditions.jitter_s * self.rng.random() if conditions.jitter_s else 0.0)
 
     def is_lost(self) -> bool:
-        """Whether this packet is lost."""
+        """Draw whether a packet is lost."""
         return self.conditions.loss > 0 and self.rng.random() < self.conditions.loss
 
     def is_copied(self) -> bool:
-        """Whether this packet comes twice."""
+        """Draw whether a packet is duplicated."""
         return self.conditions.duplicate > 0 and self.rng.random() < self.conditions.duplicate
 
 
 class Lane:
-    """Announcements from one node to another: each is a packet of its own that may be lost, copied or overtaken.
+    """Carries announcements from one node to another as separate packets that may be lost, duplicated or reordered.
 
     Args:
-        wire: what it runs over.
-        arrivals: of its links.
-        max_waiting: how many packets wait where the line is slower than they come; the oldest make room.
-        receive: told each packet when it arrives.
+        wire: the direction of the link that it uses.
+        arrivals: the timer queue of its links.
+        max_waiting: how many packets may wait for the line; when more come, the oldest are dropped.
+        receive: called with each packet when it arrives.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class Lane:
         return len(self._waiting)
 
     def send(self, packet: bytes) -> None:
-        """Send a packet, at once or when the line is free."""
+        """Send a packet now, or as soon as the line is free."""
         if self._waiting:
             self._waiting.append(packet)
         elif self._is_full():
@@ -197,13 +196,13 @@ class Lane:
 
 
 class Pipe:
-    """One direction of a stream: what was written, and when it arrives, in order.
+    """One direction of a stream: delivers what was written, in order, after the link's delay.
 
     Args:
-        wire: what it runs over.
-        arrivals: of its links.
-        weigh: how many bytes of the line something takes; None: as many as it has.
-        access: the ways out and in that it shares with others of its machines; None: it has the wire for itself.
+        wire: the direction of the link that it uses.
+        arrivals: the timer queue of its links.
+        weigh: maps the size of a write to the bytes it takes on the line; None: the size itself.
+        access: the sender's uplink and the receiver's downlink, shared with other pipes; None: no shared lines.
     """
 
     def __init__(
@@ -221,25 +220,25 @@ class Pipe:
         self._parts: deque[tuple[float, memoryview]] = deque()  # by arrival
         self._unread = 0
         self._last_arrival = 0.0
-        self._room = Signal()  # the writer need not wait any more
-        self._reader: trio.lowlevel.Task | None = None  # that waits for what comes next
+        self._room = Signal()  # set when the writer need not wait any longer
+        self._reader: trio.lowlevel.Task | None = None  # the reader that waits for data
         self._broken = trio.Event()
         self.is_closed = False
 
     @property
     def is_broken(self) -> bool:
-        """Whether it was reset."""
+        """Whether the stream was reset."""
         return self._broken.is_set()
 
     async def write(self, data: bytes) -> None:
-        """Take the time that the wire takes; what is written arrives in order.
+        """Write data, taking as long as the wire needs; what is written arrives in order.
 
         Raises:
-            StreamError: broken.
+            StreamError: the stream is broken.
         """
         view = memoryview(data)
         endless = self._access is None and math.isinf(self._wire.conditions.bandwidth_bytes_s)
-        # what stands for something larger goes in a few parts, enough for streams to share a line evenly
+        # a weighed write goes in a few parts, enough for streams to share a line evenly
         weight = self._weigh(len(view)) / len(view) if self._weigh is not None and view else 1.0
         parts = max(WEIGHTY_PARTS, math.ceil(weight * len(view) / WEIGHTY_PART_BYTES))
         step = max(1, len(view) if endless else -(-len(view) // parts) if weight > 1 else FRAME_BYTES)
@@ -257,7 +256,7 @@ class Pipe:
         if free > trio.current_time():
             with trio.move_on_at(free):
                 await self._broken.wait()
-        await trio.lowlevel.checkpoint_if_cancelled()  # a line that takes all at once lets nobody wait
+        await trio.lowlevel.checkpoint_if_cancelled()  # with unlimited bandwidth no writer has to wait
 
     async def _compute_departure(self, size_bytes: float, kind: int) -> float:
         if self._access is None:
@@ -278,7 +277,7 @@ class Pipe:
             self._call_reader(arrival)
 
     def _call_reader(self, arrival: float) -> None:
-        """The reader wakes when the first part arrives, and not before."""
+        """Wake the reader when the first part arrives."""
         if self._reader is None:
             return
         if arrival <= trio.current_time():
@@ -292,10 +291,10 @@ class Pipe:
             self._reader = None
 
     async def read(self, max_bytes: int) -> bytes:
-        """What has arrived, at most `max_bytes` of it.
+        """Read what has arrived, at most `max_bytes`.
 
         Raises:
-            StreamError: at its end, or broken.
+            StreamError: the stream is at its end or broken.
         """
         while True:
             if self._broken.is_set():
@@ -310,7 +309,7 @@ class Pipe:
                 raise StreamError("stream: at its end")
 
     async def _wait(self) -> None:
-        """Until the first part arrives, or none comes any more."""
+        """Wait until the first part arrives, or until none will come."""
         self._reader = trio.lowlevel.current_task()
         if self._parts:
             self._arrivals.call_at(self._parts[0][0], self._wake)
@@ -335,14 +334,14 @@ class Pipe:
         return data
 
     def close(self) -> None:
-        """Nothing more is written; what was written still arrives."""
+        """Close for writing; what was written still arrives."""
         self.is_closed = True
         if not self._parts:
             self._wake()
         self._room.notify()
 
     def break_off(self) -> None:
-        """Both ends see a reset; what was under way is lost."""
+        """Reset the stream at both ends; data in flight is lost."""
         self._parts.clear()
         self._broken.set()
         self._wake()
@@ -357,7 +356,7 @@ class MemoryStream:
         self.outgoing = outgoing
 
     async def read_some(self, max_bytes: int) -> bytes:
-        """Between 1 and `max_bytes` bytes; raises StreamError at the end."""
+        """Read between 1 and `max_bytes` bytes; raises StreamError at the end."""
         return await self.incoming.read(max_bytes)
 
     async def write(self, data: bytes) -> None:
@@ -365,15 +364,15 @@ class MemoryStream:
         await self.outgoing.write(data)
 
     async def close(self) -> None:
-        """Nothing more will be written."""
+        """Close for writing."""
         self.outgoing.close()
 
     async def reset(self) -> None:
-        """End both directions at once."""
+        """Reset both directions at once."""
         self.break_off()
 
     def break_off(self) -> None:
-        """As `reset`."""
+        """Reset both directions at once, without waiting."""
         self.incoming.break_off()
         self.outgoing.break_off()
 
@@ -384,15 +383,15 @@ class MemoryStream:
 
 
 class Links:
-    """All links between ends that are named by keys.
+    """All links; their ends are named by keys.
 
     Args:
-        rng: the source of all chance.
-        default: what links are like that were not set otherwise.
+        rng: the source of all randomness.
+        default: the conditions of links that were not set.
     """
 
     def __init__(self, rng: random.Random, default: LinkConditions | None = None) -> None:
-        self.on_cut: list[Callable[[], None]] = []  # who has connections looks which of them are cut
+        self.on_cut: list[Callable[[], None]] = []  # called after a cut: owners of connections close those that are cut
         self._seed = rng.getrandbits(64)
         self._default = default or LinkConditions()
         self._wires: dict[tuple[bytes, bytes], Wire] = {}
@@ -401,37 +400,37 @@ class Links:
         self._arrivals = Arrivals()
 
     def build_rng(self, *names: bytes) -> random.Random:
-        """Chance of one link or node: independent of what the others do, and in which order."""
+        """Build the random generator of one link or node, independent of all others and of the order of calls."""
         return random.Random(b"/".join((self._seed.to_bytes(8, "little"), *names)))  # noqa: S311 - a simulation
 
     def get_wire(self, source: bytes, target: bytes) -> Wire:
-        """One direction between two ends."""
+        """Return one direction between two ends."""
         wire = self._wires.get((source, target))
         if wire is None:
             wire = self._wires[source, target] = Wire(self._default, self.build_rng(source, target))
         return wire
 
     def get_round_trip_s(self, source: bytes, target: bytes) -> float:
-        """There and back, without jitter."""
+        """Return the latency of both directions in seconds, without jitter."""
         there = self.get_wire(source, target).conditions.latency_s
         return there + self.get_wire(target, source).conditions.latency_s
 
     def set_access(self, key: bytes, up_bytes_s: float, down_bytes_s: float) -> None:
-        """What a machine sends and receives in bulk, to and from all others together."""
+        """Set the bandwidths of a machine's uplink and downlink, which all its bulk transfers share."""
         ways = self._access.setdefault(key, (AccessLine(), AccessLine()))
         for way, bandwidth_bytes_s in zip(ways, (up_bytes_s, down_bytes_s), strict=True):
             way.bandwidth_bytes_s = bandwidth_bytes_s
 
     def get_access(self, key: bytes) -> tuple[AccessLine, AccessLine] | None:
-        """A machine's ways out and in, where they were set."""
+        """Return a machine's uplink and downlink, or None if they were not set."""
         return self._access.get(key)
 
     def open_pair(
         self, opener: bytes, other: bytes, *, answer_weigh: Weigh | None = None
     ) -> tuple[MemoryStream, MemoryStream]:
-        """A stream: the opener's end, and the other's.
+        """Open a stream; return the opener's end and the other end.
 
-        `answer_weigh`: what the other answers is bulky, and takes so much of the line.
+        `answer_weigh`: the other end sends bulk data; maps the size of a write to the bytes it takes on the line.
         """
         there = Pipe(self.get_wire(opener, other), self._arrivals)
         access = None
@@ -441,20 +440,20 @@ class Links:
         return MemoryStream(back, there), MemoryStream(there, back)
 
     def open_lane(self, source: bytes, target: bytes, max_waiting: int, receive: Callable[[bytes], None]) -> Lane:
-        """A way for packets of their own from one end to the other."""
+        """Open a lane for separate packets from one end to the other."""
         return Lane(self.get_wire(source, target), self._arrivals, max_waiting, receive)
 
     def set_link(self, first: bytes, second: bytes, conditions: LinkConditions) -> None:
-        """Both directions between two ends; holds for what is written from now on."""
+        """Set the conditions of both directions between two ends for what is written from now on."""
         self.set_uplink(first, second, conditions)
         self.set_uplink(second, first, conditions)
 
     def set_uplink(self, source: bytes, target: bytes, conditions: LinkConditions) -> None:
-        """One direction between two ends."""
+        """Set the conditions of one direction between two ends for what is written from now on."""
         self.get_wire(source, target).conditions = conditions
 
     def cut(self, first: Iterable[bytes], second: Iterable[bytes]) -> None:
-        """No connection between the two groups until `heal`; open ones break."""
+        """Cut all connections between the two groups until `heal`."""
         others = list(second)
         for a in first:
             self._cuts.update(frozenset((a, b)) for b in others if a != b)
@@ -462,17 +461,17 @@ class Links:
             notify()
 
     def partition(self, *groups: Sequence[bytes]) -> None:
-        """Cut the groups from one another."""
+        """Cut all connections between different groups until `heal`."""
         for index, group in enumerate(groups):
             for other in groups[index + 1 :]:
                 self.cut(group, other)
 
     def is_cut(self, first: bytes, second: bytes) -> bool:
-        """Whether the two cannot be connected now."""
+        """Whether the link between two ends is cut."""
         return bool(self._cuts) and frozenset((first, second)) in self._cuts
 
     def stall(self, first: Sequence[bytes], second: Sequence[bytes]) -> None:
-        """Connections between the two groups stay open, but nothing arrives until `heal`."""
+        """Stall the links between the two groups: connections stay open, but nothing arrives until `heal`."""
         for a in first:
             for b in second:
                 for wire in (self.get_wire(a, b), self.get_wire(b, a)):
@@ -480,7 +479,7 @@ class Links:
                         wire.stall = trio.Event()
 
     def heal(self) -> None:
-        """Undo all cuts and stalls; the nodes find each other again by redialing."""
+        """Undo all cuts and stalls; the nodes reconnect by redialing."""
         self._cuts.clear()
         for wire in self._wires.values():
             if wire.stall is not None:

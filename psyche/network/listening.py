@@ -1,7 +1,7 @@
-"""Listening ports and addresses of this machine.
+"""The listening port and the addresses of this machine.
 
-libp2p listens with SO_REUSEPORT: two processes on one port both start, and each gets half of the
-connections. So a port is locked first, for as long as the node lives.
+libp2p listens with SO_REUSEPORT: two processes on one port would both start, and each would get half of
+the connections. Therefore a node locks its port for as long as it lives.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ FREE_PORT_ATTEMPTS: Final = 32
 
 @contextmanager
 def lock_port(ip: str, port: int) -> Iterator[int]:
-    """Hold a TCP port of `ip` against other processes of ours, and see that nobody else listens on it.
+    """Lock a TCP port of `ip` against other processes of psyche, and check that no other program listens on it.
 
     Args:
         ip: the address to listen on.
@@ -38,11 +38,11 @@ def lock_port(ip: str, port: int) -> Iterator[int]:
         finally:
             lock.close()
         return
-    raise NetworkError(f"port {port}: another process of psyche listens on it")
+    raise NetworkError(f"port {port}: another process of psyche listens on it; choose another port")
 
 
 def _try_lock(port: int) -> socket.socket | None:
-    """An abstract socket named after the port: gone with its process, private to its network namespace."""
+    """Bind an abstract socket named after the port: it ends with its process and is local to the network namespace."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         lock.bind(f"\0psyche-port-{port}")
@@ -64,7 +64,7 @@ def _probe(ip: str, port: int) -> int:
 
 
 def build_address(ip: str, port: int) -> str:
-    """The multiaddr of a TCP port.
+    """Build the multiaddr of a TCP port.
 
     Raises:
         NetworkError: `ip` is not an IP address.
@@ -77,7 +77,7 @@ def build_address(ip: str, port: int) -> str:
 
 
 def get_reachable_addresses(ip: str, port: int) -> tuple[str, ...]:
-    """Where others reach a node that listens on `ip`: for "any", this machine's addresses, loopback only alone."""
+    """Return the addresses that reach a node listening on `ip`; for "any", this machine's, loopback only if alone."""
     if not ipaddress.ip_address(ip).is_unspecified:
         return (build_address(ip, port),)
     version = ipaddress.ip_address(ip).version
@@ -88,7 +88,7 @@ def get_reachable_addresses(ip: str, port: int) -> tuple[str, ...]:
 
 
 def get_machine_addresses() -> list[str]:
-    """The IP addresses of this machine's interfaces, link-local ones left out."""
+    """Return the IP addresses of this machine's interfaces, except link-local ones."""
     import ifaddr  # comes with libp2p
 
     found: list[str] = []

@@ -1,11 +1,11 @@
-"""The in-memory twin of the libp2p node: the code of `base.py` above the streams, simulated links below.
+"""The in-memory twin of the libp2p node: the node of `base.py` over simulated links.
 
-One thing above the streams is replaced. Among more than `STREAMED_MEMBERS`, and on lines that lose or copy
-packets, announcements are packets of their own (`links.Lane`), not messages of an outbox on a stream: streams
-would be too many, and lose nothing. Where libp2p has a mesh everybody hears directly.
+One thing above the streams differs. With more than `STREAMED_MEMBERS` members, or on lines that lose or
+duplicate packets, announcements are separate packets (`links.Lane`) and not messages of an outbox on a stream:
+the streams would be too many, and streams lose nothing. Every peer gets announcements directly, without a mesh.
 
 Links have latency, bandwidth and loss, and can be cut; everything runs on trio's clock, so a
-`MockClock` runs hours in seconds. All chance comes from the `random.Random` that the hub is given:
+`MockClock` runs hours in seconds. All randomness comes from the `random.Random` that the hub is given:
 
     hub = MemoryHub(random.Random(7), LinkConditions(latency_s=0.05, bandwidth_bytes_s=1e6))
     async with hub.open_node(identity, folder) as node:
@@ -31,11 +31,11 @@ from psyche.network.streams import BLOB
 from psyche.network.unread import UnreadBudget
 from psyche.wire.crypto import Identity
 
-STREAMED_MEMBERS: Final = 16  # up to so many announcements go over streams: among 256 these would be 65,280
+STREAMED_MEMBERS: Final = 16  # with more members announcements do not use streams: 256 members would need 65,280
 
 
 class _Connection:
-    """Two connected nodes, their open streams, and by sender the lanes of their announcements."""
+    """Two connected nodes, their open streams, and the lane of each sender's announcements."""
 
     def __init__(self, ends: tuple["_MemoryTransport", "_MemoryTransport"]) -> None:
         self.ends = ends
@@ -47,7 +47,7 @@ class _Connection:
 
 
 class _MemoryTransport:
-    """A node's place in the hub."""
+    """The transport of a node in the hub."""
 
     def __init__(self, hub: "MemoryHub", key: bytes, address: str) -> None:
         self.key = key
@@ -76,17 +76,17 @@ class _MemoryTransport:
             self._hub.disconnect(connection)
 
     def is_lossy(self, key: bytes) -> bool:
-        """Whether packets to a node may be lost, or come twice."""
+        """Whether packets to a node may be lost or duplicated."""
         conditions = self._hub.links.get_wire(self.key, key).conditions
         return conditions.loss > 0 or conditions.duplicate > 0
 
     def get_lane(self, key: bytes) -> Lane | None:
-        """The way of announcements to a connected node."""
+        """Return the lane of announcements to a connected node."""
         connection = self.connections.get(key)
         if connection is None:
             return None
         lane = connection.lanes.get(self.key)
-        return self._hub.open_lane(connection, self) if lane is None else lane  # one where nothing waits is false
+        return self._hub.open_lane(connection, self) if lane is None else lane  # not `or`: an empty lane is falsy
 
 
 class MemoryNode(BaseNode):
@@ -95,13 +95,13 @@ class MemoryNode(BaseNode):
     place: _MemoryTransport
 
     def start_serving(self, key: bytes, protocol: str, stream: MemoryStream) -> None:
-        """A peer opened a stream."""
+        """Serve a stream that a peer opened, in a task of its own."""
         self._start_soon(self.handle_stream, key, protocol, stream)
 
     def _announce(self, keys: Iterable[bytes], message: bytes) -> None:
-        """By outbox and stream, as in production; as packets where those are too many, or packets are lost or copied.
+        """Announce over streams as in production, or as packets if streams would be too many or the link is lossy.
 
-        A stream loses nothing, but a mesh does, and what is announced here must bear both.
+        A stream loses nothing, but a mesh does; the protocol must tolerate both.
         """
         is_crowd = len(self.peers.allowed | {self.key}) > STREAMED_MEMBERS
         by_stream: list[bytes] = []
@@ -113,24 +113,24 @@ class MemoryNode(BaseNode):
         super()._announce(by_stream, message)
 
     async def _broadcast(self, message: bytes) -> None:
-        """There is no mesh here: where members are too many for it, everybody hears directly all the same."""
+        """Do nothing: there is no mesh here, and every peer gets the message directly."""
         if len(self.peers.allowed - {self.key}) > self.limits.direct_peers:
             self._announce(sorted(self.connected()), message)
 
     def count_streams(self) -> int:
-        """How many open streams the connection has that has most; each has two ends."""
+        """The number of open streams of the busiest connection."""
         connections = self.place.connections.values()
         return max((sum(not end.is_over for end in one.streams) // 2 for one in connections), default=0)
 
     def send_to(self, key: bytes, message: bytes) -> None:
-        """Gossip to one connected peer alone, as only a dishonest node does."""
+        """Send gossip to one connected peer only, as a dishonest node may do."""
         lane = self.place.get_lane(key)
         if lane is not None:
             self._statistics.bytes_sent += len(message)
             lane.send(message)
 
     def take_announcement(self, origin: bytes, message: bytes) -> None:
-        """A packet of a peer has arrived; it waits for the peer's hello."""
+        """Take an announcement packet from a peer; it is kept until the peer completes hello."""
         peer = self.peers.get(origin)
         if peer is None:
             return
@@ -149,11 +149,11 @@ class MemoryHub:
     """The simulated network between `MemoryNode`s.
 
     Args:
-        rng: the source of all chance: loss, and the jitter of redialing.
-        link: what links are like that were not set otherwise.
-        links: the lines to use, where others use them too; made from `rng` and `link` if not given.
-        weigh_blobs: how many bytes of the line the answer to a request for a blob takes, by its length, where blobs
-            stand for larger ones; requests are as they are.
+        rng: the source of all randomness: loss, and the jitter of redialing.
+        link: the conditions of links that were not set.
+        links: the links to use if they are shared with other traffic; built from `rng` and `link` if not given.
+        weigh_blobs: maps the size of a reply's write to the bytes it takes on the line, for small blobs that
+            stand for larger ones; requests keep their size.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class MemoryHub:
         self, identity: Identity, data_dir: Path, *, limits: NetworkLimits | None = None, run_io: RunIo = run_inline,
         get_unix: Callable[[], int] | None = None,
     ) -> AsyncIterator[MemoryNode]:  # fmt: skip
-        """A running node; it is gone, with all its connections, when the block ends."""
+        """Open a running node; it ends, with all its connections, when the block ends."""
         self._count += 1
         place = _MemoryTransport(self, identity.public, f"/memory/{self._count}")
         limits = limits or NetworkLimits()
@@ -193,23 +193,23 @@ class MemoryHub:
     # the links
 
     def set_link(self, first: bytes, second: bytes, conditions: LinkConditions) -> None:
-        """Both directions between two keys; holds for what is written from now on."""
+        """Set the conditions of both directions between two keys for what is written from now on."""
         self.links.set_link(first, second, conditions)
 
     def set_uplink(self, source: bytes, target: bytes, conditions: LinkConditions) -> None:
-        """One direction between two keys."""
+        """Set the conditions of one direction between two keys."""
         self.links.set_uplink(source, target, conditions)
 
     def cut(self, first: Iterable[bytes], second: Iterable[bytes]) -> None:
-        """No connection between the two groups until `heal`; open ones break."""
+        """Cut all connections between the two groups until `heal`."""
         self.links.cut(first, second)
 
     def partition(self, *groups: Sequence[bytes]) -> None:
-        """Cut the groups from one another."""
+        """Cut all connections between different groups until `heal`."""
         self.links.partition(*groups)
 
     def heal(self) -> None:
-        """Undo all cuts; the nodes find each other again by redialing."""
+        """Undo all cuts; the nodes reconnect by redialing."""
         self.links.heal()
 
     def _break_cut(self) -> None:
@@ -221,7 +221,7 @@ class MemoryHub:
     # connections
 
     def drop(self, key: bytes) -> None:
-        """A node's process is gone: all of its connections break at once."""
+        """Break all connections of a node at once, as if its process had died."""
         for place in [p for p in self._places.values() if p.key == key]:
             for connection in list(place.connections.values()):
                 self.disconnect(connection)
@@ -230,9 +230,9 @@ class MemoryHub:
         """Connect `dialer` with the node at `address`.
 
         Raises:
-            NetworkError: nobody there, cut off, or another key.
+            NetworkError: no node is at that address, the link is cut, or the node has another key.
         """
-        # connecting and proving the key are two round trips
+        # TCP connect and proof of the key take two round trips
         await trio.sleep(2 * self.links.get_round_trip_s(dialer.key, key))
         place = self._places.get(address)
         if place is None or self.links.is_cut(dialer.key, key) or dialer.address not in self._places:
@@ -247,7 +247,7 @@ class MemoryHub:
         place.node.peers.add_connection(dialer.key, is_dialer=False)
 
     def open_stream(self, connection: _Connection, opener: _MemoryTransport, protocol: str) -> MemoryStream:
-        """A stream from `opener`; the other node serves its end."""
+        """Open a stream from `opener`; the other node serves its end."""
         other = connection.other(opener.key)
         weigh = self._weigh_blobs if protocol == BLOB else None
         near, far = self.links.open_pair(opener.key, other.key, answer_weigh=weigh)
@@ -257,7 +257,7 @@ class MemoryHub:
         return near
 
     def open_lane(self, connection: _Connection, sender: _MemoryTransport) -> Lane:
-        """The way of announcements from one end of a connection to the other."""
+        """Open a lane for announcements from one end of a connection to the other."""
         other = connection.other(sender.key)
         receive = functools.partial(other.node.take_announcement, sender.key)
         waiting = sender.node.limits.outbox_messages

@@ -1,4 +1,4 @@
-"""The libp2p node: TCP, Noise, yamux and gossipsub under the code that all nodes share.
+"""The libp2p node: the node of `base.py` over TCP, Noise, yamux and gossipsub.
 
 async with open_node(identity, "0.0.0.0", 0, folder) as node:
     node.set_plan(run_uid, plan_hash)
@@ -39,15 +39,15 @@ WRITE_BYTES: Final = 1 << 20  # smaller writes cost more CPU, larger ones gain n
 GOODBYE_S: Final = 0.8
 CLOSE_S: Final = 3.0
 TRIM_S: Final = 5.0
-TRIM_BYTES: Final = 32 << 20  # held at once, and mostly read since: worth giving back
+TRIM_BYTES: Final = 32 << 20  # held at once and mostly read since: freed memory worth returning to the system
 DIALABLE: Final = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 
 
 def get_peer_id(key: bytes) -> ID:
-    """The libp2p name of a 32-byte Ed25519 key.
+    """Compute the libp2p peer id of a 32-byte Ed25519 key.
 
     Raises:
-        NetworkError: not such a key.
+        NetworkError: `key` is not an Ed25519 key.
     """
     try:
         return ID.from_pubkey(Ed25519PublicKey.from_bytes(key))
@@ -56,7 +56,7 @@ def get_peer_id(key: bytes) -> ID:
 
 
 def get_key(peer_id: ID) -> bytes:
-    """The Ed25519 key in a peer id.
+    """Extract the Ed25519 key from a peer id.
 
     Raises:
         NetworkError: the id is of another kind of key.
@@ -71,7 +71,7 @@ def get_key(peer_id: ID) -> bytes:
 
 
 class _Stream:
-    """A libp2p stream as ours; whatever libp2p raises is a `StreamError`."""
+    """A libp2p stream as a `ByteStream`; converts libp2p's errors into `StreamError`."""
 
     def __init__(self, stream: Any, limits: NetworkLimits) -> None:
         self._stream = stream
@@ -93,7 +93,7 @@ class _Stream:
             await trio.lowlevel.checkpoint_if_cancelled()
 
     async def _write_part(self, part: bytes) -> None:
-        """Shielded: a frame that is cancelled half-way breaks the encryption of the whole connection."""
+        """Write a part, shielded: a frame cancelled half-way would break the encryption of the whole connection."""
         shield = trio.CancelScope(shield=True, deadline=trio.current_time() + self._limits.write_s)  # pyright: ignore[reportCallIssue]
         with shield:
             try:
@@ -101,13 +101,13 @@ class _Stream:
             except Exception as error:
                 raise StreamError(f"stream: {type(error).__name__} while writing") from error
         if shield.cancelled_caught:
-            raise StreamError(f"stream: nothing taken within {self._limits.write_s:g} s")
+            raise StreamError(f"stream: the peer accepted no data within {self._limits.write_s:g} s")
 
     async def close(self) -> None:
         try:
             with trio.move_on_after(CLOSE_S):
                 await self._stream.close_write()
-        except Exception as error:  # noqa: BLE001 - whatever libp2p raises, nothing more is written
+        except Exception as error:  # noqa: BLE001 - whatever libp2p raises, nothing more will be written
             _log.debug("close: %s", type(error).__name__)
 
     async def reset(self) -> None:
@@ -115,7 +115,7 @@ class _Stream:
 
 
 class _Notifee(INotifee):
-    """Tells the transport of connections."""
+    """Reports libp2p's connections to the transport."""
 
     def __init__(self, transport: "_LibP2PTransport") -> None:
         self._transport = transport
@@ -185,9 +185,9 @@ class _LibP2PTransport:
         await self.close_peer(get_peer_id(key))
 
     async def close_peer(self, peer_id: ID) -> None:
-        """Close all connections to a peer; never raises, never waits long.
+        """Close all connections to a peer; never raises and waits only briefly.
 
-        A connection whose writer is stuck cannot say goodbye: its socket is closed under it.
+        If a connection's writer is stuck, its socket is closed without goodbye.
         """
         connections = list(self._swarm.get_connections(peer_id))
         if not await self._try_close(self._swarm.close_peer, peer_id):
@@ -208,7 +208,7 @@ class _LibP2PTransport:
             await connection.muxed_conn.secured_conn.close()
 
     async def close_all(self) -> None:
-        """Stop listening, then close everybody at once: one after another would take seconds."""
+        """Stop listening, then close all connections at once: one after another would take seconds."""
         for listener in list(self._swarm.listeners.values()):
             await listener.close()
         async with trio.open_nursery() as nursery:
@@ -230,7 +230,7 @@ class _LibP2PTransport:
 
     def _close_greedy(self, peer_id: ID, reason: str) -> None:
         key = get_key(peer_id)
-        if self.node.peers.get(key) is None:  # the swarm has not told of the connection yet
+        if self.node.peers.get(key) is None:  # the swarm has not reported the connection yet
             self.node.start(self.close_peer, peer_id)
         self.node.peers.drop(key, reason)
 
@@ -246,16 +246,16 @@ class _LibP2PTransport:
 
     async def _handle(self, protocol: str, stream: Any) -> None:
         key = get_key(stream.muxed_conn.peer_id)
-        if self.node.peers.get(key) is None:  # its first stream may come before the swarm tells of the connection
+        if self.node.peers.get(key) is None:  # its first stream may arrive before the swarm reports the connection
             self.node.peers.add_connection(key, is_dialer=False)
         await self.node.handle_stream(key, protocol, _Stream(stream, self._limits))
 
 
 def parse_address(address: str) -> Multiaddr:
-    """A multiaddr of the form /ip4/1.2.3.4/tcp/1234 (or ip6, dns, dns4, dns6).
+    """Parse a multiaddr of the form /ip4/1.2.3.4/tcp/1234 (or ip6, dns, dns4, dns6).
 
     Raises:
-        NetworkError: anything else: nothing is dialed that libp2p might take for more.
+        NetworkError: the text has any other form, which libp2p might interpret differently.
     """
     try:
         found = Multiaddr(address)
@@ -268,7 +268,7 @@ def parse_address(address: str) -> Multiaddr:
 
 
 class P2PNode(BaseNode):
-    """A node on libp2p; made by `open_node`."""
+    """A node on libp2p; created by `open_node`."""
 
     def __init__(
         self, identity: Identity, transport: _LibP2PTransport, data_dir: Path, *, limits: NetworkLimits, pubsub: Any,
@@ -286,7 +286,7 @@ class P2PNode(BaseNode):
         self._start_soon(function, *args)
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
-        """What hello compares; the gossip topic is that of the run."""
+        """Set the run and plan that hello compares, and join the run's gossip topic."""
         super().set_plan(run_uid, plan_hash)
         self._topic = "" if run_uid == ZERO32 else f"psyche/{run_uid.hex()}"
         self._topic_changed.notify()
@@ -300,11 +300,11 @@ class P2PNode(BaseNode):
         try:
             await self._pubsub.publish(self._topic, message)
             self._statistics.bytes_sent += len(message)
-        except Exception as error:  # noqa: BLE001 - gossip is a hint: sync brings what the mesh does not
+        except Exception as error:  # noqa: BLE001 - gossip may fail: sync delivers what the mesh does not
             _log.debug("mesh: %s", type(error).__name__)
 
     async def follow_topic(self) -> None:
-        """Be in the mesh of the current run, whichever that is."""
+        """Keep subscribed to the gossip topic of the current run."""
         while True:
             topic = self._topic
             async with trio.open_nursery() as nursery:
@@ -318,7 +318,7 @@ class P2PNode(BaseNode):
 
     async def _read_topic(self, topic: str) -> None:
         self._pubsub.allowed_topics = frozenset({topic})
-        self._pubsub.set_topic_validator(topic, self._is_valid, False)  # an asynchronous one lets copies through
+        self._pubsub.set_topic_validator(topic, self._is_valid, False)  # an asynchronous one lets duplicates through
         subscription = await self._pubsub.subscribe(topic)
         async for message in subscription:
             self._inbox.deliver(get_key(ID(message.from_id)), message.data)
@@ -334,7 +334,7 @@ class P2PNode(BaseNode):
 
 @dataclass(slots=True)
 class _Stack:
-    """The parts of libp2p that run beside the node."""
+    """The libp2p services that run beside the node."""
 
     host: Any
     address: Multiaddr
@@ -345,7 +345,7 @@ class _Stack:
     stop: trio.Event
 
     async def run(self, task_status: Any) -> None:
-        """libp2p's own tasks, which outlive the node's; what they raise while stopping is of no interest."""
+        """Run libp2p's own tasks, which outlive the node's; errors while stopping are only logged."""
         try:
             async with (
                 self.host.run(listen_addrs=[self.address]),
@@ -381,14 +381,14 @@ class _Stack:
 async def open_node(
     identity: Identity, listen: str, port: int, data_dir: Path, *, limits: NetworkLimits | None = None
 ) -> AsyncIterator[P2PNode]:
-    """A running node.
+    """Open a running node.
 
     Args:
         identity: the p2p key.
         listen: the IP address to listen on; "0.0.0.0" for all.
         port: the TCP port; 0 for a free one.
         data_dir: the node's own folder.
-        limits: bounds other than the defaults.
+        limits: limits that replace the defaults.
 
     Raises:
         NetworkError: the port is taken or the address is not of this machine.
@@ -410,4 +410,4 @@ async def open_node(
                 try:
                     yield node
                 finally:
-                    stack.stop.set()  # connections close first: no write of the node's tasks waits for them then
+                    stack.stop.set()  # close connections first, so that no write of the node's tasks blocks on them

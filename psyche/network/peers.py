@@ -1,7 +1,7 @@
-"""Who is connected, and who is admitted.
+"""The peer table: which peers are connected, and which are admitted.
 
-A connection is no more than a chance to say hello: within `hello_s` both sides have said who they
-are, of which run and plan, and have accepted each other, or the connection is closed.
+A new connection is closed unless, within `hello_s`, both sides have exchanged hellos with their run and plan
+and accepted each other.
 """
 
 import logging
@@ -30,25 +30,25 @@ FAREWELL_S: Final = 1.0
 
 
 class Transport(Protocol):
-    """What carries the streams. It reports connections to the node's `PeerTable`, one call for each."""
+    """Carries the streams, and reports each connection to the node's `PeerTable`."""
 
     def addresses(self) -> tuple[str, ...]:
-        """Where this node listens, as multiaddrs."""
+        """The multiaddrs that this node listens on."""
         ...
 
     async def dial(self, key: bytes, address: str) -> None:
         """Connect to a peer and prove its key.
 
         Raises:
-            NetworkError: not reachable, not that key, or not an address of this transport.
+            NetworkError: the peer is unreachable, has another key, or the address is not of this transport.
         """
         ...
 
     async def open_stream(self, key: bytes, protocol: str) -> ByteStream:
-        """A new stream on an existing connection.
+        """Open a new stream on an existing connection.
 
         Raises:
-            NetworkError: no connection, or the peer does not speak the protocol.
+            NetworkError: there is no connection, or the peer does not speak the protocol.
         """
         ...
 
@@ -66,19 +66,19 @@ class Peer:
     gone: trio.Event = field(default_factory=trio.Event)
     pools: dict[str, StreamPool] = field(default_factory=dict)
     inbound: dict[str, int] = field(default_factory=dict)
-    reason: str = ""  # why it was not admitted
+    reason: str = ""  # the reason why it was not admitted
 
 
 class PeerTable:
     """The peers of a node.
 
     Args:
-        key: this node's own.
-        limits: times and counts.
-        transport: what carries streams.
-        rng: jitter of redialing; nothing secret.
-        get_record: this node's own address record, fresh.
-        get_unix: the time that address records expire by.
+        key: this node's own key.
+        limits: time and count limits.
+        transport: carries the streams.
+        rng: the source of redialing jitter; nothing secret.
+        get_record: returns a fresh address record of this node.
+        get_unix: the current Unix time, by which address records expire.
         start_soon: starts a task of the node.
     """
 
@@ -103,33 +103,33 @@ class PeerTable:
         self._missing_since: dict[bytes, float] = {}
         self.dialer = Dialer(key, limits, self._addresses, self, self._dial, rng, start_soon)
 
-    # who is here
+    # connected peers
 
     def connected(self) -> frozenset[bytes]:
-        """Keys of the admitted peers."""
+        """Return the keys of the admitted peers."""
         return frozenset(k for k, p in self._peers.items() if p.admitted.is_set())
 
     def count_streams(self) -> int:
-        """How many streams the admitted peer has open that has most of one protocol."""
+        """Return the largest number of streams of one protocol that an admitted peer has open."""
         admitted = (peer for peer in self._peers.values() if peer.admitted.is_set())
         return max((count for peer in admitted for count in peer.inbound.values()), default=0)
 
     def is_connected(self, key: bytes) -> bool:
-        """Whether a peer is past hello."""
+        """Whether a peer has completed hello."""
         peer = self._peers.get(key)
         return peer is not None and peer.admitted.is_set()
 
     def has_unreachable(self) -> bool:
-        """Whether some allowed peer has been missing for longer than dialing it may take."""
+        """Whether some allowed peer has been missing for longer than dialing may take."""
         latest = trio.current_time() - self._limits.relay_after_s
         return any(since <= latest for since in self._missing_since.values())
 
     def is_here(self, key: bytes) -> bool:
-        """Whether there is a connection, before or after hello."""
+        """Whether the peer is connected, before or after hello."""
         return key in self._peers
 
     def is_wanted(self, key: bytes) -> bool:
-        """Whether a peer is to be dialed: it is not here, and it may be."""
+        """Whether a peer should be dialed: it is allowed and not connected."""
         return key not in self._peers and key in self.allowed and self.run_uid != ZERO32
 
     def is_member(self, key: bytes) -> bool:
@@ -137,20 +137,20 @@ class PeerTable:
         return key in self.members
 
     def get(self, key: bytes) -> Peer | None:
-        """A connected peer, admitted or not."""
+        """Return a connected peer, admitted or not, or None."""
         return self._peers.get(key)
 
     def get_standing(self, key: bytes) -> Standing:
-        """What a peer is to this node."""
+        """Return a peer's standing, by which connections are cut."""
         if not self.is_connected(key):
             return Standing.UNKNOWN
         return Standing.MEMBER if key in self.members else Standing.ALLOWED
 
     def lease(self, key: bytes, protocol: str) -> PoolLease:
-        """A stream to an admitted peer, out of its pool; entering raises NetworkError where there is none.
+        """Lease a stream to an admitted peer from its pool; entering raises NetworkError if none can be opened.
 
         Raises:
-            NetworkError: not connected.
+            NetworkError: the peer is not connected.
         """
         peer = self._peers.get(key)
         if peer is None or not peer.admitted.is_set():
@@ -170,10 +170,10 @@ class PeerTable:
             return await self._transport.open_stream(key, protocol)
         raise NetworkError(f"peer {key.hex()[:16]}: no stream of {protocol} within {self._limits.stream_open_s:g} s")
 
-    # what the owner sets
+    # settings by the node's owner
 
     def set_allowed(self, keys: frozenset[bytes]) -> None:
-        """Close who dropped out, dial who is new."""
+        """Disconnect keys that are no longer allowed, and dial new ones."""
         new = keys - self.allowed
         now = trio.current_time()
         self._missing_since = {k: s for k, s in self._missing_since.items() if k in keys}
@@ -187,9 +187,9 @@ class PeerTable:
         self.dialer.dial_now(new)
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
-        """Another run closes everybody; another plan is compared with everybody again."""
+        """Set run and plan; a new run disconnects all peers, a new plan is compared with every peer again."""
         if len(run_uid) != len(ZERO32) or len(plan_hash) != len(ZERO32):
-            raise NetworkError("plan: run_uid and plan_hash have 32 bytes")
+            raise NetworkError("plan: run_uid and plan_hash must have 32 bytes")
         old_run, old_plan = self.run_uid, self.plan_hash
         self.run_uid, self.plan_hash = run_uid, plan_hash
         if run_uid != old_run:
@@ -203,39 +203,39 @@ class PeerTable:
                     self._start_soon(self._offer_hello, peer)
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
-        """Take over records that are signed and newer than what the book said; dial whose record is new."""
+        """Take over signed records newer than the previous ones, and dial the keys whose record changed."""
         new = self._addresses.set_book(records, self._peers.keys())
         self.dialer.forget_unknown()
         self.dialer.dial_now(new)
 
     def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> None:
-        """Dial these keys there once they are allowed, before whatever else is known of them."""
+        """Set bootstrap addresses; they are dialed once their key is allowed, before its other addresses."""
         new = self._addresses.set_bootstrap(addresses)
         self.dialer.forget_unknown()
         self.dialer.dial_now(new)
 
     def learn_address(self, record: AddressRecord) -> bool:
-        """Keep a record that a peer has shown, of an allowed key (N2), and dial it; whether it was new.
+        """Keep a peer's record of an allowed key (N2), and dial that key; return whether the record was new.
 
         Raises:
-            WireError: it breaks a limit, or is not signed by its key.
+            WireError: the record breaks a limit or is not signed by its key.
         """
         if record.p2p not in self.allowed or not self._addresses.learn(record):
             return False
         if record.p2p not in self._peers and self.dialer.get(record.p2p) is None:
-            self.dialer.dial_now(frozenset({record.p2p}))  # else when its turn comes (N3): records are cheap to renew
+            self.dialer.dial_now(frozenset({record.p2p}))  # otherwise its turn comes (N3): renewing records is cheap
         return True
 
     def get_records(self, first: bytes) -> list[AddressRecord]:
-        """What another peer is told of addresses (N1)."""
+        """Return the address records to send to another peer (N1)."""
         return self._addresses.get_records(first, self.allowed, self._get_record())
 
     def is_without_book(self) -> bool:
-        """Whether the home may not know where everybody is: it has named nobody, or bootstrap addresses are set."""
+        """Whether the home's book may be incomplete: it is empty, or bootstrap addresses are set."""
         return not self._addresses.has_book or bool(self._addresses.bootstrap)
 
     def get_wanted(self) -> frozenset[bytes]:
-        """Allowed keys to ask peers for (N4): not in the home's book, and either missing, or with an old record."""
+        """Return the allowed keys to ask peers for (N4): not in the home's book, and missing or with an old record."""
         if not self.is_without_book():
             return frozenset()
         latest, connected = trio.current_time() - self._limits.wanted_after_s, self.connected()
@@ -247,7 +247,7 @@ class PeerTable:
         )
 
     def get_bootstrap(self) -> tuple[BootstrapPeer, ...]:
-        """How it stands with each bootstrap address."""
+        """Return the state of each bootstrap address."""
         return tuple(
             self._describe(key, address) for key, known in self._addresses.bootstrap.items() for address in known
         )
@@ -263,10 +263,10 @@ class PeerTable:
             next_dial_at=redial.next_at if redial is not None else 0.0,
         )
 
-    # connections, as the transport reports them
+    # connections, reported by the transport
 
     def add_connection(self, key: bytes, *, is_dialer: bool) -> None:
-        """A connection to `key` is open; the side that dialed says hello first."""
+        """Note a new connection to `key`; the side that dialed says hello first."""
         peer = self._peers.get(key)
         if peer is None:
             peer = self._peers[key] = Peer(key)
@@ -275,7 +275,7 @@ class PeerTable:
             self._start_soon(self._offer_hello, peer)
 
     def remove_connections(self, key: bytes) -> None:
-        """The last connection to `key` is closed."""
+        """Note that the last connection to `key` is closed."""
         peer = self._peers.pop(key, None)
         if peer is None:
             return
@@ -287,7 +287,7 @@ class PeerTable:
         self.changed.notify()
 
     def drop(self, key: bytes, reason: str) -> None:
-        """Close a peer, and remember why."""
+        """Disconnect a peer and remember the reason."""
         peer = self._peers.get(key)
         if peer is None:
             return
@@ -316,7 +316,7 @@ class PeerTable:
         return hello.get_refusal(self._get_hello(), theirs)
 
     async def wait_for_hello(self, key: bytes) -> str:
-        """Until a peer that is here has said hello, or is gone; why it is not connected then."""
+        """Wait until hello with a peer succeeds or fails; return why it is not connected, or an empty text."""
         peer = self._peers[key]
         with trio.move_on_after(2 * self._limits.hello_s):
             await run_until(peer.gone, peer.admitted.wait)
@@ -339,7 +339,7 @@ class PeerTable:
         await self._say_hello(peer, lambda: self._transport.open_stream(peer.key, HELLO), offer)
 
     async def answer_hello(self, key: bytes, stream: ByteStream) -> None:
-        """A peer says hello on a stream of its own."""
+        """Answer the hello of a peer on a stream that it opened."""
         peer = self._peers.get(key)
         if peer is None:
             return

@@ -1,4 +1,4 @@
-"""`/psyche/sync/1`: questions to peers, and theirs to this node."""
+"""`/psyche/sync/1`: requests to peers, and answers to their requests."""
 
 import logging
 from typing import Final
@@ -25,11 +25,11 @@ _log: Final = logging.getLogger("psyche.network")
 
 
 class Questions:
-    """Asks peers, and answers them: addresses by itself, the rest through `handler`.
+    """Sends requests to peers and answers theirs: "addresses" by itself, the rest through `handler`.
 
     Args:
         peers: the node's peers.
-        limits: how many are answered at a time, and for how long.
+        limits: how many requests are answered at a time, and the timeout of an answer.
         statistics: the node's counters.
     """
 
@@ -41,11 +41,11 @@ class Questions:
         self._handling = trio.CapacityLimiter(limits.sync_handlers)
 
     async def ask(self, peer: bytes, request: SyncRequest, timeout_s: float) -> SyncReply:
-        """Ask one peer.
+        """Send one peer a request and return its reply.
 
         Raises:
-            NetworkError: not connected, refused, or no answer in time.
-            WireError: the answer breaks a limit, or is not one.
+            NetworkError: the peer is not connected, refused, or did not answer in time.
+            WireError: the reply is malformed or breaks a limit.
         """
         raw, limit = encode_request(request), get_reply_limit(request.kind)
         try:
@@ -61,7 +61,7 @@ class Questions:
                     return await self._ask_on(lease, raw, limit)
                 except StreamError:
                     if not lease.is_reused:
-                        raise  # a stream that lay idle may have been closed meanwhile: once more on a new one
+                        raise  # the peer may have closed an idle stream: retry once on a new one
 
     async def _ask_on(self, lease: Lease, raw: bytes, limit: int) -> bytes:
         await write_frame(lease.stream, raw)
@@ -72,7 +72,7 @@ class Questions:
         return reply
 
     async def serve(self, key: bytes, stream: ByteStream) -> None:
-        """Answer what a peer asks on one stream, until it ends or lies idle."""
+        """Answer a peer's requests on one stream until it ends or is idle for too long."""
         while True:
             with trio.move_on_after(self._limits.idle_stream_s) as idle:
                 raw = await read_frame(stream, SYNC_REQUEST_BYTES, "sync request")
@@ -84,7 +84,7 @@ class Questions:
             self._statistics.bytes_sent += len(reply)
 
     async def _answer(self, key: bytes, request: SyncRequest) -> bytes:
-        """The handler's answer; one that fails or takes too long has found nothing."""
+        """Call the handler; if it fails or takes too long, reply "not found"."""
         if request.kind == ADDRESSES:
             return encode_reply(SyncReply(True, tuple(map(encode_record, self._peers.get_records(request.key)))))
         reply = SyncReply(found=False)

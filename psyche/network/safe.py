@@ -1,7 +1,7 @@
-"""libp2p as it can be used safely: its defaults let a stranger pose as any peer and end the process.
+"""Safe libp2p: with its defaults a stranger can impersonate any peer and crash the process.
 
-Every setting here stands against something that was measured: the reference of the peer-to-peer
-layer lists the findings. This module and `node.py` are the only ones that import libp2p.
+Every setting here counters an attack or fault that was measured: the reference of the peer-to-peer
+layer lists the findings. Only this module and `node.py` import libp2p.
 """
 
 import functools
@@ -41,14 +41,14 @@ from psyche.network.limits import NetworkLimits
 from psyche.network.unread import Overflow, StreamBuffers, UnreadBudget
 
 log: Final = logging.getLogger("psyche.network.libp2p")
-NOT_SECURE: Final = "not secure"  # how the reasons begin for which nothing was said
+NOT_SECURE: Final = "not secure"  # prefix of the reasons for failed handshakes
 RESET_S: Final = 1.0
 TELL_S: Final = 1.0
-UPGRADE_S: Final = 5.0  # of a connection: until then it holds a waiting place of its address
-MAX_FRAME_BYTES: Final = 256 << 10  # of yamux: a stream's first window; libp2p's own send 64 KiB
-MAX_RPC_BYTES: Final = 64 << 10  # a gossip RPC: messages of 4 KB and control
-MAX_NAME_BYTES: Final = 1_024  # of a protocol, as either side names it; ours have 40
-REMOVED_PROTOCOLS: Final = ("/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0")  # hello says who we are; nothing else needs them
+UPGRADE_S: Final = 5.0  # of a connection: until then it takes one of its address's waiting places
+MAX_FRAME_BYTES: Final = 256 << 10  # of yamux: a stream's initial window; libp2p itself sends frames of 64 KiB
+MAX_RPC_BYTES: Final = 64 << 10  # of a gossip RPC: messages of 4 KB and control data
+MAX_NAME_BYTES: Final = 1_024  # of a protocol name; ours have up to 40
+REMOVED_PROTOCOLS: Final = ("/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0")  # hello introduces us; nothing else needs them
 
 # Module constants, not arguments: 32 queued RPCs per peer and 32 undelivered messages, the rest dropped unseen.
 _pubsub.RpcQueue = functools.partial(RpcQueue, max_size=1_024)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateImportUsage]
@@ -56,10 +56,10 @@ _pubsub.SUBSCRIPTION_CHANNEL_SIZE = 4_096  # pyright: ignore[reportAttributeAcce
 
 
 async def read_name(communicator: MultiselectCommunicator) -> str:
-    """Read one name of multistream-select.
+    """Read one protocol name of multistream-select.
 
-    libp2p asks the system for as many bytes as the length before a name says, and lets text that is not UTF-8 raise
-    through its own error classes. All connections and streams begin here, strangers' connections too.
+    libp2p would allocate as many bytes as the length prefix claims, and lets text that is not UTF-8 raise through
+    its own error classes. Every connection and stream starts with such names, also those of strangers.
 
     Raises:
         MultiselectCommunicatorError: the name is too long, cut short, without its newline or not UTF-8.
@@ -70,16 +70,16 @@ async def read_name(communicator: MultiselectCommunicator) -> str:
             raise ParseError("a name without a newline")
         return name[:-1].decode()
     except (ParseError, IOException, UnicodeDecodeError) as error:
-        raise MultiselectCommunicatorError("no name of a protocol") from error
+        raise MultiselectCommunicatorError("not a protocol name") from error
 
 
 MultiselectCommunicator.read = read_name  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def silence_libp2p() -> None:
-    """Send libp2p's warnings to our own logger, at debug: its texts may hold bytes of strangers.
+    """Send libp2p's warnings to our own logger, at debug level: their texts may contain bytes from strangers.
 
-    Parts of libp2p log through the root logger, which would install a handler on stderr.
+    Parts of libp2p log through the root logger, which would otherwise install a handler on stderr.
     """
     logger = logging.getLogger("libp2p")
     if not any(isinstance(h, _ToOurs) for h in logger.handlers):
@@ -101,9 +101,9 @@ def _is_not_libp2p(record: logging.LogRecord) -> bool:
 
 
 def bound_connections(swarm: Any, limits: NetworkLimits, budget: UnreadBudget) -> None:
-    """Give every connection counted buffers and a time within which its peer takes what is written.
+    """Give every connection counted buffers and a write timeout.
 
-    libp2p takes no other yamux class than its own, so each of its connections is set up here, before it runs.
+    libp2p accepts no yamux class but its own, so each connection is modified here before it runs.
     """
     upgrade = swarm.upgrader.upgrade_connection
 
@@ -120,10 +120,10 @@ def bound_connections(swarm: Any, limits: NetworkLimits, budget: UnreadBudget) -
 
 
 def _bound_writes(connection: Any, write_s: float) -> None:
-    """Close a connection whose peer takes nothing for so long.
+    """Close a connection whose peer accepts no data for `write_s`.
 
-    Pubsub's writes and yamux's own have no end, and closing waits behind them: one peer that reads nothing would keep
-    what its connection holds, and the health monitor, for as long as it likes.
+    The writes of pubsub and yamux have no timeout, and closing waits for them: a peer that reads nothing could hold
+    its connection's memory, and block the health monitor, indefinitely.
     """
     write = connection.write
 
@@ -132,13 +132,13 @@ def _bound_writes(connection: Any, write_s: float) -> None:
             await write(data)
         if scope.cancelled_caught:
             await connection.close()
-            raise ConnectionClosedError(f"nothing taken within {write_s:g} s")
+            raise ConnectionClosedError(f"the peer accepted no data within {write_s:g} s")
 
     connection.write = write_in_time
 
 
 def _count_frames(muxed: Any) -> None:
-    """Count a frame's bytes while they come in: yamux reads up to 16 MiB of one before it looks at any buffer."""
+    """Count a frame's bytes as they arrive: yamux reads up to 16 MiB of a frame before it checks any buffer."""
     read_body = muxed._read_data_body  # noqa: SLF001 - there is no setting for it
 
     async def read_counted_body(length: int) -> bytes:
@@ -151,7 +151,7 @@ def _count_frames(muxed: Any) -> None:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Why no connection came about, in our own words: libp2p's may hold bytes of strangers."""
+    """Describe why a connection failed, in our own words: libp2p's texts may contain bytes from strangers."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
@@ -165,7 +165,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 async def reset_stream(stream: Any) -> None:
-    """Reset a stream; never raises, never waits long. What it holds is dropped now: yamux keeps it for a minute."""
+    """Reset a stream and drop its buffer, which yamux would keep for a minute; never raises, waits only briefly."""
     try:
         muxed = stream.muxed_stream
         if (buffer := muxed.conn.stream_buffers.get(muxed.stream_id)) is not None:
@@ -177,15 +177,15 @@ async def reset_stream(stream: Any) -> None:
 
 
 class SafePubsub(Pubsub):
-    """Pubsub whose work per message and stream cannot raise into the service's nursery.
+    """Pubsub whose handling of a message or stream cannot raise into the service's nursery.
 
-    One malformed frame would end the process otherwise. Peers outside the allow-list are not read at all.
+    Otherwise one malformed frame would end the process. Nothing is read from peers outside the allow-list.
     """
 
     is_allowed: Callable[[Any], bool] = staticmethod(lambda _peer_id: False)
 
     async def stream_handler(self, stream: Any) -> None:
-        """Read an allowed peer's RPCs; whatever is wrong with them ends the stream alone."""
+        """Read an allowed peer's RPCs; an invalid one ends only the stream."""
         if not self.is_allowed(stream.muxed_conn.peer_id):
             await reset_stream(stream)
             return
@@ -200,7 +200,7 @@ class SafePubsub(Pubsub):
                 log.debug("pubsub dead peer: %s", type(again).__name__)
 
     async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
-        """Look at one message; a broken key, id or validator drops it alone."""
+        """Process one message; a broken key, id or validator drops only that message."""
         if msg_forwarder != self.my_id and not self.is_allowed(msg_forwarder):
             return
         try:
@@ -210,7 +210,7 @@ class SafePubsub(Pubsub):
 
 
 def harden(host: Any) -> None:
-    """Catch what any stream handler raises: the swarm runs them in a nursery of the connection."""
+    """Catch the errors of all stream handlers, which the swarm runs in the connection's nursery."""
     network = host.get_network()
     inner = network.common_stream_handler
 
@@ -225,11 +225,11 @@ def harden(host: Any) -> None:
 
 
 class Gate:
-    """Takes inbound connections in place of the swarm's own handler.
+    """Accepts inbound connections in place of the swarm's own handler.
 
-    That one gives back the slot of a connection only when the whole swarm ends, so a node would
-    refuse everybody after its first hundred visitors. And half-open connections of one address
-    may not take all slots.
+    The swarm's handler releases the slot of a connection only when the whole swarm ends, so a node would
+    refuse everybody after its first hundred connections. The gate also keeps the half-open connections of
+    one address from taking all slots.
     """
 
     def __init__(self, swarm: Any, limits: NetworkLimits) -> None:
@@ -237,10 +237,10 @@ class Gate:
         self._limits = limits
         self._pending: dict[str, int] = {}
         self._open = 0
-        self._tell_at = 0.0  # not one line for each: strangers decide how many come
+        self._tell_at = 0.0  # limits log lines: strangers decide how many connections arrive
 
     async def handle(self, stream: Any, address: Multiaddr) -> None:
-        """Shake hands within the upgrade's time-out, then wait until the connection is closed."""
+        """Do the handshake within the upgrade timeout, then wait until the connection is closed."""
         remote = stream.get_remote_address()
         ip = remote[0] if remote else ""
         if self._open >= self._limits.connections or self._pending.get(ip, 0) >= self._limits.pending_per_ip:
@@ -258,7 +258,7 @@ class Gate:
         self._pending[ip] = self._pending.get(ip, 0) + 1
         try:
             return await self._swarm.upgrade_inbound_raw_conn(RawConnection(stream, False), address)
-        except Exception as error:  # noqa: BLE001 - strangers' bytes: anything may come
+        except Exception as error:  # noqa: BLE001 - strangers' bytes may raise anything
             if trio.current_time() >= self._tell_at:
                 self._tell_at = trio.current_time() + TELL_S
                 log.info("connection from %s refused: %s", ip, describe_failure(error))
@@ -270,11 +270,11 @@ class Gate:
 
 
 def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits, budget: UnreadBudget) -> Any:
-    """A libp2p host: Noise alone, yamux alone, no dialing of its own, dead peers noticed, unread bytes counted."""
+    """Build a libp2p host with Noise only, yamux only, no automatic dialing, keep-alive, and counted unread bytes."""
     pair = create_new_key_pair(seed)
     host: Any = new_host(
         key_pair=pair,
-        # The default list ends with plaintext: whoever offers only that is believed to be anybody.
+        # The default list ends with plaintext: a peer that offers only that may claim any identity.
         sec_opt={TProtocol(NOISE): Noise(pair, noise_privkey=create_x25519().private_key)},
         muxer_opt={TProtocol(YAMUX): Yamux},
         listen_addrs=[listen],
@@ -293,8 +293,8 @@ def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits, budget: Un
             health_warmup_window=min(5.0, limits.health_check_s / 3),
             health_check_interval=limits.health_check_s,
             ping_timeout=limits.ping_s,
-            abort_connection_on_ping_failure=True,  # else a peer that lost power stays until TCP gives up
-            max_failed_streams=1 << 30,  # replacing connections is our redial loop's work
+            abort_connection_on_ping_failure=True,  # otherwise a peer that lost power stays until TCP gives up
+            max_failed_streams=1 << 30,  # replacing connections is the job of our redial loop
             min_ping_success_rate=0.0,
             min_health_threshold=0.0,
             max_ping_latency=1e9,
@@ -302,8 +302,8 @@ def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits, budget: Un
     )
     swarm: Any = host.get_network()
     swarm.retry_config = RetryConfig(max_retries=0)
-    swarm.auto_connector.maybe_connect = _do_nothing_async  # it dials whoever it has heard of
-    swarm.set_resource_manager(None)  # our own limits hold per peer; its slots leak with streams that break
+    swarm.auto_connector.maybe_connect = _do_nothing_async  # it would dial every peer it hears of
+    swarm.set_resource_manager(None)  # we limit streams per peer ourselves; its slots leak when streams break
     swarm._handle_inbound_connection = Gate(swarm, limits).handle  # noqa: SLF001 - there is no setting for it
     for protocol in REMOVED_PROTOCOLS:
         host.remove_stream_handler(TProtocol(protocol))
@@ -314,17 +314,17 @@ def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits, budget: Un
 
 
 def _do_nothing(*_args: object, **_kwargs: object) -> None:
-    """In place of identify, whose answers nobody needs."""
+    """Replace identify, whose answers nobody needs."""
 
 
 async def _do_nothing_async(*_args: object, **_kwargs: object) -> None:
-    """In place of dialing: whom to dial is our redial loop's business."""
+    """Replace libp2p's dialing: our redial loop decides whom to dial."""
 
 
 def build_pubsub(host: Any, topics: frozenset[str]) -> tuple[SafePubsub, gossipsub.GossipSub]:
-    """Gossipsub 1.1 with the settings that deliver."""
+    """Build Gossipsub 1.1 with settings that deliver messages reliably."""
     router = gossipsub.GossipSub(
-        [gossipsub.PROTOCOL_ID_V11, gossipsub.PROTOCOL_ID],  # 1.2 doubles the cost of a 1 KB message
+        [gossipsub.PROTOCOL_ID_V11, gossipsub.PROTOCOL_ID],  # version 1.2 doubles the cost of a 1 KB message
         6,
         4,
         12,
@@ -332,8 +332,8 @@ def build_pubsub(host: Any, topics: frozenset[str]) -> tuple[SafePubsub, gossips
         heartbeat_initial_delay=0.1,
         gossip_window=3,
         gossip_history=6,
-        spam_protection_enabled=False,  # counts per forwarder: loses other nodes' messages
-        adaptive_gossip_enabled=False,  # "poor health" sets the heartbeat to 30 s and more
+        spam_protection_enabled=False,  # counts per forwarder, and so loses other nodes' messages
+        adaptive_gossip_enabled=False,  # "poor health" would set the heartbeat to 30 s or more
         eclipse_protection_enabled=False,
         prune_back_off=10,
         unsubscribe_back_off=5,
@@ -341,5 +341,5 @@ def build_pubsub(host: Any, topics: frozenset[str]) -> tuple[SafePubsub, gossips
     pubsub = SafePubsub(
         host, router, strict_signing=True, seen_ttl=120, max_inbound_rpc_size=MAX_RPC_BYTES, allowed_topics=topics
     )
-    pubsub.counter = time.time_ns()  # else a restarted node repeats sequence numbers and is not heard
+    pubsub.counter = time.time_ns()  # otherwise a restarted node repeats sequence numbers and its messages are dropped
     return pubsub, router

@@ -1,7 +1,7 @@
-"""Byte streams between two nodes, whatever carries them, and the frames on them.
+"""Byte streams between two nodes over any transport, and the frames on them.
 
-Every read names the most it may bring, so that a length that a peer claims is judged before
-anything is allocated for it.
+Every read has a size limit, so that a length that a peer claims is checked before anything is allocated
+for it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,10 +28,10 @@ class StreamError(NetworkError):
 
 
 class Readable(Protocol):
-    """Something that bytes come from, in order."""
+    """An ordered source of bytes."""
 
     async def read_some(self, max_bytes: int) -> bytes:
-        """Between 1 and `max_bytes` bytes.
+        """Read between 1 and `max_bytes` bytes.
 
         Raises:
             StreamError: the stream is at its end or broken.
@@ -46,24 +46,24 @@ class ByteStream(Readable, Protocol):
         """Send all of `data`.
 
         Raises:
-            StreamError: the stream is broken or the other side takes nothing.
+            StreamError: the stream is broken or the other side accepts no data.
         """
         ...
 
     async def close(self) -> None:
-        """Nothing more will be written; what was written still arrives. Never raises."""
+        """Close for writing; what was written still arrives. Never raises."""
         ...
 
     async def reset(self) -> None:
-        """End both directions at once, what is under way included; never raises, never waits long."""
+        """Reset both directions at once, dropping data in flight; never raises and waits only briefly."""
         ...
 
 
 async def read_exactly(stream: Readable, size_bytes: int) -> bytes:
-    """Exactly `size_bytes` bytes; the caller has judged the size.
+    """Read exactly `size_bytes` bytes; the caller has checked the size.
 
     Raises:
-        StreamError: the stream ended before.
+        StreamError: the stream ended early.
     """
     parts: list[bytes] = []
     missing = size_bytes
@@ -75,10 +75,10 @@ async def read_exactly(stream: Readable, size_bytes: int) -> bytes:
 
 
 async def read_frame(stream: Readable, max_bytes: int, what: str) -> bytes:
-    """A frame: u32 length, then that many bytes.
+    """Read a frame: u32 length, then that many bytes.
 
     Raises:
-        WireError: the frame claims more than `max_bytes`; nothing of it was read.
+        WireError: the frame claims more than `max_bytes`; none of its body was read.
         StreamError: the stream ended.
     """
     head = await read_exactly(stream, LENGTH_BYTES)
@@ -89,32 +89,32 @@ async def write_frame(stream: ByteStream, body: bytes) -> None:
     """Send a frame in one write.
 
     Raises:
-        StreamError: as `ByteStream.write`.
+        StreamError: see `ByteStream.write`.
     """
     await stream.write(pack_length(len(body)) + body)
 
 
 class Signal:
-    """Something changed: wakes all who wait, remembers nothing."""
+    """Wakes all tasks that wait when something changes; a notification without waiters is lost."""
 
     def __init__(self) -> None:
-        self._event: trio.Event | None = None  # there while somebody waits
+        self._event: trio.Event | None = None  # None while no task waits
 
     def notify(self) -> None:
-        """Wake everyone who waits now."""
+        """Wake all tasks that wait now."""
         if self._event is not None:
             self._event.set()
             self._event = None
 
     async def wait(self) -> None:
-        """Until the next `notify`; the caller bounds it."""
+        """Wait for the next `notify`; the caller sets a timeout."""
         if self._event is None:
             self._event = trio.Event()
         await self._event.wait()
 
 
 async def run_until(event: trio.Event, function: Callable[..., Awaitable[object]], *args: object) -> None:
-    """Run `function` until it ends or `event` is set, whichever comes first; its errors are raised as they are."""
+    """Run `function` until it ends or `event` is set; its errors are raised unchanged."""
 
     async def run() -> None:
         await function(*args)
@@ -127,21 +127,21 @@ async def run_until(event: trio.Event, function: Callable[..., Awaitable[object]
 
 
 class Lease:
-    """A stream out of a pool; `is_reused` tells whether an earlier user left it open."""
+    """A stream from a pool; `is_reused` tells whether it was used before."""
 
     def __init__(self, stream: ByteStream, *, is_reused: bool) -> None:
         self.stream = stream
         self.is_reused = is_reused
-        self.is_clean = False  # set by the user when request and reply are both through
+        self.is_clean = False  # set by the user after both request and reply are complete
 
 
 class StreamPool:
-    """Open streams of one protocol to one peer: opening costs a negotiation, an open one does not.
+    """A pool of streams of one protocol to one peer, because opening a stream costs a negotiation.
 
     Args:
         open_stream: opens a new one.
-        max_streams: how many may be out at once; more wait.
-        idle_s: an idle stream older than this is not used again.
+        max_streams: how many may be in use at once; further users wait.
+        idle_s: a stream idle for longer than this is not reused.
     """
 
     def __init__(self, open_stream: Callable[[], Awaitable[ByteStream]], max_streams: int, idle_s: float) -> None:
@@ -151,14 +151,14 @@ class StreamPool:
         self._idle_s = idle_s / 2  # the other side drops them after `idle_s`
 
     def lease(self) -> "PoolLease":
-        """A stream for one exchange, as a context; goes back to the pool iff the user marked it clean.
+        """Lease a stream for one exchange; it returns to the pool only if the user marked it clean.
 
-        Entering raises NetworkError where the peer is gone or does not open the protocol.
+        Entering raises NetworkError if the peer is gone or does not speak the protocol.
         """
         return PoolLease(self)
 
     async def take(self) -> Lease:
-        """A stream that is nobody else's until it is given back."""
+        """Take a stream for exclusive use until it is given back."""
         await take(self._streams)
         try:
             while self._idle:
@@ -172,7 +172,7 @@ class StreamPool:
             raise
 
     async def give_back(self, lease: Lease) -> None:
-        """The exchange is over."""
+        """Give a stream back after an exchange."""
         try:
             if lease.is_clean:
                 self._idle.append((trio.current_time(), lease.stream))
@@ -184,7 +184,7 @@ class StreamPool:
 
 
 class PoolLease:
-    """`async with pool.lease() as lease:`."""
+    """The context manager of `pool.lease()`."""
 
     __slots__ = ("_lease", "_pool")
 

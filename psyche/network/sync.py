@@ -1,4 +1,4 @@
-"""`/psyche/sync/1` as bytes: requests and replies of `wire.ports`, bounded on both sides."""
+"""`/psyche/sync/1` as bytes: the requests and replies of `wire.ports`, with size limits on both sides."""
 
 from typing import Final
 
@@ -36,10 +36,10 @@ _reply = msgspec.msgpack.Decoder(_Reply)
 
 
 def encode_request(request: SyncRequest) -> bytes:
-    """The bytes of a request.
+    """Encode a request.
 
     Raises:
-        NetworkError: a field that no peer would accept.
+        NetworkError: a field is out of range, so that no peer would accept it.
     """
     if not 0 <= request.have < 1 << MAX_CLIENTS:
         raise NetworkError(f"sync request: have is not a bitmap of {MAX_CLIENTS} members")
@@ -50,7 +50,7 @@ def encode_request(request: SyncRequest) -> bytes:
 
 
 def decode_request(raw: bytes) -> SyncRequest:
-    """Read a request.
+    """Decode a request.
 
     Raises:
         WireError: naming the field.
@@ -73,15 +73,15 @@ def _check_request(wire: _Request) -> None:
 
 
 def get_reply_limit(kind: str) -> int:
-    """The most bytes that an answer to a request of this kind may have."""
+    """Return the size limit in bytes of a reply to a request of this kind."""
     return ADDRESSES_FRAME_BYTES if kind == ADDRESSES else REPLY_FRAME_BYTES
 
 
 def encode_reply(reply: SyncReply) -> bytes:
-    """The bytes of a reply.
+    """Encode a reply.
 
     Raises:
-        WireError: more than 4 MiB or too many items.
+        WireError: the reply has more than 4 MiB or too many items.
     """
     if len(reply.items) > SYNC_ITEMS or sum(map(len, reply.items)) > SYNC_REPLY_BYTES:
         raise WireError(f"sync reply: at most {SYNC_ITEMS} items and {SYNC_REPLY_BYTES} bytes")
@@ -89,7 +89,7 @@ def encode_reply(reply: SyncReply) -> bytes:
 
 
 def decode_reply(raw: bytes) -> SyncReply:
-    """Read a reply.
+    """Decode a reply.
 
     Raises:
         WireError: naming the rule.

@@ -1,8 +1,8 @@
-"""What a node's connections hold that came and was not read: one budget for all of them.
+"""One budget for the unread bytes of all connections of a node.
 
-Bytes are counted where they are taken in. When the budget is full, somebody is cut: of the connections that hold at
-least the average, one whose peer stands lower goes first, and of these the one that holds most. Who reads what it
-was sent holds little, so that an honest peer's transfer goes on beside strangers that fill all the rest.
+Bytes are counted when they arrive. When the budget is full, a connection is cut: among those that hold at least
+the average, the one whose peer has the lowest standing, and among equals the one that holds most. Connections whose
+data is read hold little, so an honest peer's transfer goes on while strangers fill the rest of the budget.
 """
 
 import ctypes
@@ -19,41 +19,41 @@ MAX_RESTING: Final = 1_024
 
 
 class Overflow(trio.TooSlowError):
-    """A peer sends more than it may; yamux closes the connection on this class."""
+    """A peer sent more than it may; yamux closes the connection on this error."""
 
 
 class Standing(IntEnum):
-    """What a peer is to this node; who stands lower is cut first."""
+    """A peer's standing with this node; the lowest is cut first."""
 
-    UNKNOWN = 0  # not past hello
+    UNKNOWN = 0  # has not completed hello
     ALLOWED = 1
-    MEMBER = 2  # of the epoch
+    MEMBER = 2  # a member of the epoch
 
 
 class UnreadBudget:
     """The unread bytes of all connections of a node.
 
     Args:
-        max_bytes: of all connections together.
-        connection_bytes: of one.
-        rest_s: for so long a peer that was cut, and is no member, is not let in again.
+        max_bytes: the limit for all connections together.
+        connection_bytes: the limit for one connection.
+        rest_s: how long a non-member that was cut is not let in again, in seconds.
     """
 
     def __init__(self, max_bytes: int, connection_bytes: int, rest_s: float) -> None:
         self.max_bytes = max_bytes
         self.connection_bytes = connection_bytes
         self.held_bytes = 0
-        self.most_bytes = 0  # ever held
+        self.most_bytes = 0  # the most ever held
         self.cuts = 0
-        self._most_lately = 0  # since the allocator was trimmed
+        self._most_lately = 0  # the most held since the allocator was trimmed
         self.get_standing: Callable[[Any], Standing] = lambda _owner: Standing.UNKNOWN
         self.on_cut: Callable[[Any, str], None] = lambda _owner, _reason: None
         self._rest_s = rest_s
-        self._holders: set[Account] = set()  # who holds anything
+        self._holders: set[Account] = set()  # accounts that hold bytes
         self._resting: dict[object, float] = {}  # until when
 
     def count(self, account: "Account", more_bytes: int) -> None:
-        """Note that a connection holds so many bytes more, or less."""
+        """Add to the bytes that a connection holds; negative to subtract."""
         self.held_bytes += more_bytes
         self.most_bytes = max(self.most_bytes, self.held_bytes)
         self._most_lately = max(self._most_lately, self.held_bytes)
@@ -63,17 +63,17 @@ class UnreadBudget:
             self._holders.discard(account)
 
     def is_worth_trimming(self, size_bytes: int) -> bool:
-        """Whether so many bytes were held, and given back, since this was last true."""
+        """Whether `size_bytes` were held and given back since this last returned true."""
         if self._most_lately - self.held_bytes < size_bytes:
             return False
         self._most_lately = self.held_bytes
         return True
 
     def make_room(self, account: "Account", size_bytes: int) -> None:
-        """Cut whoever is greediest until `size_bytes` fit.
+        """Cut the greediest connections until `size_bytes` fit.
 
         Raises:
-            Overflow: that was `account` itself.
+            Overflow: `account` itself was cut.
         """
         if account.held_bytes + size_bytes > self.connection_bytes:
             self.cut(account, f"more than {self.connection_bytes} bytes unread")
@@ -88,12 +88,12 @@ class UnreadBudget:
         held = {one: one.held_bytes for one in self._holders}
         held[account] = account.held_bytes + size_bytes
         average = sum(held.values()) / len(held)
-        # what an honest peer holds for a moment is below the average while somebody fills the budget
+        # while somebody fills the budget, what an honest peer briefly holds is below the average
         greedy = [one for one, size in held.items() if size >= average]
         return min(greedy, key=lambda one: (self.get_standing(one.owner), -held[one]))
 
     def cut(self, account: "Account", reason: str) -> None:
-        """Let a connection hold nothing any more, and have it closed."""
+        """Release all that a connection holds, and have it closed."""
         if account.is_cut:
             return
         account.is_cut = True
@@ -110,14 +110,14 @@ class UnreadBudget:
             self._resting[owner] = now + self._rest_s
 
     def is_resting(self, owner: object) -> bool:
-        """Whether a peer was cut a moment ago: it would fill the budget again."""
+        """Whether a peer was cut recently and may not reconnect yet."""
         return self._resting.get(owner, 0.0) > trio.current_time()
 
 
 def give_memory_back() -> None:
-    """Have the C library give what it keeps of freed memory back to the system, where it can (glibc).
+    """Have the C library return freed memory to the system, if it can (glibc).
 
-    What connections held lies between what others hold: after a wave over 300 MiB stayed, all of it free.
+    Freed buffers lie between live ones: after a flood more than 300 MiB stayed allocated, all of it free.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -125,12 +125,12 @@ def give_memory_back() -> None:
 
 
 class Account:
-    """What one connection holds.
+    """The unread bytes of one connection.
 
     Args:
-        budget: of the node.
-        owner: the peer, as the budget's `get_standing` and `on_cut` know it.
-        release: drops all that the connection holds, and gives it back.
+        budget: the node's budget.
+        owner: the peer, as passed to the budget's `get_standing` and `on_cut`.
+        release: drops all bytes that the connection holds and gives them back.
     """
 
     def __init__(self, budget: UnreadBudget, owner: object, release: Callable[[], None]) -> None:
@@ -141,10 +141,10 @@ class Account:
         self._budget = budget
 
     def take(self, size_bytes: int) -> None:
-        """Count bytes before they are kept.
+        """Count bytes before they are stored.
 
         Raises:
-            Overflow: the connection is cut, now or before.
+            Overflow: the connection is cut now or was cut before.
         """
         if not size_bytes:
             return
@@ -153,17 +153,17 @@ class Account:
         self._budget.count(self, size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
-        """The bytes were read or dropped."""
+        """Give back bytes that were read or dropped."""
         if size_bytes:
             self.held_bytes -= size_bytes
             self._budget.count(self, -size_bytes)
 
     @contextmanager
     def expecting(self, size_bytes: int) -> Iterator[None]:
-        """Count bytes for as long as they are on their way in.
+        """Count bytes of a frame while it is being received.
 
         Raises:
-            Overflow: as `take`.
+            Overflow: see `take`.
         """
         self.take(size_bytes)
         try:
@@ -172,15 +172,15 @@ class Account:
             self.give_back(size_bytes)
 
     def close(self) -> None:
-        """The connection is over: it holds nothing, and takes nothing any more."""
+        """Close the account: it holds nothing and takes no more bytes."""
         self.is_cut = True
         self.release()
 
 
 class StreamBuffers(dict[int, Any]):
-    """The receive buffers of a yamux connection, bounded in number, their bytes counted.
+    """The receive buffers of a yamux connection, limited in number and counted in bytes.
 
-    yamux announces windows and does not enforce them: without this, a peer fills the memory through
+    yamux announces windows but does not enforce them: without this class, a peer could fill the memory through
     a stream that nobody reads.
     """
 
@@ -199,23 +199,23 @@ class StreamBuffers(dict[int, Any]):
         self.pop(stream_id)
 
     def pop(self, stream_id: int, *default: Any) -> Any:
-        """Take a buffer out; nothing is in it any more."""
+        """Remove a buffer and drop its content."""
         found = super().pop(stream_id, *default)
         if isinstance(found, StreamBuffer):
             found.clear()
         return found
 
     def clear(self) -> None:
-        """Drop all buffers, and at once the bytes in them, whoever else still knows them."""
+        """Drop all buffers and, at once, the bytes in them, even if they are still referenced elsewhere."""
         for buffer in list(self.values()):
             buffer.clear()
         super().clear()
 
 
 class StreamBuffer:
-    """Bytes in their order, as much of a bytearray as yamux uses: it adds at the end and takes from the front.
+    """A queue of bytes with the part of bytearray's interface that yamux uses: append at the end, delete at the front.
 
-    In parts, for one long bytearray is moved as it grows: that left three times its bytes in the allocator.
+    Stored in parts, because a long bytearray is moved as it grows, which left three times its size in the allocator.
     """
 
     def __init__(self, account: Account) -> None:
@@ -252,27 +252,27 @@ class StreamBuffer:
         self._account.give_back(size)
 
     def extend(self, data: bytes) -> None:
-        """Add at the end.
+        """Append bytes.
 
         Raises:
-            Overflow: the connection holds too much.
+            Overflow: the connection holds too many bytes.
         """
         if self._is_over:
             return
         self._account.take(len(data))
         self._size += len(data)
         if self._parts and len(self._parts[-1]) + len(data) <= PART_BYTES:
-            self._parts[-1].extend(data)  # else one byte a frame would cost sixty
+            self._parts[-1].extend(data)  # otherwise a frame of one byte would cost sixty
         elif data:
             self._parts.append(bytearray(data))
 
     def end(self) -> None:
-        """Nobody will read any more: drop everything, and whatever still comes."""
+        """Drop everything, and all that still arrives: nobody will read it."""
         self._is_over = True
         self.clear()
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all bytes."""
         size, self._size = self._size, 0
         self._parts.clear()
         self._account.give_back(size)

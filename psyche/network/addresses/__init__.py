@@ -1,1 +1,1 @@
-"""Where peers are: what a node knows of addresses, and how peers tell each other."""
+"""Peer addresses: the table a node keeps of them, and how peers exchange them."""

@@ -1,4 +1,4 @@
-"""Peers tell each other where others are: asked for by a node whose home does not say it."""
+"""Address exchange: a node whose home does not know the peers' addresses asks its connected peers for them."""
 
 import logging
 import random
@@ -15,19 +15,19 @@ from psyche.wire.ports import SyncReply, SyncRequest
 
 _log: Final = logging.getLogger("psyche.network")
 ASK_S: Final = 5.0
-PAUSE_S: Final = 0.2  # between two questions, whatever happens: several peers that come together are one reason
+PAUSE_S: Final = 0.2  # least pause between questions; peers that connect together cause one
 
 Ask = Callable[[bytes, SyncRequest, float], Awaitable[SyncReply]]
 
 
 class AddressExchange:
-    """Asks connected peers for address records, one question at a time, until everybody allowed is found.
+    """Asks connected peers for address records, one request at a time, until every allowed peer is found.
 
     Args:
-        peers: the node's peers; what is learned is dialed by it.
-        limits: the least and the most time between two questions are those of redialing.
-        rng: whom to ask, and for whom.
-        ask: one question to a peer, with the seconds it may take.
+        peers: the node's peer table; it dials the addresses that are learned.
+        limits: the pause between two requests lies between the least and the most pause of redialing.
+        rng: chooses which peer to ask, and from which key on.
+        ask: sends one request to a peer, with a timeout in seconds.
     """
 
     def __init__(self, peers: PeerTable, limits: NetworkLimits, rng: random.Random, ask: Ask) -> None:
@@ -35,11 +35,11 @@ class AddressExchange:
         self._limits = limits
         self._rng = rng
         self._ask = ask
-        self._liars: set[bytes] = set()  # have shown what no honest node keeps; not asked again in this run
+        self._liars: set[bytes] = set()  # sent records that no honest node keeps; not asked again in this run
         self._run_uid = b""
 
     async def run(self) -> None:
-        """Ask after 1 s, doubling to 60 s while nothing new comes; at once when a peer is connected."""
+        """Ask after 1 s, doubling to 60 s while nothing new is learned; ask at once when a peer connects."""
         delay_s = self._limits.redial_first_s
         while True:
             is_better = await self._ask_someone()
@@ -50,7 +50,7 @@ class AddressExchange:
             await trio.sleep(PAUSE_S)
 
     async def _ask_someone(self) -> bool:
-        """Whether something was learned."""
+        """Ask one peer; return whether anything new was learned."""
         if self._peers.run_uid != self._run_uid:
             self._run_uid = self._peers.run_uid
             self._liars.clear()

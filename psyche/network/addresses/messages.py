@@ -1,4 +1,4 @@
-"""Address records as items of an answer to "addresses"."""
+"""Address records as the items of a reply to an "addresses" request."""
 
 from typing import Final
 
@@ -16,15 +16,15 @@ _decoder = msgspec.msgpack.Decoder(AddressRecord)
 
 
 def encode_record(record: AddressRecord) -> bytes:
-    """One item of an answer."""
+    """Encode a record as one item of a reply."""
     return msgspec.msgpack.encode(record)
 
 
 def decode_record(raw: bytes) -> AddressRecord:
-    """Read one item; the caller checks the signature.
+    """Decode one item; the caller checks the signature.
 
     Raises:
-        WireError: too long, not the expected fields, or one of them beyond its limit.
+        WireError: the item is too long, has other fields, or a field is out of range.
     """
     if len(raw) > ITEM_BYTES:
         raise WireError(f"address record: {len(raw)} bytes, at most {ITEM_BYTES}")

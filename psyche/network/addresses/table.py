@@ -1,4 +1,4 @@
-"""Where peers are: as the home's book says, as they and others say, and as a person or the record names them."""
+"""The address table: addresses from the home's book and from peers, and bootstrap addresses."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -12,16 +12,16 @@ from psyche.wire.peer_address import PeerAddress
 
 _log: Final = logging.getLogger("psyche.network")
 RECORD_VALID_S: Final = 24 * 3_600
-CLOCK_SLACK_S: Final = 3_600  # a peer's clock may be ahead by so much
+CLOCK_SLACK_S: Final = 3_600  # how far a peer's clock may be ahead
 
 
 @dataclass(slots=True)
 class AddressTable:
-    """What this node knows of addresses, by key.
+    """The addresses that this node knows, by key.
 
     Args:
-        own_key: whose records are not kept.
-        get_unix: the time that records expire by.
+        own_key: this node's own key; records for it are not kept.
+        get_unix: the current Unix time, by which records expire.
     """
 
     own_key: bytes
@@ -32,7 +32,7 @@ class AddressTable:
     _learned: dict[bytes, AddressRecord] = field(default_factory=dict[bytes, AddressRecord])  # of hello and of others
 
     def set_book(self, records: Sequence[AddressRecord], connected: Collection[bytes]) -> frozenset[bytes]:
-        """Take over the book: what is signed and newer; forget what it lacks, but of `connected`. Keys with news."""
+        """Take over signed, newer records; forget keys not in the book unless connected. Return the changed keys."""
         self.has_book |= bool(records)
         new: set[bytes] = set()
         for record in records:
@@ -51,7 +51,7 @@ class AddressTable:
         return frozenset(new)
 
     def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> frozenset[bytes]:
-        """Replace the addresses that need no record; the keys that have new ones."""
+        """Replace the bootstrap addresses, which need no record; return the keys that have new ones."""
         found: dict[bytes, tuple[str, ...]] = {}
         for peer in addresses:
             if peer.key != self.own_key:
@@ -61,10 +61,10 @@ class AddressTable:
         return new
 
     def learn(self, record: AddressRecord) -> bool:
-        """Keep a record that its own key or another peer shows, if it is in time and the newest (N2); whether it was.
+        """Keep a record from its owner or another peer if it is unexpired and the newest (N2); return whether it was.
 
         Raises:
-            WireError: it breaks a limit, or is not signed by its key.
+            WireError: the record breaks a limit or is not signed by its key.
         """
         now = self.get_unix()
         if record.p2p == self.own_key or not record.addresses:
@@ -79,38 +79,38 @@ class AddressTable:
         return True
 
     def forget(self, keep: Collection[bytes]) -> None:
-        """Drop what was learned of keys other than these."""
+        """Drop the learned records of all other keys."""
         self._learned = {k: r for k, r in self._learned.items() if k in keep}
 
     def get_record(self, key: bytes) -> AddressRecord | None:
-        """The newest record of a key."""
+        """Return the newest record of a key, or None."""
         book, learned = self._book.get(key), self._learned.get(key)
         if book is None or learned is None:
             return book or learned
         return learned if learned.expires_unix > book.expires_unix else book
 
     def is_in_book(self, key: bytes) -> bool:
-        """Whether the home says where this key is."""
+        """Whether the home's book has an address for this key."""
         return key in self._book
 
     def is_old(self, key: bytes) -> bool:
-        """Whether a key has no record, or one that has lost half of its time."""
+        """Whether a key has no record, or one past half of its lifetime."""
         record = self.get_record(key)
         return record is None or record.expires_unix < self.get_unix() + RECORD_VALID_S // 2
 
     def get_keys(self) -> frozenset[bytes]:
-        """All keys with a record or a bootstrap address."""
+        """Return all keys with a record or a bootstrap address."""
         return frozenset(self._book.keys() | self._learned.keys() | self.bootstrap.keys())
 
     def get_addresses(self, key: bytes) -> tuple[str, ...]:
-        """Where to dial a key, in order: bootstrap addresses, then its newest record while it is in time (N3)."""
+        """Return the addresses to dial: bootstrap addresses first, then those of the newest unexpired record (N3)."""
         record = self.get_record(key)
         recorded = record.addresses if record is not None and record.expires_unix >= self.get_unix() else ()
         named = self.bootstrap.get(key, ())
         return tuple(dict.fromkeys((*named, *recorded))) if named else recorded
 
     def get_records(self, first: bytes, allowed: Collection[bytes], own: AddressRecord) -> list[AddressRecord]:
-        """At most 32 records in time, own among them, by key from `first` on, round the end (N1)."""
+        """Return up to 32 unexpired records, this node's included, by key from `first` on, wrapping round (N1)."""
         now, found = self.get_unix(), {own.p2p: own}
         for key in allowed:
             record = self.get_record(key)
@@ -121,5 +121,5 @@ class AddressTable:
 
 
 def _is_newer(record: AddressRecord, known: AddressRecord | None) -> bool:
-    """A book's record may also replace one of the same second."""
+    """Whether a record replaces the one kept; a record from the book may also replace one of the same second."""
     return known is None or (known.expires_unix <= record.expires_unix and known != record)

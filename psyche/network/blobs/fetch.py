@@ -1,4 +1,4 @@
-"""Fetching blobs from peers: ranges to whoever is free, every chunk checked, no source trusted.
+"""Fetching blobs from peers: ranges are requested from free sources, every chunk is checked, and no source is trusted.
 
 A source that stalls or goes away loses its ranges to another; one that sends a wrong chunk, a wrong
 manifest or a wrong length is banned for the run. Chunks are stored one by one as they come, so a
@@ -36,29 +36,29 @@ from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
 _log: Final = logging.getLogger("psyche.network")
 FIRST_RETRY_S: Final = 0.25
 LONGEST_RETRY_S: Final = 4.0
-LEAST_SOURCES: Final = 8  # that a payload is asked of before its fetch makes room for another
-LOOK_S: Final = 0.25  # how often a fetch that rests looks whether another one waits
-WINDOW_TARGET_S: Final = 4.0  # no source is asked for more than it delivers in about this time
+LEAST_SOURCES: Final = 8  # how many sources are asked for a payload before its fetch gives way to a waiting one
+LOOK_S: Final = 0.25  # how often an idle fetch checks whether another fetch waits
+WINDOW_TARGET_S: Final = 4.0  # the requests in flight to a source take about this time at its rate
 MAX_SOURCES: Final = 1_024
 
 
 class Peers(Protocol):
-    """What fetching needs of a node."""
+    """The part of a node that fetching uses."""
 
     changed: Signal  # a peer came or went
 
     def is_connected(self, key: bytes) -> bool:
-        """Whether the peer is past hello."""
+        """Whether the peer has completed hello."""
         ...
 
     def lease(self, key: bytes, protocol: str) -> AbstractAsyncContextManager[Lease]:
-        """A stream to the peer."""
+        """Lease a stream to the peer."""
         ...
 
 
 @dataclass(slots=True)
 class Target:
-    """One blob to fetch; the chunk hashes of a blob of one chunk are known when it is here."""
+    """One blob to fetch; a blob of one chunk has no chunk hashes until it has arrived."""
 
     blob_id: bytes
     size_bytes: int
@@ -67,11 +67,11 @@ class Target:
 
     @property
     def chunks(self) -> int:
-        """How many chunks it has."""
+        """The number of chunks of the blob."""
         return compute_chunk_count(self.size_bytes)
 
     def is_right(self, chunk: int, data: bytes) -> bool:
-        """Whether `data` is that chunk of the blob."""
+        """Whether `data` matches the hash of that chunk."""
         found = blake3_hash(data)
         if self.chunks == 1:
             return compute_blob_id(self.size_bytes, found) == self.blob_id
@@ -80,16 +80,16 @@ class Target:
 
 @dataclass(slots=True)
 class SourceBook:
-    """What the node knows of its sources, across fetches; cleared of bans when the run changes."""
+    """Statistics and bans of the node's sources, kept across fetches; bans are cleared when the run changes."""
 
     limits: NetworkLimits
     banned: dict[bytes, str] = field(default_factory=dict)
     statistics: dict[bytes, SourceStatistics] = field(default_factory=dict)
     bytes_received: int = 0
-    asked_bytes: int = 0  # of all fetches together, and not here yet
+    asked_bytes: int = 0  # requested by all fetches together and not received yet
 
     def get_statistics(self, key: bytes) -> SourceStatistics:
-        """How the source has served so far."""
+        """Return the statistics of a source."""
         found = self.statistics.get(key)
         if found is None:
             if len(self.statistics) >= MAX_SOURCES:
@@ -98,14 +98,14 @@ class SourceBook:
         return found
 
     def ban(self, key: bytes, why: str) -> None:
-        """Take nothing of this source any more in this run."""
+        """Stop fetching from this source for the rest of the run."""
         if len(self.banned) < MAX_SOURCES:
             self.banned[key] = why
         _log.warning("source %s is banned for the run: %s", key.hex()[:16], why)
 
 
 class _Lie(NetworkError):
-    """The source sent what cannot be right: it is banned."""
+    """The source sent invalid data and is to be banned."""
 
 
 class _Stall(NetworkError):
@@ -117,7 +117,7 @@ class _Stall(NetworkError):
 
 
 class _Patient:
-    """A stream whose reads do not wait for ever: neither for the next bytes nor for all of them."""
+    """A stream whose reads have two timeouts: one for the next bytes and one for the whole reply."""
 
     def __init__(self, stream: ByteStream, idle_s: float, limit_s: float) -> None:
         self._stream = stream
@@ -127,10 +127,10 @@ class _Patient:
         self._scope = trio.CancelScope(deadline=self._until)  # pyright: ignore[reportCallIssue]
 
     async def run(self, function: Callable[["_Patient"], Awaitable[None]]) -> None:
-        """Let `function` read from this.
+        """Call `function`, which reads from this stream, under both timeouts.
 
         Raises:
-            _Stall: it waited for too long.
+            _Stall: a read took too long.
         """
         with self._scope:
             await function(self)
@@ -151,24 +151,24 @@ class _Patient:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request on its way."""
+    """A request in flight."""
 
     item: Range
     size_bytes: int
 
 
 class FetchJob:
-    """Fetches several blobs from several sources; `run` ends when all are in their sinks.
+    """Fetches several blobs from several sources; `run` returns when all are in their sinks.
 
     Args:
-        targets: the blobs, all of at least one chunk.
+        targets: the blobs, each of at least one chunk.
         sources: keys, each once, preferred ones first.
-        peers: how to reach them.
+        peers: opens streams to the sources.
         book: statistics and bans.
-        parallel: all sources at once, or one after another.
-        progress: told the bytes present, resumed ones included, whenever they grow.
-        is_wanted: whether another fetch waits for this one's place: one that finds nothing then ends. Else who
-            announces and withholds would take the places of all who deliver (B7).
+        parallel: whether to fetch from all sources at once or from one after another.
+        progress: called with the bytes present, resumed ones included, whenever they grow.
+        is_wanted: whether another fetch waits for this one's place; if so, a fetch whose sources have nothing ends.
+            Otherwise peers that announce payloads and withhold them would hold all the places (B7).
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class FetchJob:
         self._unfinished = len(self._targets)
         self._writing: set[tuple[int, int]] = set()
         self._fatal: SinkError | None = None
-        self._failures: dict[bytes, str] = {}  # what each source did last
+        self._failures: dict[bytes, str] = {}  # the last failure of each source
         self._lacks: dict[tuple[bytes, int], tuple[float, float]] = {}  # (source, target) -> (until, delay)
         self.bytes_by_source: dict[bytes, int] = {}
 
@@ -197,7 +197,7 @@ class FetchJob:
         """Fetch everything before `deadline` on trio's clock.
 
         Raises:
-            NetworkError: time is up, every source is banned, or a sink failed.
+            NetworkError: the deadline passed, every source is banned, or a sink failed.
         """
         with trio.move_on_at(deadline):
             await self._open_targets()
@@ -273,14 +273,14 @@ class FetchJob:
         return tried >= LEAST_SOURCES and not self._present and self._is_wanted()
 
     async def _rest(self, until: float) -> None:
-        """Until some source may have something, or the place is wanted."""
+        """Wait until some source may have something to deliver, or another fetch wants the place."""
         while trio.current_time() < until and not self._is_in_vain(LEAST_SOURCES):
             with trio.move_on_at(min(until, trio.current_time() + LOOK_S)):
                 await self._peers.changed.wait()
                 return
 
     def _order_sources(self) -> Iterator[bytes]:
-        """Those that are connected first; mostly the preferred one is, and has it."""
+        """Order the sources, connected ones first; usually the preferred source is connected and has the blob."""
         usable = [s for s in self._sources if s not in self._book.banned] if self._book.banned else self._sources
         if not usable:
             return
@@ -290,7 +290,7 @@ class FetchJob:
         yield from sorted(usable, key=lambda s: not self._peers.is_connected(s))
 
     async def _pull(self, source: bytes) -> None:
-        """Take from one source until it has nothing more to give, or fails."""
+        """Fetch ranges from one source until it has nothing more to deliver, or fails."""
         if not self._peers.is_connected(source):
             self._failures[source] = "not connected"
             return
@@ -320,7 +320,7 @@ class FetchJob:
             self._changed.notify()
 
     async def _exchange(self, source: bytes, stream: ByteStream, asked: deque[_Asked]) -> None:
-        """Keep requests on their way and take replies in their order; `asked[0]` is not sent yet."""
+        """Keep requests in flight and read the replies in order; `asked[0]` is not sent yet."""
         await stream.write(self._encode(asked[0]))
         while asked:
             more = self._take_more(source, asked)
@@ -393,7 +393,7 @@ class FetchJob:
         await _Patient(stream, idle_s, limit_s).run(read)
 
     def _process_refusal(self, source: bytes, item: Range, status: Status) -> None:
-        """The source lacks the blob: ask it again later, others now."""
+        """Note that the source lacks the blob: ask it again later, and the others now."""
         now = trio.current_time()
         delay = min(2 * self._lacks.get((source, item.target), (0.0, FIRST_RETRY_S / 2))[1], LONGEST_RETRY_S)
         self._lacks[source, item.target] = (now + delay, delay)
@@ -408,7 +408,7 @@ class FetchJob:
             hashes = decode_manifest(body, target.size_bytes)
             if compute_blob_id(target.size_bytes, hashes) != target.blob_id:
                 raise _Lie("a manifest that does not belong to its id")
-            if not target.hashes:  # a second manifest may come when one was taken over
+            if not target.hashes:  # a second manifest may arrive after another source took the request over
                 await self._open_target(item.target, hashes)
             return
         for chunk in range(item.first, item.first + item.count):

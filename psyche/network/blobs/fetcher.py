@@ -1,4 +1,4 @@
-"""What a node fetches: payloads into memory and files to the disk, each in its turn, and offered on."""
+"""The node's fetches: payloads to memory and files to disk, a few at a time; what is fetched is offered to peers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,16 +15,16 @@ from psyche.network.limits import NetworkLimits
 from psyche.wire.crypto import blob_id_of
 from psyche.wire.ports import NetworkStatistics
 
-Progress = Callable[[int], None]  # is told the bytes present
+Progress = Callable[[int], None]  # called with the bytes present
 
 
 class Fetcher:
     """Fetches blobs into the node's store.
 
     Args:
-        key: this node's own: not a source.
-        store: looked into before a fetch, and offers what was fetched.
-        peers: how to reach sources.
+        key: this node's own key, which is never a source.
+        store: checked before a fetch; offers the fetched blobs to peers.
+        peers: opens streams to sources.
         limits: how many fetches at a time, and how long a payload is offered.
         statistics: the node's counters.
         run_io: how files are read and written.
@@ -46,11 +46,11 @@ class Fetcher:
         self._fetches = trio.Semaphore(limits.fetches)
 
     def begin_round(self, epoch: int, height: int) -> None:
-        """Payloads are fetched in this round from now on."""
+        """Set the round to which payloads fetched from now on belong."""
         self._round = (epoch, height)
 
     async def fetch(self, blob_id: bytes, sources: Sequence[bytes], size: int, deadline: float) -> bytes:
-        """A payload of `size` bytes, from the store or from one source after another.
+        """Return a payload of `size` bytes, from the store or from one source after another.
 
         Raises:
             NetworkError: no source delivered it in time, or any at all while other fetches wait; or there is no
@@ -93,14 +93,14 @@ class Fetcher:
         )
 
     def _has_waiting_fetches(self) -> bool:
-        """Whether a fetch waits for others to end."""
+        """Whether any fetch waits for others to end."""
         return self._fetches.statistics().tasks_waiting > 0
 
     async def fetch_file(
         self, blob_id: bytes, sources: Sequence[bytes], path: Path, size: int, deadline: float,
         progress: Progress | None,
     ) -> None:  # fmt: skip
-        """One large blob of `size` bytes to a file, from several sources at once.
+        """Fetch one large blob of `size` bytes to a file, from several sources at once.
 
         Raises:
             NetworkError: no source delivered it in time, or the disk failed.
@@ -113,7 +113,7 @@ class Fetcher:
         self, wanted: dict[bytes, tuple[int, Path]], sources: Sequence[bytes], deadline: float,
         progress: Progress | None,
     ) -> None:  # fmt: skip
-        """Blobs, given as id -> (size in bytes, path), to files, from all sources at once; whole files are kept.
+        """Fetch blobs, given as id -> (size in bytes, path), to files from all sources at once; keep complete files.
 
         Raises:
             NetworkError: not all were delivered in time, or the disk failed; what is there stays.
@@ -137,7 +137,7 @@ class Fetcher:
             self._statistics.blobs_fetched += 1
 
     async def _is_there(self, blob_id: bytes, size: int, path: Path) -> bool:
-        """Whether the file is whole already, checked against its id; it is offered then."""
+        """Whether the file is complete already, checked against its id; if so it is offered to peers."""
         if not await self._run_io(path.is_file) or (await self._run_io(path.stat)).st_size != size:
             return False
         found = await self._store.add_file(path, None)
@@ -148,11 +148,11 @@ class Fetcher:
 
 def _check_empty(blob_id: bytes) -> None:
     if blob_id != blob_id_of(b""):
-        raise NetworkError(f"blob {blob_id.hex()[:16]}: not the id of an empty blob")
+        raise NetworkError(f"blob {blob_id.hex()[:16]}: its size is 0, but its id is not that of an empty blob")
 
 
 def _add(progress: Progress | None, present: int) -> Progress | None:
-    """The same report, counting what was there before."""
+    """Return a progress callback that adds the bytes that were there before."""
     if progress is None:
         return None
     progress(present)

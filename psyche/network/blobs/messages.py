@@ -1,9 +1,9 @@
 """`/psyche/blob/1` as bytes: fixed requests of 41 bytes, replies of status, length and body.
 
-`M` id: the manifest, u64 size and the BLAKE3 hash of every 1 MiB chunk.
-`R` id first count: the bytes of `count` <= 16 chunks from chunk `first` on.
-Requests may follow one another without waiting; replies come in their order. A blob of one chunk
-needs no manifest: its id follows from its bytes.
+`M` id: requests the manifest, which is the u64 size and the BLAKE3 hash of every 1 MiB chunk.
+`R` id first count: requests the bytes of `count` <= 16 chunks, starting at chunk `first`.
+Requests may be pipelined; replies come in the order of the requests. A blob of one chunk needs no
+manifest: its id can be computed from its bytes.
 """
 
 import struct
@@ -25,10 +25,10 @@ HASH_BYTES: Final = 32
 
 
 class Status(IntEnum):
-    """First byte of a reply."""
+    """The first byte of a reply."""
 
     OK = 0
-    UNKNOWN = 1  # the source does not have the blob, or no longer
+    UNKNOWN = 1  # the source does not have the blob, or has it no longer
     REFUSED = 2  # the request breaks a rule
 
 
@@ -37,7 +37,7 @@ _STATUSES: Final = frozenset(map(int, Status))
 
 @dataclass(frozen=True, slots=True)
 class BlobRequest:
-    """A range of a blob, or with `count` 0 its manifest."""
+    """A request for a range of chunks, or for the manifest if `count` is 0."""
 
     blob_id: bytes
     first: int = 0
@@ -45,30 +45,30 @@ class BlobRequest:
 
 
 def compute_chunk_count(size_bytes: int) -> int:
-    """How many 1 MiB chunks a blob has."""
+    """Compute the number of 1 MiB chunks of a blob."""
     return -(-size_bytes // BLOB_CHUNK_BYTES)
 
 
 def compute_range_bytes(size_bytes: int, first: int, count: int) -> int:
-    """How many bytes `count` chunks from chunk `first` on hold."""
+    """Compute the size in bytes of `count` chunks starting at chunk `first`."""
     return min(count * BLOB_CHUNK_BYTES, size_bytes - first * BLOB_CHUNK_BYTES)
 
 
 def compute_manifest_bytes(size_bytes: int) -> int:
-    """The length of a manifest's reply."""
+    """Compute the size in bytes of a reply's body that holds a manifest."""
     return _SIZE.size + HASH_BYTES * compute_chunk_count(size_bytes)
 
 
 def encode_request(request: BlobRequest) -> bytes:
-    """The 41 bytes of a request."""
+    """Encode a request as 41 bytes."""
     return _REQUEST.pack(b"R" if request.count else b"M", request.blob_id, request.first, request.count)
 
 
 def decode_request(raw: bytes) -> BlobRequest:
-    """Read a request.
+    """Decode a request.
 
     Raises:
-        WireError: an unknown kind or a count that no source serves.
+        WireError: the kind is unknown, or the count is out of range.
     """
     kind, blob_id, first, count = _REQUEST.unpack(raw)
     if kind == b"M" and (first, count) == (0, 0):
@@ -79,15 +79,15 @@ def decode_request(raw: bytes) -> BlobRequest:
 
 
 def encode_manifest(size_bytes: int, hashes: bytes) -> bytes:
-    """The body of a manifest's reply."""
+    """Encode a manifest as the body of a reply."""
     return _SIZE.pack(size_bytes) + hashes
 
 
 def decode_manifest(body: bytes, size_bytes: int) -> bytes:
-    """The chunk hashes of a manifest for a blob of `size_bytes`.
+    """Decode the chunk hashes from the manifest of a blob of `size_bytes`.
 
     Raises:
-        WireError: another size.
+        WireError: the manifest gives another size.
     """
     (size,) = _SIZE.unpack_from(body)
     if size != size_bytes:
@@ -96,15 +96,15 @@ def decode_manifest(body: bytes, size_bytes: int) -> bytes:
 
 
 def encode_reply_head(status: Status, size_bytes: int = 0) -> bytes:
-    """What stands before a reply's body."""
+    """Encode the head of a reply: status and body length."""
     return _REPLY.pack(status, size_bytes)
 
 
 async def read_reply_head(stream: Readable, expected_bytes: int) -> Status:
-    """Read a reply's head; the body, if the status is OK, is exactly `expected_bytes` long.
+    """Read the head of a reply; if the status is OK, the body must have exactly `expected_bytes`.
 
     Raises:
-        WireError: an unknown status, or any other length, before anything is allocated for it.
+        WireError: the status is unknown or the length differs; raised before any allocation.
         StreamError: the stream ended.
     """
     status, size = _REPLY.unpack(await read_exactly(stream, _REPLY.size))
@@ -116,10 +116,10 @@ async def read_reply_head(stream: Readable, expected_bytes: int) -> Status:
 
 
 def check_blob_size(size_bytes: int) -> None:
-    """Refuse a size that no blob has.
+    """Refuse a blob size that is out of range.
 
     Raises:
-        WireError: negative, or more than 4 GiB.
+        WireError: the size is negative or more than 4 GiB.
     """
     if not 0 <= size_bytes <= MAX_BLOB_BYTES:
         raise WireError(f"blob: {size_bytes} bytes, at most {MAX_BLOB_BYTES}")

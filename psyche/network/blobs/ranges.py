@@ -1,8 +1,8 @@
-"""Who fetches which range of which blob: pure book-keeping, without streams or clocks of its own.
+"""Which source fetches which range of which blob: pure bookkeeping without streams or clocks.
 
-Ranges go to whichever source is free. What a source drops goes back to the front of the queue,
-less the chunks it delivered. When nothing is left to hand out, a free source may take over what
-another has held for too long, one at a time; the first to deliver a chunk wins.
+Ranges are assigned to free sources. A range that a source drops goes back to the front of the queue,
+minus the chunks it delivered. When the queue is empty, a free source may also be assigned a range that
+another has held for too long, one range at a time; the first to deliver a chunk wins.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Range:
-    """`count` chunks from chunk `first` on of blob number `target`; `count` 0 stands for its manifest."""
+    """`count` chunks of blob number `target`, starting at chunk `first`; `count` 0 means its manifest."""
 
     target: int
     first: int
@@ -20,10 +20,10 @@ class Range:
 
 
 class RangeScheduler:
-    """Hands out ranges and remembers who holds them.
+    """Assigns ranges to sources and tracks which source holds which.
 
     Args:
-        chunk_counts: chunks of each blob. Nothing is handed out of a blob before `want`.
+        chunk_counts: the number of chunks of each blob. No range of a blob is assigned before `want`.
     """
 
     def __init__(self, chunk_counts: Sequence[int]) -> None:
@@ -39,14 +39,14 @@ class RangeScheduler:
         self._queue.append(Range(target, 0, 0))
 
     def want(self, target: int) -> None:
-        """Queue all chunks of a blob that are not done; its manifest is not wanted any more."""
+        """Queue all missing chunks of a blob; its manifest is no longer needed."""
         self._wanted_manifests.discard(target)
         done = self._done[target]
         for first, count in _find_runs(done, 0, len(done)):
             self._queue.append(Range(target, first, count))
 
     def take(self, source: bytes, now: float, max_chunks: int, is_usable: Callable[[int], bool]) -> Range | None:
-        """The next range of at most `max_chunks` of a blob that is usable for `source`, now held by it."""
+        """Assign `source` the next range of at most `max_chunks` of a blob that is usable for it."""
         index = 0
         while index < len(self._queue):
             queued = self._queue[index]
@@ -68,7 +68,7 @@ class RangeScheduler:
         return None
 
     def take_over(self, source: bytes, now: float, held_since: float, is_usable: Callable[[int], bool]) -> Range | None:
-        """A copy of the range that others have held longest, if all of them since before `held_since`."""
+        """Assign a copy of the range that others have held longest, if all of them took it before `held_since`."""
         recent = [r for r, (holder, since) in self._held.items() if holder == source or since > held_since]
         late = [
             (since, r)
@@ -86,7 +86,7 @@ class RangeScheduler:
         return copy
 
     def mark(self, target: int, chunk: int) -> bool:
-        """A chunk is here, checked and stored; false if it was already."""
+        """Note that a chunk was checked and stored; return false if it was stored before."""
         if self._done[target][chunk]:
             return False
         self._done[target][chunk] = 1
@@ -94,49 +94,49 @@ class RangeScheduler:
         return True
 
     def is_marked(self, target: int, chunk: int) -> bool:
-        """Whether a chunk is here."""
+        """Whether a chunk is stored."""
         return bool(self._done[target][chunk])
 
     def drop(self, held: Range) -> None:
-        """A range is not held any more: what is missing of it goes back to the front of the queue."""
+        """Release a range; its missing chunks go back to the front of the queue."""
         if self._held.pop(held, None) is None:
             return
         for first, count in reversed(self._get_missing_runs(held)):
             self._queue.appendleft(Range(held.target, first, count))
 
     def finish(self, held: Range) -> None:
-        """A range was delivered in full."""
+        """Release a range that was delivered in full."""
         self._held.pop(held, None)
 
     def is_done(self, target: int) -> bool:
-        """Whether all chunks of a blob are here."""
+        """Whether all chunks of a blob are stored."""
         return self._left[target] == 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything is here."""
+        """Whether all blobs are complete."""
         return not any(self._left)
 
     def get_missing(self) -> list[int]:
-        """The blobs that are not here yet."""
+        """Return the numbers of the blobs that are incomplete."""
         return [target for target, left in enumerate(self._left) if left]
 
     def _get_missing_runs(self, item: Range) -> list[tuple[int, int]]:
-        """What of a range is not here, as (first, count); a wanted manifest is the run (0, 0)."""
+        """Return the missing parts of a range as (first, count); a missing manifest is (0, 0)."""
         if item.count:
             return _find_runs(self._done[item.target], item.first, item.first + item.count)
         return [(0, 0)] if item.target in self._wanted_manifests else []
 
 
 def _overlap(one: Range, other: Range) -> bool:
-    """Whether two ranges have a chunk, or the manifest, in common."""
+    """Whether two ranges share a chunk or the manifest."""
     if one.target != other.target or not one.count or not other.count:
         return one.target == other.target and one.count == other.count
     return one.first < other.first + other.count and other.first < one.first + one.count
 
 
 def _find_runs(done: bytearray, start: int, end: int) -> list[tuple[int, int]]:
-    """Runs of chunks that are not done, as (first, count)."""
+    """Find the runs of missing chunks, as (first, count)."""
     runs: list[tuple[int, int]] = []
     first = done.find(0, start, end)
     while first >= 0:

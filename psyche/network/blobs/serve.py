@@ -1,4 +1,4 @@
-"""Serving blobs: at most two ranges at once per peer and eight in all, in the order they were asked."""
+"""Serving blobs: at most two ranges at once per peer and eight in all, in the order of the requests."""
 
 import math
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ from psyche.network.limits import NetworkLimits
 from psyche.network.streams import ByteStream, read_exactly
 from psyche.wire.line.turns import AtOnce
 
-READ_CHUNKS: Final = 4  # of a file at once: what lies in memory per range that is being served
+READ_CHUNKS: Final = 4  # read from a file at a time: the memory that each range being served takes
 MAX_PEER_LIMITERS: Final = 1_024
 
 
 @dataclass(slots=True)
 class ServeCounters:
-    """What was served since the start."""
+    """Counts of what was served since the start."""
 
     bytes_sent: int = 0
     ranges: int = 0
 
 
 class BlobServer:
-    """Answers requests for the blobs of a store."""
+    """Answers peers' requests for the blobs of a store."""
 
     def __init__(self, store: BlobStore, limits: NetworkLimits) -> None:
         self.counters = ServeCounters()
@@ -47,7 +47,7 @@ class BlobServer:
         """Answer one peer's requests on one stream until it ends or is idle for too long.
 
         Raises:
-            WireError: the peer breaks the format.
+            WireError: a request is malformed.
             StreamError: the stream ended.
         """
         with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
@@ -82,7 +82,7 @@ class BlobServer:
             await self._send_range(stream, request, size)
 
     async def _send_range(self, stream: ByteStream, request: BlobRequest, size: int) -> None:
-        """Head and first part in one write; a file that goes away in the middle ends the stream."""
+        """Send head and first part in one write; the stream ends if the file disappears meanwhile."""
         end = request.first + request.count
         head = encode_reply_head(Status.OK, compute_range_bytes(size, request.first, request.count))
         for first in range(request.first, end, READ_CHUNKS):

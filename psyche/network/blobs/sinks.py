@@ -1,4 +1,4 @@
-"""Where fetched chunks go: into memory, or into files that survive a crash. No file stays open between chunks."""
+"""Sinks for fetched chunks: memory, or files that survive a crash. No file stays open between chunks."""
 
 import os
 import shutil
@@ -12,18 +12,18 @@ from psyche.network.blobs.messages import HASH_BYTES, compute_chunk_count, compu
 from psyche.network.blobs.store import RunIo
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash
 
-MIN_FREE_BYTES: Final = 64 << 20  # what is left on the disk for everybody else
+MIN_FREE_BYTES: Final = 64 << 20  # disk space that stays free for other programs
 
 
 class SinkError(NetworkError):
-    """The disk is full, broken or not writable: no source can help."""
+    """The disk is full, broken or not writable, so that trying another source does not help."""
 
 
 class Sink(Protocol):
-    """The place of one blob."""
+    """The destination of one blob."""
 
     async def open(self, hashes: bytes) -> list[int]:
-        """Prepare the place; returns the chunks that are already there and right.
+        """Prepare the sink; returns the chunks that are already present and valid.
 
         Raises:
             SinkError: it cannot be written.
@@ -31,7 +31,7 @@ class Sink(Protocol):
         ...
 
     async def write(self, chunk: int, data: bytes) -> None:
-        """Store a chunk that was checked.
+        """Store a checked chunk.
 
         Raises:
             SinkError: it cannot be written.
@@ -39,7 +39,7 @@ class Sink(Protocol):
         ...
 
     async def finish(self) -> None:
-        """All chunks are there: make them last.
+        """Make the complete blob durable.
 
         Raises:
             SinkError: it cannot be written.
@@ -48,22 +48,22 @@ class Sink(Protocol):
 
 
 class MemorySink:
-    """A payload in memory; `data` is whole after `finish`."""
+    """A payload in memory; `data` is complete after `finish`."""
 
     def __init__(self, size_bytes: int) -> None:
         self.data = b""
         self._chunks: list[bytes] = [b""] * compute_chunk_count(size_bytes)
 
     async def open(self, hashes: bytes) -> list[int]:  # noqa: ARG002 - the protocol's argument
-        """Nothing is there yet."""
+        """Return no chunks: memory starts empty."""
         return []
 
     async def write(self, chunk: int, data: bytes) -> None:
-        """Keep the chunk."""
+        """Store the chunk."""
         self._chunks[chunk] = data
 
     async def finish(self) -> None:
-        """Put the chunks together."""
+        """Join the chunks into `data`."""
         self.data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = []
 
@@ -71,13 +71,13 @@ class MemorySink:
 class PartFile:
     """`path.part` with `path.map` beside it: the blob's id, then one byte per chunk.
 
-    What the map marks is hashed again when an attempt resumes: after a power cut the map may be
-    newer than the data. A blob of one chunk needs no map.
+    Chunks that the map marks are hashed again when a fetch resumes, because after a power cut the map may
+    be newer than the data. A blob of one chunk needs no map.
 
     Args:
         blob_id: 32 bytes.
-        size_bytes: of the whole blob.
-        path: what the file is called when it is whole.
+        size_bytes: the size of the whole blob.
+        path: where the complete file goes.
         run_io: how files are written.
     """
 
@@ -91,7 +91,7 @@ class PartFile:
         self._run_io = run_io
 
     async def open(self, hashes: bytes) -> list[int]:
-        """Make or resume the part file; see `Sink`."""
+        """Create or resume the part file; see `Sink`."""
         return await self._run(self._open, hashes)
 
     async def write(self, chunk: int, data: bytes) -> None:
@@ -99,7 +99,7 @@ class PartFile:
         await self._run(self._write, chunk, data)
 
     async def finish(self) -> None:
-        """Flush, give the file its name, remove the map; see `Sink`."""
+        """Flush the file, rename it to `path`, and remove the map; see `Sink`."""
         await self._run(self._finish)
 
     async def _run(self, function: Callable[..., Any], *args: object) -> Any:
@@ -146,10 +146,10 @@ class PartFile:
 
 
 def check_room(folder: Path, size_bytes: int) -> None:
-    """See that `size_bytes` fit on the disk of `folder`, which is made.
+    """Check that `size_bytes` fit on the disk of `folder`, creating the folder if needed.
 
     Raises:
-        SinkError: they do not, or the folder cannot be made.
+        SinkError: the disk has too little room, or the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def check_room(folder: Path, size_bytes: int) -> None:
     except OSError as error:
         raise SinkError(f"folder {folder}: {error.strerror}") from error
     if free < size_bytes + MIN_FREE_BYTES:
-        raise SinkError(f"folder {folder}: {size_bytes} bytes are to come, {free} are free")
+        raise SinkError(f"folder {folder}: {size_bytes} bytes needed, {free} bytes free; free up disk space")
 
 
 def _write_at(path: Path, data: bytes, offset: int) -> None:

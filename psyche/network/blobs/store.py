@@ -1,7 +1,7 @@
-"""The blobs a node offers: payloads in memory within a quota, files where their owner keeps them.
+"""The blobs that a node offers: payloads in memory within a quota, and files that stay where they are.
 
-A blob may be provided several times, each time with its own expiry; it is gone with the last of
-them. Payloads that do not fit into memory move to files in the node's own folder, within a quota too.
+A blob may be provided several times, each with its own expiry; it is dropped with the last of these
+offers. Payloads that do not fit into memory move to files in the node's own folder, also within a quota.
 """
 
 import os
@@ -18,22 +18,22 @@ from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
 from psyche.wire.line.turns import AtOnce
 
 Round = tuple[int, int]  # (epoch, height)
-HASH_STEP_BYTES: Final = 16 << 20  # of a file, per call of a worker thread
+HASH_STEP_BYTES: Final = 16 << 20  # bytes of a file that one worker-thread call reads
 
 
 class RunIo(Protocol):
-    """Runs a blocking function elsewhere: `trio.to_thread.run_sync`, or in simulated time `run_inline`.
+    """Runs a blocking function: in a worker thread (`run_in_thread`), or in simulated time inline (`run_inline`).
 
-    A real node pays one call more for the choice: of 98 us for a function in a thread 1 %, which is within the noise.
+    The indirection costs one more call: 1 % of the 98 us that a function in a thread takes, within the noise.
     """
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        """The function's result."""
+        """Call the function and return its result."""
         ...
 
 
 async def run_inline(function: Callable[..., Any], *args: Any) -> Any:
-    """Run a blocking function here and now: threads do not know simulated time."""
+    """Run a blocking function in this thread, because worker threads do not follow simulated time."""
     await trio.lowlevel.checkpoint()
     return function(*args)
 
@@ -45,11 +45,11 @@ async def run_in_thread(function: Callable[..., Any], *args: Any) -> Any:
 
 @dataclass(slots=True)
 class _Offer:
-    """One `provide`: where the bytes are and until when they are offered."""
+    """One `provide` call: where the bytes are and until when they are offered."""
 
     expires: Round | None
     path: Path | None = None
-    stamp: tuple[int, int] = (0, 0)  # size and mtime: a file that changed is not the blob any more
+    stamp: tuple[int, int] = (0, 0)  # size and mtime: a file that changed no longer holds the blob
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _Entry:
     hashes: bytes
     data: bytes | None = None
     spilled: Path | None = None
-    is_fetched: bool = False  # may be dropped to make room: others have it too
+    is_fetched: bool = False  # may be dropped to make room, because other peers have it too
     offers: list[_Offer] = field(default_factory=list)
 
     @property
@@ -67,12 +67,12 @@ class _Entry:
 
 
 class BlobStore:
-    """What this node can serve.
+    """The blobs that this node can serve.
 
     Args:
-        folder: for payloads that do not fit into memory; emptied at the start.
-        memory_bytes: quota of payloads in memory.
-        disk_bytes: quota of payloads in `folder`.
+        folder: for payloads that do not fit into memory; emptied at startup.
+        memory_bytes: the quota for payloads in memory.
+        disk_bytes: the quota for payloads in `folder`.
         run_io: how files are read.
     """
 
@@ -89,12 +89,12 @@ class BlobStore:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of payloads in memory, announced ones included."""
+        """Bytes of payloads in memory, reserved bytes included."""
         return self._memory + self._reserved
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of payloads in the node's folder."""
+        """The size in bytes of the payloads in the node's folder."""
         return self._disk
 
     def __contains__(self, blob_id: bytes) -> bool:
@@ -104,13 +104,13 @@ class BlobStore:
         return len(self._entries)
 
     def clear_folder(self) -> None:
-        """Remove what an earlier process left in the folder."""
+        """Remove files that an earlier process left in the folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in self._folder.glob("*.blob"):
             path.unlink(missing_ok=True)
 
     def get_manifest(self, blob_id: bytes) -> tuple[int, bytes] | None:
-        """Size and chunk hashes of a blob, or None."""
+        """Return the size and chunk hashes of a blob, or None if it is not offered."""
         entry = self._entries.get(blob_id)
         return (entry.size_bytes, entry.hashes) if entry else None
 
@@ -118,8 +118,8 @@ class BlobStore:
         """Offer a payload and return its id.
 
         Raises:
-            NetworkError: it does not fit into the quotas.
-            WireError: more than 4 GiB.
+            NetworkError: the payload does not fit into the quotas.
+            WireError: the payload is larger than 4 GiB.
         """
         check_blob_size(len(data))
         hashes = await compute_hashes(data)
@@ -137,11 +137,11 @@ class BlobStore:
         return blob_id
 
     async def add_file(self, path: Path, expires: Round | None) -> bytes:
-        """Offer a file by its path and return the blob's id; the file stays its owner's and must not change.
+        """Offer a file by its path and return the blob's id; the caller keeps the file and must not change it.
 
         Raises:
-            NetworkError: it cannot be read.
-            WireError: more than 4 GiB.
+            NetworkError: the file cannot be read.
+            WireError: the file is larger than 4 GiB.
         """
         try:
             stamp = await self._run_io(_get_stamp, path)
@@ -163,13 +163,13 @@ class BlobStore:
             self._drop_if_empty(blob_id, entry)
 
     def expire(self, epoch: int, height: int) -> None:
-        """Drop the offers whose round lies before (epoch, height)."""
+        """Drop the offers that expire before round (epoch, height)."""
         for blob_id, entry in list(self._entries.items()):
             entry.offers = [o for o in entry.offers if o.expires is None or o.expires >= (epoch, height)]
             self._drop_if_empty(blob_id, entry)
 
     async def read(self, blob_id: bytes, first: int, count: int) -> bytes | None:
-        """The bytes of `count` chunks from `first` on; None where the store has no such range any more."""
+        """Return the bytes of `count` chunks from `first` on, or None if the store no longer has them."""
         entry = self._entries.get(blob_id)
         if entry is None or first >= compute_chunk_count(entry.size_bytes):
             return None
@@ -188,17 +188,17 @@ class BlobStore:
         return None
 
     async def get_data(self, blob_id: bytes) -> bytes | None:
-        """A whole payload that the store holds, or None."""
+        """Return a whole payload, or None if the store does not have it."""
         entry = self._entries.get(blob_id)
         if entry is None or entry.data is not None:
             return entry.data if entry else None
         return await self.read(blob_id, 0, compute_chunk_count(entry.size_bytes))
 
     async def reserve(self, size_bytes: int) -> None:
-        """Make room for a payload of `size_bytes` before anything is allocated; `release` or `add_bytes` ends it.
+        """Reserve room for a payload of `size_bytes` before anything is allocated, until `release` or `add_bytes`.
 
         Raises:
-            NetworkError: the quotas are full of what must be kept.
+            NetworkError: the quotas are full of payloads that must be kept.
         """
         async with AtOnce(self._lock):
             while self._memory + self._reserved + size_bytes > self._memory_max:
@@ -212,7 +212,7 @@ class BlobStore:
             self._reserved += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Give back what was reserved."""
+        """Give back a reservation."""
         self._reserved -= size_bytes
 
     def _find_victim(self) -> bytes | None:
@@ -221,7 +221,7 @@ class BlobStore:
         return held[0][0] if held else None
 
     async def _move_out(self, blob_id: bytes) -> None:
-        """Drop a fetched payload; move one of our own to disk."""
+        """Free memory: drop a fetched payload, or move one of our own to disk."""
         entry = self._entries[blob_id]
         if entry.is_fetched:
             entry.offers.clear()
@@ -234,7 +234,7 @@ class BlobStore:
             await self._run_io(_write_file, path, data)
         except OSError as error:
             raise NetworkError(f"blob store: {path}: {error.strerror}") from error
-        if self._entries.get(blob_id) is not entry:  # withdrawn meanwhile
+        if self._entries.get(blob_id) is not entry:  # withdrawn in the meantime
             path.unlink(missing_ok=True)
             return
         entry.spilled, entry.data = path, None
@@ -260,7 +260,7 @@ class BlobStore:
 
 
 async def compute_hashes(data: bytes) -> bytes:
-    """The chunk hashes of a payload, without keeping the event loop for long: 0.2 ms a chunk."""
+    """Compute the chunk hashes of a payload, yielding between chunks: each blocks the event loop for 0.2 ms."""
     view = memoryview(data)
     parts: list[bytes] = []
     for start in range(0, len(view), BLOB_CHUNK_BYTES):
@@ -281,7 +281,7 @@ def _get_stamp(path: Path) -> tuple[int, int]:
 
 
 def _read_range(path: Path | None, offset: int, size_bytes: int, stamp: tuple[int, int] | None) -> bytes | None:
-    """The range, or None if the file is gone, changed or short."""
+    """Read the range; None if the file is gone, changed or too short."""
     if path is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Whose turn it is to fetch: blobs that others fetch already, or that there is no place for, wait."""
+"""Turns for fetches: a fetch waits while another fetches the same blob, or while all places are taken."""
 
 import trio
 
@@ -7,7 +7,7 @@ from psyche.wire.line.turns import take
 
 
 class FetchTurn:
-    """One fetch per blob at a time, and not too many in all."""
+    """Allows one fetch per blob at a time, and a bounded number in all."""
 
     __slots__ = ("_blob_id", "_deadline", "_fetches", "_locks")
 

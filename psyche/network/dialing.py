@@ -213,7 +213,8 @@ class Dialer:
         has_answered, failure = False, "no answer yet, given up because other peers wait to be dialed"
         async with self._turns.take(turn):
             if not self._wanted.is_here(key):
-                failure = await self._try_address(key, address)
+                is_known = address in self._addresses.get_addresses(key)  # it may have moved while it waited
+                failure = await self._try_address(key, address) if is_known else "its address has changed"
             has_answered = not failure or self._wanted.is_here(key)
             if self._wanted.is_here(key):
                 failure = "no hello yet, given up because other peers wait to be dialed"

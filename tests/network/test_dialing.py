@@ -1,6 +1,7 @@
 """Keys at whose addresses nobody answers: they delay the others by little, however many they are (N3)."""
 
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -150,3 +151,29 @@ async def test_a_peer_that_comes_back_after_days_of_silence_is_dialed(
         visitor.set_addresses([peer.address_record()])
         await trio.sleep_until(back_at)
         assert await measure_meeting_s(visitor, peer) < 2 * NetworkLimits().redial_longest_s
+
+
+async def test_an_address_that_changes_while_it_waits_for_its_turn_is_not_dialed(
+    autojump_clock: MockClock, hub: MemoryHub, tmp_path: Path
+) -> None:
+    async with open_visitor(hub, tmp_path) as visitor, open_peer(hub, tmp_path, visitor) as peer:
+        inner, dialed = visitor._transport.dial, list[str]()
+        old = sign_address_record(build_identity(2), ADDRESSES[:1], int(time.time()) + 1_000)
+
+        async def dial(key: bytes, address: str) -> None:
+            if key == peer.key:
+                dialed.append(address)
+            await inner(key, address)
+
+        visitor._transport.dial = dial  # type: ignore[method-assign]
+        tell(visitor, [])
+        await trio.sleep(1)
+        there = peer.address_record
+        peer.address_record = lambda: old  # type: ignore[method-assign]
+        tell(visitor, [peer])
+        await trio.sleep(1)
+        assert not dialed, "others are dialed first"
+        peer.address_record = there  # type: ignore[method-assign]
+        tell(visitor, [peer])
+        await measure_meeting_s(visitor, peer)
+        assert set(dialed) == set(there().addresses)

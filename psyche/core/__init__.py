@@ -1,1 +1,1 @@
-"""The protocol: a pure state machine that knows everything about a training run and does nothing by itself."""
+"""The protocol as a pure state machine: it holds the whole state of a training run and performs no I/O."""

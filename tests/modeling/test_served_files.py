@@ -210,11 +210,11 @@ LARGE = [FileEntry(f"large-{number:02d}.json", 60 << 20, blob_id_of(bytes([numbe
     ("files", "reason"),
     [
         (LARGE, "60 model files, at most 16"),
-        (LARGE[:1], "'large-00.json' is not one that a run's model may have"),
+        (LARGE[:1], "'large-00.json' is not allowed in a run's model"),
         ([FileEntry("tokenizer.json", (64 << 20) + 1, bytes(32))], "bytes in all, at most 67108864"),
         ([FileEntry("vocab.json", 1 << 63, bytes(32))], "bytes in all"),
-        ([FileEntry("model.py", 1, bytes(32))], "'model.py' is not one"),
-        ([FileEntry("../config.json", 1, bytes(32))], "'../config.json' is not one"),
+        ([FileEntry("model.py", 1, bytes(32))], "'model.py' is not allowed"),
+        ([FileEntry("../config.json", 1, bytes(32))], "'../config.json' is not allowed"),
         ([FileEntry("config.json", 1, bytes(32))] * 2, "names of files do not rise"),
     ],
 )
@@ -288,11 +288,11 @@ async def test_an_own_folder_with_other_files_is_named_file_by_file_and_left_alo
         found = await place.fetch()
         assert place.load(found) == (place.digest, 1e-6)
         assert {path.name: path.read_bytes() for path in own.glob("*.*")} == before
-        (told,) = place.newcomer.log.get(kinds.ModelFilesDiffer)
-        assert told.path == str(own)
-        assert told.files == (
-            "config.json (other bytes), generation_config.json (missing), tokenizer_config.json (missing), "
-            "merges.txt (not of the run)"
+        (told,) = place.newcomer.log.get("model_files_differ")
+        assert told["path"] == str(own)
+        assert told["files"] == (
+            "config.json (different content), generation_config.json (missing), tokenizer_config.json (missing), "
+            "merges.txt (not part of the run's model)"
         )
         assert "copy the run's model folder, or remove yours" in told.hint
 

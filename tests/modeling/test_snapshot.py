@@ -186,7 +186,9 @@ def test_changed_model_files_of_a_snapshot_are_named(tmp_path: Path) -> None:
     assert read_snapshot_files(info) == MODEL_FILES
     (tmp_path / "s/model/config.json").write_bytes(b"[]")
     (tmp_path / "s/model/vocab.json").write_bytes(b"[]")
-    with pytest.raises(TrainerError, match=r"config\.json \(other bytes\), vocab\.json \(not of the run\)"):
+    with pytest.raises(
+        TrainerError, match=r"config\.json \(different content\), vocab\.json \(not part of the run's model\)"
+    ):
         read_snapshot_files(info)
 
 

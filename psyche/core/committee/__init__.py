@@ -1,5 +1,5 @@
-"""What follows from a round's seed: who is elected, who trains what; and what everybody concludes from the reports.
+"""What a round's seed determines (elections, assignments), and what every client concludes from witness reports.
 
-Here belongs what each client computes for itself from the record and what it has heard, and nothing that changes the
-record: that stands in `rules`.
+This package holds what each client computes from the record and the messages it has received. Code that changes the
+record is in `rules`.
 """

@@ -1,4 +1,4 @@
-"""Which samples each trainer of a round takes."""
+"""The assignment of a round's samples to its trainers."""
 
 import hashlib
 from typing import Final
@@ -12,11 +12,11 @@ ASSIGNMENT_TAG: Final = b"psyche/assignment/1"
 
 
 def compute_assignments(round_: Round, config: Config) -> dict[int, tuple[int, int]]:
-    """Member -> (batch_start, batch_end), sample indexes with both ends included, ascending.
+    """Map each trainer to its samples: member -> (batch_start, batch_end), both included, ascending.
 
-    The round's trainers, in an order that its seed gives, share `batch_size` samples from
-    `data_index` on as evenly as whole samples allow; the first ones in that order take the rest.
-    Members whose share is zero are not in the map. Empty in drain rounds (P2) and where nobody trains.
+    The seed orders the round's trainers. They share `batch_size` samples, starting at `data_index`, as evenly
+    as whole samples allow; the first trainers in that order take one more each if the division leaves a rest.
+    Members with an empty share are left out. The map is empty in drain rounds (P2) and if nobody trains.
     """
     if round_.flags & RoundFlag.DRAIN:
         return {}

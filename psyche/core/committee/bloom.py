@@ -16,9 +16,9 @@ _WORDS: Final = struct.Struct(f"<{BLOOM_HASHES}I")
 
 
 def compute_positions(seed32: bytes, witness: int, commitment: bytes) -> tuple[int, ...]:
-    """The 7 bits that an item sets; equal ones are possible.
+    """The positions of the 7 bits that a commitment sets; some may coincide.
 
-    `seed32` is the seed of the round that the witness (a member index) reports in.
+    `seed32` is the 32-byte seed of the round in which the witness (a member index) reports.
     """
     digest = _compute_digest(seed32, witness, commitment)
     return tuple(word * BLOOM_BITS >> 32 for word in _WORDS.unpack_from(digest))
@@ -36,7 +36,7 @@ def _compute_mask(seed32: bytes, witness: int, commitment: bytes) -> int:
 
 
 def compute_bloom(seed32: bytes, witness: int, commitments: Iterable[bytes]) -> bytes:
-    """The 320 bytes of a filter that holds the commitments."""
+    """Build the filter (320 bytes) of these commitments."""
     bits = 0
     for commitment in commitments:
         bits |= _compute_mask(seed32, witness, commitment)
@@ -44,10 +44,10 @@ def compute_bloom(seed32: bytes, witness: int, commitments: Iterable[bytes]) -> 
 
 
 def is_in_bloom(bloom: bytes, seed32: bytes, witness: int, commitment: bytes) -> bool:
-    """Whether the filter may hold the commitment; a false "no" is impossible."""
+    """Whether the filter may hold the commitment: false positives are possible, false negatives are not."""
     for word in _WORDS.unpack_from(
         _compute_digest(seed32, witness, commitment)
-    ):  # as `compute_positions` has it; one that decides asks 8,192 times
+    ):  # inlines `compute_positions`: one decision makes up to 8,192 such tests
         position = word * BLOOM_BITS >> 32
         if not bloom[position >> 3] >> (position & 7) & 1:
             return False
@@ -55,5 +55,5 @@ def is_in_bloom(bloom: bytes, seed32: bytes, witness: int, commitment: bytes) ->
 
 
 def get_bit_count(bloom: bytes) -> int:
-    """How many bits are set (W4 bounds it)."""
+    """The number of bits set in the filter (W4 limits it)."""
     return int.from_bytes(bloom, "little").bit_count()

@@ -1,9 +1,8 @@
-"""Which results of a round are applied, computed by every client from the record alone (C1 to C6, W6 b).
+"""The decision which results of a round are applied; every client computes it from the record (C1 to C6, W6 b).
 
-The record of the *deciding* round (with overlap the round after the one that trained) tells which
-members did their duty; the tables behind the roots on record tell which commitment is meant. A
-client either comes to the one answer that all others come to, or knows what it must ask for: never
-a decision by deadline.
+The record of the *deciding* round (with overlap, the round after the training round) says which members delivered;
+the tables behind the recorded roots say which commitments they delivered. A client either reaches the same answer
+as all others, or learns which tables it must ask for. No deadline ever decides.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,25 +16,25 @@ from psyche.core.committee.results import compute_results_root
 from psyche.core.state.bits import compute_at_least, get_members
 from psyche.core.state.state import Config, WitnessRecord
 
-MAX_COMBINATIONS: Final = 8  # lists tried for a root: what several equivocators leave open is asked for instead
-Table = Mapping[int, bytes]  # member to commitment: what a witness held
+MAX_COMBINATIONS: Final = 8  # lists tried per root; with more equivocators than that, the client asks for the table
+Table = Mapping[int, bytes]  # member -> commitment: the results that a witness held
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionView:
-    """What one client knows of one round that is to be decided.
+    """What one client knows about a round that is to be decided.
 
-    `members`, `owed` and `agreed_held` are bitmaps; `owed` are the members of the attested round
-    that owed a payload. `tables` are the *shown* ones, by witness: the list over `held & owed` that
-    gives the root on record of that witness, every entry signed by its member (W7).
+    `members`, `owed` and `agreed_held` are bitmaps; `owed` marks the members of the attested round that owed a
+    payload. `tables` holds the *shown* tables by witness: the list over `held & owed` that hashes to that witness's
+    recorded root, every entry signed by its member (W7).
     """
 
     members: int
     owed: int
-    seed: bytes  # of the deciding round: the key of its blooms (W3)
+    seed: bytes  # 32 bytes, of the deciding round: the key of its bloom filters (W3)
     n: int
     q: int
-    agreed_root: bytes | None  # None: no root is on record
+    agreed_root: bytes | None  # None: the record has no agreed root
     agreed_held: int
     records: Sequence[WitnessRecord]
     tables: Mapping[int, Table]
@@ -43,7 +42,7 @@ class DecisionView:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The set: `held` as on record (who gets credit), `commitments` what is applied."""
+    """The decided set: `held` is the recorded bitmap (who gets credit), `commitments` are the results to apply."""
 
     held: int
     commitments: Mapping[int, bytes]
@@ -51,12 +50,12 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Nothing is applied: no root, and no slot with q (C4). The apply step still runs, with the empty set."""
+    """The round is void: no agreed root, and no member held by q witnesses (C4). The empty set is applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """What is missing: tables of these witnesses (members' indexes); any one of them where all are alike (C1)."""
+    """The client lacks tables of the witnesses `ask` (member indexes); one of them is enough under C1."""
 
     ask: tuple[int, ...]
     is_one_enough: bool
@@ -66,7 +65,7 @@ Decision = Decided | Void | Undecided
 
 
 def get_deciding_height(config: Config, height: int) -> int:
-    """The round whose records decide the results of round `height` (section 4)."""
+    """The height of the round whose records decide the results of round `height` (section 4)."""
     return height + 1 if config.overlap else height
 
 
@@ -74,11 +73,11 @@ def find_table(
     record: WitnessRecord, owed: int, seed: bytes, epoch: int, attested_height: int,
     known: Mapping[int, Collection[bytes]],
 ) -> dict[int, bytes] | None:  # fmt: skip
-    """The list behind a witness's root, if commitments that this client knows make it up; else None (W7).
+    """The table behind a witness's root, if this client knows all its commitments; otherwise None (W7).
 
-    `known` maps a member to the commitments that it signed, as far as this client has seen them. Of
-    several only those in the witness's bloom are tried: an honest witness's own are. A root stands
-    for one list at most, so there is nothing to choose between.
+    `known` maps a member to the signed commitments of it that this client has seen. If there are several, only
+    those in the witness's bloom filter are tried, since an honest witness puts its own there. A root matches at
+    most one table, so the result is unique.
     """
     listed = get_members(record.held & owed)
     choices = [_get_likely(record, seed, known.get(member, ())) for member in listed]
@@ -90,14 +89,14 @@ def find_table(
 
 
 def _get_likely(record: WitnessRecord, seed: bytes, known: Collection[bytes]) -> list[bytes]:
-    """The commitments of one member that the witness can mean; several are there only by equivocation."""
+    """The commitments of one member that the witness may have listed; there are several only after equivocation."""
     if len(known) < 2:
         return list(known)
     return sorted(c for c in known if is_in_bloom(record.broadcast_bloom, seed, record.member, c))
 
 
 def decide(view: DecisionView) -> Decision:
-    """The set of results that everybody applies, or what this client lacks to know it (C1 to C4)."""
+    """Decide which results everybody applies, or which tables this client lacks to decide (C1 to C4)."""
     if view.agreed_root is not None:
         return _decide_by_root(view, view.agreed_root)
     slots = compute_at_least((r.held for r in view.records), view.q, view.members)
@@ -107,7 +106,7 @@ def decide(view: DecisionView) -> Decision:
 
 
 def _decide_by_root(view: DecisionView, root: bytes) -> Decided | Undecided:
-    """C1: the list whose root is on record; any table that gives it is that list."""
+    """C1: decide by the agreed root; any table with this root is the decided list."""
     backers = [r.member for r in view.records if r.results_root == root and r.held == view.agreed_held]
     shown = next((view.tables[member] for member in backers if member in view.tables), None)
     if shown is None:
@@ -116,12 +115,12 @@ def _decide_by_root(view: DecisionView, root: bytes) -> Decided | Undecided:
 
 
 def _decide_by_slots(view: DecisionView, slots: int) -> Decided | Undecided:
-    """C2 and C3, member by member."""
+    """C2 and C3: without an agreed root, decide member by member."""
     holders = {m: [r for r in view.records if r.held >> m & 1] for m in get_members(slots & view.owed)}
     lacking = {m: _get_unshown(view, found) for m, found in holders.items()}
     open_ = {m: witnesses for m, witnesses in lacking.items() if len(witnesses) >= _get_least_shown(view)}
     commitments: dict[int, bytes] = {}
-    if not open_:  # only then a commitment that may be in is known for certain to be in a shown table
+    if not open_:  # otherwise a commitment that belongs to the set might be in none of the shown tables
         for member, found in holders.items():
             chosen, witnesses = _judge(view, member, found)
             if witnesses:
@@ -135,10 +134,11 @@ def _decide_by_slots(view: DecisionView, slots: int) -> Decided | Undecided:
 
 
 def _judge(view: DecisionView, member: int, holders: Sequence[WitnessRecord]) -> tuple[bytes | None, list[int]]:
-    """The member's commitment that is in, or None; or else the witnesses whose tables would tell (C2, C3).
+    """The member's decided commitment (or None), and the witnesses whose tables are needed to decide (C2, C3).
 
-    Votes are blooms, a function of the record alone. Of the tables that list a commitment those count
-    whose witness has it in its bloom; as many more may, as are not shown and have it in their bloom.
+    A witness votes for a commitment if its bloom filter, which is on record, contains it. A shown table that lists
+    the commitment counts if its witness voted for it. Tables of voters that are not shown yet may still add to that
+    count.
     """
     shown = {r.member: table[member] for r in holders if (table := view.tables.get(r.member)) is not None}
     signed = set(shown.values())
@@ -152,7 +152,7 @@ def _judge(view: DecisionView, member: int, holders: Sequence[WitnessRecord]) ->
         listed = sum(shown.get(witness) == commitment for witness in voters)
         if len(voters) >= view.q:
             ranked.append((-len(voters), commitment, listed, [w for w in voters if w not in shown]))
-    for _, commitment, listed, unshown in sorted(ranked):  # most votes first, then the smaller bytes
+    for _, commitment, listed, unshown in sorted(ranked):  # most votes first, ties by the smaller bytes
         if listed >= _get_least_shown(view):
             return commitment, []
         if listed + len(unshown) >= _get_least_shown(view):
@@ -163,7 +163,7 @@ def _judge(view: DecisionView, member: int, holders: Sequence[WitnessRecord]) ->
 def _is_clear(
     view: DecisionView, shown: Mapping[int, bytes], commitment: bytes, holders: Sequence[WitnessRecord]
 ) -> bool:  # fmt: skip
-    """Whether a member's only commitment is in, asked of no more blooms than that takes: it is so mostly."""
+    """Whether a member's only commitment is decided; the common case, which tests as few bloom filters as possible."""
     voters = listed = 0
     for record in holders:
         if is_in_bloom(record.broadcast_bloom, view.seed, record.member, commitment):
@@ -179,16 +179,16 @@ def _get_unshown(view: DecisionView, holders: Sequence[WitnessRecord]) -> list[i
 
 
 def _get_least_shown(view: DecisionView) -> int:
-    """E: so many tables at least list what q hold, whoever lies, where a member signed one result only (C2)."""
+    """E = q - f: the least number of honest tables among q that hold a member's only result (C2)."""
     return view.q - compute_liar_bound(view.n)
 
 
 def find_contradictors(
     view: DecisionView, decided: Decided, known: Mapping[int, Collection[bytes]]
 ) -> tuple[int, ...]:  # fmt: skip
-    """Witnesses that hold a result, of a member left out of a decided set, that is none of those known here.
+    """Witnesses that hold an unknown result of a member that the decided set leaves out.
 
-    The set stands without them (C3), but their lists show what the member signed beside what is known: evidence (R7).
+    The decision does not need their tables (C3), but they show what else the member signed: evidence (R7).
     """
     found: set[int] = set()
     for member in get_members(decided.held & view.owed):
@@ -201,7 +201,7 @@ def find_contradictors(
 
 
 def compute_apply_order(batch_starts: Mapping[int, int]) -> list[int]:
-    """The members of a decided set in the order in which their payloads are applied: by batch start (C5)."""
+    """The members of a decided set in the order in which their payloads are applied: ascending batch start (C5)."""
     return sorted(batch_starts, key=batch_starts.__getitem__)
 
 
@@ -209,12 +209,12 @@ def compute_followed(
     records: Sequence[WitnessRecord], n: int, epoch: int, attested_height: int, held: int,
     commitments: Mapping[int, bytes], recent: int,
 ) -> int | None:  # fmt: skip
-    """Which `held` a witness reports in RoundWitness so that more roots agree; None: none to follow (W6 b).
+    """The `held` that a witness reports in RoundWitness so that more roots agree; None: nothing to follow (W6 b).
 
-    Only what so many records report that an honest witness came to it by itself: f liars together can
-    neither leave anybody out nor void a round. Of those its own, else the best backed one that it can
-    verify from its own table and that leaves out only members of `recent`: those whose payload came
-    within the last 5 seconds (`FOLLOW_WINDOW_S`).
+    A candidate needs more than f records (and at least 2) behind it, so that an honest witness stands behind it and
+    f liars can neither leave a member out nor void a round. The witness prefers its own `held`. Otherwise it follows
+    the candidate with the most records that it can verify from its own table and that leaves out only members of
+    `recent`, whose payloads arrived within the last 5 seconds (`FOLLOW_WINDOW_S`).
     """
     backing: dict[tuple[int, bytes], int] = {}
     for record in records:

@@ -1,9 +1,9 @@
-"""Who does what in a round: quorum, roles and witnesses (`docs/protocol-reference.md` 2.5 and 3.3).
+"""A round's quorum, roles and witnesses (`docs/protocol-reference.md` 2.5 and 3.3).
 
-Elections run over ranks: that of a member is the number of set bits below it in the round's
-`members`, or in its `electors` where witnesses are elected (M10). With nobody gone and nobody on
-probation rank and index are the same. Everything here is total: numbers that a
-checked configuration cannot hold are clamped, for a tick must never fail (T2).
+Elections run over ranks. A member's rank is the number of set bits below its own in the round's `members`, or
+in its `electors` for the election of witnesses (M10). Rank and index are equal while nobody has left and nobody
+is on probation. These functions never fail: they clamp numbers that a checked configuration cannot hold, because
+a tick must never fail (T2).
 """
 
 import hashlib
@@ -20,36 +20,36 @@ WITNESS_SALT: Final = b"witness"
 
 
 def compute_quorum(n: int) -> int:
-    """q(n): how many of `n` elected witnesses must agree.
+    """q(n): the number of the `n` elected witnesses that must agree.
 
-    2q > n always, so two sets cannot both win. q(0) is 1: nobody is never a quorum.
+    2q > n always holds, so two different sets cannot both win. q(0) is 1, so an empty set is never a quorum.
     """
     return min(n, 2) if 0 < n < 4 else 2 * n // 3 + 1
 
 
 def compute_liar_bound(n: int) -> int:
-    """f(n): how many of `n` elected witnesses may lie without harm to what is decided (C2, C3, W6)."""
+    """f(n): the number of lying witnesses, out of `n` elected, that the decision tolerates (C2, C3, W6)."""
     return max(0, n - 1) // 3
 
 
 def compute_witnesses_expected(witness_nodes: int, electors: int) -> int:
-    """n of a round with this many electors; `witness_nodes` 0 means everybody, up to 32."""
+    """n, the number of witnesses of a round with this many electors; `witness_nodes` 0 elects everybody, up to 32."""
     return min(witness_nodes or MAX_WITNESSES, electors, MAX_WITNESSES)
 
 
 def get_ranks(members_bits: int) -> list[int]:
-    """The member of each rank."""
+    """The members of a bitmap in order of their ranks: element r is the member of rank r."""
     return get_members(members_bits)
 
 
 def compute_election_seed(random_seed: int, salt: bytes) -> bytes:
-    """The 32 bytes that order the ranks for one purpose: SHA-256(SHA-256(LE_u64(seed)) | salt)."""
+    """The 32-byte seed of one election: SHA-256(SHA-256(LE_u64(seed)) | salt); `salt` names the election."""
     inner = hashlib.sha256(random_seed.to_bytes(8, "little")).digest()
     return hashlib.sha256(inner + salt).digest()
 
 
 def _compute_member_order(candidates: int, random_seed: int, salt: bytes) -> list[int]:
-    """The members of a bitmap by their position in the election of `salt`."""
+    """The members of a bitmap in the order that the election named by `salt` gives them."""
     ranks = get_ranks(candidates)
     order = compute_order(len(ranks), compute_election_seed(random_seed, salt))
     return [ranks[rank] for rank in order]
@@ -71,13 +71,13 @@ def get_roles(round_: Round, config: Config) -> dict[int, Role]:
 
 
 def is_witness(round_: Round, member: int) -> bool:
-    """Whether the member is elected witness of the round; false for who does not take part."""
+    """Whether the member is an elected witness of the round; false for a member outside the round."""
     return member in get_witnesses(round_)
 
 
 def get_witnesses(round_: Round) -> list[int]:
-    """The elected witnesses in order of their election position, `witnesses_expected` of them.
+    """The round's `witnesses_expected` elected witnesses, in election order.
 
-    Witnesses are elected among the electors (M10), apart from roles: they also train or verify.
+    They are elected among the electors (M10), independently of roles: a witness also trains or verifies.
     """
     return _compute_member_order(round_.electors, round_.random_seed, WITNESS_SALT)[: round_.witnesses_expected]

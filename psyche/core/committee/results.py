@@ -1,4 +1,4 @@
-"""The root over the results that a witness holds (`docs/protocol-reference.md`, W2)."""
+"""The Merkle root over the results that a witness holds (`docs/protocol-reference.md`, W2)."""
 
 import hashlib
 import struct
@@ -19,7 +19,7 @@ def compute_leaf(item: bytes) -> bytes:
     return hashlib.sha256(_LEAF + item).digest()
 
 
-@lru_cache(maxsize=4_096)  # the lists of 32 witnesses have most leaves in common, and many nodes
+@lru_cache(maxsize=4_096)  # the lists of 32 witnesses share most leaves and many inner nodes
 def _compute_listed(member: int, commitment: bytes) -> bytes:
     return compute_leaf(member.to_bytes(2, "little") + commitment)
 
@@ -30,7 +30,7 @@ def _compute_node(left: bytes, right: bytes) -> bytes:
 
 
 def compute_merkle_root(leaf_hashes: Sequence[bytes]) -> bytes:
-    """The root over leaf hashes: an odd level repeats its last node; without leaves it is zero."""
+    """The Merkle root of leaf hashes: a level of odd length repeats its last node; no leaves give the zero root."""
     level = list(leaf_hashes)
     while len(level) > 1:
         level += level[-1:] * (len(level) % 2)
@@ -42,8 +42,8 @@ def compute_merkle_root(leaf_hashes: Sequence[bytes]) -> bytes:
 def compute_results_root(epoch: int, attested_height: int, held: int, commitments: Mapping[int, bytes]) -> bytes:
     """The root of a list of results: SHA-256(tag | epoch | attested height | held | Merkle root).
 
-    `commitments` maps members that owed a payload to its commitment; it may hold more members than
-    `held`, those are left out. Zero iff nobody is held.
+    `commitments` maps each member that owed a payload to its commitment; members not in the bitmap `held`
+    are left out. The root is zero if and only if `held` is empty.
     """
     if not held:
         return ZERO32

@@ -1,4 +1,4 @@
-"""Learning rates and batch sizes as functions of progress."""
+"""The learning rate as a function of the step, the batch size as a function of the tokens trained."""
 
 import math
 import struct
@@ -20,7 +20,7 @@ def _compute_cosine(start: float, end: float, done: int, length: int) -> float:
 
 
 def _compute_stable_decay(schedule: LrSchedule, done: int) -> float:
-    """The rate `done` steps after warm-up of a warm-up, stable, decay schedule."""
+    """The rate of a warm-up/stable/decay schedule, `done` steps after the end of its warm-up."""
     if done < schedule.stable_steps:
         return schedule.base_lr
     done -= schedule.stable_steps
@@ -42,7 +42,7 @@ def _compute_scheduled(schedule: LrSchedule, step: int) -> float:
     if schedule.kind is ScheduleKind.WARMUP_STABLE_DECAY:
         return _compute_stable_decay(schedule, done)
     if done >= length:
-        return schedule.final_lr  # a cosine that went on past its end would rise again
+        return schedule.final_lr  # past its end the cosine would rise again
     decay = _compute_linear if schedule.kind is ScheduleKind.LINEAR else _compute_cosine
     return decay(schedule.base_lr, schedule.final_lr, done, length)
 
@@ -50,8 +50,8 @@ def _compute_scheduled(schedule: LrSchedule, step: int) -> float:
 def compute_learning_rate(schedule: LrSchedule, step: int, cold_start: tuple[int, int] | None = None) -> float:
     """The learning rate of a step, in float64.
 
-    `cold_start` = (first, last) step between which the rate rises from zero, both included
-    (`get_cold_start`). Every span ends before its last step; a span of no steps is skipped.
+    During a cold start, the steps (first, last) of `get_cold_start` with both included, the rate is scaled
+    linearly from zero at `first` to its full value at `last`. Phases of the schedule with no steps are skipped.
     """
     rate = _compute_scheduled(schedule, step)
     if cold_start is None:
@@ -61,14 +61,14 @@ def compute_learning_rate(schedule: LrSchedule, step: int, cold_start: tuple[int
 
 
 def get_cold_start(epoch: Epoch, model: Model) -> tuple[int, int] | None:
-    """First and last step of the epoch's cold start; None where it has none."""
+    """The first and last step of the epoch's cold start; None if the epoch has none."""
     if not epoch.cold_start or not model.cold_start_warmup_steps:
         return None
     return epoch.start_step, epoch.start_step + model.cold_start_warmup_steps
 
 
 def compute_batch_size(config: Config, tokens_done: int) -> int:
-    """Samples of a round after `tokens_done` tokens, in exact integers, half a sample rounded up (T9)."""
+    """The number of samples of a round after `tokens_done` tokens, in integer arithmetic, halves rounded up (T9)."""
     start, end = config.global_batch_size_start, config.global_batch_size_end
     span = config.global_batch_size_warmup_tokens
     if tokens_done >= span:
@@ -77,14 +77,14 @@ def compute_batch_size(config: Config, tokens_done: int) -> int:
 
 
 def round_f32(value: float) -> float:
-    """The nearest float32 value; settings that stand on record as float32 must be rounded before use.
+    """The nearest float32 value. Settings recorded as float32 must be rounded before they are used.
 
     Raises:
-        OverflowError: beyond the range of float32.
+        OverflowError: the value is beyond the range of float32.
     """
     return float(_F32.unpack(_F32.pack(value))[0])
 
 
 def get_lr_bits(rate: float) -> int:
-    """The bits of the rate as float32, as headers and the chain digest carry it."""
+    """The bit pattern of the rate as float32, as result headers and the chain digest carry it."""
     return int(_U32.unpack(_F32.pack(rate))[0])

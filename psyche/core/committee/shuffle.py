@@ -1,7 +1,6 @@
-"""The permutation that every implementation computes alike: elections and shares of a round.
+"""The pseudorandom permutation behind elections and assignments: the swap-or-not shuffle.
 
-Swap-or-not gives the position of one index for a bounded number of hashes, and the order of all
-for little more.
+It gives the position of a single index for a bounded number of hashes, and the whole order for few more.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ def _get_source(seed32: bytes, turn: int, block: int) -> int:
 
 
 def permute(index: int, n: int, seed32: bytes) -> int:
-    """The position of `index` among `n` under a 32-byte seed: 90 turns of swap-or-not, 180 hashes.
+    """The position of `index` in the permutation of `n` under a 32-byte seed: 90 swap-or-not rounds, 180 hashes.
 
     Raises:
         InvalidCommitteeSelection: `index` is not below `n`.
@@ -45,10 +44,10 @@ def permute(index: int, n: int, seed32: bytes) -> int:
 
 @lru_cache(maxsize=128)
 def compute_order(n: int, seed32: bytes) -> tuple[int, ...]:
-    """Who stands where: element p is the index that `permute` sends to position p.
+    """The whole permutation: element p is the index that `permute` sends to position p.
 
-    All indexes share the hashes of a turn, so the whole order of 256 costs what two single
-    positions do; every turn is its own inverse, which is why pairs can be swapped in place.
+    All indexes share the hashes of a round, so the order of 256 costs only as many hashes as one position.
+    Every round is its own inverse, so pairs can be swapped in place.
     """
     order = list(range(n))
     for turn in range(SHUFFLE_ROUNDS if n else 0):

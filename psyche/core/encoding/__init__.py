@@ -1,5 +1,5 @@
-"""Bytes: one description of each fixed layout, from which reading and writing both follow; canonical lists.
+"""Binary encodings: fixed layouts, each described once for reading and for writing, and canonical lists.
 
-`fields` and `records` are the language of descriptions; `tables` describes the account, `header` a result, `gossip`
-signed messages. What the numbers mean stands in `state`.
+`fields` and `records` provide the building blocks; `tables` describes the account, `header` a result's header,
+`gossip` the signed messages. `psyche.core.state` documents what the values mean.
 """

@@ -1,8 +1,8 @@
 """The state of a run as bytes: what the chain stores and the TCP server sends (`docs/protocol-reference.md` 3).
 
-`tables` declares every field. Settings of optimizers are float32 on record: `decode_state`
-gives float32 values, so configuration must be rounded by `schedule.round_f32` before it becomes
-state, or two homes of one run would compute with different numbers.
+`tables` declares every field. The record stores optimizer settings as float32, so `decode_state` returns float32
+values. A configuration must pass through `schedule.round_f32` before it becomes state; otherwise two coordinators
+of one run would compute with different numbers.
 """
 
 import struct
@@ -24,19 +24,20 @@ def encode_state(state: Coordinator) -> bytes:
     """The account: 165,192 bytes.
 
     Raises:
-        WireError: naming the field whose value the layout cannot hold.
+        WireError: the layout cannot hold a value; the message names the field.
     """
     return ACCOUNT.write(state)
 
 
 def decode_state(raw: bytes) -> Coordinator:
-    """Read an account; what is accepted encodes back to the same bytes, and every transition bears it.
+    """Read an account of 165,192 bytes.
+
+    An accepted account encodes back to the same bytes, and every transition can work on it.
 
     Raises:
-        WireError: naming the field: wrong length, discriminator or version; an unknown value of an
-            enumeration; a number above its limit; a float that is not finite; a pad, reserve or
-            unused entry that is not zero; a string that is not UTF-8; values that no run reaches
-            together (`state_rules`).
+        WireError: the length, discriminator or version is wrong; an enumeration's value is unknown; a number is
+            above its limit; a float is not finite; a pad, reserve or unused entry is not zero; a string is not
+            UTF-8; or no run can reach this combination of values (`state_rules`). The message names the field.
     """
     state = ACCOUNT.decode(raw)
     check_state(state)
@@ -54,7 +55,7 @@ def decode_config(raw: bytes) -> Config:
 
 
 def encode_model(model: Model, *, zero_checkpoints: bool = False) -> bytes:
-    """The 960 bytes of the model; with `zero_checkpoints` every checkpoint source is zero."""
+    """The 960 bytes of the model; `zero_checkpoints` replaces every checkpoint source by zeros."""
     if zero_checkpoints:
         empty = [Checkpoint() for _ in model.extra_checkpoints]
         model = replace(model, checkpoint=Checkpoint(), extra_checkpoints=empty)
@@ -67,15 +68,15 @@ def decode_model(raw: bytes) -> Model:
 
 
 def get_config_preimage(state: Coordinator) -> bytes:
-    """What config_hash is the BLAKE3 of: tag | config 128 | model 960 without checkpoint sources."""
+    """The input of config_hash (a BLAKE3): tag | config 128 | model 960 with checkpoint sources zeroed."""
     return CONFIG_TAG + encode_config(state.config) + encode_model(state.model, zero_checkpoints=True)
 
 
 def encode_witness(message: WitnessMessage) -> bytes:
-    """A witness message without its discriminator: 493 bytes, metadata length u32, metadata.
+    """The bytes of a witness message without its discriminator: 493 bytes, metadata length u32, metadata.
 
     Raises:
-        WireError: naming the field.
+        WireError: the layout cannot hold a value; the message names the field.
     """
     if len(message.metadata) > METADATA_BYTES:
         raise WireError(f"WitnessMessage.metadata: {len(message.metadata)} bytes, at most {METADATA_BYTES}")
@@ -83,10 +84,10 @@ def encode_witness(message: WitnessMessage) -> bytes:
 
 
 def decode_witness(raw: bytes) -> WitnessMessage:
-    """Read what `encode_witness` wrote; the rules of W4 are the coordinator's to check.
+    """Read the bytes of `encode_witness`. The coordinator checks the rules of W4, not this function.
 
     Raises:
-        WireError: naming the field: wrong length, unknown flags, metadata too long.
+        WireError: the length is wrong, flags are unknown, or the metadata is too long; the message names the field.
     """
     fixed = WITNESS_HEAD.size + _LENGTH.size
     if len(raw) < fixed:

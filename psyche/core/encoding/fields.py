@@ -1,7 +1,7 @@
-"""The kinds of fields of a fixed layout; `records` puts them together.
+"""The kinds of fields of a fixed layout; `records` combines them.
 
-Little-endian, nothing implied: every pad is a field and must be zero. What a field accepts from the
-wire it writes back as the same bytes.
+All numbers are little-endian. Padding is explicit: every pad is a field and must be zero. A value that a field
+accepts from the wire encodes back to the same bytes.
 """
 
 import struct
@@ -17,21 +17,21 @@ from psyche.errors import WireError
 
 
 class Codec(Protocol):
-    """What can stand as a field of its own: `Record` and `Tagged`."""
+    """A layout that can be nested as one field: `RecordLayout` or `TaggedLayout`."""
 
     size: int
     mask: bytes
 
     def write(self, value: Any) -> bytes:
-        """The bytes of a value."""
+        """Encode a value in `size` bytes."""
         ...
 
     def read(self, raw: bytes) -> Any:
-        """The value of bytes whose pads are checked elsewhere."""
+        """Decode `size` bytes; the caller checks the pads."""
         ...
 
     def locate(self, offset: int) -> str:
-        """The name of the field at an offset."""
+        """The name of the field at a byte offset."""
         ...
 
 
@@ -39,10 +39,10 @@ class Codec(Protocol):
 class Field:
     """One field.
 
-    `name` is the attribute, dotted for one of an inner object. `code` is the struct format. The
-    conversions raise ValueError or OverflowError, which the record turns into a WireError that
-    names the field. `is_later` marks the second field of one attribute, whose `from_wire` is also
-    given the first one's value (a list after its length, a value after its presence).
+    `name` is the attribute's name, dotted for an attribute of an inner object. `code` is the struct format.
+    `to_wire` and `from_wire` raise ValueError or OverflowError, which the record turns into a WireError that
+    names the field. `is_later` marks the second of two fields of one attribute (a list after its length, a value
+    after its presence byte); its `from_wire` also receives the value of the first.
     """
 
     name: str
@@ -52,16 +52,16 @@ class Field:
     is_later: bool = False
     is_pad: bool = False
     constant: int | bytes | None = None
-    codec: Codec | None = None  # of an entry
-    mask: bytes = b""  # ones where the bytes must be zero
+    codec: Codec | None = None  # layout of one entry of a list or of a nested record
+    mask: bytes = b""  # one bits where the field must be zero
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The length of the field in bytes."""
         return struct.calcsize("<" + self.code)
 
     def locate(self, offset: int) -> str:
-        """The name of what lies at an offset into the field."""
+        """The name of the (nested) field at a byte offset into this field."""
         if self.codec is None:
             return self.name
         entry, inside = divmod(offset, self.codec.size)
@@ -107,7 +107,7 @@ def _check_finite(value: float) -> float:
 
 
 def f32(name: str) -> Field:
-    """A finite float32: the nearest one is stored, so round first what must come back the same."""
+    """A finite float32; the nearest one is stored, so round a value first if it must survive a round trip."""
     return Field(name, "f", _check_finite, _check_finite)
 
 
@@ -117,7 +117,7 @@ def f64(name: str) -> Field:
 
 
 def f32_pair(name: str) -> Field:
-    """Two finite float32 that are a tuple in memory."""
+    """Two finite float32, in memory a tuple."""
     packed = struct.Struct("<ff")
 
     def to_wire(value: tuple[float, float]) -> bytes:
@@ -131,7 +131,7 @@ def f32_pair(name: str) -> Field:
 
 
 def raw(name: str, size: int = HASH_BYTES) -> Field:
-    """Bytes of exactly this number."""
+    """Exactly `size` bytes."""
 
     def check(value: bytes) -> bytes:
         if len(value) != size:
@@ -154,16 +154,16 @@ def bitmap(name: str) -> Field:
 
 
 def fits_text(value: str, size: int) -> bool:
-    """Whether a text can stand in a field of this many bytes: UTF-8, no NUL within."""
+    """Whether a text fits a `text` field of `size` bytes: valid UTF-8 without NUL."""
     try:
         encoded = value.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return len(encoded) <= size and b"\0" not in encoded
 
 
 def text(name: str, size: int) -> Field:
-    """UTF-8 of at most `size` bytes, zero padded; no NUL within."""
+    """UTF-8 text of at most `size` bytes, padded with zeros; it contains no NUL."""
 
     def to_wire(value: str) -> bytes:
         encoded = value.encode("utf-8")
@@ -181,7 +181,7 @@ def text(name: str, size: int) -> Field:
 
 
 def texts(name: str, size: int, capacity: int) -> Field:
-    """A list of texts of at most `size` bytes each, as `text`; it ends before the first empty one."""
+    """A list of up to `capacity` texts of at most `size` bytes each (see `text`); the first empty text ends it."""
     one = text(name, size)
     assert one.to_wire is not None
     assert one.from_wire is not None
@@ -236,17 +236,17 @@ def _one_of(name: str, code: str, table: dict[int, Any], kind: str) -> Field:
 
 
 def pad(size: int) -> Field:
-    """Bytes that are zero."""
+    """`size` zero bytes."""
     return Field("pad", f"{size}x", is_pad=True, mask=b"\xff" * size)
 
 
 def constant(name: str, code: str, value: int | bytes) -> Field:
-    """A value that is always the same."""
+    """A field that always holds `value`."""
     return Field(name, code, constant=value)
 
 
 def nested(name: str, codec: Codec) -> Field:
-    """A field that is a record of its own."""
+    """A field that holds a nested record."""
     return Field(name, f"{codec.size}s", codec.write, codec.read, codec=codec, mask=codec.mask)
 
 
@@ -275,7 +275,7 @@ def _read_entries(codec: Codec, raw_: bytes, length: int) -> list[Any]:
 
 
 def entries(name: str, codec: Codec, capacity: int) -> Field:
-    """A list of which `count` gives the length; the unused rest is zero."""
+    """A list of up to `capacity` records, after its length (`count`); unused entries are zero."""
 
     def to_wire(values: list[Any]) -> bytes:
         return _write_entries(codec, capacity, values)
@@ -288,7 +288,7 @@ def entries(name: str, codec: Codec, capacity: int) -> Field:
 
 
 def exactly(name: str, codec: Codec, length: int) -> Field:
-    """A list that always has this length."""
+    """A list of exactly `length` records."""
 
     def to_wire(values: list[Any]) -> bytes:
         if len(values) != length:
@@ -303,13 +303,13 @@ def exactly(name: str, codec: Codec, length: int) -> Field:
 
 
 def until_zero(name: str, codec: Codec, capacity: int) -> Field:
-    """A list that ends before the first entry that is all zero; no entry may be so."""
+    """A list of up to `capacity` records; the first all-zero entry ends it, so no entry may be all zero."""
     zero = bytes(codec.size)
 
     def to_wire(values: list[Any]) -> bytes:
         written = _write_entries(codec, capacity, values)
         if _get_length(written) != len(values):
-            raise ValueError("an entry that is all zero ends the list")
+            raise ValueError("an entry is all zero, which would end the list")
         return written
 
     def from_wire(value: bytes) -> list[Any]:
@@ -324,7 +324,7 @@ def until_zero(name: str, codec: Codec, capacity: int) -> Field:
 
 
 def numbers(name: str, length: int) -> Field:
-    """A list of exactly this many u16."""
+    """A list of exactly `length` u16."""
     packed = struct.Struct(f"<{length}H")
 
     def to_wire(values: list[int]) -> bytes:
@@ -339,7 +339,7 @@ def numbers(name: str, length: int) -> Field:
 
 
 def present(name: str, code: str = "B") -> Field:
-    """Whether `name` is not None: 1 or 0."""
+    """The presence marker of an optional attribute: 1, or 0 for None."""
 
     def to_wire(value: object) -> int:
         return int(value is not None)
@@ -348,7 +348,7 @@ def present(name: str, code: str = "B") -> Field:
 
 
 def optional(field: Field) -> Field:
-    """The value after its `present`; zero where it is None."""
+    """An optional value, after its `present` marker; all zero for None."""
     packed = struct.Struct("<" + field.code)
     to_inner, from_inner = field.to_wire or _same, field.from_wire or _same
 
@@ -359,7 +359,7 @@ def optional(field: Field) -> Field:
         if is_present:
             return from_inner(packed.unpack(value)[0])
         if any(value):
-            raise ValueError("not there, but its bytes are not zero")
+            raise ValueError("marked as absent, but its bytes are not zero")
         return None
 
     return Field(field.name, f"{packed.size}s", to_wire, from_wire, is_later=True)

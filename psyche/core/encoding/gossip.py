@@ -1,4 +1,4 @@
-"""The bytes of signed gossip: tags, what stands before each body, and the bodies (`docs/protocol-reference.md` R2)."""
+"""The layout of signed gossip: tags, the common prefix, and the bodies (`docs/protocol-reference.md` R2)."""
 
 from typing import Final
 
@@ -14,12 +14,12 @@ TAGS: Final[dict[bytes, type[GossipBody]]] = {
     b"psyche/finished/1": Finished,
     b"psyche/leave/1": Leave,
 }
-# of every message, after its tag
+# follows the tag in every message
 PREFIX: Final = FieldLayout(
     "Gossip", [raw("run_uid"), u16("epoch"), u32("height"), up_to(MAX_CLIENTS - 1, u16("member"))], is_aligned=False
 )
 READY: Final = RecordLayout(Ready, [raw("digest"), flags("flags", ReadyFlag)])
-# what is signed of each body; of Finished what stands before the Ready that may ride along
+# the signed part of each body; a Finished may carry a Ready after it
 BODIES: Final[dict[type[GossipBody], FieldLayout]] = {
     Result: FieldLayout("Result", [raw("commitment")]),
     Ready: READY,

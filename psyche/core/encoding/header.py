@@ -16,7 +16,7 @@ HEADERS_KEPT: Final = 1_024  # about 1 MB
 
 
 class NumericClass(IntEnum):
-    """How a trainer computes, which bounds the honest noise of its gradients (V6)."""
+    """The arithmetic of a trainer, which limits the noise that honest gradients may show (V6)."""
 
     FP32 = 0
     BF16 = 1
@@ -24,9 +24,9 @@ class NumericClass(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResultHeader:
-    """Everything a trainer says of one result; its hash is the commitment.
+    """A trainer's statement about one result; the hash of its bytes is the commitment.
 
-    Hashes are 32 bytes. `lr_bits` are the bits of the float32 learning rate. `batch_start` and
+    Hashes have 32 bytes. `lr_bits` is the bit pattern of the float32 learning rate. `batch_start` and
     `batch_end` are sample indexes, both included. Roots are zero in a run without verification.
     """
 
@@ -70,19 +70,19 @@ def encode_header(header: ResultHeader) -> bytes:
     """The 448 canonical bytes of a header.
 
     Raises:
-        WireError: naming the field that cannot hold its value.
+        WireError: a field cannot hold its value; the message names it.
     """
     return HEADER.write(header)
 
 
 @lru_cache(maxsize=HEADERS_KEPT)
 def decode_header(header: bytes) -> ResultHeader:
-    """Read a header; what is accepted encodes back to the same bytes (R3).
+    """Read a header of 448 bytes; an accepted header encodes back to the same bytes (R3).
 
-    The last ones are kept: the same header is judged again whenever more is known, and comes by several ways.
+    Recent headers are cached: the same header arrives over several paths and is judged again as more is known.
 
     Raises:
-        WireError: naming the field: wrong length, magic, version or numeric class, or a pad or reserve that is not
-            zero.
+        WireError: the length, magic, version or numeric class is wrong, or a pad or reserve is not zero; the message
+            names the field.
     """
     return HEADER.decode(header)

@@ -1,4 +1,4 @@
-"""Canonical lists of a model's tensors and small files, whose hashes are the weight part of a state digest (S2)."""
+"""Canonical lists of a model's tensors and small files; their hash is the weight part of a state digest (S2)."""
 
 import itertools
 import struct
@@ -11,13 +11,13 @@ from psyche.core.state.limits import HASH_BYTES
 from psyche.errors import WireError
 
 MODEL_TAG: Final = b"psyche/model/2"
-SLICES: Final = 64  # a slice digest covers one 64th of the weights, so 64 rounds cover most of them
+SLICES: Final = 64  # a slice digest covers 1/64 of the weights, drawn at random; 64 rounds cover most of them
 FILE_NAMES: Final = frozenset({
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
-})  # fmt: skip  # what decides what a model computes and says; never code, never a path
-MAX_MODEL_FILES: Final = 16  # looked at before the first of them is read
-MAX_MODEL_FILES_BYTES: Final = 64 << 20  # of all files together: the largest tokenizers have about 20 MB
+})  # fmt: skip  # files that determine a model's computation and text; never code, never a path
+MAX_MODEL_FILES: Final = 16  # checked before the first file is read
+MAX_MODEL_FILES_BYTES: Final = 64 << 20  # of all files together; the largest tokenizers have about 20 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +40,23 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A model, whole: its tensors and its small files, each in order of names."""
+    """A complete model: its tensors and its small files, each list sorted by name."""
 
     tensors: tuple[TensorEntry, ...]
     files: tuple[FileEntry, ...]
 
 
 def check_files(files: Iterable[FileEntry]) -> None:
-    """Refuse files that no model of a run may have; nothing of them is read or fetched before.
+    """Refuse files that a run's model may not have; callers check before they read or fetch any of them.
 
     Raises:
-        WireError: a name that is not one of `FILE_NAMES` or comes twice, or too many bytes in all.
+        WireError: a name is not one of `FILE_NAMES` or appears twice, or the files are too large in total.
     """
     names: set[str] = set()
     size_bytes = 0
     for file in files:
         if file.name not in FILE_NAMES:
-            raise WireError(f"manifest: model file {file.name[:80]!a} is not one that a run's model may have")
+            raise WireError(f"manifest: model file {file.name[:80]!a} is not allowed in a run's model")
         if file.name in names:
             raise WireError(f"manifest: model file {file.name!a} appears twice")
         names.add(file.name)
@@ -66,11 +66,12 @@ def check_files(files: Iterable[FileEntry]) -> None:
 
 
 def encode_files(files: Iterable[FileEntry]) -> bytes:
-    """The small files' part of a manifest and of a slice: number u32 | per file in order of names: name length u16,
-    name, length u64, blob id 32.
+    """The part of a manifest or slice that lists the small files.
+
+    Number of files u32 | per file, sorted by name: name length u16, name, file length u64, blob id 32.
 
     Raises:
-        WireError: as `check_files`, or an id of another length.
+        WireError: as `check_files`, or a blob id does not have 32 bytes.
     """
     ordered = sorted(files, key=lambda file: file.name)
     check_files(ordered)
@@ -88,13 +89,13 @@ def _check_ids(entries: Iterable[TensorEntry | FileEntry]) -> None:
 
 
 def encode_manifest(entries: Iterable[TensorEntry], files: Iterable[FileEntry]) -> bytes:
-    """The manifest's canonical bytes, whatever the order of `entries` and `files`.
+    """The manifest's canonical bytes; they do not depend on the order of `entries` and `files`.
 
-    Tag | tensors u32 | per tensor in order of names: name length u16, name, dimensions u8, each u32,
-    blob id 32 | the small files (`encode_files`).
+    Tag | number of tensors u32 | per tensor, sorted by name: name length u16, name, number of dimensions u8,
+    each dimension u32, blob id 32 | the small files (`encode_files`).
 
     Raises:
-        WireError: two tensors or files of one name, or a value that the format cannot hold.
+        WireError: two tensors or files have the same name, or the format cannot hold a value.
     """
     ordered = sorted(entries, key=lambda entry: entry.name)
     for before, after in itertools.pairwise(ordered):
@@ -106,10 +107,11 @@ def encode_manifest(entries: Iterable[TensorEntry], files: Iterable[FileEntry]) 
 
 
 def decode_manifest(raw: bytes) -> Manifest:
-    """Read a manifest; what is accepted encodes back to the same bytes.
+    """Read a manifest; an accepted manifest encodes back to the same bytes.
 
     Raises:
-        WireError: another tag, cut off, bytes too many, names not UTF-8 or not rising, files that no model may have.
+        WireError: the tag is wrong, bytes are missing or left over, names are not UTF-8 or not in ascending order,
+            or a file is not allowed (`check_files`).
     """
     reader = Reader(raw, "manifest")
     reader.expect(MODEL_TAG, "tag")
@@ -139,35 +141,38 @@ def _read_files(reader: Reader) -> tuple[FileEntry, ...]:
 
 
 def blank_values(manifest: Manifest) -> Manifest:
-    """The manifest with zeros for what its tensors hold: the same for all, also where arithmetic is not exact (S2)."""
+    """The manifest with zeroed tensor ids: equal for all members even if their arithmetic is not exact (S2)."""
     return Manifest(tuple(replace(entry, blob_id=bytes(HASH_BYTES)) for entry in manifest.tensors), manifest.files)
 
 
 def describe_files(own: Iterable[FileEntry], right: Iterable[FileEntry]) -> str:
-    """In which small files `own` differs from `right`, in words; empty where they are equal."""
+    """Describe in words how the small files `own` differ from `right`; empty if they are equal."""
     here, there = ({file.name: file for file in files} for files in (own, right))
     parts = {
-        "other bytes": [name for name in here.keys() & there.keys() if here[name] != there[name]],
+        "different content": [name for name in here.keys() & there.keys() if here[name] != there[name]],
         "missing": there.keys() - here.keys(),
-        "not of the run": here.keys() - there.keys(),
+        "not part of the run's model": here.keys() - there.keys(),
     }
     return ", ".join(f"{name} ({what})" for what, names in parts.items() for name in sorted(names))
 
 
 def compute_slice_chunks(total_chunks: int, random_seed: int) -> range:
-    """The numbers of the 1 MiB chunks that a round's slice digest covers, rising (S2).
+    """The numbers of the 1 MiB chunks that a round's slice digest covers, ascending (S2).
 
-    Chunks count through the tensors of the whole manifest in its order, from 0.
+    Chunks are numbered from 0 across all tensors, in the manifest's order.
     """
     return range(random_seed % SLICES, total_chunks, SLICES)
 
 
 def encode_slice(items: Iterable[tuple[int, bytes]], files: Iterable[FileEntry]) -> bytes:
-    """The canonical bytes of a slice: tag | number of chunks u32 | (chunk number u32, chunk hash 32) each, rising |
-    all small files (`encode_files`).
+    """The canonical bytes of a slice.
+
+    Tag | number of chunks u32 | per chunk, ascending: chunk number u32, chunk hash 32 | all small files
+    (`encode_files`).
 
     Raises:
-        WireError: a number twice, one over 32 bits, or a hash of another length; or as `encode_files`.
+        WireError: a chunk number appears twice or exceeds 32 bits, a hash does not have 32 bytes; or as
+            `encode_files`.
     """
     ordered = sorted(items)
     if len(dict(ordered)) != len(ordered):

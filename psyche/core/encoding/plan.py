@@ -1,22 +1,22 @@
 """The transform plan: how a model's tensors are cut into chunks, and how long a payload is.
 
-Pure data, made from names and shapes; its hash stands in every result header, so that peers with
-different plans refuse each other at once.
+A plan is pure data, computed from names and shapes. Every result header carries its hash, so peers with
+different plans refuse each other's results at once.
 
-**Chunks.** Leading dimensions are batch, the last two are chunked, a 1-D tensor along its only
-dimension (edges 1 x w), a scalar is one chunk of 1 x 1. Within a tensor chunks count row-major:
-batch, then chunk rows, then chunk columns.
+**Chunks.** The last two dimensions of a tensor are cut into chunks of h x w; the leading ones are batch. A 1-D
+tensor is cut along its only dimension (1 x w), a scalar is one chunk of 1 x 1. The chunks of a tensor are numbered
+row-major: batch, then chunk rows, then chunk columns.
 
-**Groups.** All chunks of one shape form a group: tensors in plan order (ascending names), chunks of
-a tensor in the order above.
+**Groups.** All chunks of one shape form a group: tensors in plan order (ascending names), the chunks of each tensor
+in the order above.
 
-**Payload.** The groups in ascending (h, w); of each group its planes one after another
-(`PlanGroup.planes`), each plane holding all chunks of the group, rounded up to whole bytes:
+**Payload.** A payload holds the groups in ascending (h, w) and, for each group, its planes (`PlanGroup.planes`). A
+plane holds one part of the code of every chunk of the group, rounded up to whole bytes:
 
-- enumerative sets (at most 128 bits): the rank's low bits as u64 planes, then u16 planes, then what
-  is left, packed: 81 bits are planes of 64, 16 and 1;
-- Elias-Fano sets (above): k times `low_bits` low bits, then the unary part of `high_bits`;
-- then k sign bits (1-bit mode), or k float32 values of which the unused are zero.
+- enumerative sets (at most 128 bits): the rank's low bits as u64 planes, then as u16 planes, then the remaining
+  bits, packed: 81 bits become planes of 64, 16 and 1;
+- Elias-Fano sets (more than 128 bits): k times `low_bits` low bits, then the unary part of `high_bits`;
+- then k sign bits (1-bit mode), or k float32 values, unused ones zero.
 """
 
 import math
@@ -31,8 +31,8 @@ from psyche.errors import ConfigError
 
 PLAN_TAG: Final = b"psyche/plan/1"
 BASIS_HASH: Final = bytes.fromhex("85592481274a8c14cff7cf882e2ced148ab36f37ef349c1752d118b134dd147d")
-MAX_CHUNK_EDGE: Final = 128  # the integer bases that the basis hash covers end here
-MAX_SET_BITS: Final = 128  # a rank is at most two u64 words; larger sets are Elias-Fano coded
+MAX_CHUNK_EDGE: Final = 128  # the largest integer basis that the basis hash covers
+MAX_SET_BITS: Final = 128  # a rank has at most two u64 words; larger sets are Elias-Fano coded
 VALUE_BITS: Final = 32
 
 
@@ -58,17 +58,17 @@ class PlanTensor:
 
 @dataclass(frozen=True, slots=True)
 class PlanGroup:
-    """All chunks of one shape, and how their sets are coded."""
+    """All chunks of one shape, and the code of their index sets."""
 
     edges: tuple[int, int]
-    tensors: tuple[int, ...]  # their places in the plan
+    tensors: tuple[int, ...]  # indexes into the plan's tensors
     chunks: int
-    k: int  # at most this many coefficients of a chunk are sent
+    k: int  # the most coefficients of a chunk that are sent
     one_bit: bool
 
     @property
     def area(self) -> int:
-        """Coefficients of a chunk."""
+        """The number of coefficients of a chunk."""
         return self.edges[0] * self.edges[1]
 
     @property
@@ -78,34 +78,34 @@ class PlanGroup:
 
     @property
     def is_enumerative(self) -> bool:
-        """Whether a set is one number below `sets`, else Elias-Fano coded."""
+        """Whether a set is coded as its rank, a number below `sets`; otherwise it is Elias-Fano coded."""
         return compute_set_bits(self.area, self.k) <= MAX_SET_BITS
 
     @property
     def low_bits(self) -> int:
-        """Elias-Fano: bits of an index that are written as they are."""
+        """Elias-Fano: the low bits of each index, stored verbatim."""
         return (self.area // self.k).bit_length() - 1
 
     @property
     def high_bits(self) -> int:
-        """Elias-Fano: bits of the unary part, one per index and one per value of the high bits."""
+        """Elias-Fano: the bits of the unary part, one per index and one per value of the high bits."""
         return self.k + ((self.area - 1) >> self.low_bits) + 1
 
     @property
     def set_bits(self) -> int:
-        """Bits of a chunk's set."""
+        """The number of bits that code a chunk's index set."""
         if self.is_enumerative:
             return compute_set_bits(self.area, self.k)
         return self.k * self.low_bits + self.high_bits
 
     @property
     def value_bits(self) -> int:
-        """Bits of a chunk's signs, or of its values."""
+        """The number of bits that code a chunk's signs (1-bit mode) or values."""
         return self.k if self.one_bit else self.k * VALUE_BITS
 
     @property
     def planes(self) -> tuple[int, ...]:
-        """Bits per chunk of every plane of the payload, in their order."""
+        """The bits per chunk of each plane, in payload order."""
         if not self.is_enumerative:
             return (self.k * self.low_bits, self.high_bits, self.value_bits)
         words, rest = divmod(self.set_bits, 64)
@@ -114,13 +114,13 @@ class PlanGroup:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the group in a payload."""
+        """The bytes that the group takes in a payload."""
         return sum((self.chunks * bits + 7) // 8 for bits in self.planes)
 
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """The plan of a model: tensors in ascending order of names, k, and what is sent per coefficient."""
+    """The plan of a model: tensors sorted by name, coefficients per chunk, and whether only signs are sent."""
 
     tensors: tuple[PlanTensor, ...]
     k: int
@@ -128,7 +128,7 @@ class TransformPlan:
 
     @cached_property
     def groups(self) -> tuple[PlanGroup, ...]:
-        """The groups, ascending by (h, w): the order of a payload."""
+        """The groups in payload order, ascending by (h, w)."""
         members: dict[tuple[int, int], list[int]] = {}
         for place, tensor in enumerate(self.tensors):
             members.setdefault(tensor.edges, []).append(place)
@@ -146,12 +146,12 @@ def _get_matrix(dims: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def compute_chunk_edge(n: int, target: int) -> int:
-    """The largest divisor of `n` that is at most `target`; both at least 1."""
+    """The largest divisor of `n` that is at most `target`; both must be at least 1."""
     return next(edge for edge in range(min(n, target), 0, -1) if n % edge == 0)
 
 
 def compute_sets(area: int, k: int) -> int:
-    """How many sets of 0 to k of `area` indices there are; counting ends beyond 2^128."""
+    """The number of sets of 0 to k of `area` indices; counting stops above 2^128."""
     total = 0
     for size in range(k + 1):
         total += math.comb(area, size)
@@ -161,17 +161,17 @@ def compute_sets(area: int, k: int) -> int:
 
 
 def compute_set_bits(area: int, k: int) -> int:
-    """Bits of the rank of a set; anything above 128 means only that."""
+    """The bits of the rank of a set; a result above 128 is not exact."""
     return (compute_sets(area, k) - 1).bit_length()
 
 
 def compute_plan(shapes: Mapping[str, tuple[int, ...]], chunk: int, topk: int, *, one_bit: bool) -> TransformPlan:
-    """The plan of a model whose trainable tensors have these names and shapes (tied ones once).
+    """Plan a model whose trainable tensors have these names and shapes (tied tensors once).
 
-    `chunk` is the edge that chunks should have, `topk` how many coefficients of each are sent.
+    `chunk` is the largest allowed edge of a chunk, `topk` the number of coefficients sent per chunk.
 
     Raises:
-        ConfigError: `chunk` or `topk` out of range, or a tensor without elements.
+        ConfigError: `chunk` or `topk` is out of range, or a tensor has no elements.
     """
     if not 1 <= chunk <= MAX_CHUNK_EDGE:
         raise ConfigError(f"compression_chunk: {chunk} is not between 1 and {MAX_CHUNK_EDGE}")
@@ -193,7 +193,7 @@ def encode_plan(plan: TransformPlan) -> bytes:
     """The plan's canonical bytes, whose BLAKE3 is the plan_hash.
 
     Raises:
-        WireError: a name or dimension that the format cannot hold.
+        WireError: the format cannot hold a name or dimension.
     """
     tensors = b"".join(encode_shape(t.name, t.dims) + struct.pack("<HH", *t.edges) for t in plan.tensors)
     head = PLAN_TAG + struct.pack("<I", len(plan.tensors))
@@ -201,11 +201,11 @@ def encode_plan(plan: TransformPlan) -> bytes:
 
 
 def decode_plan(raw: bytes) -> TransformPlan:
-    """Read a plan; what is accepted encodes back to the same bytes.
+    """Read a plan; an accepted plan encodes back to the same bytes.
 
     Raises:
-        WireError: another tag or basis, cut off, bytes too many, names not rising, edges that do not
-            divide the tensor, k zero.
+        WireError: the tag or basis is wrong, bytes are missing or left over, names are not in ascending order,
+            edges do not divide a tensor, or k is zero.
     """
     reader = Reader(raw, "plan")
     reader.expect(PLAN_TAG, "tag")
@@ -217,7 +217,7 @@ def decode_plan(raw: bytes) -> TransformPlan:
         tensors.append(tensor)
     k, one_bit = reader.u16("k"), reader.u8("1-bit")
     if not k or one_bit > 1:
-        raise reader.fail("k is zero, or 1-bit neither 0 nor 1")
+        raise reader.fail("k is zero, or the 1-bit flag is neither 0 nor 1")
     reader.expect(BASIS_HASH, "basis hash")
     reader.finish()
     return TransformPlan(tuple(tensors), k, bool(one_bit))

@@ -1,4 +1,4 @@
-"""Reading canonical lists from bytes that somebody else made: every step is checked against the end."""
+"""A reader of canonical lists from untrusted bytes: every read is checked against the end."""
 
 import struct
 from typing import Final
@@ -19,26 +19,26 @@ class Reader:
         self._offset = 0
 
     def fail(self, reason: str) -> WireError:
-        """The error to raise, with the place."""
+        """Build the error to raise; it names the current byte offset."""
         return WireError(f"{self._what}: {reason} (byte {self._offset})")
 
     def take(self, size_bytes: int, field: str) -> bytes:
-        """The next bytes.
+        """Take the next `size_bytes` bytes.
 
         Raises:
             WireError: fewer are left.
         """
         end = self._offset + size_bytes
         if end > len(self._raw):
-            raise self.fail(f"{field} is cut off, {size_bytes} bytes needed")
+            raise self.fail(f"{field} is cut off: it needs {size_bytes} bytes")
         taken = self._raw[self._offset : end]
         self._offset = end
         return taken
 
     def expect(self, constant: bytes, field: str) -> None:
-        """Refuse anything but `constant` here."""
+        """Take the next bytes and refuse anything but `constant`."""
         if self.take(len(constant), field) != constant:
-            raise self.fail(f"{field} is not that of this protocol")
+            raise self.fail(f"{field} does not match this protocol")
 
     def u8(self, field: str) -> int:
         """One byte."""
@@ -71,14 +71,14 @@ class Reader:
     def finish(self) -> None:
         """Refuse bytes after the end."""
         if self._offset != len(self._raw):
-            raise self.fail(f"{len(self._raw) - self._offset} bytes too many")
+            raise self.fail(f"{len(self._raw) - self._offset} bytes follow the end")
 
 
 def encode_shape(name: str, dims: tuple[int, ...]) -> bytes:
     """A tensor's name and dimensions as `Reader.name` and `Reader.dims` read them.
 
     Raises:
-        WireError: a name longer than 65,535 bytes, more than 255 dimensions or one over 32 bits.
+        WireError: the name is longer than 65,535 bytes, or there are more than 255 dimensions or one over 32 bits.
     """
     try:
         encoded = name.encode("utf-8")

@@ -1,7 +1,7 @@
-"""Records of a fixed layout: fields in order, from which encoding and decoding both follow.
+"""Records of a fixed layout: one ordered list of fields defines both encoding and decoding.
 
-A `RecordLayout` is one dataclass in one `struct` format. A `TaggedLayout` is a dataclass whose `kind`, a u32 in
-front, says which of its fields are there. What decodes encodes back to the same bytes, and what
+A `RecordLayout` stores one dataclass in one `struct` format. A `TaggedLayout` stores a dataclass whose `kind`, a
+leading u32, says which of its fields are stored. Bytes that decode encode back to the same bytes, and a value that
 encodes decodes to an equal value.
 """
 
@@ -23,7 +23,7 @@ _TAG: Final = struct.Struct("<I")
 
 
 class FieldLayout:
-    """Fields one after another in one struct format; `base` is the offset they start at, for alignment."""
+    """Consecutive fields in one struct format; `base` is the offset of the first, for the alignment check."""
 
     def __init__(self, label: str, fields: Sequence[Field], *, base: int = 0, is_aligned: bool = True) -> None:
         self.label = label
@@ -46,7 +46,7 @@ class FieldLayout:
         self._get = _make_getter(self._names)
 
     def _get_first(self, later: int) -> int:
-        """The place of the field that says how to read the later one of the same name."""
+        """The place of the field that the later field of the same name depends on (its length or presence)."""
         return next(i for i, field in enumerate(self._stored) if field.name == self._stored[later].name)
 
     def _is_aligned(self, base: int) -> bool:
@@ -56,10 +56,10 @@ class FieldLayout:
         )
 
     def write(self, value: object) -> bytes:
-        """The bytes of an object's attributes.
+        """Encode an object's attributes.
 
         Raises:
-            WireError: naming the field that cannot hold its value.
+            WireError: a field cannot hold its value; the message names it.
         """
         values = [*self._get(value)]
         for place, given in self._constants:
@@ -79,15 +79,15 @@ class FieldLayout:
         return WireError(f"{self.label}.{self._stored[place].name}: {reason}")
 
     def _find_unfit(self, values: list[Any], error: Exception) -> WireError:
-        """The error for the field whose value struct would not take."""
+        """Build the error for the field whose value `struct` refused."""
         place = next(i for i, field in enumerate(self._stored) if not _is_packable(field.code, values[i]))
         return self._fail(place, f"{values[place]!r} does not fit ({error})")
 
     def read_values(self, raw: bytes) -> list[Any]:
-        """The values of the stored fields, converted; pads are not looked at.
+        """The converted values of the stored fields; pads are not checked.
 
         Raises:
-            WireError: naming the field that holds no value of its kind.
+            WireError: a field holds no valid value; the message names it.
         """
         values: list[Any] = list(self.struct.unpack(raw))
         place = 0
@@ -105,10 +105,10 @@ class FieldLayout:
         return values
 
     def check_pads(self, raw: bytes) -> None:
-        """Refuse a pad or reserve that is not zero, in this record or one inside.
+        """Refuse a pad or reserve that is not zero, in this record or a nested one.
 
         Raises:
-            WireError: naming the place.
+            WireError: there is one; the message names field and byte.
         """
         set_bits = int.from_bytes(raw, "little") & self._mask
         if set_bits:
@@ -116,7 +116,7 @@ class FieldLayout:
             raise WireError(f"{self.label}.{self.locate(offset)}: byte {offset} is not zero")
 
     def locate(self, offset: int) -> str:
-        """The name of the field at an offset, with those inside it."""
+        """The dotted name of the field at a byte offset, nested fields included."""
         for field in self.fields:
             if offset < field.size:
                 return field.locate(offset)
@@ -133,16 +133,16 @@ def _is_packable(code: str, value: object) -> bool:
 
 
 def _make_getter(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
-    """attrgetter, but always of a tuple."""
+    """Like `attrgetter`, but the getter always returns a tuple."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(attrgetter(name)(value) for name in names)
 
 
 class RecordLayout(FieldLayout, Generic[T]):
-    """One dataclass in fixed bytes; every attribute of it is a field.
+    """The fixed layout of a dataclass; each of its attributes is a field.
 
-    `inner` gives the dataclass of each attribute whose own attributes are fields of this record,
+    `inner` maps an attribute to its dataclass if the attributes of that dataclass are fields of this record,
     under dotted names.
     """
 
@@ -155,17 +155,17 @@ class RecordLayout(FieldLayout, Generic[T]):
         self._arrange = itemgetter(*_get_places(cls, places, ""))
 
     def read(self, raw: bytes) -> T:
-        """The object in the bytes; pads are not looked at (`decode` does)."""
+        """Decode the object; pads are not checked (`decode` checks them)."""
         values = self.read_values(raw)
         for cls, arrange in self._inner:
             values.append(cls(*arrange(values)))
         return self._cls(*self._arrange(values))
 
     def decode(self, raw: bytes) -> T:
-        """The object in the bytes.
+        """Decode the object from exactly `size` bytes.
 
         Raises:
-            WireError: naming the field: wrong length, a pad that is not zero, a value out of its kind.
+            WireError: the length is wrong, a pad is not zero, or a value is invalid; the message names the field.
         """
         if len(raw) != self.size:
             raise WireError(f"{self.label}: {len(raw)} bytes, must be {self.size}")
@@ -174,7 +174,7 @@ class RecordLayout(FieldLayout, Generic[T]):
 
 
 def _get_places(cls: type, places: Mapping[str, int], prefix: str) -> list[int]:
-    """Where the arguments of a dataclass stand, in their order."""
+    """The places of a dataclass's arguments among the values, in argument order."""
     names = [prefix + field.name for field in dataclass_fields(cls)]
     known = {name for name in places if name.startswith(prefix) and "." not in name[len(prefix) :]}
     assert known == set(names), f"{cls.__name__}: fields {known ^ set(names)} are missing or unknown"
@@ -182,13 +182,13 @@ def _get_places(cls: type, places: Mapping[str, int], prefix: str) -> list[int]:
 
 
 class TaggedLayout(Generic[T]):
-    """A dataclass whose `kind` says which other attributes are there; the rest of `size` is zero."""
+    """The layout of a dataclass whose `kind` says which other attributes are stored; the rest of `size` is zero."""
 
     def __init__(self, cls: type[T], kinds: type[IntEnum], size: int, variants: Mapping[Any, Sequence[Field]]) -> None:
         assert set(variants) == set(kinds), f"{cls.__name__}: every kind has its fields"
         self.label = cls.__name__
         self.size = size
-        self.mask = bytes(size)  # which bytes are pads depends on the kind
+        self.mask = bytes(size)  # the pads depend on the kind, so `read` checks them
         self._cls: Callable[..., T] = cls
         self._variants = {
             int(kind): FieldLayout(f"{self.label} {kind.name}", fields, base=_TAG.size)
@@ -201,10 +201,11 @@ class TaggedLayout(Generic[T]):
         self._unused = {kind: tuple(names - set(one.places)) for kind, one in self._variants.items()}
 
     def write(self, value: Any) -> bytes:
-        """The bytes of a value.
+        """Encode a value in `size` bytes.
 
         Raises:
-            WireError: naming a field that cannot hold its value, or one set that this kind has not.
+            WireError: a field cannot hold its value, or an attribute is set that this kind does not have; the
+                message names it.
         """
         variant, default = self._variants[value.kind], self._cls()
         for name in self._unused[value.kind]:
@@ -213,11 +214,11 @@ class TaggedLayout(Generic[T]):
         return (_TAG.pack(value.kind) + variant.write(value)).ljust(self.size, b"\0")
 
     def read(self, raw: bytes) -> T:
-        """The value of bytes.
+        """Decode a value from `size` bytes.
 
         Raises:
-            WireError: naming the field: an unknown kind, a value out of its kind, or a byte not zero
-                that this kind does not use.
+            WireError: the kind is unknown, a value is invalid, or a byte that this kind does not use is not zero;
+                the message names the field.
         """
         kind = _TAG.unpack_from(raw)[0]
         variant = self._variants.get(kind)
@@ -226,10 +227,10 @@ class TaggedLayout(Generic[T]):
         end = _TAG.size + variant.size
         variant.check_pads(raw[_TAG.size : end])
         if raw[end:] != bytes(self.size - end):
-            raise WireError(f"{variant.label}: bytes behind its last field are not zero")
+            raise WireError(f"{variant.label}: bytes after its last field are not zero")
         values = variant.read_values(raw[_TAG.size : end])
         return self._cls(self._kinds[kind], **{name: values[place] for name, place in variant.places.items()})
 
     def locate(self, offset: int) -> str:
-        """Which byte."""
+        """The name of a byte; the field it belongs to depends on the kind."""
         return f"byte {offset}"

@@ -1,12 +1,12 @@
 """The tables of the account, field by field (`docs/protocol-reference.md`, section State).
 
-The inner order:
+Conventions:
 
-- a pad stands before a number that would not lie at a multiple of its size, and at a part's end;
-- model: kind u32 (0 = LLM), cooldown_sources u8 (config, where it belongs, has no byte left), pad 3,
+- pads align every number to a multiple of its size and fill each part to its length;
+- model: kind u32 (0 = LLM), cooldown_sources u8 (here because config has no byte left), pad 3,
   max_seq_len, cold_start_warmup_steps, architecture u32, checkpoint, data_type u32, data_location 304,
-  lr_schedule 56, optimizer 32, three checkpoints more;
-- a value that may be missing has a byte (the shuffle seed a u32) before it that is 1 or 0;
+  lr_schedule 56, optimizer 32, three more checkpoints;
+- an optional value follows a byte (for the shuffle seed a u32) that is 1 if it is present and 0 if not;
 - data location, HTTP: location (tag and 256), token_size u32, has_shuffle u32, shuffle seed 32;
 - learning rates f64, steps u32, settings of optimizers float32.
 """
@@ -333,7 +333,7 @@ assert ACCOUNT.size == STATE_BYTES, "the account's size is fixed"
 assert WITNESS.size == 512, "a witness record has 512 bytes"
 assert ROUND.size == 320 + MAX_WITNESSES * WITNESS.size + MAX_AUDITS * AUDIT.size, "a round has 18,752 bytes"
 
-# The witness message without its discriminator: packed, the length u32 and bytes of the metadata follow.
+# The witness message without its discriminator, packed; the length (u32) and bytes of the metadata follow it.
 WITNESS_HEAD: Final = FieldLayout(
     "WitnessMessage",
     (

@@ -1,4 +1,4 @@
-"""What changes a run's record, and when: the table of messages (`apply`), the table of phases, and a file per subject.
+"""The transitions of a run's record: the table of messages (`apply`), the table of phases, one module per subject.
 
-What follows from a record without changing it stands in `state` and in `committee`.
+What follows from a record without changing it is in `state` and in `committee`.
 """

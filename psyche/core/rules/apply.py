@@ -1,4 +1,4 @@
-"""The state machine: everything that changes the state of a run enters here.
+"""The state machine: every change to the state of a run goes through this module.
 
     UNINITIALIZED --resume--> WAITING_FOR_MEMBERS --formed--> WARMUP --ready--> ROUND_TRAIN <---+
            PAUSED --resume------^      ^     ^                   |                   |          |
@@ -8,8 +8,8 @@
                              |
                              +--all steps done--> FINISHED
 
-A message changes the state and raises `nonce` by one, or raises one `CoordinatorError` and leaves every byte
-as it was (T2). No message ticks by itself (T3): callers tick after a message until nothing changes.
+A message either changes the state and increments `nonce`, or raises a `CoordinatorError` and changes no byte (T2).
+A message never triggers a tick (T3): after a message, callers tick until nothing changes.
 """
 
 from collections.abc import Callable
@@ -65,12 +65,12 @@ PHASES: Final[dict[RunState, PhaseHandler]] = {
 
 
 def process_tick(state: Coordinator, context: Context, message: msg.Tick) -> bool:
-    """Do what time or the record demands; true iff a byte changed (T2).
+    """Make the transition that time or the record requires; return whether a byte changed (T2).
 
-    One call does one thing: tick again until it returns False.
+    One call makes at most one transition: tick again until it returns False.
 
     Raises:
-        Halted: nothing moves until the owner resumes.
+        Halted: the run does not move before the owner resumes it.
     """
     entropy = message.entropy
     assert not isinstance(entropy, bytes) or len(entropy) == HASH_BYTES, "entropy is a hash"
@@ -81,23 +81,23 @@ def process_tick(state: Coordinator, context: Context, message: msg.Tick) -> boo
 
 
 class Sender(Enum):
-    """Who may send a message; the home asks, for it alone knows who its owner is."""
+    """Who may send a message. The coordinator's home (a TCP server or a chain) checks it: only it knows the owner."""
 
-    ANYBODY = "whose key the rule accepts"
-    ANYBODY_WITH_EVIDENCE = "whatever the key: the home has checked the evidence"
+    ANYBODY = "any key that the message's rule accepts"
+    ANYBODY_WITH_EVIDENCE = "any key, with evidence that the home has checked"
     OWNER = "the owner of the run"
-    HOME = "the coordinator's home, of itself"
+    HOME = "the coordinator's home itself"
 
 
 class Kind(NamedTuple):
-    """One kind of message. The number is its byte in journals, requests and instructions, and never means another."""
+    """One kind of message. `number` is its byte in journals, requests and instructions, and is never reused."""
 
     number: int
     name: str
     type: type[Message]
-    process: Callable[[Coordinator, Context, Any], bool]  # whether a byte changed
+    process: Callable[[Coordinator, Context, Any], bool]  # returns whether a byte changed
     sender: Sender
-    is_repeat: Callable[[Coordinator, bytes, Any], bool] | None = None  # K3; None: a repeat is judged anew
+    is_repeat: Callable[[Coordinator, bytes, Any], bool] | None = None  # K3; None: a repeat is a new message
 
 
 KINDS: Final = (
@@ -123,14 +123,14 @@ BY_TYPE: Final[dict[type, Kind]] = {kind.type: kind for kind in KINDS}
 
 
 def apply(state: Coordinator, now: int, slot: int, sender: bytes, message: Message) -> bool:
-    """Change the state as a message asks, and raise `nonce`; whether a byte changed (T2).
+    """Apply a message; return whether a byte of the state changed (T2). If one did, `nonce` is incremented.
 
-    `now` is unix seconds, clamped to 64 bits, `slot` the chain's slot (a TCP server passes `now`), `sender` a
-    32-byte signer or p2p key whose signature the caller has checked. Whether the sender may send such a message
-    (`Kind.sender`) is the caller's to ask.
+    `now` is in unix seconds, clamped to 64 bits; `slot` is the chain's slot (a TCP server passes `now`); `sender`
+    is a 32-byte signer or p2p key whose signature the caller has checked. The caller also checks whether this
+    sender may send this kind of message (`Kind.sender`).
 
     Raises:
-        CoordinatorError: the rule that the message breaks, as the handler of its kind says; no byte changed.
+        CoordinatorError: the message breaks a rule; the handler of its kind lists them. No byte has changed.
     """
     changed = BY_TYPE[type(message)].process(state, Context(clamp_time(now), slot, sender), message)
     state.nonce += changed
@@ -138,6 +138,6 @@ def apply(state: Coordinator, now: int, slot: int, sender: bytes, message: Messa
 
 
 def is_repeat(state: Coordinator, sender: bytes, message: Message) -> bool:
-    """Whether a message that was refused had taken effect before, exactly as sent (K3)."""
+    """Whether a refused message is an exact repeat of one that has already taken effect (K3)."""
     judge = BY_TYPE[type(message)].is_repeat
     return judge is not None and judge(state, sender, message)

@@ -1,4 +1,4 @@
-"""Where `certified` can be loaded from (S10)."""
+"""The sources from which the certified weights can be loaded (S10)."""
 
 from dataclasses import replace
 from typing import Final
@@ -16,7 +16,7 @@ from psyche.core.state.limits import LOCAL_PATH_BYTES, STRING_BYTES, U8_MAX
 from psyche.core.state.messages import Context, NameCheckpoint
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, ClientState, Coordinator, RunState
 
-# P2P never: it may be gone with its peer
+# no P2P: such a source may disappear with its peer
 _NAME_BYTES: Final = {
     CheckpointKind.HUB: STRING_BYTES,
     CheckpointKind.GCS: STRING_BYTES,
@@ -26,15 +26,15 @@ _BEFORE_COOLDOWN: Final = frozenset({RunState.WARMUP, RunState.ROUND_TRAIN, RunS
 
 
 def process_checkpoint(state: Coordinator, context: Context, message: NameCheckpoint) -> bool:
-    """Put a source of the certified weights on record: the first becomes the source, three more are kept (S10).
+    """Record a source of the certified weights: the first replaces the old source, up to three more are kept (S10).
 
     Raises:
         Halted: the run has not begun.
-        WrongRound: `epoch` is not the one that certified (T7).
+        WrongRound: `epoch` is not the epoch that certified the weights (T7).
         InvalidRunState: that epoch is not in Cooldown yet.
-        UnknownMember: no member of the epoch, or an ejected one.
+        UnknownMember: the sender is not a member of the epoch, or is ejected.
         DigestMismatch: the digest is not the certified one, or nothing is certified yet.
-        InvalidCheckpoint: the source may not stand there, stands there already, or there is no room.
+        InvalidCheckpoint: the source is not allowed, is recorded already, or there is no room for it.
     """
     client = _check_checkpoint(state, context.sender, message)
     digest, source = message.digest, message.source
@@ -55,7 +55,7 @@ def _add_source(state: Coordinator, source: Checkpoint) -> None:
         raise InvalidCheckpoint("this source is on record already (K3)")
     room = [i for i, c in enumerate(state.model.extra_checkpoints) if c.kind is CheckpointKind.EPHEMERAL]
     if not room:
-        raise InvalidCheckpoint("four sources of these weights are on record, which is enough (S10)")
+        raise InvalidCheckpoint("four sources of these weights are on record already, the most there can be (S10)")
     state.model.extra_checkpoints[room[0]] = replace(source)
 
 
@@ -70,24 +70,24 @@ def _check_checkpoint(state: Coordinator, sender: bytes, message: NameCheckpoint
     members = (c for c in state.clients if sender in (c.signer, c.p2p) and c.state is not ClientState.EJECTED)
     client = next(members, None)
     if client is None:
-        raise UnknownMember("the sender is no member of the epoch (S10)")
+        raise UnknownMember("the sender is not a member of the epoch (S10)")
     if digest == ZERO32 or digest != state.certified.digest:
         raise DigestMismatch("the digest is not that of the certified weights (S10)")
     return client
 
 
 def check_source(source: Checkpoint) -> None:
-    """Whether a source is of a kind that lasts, and whether its texts fit on record (S10).
+    """Refuse a source that depends on a peer or whose texts do not fit the record (S10).
 
     Raises:
-        InvalidCheckpoint: it is not; the message names the rule.
+        InvalidCheckpoint: the source breaks a rule; the message names it.
     """
     limit = _NAME_BYTES.get(source.kind)
     if limit is None:
-        raise InvalidCheckpoint(f"a {source.kind.name} source may not stand on record: only Hub, Gcs and Local (S10)")
+        raise InvalidCheckpoint(f"a {source.kind.name} source cannot be recorded: only Hub, Gcs and Local can (S10)")
     if source.kind is CheckpointKind.LOCAL and source.revision is not None:
         raise InvalidCheckpoint("a LOCAL source is a path and has no revision (layout)")
     revision = source.revision or ""
     if not source.name or not fits_text(source.name, limit) or not fits_text(revision, STRING_BYTES):
-        what = f"its name has 1 to {limit} bytes, its revision at most {STRING_BYTES}"
-        raise InvalidCheckpoint(f"{what}, UTF-8 without zero bytes (layout)")
+        what = f"its name must have 1 to {limit} bytes, its revision at most {STRING_BYTES}"
+        raise InvalidCheckpoint(f"{what}, both UTF-8 without zero bytes (layout)")

@@ -1,4 +1,4 @@
-"""From joined slots to an epoch's first round, or back (T8, M3, P5)."""
+"""The formation of an epoch, its first round, and the failure of Warmup (T8, M3, P5)."""
 
 from dataclasses import replace
 
@@ -23,8 +23,8 @@ from psyche.core.state.state import Client, ClientFlag, ClientState, Coordinator
 def get_joined(state: Coordinator, now: int) -> list[int]:
     """The slots that a formation would take now, in slot order (M3, M10).
 
-    Those that still wait count only where there are too few others; else two struck members of
-    three would end the run.
+    Slots that still have to wait count only if there are too few others; otherwise strikes on two of three
+    members would end the run.
     """
     next_active = state.registry.next_active
     joined = [
@@ -36,7 +36,7 @@ def get_joined(state: Coordinator, now: int) -> list[int]:
 
 
 def process_formation(state: Coordinator, now: int, slots: list[int]) -> None:
-    """The slots become the members of an epoch, in slot order; Warmup begins (M3)."""
+    """Make the slots the members of an epoch, in slot order, and begin Warmup (M3)."""
     registry, old = state.registry, state.epoch
     is_led = is_led_by_proven(state) and any(registry.slots[number].proven for number in slots)
     state.epoch = Epoch(
@@ -69,7 +69,7 @@ def _build_member(state: Coordinator, number: int, *, on_probation: bool) -> Cli
 
 
 def is_start_due(state: Coordinator, now: int, starters: int) -> bool:
-    """Whether Warmup may end with a round of these members (T8)."""
+    """Whether Warmup may end and round 0 begin with these members (bitmap) (T8)."""
     config, epoch = state.config, state.epoch
     if starters.bit_count() < config.min_clients or not starters & get_electors(state):
         return False
@@ -83,7 +83,7 @@ def is_start_due(state: Coordinator, now: int, starters: int) -> bool:
 
 
 def process_epoch_start(state: Coordinator, now: int, entropy: bytes, starters: int) -> None:
-    """Round 0 with the starters; whoever is not ready, or shows other weights, leaves (T8, S8, M3)."""
+    """Begin round 0 with the starters; members that are not ready or show other weights leave (T8, S8, M3)."""
     process_certification(state)
     _process_leftovers(state, now, starters)
     state.epoch.warmup_failures = 0  # P5
@@ -97,12 +97,12 @@ def _process_leftovers(state: Coordinator, now: int, starters: int) -> None:
 
 
 def process_joins_closed(state: Coordinator) -> None:
-    """All joins so far are used up: everybody must join again (M3)."""
+    """Use up all joins made so far: everybody must join again (M3)."""
     state.registry.next_active = min(state.registry.next_active + 1, U16_MAX)
 
 
 def process_warmup_failure(state: Coordinator, now: int, starters: int) -> None:
-    """Warmup ends without a start: who is not ready leaves, the run waits again (T8, S8, P5)."""
+    """End Warmup without a start: members that cannot start leave, and the run waits for members again (T8, S8, P5)."""
     nobody_ready = not state.epoch.ready_len
     _process_leftovers(state, now, starters)
     process_abandonment(state, now)
@@ -112,13 +112,13 @@ def process_warmup_failure(state: Coordinator, now: int, starters: int) -> None:
 
 
 def process_abandonment(state: Coordinator, now: int) -> None:
-    """Back to WaitingForMembers; the epoch's number stays (T8)."""
+    """Return to WaitingForMembers; the epoch keeps its number (T8)."""
     process_vacancies(state)
     process_state_change(state, now, RunState.WAITING_FOR_MEMBERS)
 
 
 def _process_rollback(state: Coordinator) -> None:
-    """Nobody could show `certified` Warmup after Warmup: back to the checkpoint (P5)."""
+    """Roll back to the checkpoint if nobody could show the certified weights in several Warmups in a row (P5)."""
     mark = state.checkpoint
     is_old = mark.epoch + 1 < state.certified.epoch
     limit = WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT if is_old else WARMUP_FAILURE_LIMIT

@@ -1,4 +1,4 @@
-"""Who is gone, late or good, and what follows (H1 to H5); what good rounds earn when the epoch ends (M7)."""
+"""Health: which members are absent, late or good, and the consequences (H1 to H5); credits and earnings (H2, M7)."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from psyche.core.state.timeline import get_attested_round, get_round
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a round's records say of its Healthy members; bitmaps, disjoint (H1)."""
+    """The verdict of a round's records on its Healthy members, as bitmaps (H1)."""
 
     absent: int
     late: int
@@ -34,7 +34,7 @@ class Judgement:
 def compute_judgement(state: Coordinator, attested: Round | None) -> Judgement:
     """Judge the members of the closing round by its records (H1).
 
-    Fewer than q liars cannot accuse, more than n - q honest ones suffice to protect.
+    Fewer than q lying witnesses cannot accuse a member; more than n - q honest ones protect it.
     """
     round_ = state.current
     q, records = round_.quorum, round_.witnesses
@@ -52,22 +52,22 @@ def compute_judgement(state: Coordinator, attested: Round | None) -> Judgement:
 
 
 def get_idle_roles(round_: Round, config: Config) -> int:
-    """Bitmap of verifiers and tie-breakers: they owe nothing yet and are good when heard."""
+    """Bitmap of verifiers and tie-breakers: they owe no payload yet and are good if they were heard."""
     if not config.verification_percent and not round_.tie_breaker_tasks:
-        return 0  # nobody but trainers: no need to hash for it
+        return 0  # only trainers: saves the election's hashes
     roles = get_roles(round_, config)
     return compute_bits(member for member, role in roles.items() if role is not Role.TRAINER)
 
 
 def process_health(state: Coordinator) -> bool:
-    """Count absences and latenesses, drop who has too many; whether H3 stopped that.
+    """Count absences and late results and drop members with too many; return whether H3 prevented the drops.
 
-    H3: would more than half of the electors go at one close, nobody goes and the epoch stops.
+    H3: if more than half of the electors were to be dropped at one close, nobody is and the epoch stops.
     """
     judgement = compute_judgement(state, get_attested_round(state))
     judged = state.current.members & get_healthy(state)
     for member in get_members(judged & compute_bits(record.member for record in state.current.witnesses)):
-        # H4: not at the record, for accusations of the round before it may come until the close
+        # H4: reset here and not when the record arrives; accusations from the round before may come until the close
         state.clients[member].witness_missed = 0
     doomed = [m for m in get_members(judged) if _process_counts(state, m, judgement)]
     electors = judged & state.current.electors
@@ -79,7 +79,7 @@ def process_health(state: Coordinator) -> bool:
 
 
 def _process_counts(state: Coordinator, member: int, judgement: Judgement) -> bool:
-    """H2 and the streak of A1; whether the member is to be dropped."""
+    """Update the counts of H2 and the streak of A1; return whether the member is to be dropped."""
     client, config = state.clients[member], state.config
     if judgement.absent >> member & 1:
         client.missed, client.good_streak = min(client.missed + 1, U8_MAX), 0
@@ -95,7 +95,7 @@ def _process_counts(state: Coordinator, member: int, judgement: Judgement) -> bo
 
 
 def process_drop(state: Coordinator, member: int, *, strike: bool) -> None:
-    """Drop a member in the running round; with a strike unless it was mere absence (H5)."""
+    """Drop a member in the running round; `strike` is set unless it was merely absent (H5)."""
     client = state.clients[member]
     client.state = ClientState.DROPPED
     client.exited_height = state.current.height
@@ -104,22 +104,25 @@ def process_drop(state: Coordinator, member: int, *, strike: bool) -> None:
 
 
 def process_strike(slot: Slot, next_active: int) -> None:
-    """A strike makes the slot wait 1, 2, then 4 epochs (H5)."""
+    """Add a strike; the slot waits 1, 2, then 4 epochs (H5)."""
     slot.strikes = min(slot.strikes + 1, U8_MAX)
     process_wait(slot, next_active, slot.strikes, LONGEST_STRIKE_EPOCHS)
 
 
 def process_strike_clearing(slot: Slot, client: Client) -> None:
-    """A whole good epoch clears the strikes (H5): there to the end, nothing open, and some good round."""
+    """Clear the strikes after a good epoch (H5): a member to the end, credited, with no open misses or late results."""
     whole = client.state is ClientState.HEALTHY and client.joined_height == 0
     if whole and client.credits and not client.missed and not client.late:
         slot.strikes = slot.until = 0
 
 
 def process_health_check(state: Coordinator, context: Context, message: HealthCheck) -> bool:
-    """Count a silent witness of the previous round; the second time without a record between it goes (H4).
+    """Count a silent witness of the previous round; at the second count with no record between, drop it (H4).
 
-    `height` is the running round's, as in every message (T7).
+    `message.height` is the height of the running round, as in every message (T7).
+
+    Raises:
+        As `check_accusation`.
     """
     previous = check_accusation(state, context.sender, message)
     client = state.clients[message.member]
@@ -131,15 +134,15 @@ def process_health_check(state: Coordinator, context: Context, message: HealthCh
 
 
 def check_accusation(state: Coordinator, sender: bytes, message: HealthCheck) -> Round:
-    """The round in which the member was silent as a witness, if the record bears that out (H4).
+    """Check an accusation against the record; return the round in which the witness was silent (H4).
 
     Raises:
         Halted: the run is halted.
         InvalidRunState: no round is running.
         WrongRound: (epoch, height) is not the running round (T7).
-        UnknownMember: the sender holds no slot, or the accused does not exist.
+        UnknownMember: the sender holds no slot, or the accused member does not exist.
         NoActiveRound: there is no previous round.
-        InvalidHealthCheck: the record does not bear it out, or it is counted already.
+        InvalidHealthCheck: the record does not support the accusation, or it is counted already.
     """
     epoch, height, member = message.epoch, message.height, message.member
     if state.halted:
@@ -147,7 +150,7 @@ def check_accusation(state: Coordinator, sender: bytes, message: HealthCheck) ->
     if not state.in_round:
         raise InvalidRunState(f"health checks belong to rounds, not to {state.run_state.name} (H4)")
     if (epoch, height) != (state.progress.epoch, state.current.height):
-        raise WrongRound(f"health check of ({epoch}, {height}): the round has passed or is not there yet (T7)")
+        raise WrongRound(f"health check of ({epoch}, {height}): that round has passed or has not begun (T7)")
     if find_slot(state, sender) is None:
         raise UnknownMember("the sender of the health check holds no slot")
     if not 0 <= member < len(state.clients):
@@ -161,25 +164,25 @@ def check_accusation(state: Coordinator, sender: bytes, message: HealthCheck) ->
 
 
 def _find_alibi(client: Client, previous: Round, member: int) -> str:
-    """Why the member cannot be accused; empty where it can."""
+    """The reason why the member cannot be accused; empty if it can."""
     heard = sum(r.heard >> member & 1 for r in previous.witnesses)
     alibis = (
-        (client.state is not ClientState.HEALTHY, "it is not Healthy any more"),
+        (client.state is not ClientState.HEALTHY, "it is no longer Healthy"),
         (client.witness_checked_height == previous.height + 1, "it was counted in this round already"),
         # a round closed early may have cut off honest witnesses
         (not previous.flags & RoundFlag.BY_TIMEOUT, "the previous round was not closed by time-out"),
-        (any(r.member == member for r in previous.witnesses), "its record of the previous round is there"),
-        # who was not heard has crashed, and H2 judges that
+        (any(r.member == member for r in previous.witnesses), "its witness record of the previous round is there"),
+        # a member that nobody heard has crashed, and H2 covers that
         (heard <= previous.witnesses_expected - previous.quorum, "too few witnesses heard it"),
-        (not is_witness(previous, member), "it was not elected witness in the previous round"),
+        (not is_witness(previous, member), "it was not an elected witness of the previous round"),
     )
     return next((problem for applies, problem in alibis if applies), "")
 
 
 def process_credits(state: Coordinator) -> None:
-    """At close: one credit for each member of agreed_held, whoever has departed since included (H2).
+    """At close: give one credit to each member of agreed_held, even if it has left since (H2).
 
-    A round closes once, so a batch is credited once. The ejected get none (R7).
+    A round closes once, so a batch is credited once. Ejected members get no credit (R7).
     """
     for member in get_members(state.current.agreed_held):
         client = state.clients[member]
@@ -190,10 +193,10 @@ def process_credits(state: Coordinator) -> None:
 
 
 def process_settlement(state: Coordinator) -> None:
-    """At the end of Cooldown: credits become earnings, a good epoch clears strikes, one that came to nothing makes
-    a newcomer wait (M10), who left frees its slot.
+    """At the end of Cooldown: pay credits, clear strikes, let fruitless newcomers wait, free the slots of leavers.
 
-    Everyone but the ejected earns (pool div credit_total) for each credit; the rest carries over (M7).
+    Every member that is not ejected earns (pool div credit_total) per credit; the remainder carries over (M7). A
+    good epoch clears a member's strikes (H5). A newcomer whose epoch was fruitless waits (M10).
     """
     registry, epoch = state.registry, state.epoch
     pool = min(registry.current_earning_rate + registry.carry, U64_MAX)

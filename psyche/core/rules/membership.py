@@ -29,20 +29,20 @@ from psyche.core.state.state import (
     SlotState,
 )
 
-_IDLE_EPOCHS: Final = 2  # `last_epoch` and a whole one after it
+_IDLE_EPOCHS: Final = 2  # `last_epoch` and one whole epoch after it
 _EMPTY: Final = frozenset({SlotState.FREE, SlotState.LEFT})
 
 
 def process_join(state: Coordinator, context: Context, message: Join) -> bool:
-    """Give the sender a place in the next formation; whether anything changed (M1 to M3, M5).
+    """Give the sender a place in the next formation; return whether anything changed (M1 to M3, M5).
 
-    What counts as stake is what the slot holds: nobody names it.
+    The stake that counts is the one in the sender's slot; the message does not state it.
 
     Raises:
         Halted: the run has not begun or is over.
         InvalidJoin: a key or time is malformed, or another slot holds the p2p key (M1, M2).
         Banned: the signer was ejected (M6).
-        StakeTooLow: M5.
+        StakeTooLow: the slot's stake is below `min_stake` (M5).
         ClientsFull: all slots are taken.
     """
     number = check_join(state, context.sender, message)
@@ -54,7 +54,7 @@ def process_join(state: Coordinator, context: Context, message: Join) -> bool:
         slots[number:number + 1] = [known]  # fmt: skip
     known.p2p, known.expires_unix = message.p2p, message.expires_unix
     known.state = SlotState.JOINED
-    known.active = max(registry.next_active, known.until)  # H5: who has a strike waits
+    known.active = max(registry.next_active, known.until)  # H5: a slot with a strike waits
     known.last_epoch = state.progress.epoch
     return _get_changeable(known) != before
 
@@ -64,7 +64,7 @@ def _get_changeable(slot: Slot) -> tuple[bytes, int, int, SlotState, int]:
 
 
 def check_join(state: Coordinator, signer: bytes, join: Join) -> int:
-    """The slot that a join goes to: its own, else the first free one, else a new one, else one that was left (H5).
+    """The number of the slot for a join: the signer's own, a free or new one, or one that its signer left (H5).
 
     Raises:
         As `process_join`.
@@ -94,7 +94,7 @@ def check_join(state: Coordinator, signer: bytes, join: Join) -> int:
 
 
 def _find_room(slots: list[Slot]) -> int | None:
-    """The slot for a new signer; of those that were left the one whose wait ends first, be it over or not (H5)."""
+    """The slot for a new signer: a free one, or the LEFT one whose wait ends first, even if it is not over (H5)."""
     free = next((i for i, s in enumerate(slots) if s.state is SlotState.FREE), len(slots))
     if free < MAX_CLIENTS:
         return free
@@ -105,25 +105,25 @@ def _find_room(slots: list[Slot]) -> int | None:
 def process_withdrawal(state: Coordinator, context: Context, message: Withdraw) -> bool:
     """Leave the running epoch, or take a join back (M4).
 
-    In WaitingForMembers the slot is found by its key and `member` is not read.
+    In WaitingForMembers the sender's key identifies the slot and `member` is ignored.
 
     Raises:
-        Halted: paused, finished or not begun.
+        Halted: the run is paused or finished, or has not begun.
         WrongRound: the message names another epoch (T7).
-        UnknownMember: not a valid key of that member, or of no slot.
+        UnknownMember: the key is not a valid one of that member, or holds no slot.
         InvalidWithdraw: the member is not Healthy, or there is no join to take back.
     """
     epoch, member = message.epoch, message.member
     if state.halted:
         raise Halted("there is nothing to withdraw from while the run is halted")
     if epoch != state.progress.epoch:
-        raise WrongRound(f"withdrawal from epoch {epoch}, but epoch {state.progress.epoch} is on (T7)")
+        raise WrongRound(f"withdrawal from epoch {epoch}, but epoch {state.progress.epoch} is running (T7)")
     if state.run_state is RunState.WAITING_FOR_MEMBERS:
         _process_join_taken_back(state, context.sender)
         return True
     client = get_member(state, context.now, context.sender, member)
     if client.state is not ClientState.HEALTHY:
-        raise InvalidWithdraw(f"member {member} is {client.state.name}, only a Healthy one can withdraw (M4)")
+        raise InvalidWithdraw(f"member {member} is {client.state.name}; only a Healthy member can withdraw (M4)")
     process_departure(state, context.now, client, ClientState.WITHDRAWN)
     return True
 
@@ -139,7 +139,7 @@ def _process_join_taken_back(state: Coordinator, sender: bytes) -> None:
 
 
 def process_departure(state: Coordinator, now: int, client: Client, how: ClientState) -> None:
-    """A Healthy member goes; in Warmup its join and its word on the weights go with it (M4, T8)."""
+    """Let a Healthy member leave; in Warmup this also takes back its join and its ready message (M4, T8)."""
     client.state = how
     if state.run_state is not RunState.WARMUP:
         client.exited_height = state.current.height
@@ -150,12 +150,14 @@ def process_departure(state: Coordinator, now: int, client: Client, how: ClientS
 
 
 def process_leave(state: Coordinator, context: Context, message: LeaveRun) -> bool:  # noqa: ARG001
-    """Give the slot up for good: at once if it holds no earnings and can earn none (M4); strikes stay (H5).
+    """Give up the sender's slot; it is freed at once if it holds no earnings and can earn none (M4).
+
+    Strikes stay on record (H5).
 
     Raises:
-        UnknownMember: no slot of that signer.
-        Banned: an ejected signer's slot is never freed (M6).
-        InvalidWithdraw: it is leaving already.
+        UnknownMember: the signer holds no slot.
+        Banned: the signer was ejected; its slot is never freed (M6).
+        InvalidWithdraw: the slot is leaving already.
     """
     slots = state.registry.slots
     number = _find_held(slots, context.sender)
@@ -176,14 +178,14 @@ def process_leave(state: Coordinator, context: Context, message: LeaveRun) -> bo
 
 
 def _find_held(slots: list[Slot], signer: bytes) -> int | None:
-    """The slot that this signer holds, whether banned or leaving."""
+    """The number of the slot that this signer holds; it may be banned or leaving."""
     return next((i for i, s in enumerate(slots) if s.state not in _EMPTY and s.signer == signer), None)
 
 
 def process_vacancy(state: Coordinator, number: int) -> None:
-    """Nobody holds the slot any more: it is free, but for the strikes and the probation of its signer (H5, M10).
+    """Free a slot; if its signer has strikes or waits, keep them on record (H5, M10).
 
-    Else who has to wait could leave, and join again without any.
+    Otherwise a signer could leave and join again to escape its wait.
     """
     slot = state.registry.slots[number]
     has_waits = slot.strikes or slot.until or slot.fruitless
@@ -191,7 +193,7 @@ def process_vacancy(state: Coordinator, number: int) -> None:
 
 
 def build_left(slot: Slot) -> Slot:
-    """What stays of a slot whose signer has gone and has strikes, or was on probation (H5)."""
+    """What remains of a slot after its signer left with strikes or on probation (H5, M10)."""
     return Slot(
         signer=slot.signer,
         state=SlotState.LEFT,
@@ -203,16 +205,16 @@ def build_left(slot: Slot) -> Slot:
 
 
 def process_collection(state: Coordinator, context: Context, message: Collect) -> bool:  # noqa: ARG001
-    """Take earnings out of the record, all of the claims or none; whether that is anything at all (M11).
+    """Take the earnings of all claims out of the record, or none; return whether any were taken (M11).
 
-    In every state of the run, from banned slots too. A slot that was only held by them is free then.
+    This works in every state of the run and for banned slots too. A leaving slot without earnings is freed.
 
     Raises:
         UnknownMember: a signer holds no slot.
-        InvalidCollection: less than an amount is there, it is below 1, or a signer is named twice.
+        InvalidCollection: an amount is below 1 or above the slot's earnings, or a signer is named twice.
     """
     if len({signer for signer, _ in message.claims}) < len(message.claims):
-        raise InvalidCollection("a signer is named twice (M11)")  # what the first claim takes is not there for the next
+        raise InvalidCollection("a signer is named twice (M11)")  # claims are checked before the first one takes effect
     for signer, amount in message.claims:
         _check_collection(state, signer, amount)
     taken = [_process_claim(state, signer, amount) for signer, amount in message.claims]
@@ -230,19 +232,19 @@ def _process_claim(state: Coordinator, signer: bytes, amount: int | None) -> boo
 
 
 def _check_collection(state: Coordinator, signer: bytes, amount: int | None) -> int:
-    """The slot from which so much can be collected; raises as `process_collection`."""
+    """The number of the slot that holds this amount; raises as `process_collection`."""
     slots = state.registry.slots
     number = _find_held(slots, signer)
     if number is None:
         raise UnknownMember("the signer holds no slot, so nothing was earned")
     earned = slots[number].earned
     if amount is not None and not 1 <= amount <= earned:
-        raise InvalidCollection(f"{amount} cannot be collected: slot {number} has earned {earned} (M11)")
+        raise InvalidCollection(f"{amount} cannot be collected: slot {number} has earnings of {earned} (M11)")
     return number
 
 
 def process_reclaim(state: Coordinator, context: Context, message: ReclaimSlot) -> bool:  # noqa: ARG001
-    """Free the slot that has been idle longest, for a whole epoch at least; whether there was one (M4)."""
+    """Free the slot that has been idle longest, at least a whole epoch; return whether there was one (M4)."""
     number = find_reclaimable(state)
     if number is None:
         return False
@@ -251,10 +253,10 @@ def process_reclaim(state: Coordinator, context: Context, message: ReclaimSlot) 
 
 
 def find_reclaimable(state: Coordinator) -> int | None:
-    """The slot that has been idle longest, for a whole epoch at least; neither banned nor joined (M4).
+    """The slot that has been idle longest, at least a whole epoch, and is neither banned nor joined (M4).
 
-    Slots that never had a credit come before the proven ones (M10), whatever wait they have; of either
-    kind those last whose strikes still make them wait (H5).
+    Slots that never had a credit come before proven ones (M10). Among each, slots that wait because of strikes
+    come last (H5).
     """
     registry = state.registry
     idle = [
@@ -269,14 +271,16 @@ def find_reclaimable(state: Coordinator) -> int | None:
 
 
 def process_ejection(state: Coordinator, context: Context, message: ReportEquivocation) -> bool:  # noqa: ARG001
-    """Equivocation ejects: slot banned, stake slashed, credits lost; decided sets stay as they are (R7, M6).
+    """Eject a member for equivocation: its slot is banned, its stake slashed, its credits are lost (R7, M6).
+
+    Sets that are decided already do not change.
 
     Raises:
         Halted: the run is halted.
-        WrongRound: another epoch, or a round that has not begun (T7).
+        WrongRound: the evidence names another epoch, or a round that has not begun (T7).
         NoActiveRound: no round of this epoch has begun.
-        UnknownMember: no such member.
-        InvalidEvidence: it is ejected already.
+        UnknownMember: the member does not exist.
+        InvalidEvidence: the member is ejected already.
     """
     client = _check_evidence(state, message.epoch, message.height, message.member)
     slot = get_slot(state, client)
@@ -292,13 +296,13 @@ def process_ejection(state: Coordinator, context: Context, message: ReportEquivo
 
 def _check_evidence(state: Coordinator, epoch: int, height: int, member: int) -> Client:
     if state.halted:
-        raise Halted("evidence counts only while the epoch it is from is on")
+        raise Halted("evidence counts only while its epoch is running")
     if epoch != state.progress.epoch:
-        raise WrongRound(f"evidence from epoch {epoch}, but epoch {state.progress.epoch} is on (T7)")
+        raise WrongRound(f"evidence from epoch {epoch}, but epoch {state.progress.epoch} is running (T7)")
     if not state.in_round and state.run_state is not RunState.COOLDOWN:
         raise NoActiveRound("no round of this epoch has begun")
     if not 0 <= height <= state.current.height:
-        raise WrongRound(f"evidence of round {height}, but only round {state.current.height} is reached (T7)")
+        raise WrongRound(f"evidence from round {height}, but the newest round is {state.current.height} (T7)")
     if not 0 <= member < len(state.clients):
         raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
     client = state.clients[member]
@@ -308,7 +312,7 @@ def _check_evidence(state: Coordinator, epoch: int, height: int, member: int) ->
 
 
 def process_vacancies(state: Coordinator) -> None:
-    """The epoch is over: who left for good frees its slot, unless earnings wait for a claim (M4)."""
+    """At the end of an epoch, free the leaving slots that hold no earnings (M4)."""
     for number, slot in enumerate(state.registry.slots):
         if slot.state is SlotState.LEAVING and not slot.earned:
             process_vacancy(state, number)

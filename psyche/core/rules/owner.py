@@ -1,4 +1,4 @@
-"""What the owner of a run says: pause and resume (P4), changes of a run that exists (P9), rates (M7)."""
+"""Requests of a run's owner: pause and resume (P4), updates of an existing run (P9), rates (M7)."""
 
 import copy
 from typing import Final
@@ -27,11 +27,11 @@ _CHANGEABLE: Final = frozenset({RunState.UNINITIALIZED, RunState.PAUSED})
 
 
 def process_update(state: Coordinator, context: Context, message: Update) -> bool:  # noqa: ARG001
-    """Make the changes; whether there was any (P9).
+    """Change the owner's settings; return whether anything changed (P9).
 
     Raises:
-        CannotUpdate: config, model or progress of a run that is neither paused nor new.
-        ConfigRefused: what would come out breaks a rule; the message names key and rule.
+        CannotUpdate: config, model or progress would change, but the run is neither paused nor new.
+        ConfigRefused: the result would break a rule; the message names key and rule.
     """
     config, model = message.config or state.config, message.model or state.model
     progress, metadata = message.progress or state.progress, message.metadata or state.metadata
@@ -40,9 +40,9 @@ def process_update(state: Coordinator, context: Context, message: Update) -> boo
         _check_training(state, config, model, progress)
     refuse_problems([*find_metadata_problems(metadata), *find_bootstrap_problems(bootstrap)])
     before = _get_parts(state)
-    model = decode_model(encode_model(model))  # as it stands on record: some settings are float32 there
+    model = decode_model(encode_model(model))  # rounds the settings that the record holds as float32
     if _get_start(model, progress) != _get_start(state.model, state.progress):
-        # P3 takes progress from `certified`, and S8 weights: both are of another run now
+        # P3 takes progress and S8 takes weights from `certified`, which no longer fits this run
         state.certified, state.checkpoint = Mark(), Mark()
         state.epoch.warmup_failures = 0
     state.config, state.model, state.progress = copy.copy(config), model, copy.copy(progress)
@@ -56,13 +56,13 @@ def _check_training(state: Coordinator, config: Config, model: Model, progress: 
     refuse_problems(find_progress_problems(progress, config))
     if progress.epoch != state.progress.epoch and state.run_state is RunState.PAUSED:
         raise ConfigRefused(
-            f"progress.epoch: {progress.epoch}, but signatures name {state.progress.epoch}: it stays (P5)"
+            f"progress.epoch: cannot change to {progress.epoch}, because signatures name {state.progress.epoch} (P5)"
         )
 
 
 def _check_changeable(state: Coordinator, what: str) -> None:
     if state.run_state not in _CHANGEABLE:
-        raise CannotUpdate(f"the run is {state.run_state.name}: {what} change only while it is paused or new (P9)")
+        raise CannotUpdate(f"the run is {state.run_state.name}: {what} can change only while it is paused or new (P9)")
 
 
 def _get_parts(state: Coordinator) -> tuple[object, ...]:
@@ -70,25 +70,25 @@ def _get_parts(state: Coordinator) -> tuple[object, ...]:
 
 
 def _get_start(model: Model, progress: Progress) -> tuple[Checkpoint, list[Checkpoint], int, int]:
-    """From which weights, and where in schedule and data, an epoch begins."""
+    """The weights, step and sample from which an epoch begins."""
     return model.checkpoint, model.extra_checkpoints, progress.step, progress.epoch_start_data_index
 
 
 def process_client_version(state: Coordinator, context: Context, message: UpdateClientVersion) -> bool:  # noqa: ARG001
-    """Ask for another version of the client; whether it is another (P9).
+    """Set the client version that the run requires; return whether it changed (P9).
 
     Raises:
         CannotUpdate: the run is neither paused nor new.
-        ConfigRefused: the text does not fit its place.
+        ConfigRefused: the text is too long or contains a zero byte.
     """
-    _check_changeable(state, "its version can")
+    _check_changeable(state, "its client version")
     refuse_problems(find_version_problems(message.version))
     was, state.client_version = state.client_version, message.version
     return was != message.version
 
 
 def process_rates(state: Coordinator, context: Context, message: SetRates) -> bool:  # noqa: ARG001
-    """Set what the coming epochs pay and slash; whether that is new (M7).
+    """Set the earning and slashing rates of coming epochs; return whether they changed (M7).
 
     Raises:
         ConfigRefused: a rate does not fit 64 bits.
@@ -106,10 +106,12 @@ def process_rates(state: Coordinator, context: Context, message: SetRates) -> bo
 
 
 def process_pause(state: Coordinator, context: Context, message: Pause) -> bool:  # noqa: ARG001
-    """Pause at once before the first round, else after the epoch's drain and Cooldown (P4). A repeat changes nothing.
+    """Pause the run: at once before an epoch's first round, otherwise after its drain and Cooldown (P4).
+
+    A repeated pause changes nothing.
 
     Raises:
-        Halted: there is nothing to pause.
+        Halted: the run is halted already.
     """
     if state.halted:
         raise Halted(f"the run is {state.run_state.name} already")
@@ -126,7 +128,7 @@ def process_pause(state: Coordinator, context: Context, message: Pause) -> bool:
 
 
 def process_resume(state: Coordinator, context: Context, message: Resume) -> bool:  # noqa: ARG001
-    """Go on; everybody joins again. The first resume starts a run (P4).
+    """Resume a paused run, or start a new one; everybody must join again (P4).
 
     Raises:
         CannotResume: the run is neither paused nor new.

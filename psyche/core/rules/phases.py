@@ -1,4 +1,4 @@
-"""What a tick does in each phase: one function per phase, each telling whether it changed anything."""
+"""The work of a tick in each phase: one function per phase; each returns whether it changed anything."""
 
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.rules.formation import (
@@ -22,7 +22,7 @@ from psyche.core.state.timeline import get_attested_round, is_drain
 
 
 def process_waiting_for_members(state: Coordinator, now: int, _slot: int, _entropy: Entropy) -> bool:
-    """Form an epoch when enough have joined and the extra time is over."""
+    """Form an epoch when enough slots have joined and the extra time is over (M3)."""
     joined = get_joined(state, now)
     is_over = is_timed_out(now, state.state_start_unix, state.config.waiting_for_members_extra_time)
     if len(joined) < state.config.init_min_clients or not is_over:
@@ -32,7 +32,7 @@ def process_waiting_for_members(state: Coordinator, now: int, _slot: int, _entro
 
 
 def process_warmup(state: Coordinator, now: int, slot: int, entropy: Entropy) -> bool:
-    """Start round 0, or give the epoch up (T8); the seed is armed by the tick that finds the start due (E1)."""
+    """Start round 0, or give up the epoch (T8). The tick that finds the start due arms the seed (E1)."""
     if get_healthy(state).bit_count() < state.config.min_clients:
         process_abandonment(state, now)
         return True
@@ -44,7 +44,7 @@ def process_warmup(state: Coordinator, now: int, slot: int, entropy: Entropy) ->
             return False
         process_epoch_start(state, now, entropy, starters)
         return True
-    is_hopeless = get_ready(state) == get_healthy(state)  # nobody can change its word any more
+    is_hopeless = get_ready(state) == get_healthy(state)  # no ready message can come any more
     if is_hopeless or is_timed_out(now, state.state_start_unix, state.config.warmup_time):
         process_warmup_failure(state, now, starters)
         return True
@@ -52,7 +52,7 @@ def process_warmup(state: Coordinator, now: int, slot: int, entropy: Entropy) ->
 
 
 def process_round_train(state: Coordinator, now: int, slot: int, _entropy: Entropy) -> bool:
-    """To RoundWitness when q witnesses are complete or time is up (T4); the seed is armed (E1)."""
+    """Enter RoundWitness when q witnesses are complete or time is up (T4), and arm the seed (E1)."""
     is_complete = state.current.complete_len >= state.current.quorum
     if not is_complete and not is_timed_out(now, state.state_start_unix, state.config.max_round_train_time):
         return False
@@ -62,7 +62,7 @@ def process_round_train(state: Coordinator, now: int, slot: int, _entropy: Entro
 
 
 def process_round_witness(state: Coordinator, now: int, slot: int, entropy: Entropy) -> bool:
-    """Close the round when it is agreed or time is up, and the seed is there (T5, E2)."""
+    """Close the round when it is agreed or time is up, and its entropy is available (T5, E2)."""
     is_agreed = is_round_agreed(state)
     if not is_agreed and not is_timed_out(now, state.state_start_unix, state.config.round_witness_time):
         return False
@@ -77,7 +77,7 @@ def process_round_witness(state: Coordinator, now: int, slot: int, entropy: Entr
 
 
 def process_close(state: Coordinator, now: int, entropy: bytes) -> None:
-    """Close the running round: tallies, health and credit, streaks, stop conditions, what follows (T6)."""
+    """Close the running round: tally, health, credits, streaks, stop conditions, then the next phase (T6)."""
     round_, epoch = state.current, state.epoch
     attested = get_attested_round(state)
     round_.flags |= RoundFlag.CLOSED
@@ -100,7 +100,7 @@ def process_close(state: Coordinator, now: int, entropy: bytes) -> None:
 
 
 def process_cooldown(state: Coordinator, now: int, _slot: int, _entropy: Entropy) -> bool:
-    """Settle and end the epoch when `cooldown_time` is over, or its weights are kept in enough places (M7, P3, P10)."""
+    """Settle and end the epoch when `cooldown_time` is over or enough sources hold its weights (M7, P3, P10)."""
     is_kept = 0 < state.model.cooldown_sources <= state.epoch.checkpoint_sources
     if not is_kept and not is_timed_out(now, state.state_start_unix, state.config.cooldown_time):
         return False

@@ -1,4 +1,4 @@
-"""Warmup: who shows which weights, and who may therefore start the epoch (S8, T8)."""
+"""Warmup: the weights that members show, and who may start the epoch (S8, T8)."""
 
 from dataclasses import replace
 from typing import Final
@@ -33,18 +33,19 @@ _CANDIDATE_SHIFT: Final = ClientFlag.CANDIDATE_LOW.bit_length() - 1
 
 
 def is_certified(state: Coordinator) -> bool:
-    """Whether there are weights on record that everybody goes back to (S8)."""
+    """Whether the record has certified weights, the ones that every epoch starts from (S8)."""
     return state.certified.digest != ZERO32
 
 
 def process_ready(state: Coordinator, context: Context, message: WarmupWitness) -> bool:
-    """A member has loaded the weights and shows their full digest (S8).
+    """Record that a member has loaded the weights with this full digest (S8).
 
     Raises:
-        Halted, InvalidRunState, WrongRound, UnknownMember: not the moment, or not the sender.
-        InvalidWitness: the member is not Healthy, or the digest is not 32 bytes or is zero.
-        DuplicateWitness: it is ready already (K3).
-        DigestMismatch: the digest is not that of `certified`.
+        Halted, InvalidRunState, WrongRound: the message comes at the wrong time.
+        UnknownMember: the message is not signed by a valid key of the member.
+        InvalidWitness: the member is not Healthy, or the digest does not have 32 bytes or is zero.
+        DuplicateWitness: the member is ready already (K3).
+        DigestMismatch: the digest is not that of the certified weights.
         TooManyCandidates: nothing is certified yet and four other digests compete.
     """
     client, digest = _check_ready(state, context, message), message.digest
@@ -69,7 +70,7 @@ def _check_ready(state: Coordinator, context: Context, message: WarmupWitness) -
     if state.halted:
         raise Halted("nobody warms up while the run is halted")
     if epoch != state.progress.epoch:
-        raise WrongRound(f"ready for epoch {epoch}, but epoch {state.progress.epoch} is on (T7)")
+        raise WrongRound(f"ready for epoch {epoch}, but epoch {state.progress.epoch} is running (T7)")
     client = get_member(state, context.now, context.sender, member) if is_in_epoch(state) else None
     if client is not None and client.flags & ClientFlag.READY:
         raise DuplicateWitness(f"member {member} is ready already (K3)")  # a retry may land after the start
@@ -81,13 +82,13 @@ def _check_ready(state: Coordinator, context: Context, message: WarmupWitness) -
 
 
 def _find_candidate(state: Coordinator, digest: bytes) -> int:
-    """The place of a digest among the candidates: its own, else one that nobody shows any more, else a new one."""
+    """The index of a digest among the candidates: its own, one that nobody shows any more, or a new one."""
     candidates = state.epoch.start_candidates
     own = (i for i, c in enumerate(candidates) if c.count and c.digest == digest)
     left = (i for i, c in enumerate(candidates) if not c.count)
     number = next(own, next(left, len(candidates)))
     if number >= MAX_START_CANDIDATES:
-        raise TooManyCandidates(f"{MAX_START_CANDIDATES} other digests compete for the start already (S8)")
+        raise TooManyCandidates(f"{MAX_START_CANDIDATES} other digests already compete for the start (S8)")
     return number
 
 
@@ -97,12 +98,12 @@ def _process_vote(state: Coordinator, client: Client, number: int, digest: bytes
         candidates.append(StartCandidate())
     candidates[number].digest = digest
     candidates[number].count += 1
-    # others than the winner are Dropped, so it must be on record who showed what
+    # the start drops members whose candidate lost, so the record must say which candidate each member showed
     client.flags = client.flags & ~_CANDIDATE | ClientFlag(number << _CANDIDATE_SHIFT)
 
 
 def process_unready(state: Coordinator, client: Client) -> None:
-    """A member departs in Warmup, and its word goes with it."""
+    """Take back the ready message of a member that leaves in Warmup."""
     if not client.flags & ClientFlag.READY:
         return
     client.flags &= ~ClientFlag.READY
@@ -112,14 +113,14 @@ def process_unready(state: Coordinator, client: Client) -> None:
 
 
 def get_candidate(client: Client) -> int:
-    """The place of the digest that a ready member showed, among the start candidates (S8)."""
+    """The index, among the start candidates, of the digest that a ready member showed (S8)."""
     return (client.flags & _CANDIDATE) >> _CANDIDATE_SHIFT
 
 
 def is_enough(state: Coordinator, starters: int) -> bool:
-    """Whether these starters make a start before `warmup_time` possible (T8).
+    """Whether these starters suffice for a start before `warmup_time` is over (T8).
 
-    A quorum is counted among electors alone, so that newcomers who show nothing hold nobody up (M10).
+    The quorum counts electors only, so that newcomers who never get ready cannot delay the start (M10).
     """
     electors = get_electors(state)
     has_quorum = (starters & electors).bit_count() >= compute_quorum(electors.bit_count())
@@ -127,7 +128,7 @@ def is_enough(state: Coordinator, starters: int) -> bool:
 
 
 def process_ready_quorum(state: Coordinator, now: int) -> None:
-    """Remember since when there are enough starters; forget it when they are no longer enough (T8)."""
+    """Record the time from which there are enough starters; reset it if there no longer are (T8)."""
     if not is_enough(state, get_starters(state)):
         state.epoch.ready_quorum_unix = 0
     elif not state.epoch.ready_quorum_unix:
@@ -140,9 +141,9 @@ def get_ready(state: Coordinator) -> int:
 
 
 def get_starters(state: Coordinator) -> int:
-    """Bitmap of the members that can start: ready, and with the weights that win (S8).
+    """Bitmap of the members that can start: they are ready and show the winning weights (S8).
 
-    Nobody, while nothing is certified and no candidate has q of the ready members.
+    It is empty while nothing is certified and no candidate has a quorum of the ready members.
     """
     ready = get_ready(state)
     if is_certified(state):
@@ -157,7 +158,7 @@ def _find_winner(state: Coordinator) -> int | None:
 
 
 def process_certification(state: Coordinator) -> None:
-    """The first start of a run: the winner becomes `certified` and `checkpoint` (S8)."""
+    """At the first start of a run, make the winning candidate `certified` and `checkpoint` (S8)."""
     if is_certified(state):
         return
     winner = _find_winner(state)

@@ -1,7 +1,7 @@
-"""Whether a message that was refused had taken effect before, exactly as sent: then a repeat is a success (K3).
+"""Repeats: a refused message that has already taken effect, exactly as sent, counts as a success (K3).
 
-The same rules serve a resend over TCP and a transaction that lands after its retry. `core.rules.apply.KINDS` says
-which kind of message has which; of the others none is ever a repeat.
+This covers a resend over TCP as well as a transaction that lands after its retry. `core.rules.apply.KINDS` assigns
+these functions to kinds of messages; messages of other kinds are never repeats.
 """
 
 from dataclasses import replace
@@ -29,13 +29,13 @@ from psyche.core.state.timeline import get_round
 
 
 def is_joined(state: Coordinator, sender: bytes, message: Join) -> bool:
-    """Whether this signer has joined with this key for the epoch to come."""
+    """Whether this signer has joined with this p2p key for the next epoch."""
     slots = state.registry.slots
     return any(s.signer == sender and s.p2p == message.p2p and _is_waiting(state, s) for s in slots)
 
 
 def is_withdrawn(state: Coordinator, sender: bytes, message: Withdraw) -> bool:
-    """Whether the sender has left this epoch, or the epoch is over; or has no join that formation would take."""
+    """Whether the sender has left the epoch, the epoch is over, or the sender's join is taken back."""
     if message.epoch < state.progress.epoch or state.halted:
         return True
     if state.run_state is RunState.WAITING_FOR_MEMBERS:
@@ -45,7 +45,7 @@ def is_withdrawn(state: Coordinator, sender: bytes, message: Withdraw) -> bool:
 
 
 def is_warm(state: Coordinator, sender: bytes, message: WarmupWitness) -> bool:
-    """Whether this member is on record as ready with this digest (S8)."""
+    """Whether the record says that this member is ready with this digest (S8)."""
     client = _get_member(state, message.epoch, message.member, sender)
     if client is None or not client.flags & ClientFlag.READY:
         return False
@@ -58,7 +58,7 @@ def is_warm(state: Coordinator, sender: bytes, message: WarmupWitness) -> bool:
 
 
 def is_witnessed(state: Coordinator, sender: bytes, message: WitnessMessage) -> bool:
-    """Whether this very record of this member stands in its round."""
+    """Whether the round holds exactly this witness record of the member."""
     found = get_round(state, message.height)
     if _get_member(state, message.epoch, message.member, sender) is None or found is None:
         return False
@@ -66,19 +66,19 @@ def is_witnessed(state: Coordinator, sender: bytes, message: WitnessMessage) -> 
 
 
 def is_accused(state: Coordinator, sender: bytes, message: HealthCheck) -> bool:  # noqa: ARG001 - whoever accuses
-    """Whether the accusation made in round `height` is counted already (H4)."""
+    """Whether the accusation made in round `message.height` is counted already (H4)."""
     found = _is_member(state, message.epoch, message.member)
     return found and 0 < message.height == state.clients[message.member].witness_checked_height
 
 
 def is_named(state: Coordinator, sender: bytes, message: NameCheckpoint) -> bool:  # noqa: ARG001 - whoever names it
-    """Whether the source stands among those of the checkpoint with this digest (S10)."""
+    """Whether the record lists this source for the checkpoint with this digest (S10)."""
     sources = [state.model.checkpoint, *state.model.extra_checkpoints]
     return state.checkpoint.digest == message.digest and message.source in sources
 
 
 def is_ejected(state: Coordinator, sender: bytes, message: ReportEquivocation) -> bool:  # noqa: ARG001 - whoever reports
-    """Whether the member was ejected already (R7)."""
+    """Whether the member is ejected already (R7)."""
     found = _is_member(state, message.epoch, message.member)
     return found and state.clients[message.member].state is ClientState.EJECTED
 
@@ -88,7 +88,7 @@ def _is_member(state: Coordinator, epoch: int, member: int) -> bool:
 
 
 def _get_member(state: Coordinator, epoch: int, member: int, sender: bytes) -> Client | None:
-    """Member `member` of the running epoch if `epoch` is that and `sender` is one of its keys."""
+    """The member, if `epoch` is the running epoch and `sender` is one of the member's keys; otherwise None."""
     if not _is_member(state, epoch, member):
         return None
     client = state.clients[member]
@@ -96,7 +96,7 @@ def _get_member(state: Coordinator, epoch: int, member: int, sender: bytes) -> C
 
 
 def _is_waiting(state: Coordinator, slot: Slot) -> bool:
-    """Whether the next formation takes the slot's join."""
+    """Whether the slot has a join for the next formation or a later one."""
     return slot.state is SlotState.JOINED and slot.active >= state.registry.next_active
 
 

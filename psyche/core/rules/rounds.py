@@ -1,4 +1,4 @@
-"""How a round starts: who takes part, which seed, which samples (E1 to E3, 3.3, P2)."""
+"""The start of a round: its members, seed and samples (E1 to E3, 3.3, P2)."""
 
 from psyche.core.committee.elections import compute_quorum, compute_witnesses_expected
 from psyche.core.committee.schedule import compute_batch_size
@@ -11,9 +11,9 @@ from psyche.core.state.timeline import is_data_height
 
 
 def process_arming(state: Coordinator, slot: int) -> bool:
-    """Fix the slot whose hash will be the entropy (E1, E2); whether it is another than before.
+    """Fix the slot whose hash will be the entropy (E1, E2); return whether the armed slot changed.
 
-    0 stands for "not armed", so slot 0 without delay is armed as 1.
+    On record 0 means "not armed", so slot 0 without delay is armed as slot 1.
     """
     armed = min(max(slot + state.config.entropy_delay, 1), U64_MAX)
     changed = state.current.entropy_slot != armed
@@ -22,13 +22,13 @@ def process_arming(state: Coordinator, slot: int) -> bool:
 
 
 def process_first_round(state: Coordinator, now: int, entropy: bytes) -> None:
-    """Round 0 of an epoch; the seed drawn last stands for that of the round before (E3)."""
+    """Start round 0 of an epoch; the seed drawn last takes the place of the previous round's seed (E3)."""
     seed = compute_seed(state.run_uid, state.progress.epoch, 0, state.last_seed, ZERO32, entropy)
     _process_start(state, now, _build_round(state, now, 0, seed, state.progress.epoch_start_data_index))
 
 
 def process_next_round(state: Coordinator, now: int, entropy: bytes) -> None:
-    """The round after the running one, with the samples that follow."""
+    """Start the round after the running one, with the next samples."""
     last = state.current
     height = last.height + 1
     seed = compute_seed(state.run_uid, state.progress.epoch, height, last.seed, last.mix, entropy)
@@ -37,9 +37,9 @@ def process_next_round(state: Coordinator, now: int, entropy: bytes) -> None:
 
 
 def get_next_data_index(round_: Round) -> int:
-    """The first sample after those of the round; a drain round has none (P2).
+    """The index of the first sample after the round's samples; a drain round has no samples (P2).
 
-    No run that was checked comes near the end of what the record can hold.
+    The clamp never takes effect in a run with a checked configuration.
     """
     return min(round_.data_index + round_.batch_size, MAX_DATA_INDEX)
 

@@ -1,4 +1,4 @@
-"""When an epoch ends, and how (P1 to P4, S5, P7, H3)."""
+"""The end of an epoch: stop conditions, drain, Cooldown (P1 to P4, S5, P7, H3)."""
 
 from enum import Enum
 
@@ -12,7 +12,7 @@ from psyche.core.state.timeline import is_drain, is_last_drain
 
 
 class Turn(Enum):
-    """What follows the close of a round."""
+    """The step after the close of a round."""
 
     GO_ON = "another round like this one"  # in a drain: the next drain round, or the last one again (P2)
     DRAIN = "the first drain round"
@@ -20,10 +20,10 @@ class Turn(Enum):
 
 
 def compute_turn(state: Coordinator, now: int, *, mass_drop: bool, took_out: bool) -> tuple[Turn, StopReason]:
-    """What follows the round that is closing, and why (P1, P2).
+    """The step after the closing round, and the reason for it (P1, P2).
 
-    `mass_drop`: H3 applied. `took_out`: this close took members out, so that those who are left may
-    yet agree among themselves.
+    `mass_drop` says that H3 applied. `took_out` says that this close removed members, so that the remaining ones
+    may still agree among themselves.
     """
     if mass_drop:
         return Turn.COOLDOWN, StopReason.MASS_DROP
@@ -42,7 +42,7 @@ def compute_turn(state: Coordinator, now: int, *, mass_drop: bool, took_out: boo
 
 
 def _find_disagreement(state: Coordinator) -> StopReason:
-    """Why no agreement can be had any more: two rounds in a row without digest, or void and without digest."""
+    """The reason to give up agreement: two rounds in a row without a digest, or two void ones and no digest."""
     if state.epoch.digest_streak >= DIGEST_LIMIT_ROUNDS:
         return StopReason.NO_DIGEST  # S5
     if _is_void_again(state) and not is_digest_agreed(state):
@@ -51,12 +51,12 @@ def _find_disagreement(state: Coordinator) -> StopReason:
 
 
 def _is_void_again(state: Coordinator) -> bool:
-    # the round itself must be void: where nothing was due the streak only stands still
+    # the round itself must be void: if nothing was due, the streak keeps its old value
     return bool(state.current.flags & RoundFlag.VOID) and state.epoch.void_streak >= VOID_LIMIT_ROUNDS
 
 
 def _find_stop(state: Coordinator, now: int) -> StopReason:
-    """Why a round with data is the epoch's last one (P1)."""
+    """The reason why a round with data is the epoch's last one; NONE if it is not (P1)."""
     config, epoch = state.config, state.epoch
     rounds_done = state.current.height + 1
     if rounds_done >= min(config.rounds_per_epoch or MAX_EPOCH_ROUNDS, MAX_EPOCH_ROUNDS):
@@ -73,17 +73,17 @@ def _find_stop(state: Coordinator, now: int) -> StopReason:
 
 
 def is_run_done(state: Coordinator) -> bool:
-    """Whether the last step is on record."""
+    """Whether the record has reached `total_steps`."""
     return state.progress.step >= state.config.total_steps
 
 
 def is_given_up(state: Coordinator) -> bool:
-    """In Cooldown: whether the epoch certified nothing, so that its work is lost (P3)."""
+    """In Cooldown: whether the epoch certified nothing and its work is lost (P3)."""
     return state.certified.step <= state.epoch.start_step
 
 
 def process_cooldown_start(state: Coordinator, now: int) -> None:
-    """Cooldown begins; a full agreed digest of the last drain round becomes `certified` (P3)."""
+    """Begin Cooldown; a full digest agreed on in the last drain round becomes `certified` (P3)."""
     round_ = state.current
     if is_last_drain(state.config, state.epoch, round_.height) and is_digest_agreed(state):
         state.certified = Mark(
@@ -96,19 +96,19 @@ def process_cooldown_start(state: Coordinator, now: int) -> None:
 
 
 def process_epoch_end(state: Coordinator, now: int) -> None:
-    """Cooldown is over: the run stands where `certified` stands (P3), and pauses, ends or goes on (P4).
+    """End Cooldown: set progress to `certified` (P3), then pause, finish or wait for members (P4).
 
-    Where the epoch certified nothing this takes progress back: a rollback on record. The epoch's
-    number rises either way, for signatures name it.
+    If the epoch certified nothing, this rolls progress back. The epoch number rises in any case, because signatures
+    name it.
     """
     progress = state.progress
     progress.step, progress.epoch_start_data_index = state.certified.step, state.certified.data_index
-    was_last = progress.epoch == U16_MAX  # there is no further number to sign under
+    was_last = progress.epoch == U16_MAX  # no epoch number is left for signatures
     progress.epoch = min(progress.epoch + 1, U16_MAX)
-    # a cold start is over when an epoch has come to something
+    # a cold start is over after an epoch that certified something
     state.epoch.cold_start = state.pending_pause or (state.epoch.cold_start and is_given_up(state))
     pauses, state.pending_pause = state.pending_pause, False
-    if was_last:  # a pause would end in a second epoch of this number
+    if was_last:  # after a pause there would be a second epoch with this number
         process_state_change(state, now, RunState.FINISHED)
     elif pauses:
         process_state_change(state, now, RunState.PAUSED)

@@ -1,4 +1,4 @@
-"""What the records of a round agree on: root, digest, slots (W5, C1, C2, C4, S3)."""
+"""The tally of a round's witness records: agreed root, digest and members (W5, C1, C2, C4, S3)."""
 
 from psyche.core.state.bits import compute_at_least
 from psyche.core.state.limits import U8_MAX
@@ -7,10 +7,10 @@ from psyche.core.state.timeline import get_attested_round, is_last_drain
 
 
 def process_agreement(round_: Round, record: WitnessRecord) -> None:
-    """Count the newest record, already appended; what q records agree on is stored once (W5).
+    """Count the newest record (already appended) and store what q records agree on, once (W5).
 
-    A zero root never wins, and a record without digest is not counted for one. Two sets cannot both
-    win: 2q > n.
+    A zero root never wins, and a record without a digest does not count for one. Two sets cannot both win, since
+    2q > n.
     """
     if record.results_root != ZERO32 and not round_.flags & RoundFlag.ROOT:
         same = sum((r.results_root, r.held) == (record.results_root, record.held) for r in round_.witnesses)
@@ -32,7 +32,7 @@ def _get_digest_vote(record: WitnessRecord) -> tuple[bytes, WitnessFlag]:
 
 
 def is_digest_agreed(state: Coordinator) -> bool:
-    """Whether the running round has the digest it is there for: in the last drain round a full one (P3)."""
+    """Whether the running round has an agreed digest; the last drain round needs a full one (P3)."""
     needed = RoundFlag.DIGEST
     if is_last_drain(state.config, state.epoch, state.current.height):
         needed |= RoundFlag.FULL
@@ -40,7 +40,7 @@ def is_digest_agreed(state: Coordinator) -> bool:
 
 
 def is_round_agreed(state: Coordinator) -> bool:
-    """Whether nothing is left to wait for: all records in, or root and digest agreed (T5)."""
+    """Whether the round can close early: all records are in, or root and digest are agreed (T5)."""
     round_ = state.current
     if len(round_.witnesses) >= round_.witnesses_expected:
         return True
@@ -49,17 +49,17 @@ def is_round_agreed(state: Coordinator) -> bool:
 
 
 def process_slots(round_: Round, attested: Round | None) -> None:
-    """At close and without a root: the program judges by exact held bits alone (C2, C4)."""
+    """At close without an agreed root: take the members that q records hold; void if there is none (C2, C4)."""
     if attested is None or round_.flags & RoundFlag.ROOT:
         return
     round_.agreed_held = compute_at_least((r.held for r in round_.witnesses), round_.quorum, attested.members)
     if not round_.agreed_held:
-        round_.flags |= RoundFlag.VOID  # C4: something was due, for what is attested always has data
+        round_.flags |= RoundFlag.VOID  # C4: results were due, since an attested round always has data
 
 
 def process_streaks(epoch: Epoch, round_: Round, *, attested: bool, agreed: bool) -> None:
-    """Count void rounds and rounds without digest in a row (C4, S5)."""
-    if attested:  # where nothing was due, void_streak stays as it is
+    """Count consecutive void rounds and consecutive rounds without a digest (C4, S5)."""
+    if attested:  # if nothing was due, void_streak stays as it is
         void = bool(round_.flags & RoundFlag.VOID)
         epoch.void_streak = min(epoch.void_streak + 1, U8_MAX) if void else 0
     epoch.digest_streak = 0 if agreed else min(epoch.digest_streak + 1, U8_MAX)

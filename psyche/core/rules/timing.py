@@ -1,4 +1,4 @@
-"""When time-outs fire (T1), the one place where the run state changes, and the clocks after a restart (K2)."""
+"""Time-outs (T1), the single place where the run state changes, and the clocks after a restart (K2)."""
 
 from psyche.core.state.limits import U64_MAX
 from psyche.core.state.messages import Context, Recover
@@ -7,32 +7,32 @@ from psyche.core.state.state import Config, Coordinator, RunState
 
 
 def compute_elapsed(now: int, start: int) -> int:
-    """Seconds since `start`; a clock that went backwards counts as none (T1)."""
+    """Seconds since `start`; 0 if the clock went backwards (T1)."""
     return max(0, now - start)
 
 
 def clamp_time(now: int) -> int:
-    """A time as it can stand on record: not before 1970, and within 64 bits; a broken clock breaks nothing (T1)."""
+    """Clamp unix seconds to what the record can hold, 0 to 2^64 - 1, so that a broken clock does no harm (T1)."""
     return min(max(now, 0), U64_MAX)
 
 
 def is_timed_out(now: int, start: int, duration_s: int) -> bool:
-    """Whether a time-out of `duration_s` since `start` fires; even a duration of zero takes a second (T1)."""
+    """Whether a time-out of `duration_s` seconds since `start` fires; a duration of 0 still takes one second (T1)."""
     elapsed = compute_elapsed(now, start)
     return elapsed >= duration_s and elapsed > 0
 
 
 def process_state_change(state: Coordinator, now: int, run_state: RunState) -> None:
-    """Enter another run state; its clock starts now."""
+    """Enter another run state and restart its clock."""
     assert run_state is not state.run_state, "a state is never entered from itself"
     state.run_state = run_state
     state.state_start_unix = now
 
 
 def process_recovery(state: Coordinator, context: Context, message: Recover) -> bool:
-    """Move the run's clocks by the time that nobody was home; whether that changed anything (K2).
+    """Shift the run's clocks by the coordinator's downtime; return whether that changed anything (K2).
 
-    At least `reconnect_s` remain of the running phase, so that members can connect again.
+    The running phase keeps at least `reconnect_s` seconds, so that members can reconnect.
     """
     duration_s = get_duration_s(state.config, state.run_state)
     if duration_s is None:
@@ -52,7 +52,7 @@ def process_recovery(state: Coordinator, context: Context, message: Recover) -> 
 
 
 def get_duration_s(config: Config, run_state: RunState) -> int | None:
-    """After how many seconds a phase times out; None where it has no clock."""
+    """The time-out of a phase in seconds; None for a phase without one."""
     return {
         RunState.WAITING_FOR_MEMBERS: config.waiting_for_members_extra_time,
         RunState.WARMUP: config.warmup_time,

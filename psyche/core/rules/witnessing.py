@@ -1,4 +1,4 @@
-"""Witness messages: what is accepted, in the order of W4, and what acceptance does (W5)."""
+"""Witness messages: the checks of W4 in their order, and the effect of an accepted message (W5)."""
 
 from typing import Final
 
@@ -25,11 +25,11 @@ _ALL_FLAGS: Final = int(WitnessFlag.COMPLETE | WitnessFlag.FULL_DIGEST | Witness
 
 
 def process_witness(state: Coordinator, context: Context, message: WitnessMessage) -> bool:
-    """Put a witness's report on record (W4, W5).
+    """Record a witness's report (W4, W5).
 
     Raises:
         Halted, InvalidRunState, WrongRound, UnknownMember, InvalidWitness, DuplicateWitness,
-        WitnessesFull, InvalidBloom: the rule of W4 that the message breaks, the first in its order.
+        WitnessesFull, InvalidBloom: the message breaks a rule of W4; the first one in its order counts.
     """
     check_witness(state, context, message)
     round_ = state.current
@@ -53,7 +53,7 @@ def process_witness(state: Coordinator, context: Context, message: WitnessMessag
 
 
 def check_witness(state: Coordinator, context: Context, message: WitnessMessage) -> None:
-    """The checks of W4 in their order.
+    """Check a witness message by the rules of W4, in their order.
 
     Raises:
         As `process_witness`.
@@ -66,7 +66,7 @@ def check_witness(state: Coordinator, context: Context, message: WitnessMessage)
     if (message.epoch, message.height) != (state.progress.epoch, round_.height):
         raise WrongRound(
             f"witness message of round ({message.epoch}, {message.height}), "
-            f"but ({state.progress.epoch}, {round_.height}) is on (W4, T7)"
+            f"but ({state.progress.epoch}, {round_.height}) is running (W4, T7)"
         )
     client = get_member(state, context.now, context.sender, message.member)
     _check_election(state, client, message.member)
@@ -81,7 +81,7 @@ def _check_election(state: Coordinator, client: Client, member: int) -> None:
     if not is_witness(round_, member):
         raise InvalidWitness(f"member {member} is not an elected witness of round {round_.height} (W4)")
     if any(record.member == member for record in round_.witnesses):
-        raise DuplicateWitness(f"the record of member {member} for round {round_.height} is there already (W4, K3)")
+        raise DuplicateWitness(f"member {member} has already reported on round {round_.height} (W4, K3)")
     if len(round_.witnesses) >= round_.witnesses_expected:
         raise WitnessesFull(f"all {round_.witnesses_expected} records of round {round_.height} are in (W4)")
 
@@ -95,7 +95,7 @@ def _check_bitmaps(state: Coordinator, message: WitnessMessage) -> None:
     )
     for name, bits, members in allowed:
         if bits & ~members:
-            raise InvalidWitness(f"{name}: names members that took no part in the round it speaks of (W4)")
+            raise InvalidWitness(f"{name}: marks members that do not belong to the round it reports on (W4)")
 
 
 def _check_fields(message: WitnessMessage) -> None:
@@ -103,16 +103,19 @@ def _check_fields(message: WitnessMessage) -> None:
         raise InvalidBloom(f"broadcast_bloom: {len(message.broadcast_bloom)} bytes, must be {BLOOM_BITS // 8} (W4)")
     limit = min(BLOOM_HASHES * message.held.bit_count(), BLOOM_BIT_CAP)
     if (count := get_bit_count(message.broadcast_bloom)) > limit:
-        raise InvalidBloom(f"broadcast_bloom: {count} bits set, {limit} are possible (W4)")
+        raise InvalidBloom(f"broadcast_bloom: {count} bits set, at most {limit} are possible (W4)")
     rules = (
         (len(message.results_root) == HASH_BYTES, "results_root: must be 32 bytes"),
         (len(message.state_digest) == HASH_BYTES, "state_digest: must be 32 bytes"),
-        ((message.results_root == ZERO32) == (message.held == 0), "results_root: must be zero exactly if held is"),
+        (
+            (message.results_root == ZERO32) == (message.held == 0),
+            "results_root: must be zero if held is empty, and only then",
+        ),
         (
             message.state_digest != ZERO32 or WitnessFlag.NO_DIGEST in message.flags,
             "state_digest: must not be zero unless flag 4 (no digest) is set",
         ),
-        (not int(message.flags) & ~_ALL_FLAGS, "flags: unknown ones are set"),
+        (not int(message.flags) & ~_ALL_FLAGS, "flags: unknown flags are set"),
         (0 <= message.at_s <= U32_MAX, "at_s: must fit 32 bits"),
         (len(message.metadata) <= METADATA_BYTES, f"metadata: at most {METADATA_BYTES} bytes"),
     )

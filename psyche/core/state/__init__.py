@@ -1,4 +1,4 @@
-"""What a run's record holds, as plain data: the state, its enumerations and limits, messages and errors.
+"""The record of a run as plain data: the state, its enumerations and limits, messages and errors.
 
-Also what can be read off a state without changing it. What changes a state stands in `rules`, its bytes in `encoding`.
+This package also holds queries on a state. Transitions are in `psyche.core.rules`, bytes in `psyche.core.encoding`.
 """

@@ -1,4 +1,4 @@
-"""Bitmaps of members: integers in memory, 32 little-endian bytes on record; bit i is member i."""
+"""Bitmaps of members: integers in memory, 32 little-endian bytes on record; bit i stands for member i."""
 
 from collections.abc import Iterable
 from itertools import compress
@@ -11,13 +11,13 @@ _DIGITS: Final = bytes.maketrans(b"01", b"\0\1")
 
 
 def get_members(bits: int) -> list[int]:
-    """The members whose bits are set, ascending."""
+    """The indexes of the members whose bits are set, ascending."""
     digits = bin(bits)[:1:-1].encode().translate(_DIGITS)
     return list(compress(range(len(digits)), digits))
 
 
 def compute_bits(members: Iterable[int]) -> int:
-    """The bitmap with exactly these members set."""
+    """The bitmap in which exactly these members are set."""
     bits = 0
     for member in members:
         bits |= 1 << member
@@ -31,10 +31,10 @@ def to_bytes32(bits: int) -> bytes:
 
 
 class BitCounter:
-    """Counts for every member how many of many bitmaps have its bit.
+    """Counts, for every member, the bitmaps in which the member's bit is set.
 
-    Bit-sliced: plane k holds bit k of every member's count, so that adding a bitmap costs a few operations on
-    whole bitmaps, however many members there are.
+    The counts are bit-sliced: plane k holds bit k of every member's count. Adding a bitmap takes a few operations
+    on whole bitmaps, whatever the number of members.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class BitCounter:
             self._planes.append(carry)
 
     def get_at_least(self, threshold: int) -> int:
-        """The members in at least `threshold` of the bitmaps; all bits there are for a threshold of 0."""
-        above, level = 0, -1  # from the highest bit down: counts above the threshold, counts not below it
+        """Bitmap of the members that are set in at least `threshold` bitmaps; -1 (all bits) for a threshold of 0."""
+        above, level = 0, -1  # from the highest bit down: counts above the threshold, counts equal to it so far
         for k in reversed(range(max(len(self._planes), threshold.bit_length()))):
             plane = self._planes[k] if k < len(self._planes) else 0
             if threshold >> k & 1:

@@ -1,6 +1,6 @@
 """The rules that a run's configuration must obey before it can run.
 
-Warnings about what is allowed but seldom meant are the business of `psyche.config`.
+`psyche.config` adds warnings about settings that are allowed but rarely intended.
 """
 
 import math
@@ -52,7 +52,7 @@ from psyche.errors import WireError
 
 
 class BrokenRule(NamedTuple):
-    """One broken rule: the key's path in a run.toml, what is wrong, what would be right."""
+    """One broken rule: the path of the key in a run.toml, what is wrong, and what would be right."""
 
     key: str
     what: str
@@ -61,7 +61,7 @@ class BrokenRule(NamedTuple):
 
 TIMES: Final = ("warmup_time", "cooldown_time", "max_round_train_time", "round_witness_time", "epoch_time")
 _UNSIGNED: Final = frozenset("BHIQ")
-_WIDTHS: Final = {  # the most that the place of a count on record holds
+_WIDTHS: Final = {  # the largest value that a field of the record can hold
     field.name: (1 << 8 * field.size) - 1
     for field in CONFIG.fields
     if field.code in _UNSIGNED and field.from_wire is None and field.name not in TIMES
@@ -82,9 +82,9 @@ _PERMILLE: Final = 1_000
 
 
 def find_config_problems(config: Config, model: Model) -> list[BrokenRule]:
-    """All rules that the configuration breaks; empty if it can run.
+    """Find all rules that the configuration breaks; the list is empty if the run can start.
 
-    It is judged as it will stand on record, where some settings are float32: what is accepted once is
+    Settings that the record holds as float32 are checked as float32, so a configuration that is accepted once is
     accepted again after every pause.
     """
     problems = [
@@ -98,50 +98,50 @@ def find_config_problems(config: Config, model: Model) -> list[BrokenRule]:
 
 
 def find_progress_problems(progress: Progress, config: Config) -> Iterator[BrokenRule]:
-    """Why a run with this configuration cannot begin there: every number must still fit at its end."""
+    """Find reasons why a run cannot begin at this progress: the record must still hold its numbers at the end."""
     places = (("epoch", progress.epoch, 0, U16_MAX), ("step", progress.step, 1, U32_MAX))
     for name, number, least, most in places:
         if not least <= number <= most:
-            yield BrokenRule(f"progress.{name}", f"{number} does not fit its place on record", f"{least} to {most}")
+            yield BrokenRule(f"progress.{name}", f"{number} does not fit the record", f"{least} to {most}")
     samples = max(0, config.total_steps - progress.step) * config.global_batch_size_end
     most = max(0, MAX_DATA_INDEX - samples)
     if not 0 <= progress.epoch_start_data_index <= most:
-        what = f"{progress.epoch_start_data_index} leaves no room for the {samples} samples that the run may still take"
+        what = f"{progress.epoch_start_data_index} leaves no room for the {samples} samples that the run may still need"
         yield BrokenRule("progress.epoch_start_data_index", what, f"0 to {most}")
 
 
 def check_config(config: Config, model: Model) -> None:
-    """Whether a run can go on with this configuration.
+    """Refuse a configuration that cannot run.
 
     Raises:
-        ConfigRefused: it cannot; the message names every key and rule.
+        ConfigRefused: the configuration breaks rules; the message names every key and rule.
     """
     refuse_problems(find_config_problems(config, model))
 
 
 def refuse_problems(problems: Iterable[BrokenRule]) -> None:
-    """Nothing, where there are no problems.
+    """Raise if there are any problems.
 
     Raises:
-        ConfigRefused: there are; the message names every key and rule.
+        ConfigRefused: there are problems; the message names every key and rule.
     """
     if found := "; ".join(f"{p.key}: {p.what} (right: {p.right})" for p in problems):
         raise ConfigRefused(found)
 
 
 def _find_form_problems(config: Config, model: Model) -> Iterator[BrokenRule]:
-    """What no other rule names, such as a setting that belongs to another kind: it must fit the record all the same."""
+    """Find values that no other rule covers but the record cannot hold, such as a setting of another kind."""
     try:
         CONFIG.write(config)
         MODEL.write(model)
     except WireError as error:
-        yield BrokenRule("model.LLM", str(error), "settings of the chosen kinds alone, each within its place")
+        yield BrokenRule("model.LLM", str(error), "only settings of the chosen kinds, each within its range")
 
 
 def _find_root_problems(config: Config) -> Iterator[BrokenRule]:
     if len(config.data_root) != HASH_BYTES:
         yield BrokenRule(
-            "config.data_root", f"has {len(config.data_root)} bytes", f"{HASH_BYTES} bytes, zeros: not stated"
+            "config.data_root", f"has {len(config.data_root)} bytes", f"{HASH_BYTES} bytes; all zero: not stated"
         )
 
 
@@ -149,12 +149,12 @@ def _find_width_problems(config: Config) -> Iterator[BrokenRule]:
     for name in TIMES:
         value = getattr(config, name)
         if not 0 <= value <= MAX_TIME_S:
-            what = f"{value} s is longer than any clock of a run can count on"
+            what = f"{value} s is longer than a run can count"
             yield BrokenRule(f"config.{name}", what, f"0 to {MAX_TIME_S} seconds, which is 136 years")
     for name, most in _WIDTHS.items():
         value = getattr(config, name)
         if not 0 <= value <= most:
-            yield BrokenRule(f"config.{name}", f"{value} does not fit its place on record", f"0 to {most}")
+            yield BrokenRule(f"config.{name}", f"{value} does not fit the record", f"0 to {most}")
 
 
 def _find_number_problems(config: Config) -> Iterator[BrokenRule]:
@@ -165,7 +165,7 @@ def _find_number_problems(config: Config) -> Iterator[BrokenRule]:
     rules = (
         (c.init_min_clients >= c.min_clients, "init_min_clients", f"is below min_clients {c.min_clients}",
          f"{c.min_clients} to {MAX_CLIENTS}"),
-        (c.init_min_clients <= MAX_CLIENTS, "init_min_clients", f"is above {MAX_CLIENTS}, the most there can be",
+        (c.init_min_clients <= MAX_CLIENTS, "init_min_clients", f"is above {MAX_CLIENTS}, the most that can join",
          f"at most {MAX_CLIENTS}"),
         (c.witness_nodes <= MAX_WITNESSES, "witness_nodes", f"is above {MAX_WITNESSES}, the records of a round",
          f"0 (everybody) to {MAX_WITNESSES}"),
@@ -186,7 +186,7 @@ def find_metadata_problems(metadata: Metadata) -> Iterator[BrokenRule]:
     yield from _find_text_problems("metadata.description", metadata.description, DESCRIPTION_BYTES, needed=False)
     for name, number in (("num_parameters", metadata.num_parameters), ("vocab_size", metadata.vocab_size)):
         if not 0 <= number <= U64_MAX:
-            yield BrokenRule(f"metadata.{name}", f"{number} does not fit its place on record", f"0 to {U64_MAX}")
+            yield BrokenRule(f"metadata.{name}", f"{number} does not fit the record", f"0 to {U64_MAX}")
 
 
 def find_version_problems(version: str) -> Iterator[BrokenRule]:
@@ -225,7 +225,7 @@ def _find_epoch_problems(config: Config, model: Model) -> Iterator[BrokenRule]:
 def _find_model_problems(model: Model) -> Iterator[BrokenRule]:
     for name in ("max_seq_len", "cold_start_warmup_steps"):
         if not 0 <= getattr(model, name) <= U32_MAX:
-            what = f"{getattr(model, name)} does not fit its place on record"
+            what = f"{getattr(model, name)} does not fit the record"
             yield BrokenRule(f"model.LLM.{name}", what, f"0 to {U32_MAX}")
     if not 0 <= model.cooldown_sources <= MAX_COOLDOWN_SOURCES:
         what = f"{model.cooldown_sources} is more than the {MAX_COOLDOWN_SOURCES} sources that the record keeps"
@@ -285,7 +285,7 @@ def _find_http_problems(key: str, http: HttpLocation) -> Iterator[BrokenRule]:
                    ("num_files", http.num_files, U32_MAX))  # fmt: skip
         for name, value, most in numbers:
             if not 0 <= value <= most:
-                yield BrokenRule(key, f"{name} {value} does not fit its place on record", f"0 to {most}")
+                yield BrokenRule(key, f"{name} {value} does not fit the record", f"0 to {most}")
         if not http.num_files:
             yield BrokenRule(key, "num_files must not be zero", "above 0")
 
@@ -302,7 +302,7 @@ def _find_schedule_problems(schedule: LrSchedule) -> Iterator[BrokenRule]:
              "cosine_decay_steps": s.cosine_decay_steps, "linear_decay_steps": s.linear_decay_steps}  # fmt: skip
     for name, count in steps.items():
         if not 0 <= count <= U32_MAX:
-            yield BrokenRule(key, f"{name} {count} does not fit its place on record", f"0 to {U32_MAX}")
+            yield BrokenRule(key, f"{name} {count} does not fit the record", f"0 to {U32_MAX}")
     if s.kind in (ScheduleKind.LINEAR, ScheduleKind.COSINE) and s.total_steps < s.warmup_steps:
         what = f"total_steps {s.total_steps} is below warmup_steps {s.warmup_steps}"
         yield BrokenRule(key, what, f"at least {s.warmup_steps}")

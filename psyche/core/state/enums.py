@@ -1,4 +1,4 @@
-"""The enumerations of the state; the order of the members is the encoding's."""
+"""The enumerations of the state; their values are part of the encoding."""
 
 from enum import IntEnum, IntFlag
 
@@ -17,7 +17,7 @@ class RunState(IntEnum):
 
 
 class ClientState(IntEnum):
-    """What became of a member of the epoch."""
+    """The state of a member of the epoch."""
 
     HEALTHY = 0
     DROPPED = 1
@@ -26,17 +26,17 @@ class ClientState(IntEnum):
 
 
 class SlotState(IntEnum):
-    """What became of a slot of the registry."""
+    """The state of a slot of the registry."""
 
     FREE = 0
     JOINED = 1
     LEAVING = 2
     BANNED = 3
-    LEFT = 4  # H5: given up, but its signer's strikes stay
+    LEFT = 4  # given up, but the strikes or waits of its signer stay on record (H5, M10)
 
 
 class Role(IntEnum):
-    """What the seed asks of a member in a round; the order is the encoding's."""
+    """The task that a round's seed gives to a member."""
 
     TIE_BREAKER = 0
     VERIFIER = 1
@@ -62,8 +62,8 @@ class ClientFlag(IntFlag):
     READY = 1
     DIVERGED = 2
     NEWCOMER = 4
-    PROBATION = 8  # M10: no credit yet, among members that had some
-    CANDIDATE_LOW = 16  # S8: two bits say which start candidate the member showed
+    PROBATION = 8  # M10: no credit yet, in an epoch led by members that have some
+    CANDIDATE_LOW = 16  # S8: these two bits say which start candidate the member showed
     CANDIDATE_HIGH = 32
 
 
@@ -88,7 +88,7 @@ class RoundFlag(IntFlag):
 
 
 class Architecture(IntEnum):
-    """Model families; the order is the encoding's."""
+    """Model families."""
 
     HF_LLAMA = 0
     HF_DEEPSEEK = 1
@@ -97,21 +97,21 @@ class Architecture(IntEnum):
 
 
 class DataType(IntEnum):
-    """What the data is for."""
+    """The purpose of the training data."""
 
     PRETRAINING = 0
     FINETUNING = 1
 
 
 class TokenSize(IntEnum):
-    """Bytes of one token id in a data file, less the encoding: 0 is two bytes, 1 is four."""
+    """The size of one token id in a data file; encoded as 0 for two bytes and 1 for four."""
 
     TWO_BYTES = 0
     FOUR_BYTES = 1
 
 
 class CheckpointKind(IntEnum):
-    """Where a model's weights come from; the order is the encoding's."""
+    """Where a model's weights come from."""
 
     EPHEMERAL = 0
     DUMMY = 1
@@ -123,7 +123,7 @@ class CheckpointKind(IntEnum):
 
 
 class DataLocationKind(IntEnum):
-    """Where the training data comes from; the order is the encoding's."""
+    """Where the training data comes from."""
 
     DUMMY = 0
     SERVER = 1

@@ -1,17 +1,17 @@
-"""What the state machine refuses, one class per rule, so that callers can tell them apart.
+"""The refusals of the state machine: one class per rule, so that callers can tell them apart.
 
-A message that raises leaves every byte of the state as it was (T2).
+A refused message leaves every byte of the state unchanged (T2).
 """
 
 from psyche.errors import PsycheError
 
 
 class CoordinatorError(PsycheError):
-    """Base of every refusal of the coordinator."""
+    """Base class of all refusals of the coordinator."""
 
     @property
     def code(self) -> str:
-        """The name under which the error crosses a wire."""
+        """The name of the error on the wire: the class name."""
         return type(self).__name__
 
 
@@ -20,19 +20,19 @@ class Halted(CoordinatorError):
 
 
 class InvalidRunState(CoordinatorError):
-    """The message does not belong to the present run state."""
+    """The message is not allowed in the current run state."""
 
 
 class WrongRound(CoordinatorError):
-    """The message names another (epoch, height) than the running one (T7)."""
+    """The message names an (epoch, height) other than the running one (T7)."""
 
 
 class NoActiveRound(CoordinatorError):
-    """The round asked for does not exist (yet, or any more)."""
+    """The requested round does not exist yet or no longer exists."""
 
 
 class UnknownMember(CoordinatorError):
-    """No such member, or not its key."""
+    """There is no such member, or the message is not signed by one of its keys."""
 
 
 class InvalidWitness(CoordinatorError):
@@ -40,15 +40,15 @@ class InvalidWitness(CoordinatorError):
 
 
 class InvalidBloom(CoordinatorError):
-    """The bloom filter has more bits than its items can set (W4)."""
+    """The bloom filter has the wrong length, or more bits set than its items can set (W4)."""
 
 
 class DuplicateWitness(CoordinatorError):
-    """The member's record of this round is already there (K3)."""
+    """The member has already reported on this round, or is ready already (K3)."""
 
 
 class WitnessesFull(CoordinatorError):
-    """All witness records of the round are taken."""
+    """All witness records of the round are in."""
 
 
 class DigestMismatch(CoordinatorError):
@@ -60,23 +60,23 @@ class TooManyCandidates(CoordinatorError):
 
 
 class InvalidHealthCheck(CoordinatorError):
-    """The accusation is not borne out by the record (H4)."""
+    """The record does not support the accusation (H4)."""
 
 
 class InvalidCheckpoint(CoordinatorError):
-    """The checkpoint cannot stand as a source (S10)."""
+    """The checkpoint cannot be recorded as a source (S10)."""
 
 
 class InvalidWithdraw(CoordinatorError):
-    """The member cannot withdraw: it is not Healthy."""
+    """The sender cannot withdraw: the member is not Healthy, or there is no join to take back (M4)."""
 
 
 class InvalidCommitteeSelection(CoordinatorError):
-    """An election with impossible numbers."""
+    """The numbers of an election contradict each other."""
 
 
 class CannotResume(CoordinatorError):
-    """Resume is possible only when Paused."""
+    """The run cannot be resumed: it is neither paused nor new."""
 
 
 class InvalidJoin(CoordinatorError):
@@ -96,15 +96,15 @@ class Banned(CoordinatorError):
 
 
 class InvalidEvidence(CoordinatorError):
-    """The report of equivocation names nobody it could eject."""
+    """The report of equivocation names a member that is ejected already."""
 
 
 class CannotUpdate(CoordinatorError):
-    """What is to change stays as it is while the run goes on (P9)."""
+    """The setting cannot change while the run is going (P9)."""
 
 
 class InvalidCollection(CoordinatorError):
-    """The earnings asked for are not there (M11)."""
+    """The requested earnings cannot be collected (M11)."""
 
 
 class ConfigRefused(CoordinatorError):

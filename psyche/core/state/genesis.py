@@ -1,4 +1,4 @@
-"""How a run comes to be."""
+"""The creation of a run."""
 
 import copy
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ def create_run(
     config: Config, model: Model, run_id: str, run_uid: bytes, metadata: Metadata, client_version: str, now: int,
     *, progress: Progress | None = None, bootstrap: Sequence[str] = (),
 ) -> Coordinator:  # fmt: skip
-    """A new run, waiting for members since `now` (unix seconds). The arguments are copied.
+    """Create a run that waits for members from `now` (unix seconds) on. The arguments are copied.
 
-    `run_uid` is 32 bytes that no other run has, not even one of the same name; every signature
-    names it. `progress` lets a run begin at a later step, `bootstrap` names up to four addresses of nodes.
+    `run_uid` has 32 bytes and identifies the run, even among runs of the same name; every signature covers it.
+    `progress` lets the run begin at a later step. `bootstrap` lists up to four addresses of nodes.
 
     Raises:
-        ConfigRefused: the configuration or a text breaks a rule; the message names key and rule.
+        ConfigRefused: the configuration, a text or `run_uid` breaks a rule; the message names key and rule.
     """
     progress = progress or Progress()
     _check_names(run_id, run_uid)
@@ -52,12 +52,12 @@ def create_run(
         bootstrap=[*bootstrap],
     )
     apply(state, now, 0, ZERO32, Resume())  # checks the configuration
-    state.model = decode_model(encode_model(model))  # as it stands on record: some settings are float32 there
+    state.model = decode_model(encode_model(model))  # rounds the settings that the record holds as float32
     return state
 
 
 def _check_names(run_id: str, run_uid: bytes) -> None:
     if not run_id or not fits_text(run_id, RUN_ID_BYTES):
-        raise ConfigRefused(f"run_id: 1 to {RUN_ID_BYTES} bytes of UTF-8, without zero bytes (layout)")
+        raise ConfigRefused(f"run_id: must have 1 to {RUN_ID_BYTES} bytes of UTF-8, without zero bytes (layout)")
     if len(run_uid) != HASH_BYTES or run_uid == ZERO32:
-        raise ConfigRefused(f"run_uid: {HASH_BYTES} bytes, not all zero")
+        raise ConfigRefused(f"run_uid: must have {HASH_BYTES} bytes, not all zero")

@@ -1,11 +1,11 @@
-"""What members tell each other by signed gossip, as plain data; the bytes are those of R2."""
+"""Signed gossip between members as plain data; R2 defines its bytes."""
 
 from dataclasses import dataclass
 from enum import IntFlag
 
 
 class ReadyFlag(IntFlag):
-    """What a Ready says beyond the digest."""
+    """Flags of a Ready."""
 
     BEHIND = 1
     DIVERGED = 2
@@ -13,7 +13,7 @@ class ReadyFlag(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """D(h) after the apply at the start of round h (S6)."""
+    """A member's digest D(h), after it applied results at the start of round h (S6)."""
 
     digest: bytes
     flags: ReadyFlag
@@ -21,17 +21,17 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A member's own work of the round is announced and the payloads due are in (A2)."""
+    """A member has announced its own work of the round and holds the payloads that are due (A2)."""
 
     held: int
     results_root: bytes
-    seen: int  # bitmap: whose Result(h) I have
-    ready: Ready | None = None  # rides along where messages are many
+    seen: int  # bitmap: the members whose Result(h) the sender has
+    ready: Ready | None = None  # sent along to save a message
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A commitment to a trained payload; the header travels beside it."""
+    """A commitment to a trained payload, together with the header it commits to."""
 
     commitment: bytes
     header: bytes  # 448 bytes
@@ -47,19 +47,19 @@ GossipBody = Ready | Finished | Result | Leave
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """A signed message of a member of the epoch, named by (epoch, height, member)."""
+    """A signed message of a member of the epoch, identified by (epoch, height, member) and its kind."""
 
     run_uid: bytes
     epoch: int
     height: int
     member: int
     body: GossipBody
-    signature: bytes  # 64 bytes over all of the above but a Result's header
+    signature: bytes  # 64 bytes, over all of the above except a Result's header
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Two signed results of one member for one round, as they were gossiped (R7)."""
+    """Two signed results of one member for one round, as encoded gossip messages (R7)."""
 
     first: bytes
     second: bytes

@@ -1,8 +1,8 @@
-"""Messages to the coordinator: one frozen dataclass each, and what their fields may hold.
+"""Messages to the coordinator: one frozen dataclass per kind, with the allowed range of every field.
 
-A message says what is asked; when it came and who signed it stands beside it (`Context`). The annotation of a
-field is the rule that whoever reads a message from outside must hold it to before it is used (`wire.messages`);
-what the state of the run allows is the rule's to say. `core.rules.apply.KINDS` has all of them in one table.
+A message holds only the request; its time of arrival and its signer are in `Context`. The annotation of a field
+gives its allowed values: code that reads messages from outside must check them before use (`psyche.wire.messages`).
+The handlers check what depends on the run's state. `psyche.core.rules.apply.KINDS` lists all kinds in one table.
 """
 
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ from psyche.core.state.state import Checkpoint, Config, Metadata, Model, Progres
 
 
 class Context(NamedTuple):
-    """When a message reaches the coordinator, and from whom."""
+    """The time and the sender of a message that reached the coordinator."""
 
     now: int  # unix seconds, within 64 bits
-    slot: int  # of the chain; on TCP the clock (E1)
-    sender: bytes  # 32-byte signer or p2p key whose signature was checked; zeros where nobody signs
+    slot: int  # the chain's slot; a TCP server uses its clock (E1)
+    sender: bytes  # 32-byte signer or p2p key with a checked signature; zeros for unsigned messages
 
 
 class Between(NamedTuple):
-    """A number from `low` to `high`, both included; None: as far as 64 bits go."""
+    """A number from `low` to `high`, both included; None: the most that 64 bits hold."""
 
     low: int
     high: int | None = None
 
 
 class Sized(NamedTuple):
-    """Bytes, a text or a list of `low` to `high` bytes, characters or entries."""
+    """A value of `low` to `high` bytes, characters or entries, depending on its type."""
 
     low: int
     high: int
@@ -56,10 +56,10 @@ Claim: TypeAlias = tuple[Key, Annotated[int, Between(1)] | None]
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Do what time or the record demands (T2, T3).
+    """Make the transition that time or the record requires (T2, T3).
 
-    `entropy` is None while the armed slot has no hash yet, EXPIRED when it can no longer be had, else its
-    32 bytes (E5, E6).
+    `entropy` is None while the armed slot has no hash yet, EXPIRED when the hash is no longer available, and
+    otherwise its 32 bytes (E5, E6).
     """
 
     entropy: Annotated[Entropy, Sized(HASH_BYTES, HASH_BYTES)]
@@ -80,7 +80,7 @@ class LeaveRun:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Leave the running epoch; in WaitingForMembers take the join back (M4, `member` is not read there)."""
+    """Leave the running epoch; in WaitingForMembers, take back the join (M4; `member` is ignored there)."""
 
     epoch: Epoch
     member: Member
@@ -88,7 +88,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class WarmupWitness:
-    """Say which weights are loaded: ready (S8)."""
+    """Report ready in Warmup, with the full digest of the loaded weights (S8)."""
 
     epoch: Epoch
     member: Member
@@ -99,7 +99,7 @@ class WarmupWitness:
 class WitnessMessage:
     """A witness's report on the attested round (W1); bitmaps are integers, bit i is member i.
 
-    Its bytes are those of `core.encoding.account.encode_witness` everywhere.
+    `core.encoding.account.encode_witness` gives its bytes on every transport.
     """
 
     epoch: int
@@ -118,7 +118,7 @@ class WitnessMessage:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """Accuse a silent witness of the round before `height`, the running one (H4)."""
+    """Accuse a silent witness of the previous round; `height` is the running round's (H4)."""
 
     epoch: Epoch
     height: Height
@@ -127,11 +127,11 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True)
 class NameCheckpoint:
-    """Name a lasting source of the certified weights; `epoch` is the one that certified them (S10)."""
+    """Name a lasting source of the certified weights; `epoch` is the epoch that certified them (S10)."""
 
     epoch: Epoch
     digest: Key
-    source: Annotated[Checkpoint, Sized(0, LOCAL_PATH_BYTES)]  # the size is that of its texts
+    source: Annotated[Checkpoint, Sized(0, LOCAL_PATH_BYTES)]  # limits the length of its texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +145,17 @@ class ReportEquivocation:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Pause at once before the first round, else after the epoch's drain and Cooldown (P4)."""
+    """Pause the run: at once before an epoch's first round, otherwise after its drain and Cooldown (P4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on; everybody joins again. The first resume starts a run (P4)."""
+    """Resume a paused run, or start a new one; everybody must join again (P4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """The home was away for `gap_s` seconds: move the run's clocks (K2)."""
+    """Shift the run's clocks after the coordinator was down for `gap_s` seconds (K2)."""
 
     gap_s: U63
     reconnect_s: U63 = RECONNECT_S
@@ -163,12 +163,12 @@ class Recover:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimSlot:
-    """Free the slot that has been idle longest, for a whole epoch at least (M4)."""
+    """Free the slot that has been idle longest, at least a whole epoch (M4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetRates:
-    """Set what the coming epochs pay and slash; None leaves a rate as it is (M7)."""
+    """Set the earning and slashing rates of coming epochs; None leaves a rate unchanged (M7)."""
 
     earning: U63 | None = None
     slashing: U63 | None = None
@@ -176,9 +176,9 @@ class SetRates:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Take earnings out of the record, for whoever pays them: all of the claims, or none (M11).
+    """Take earnings out of the record in order to pay them: all of the claims, or none (M11).
 
-    A claim is a signer and how much; None takes all there is, which may be nothing.
+    A claim is a pair of a signer and an amount; the amount None takes all earnings, even if there are none.
     """
 
     claims: Annotated[tuple[Claim, ...], Sized(1, MAX_CLAIMS)]
@@ -186,10 +186,10 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Change what the owner has set; None leaves a part as it is (P9).
+    """Change the owner's settings; None leaves a part unchanged (P9).
 
-    `model` is the whole model with its sources of weights: whoever changes a learning rate hands over
-    the sources that are on record.
+    `model` replaces the whole model, its sources of weights included: an update of, say, the learning rate must
+    repeat the sources that are on record.
     """
 
     config: Config | None = None
@@ -200,13 +200,13 @@ class Update:
 
     @property
     def changes_training(self) -> bool:
-        """Whether it touches what members compute with."""
+        """Whether the update changes what members train: config, model or progress."""
         return any(part is not None for part in (self.config, self.model, self.progress))
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateClientVersion:
-    """Ask for another version of the client, while the run is paused or new (P9)."""
+    """Set the client version that the run requires, while it is paused or new (P9)."""
 
     version: Annotated[str, Sized(0, CLIENT_VERSION_BYTES)]
 

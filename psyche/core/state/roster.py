@@ -1,4 +1,4 @@
-"""Who is who: members of the epoch, slots of the registry, and whose key signed (M1)."""
+"""Look-ups of members and slots by index, state and key (M1)."""
 
 from typing import Final
 
@@ -9,12 +9,12 @@ _IN_EPOCH: Final = frozenset({RunState.WARMUP, RunState.ROUND_TRAIN, RunState.RO
 
 
 def is_in_epoch(state: Coordinator) -> bool:
-    """Whether an epoch runs, so that `clients` are its members and not those of the last one."""
+    """Whether an epoch is running; otherwise `clients` are the members of the last one."""
     return state.run_state in _IN_EPOCH
 
 
 def get_healthy(state: Coordinator) -> int:
-    """Bitmap of the members that still take part."""
+    """Bitmap of the Healthy members: those that still take part."""
     bits = 0
     for member, client in enumerate(state.clients):
         bits |= int(client.state is ClientState.HEALTHY) << member
@@ -22,7 +22,7 @@ def get_healthy(state: Coordinator) -> int:
 
 
 def get_electors(state: Coordinator) -> int:
-    """Bitmap of the Healthy members that are not on probation; of all Healthy ones where all are (M10)."""
+    """Bitmap of the Healthy members that are not on probation; if all are, of all Healthy members (M10)."""
     healthy = get_healthy(state)
     on_probation = 0
     for member, client in enumerate(state.clients):
@@ -31,14 +31,14 @@ def get_electors(state: Coordinator) -> int:
 
 
 def get_slot(state: Coordinator, client: Client) -> Slot:
-    """The slot of a member of the running epoch; it cannot be freed before the epoch is over."""
+    """The slot of a member of the running epoch; a slot is not freed before the epoch is over."""
     slot = state.registry.slots[client.slot]
     assert slot.signer == client.signer, "a member keeps its slot while its epoch runs"
     return slot
 
 
 def is_expired(slot: Slot, now: int) -> bool:
-    """Whether the session key of the slot has run out (M2); 0 means that it ends with the epoch."""
+    """Whether the slot's session key has expired (M2); `expires_unix` 0 sets no expiry."""
     return slot.expires_unix != 0 and now >= slot.expires_unix
 
 
@@ -46,7 +46,7 @@ def get_member(state: Coordinator, now: int, sender: bytes, member: int) -> Clie
     """The member that a message names, if the message is signed by one of its keys (M1).
 
     Raises:
-        UnknownMember: there is no such member, or `sender` is not a valid key of it.
+        UnknownMember: the member does not exist, or `sender` is not one of its valid keys.
     """
     if not 0 <= member < len(state.clients):
         raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
@@ -59,7 +59,7 @@ def get_member(state: Coordinator, now: int, sender: bytes, member: int) -> Clie
 
 
 def find_slot(state: Coordinator, sender: bytes) -> int | None:
-    """The number of the slot that holds this signer or p2p key; None where there is none, or it is given up."""
+    """The number of the slot that holds this signer or p2p key; None if there is none or it was given up."""
     for number, slot in enumerate(state.registry.slots):
         if slot.state not in (SlotState.FREE, SlotState.LEFT) and sender in (slot.signer, slot.p2p):
             return number
@@ -67,7 +67,7 @@ def find_slot(state: Coordinator, sender: bytes) -> int | None:
 
 
 def find_member(state: Coordinator, number: int) -> int | None:
-    """The index of the member of the running epoch that has this slot, whatever became of it: it may still earn."""
+    """The index of the running epoch's member with this slot, in any state, since it may still earn; else None."""
     if not is_in_epoch(state):
         return None
     return next((member for member, client in enumerate(state.clients) if client.slot == number), None)

@@ -1,7 +1,7 @@
 """The whole state of a training run as plain data (`docs/protocol-reference.md`, section State).
 
-Bitmaps of members are integers: bit i is member i. Hashes are 32 bytes, all zero meaning unset.
-Times are unix seconds given by the caller. Fields that a later feature fills are zero until then.
+Bitmaps of members are integers: bit i stands for member i. Hashes have 32 bytes; all zero means unset. Times are
+unix seconds, passed in by the caller. Fields of features that do not exist yet are zero.
 """
 
 from dataclasses import dataclass, field
@@ -42,8 +42,8 @@ ZERO32: Final = bytes(32)
 class Checkpoint:
     """A source of weights.
 
-    `name` is the repo id (Dummy, Hub, P2P), the bucket (Gcs, P2PGcs) or the path (Local);
-    `revision` is the revision or prefix, None where there is none.
+    `name` is the repo id (Dummy, Hub, P2P), the bucket (Gcs, P2PGcs) or the path (Local). `revision` is the
+    revision (Dummy, Hub, P2P) or the prefix (Gcs, P2PGcs); None: none is given.
     """
 
     kind: CheckpointKind = CheckpointKind.EPHEMERAL
@@ -53,9 +53,9 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class HttpLocation:
-    """Where HTTP data lies; the fields used depend on `kind`.
+    """The location of HTTP data; `kind` determines which fields are used.
 
-    `url` is the single URL, the template with one `{}`, or the bucket's name.
+    `url` is the single URL, a template with one `{}`, or the name of the bucket.
     """
 
     kind: HttpLocationKind = HttpLocationKind.SINGLE_URL
@@ -68,9 +68,9 @@ class HttpLocation:
 
 @dataclass(slots=True)
 class DataLocation:
-    """Where the training data lies.
+    """The location of the training data.
 
-    `address` is the server's "host:port", the local path, the URL of the weights or the folder.
+    `address` is the server's "host:port", a local path or folder, or the URL of the weights of several sources.
     """
 
     kind: DataLocationKind = DataLocationKind.DUMMY
@@ -82,7 +82,7 @@ class DataLocation:
 
 @dataclass(slots=True)
 class LrSchedule:
-    """A learning-rate schedule; `core.committee.schedule` computes it. Steps are counts, rates are float64."""
+    """A learning-rate schedule, evaluated by `core.committee.schedule`. Steps are counts, rates float64."""
 
     kind: ScheduleKind = ScheduleKind.CONSTANT
     base_lr: float = 0.0
@@ -99,7 +99,7 @@ class LrSchedule:
 
 @dataclass(slots=True)
 class Optimizer:
-    """Optimizer and its settings (float32 on the wire). None means not set."""
+    """An optimizer and its settings (float32 on the wire); None means not set."""
 
     kind: OptimizerKind = OptimizerKind.DUMMY
     clip_grad_norm: float | None = None
@@ -114,7 +114,7 @@ class Optimizer:
 
 @dataclass(slots=True)
 class Model:
-    """What is trained, on what, and how (the original's `model.LLM`)."""
+    """The model, its data, learning-rate schedule and optimizer (`model.LLM` in the original Psyche)."""
 
     architecture: Architecture = Architecture.HF_LLAMA
     data_type: DataType = DataType.PRETRAINING
@@ -123,18 +123,18 @@ class Model:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     extra_checkpoints: list[Checkpoint] = field(
         default_factory=lambda: [Checkpoint() for _ in range(3)]
-    )  # S10: three more are kept; Ephemeral = empty
+    )  # S10: three further sources; Ephemeral marks an empty place
     data_location: DataLocation = field(default_factory=DataLocation)
     lr_schedule: LrSchedule = field(default_factory=LrSchedule)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    cooldown_sources: int = 0  # so many sources of the certified weights end Cooldown early; 0: none do (P10)
+    cooldown_sources: int = 0  # number of sources of the certified weights that ends Cooldown early; 0: never (P10)
 
 
 @dataclass(slots=True)
 class Config:
-    """Settings of a run that the coordinator itself uses; times in seconds.
+    """The settings that the coordinator itself uses; times are in seconds.
 
-    A default here is that of the key in a run.toml, unless the key must be given there (`config.schema`).
+    Defaults here are also the defaults in a run.toml, unless `psyche.config.schema` makes the key mandatory.
     """
 
     warmup_time: int = 0
@@ -164,12 +164,12 @@ class Config:
     opened_chunks: int = 256
     canary_permille: int = 0
     min_stake: int = 0
-    data_root: bytes = ZERO32  # of the training data, as the owner states it; zero: not stated
+    data_root: bytes = ZERO32  # root hash of the training data as stated by the owner; zero: not stated
 
 
 @dataclass(slots=True)
 class Metadata:
-    """What a person sees of a run."""
+    """Descriptive data of a run, for people."""
 
     name: str = ""
     description: str = ""
@@ -179,7 +179,7 @@ class Metadata:
 
 @dataclass(slots=True)
 class Progress:
-    """Where the run stands: epoch counts formed and ended epochs, step starts at 1, data_index counts samples."""
+    """The progress of the run: the epoch's number (from 0), the step (from 1), and the epoch's first sample."""
 
     epoch: int = 0
     step: int = 1
@@ -188,22 +188,22 @@ class Progress:
 
 @dataclass(slots=True)
 class Mark:
-    """Weights on record: `certified` and `checkpoint` (P3, S10)."""
+    """Recorded weights and the progress they belong to: `certified` and `checkpoint` (P3, S10)."""
 
     digest: bytes = ZERO32
     epoch: int = 0
-    uploader: int = NO_UPLOADER  # slot
+    uploader: int = NO_UPLOADER  # slot number
     step: int = 0
     data_index: int = 0
 
 
 @dataclass(slots=True)
 class WitnessRecord:
-    """One witness's report as it stands on record (W1 to W5)."""
+    """One witness's report as recorded (W1 to W5)."""
 
     member: int = 0
     flags: WitnessFlag = WitnessFlag(0)
-    at_s: int = 0  # seconds since the round's start, as the witness says
+    at_s: int = 0  # seconds since the round's start, as stated by the witness
     held: int = 0
     heard: int = 0
     missing: int = 0
@@ -247,7 +247,7 @@ class Round:
     tie_breaker_tasks: int = 0
     flags: RoundFlag = RoundFlag(0)
     voided: int = 0
-    electors: int = 0  # M10: whoever may be elected witness
+    electors: int = 0  # M10: bitmap of the members that may be elected witnesses
     witnesses: list[WitnessRecord] = field(default_factory=list)
     audits: list[Audit] = field(default_factory=list)
 
@@ -279,7 +279,7 @@ class Client:
 
 @dataclass(slots=True)
 class StartCandidate:
-    """A digest that members loaded when none was certified yet (S8)."""
+    """A digest shown in the first Warmup, before any weights are certified, and how many members show it (S8)."""
 
     digest: bytes = ZERO32
     count: int = 0
@@ -287,7 +287,7 @@ class StartCandidate:
 
 @dataclass(slots=True)
 class Epoch:
-    """The epoch's header; the members and rounds stand beside it in `Coordinator`."""
+    """The epoch's header; its members and rounds are in `Coordinator`."""
 
     rounds_head: int = 0
     start_step: int = 0
@@ -326,7 +326,7 @@ class Challenge:
 
 @dataclass(slots=True)
 class Slot:
-    """An entry of the registry: one signer for the life of the run."""
+    """An entry of the registry: one signer."""
 
     signer: bytes = ZERO32
     p2p: bytes = ZERO32
@@ -341,13 +341,13 @@ class Slot:
     strikes: int = 0
     until: int = 0
     anchor: bytes = ZERO32
-    proven: bool = False  # M10: it had a credit once
-    fruitless: int = 0  # M10: epochs in a row that it was a member of and that came to nothing for it
+    proven: bool = False  # M10: it has had a credit
+    fruitless: int = 0  # M10: fruitless epochs in a row
 
 
 @dataclass(slots=True)
 class Registry:
-    """Who may take part: slots in order of first joining, and the rates that pay them."""
+    """The slots of all participants, in order of first joining, and the rates that they earn."""
 
     next_active: int = 0
     current_earning_rate: int = 0
@@ -360,7 +360,7 @@ class Registry:
 
 @dataclass(slots=True)
 class Coordinator:
-    """The state of a run. `core.encoding.account` gives its bytes, `core.rules.apply` changes it."""
+    """The state of a run. `core.encoding.account` encodes it, `core.rules.apply` changes it."""
 
     metadata: Metadata = field(default_factory=Metadata)
     client_version: str = ""
@@ -385,12 +385,12 @@ class Coordinator:
 
     @property
     def current(self) -> Round:
-        """The running round (the ring's head)."""
+        """The newest round, at the head of the ring."""
         return self.rounds[self.epoch.rounds_head % STORED_ROUNDS]
 
     @property
     def halted(self) -> bool:
-        """Whether nothing but the owner can move the run."""
+        """Whether the run is uninitialized, finished or paused: only the owner can move it on."""
         return self.run_state in (RunState.UNINITIALIZED, RunState.FINISHED, RunState.PAUSED)
 
     @property

@@ -1,8 +1,8 @@
-"""What holds in every state that a run can reach, and what transitions rely on (`docs/protocol-reference.md` 3).
+"""The invariants of every state that a run can reach; transitions rely on them (`docs/protocol-reference.md` 3).
 
-Bytes that have the layout's form and break one of these rules would make a transition fail, or count for ever with
-a wrong number: `decode_state` refuses them. Every transition keeps the rules. What a rule would have to hash for,
-such as whether a record's member was elected, is left out: clients decode at every push.
+A well-formed encoding that breaks one of these rules could make a transition fail or corrupt a count for good, so
+`decode_state` refuses it. Every transition preserves the rules. Checks that need hashing, such as whether a record's
+member was elected, are left out, because clients decode a state at every push.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ def check_state(state: Coordinator) -> None:
     _check_configuration(state)
     _check_registry(state)
     if not is_in_epoch(state):
-        return  # members and rounds are those of the last epoch, and nothing reads them but to show them
+        return  # members and rounds belong to the last epoch and are only displayed
     _check_members(state)
     if state.run_state is RunState.WARMUP:
         _check_warmup(state)
@@ -65,21 +65,22 @@ def _demand(holds: bool, field: str, rule: str) -> None:
 
 
 def _check_numbers(state: Coordinator) -> None:
-    """L1: numbers leave room for what a run can still add to them. L2: marks are set together and whole."""
+    """L1: numbers leave room for further growth. L2: both marks are set or neither is, and each is complete."""
     progress, certified, checkpoint = state.progress, state.certified, state.checkpoint
     _demand(state.epoch.rounds_head < STORED_ROUNDS, "epoch.rounds_head", f"is not below {STORED_ROUNDS} (L1)")
     _demand(state.nonce <= MAX_NONCE, "nonce", f"is above {MAX_NONCE}, which no run reaches (L1)")
-    _demand(progress.step >= 1, "progress.step", "is 0, and steps begin at 1 (L1)")
+    _demand(progress.step >= 1, "progress.step", "is 0, but steps begin at 1 (L1)")
     last = max(progress.epoch_start_data_index, certified.data_index, checkpoint.data_index)
-    _demand(last <= MAX_DATA_INDEX, "data_index", f"a sample above {MAX_DATA_INDEX} (L1)")
-    _demand(is_certified(state) == (checkpoint.digest != ZERO32), "checkpoint", "is set without certified (L2)")
+    _demand(last <= MAX_DATA_INDEX, "data_index", f"is above {MAX_DATA_INDEX} (L1)")
+    both = is_certified(state) == (checkpoint.digest != ZERO32)
+    _demand(both, "checkpoint", "is set without certified, or the reverse (L2)")
     for name, mark in (("certified", certified), ("checkpoint", checkpoint)):
         whole = mark.step >= 1 if mark.digest != ZERO32 else mark == Mark()
         _demand(whole, name, "has a digest without a step, or the reverse (L2)")
 
 
 def _check_configuration(state: Coordinator) -> None:
-    """L3: what runs has a configuration that can run."""
+    """L3: a run that has begun has a valid configuration."""
     if state.run_state is RunState.UNINITIALIZED:
         return
     if problems := find_config_problems(state.config, state.model):
@@ -87,7 +88,7 @@ def _check_configuration(state: Coordinator) -> None:
 
 
 def _check_registry(state: Coordinator) -> None:
-    """L4: free slots are empty, but for strikes that stay; no two others share a signer or a p2p key, none is zero."""
+    """L4: FREE slots are empty, LEFT slots keep only waits; signers and p2p keys are unique and not zero."""
     signers: list[bytes] = []
     p2p_keys: list[bytes] = []
     for slot in state.registry.slots:
@@ -96,31 +97,33 @@ def _check_registry(state: Coordinator) -> None:
             continue
         signers.append(slot.signer)
         if slot.state is SlotState.LEFT:
-            _demand(slot == build_left(slot), "registry.slots", "one that was left holds more than strikes (L4)")
+            _demand(slot == build_left(slot), "registry.slots", "a LEFT slot holds more than strikes and waits (L4)")
         else:
             p2p_keys.append(slot.p2p)
     for name, keys in (("signer", signers), ("p2p", p2p_keys)):
-        _demand(len(set(keys)) == len(keys), f"registry.slots.{name}", "two slots have one key (L4)")
+        _demand(len(set(keys)) == len(keys), f"registry.slots.{name}", "two slots have the same key (L4)")
         _demand(ZERO32 not in keys, f"registry.slots.{name}", "a taken slot has no key (L4)")
 
 
 def _check_members(state: Coordinator) -> None:
-    """L5: members stand in the order of their slots, and each slot is still its member's and of this epoch."""
+    """L5: members are in slot order; each slot still belongs to its member and to this epoch."""
     slots, before, epoch = state.registry.slots, -1, state.progress.epoch
     for member, client in enumerate(state.clients):
         number = client.slot
         if not before < number < len(slots) or slots[number].signer != client.signer:
             raise WireError(f"clients[{member}].slot: slot {number} is not this member's, or out of order (L5)")
-        _demand(slots[number].last_epoch == epoch, "registry.slots.last_epoch", "a member's is another epoch (L5)")
+        is_current = slots[number].last_epoch == epoch
+        _demand(is_current, "registry.slots.last_epoch", "differs from the epoch in a member's slot (L5)")
         before = number
 
 
 def _check_warmup(state: Coordinator) -> None:
-    """L6: in Warmup no round has begun, nothing is credited, and who is ready is counted right."""
+    """L6: in Warmup no round has begun, nothing is credited, and ready members are counted correctly."""
     epoch = state.epoch
     begun = [round_ for round_ in state.rounds[1:] if round_ != _EMPTY_ROUND]
     fresh = Round(entropy_slot=state.rounds[0].entropy_slot)  # E1: the tick that finds the start due arms it
-    _demand(not begun and state.rounds[0] == fresh and not epoch.rounds_head, "rounds", "one has begun in Warmup (L6)")
+    untouched = not begun and state.rounds[0] == fresh and not epoch.rounds_head
+    _demand(untouched, "rounds", "a round has begun in Warmup (L6)")
     nothing = (
         not epoch.drain_from_height
         and not epoch.checkpoint_sources
@@ -129,81 +132,88 @@ def _check_warmup(state: Coordinator) -> None:
     )
     _demand(nothing, "epoch", "has a drain or credits before its first round (L6)")
     ready = [client for client in state.clients if client.flags & ClientFlag.READY]
-    _demand(all(c.state is ClientState.HEALTHY for c in ready), "clients.flags", "one that left is ready (L6)")
-    _demand(epoch.ready_len == len(ready), "epoch.ready_len", f"is not {len(ready)}, those that are ready (L6)")
+    present = all(c.state is ClientState.HEALTHY for c in ready)
+    _demand(present, "clients.flags", "a member that left is marked ready (L6)")
+    _demand(epoch.ready_len == len(ready), "epoch.ready_len", f"is not {len(ready)}, the number of ready members (L6)")
     votes = Counter(get_candidate(client) for client in ready if not is_certified(state))
     counts = {number: candidate.count for number, candidate in enumerate(epoch.start_candidates)}
     right = sum(counts.values()) == votes.total() and all(counts.get(n) == count for n, count in votes.items())
     right = right and not (counts and is_certified(state))
-    _demand(right, "epoch.start_candidates", "do not count what the ready members showed (L6)")
+    _demand(right, "epoch.start_candidates", "do not match what the ready members showed (L6)")
 
 
 def _check_newest(state: Coordinator, newest: Round) -> None:
-    """L7: a round runs among members, from certified weights, in a place of the ring that follows from its height."""
-    _demand(is_certified(state), "certified", "is not set, and a round has begun (L7)")
+    """L7: the newest round starts from certified weights and has the place in the ring that its height demands."""
+    _demand(is_certified(state), "certified", "is not set, although a round has begun (L7)")
     _demand(newest.height <= MAX_HEIGHT, "rounds.height", f"is above {MAX_HEIGHT} (L7)")
-    _demand(newest.height % STORED_ROUNDS == state.epoch.rounds_head, "epoch.rounds_head", "names no round (L7)")
-    _demand(state.epoch.drain_from_height <= newest.height, "epoch.drain_from_height", "is still to come (L7)")
+    at_head = newest.height % STORED_ROUNDS == state.epoch.rounds_head
+    _demand(at_head, "epoch.rounds_head", "does not match the newest round's height (L7)")
+    _demand(state.epoch.drain_from_height <= newest.height, "epoch.drain_from_height", "is in the future (L7)")
     over = state.run_state is RunState.COOLDOWN
-    _demand(over or not state.epoch.checkpoint_sources, "epoch.checkpoint_sources", "counted before Cooldown (L7)")
-    _demand(bool(newest.flags & RoundFlag.CLOSED) == over, "rounds.flags", "the newest round is closed or not (L7)")
+    early = not over and state.epoch.checkpoint_sources
+    _demand(not early, "epoch.checkpoint_sources", "are counted before Cooldown (L7)")
+    closed = bool(newest.flags & RoundFlag.CLOSED)
+    _demand(closed == over, "rounds.flags", "the newest round must be closed in Cooldown, and only then (L7)")
 
 
 def _check_ring(state: Coordinator, newest: Round) -> None:
-    """L7: the rounds before the newest follow each other; members only become fewer."""
+    """L7: the older rounds are consecutive; no member is added during the epoch."""
     later = newest
     for back in range(1, STORED_ROUNDS):
         round_ = state.rounds[(newest.height - back) % STORED_ROUNDS]
         if back > newest.height:
             _demand(round_ == _EMPTY_ROUND, "rounds", "a round that has not begun is not empty (L7)")
             continue
-        _demand(round_.height == newest.height - back, "rounds.height", "the ring's heights do not follow (L7)")
+        _demand(round_.height == newest.height - back, "rounds.height", "the ring's heights are not consecutive (L7)")
         _demand(bool(round_.flags & RoundFlag.CLOSED), "rounds.flags", "a past round is not closed (L7)")
-        _demand(not later.members & ~round_.members, "rounds.members", "a member came in mid-epoch (L7)")
+        _demand(not later.members & ~round_.members, "rounds.members", "a member was added during the epoch (L7)")
         later = round_
 
 
 def _check_credits(state: Coordinator, newest: Round) -> None:
-    """L8: nobody has more credits than rounds have closed, and the total is their sum."""
+    """L8: no member has more credits than there are closed rounds, and the total is the sum of all credits."""
     closed = newest.height + (state.run_state is RunState.COOLDOWN)
     total = 0
     for client in state.clients:
-        _demand(client.credits <= closed, "clients.credits", f"more than the {closed} rounds that have closed (L8)")
+        _demand(client.credits <= closed, "clients.credits", f"more than the number of closed rounds, {closed} (L8)")
         total += client.credits
-    _demand(state.epoch.credit_total == total, "epoch.credit_total", f"is not {total}, the sum of credits (L8)")
+    _demand(state.epoch.credit_total == total, "epoch.credit_total", f"is not {total}, the sum of all credits (L8)")
 
 
 def _check_round(state: Coordinator, index: int) -> None:
-    """L9: what a round says of itself follows from its members, its seed and its records."""
+    """L9: a round's counts and flags match its members, its seed and its records."""
     round_, where = state.rounds[index], f"rounds[{index}]"
     members = round_.members
     count, everybody = members.bit_count(), (1 << len(state.clients)) - 1
     strangers = not members or (members | round_.agreed_held) & ~everybody
-    _demand(not strangers, f"{where}.members", "has none, or some that do not exist (L9)")
+    _demand(not strangers, f"{where}.members", "is empty, or names members that do not exist (L9)")
     some = bool(round_.electors) and not round_.electors & ~members
-    _demand(some, f"{where}.electors", "has none, or some that are no members (L9)")
+    _demand(some, f"{where}.electors", "is empty, or names others than members (L9)")
     expected = compute_witnesses_expected(state.config.witness_nodes, round_.electors.bit_count())
     numbers = (round_.clients_len, round_.witnesses_expected, round_.quorum)
-    _demand(numbers == (count, expected, compute_quorum(expected)), where, "numbers of other members (L9)")
-    _demand(round_.random_seed == get_random_seed(round_.seed), f"{where}.random_seed", "is not the seed's (L9)")
+    matches = numbers == (count, expected, compute_quorum(expected))
+    _demand(matches, where, "clients_len, witnesses_expected or quorum does not match the members (L9)")
+    matches = round_.random_seed == get_random_seed(round_.seed)
+    _demand(matches, f"{where}.random_seed", "does not match the seed (L9)")
     _demand(round_.data_index <= MAX_DATA_INDEX, f"{where}.data_index", f"is above {MAX_DATA_INDEX} (L9)")
     drains = not is_data_height(state.epoch, round_.height)
-    _demand(bool(round_.flags & RoundFlag.DRAIN) == drains == (not round_.batch_size), where, "is a drain or not (L9)")
+    matches = bool(round_.flags & RoundFlag.DRAIN) == drains == (not round_.batch_size)
+    _demand(matches, where, "its DRAIN flag, batch size and height contradict each other (L9)")
     agreed = ((RoundFlag.ROOT, round_.agreed_root), (RoundFlag.DIGEST, round_.agreed_digest))
     flagged = all(bool(round_.flags & flag) == (value != ZERO32) for flag, value in agreed)
-    _demand(flagged, f"{where}.flags", "say other than what is agreed (L9)")
+    _demand(flagged, f"{where}.flags", "do not match the agreed root and digest (L9)")
     _check_records(round_, round_.witnesses, everybody, f"{where}.witnesses")
 
 
 def _check_records(round_: Round, records: list[WitnessRecord], everybody: int, where: str) -> None:
-    """L9: the records are of distinct electors of the round, and those that say complete are counted."""
+    """L9: the records come from distinct electors of the round, and the COMPLETE ones are counted."""
     seen = named = complete = 0
     for record in records:
         bit = 1 << record.member
-        _demand(not seen & bit and bool(round_.electors & bit), where, "a record of nobody, or a second one (L9)")
+        _demand(not seen & bit and bool(round_.electors & bit), where, "a member is no elector or reports twice (L9)")
         seen |= bit
         named |= record.held | record.heard | record.missing
         complete += bool(record.flags & WitnessFlag.COMPLETE)
-    _demand(not named & ~everybody, where, "speaks of members that do not exist (L9)")
-    _demand(len(records) <= round_.witnesses_expected, where, "more than were elected (L9)")
-    _demand(round_.complete_len == complete, where, f"{complete} of them are complete, not complete_len (L9)")
+    _demand(not named & ~everybody, where, "name members that do not exist (L9)")
+    _demand(len(records) <= round_.witnesses_expected, where, "more records than elected witnesses (L9)")
+    _demand(round_.complete_len == complete, where, f"complete_len is not {complete}, the complete records (L9)")

@@ -81,16 +81,16 @@ def test_a_cut_manifest_is_refused(length: int) -> None:
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (BYTES + b"\0", "1 bytes too many"),
-        (b"psyche/model/1" + BYTES[14:], "tag is not"),
+        (BYTES + b"\0", "1 bytes follow the end"),
+        (b"psyche/model/1" + BYTES[14:], "tag does not match"),
         (BYTES.replace(b"\x01\0a", b"\x01\0c"), "names do not rise at 'b'"),
         (BYTES.replace(b"\x01\0a", b"\x01\0b"), "names do not rise at 'b'"),
         (BYTES.replace(b"\x01\0a", b"\x01\0\xff"), "name is not UTF-8"),
         (encode_manifest(LAST_IN_THE_MIDDLE, ()).replace(b"\x01\0x", b"\x01\0z", 1), "names do not rise at 'y'"),
         (b"psyche/model/2\xff\xff\xff\xff", "name length is cut off"),
-        (BYTES.replace(b"config.json", b"config.jsom"), "'config.jsom' is not one that a run's model may have"),
-        (BYTES.replace(b"\x0e\0tokenizer", b"\x0e\0tokenized"), "'tokenized.json' is not one"),
-        (BYTES.replace(b"config.json", b"../abc.json"), "'../abc.json' is not one"),
+        (BYTES.replace(b"config.json", b"config.jsom"), "'config.jsom' is not allowed in a run's model"),
+        (BYTES.replace(b"\x0e\0tokenizer", b"\x0e\0tokenized"), "'tokenized.json' is not allowed"),
+        (BYTES.replace(b"config.json", b"../abc.json"), "'../abc.json' is not allowed"),
         (BYTES.replace(b"\x2c\x01" + bytes(6), bytes(3) + b"\x04" + bytes(4)), "the model files have 67108866 bytes"),
         (BYTES.replace(FILES_BYTES, b"\x02\0\0\0" + 2 * FILES_BYTES[4:57]), "do not rise at 'config.json'"),
         (BYTES.replace(FILES_BYTES, b"\x03\0\0\0" + FILES_BYTES[4:] + FILES_BYTES[57:]), "files do not rise at 'tok"),
@@ -124,7 +124,7 @@ def test_what_the_format_cannot_hold_is_refused(entries: list[TensorEntry], reas
     ("files", "reason"),
     [
         ([FILES[0], FILES[0]], "'tokenizer.json' appears twice"),
-        ([FileEntry("model.py", 1, bytes(32))], r"'model\.py' is not one"),
+        ([FileEntry("model.py", 1, bytes(32))], r"'model\.py' is not allowed"),
         ([FileEntry("config.json", 1, bytes(31))], "every blob id must have 32 bytes"),
         ([FileEntry("vocab.json", MAX_MODEL_FILES_BYTES, bytes(32)), FILES[1]], "bytes in all, at most 67108864"),
     ],
@@ -148,7 +148,10 @@ def test_a_manifest_without_values_still_says_names_shapes_and_files() -> None:
 def test_files_that_differ_are_told_apart() -> None:
     own = [FileEntry("config.json", 3, b"\x03" * 32), FILES[0], FileEntry("merges.txt", 1, bytes(32))]
     right = [FILES[1], FILES[0], FileEntry("vocab.json", 1, bytes(32))]
-    assert describe_files(own, right) == "config.json (other bytes), vocab.json (missing), merges.txt (not of the run)"
+    assert (
+        describe_files(own, right)
+        == "config.json (different content), vocab.json (missing), merges.txt (not part of the run's model)"
+    )
     assert describe_files(own, own) == ""
 
 

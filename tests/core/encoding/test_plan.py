@@ -106,10 +106,10 @@ def test_changed_bytes_are_refused_or_mean_another_plan(place: int, change: int)
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (BYTES + b"\0", "too many"),
+        (BYTES + b"\0", "follow the end"),
         (BYTES[:-1], "basis hash is cut off"),
-        (BYTES[:-1] + b"\0", "basis hash is not"),
-        (b"psyche/plan/2" + BYTES[13:], "tag is not"),
+        (BYTES[:-1] + b"\0", "basis hash does not match"),
+        (b"psyche/plan/2" + BYTES[13:], "tag does not match"),
         (BYTES.replace(b"\x01\0a", b"\x01\0z"), "names do not rise at 's'"),
         (BYTES.replace(b"\x01\0s", b"\x01\0a"), "names do not rise at 'a'"),
         (BYTES.replace(b"\x01\0s", b"\x01\0x"), "names do not rise at 'w'"),
@@ -117,7 +117,7 @@ def test_changed_bytes_are_refused_or_mean_another_plan(place: int, change: int)
         (BYTES.replace(b"\x04\0\x03\0\x03\0\x01", b"\x00\0\x03\0\x03\0\x01"), "do not divide"),
         (BYTES.replace(b"\x03\0\0\0\x08", b"\0\0\0\0\x08"), "no elements"),
         (BYTES.replace(b"\x03\0\x01\x85", b"\0\0\x01\x85"), "k is zero"),
-        (BYTES.replace(b"\x03\0\x01\x85", b"\x03\0\x02\x85"), "1-bit neither"),
+        (BYTES.replace(b"\x03\0\x01\x85", b"\x03\0\x02\x85"), "1-bit flag is neither"),
     ],
 )
 def test_a_plan_that_breaks_a_rule_is_refused(raw: bytes, reason: str) -> None:

@@ -88,7 +88,7 @@ def test_all_problems_are_named_at_once() -> None:
 
 def test_a_problem_says_what_is_wrong_and_then_what_would_be_right() -> None:
     (problem,) = find_config_problems(build_config(entropy_delay=-1), build_model())
-    assert problem.what == "-1 does not fit its place on record"
+    assert problem.what == "-1 does not fit the record"
     assert problem.right == "0 to 255"
     with pytest.raises(ConfigRefused, match=r"config.min_clients: must not be zero \(right: above 0\)"):
         check_config(build_config(min_clients=0), build_model())

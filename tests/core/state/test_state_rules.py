@@ -224,7 +224,7 @@ BROKEN: list[tuple[Callable[[], Run], Change, str]] = [
     (running, be("epoch.credit_total", 99), "epoch.credit_total: .*L8"),
     (running, be("rounds.2.electors", 0), r"rounds\[2\].electors: .*L9"),
     (running, be("rounds.2.electors", 0b1011), r"rounds\[2\].electors: .*L9"),
-    (running, be("rounds.2.electors", 0b0011), r"rounds\[2\]: numbers .*L9"),
+    (running, be("rounds.2.electors", 0b0011), r"rounds\[2\]: clients_len, .*L9"),
     (running, be("rounds.2.clients_len", 2), r"rounds\[2\]: .*L9"),
     (running, be("rounds.2.witnesses_expected", 2), r"rounds\[2\]: .*L9"),
     (running, be("rounds.0.quorum", 1), r"rounds\[0\]: .*L9"),
@@ -235,7 +235,7 @@ BROKEN: list[tuple[Callable[[], Run], Change, str]] = [
     (running, be("rounds.2.flags", RoundFlag.DRAIN), r"rounds\[2\]: .*L9"),
     (running, be("rounds.2.agreed_root", build_hash(1)), r"rounds\[2\].flags: .*L9"),
     (running, be("rounds.2.flags", RoundFlag.DIGEST), r"rounds\[2\].flags: .*L9"),
-    (running, repeat_record, r"rounds\[2\].witnesses: a record of nobody, or a second one .*L9"),
+    (running, repeat_record, r"rounds\[2\].witnesses: a member is no elector or reports twice .*L9"),
     (running, be("rounds.2.witnesses.0.member", 7), r"rounds\[2\].witnesses: .*L9"),
     (running, be("rounds.2.witnesses.0.held", 8), r"rounds\[2\].witnesses: .*L9"),
     (running, be("rounds.2.witnesses.0.missing", 8), r"rounds\[2\].witnesses: .*L9"),
@@ -261,7 +261,7 @@ def test_a_round_has_no_more_records_than_witnesses() -> None:
     for round_ in state.rounds[:2]:
         del round_.witnesses[1:]
         round_.complete_len = 1
-    with pytest.raises(WireError, match=r"rounds\[2\].witnesses: more than were elected"):
+    with pytest.raises(WireError, match=r"rounds\[2\].witnesses: more records than elected witnesses"):
         check_state(state)
 
 
@@ -270,7 +270,7 @@ def test_a_round_without_members_is_refused() -> None:
     for round_ in state.rounds[:3]:
         round_.members = round_.clients_len = round_.witnesses_expected = 0
         round_.quorum = 1
-    with pytest.raises(WireError, match=r"rounds\[0\].members: has none"):
+    with pytest.raises(WireError, match=r"rounds\[0\].members: is empty"):
         check_state(state)
 
 

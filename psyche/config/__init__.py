@@ -1,1 +1,1 @@
-"""run.toml, state.toml and data.toml, turned into core types with errors a person can act on."""
+"""run.toml, state.toml and data.toml: load them into core types, with errors that people can act on."""

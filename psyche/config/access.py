@@ -10,14 +10,14 @@ from psyche.wire.access import KEY_BYTES, MAX_KEYS, NOBODY, Access, Authorizatio
 
 
 def _read_key(value: object) -> object:
-    """A public key; all zeros, which in the authorizer's words is everybody, must be asked for by `open`."""
+    """Read a public key. All zeros, which the authorizer takes for everybody, is refused: `open` says that instead."""
     if isinstance(value, str) and len(value) == 2 * KEY_BYTES:
         try:
             key = bytes.fromhex(value)
         except ValueError:
             key = b""
         if key == NOBODY:
-            raise PydanticCustomError("everybody", "is nobody's key; to let everybody join, write open = true")
+            raise PydanticCustomError("everybody", "is nobody's key; to let anybody join, write open = true")
         if len(key) == KEY_BYTES:
             return key
     raise PydanticCustomError("public_key", "must be a public key: 64 hex digits in quotes")
@@ -37,9 +37,9 @@ class AuthorizationTable(Table):
 
 
 class AccessTable(Table):
-    """`[access]`: who may join; the server's own, and no part of the record."""
+    """`[access]`: who may join. Only the server uses it; it is not part of the record."""
 
-    open: bool = Field(default=False, description="true: anybody may join; false: only who is allowed")
+    open: bool = Field(default=False, description="true: anybody may join; false: only keys that are allowed")
     join_authority: PublicKey | None = Field(
         default=None, description="public key that may allow others, 64 hex digits; left out: the server's own"
     )
@@ -52,18 +52,18 @@ class AccessTable(Table):
 
 
 def get_access(table: AccessTable) -> Access:
-    """Who may join; `allow` is short for authorizations without delegates."""
+    """The access rules of the table; each key in `allow` becomes an authorization without delegates."""
     listed = [Authorization(key) for key in table.allow]
     listed += [Authorization(one.grantee, tuple(one.delegates), one.active) for one in table.authorization]
     return Access(table.open, table.join_authority, tuple(listed))
 
 
 def find_access_warnings(access: Access) -> list[str]:
-    """What an open run costs."""
+    """Warn about the risks of an open run."""
     if not access.is_open:
         return []
     warning = (
-        "access.open lets everybody on the internet join: strangers can take slots and places in epochs, be waited for "
-        "in Warmup and rounds, cost rollbacks, read the state and the members' addresses, and send plausible nonsense"
+        "access.open lets anybody on the internet join: strangers can take slots and places in epochs, delay Warmup "
+        "and rounds, cause rollbacks, read the state and the members' addresses, and send plausible nonsense"
     )
     return [warning]

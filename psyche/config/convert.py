@@ -1,4 +1,4 @@
-"""From what was typed to the core's own types; everything here was checked before."""
+"""Conversion of validated tables to the core's own types."""
 
 from typing import Final
 
@@ -29,22 +29,22 @@ TOKEN_SIZE_BYTES: Final = {TokenSize.TWO_BYTES: 2, TokenSize.FOUR_BYTES: 4}
 
 
 def get_config(table: schema.ConfigTable) -> state.Config:
-    """`[config]`; the field names are the same."""
+    """Convert `[config]`; both types have the same field names."""
     return state.Config(**table.model_dump())
 
 
 def get_metadata(table: schema.MetadataTable) -> state.Metadata:
-    """`[metadata]`."""
+    """Convert `[metadata]`."""
     return state.Metadata(**table.model_dump())
 
 
 def get_progress(table: schema.ProgressTable) -> state.Progress:
-    """`[progress]`."""
+    """Convert `[progress]`."""
     return state.Progress(**table.model_dump())
 
 
 def get_model(table: schema.LlmTable) -> state.Model:
-    """`[model.LLM]`."""
+    """Convert `[model.LLM]`."""
     return state.Model(
         architecture=_ARCHITECTURES[table.architecture],
         data_type=_DATA_TYPES[table.data_type],
@@ -59,7 +59,7 @@ def get_model(table: schema.LlmTable) -> state.Model:
 
 
 def get_token_size_bytes(name: str) -> int:
-    """Bytes of one token id: 2 or 4."""
+    """The bytes of one token id, 2 or 4, for "TwoBytes" or "FourBytes"."""
     return TOKEN_SIZE_BYTES[_TOKEN_SIZES[name]]
 
 

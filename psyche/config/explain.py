@@ -1,4 +1,4 @@
-"""From pydantic's errors to problems a person can act on: file, line, key, rule, and what would be right."""
+"""Translation of pydantic's errors into problems that people can act on: file, line, key, rule, and remedy."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from psyche.config.scanner import KeyPath
 from psyche.config.table import Table
 
 _MAX_SHOWN = 60  # characters of a wrong value
-_NEAR = 0.5  # similarity from which a suggestion helps more than a list
+_NEAR = 0.5  # least similarity for suggesting one name instead of listing all
 
 _WANTED = {
     "int_type": "a whole number",
@@ -26,7 +26,7 @@ _WANTED = {
 
 def explain(error: ErrorDetails, raw: Mapping[str, Any], root: type[Table], lines: Mapping[KeyPath, int],
             file: Path) -> Problem:  # fmt: skip
-    """One of pydantic's errors as a problem of `file`, whose content is `raw`."""
+    """Translate one of pydantic's errors into a problem of `file`, whose parsed content is `raw`."""
     path = get_toml_path(error["loc"], raw)
     if error["type"] == "model_type" and error["loc"][-1:] != path[-1:]:
         what, right = _describe_bare_variant(str(error["loc"][-1]), path, root)
@@ -36,7 +36,7 @@ def explain(error: ErrorDetails, raw: Mapping[str, Any], root: type[Table], line
 
 
 def get_toml_path(loc: Sequence[str | int], raw: object) -> KeyPath:
-    """The keys as they stand in the file: pydantic's location less the tags of its unions."""
+    """The path of keys in the file: pydantic's location without the tags of its unions."""
     path: list[str | int] = []
     node = raw
     for place, part in enumerate(loc):
@@ -51,7 +51,7 @@ def get_toml_path(loc: Sequence[str | int], raw: object) -> KeyPath:
 
 
 def get_line(path: KeyPath, lines: Mapping[KeyPath, int]) -> int | None:
-    """The line of a key; where it is missing, that of the table it belongs to."""
+    """The line of a key; for a missing key, the line of its table."""
     for length in range(len(path), 0, -1):
         if line := lines.get(path[:length]):
             return line
@@ -67,7 +67,7 @@ def format_key(path: KeyPath) -> str:
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """The nearest known name, or all of them where none is near."""
+    """Suggest the most similar known name, or list all known names if none is similar."""
     near = difflib.get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=_NEAR)
     if near:
         return f"did you mean {next(k for k in known if k.lower() == near[0])}?"
@@ -113,7 +113,7 @@ def _get_description(root: type[Table], path: KeyPath) -> str:
 
 
 def _describe(error: ErrorDetails, path: KeyPath, root: type[Table]) -> tuple[str, str]:
-    """What is wrong, and what would be right."""
+    """Say what is wrong, and what would be right."""
     kind, value, context = error["type"], _show(error["input"]), error.get("ctx", {})
     description = _get_description(root, path)
     known = get_known_keys(root, path)
@@ -140,7 +140,7 @@ def _describe(error: ErrorDetails, path: KeyPath, root: type[Table]) -> tuple[st
 
 
 def _describe_bare_variant(variant: str, path: KeyPath, root: type[Table]) -> tuple[str, str]:
-    """A variant with content was written as a plain string."""
+    """Describe the error of writing a variant with content as a plain string."""
     inside = (*path, variant)
     known = ", ".join(get_known_keys(root, inside))
     table = f"a table [{format_key(inside)}] with {known}" if known else f"{{ {variant} = ... }}"

@@ -1,4 +1,4 @@
-"""run.toml, state.toml and data.toml from disk: checked as a whole, every problem named at once."""
+"""Loading of run.toml, state.toml and data.toml: each file is checked as a whole and all problems are reported."""
 
 import re
 import tomllib
@@ -31,7 +31,7 @@ from psyche.wire.peer_address import EXAMPLE, parse_peer_address
 
 RUN_FILE_NAMES: Final = ("state.toml", "run.toml", "config.toml")
 MAX_FILE_BYTES: Final = 1 << 20
-# What stands in for a key of [config] that cannot be read, while the others are judged: no rule minds it.
+# Replacements for keys of [config] that cannot be read, so that the other keys can be checked; they break no rule.
 HARMLESS: Final[Mapping[str, int | bool]] = {
     "warmup_time": 1,
     "cooldown_time": 1,
@@ -53,7 +53,7 @@ _T = TypeVar("_T", bound=Table)
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """A run as its owner wrote it. Paths in it are relative to `folder`."""
+    """A run as described by its owner. Relative paths start at `folder`."""
 
     run_id: str
     config: Config
@@ -68,17 +68,17 @@ class LoadedRun:
 
     @property
     def folder(self) -> Path:
-        """Where the file lies."""
+        """The folder of the file."""
         return self.path.parent
 
     def resolve(self, relative: str) -> Path:
-        """A path of the file (a Local checkpoint or data location) as an absolute one."""
+        """Make a path from the file (a Local checkpoint or data location) absolute."""
         return (self.folder / Path(relative).expanduser()).resolve()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedData:
-    """A data.toml. `folder` is absolute; `shuffle_seed` has 32 bytes, None: not shuffled."""
+    """A data.toml. `folder` is absolute; `shuffle_seed` has 32 bytes, or None if the data is not shuffled."""
 
     folder: Path
     token_size_bytes: int
@@ -96,10 +96,10 @@ class _Document:
 
 
 def find_run_file(path: Path) -> Path:
-    """The file that `--state` means: itself, or in a folder the first of state.toml, run.toml, config.toml.
+    """The file meant by `--state`: the path itself, or a folder's first of state.toml, run.toml, config.toml.
 
     Raises:
-        ConfigProblems: there is none.
+        ConfigProblems: the folder has none of them.
     """
     if not path.is_dir():
         return path
@@ -114,22 +114,22 @@ def load_run(path: Path) -> LoadedRun:
     """Load a run.toml or state.toml, or the one in a folder.
 
     Raises:
-        ConfigProblems: everything that is wrong, each with file, line, key, rule and what would be right.
+        ConfigProblems: the file has problems; each has file, line, key, rule and remedy.
     """
     document = _read(find_run_file(path).absolute())
     table, problems = _parse(document, RunFile)
     problems += _find_broken_rules(document, table)
     run_id = (table.run_id if table else None) or document.file.parent.resolve().name
     if len(run_id.encode()) > RUN_ID_BYTES:
-        what = f"the folder's name {run_id!r} has more than {RUN_ID_BYTES} bytes and cannot be the run's"
+        what = f"the folder's name {run_id!r} has more than {RUN_ID_BYTES} bytes, too long for the run's name"
         problems.append(Problem(document.file, None, "run_id", what, f'run_id = "..." of at most {RUN_ID_BYTES} bytes'))
     elif not RUN_NAME.fullmatch(run_id):
-        what = f"{run_id!r} is not a valid name: it becomes part of folder names and command lines"
+        what = f"{run_id!r} is not a valid name: it is used in folder names and command lines"
         right = "letters, digits, dots, dashes and underscores, beginning with a letter or digit"
         problems.append(Problem(document.file, None, "run_id", what, right))
     if table is not None and (count := get_access(table.access).count_keys()) > MAX_KEYS:
         line = get_line(("access",), document.lines)
-        what = f"{count:,} keys, grantees and delegates together"
+        what = f"has {count:,} keys, counting grantees and delegates"
         problems.append(Problem(document.file, line, "access", what, f"at most {MAX_KEYS:,}"))
     if problems or table is None:
         raise ConfigProblems(problems)
@@ -154,7 +154,7 @@ def load_data(path: Path) -> LoadedData:
     """Load a data.toml, or the one in a folder.
 
     Raises:
-        ConfigProblems: everything that is wrong.
+        ConfigProblems: the file has problems; each has file, line, key, rule and remedy.
     """
     document = _read((path / "data.toml" if path.is_dir() else path).absolute())
     table, problems = _parse(document, DataFile)
@@ -171,10 +171,10 @@ def load_data(path: Path) -> LoadedData:
 
 
 def read_table(path: Path, kind: type[_T]) -> _T:
-    """Any other TOML file, checked as a table of this kind.
+    """Load any other TOML file as a table of type `kind`.
 
     Raises:
-        ConfigProblems: everything that is wrong.
+        ConfigProblems: the file has problems; each has file, line, key, rule and remedy.
     """
     table, problems = _parse(_read(path.absolute()), kind)
     if table is None:
@@ -183,10 +183,10 @@ def read_table(path: Path, kind: type[_T]) -> _T:
 
 
 def find_local_data(path: Path) -> LoadedData | None:
-    """What describes a Local data location: the data.toml it names or holds; None: a plain file or folder.
+    """Load the data.toml that a Local data location names or contains; None for a plain file or folder.
 
     Raises:
-        ConfigProblems: there is one and it is wrong.
+        ConfigProblems: the data.toml has problems.
     """
     if path.suffix == ".toml" or (path / "data.toml").is_file():
         return load_data(path)
@@ -217,7 +217,7 @@ def _parse(document: _Document, kind: type[_T]) -> tuple[_T | None, list[Problem
 
 
 def _find_broken_rules(document: _Document, table: RunFile | None) -> list[Problem]:
-    """The rules of the core, on whichever of [config] and [model.LLM] can be read at all."""
+    """Check the core's rules on those of [config] and [model.LLM] that can be read."""
     unread: frozenset[str] = frozenset()
     if table is not None:
         config, model = convert.get_config(table.config), convert.get_model(table.model.llm)
@@ -231,16 +231,16 @@ def _find_broken_rules(document: _Document, table: RunFile | None) -> list[Probl
     problems: list[Problem] = []
     for key, what, right in broken:
         if (model if key.startswith("model") else config) is None:
-            continue  # the half that the rule speaks of cannot be read
+            continue  # the table of this rule cannot be read
         if key.removeprefix("config.") in unread:
-            continue  # it has a problem of its own already
+            continue  # a problem with this key is reported already
         path = _find_key_path(key, what, document.raw)
         problems.append(Problem(document.file, get_line(path, document.lines), format_key(path), what, right))
     return problems
 
 
 def _find_undialable(addresses: Sequence[str]) -> Iterator[BrokenRule]:
-    """The record takes any multiaddr; clients dial only one that names the key of its node."""
+    """Find addresses that clients cannot dial: those that do not name the node's key. The record accepts them."""
     for address in addresses:
         try:
             parse_peer_address(address)
@@ -249,7 +249,7 @@ def _find_undialable(addresses: Sequence[str]) -> Iterator[BrokenRule]:
 
 
 def _read_config(raw: object) -> tuple[Config | None, frozenset[str]]:
-    """As much of [config] as can be read, and the keys that cannot: they have harmless values."""
+    """Read [config]; keys that cannot be read are returned too and get harmless values."""
     if not isinstance(raw, dict):
         return None, frozenset()
     table = cast("dict[str, object]", raw)
@@ -259,7 +259,7 @@ def _read_config(raw: object) -> tuple[Config | None, frozenset[str]]:
         unread = frozenset(str(problem["loc"][0]) for problem in error.errors() if problem["loc"])
     readable = {key: value for key, value in table.items() if key not in unread}
     if "epoch_time" in unread:
-        readable["epoch_time"] = MAX_TIME_S  # an epoch has an end, it is only not known which
+        readable["epoch_time"] = MAX_TIME_S  # any end will do for the check of the other keys
     return convert.get_config(ConfigTable.model_validate({**HARMLESS, **readable})), unread
 
 
@@ -271,7 +271,7 @@ def _read_model(raw: object) -> Model | None:
 
 
 def _find_key_path(key: str, what: str, raw: Mapping[str, Any]) -> KeyPath:
-    """Where a rule's key stands; a rule on a whole table begins with the name of the key in it that is meant."""
+    """The path of a rule's key; the text of a rule on a whole table begins with the key's name."""
     path: KeyPath = tuple(key.split("."))
     node: object = raw
     for part in path:

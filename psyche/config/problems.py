@@ -1,4 +1,4 @@
-"""What is wrong with a configuration file, told so that a person can put it right."""
+"""Problems of a configuration file, described so that people can fix them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from psyche.errors import ConfigError
 class Problem:
     """One broken rule.
 
-    `line` counts from 1; None where the file as a whole is meant. `what` says which rule is broken
-    and how, `right` what would be right.
+    `line` counts from 1; None refers to the file as a whole. `what` says which rule is broken and how, `right` says
+    what would be right.
     """
 
     file: Path
@@ -29,7 +29,7 @@ class Problem:
 
 
 class ConfigProblems(ConfigError):
-    """All problems of one load, in the order of the file."""
+    """All problems found by one load, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda p: (str(p.file), p.line or 0)))

@@ -1,4 +1,4 @@
-"""Who takes part in a simulated run, as a TOML file: classes of machines that are alike.
+"""The participants of a simulated run, as a TOML file of classes of similar machines.
 
 [[class]]
 name = "gaming PC"
@@ -26,7 +26,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class ClassTable(Table):
-    """`[[class]]`: some machines that are alike."""
+    """`[[class]]`: a class of similar machines."""
 
     name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)] = Field(description="what it is called")
     count: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = Field(
@@ -78,7 +78,7 @@ def load_profile(path: Path) -> list[ClassTable]:
     """The classes of a profile, in the order of the file.
 
     Raises:
-        ConfigProblems: everything that is wrong, with file, line, key, rule and what would be right.
+        ConfigProblems: the file has problems; each has file, line, key, rule and remedy.
     """
     classes = read_table(path, ProfileFile).classes
     names = [one.name for one in classes]
@@ -89,16 +89,16 @@ def load_profile(path: Path) -> list[ClassTable]:
 
 
 def get_counts(classes: list[ClassTable], clients: int, path: Path) -> list[int]:
-    """How many machines of each class make `clients` in all: counts as they are, shares of what is left.
+    """The number of machines of each class for `clients` in total: fixed counts, then shares of the rest.
 
     Raises:
-        ConfigProblems: the counts are more than there are clients, or less and nobody has a share.
+        ConfigProblems: the counts exceed `clients`, or fall short of it and no class has a share.
     """
     fixed = sum(one.count or 0 for one in classes)
     shares = [one.share or 0.0 for one in classes]
     left = clients - fixed
     if left < 0 or (left > 0 and not any(shares)):
-        what = f"the counts add up to {fixed}, and there are {clients} clients"
+        what = f"the counts add up to {fixed}, but there are {clients} clients"
         raise ConfigProblems([Problem(path, None, "class", what, f"--clients {fixed}, or a class with a share")])
     exact = [left * share / sum(shares) if share else 0.0 for share in shares]
     counts = [int(number) for number in exact]

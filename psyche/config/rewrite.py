@@ -1,4 +1,4 @@
-"""Change single values of a configuration file and leave the rest, comments included, as it is."""
+"""Changes to single values of a configuration file; everything else, comments included, stays as it is."""
 
 import json
 import tomllib
@@ -11,12 +11,12 @@ Value = str | int | float | bool
 
 
 def set_values(text: str, values: Mapping[KeyPath, Value]) -> str:
-    """The TOML document with these keys set: replaced where they stand, else added below their table's header.
+    """Set these keys in a TOML document: replace present ones, add others below their table's header.
 
     Example: `set_values(text, {("config", "total_steps"): 61})`.
 
     Raises:
-        ConfigError: `text` is no TOML, or a key's table has no header of its own.
+        ConfigError: `text` is not TOML, or the table of a key has no header of its own.
     """
     for path, value in values.items():
         try:
@@ -38,12 +38,12 @@ def _set_value(text: str, path: KeyPath, value: Value) -> str:
     header = find_lines(text).get(path[:-1])
     if header is None or not lines[header - 1].lstrip().startswith("["):
         name = ".".join(map(str, path[:-1]))
-        raise ConfigError(f"{name}.{path[-1]}: cannot be set, there is no table [{name}]")
+        raise ConfigError(f"{name}.{path[-1]}: cannot be set, because there is no table [{name}]")
     return "\n".join([*lines[:header], added, *lines[header:]])
 
 
 def format_value(value: Value) -> str:
-    """A value as TOML."""
+    """Format a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

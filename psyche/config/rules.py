@@ -1,4 +1,4 @@
-"""What a configuration that obeys every rule may still be told: warnings, and what cannot run yet."""
+"""Checks beyond the core's rules: warnings, and settings that this version cannot run yet."""
 
 from typing import Final
 
@@ -15,16 +15,16 @@ from psyche.core.state.state import (
     ScheduleKind,
 )
 
-STRANGERS_WITNESSES: Final = 16  # from here on a captured committee is unlikely even with many bad members
-DAY_S: Final = 86_400  # a wait of more than a day is a slip of the pen, or of the unit
-SHORT_WARMUP_S: Final = 5  # even a small model's trainer takes that long
+STRANGERS_WITNESSES: Final = 16  # with this many, bad members are unlikely to win a committee
+DAY_S: Final = 86_400  # a longer wait is probably a typo or the wrong unit
+SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long to start
 
 _RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL)
 _RUNNABLE_DATA: Final = (DataLocationKind.DUMMY, DataLocationKind.SERVER, DataLocationKind.LOCAL)
 
 
 def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
-    """What loads but cannot run yet, each by its key; `server run` refuses it before anything starts."""
+    """Find settings that load but cannot run yet; `server run` refuses them before anything starts."""
     found: list[str] = []
     if model.architecture != Architecture.HF_LLAMA:
         name = get_variant_name(model.architecture)
@@ -41,7 +41,7 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
 
 
 def _find_unsupported_settings(config: Config) -> list[str]:
-    """A setting that promises safety and does nothing would be worse than a refusal."""
+    """Find safety settings without effect in this version: ignoring them would be worse than a refusal."""
     found: list[str] = []
     if config.reveal_gate:
         found.append("config.reveal_gate cannot be true yet: bodies are served as soon as they are announced (R6)")
@@ -53,10 +53,10 @@ def _find_unsupported_settings(config: Config) -> list[str]:
 
 
 def find_warnings(config: Config, model: Model) -> list[str]:
-    """What is allowed but seldom meant."""
+    """Find settings that are allowed but rarely intended."""
     found = [*_find_witness_warnings(config), *_find_time_warnings(config)]
     if model.checkpoint.kind == CheckpointKind.DUMMY:
-        found.append("model.LLM.checkpoint 'Dummy' names no weights: a server can keep its record, no client can train")
+        found.append("model.LLM.checkpoint 'Dummy' names no weights: a server can run, but no client can train")
     if config.verification_percent:
         found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
     if config.entropy_delay:
@@ -77,22 +77,22 @@ def find_warnings(config: Config, model: Model) -> list[str]:
 
 
 def _find_time_warnings(config: Config) -> list[str]:
-    """Times that obey every rule, and with which a run would stand still or never start."""
+    """Find times that obey every rule, but with which a run would stall or never start."""
     found = [
         f"config.{name} {getattr(config, name)} s is more than a day: one silent member may hold up everybody for "
-        "that long (seconds are meant)"
+        "that long (the unit is seconds)"
         for name in TIMES
         if name != "epoch_time" and getattr(config, name) > DAY_S
     ]
     if config.warmup_time < SHORT_WARMUP_S:
         found.append(
-            f"config.warmup_time {config.warmup_time} s: members that have not loaded the weights by then are out of "
-            "the epoch; a minute is usual"
+            f"config.warmup_time {config.warmup_time} s: members that have not loaded the weights by then are dropped "
+            "from the epoch; a minute is usual"
         )
     if config.round_witness_time > config.max_round_train_time:
         found.append(
             f"config.round_witness_time {config.round_witness_time} s is more than max_round_train_time "
-            f"{config.max_round_train_time} s: reporting a round seldom takes longer than training it"
+            f"{config.max_round_train_time} s: reporting a round rarely takes longer than training it"
         )
     return found
 
@@ -100,7 +100,7 @@ def _find_time_warnings(config: Config) -> list[str]:
 def _find_witness_warnings(config: Config) -> list[str]:
     nodes = config.witness_nodes
     if nodes == 2:
-        return ["config.witness_nodes 2 tolerates no silence at all; use 0 (everybody), 1 or at least 3"]
+        return ["config.witness_nodes 2 tolerates no silent witness; use 0 (everybody), 1 or at least 3"]
     if 0 < nodes < STRANGERS_WITNESSES:
         text = (
             f"config.witness_nodes {nodes} is enough only among people who trust each other; "

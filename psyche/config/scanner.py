@@ -1,7 +1,7 @@
-"""Where each key of a TOML document stands: `tomllib` gives values but no lines.
+"""The position of each key in a TOML document; `tomllib` gives values but no positions.
 
-The scanner reads only documents that `tomllib` has accepted, so it follows the grammar without
-checking it again; whatever it does not understand costs a line number, never a value.
+The scanner reads only documents that `tomllib` has accepted, so it does not check the grammar again. If it
+misunderstands something, a line number is lost or wrong, never a value.
 """
 
 import re
@@ -25,7 +25,7 @@ def find_lines(text: str) -> dict[KeyPath, int]:
 
 
 def find_value_spans(text: str) -> dict[KeyPath, tuple[int, int]]:
-    """Where the value of every key of a valid TOML document begins and ends, in characters."""
+    """The start and end (exclusive), in characters, of the value of every key of a valid TOML document."""
     scanner = _Scanner(text)
     for _ in scanner.scan():
         pass
@@ -70,7 +70,7 @@ class _Scanner:
         return path
 
     def _resolve(self, key: tuple[str, ...]) -> KeyPath:
-        """A header names tables; below an array of tables it means the newest item."""
+        """The path of a header's table; below an array of tables it refers to the newest item."""
         path: KeyPath = ()
         for part in key[:-1]:
             path = (*path, part)
@@ -95,7 +95,7 @@ class _Scanner:
             return str(tomllib.loads(f"key = {quoted}")["key"])
         self._skip(_BARE)
         if self._at == start:
-            self._at += 1  # never stand still, whatever the text
+            self._at += 1  # always make progress, even on an unexpected character
         return self._text[start : self._at]
 
     def _scan_pair(self, table: KeyPath) -> Iterator[tuple[KeyPath, int]]:

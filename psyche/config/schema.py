@@ -1,9 +1,9 @@
-"""What people type: the tables and keys of run.toml, state.toml and data.toml, as pydantic models.
+"""The tables and keys of run.toml, state.toml and data.toml, as pydantic models.
 
-Enums are externally tagged, as in the original: a plain variant is a string (`"Ephemeral"`), one
-with content is a table with a single key (`[model.LLM.checkpoint.Hub]`). Nothing is converted
-silently: a number in quotes, a float for a count or an unknown key is an error. Each description
-says what would be right; errors quote it. Defaults are those of the core's own types.
+Enums are externally tagged, as in the original Psyche: a plain variant is a string (`"Ephemeral"`), a variant with
+content is a table with a single key (`[model.LLM.checkpoint.Hub]`). Nothing is converted silently: a number in
+quotes, a float for a count or an unknown key is an error. Each description states the allowed values; error messages
+quote it. Defaults come from the core's own types.
 """
 
 from typing import Annotated, Final, Literal
@@ -40,7 +40,7 @@ _PROGRESS: Final = state.Progress()
 
 
 class ConfigTable(Table):
-    """`[config]`: what the coordinator itself uses."""
+    """`[config]`: the settings that the coordinator itself uses."""
 
     warmup_time: U64 = Field(
         description="seconds a member has to load the model, at least half of them; twice the slowest fetch is safe"
@@ -88,14 +88,14 @@ class ConfigTable(Table):
 
 
 class HubRepo(Table):
-    """A repository of weights, or the name of none (Dummy)."""
+    """A repository of weights."""
 
     repo_id: String = Field(description='"owner/name", at most 64 bytes')
     revision: String | None = Field(default=None, description="revision, at most 64 bytes")
 
 
 class DummyRepo(Table):
-    """No weights at all; the name is for people."""
+    """No weights; the name is only descriptive."""
 
     repo_id: String = Field(default="", description="any name, at most 64 bytes")
     revision: String | None = Field(default=None, description="revision, at most 64 bytes")
@@ -127,7 +127,7 @@ class DummyCheckpoint(Table):
 
 
 class P2PCheckpoint(Table):
-    """Weights from the other members; before that from the Hub."""
+    """Weights from the other members; at the start of the run from the Hub."""
 
     content: HubRepo = Field(alias="P2P")
 
@@ -139,13 +139,13 @@ class GcsCheckpoint(Table):
 
 
 class P2PGcsCheckpoint(Table):
-    """Weights from the other members; before that from a bucket."""
+    """Weights from the other members; at the start of the run from a bucket."""
 
     content: Bucket = Field(alias="P2PGcs")
 
 
 class LocalCheckpoint(Table):
-    """Weights from a folder of this machine."""
+    """Weights from a folder on this machine."""
 
     content: LocalFolder = Field(alias="Local")
 
@@ -240,7 +240,7 @@ class ServerData(Table):
 
 
 class LocalData(Table):
-    """Data that lies on every client's machine."""
+    """Data on every client's own machine."""
 
     path: Url = Field(alias="Local", min_length=1, description="folder, file or data.toml, at most 192 bytes")
 
@@ -252,7 +252,7 @@ class WeightedHttpData(Table):
 
 
 class PreprocessedData(Table):
-    """Rows that were prepared beforehand."""
+    """Rows prepared in advance."""
 
     path: Url = Field(alias="Preprocessed", min_length=1, description="folder or repository, at most 192 bytes")
 
@@ -327,7 +327,7 @@ LrSchedule = Annotated[
 
 
 class AdamWContent(Table):
-    """AdamW, for training in one process."""
+    """The settings of AdamW, which trains in one process only."""
 
     betas: Annotated[list[F32], Field(min_length=2, max_length=2)] = Field(description="two numbers")
     weight_decay: F32 = Field(description="weight decay, 0: none")
@@ -336,7 +336,7 @@ class AdamWContent(Table):
 
 
 class DistroContent(Table):
-    """DisTrO."""
+    """The settings of DisTrO."""
 
     clip_grad_norm: F32 | None = Field(default=None, description="largest gradient norm, above 0")
     weight_decay: F32 | None = Field(default=None, description="weight decay, 0: none")
@@ -347,13 +347,13 @@ class DistroContent(Table):
 
 
 class AdamWOptimizer(Table):
-    """AdamW."""
+    """The AdamW optimizer."""
 
     content: AdamWContent = Field(alias="AdamW")
 
 
 class DistroOptimizer(Table):
-    """DisTrO."""
+    """The DisTrO optimizer."""
 
     content: DistroContent = Field(alias="Distro")
 
@@ -367,7 +367,7 @@ Optimizer = Annotated[
 
 
 class LlmTable(Table):
-    """`[model.LLM]`: what is trained, on what, and how."""
+    """`[model.LLM]`: the model, its data, learning-rate schedule and optimizer."""
 
     architecture: Literal["HfLlama", "HfDeepseek", "HfAuto", "Torchtitan"] = Field(description='"HfLlama"')
     data_type: Literal["Pretraining", "Finetuning"] = Field(description='"Pretraining" or "Finetuning"')
@@ -385,13 +385,13 @@ class LlmTable(Table):
 
 
 class ModelTable(Table):
-    """`[model]`; LLM is the only kind there is."""
+    """`[model]`; LLM is the only kind of model."""
 
     llm: LlmTable = Field(alias="LLM")
 
 
 class MetadataTable(Table):
-    """`[metadata]`: what people see of a run."""
+    """`[metadata]`: descriptive data of a run, for people."""
 
     name: Name = Field(default=_METADATA.name, description="what the run is called, at most 64 bytes")
     description: Description = Field(default=_METADATA.description, description="what it is for, at most 280 bytes")
@@ -400,7 +400,7 @@ class MetadataTable(Table):
 
 
 class ProgressTable(Table):
-    """`[progress]`: where a run starts, in a state.toml."""
+    """`[progress]`: the progress at which a run starts, in a state.toml."""
 
     epoch: U16 = Field(default=_PROGRESS.epoch, description="epochs that are over, 0 to 65535")
     step: Count32 = Field(default=_PROGRESS.step, description="the step to begin with, above 0")
@@ -434,7 +434,7 @@ class RunFile(Table):
 
 
 class DataFile(Table):
-    """A data.toml: what the data server serves."""
+    """A data.toml: the data that a data server or a Local data location provides."""
 
     dir: str = Field(min_length=1, description="folder with .bin or .npy files, relative to this file")
     token_size: TokenBytes = Field(description='"TwoBytes" or "FourBytes"')

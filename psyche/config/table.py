@@ -1,9 +1,9 @@
-"""What all tables that people type have in common."""
+"""The base class of all configuration tables."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Table(BaseModel):
-    """A TOML table: strict types, no unknown keys."""
+    """A TOML table with strict types; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

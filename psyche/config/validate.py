@@ -1,4 +1,4 @@
-"""`psyche server validate-config`: what is wrong with a run's files, where, and what would be right."""
+"""`psyche server validate-config`: report the problems of a run's files, their places and remedies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
 
 @dataclass(frozen=True, slots=True)
 class ConfigReport:
-    """What was found. `problems` make a run impossible; `unsupported` does so in this version only."""
+    """The findings. `problems` make a run impossible; `unsupported` settings do so in this version only."""
 
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
@@ -25,17 +25,17 @@ class ConfigReport:
 
     @property
     def exit_code(self) -> int:
-        """1 if anything is wrong; warnings and what cannot run yet are not wrong."""
+        """1 if there are problems, otherwise 0; warnings and unsupported settings do not count."""
         return 1 if self.problems else 0
 
 
 def validate_config(state: Path, data_config: Path | None = None) -> ConfigReport:
-    """Check a run configuration, and the data server's if there is one, as a whole. Raises nothing.
+    """Check a run configuration and, if there is one, the data server's. Problems are reported, not raised.
 
     Args:
-        state: a state.toml or run.toml, or the folder of one.
-        data_config: a data.toml, or the folder of one; None takes the one beside the run's file,
-            where the run has its data from the server.
+        state: a state.toml or run.toml, or its folder.
+        data_config: a data.toml, or its folder; None takes the one beside the run's file, if the run gets its data
+            from a data server.
     """
     problems: list[Problem] = []
     run: LoadedRun | None = None
@@ -62,7 +62,7 @@ def _load_data_beside(run: LoadedRun | None) -> LoadedData | None:
 
 
 def print_report(report: ConfigReport, write: Callable[[str], None]) -> int:
-    """Write the report line by line; returns the exit code."""
+    """Write the report line by line; return the exit code."""
     for problem in report.problems:
         write(f"error: {problem}")
     for text in report.unsupported:
@@ -87,7 +87,7 @@ def _find_disagreements(run: LoadedRun | None, data: LoadedData | None) -> list[
 
 
 def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
-    """What must still be put in place before the run can start."""
+    """Find files that are missing or unused; they must be in place before the run can start."""
     found: list[str] = []
     location, checkpoint = run.model.data_location, run.model.checkpoint
     if location.kind is DataLocationKind.SERVER and data is None:

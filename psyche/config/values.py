@@ -1,4 +1,4 @@
-"""The kinds of values that people type, each with what it refuses."""
+"""The types of values in configuration files, each with its checks."""
 
 import re
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def _check_address(text: str) -> str:
 
 
 def _round_to_f32(value: float) -> float:
-    """What the record stores, so that every client computes with the same number."""
+    """Round to float32 as the record does, so that every client computes with the same number."""
     try:
         return round_f32(value)
     except OverflowError:
@@ -70,7 +70,7 @@ def _read_root(value: object) -> object:
 
 
 def get_tag(value: object) -> str | None:
-    """The variant that an externally tagged value names."""
+    """The variant named by an externally tagged value; None if it does not name exactly one."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and len(keys := list(cast("dict[object, object]", value))) == 1:
@@ -79,12 +79,12 @@ def get_tag(value: object) -> str | None:
 
 
 def get_variant_name(member: IntEnum) -> str:
-    """What people type for a member of one of the core's enumerations: HF_LLAMA is HfLlama."""
+    """The name in configuration files of a member of the core's enumerations: HfLlama for HF_LLAMA."""
     return member.name.title().replace("_", "")
 
 
 def unit(name: str) -> Callable[[object], object]:
-    """Accepts the variant of this name, which has no content, and nothing else."""
+    """Make a check that accepts only this variant, which has no content."""
 
     def check(value: object) -> object:
         if value != name:

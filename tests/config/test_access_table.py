@@ -43,7 +43,7 @@ active = false
 
 def test_an_open_run_is_warned_about(tmp_path: Path) -> None:
     assert load(tmp_path, "[access]\nopen = true\n").is_open
-    assert any("access.open lets everybody" in warning for warning in load_run(tmp_path / "run.toml").warnings)
+    assert any("access.open lets anybody" in warning for warning in load_run(tmp_path / "run.toml").warnings)
     load(tmp_path, f'[access]\nallow = ["{ADA}"]\n')
     assert not any("access" in warning for warning in load_run(tmp_path / "run.toml").warnings)
 

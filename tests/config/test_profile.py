@@ -75,5 +75,5 @@ def test_shares_are_rounded_so_that_all_are_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clients", [4, 6])
 def test_counts_that_are_not_the_clients_are_refused(clients: int, tmp_path: Path) -> None:
-    with pytest.raises(ConfigProblems, match=r"the counts add up to 5, and there are \d clients -> --clients 5"):
+    with pytest.raises(ConfigProblems, match=r"the counts add up to 5, but there are \d clients -> --clients 5"):
         count(tmp_path, clients, ("count", "5"))

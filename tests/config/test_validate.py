@@ -96,7 +96,7 @@ def test_what_cannot_run_yet_is_told_and_is_no_error() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "words"),
-    [(0, None), (1, "people who trust"), (2, "tolerates no silence at all; use 0 (everybody), 1 or at least 3"),
+    [(0, None), (1, "people who trust"), (2, "tolerates no silent witness; use 0 (everybody), 1 or at least 3"),
      (3, "use at least 16, better 32"), (15, "people who trust"), (16, None), (32, None)],
 )  # fmt: skip
 def test_the_number_of_witnesses_is_warned_about_as_section_9_says(nodes: int, words: str | None) -> None:
@@ -112,7 +112,7 @@ def test_the_number_of_witnesses_is_warned_about_as_section_9_says(nodes: int, w
     [
         ({"max_round_train_time": (1 << 32) - 1}, "max_round_train_time 4294967295 s is more than a day"),
         ({"cooldown_time": 86_401}, "cooldown_time 86401 s is more than a day"),
-        ({"warmup_time": 0}, "warmup_time 0 s: members that have not loaded the weights by then are out"),
+        ({"warmup_time": 0}, "warmup_time 0 s: members that have not loaded the weights by then are dropped"),
         ({"round_witness_time": 31}, "round_witness_time 31 s is more than max_round_train_time 30 s"),
     ],
 )

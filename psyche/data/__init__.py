@@ -1,1 +1,1 @@
-"""Data providers, tokenizing, the TCP data server and its client."""
+"""Data providers, the tokenizer command, the TCP data server and its client."""

@@ -1,7 +1,7 @@
-"""The built-in tokenizer: a token is a byte, and byte 0 separates documents.
+"""The built-in tokenizer: every byte is a token, and byte 0 separates documents.
 
-The vocabulary has exactly 256 entries: 257 would be a prime, and a prime dimension cannot be cut
-into chunks. `write_tokenizer` saves it beside a model in the form that plain transformers loads.
+The vocabulary has exactly 256 entries: 257 is prime, and a prime dimension cannot be cut into chunks.
+`write_tokenizer` saves the tokenizer beside a model, in the format of Hugging Face transformers.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 VOCAB_SIZE: Final = 256
 SEPARATOR_ID: Final = 0
-SEPARATOR: Final = "<|end|>"  # how byte 0 is written in text
+SEPARATOR: Final = "<|end|>"  # the text form of byte 0
 _MODEL_MAX_LENGTH: Final = 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""The client's side of the data server: the rows of its own batch, whole and checked, or a reason."""
+"""The client's side of the data server: fetches and checks the rows of the client's own batch."""
 
 from typing import Final
 
@@ -32,19 +32,21 @@ _log = structlog.get_logger("psyche.data.client")
 
 
 class RemoteData:
-    """A `DataProvider` that asks a data server; reconnects by itself.
+    """A `DataProvider` that fetches rows from a data server and reconnects by itself.
 
-    One fetch at a time. Each piece of a batch is tried 7 times, waiting 0.25 to 8 s in between, so
-    that a `get` whose server stays away gives up after 16 s of waiting besides the tries' own bounds
-    (10 s to connect, 30 s for a reply, as long as it comes at the least rate (K7)); the caller's
-    cancel scope may end it earlier.
+    It makes one fetch at a time. Each piece of a batch is tried 7 times with pauses of 0.25 to 8 s, so `get` gives up
+    on an absent server after pauses of 16 s in total, plus the time-outs of the tries: 10 s to connect, 30 s for a
+    reply (longer while it arrives at the least rate, K7). The caller's cancel scope may end it earlier.
 
     Args:
         address: "host:port".
         identity: the client's p2p key, to which the record assigns samples.
-        sequence_length: ids of a row; the server must agree.
+        sequence_length: token ids per row; the server must use the same length.
         vocab_size: every id must be below it; None: not checked.
-        expected_server: the server's public key; None: that of the first that answers.
+        expected_server: the server's 32-byte public key; None: the key of the first server that answers.
+
+    Raises:
+        DataError: the address is malformed.
     """
 
     def __init__(
@@ -69,13 +71,15 @@ class RemoteData:
         self._lock = trio.Lock()
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
-        """The rows `start` to `end`, both included, as u32 little-endian ids.
+        """Fetch the rows `start` to `end`, both included, as u32 little-endian ids.
+
+        `epoch` and `height` name the round; the server checks that it has assigned these samples in it.
 
         Raises:
-            DataError: the server refuses, cannot be reached, or serves something else.
+            DataError: the server refuses, cannot be reached, or sends something else.
         """
         if not 0 <= start <= end or end - start >= MAX_ROWS:
-            raise DataError(f"samples {start} to {end}: must rise, start at 0 and be at most {MAX_ROWS}")
+            raise DataError(f"samples {start} to {end}: the range must ascend from 0 or above, {MAX_ROWS} at most")
         piece = max(1, MAX_ROWS_BYTES // (4 * self.sequence_length))
         pieces: list[bytes] = []
         async with self._lock:
@@ -106,14 +110,14 @@ class RemoteData:
                 if not reply.may_retry:
                     raise DataError(f"data server {self._address} refuses: {reply.reason}")
                 problem = reply.reason
-            _log.info("data not there yet", server=self._address, problem=problem)
+            _log.info("data not available yet", server=self._address, problem=problem)
         raise DataError(
             f"data server {self._address}: samples {request.start} to {request.end} of round {request.height} did not "
-            f"come in {TRIES} tries; the last problem: {problem}"
+            f"arrive in {TRIES} tries; the last problem: {problem}"
         )
 
     async def _ask(self, request: FetchRequest) -> Rows | Refused:
-        """One try; a connection that did not answer as it should is not used again."""
+        """Make one try; close the connection unless it gave a valid answer."""
         is_clean = False
         try:
             frames = await self._get_connection()
@@ -123,7 +127,7 @@ class RemoteData:
             is_clean = True
         finally:
             if not is_clean:
-                await self.aclose()  # forceful: does not wait, even when cancelled
+                await self.aclose()  # closes at once, even when cancelled
         return reply
 
     async def _get_connection(self) -> FrameStream:
@@ -134,7 +138,7 @@ class RemoteData:
                 await client_handshake(
                     self._frames, self._identity, PURPOSE, channel, self._expected_server, CONNECT_TIMEOUT_S
                 )
-                self._expected_server = channel.server  # the first that answered, where none was expected (K6)
+                self._expected_server = channel.server  # without an expected key, pin that of the first server (K6)
             if scope.cancelled_caught or self._frames is None:
                 raise BackendError(f"no connection within {CONNECT_TIMEOUT_S:g} s")
         return self._frames
@@ -143,15 +147,15 @@ class RemoteData:
         if isinstance(reply, Refused):
             return
         if (reply.start, reply.end) != (request.start, request.end):
-            raise WireError(f"data reply: samples {reply.start} to {reply.end} were not asked for")
+            raise WireError(f"data reply: samples {reply.start} to {reply.end} were not requested")
         if reply.sequence_length != self.sequence_length:
             raise WireError(
-                f"data reply: rows of {reply.sequence_length} ids, the model's have {self.sequence_length}; "
-                "seq_len of data.toml must be the model's max_seq_len"
+                f"data reply: rows have {reply.sequence_length} ids, but the model needs {self.sequence_length}; "
+                "set seq_len in the server's data.toml to the model's max_seq_len"
             )
 
     def _check_rows(self, reply: Rows) -> bytes:
-        """The ids as u32, each below the vocabulary."""
+        """Convert the ids to u32 and check that each is below `vocab_size`."""
         import numpy as np
 
         ids = np.frombuffer(reply.ids, dtype=f"<u{reply.token_size_bytes}").astype("<u4")
@@ -166,7 +170,7 @@ class RemoteData:
 
 
 async def _receive(frames: FrameStream) -> bytes:
-    """A reply; on a narrow line it may take long, as long as it comes at the least rate (K7)."""
+    """Receive a reply; a slow one may take longer than the time-out while it arrives at the least rate (K7)."""
     while True:
         before_bytes = frames.bytes_received
         try:

@@ -1,7 +1,7 @@
-"""The demo's corpus: the source code of Python's own standard library, which every machine has.
+"""The demo's corpus: the source code of Python's standard library, which every machine has.
 
-Packages installed beside it and its tests are left out; the former would make the corpus depend on
-the machine, the latter are not what one wants to sound like. Files come in the order of their paths.
+Installed packages are left out, because they differ from machine to machine; tests are left out too. Files are
+taken in the order of their paths.
 """
 
 import json
@@ -16,14 +16,14 @@ from psyche.data.tokenize import get_part_path, tokenize
 from psyche.errors import DataError
 
 HELD_OUT_BYTES: Final = 200_000
-VERSION: Final = 1  # of what is taken and how; another number builds the corpus anew
+VERSION: Final = 1  # raise it when the choice or treatment of files changes, so that the corpus is built anew
 LEFT_OUT: Final = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _STAMP: Final = "corpus.json"
 
 
 @dataclass(frozen=True, slots=True)
 class DemoCorpus:
-    """Where the corpus lies; ids are bytes, two bytes each on disk."""
+    """The files of the corpus; each byte of text is one token id, stored in two bytes."""
 
     train_folder: Path
     held_out: Path
@@ -33,15 +33,15 @@ class DemoCorpus:
 
 
 def find_library_sources() -> list[Path]:
-    """The standard library's .py files, sorted.
+    """Find the .py files of the standard library, sorted by path.
 
     Raises:
-        DataError: this Python has none (it runs from an archive).
+        DataError: this Python has no source files (it runs from an archive).
     """
     root = Path(sysconfig.get_path("stdlib"))
     found = [path for path in root.rglob("*.py") if not LEFT_OUT.intersection(path.relative_to(root).parts)]
     if not found:
-        raise DataError(f"{root}: holds no source of the standard library; use the data of your own")
+        raise DataError(f"{root}: contains no source files of the standard library; use your own text instead")
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
@@ -50,15 +50,15 @@ def build_demo_corpus(
     held_out_bytes: int = HELD_OUT_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> DemoCorpus:
-    """Write `train/corpus.bin` and `held-out/corpus.bin` below `out_dir`; a second call finds them there.
+    """Write `train/corpus.bin` and `held-out/corpus.bin` below `out_dir`; reuse those of an earlier call.
 
     Args:
-        out_dir: made if it is missing.
-        held_out_bytes: the last bytes of the text, kept from training.
-        progress: called with (bytes done, bytes in all).
+        out_dir: created if it is missing.
+        held_out_bytes: length of the end of the text that is kept out of training.
+        progress: called with (bytes done, total bytes).
 
     Raises:
-        DataError: there are no sources, or they are fewer than `held_out_bytes`.
+        DataError: there are no sources, or they are shorter than `held_out_bytes`.
     """
     wanted = {"version": VERSION, "python": sys.version, "held_out_bytes": held_out_bytes}
     if (former := _find_former(out_dir, wanted)) is not None:
@@ -81,12 +81,12 @@ def build_demo_corpus(
     }
     part = get_part_path(stamp)
     part.write_text(json.dumps(wanted | counts, indent=1) + "\n", encoding="utf-8")
-    part.replace(stamp)  # last: it says that everything else is whole
+    part.replace(stamp)  # last: the stamp says that all other files are complete
     return corpus
 
 
 def _find_former(out_dir: Path, wanted: dict[str, Any]) -> DemoCorpus | None:
-    """What an earlier call built from the same sources, if it is whole."""
+    """The corpus that an earlier call built from the same sources; None if it is missing or incomplete."""
     try:
         stamp = cast("dict[str, Any]", json.loads((out_dir / _STAMP).read_bytes()))
         if any(stamp[key] != value for key, value in wanted.items()):

@@ -1,4 +1,4 @@
-"""Data that costs nothing: for tests of everything but learning."""
+"""Synthetic data, for tests of everything except learning."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,11 +7,11 @@ from psyche.data.local import count_rows
 
 
 class DummyData:
-    """Endless rows: zeros, or, with a vocabulary, ids that follow from the index alone.
+    """Endless rows of zeros or, with a vocabulary, of pseudorandom ids computed from the index.
 
     Args:
-        sequence_length: ids of a row.
-        vocab_size: None gives zeros.
+        sequence_length: token ids per row.
+        vocab_size: every id is below it; None gives zeros.
     """
 
     num_sequences = 1 << 62
@@ -25,7 +25,7 @@ class DummyData:
         """The rows `start` to `end`, both included: uint32 [rows, sequence_length].
 
         Raises:
-            DataError: bounds out of range.
+            DataError: the bounds are out of range.
         """
         rows = count_rows(start, end, self.sequence_length)
         if self.vocab_size is None:

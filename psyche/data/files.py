@@ -22,7 +22,7 @@ TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """One file: `tokens` ids of `token_size_bytes` from byte `offset` on."""
+    """A checked file: `tokens` ids of `token_size_bytes` each, starting at byte `offset`."""
 
     path: Path
     token_size_bytes: int
@@ -30,14 +30,14 @@ class TokenFile:
     tokens: int
 
     def map(self) -> TokenArray:
-        """The ids, memory-mapped, one dimension.
+        """Memory-map the ids: uint16 or uint32 [tokens].
 
         Raises:
-            DataError: the file is gone or no longer has the size it had.
+            DataError: the file cannot be read, or its size has changed.
         """
         try:
             if self.path.stat().st_size != self.offset + self.tokens * self.token_size_bytes:
-                raise DataError(f"{self.path}: has changed its size since it was opened; restart with it unchanged")
+                raise DataError(f"{self.path}: its size has changed since it was opened; restart the process")
             dtype = _DTYPES[self.token_size_bytes]
             return np.memmap(self.path, dtype=dtype, mode="r", offset=self.offset, shape=(self.tokens,))
         except OSError as error:
@@ -45,10 +45,10 @@ class TokenFile:
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """The token files that `paths` name: files as they stand, folders sorted by name (the same on every machine).
+    """List the token files that `paths` name; the files of a folder are sorted by name, alike on every machine.
 
     Raises:
-        DataError: a path is missing, or a folder holds no token file.
+        DataError: a path does not exist, or a folder contains no token file.
     """
     files: list[Path] = []
     for path in paths:
@@ -60,20 +60,25 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
         found = sorted((p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file()), key=lambda p: p.name)
         if not found:
             raise DataError(
-                f"{path}: holds no token file ({', '.join(SUFFIXES)}); make one with `psyche data tokenize`"
+                f"{path}: contains no token file ({', '.join(SUFFIXES)}); make one with `psyche data tokenize`"
             )
         files += found
     return files
 
 
 def open_token_file(path: Path, token_size_bytes: int, vocab_size: int | None = None) -> TokenFile:
-    """Check a file's header, size and sidecar.
+    """Open a token file and check its header, size and sidecar.
+
+    Args:
+        path: a .bin, .ds or .npy file.
+        token_size_bytes: 2 or 4.
+        vocab_size: the sidecar's vocabulary must not be larger; None: not checked.
 
     Raises:
-        DataError: naming the file and what is wrong.
+        DataError: the file cannot be used; the message names the file and the reason.
     """
     if token_size_bytes not in _DTYPES:
-        raise DataError(f"{path}: tokens of {token_size_bytes} bytes; must be 2 or 4")
+        raise DataError(f"{path}: token size is {token_size_bytes} bytes, must be 2 or 4")
     _check_sidecar(path, token_size_bytes, vocab_size)
     try:
         return _open_npy(path, token_size_bytes) if path.suffix == ".npy" else _open_raw(path, token_size_bytes)
@@ -82,7 +87,7 @@ def open_token_file(path: Path, token_size_bytes: int, vocab_size: int | None = 
 
 
 def find_token_size(path: Path, vocab_size: int | None) -> int:
-    """Bytes of a token where nobody says: as the first file's sidecar or header tells, else as the vocabulary needs.
+    """Find the token size in bytes, 2 or 4, from the first file's sidecar or header, or else from the vocabulary.
 
     Raises:
         DataError: there is no token file.
@@ -97,15 +102,15 @@ def find_token_size(path: Path, vocab_size: int | None) -> int:
 
 
 def get_sidecar_path(path: Path) -> Path:
-    """Where `psyche data tokenize` says what it wrote: `tokens.bin` -> `tokens.json`."""
+    """The path of the sidecar, in which `psyche data tokenize` describes a file: `tokens.bin` -> `tokens.json`."""
     return path.with_suffix(".json")
 
 
 def read_sidecar(path: Path) -> dict[str, Any] | None:
-    """What the sidecar of a token file says; None where there is none of ours.
+    """Read the sidecar of a token file; None if there is none, or the file is not in our format.
 
     Raises:
-        DataError: it claims to be one and cannot be read.
+        DataError: the file cannot be read or is not JSON.
     """
     sidecar = get_sidecar_path(path)
     try:
@@ -125,13 +130,13 @@ def _check_sidecar(path: Path, token_size_bytes: int, vocab_size: int | None) ->
         return
     if sidecar.get("token_size_bytes") != token_size_bytes:
         raise DataError(
-            f"{path}: holds tokens of {sidecar.get('token_size_bytes')} bytes (says {get_sidecar_path(path).name}), "
-            f"is to be read as {token_size_bytes} bytes; set the token size to match"
+            f"{path}: has tokens of {sidecar.get('token_size_bytes')} bytes (says {get_sidecar_path(path).name}), but "
+            f"the configured token size is {token_size_bytes} bytes; set the token size to match"
         )
     written = sidecar.get("vocab_size")
     if vocab_size is not None and isinstance(written, int) and written > vocab_size:
         raise DataError(
-            f"{path}: was tokenized with a vocabulary of {written}, the model has {vocab_size}; "
+            f"{path}: was tokenized with a vocabulary of {written}, but the model's has {vocab_size}; "
             "tokenize with the model's tokenizer"
         )
 
@@ -140,7 +145,7 @@ def _open_raw(path: Path, token_size_bytes: int) -> TokenFile:
     size_bytes = path.stat().st_size
     if size_bytes % token_size_bytes:
         raise DataError(
-            f"{path}: {size_bytes} bytes are no whole number of {token_size_bytes}-byte tokens; "
+            f"{path}: {size_bytes} bytes are not a whole number of {token_size_bytes}-byte tokens; "
             "the file is cut off or has another token size"
         )
     return TokenFile(path, token_size_bytes, 0, size_bytes // token_size_bytes)
@@ -150,18 +155,18 @@ def _open_npy(path: Path, token_size_bytes: int) -> TokenFile:
     offset, shape, dtype = _read_npy_header(path)
     if dtype != _DTYPES[token_size_bytes]:
         raise DataError(
-            f"{path}: holds {dtype}, must be {_DTYPES[token_size_bytes].name} little-endian; "
+            f"{path}: contains {dtype}, must be {_DTYPES[token_size_bytes].name} little-endian; "
             f"convert it with tokens.astype('{_DTYPES[token_size_bytes].str}')"
         )
     if len(shape) != 1:
         raise DataError(f"{path}: has {len(shape)} dimensions, must have one")
     if path.stat().st_size != offset + shape[0] * token_size_bytes:
-        raise DataError(f"{path}: its header promises {shape[0]} tokens, its size is another; the file is cut off")
+        raise DataError(f"{path}: its size does not match the {shape[0]} tokens of its header; the file is cut off")
     return TokenFile(path, token_size_bytes, offset, shape[0])
 
 
 def _read_npy_header(path: Path) -> tuple[int, tuple[int, ...], "np.dtype[Any]"]:
-    """Offset of the data, shape and type."""
+    """Read the header of a .npy file: offset of the data in bytes, shape and dtype."""
     with path.open("rb") as stream:
         try:
             version = np.lib.format.read_magic(stream)
@@ -170,5 +175,5 @@ def _read_npy_header(path: Path) -> tuple[int, tuple[int, ...], "np.dtype[Any]"]
             reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = reader(stream)
         except ValueError as error:
-            raise DataError(f"{path}: is no .npy file: {error}") from error
+            raise DataError(f"{path}: is not a .npy file: {error}") from error
         return stream.tell(), shape, dtype

@@ -1,8 +1,8 @@
-"""Training data on this machine: rows of token ids out of memory-mapped files.
+"""Training data on this machine: rows of token ids from memory-mapped files.
 
-A row has exactly `sequence_length` ids; the model itself shifts them to make labels, as in the
-original, so the last id of a row predicts nothing. Files are cut into rows one after another; what
-is left at a file's end and fills no row is not used.
+A row has exactly `sequence_length` ids. The model itself shifts them to make labels, as in the original Psyche, so
+the last id of a row predicts nothing. Each file is cut into consecutive rows; a rest at its end that does not fill a
+row is not used.
 """
 
 import threading
@@ -21,25 +21,25 @@ from psyche.errors import DataError
 
 MAX_ROWS: Final = 65_535  # a round's batch is a u16
 MAX_REQUEST_BYTES: Final = 1 << 30
-MAX_OPEN_FILES: Final = 64  # maps kept; more files are mapped again when they are read
+MAX_OPEN_FILES: Final = 64  # memory maps kept open; other files are mapped again when they are read
 MAX_INDEX: Final = 1 << 62
 _log = structlog.get_logger("psyche.data")
 
 
 class TokenRows:
-    """Rows of files, in order or shuffled with a seed; index i of pass p is i + p * num_sequences.
+    """The rows of token files, in order or shuffled; row i of pass p over the data has index i + p * num_sequences.
 
-    Past the end the data starts over, in a new order where it is shuffled. Reading is thread-safe.
+    After the last row the data starts over, in a new order if it is shuffled. Reading is thread-safe.
 
     Args:
         paths: files, or folders whose token files are taken in the order of their names.
         token_size_bytes: 2 or 4.
-        sequence_length: ids of a row.
+        sequence_length: token ids per row.
         shuffle_seed: 32 bytes; None keeps the order of the files.
         vocab_size: every id must be below it; None: not checked.
 
     Raises:
-        DataError: a file cannot be used, or all together hold no row.
+        DataError: a file cannot be used, or no file holds a whole row.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TokenRows:
         """The rows `start` to `end`, both included: uint32 [rows, sequence_length].
 
         Raises:
-            DataError: bounds out of range, a file that changed, or a token id that the vocabulary lacks.
+            DataError: the bounds are out of range, a file has changed, or a token id is not below `vocab_size`.
         """
         rows = count_rows(start, end, self.sequence_length)
         places = self._find_places(np.arange(start, end + 1, dtype=np.int64))
@@ -84,7 +84,7 @@ class TokenRows:
         return out
 
     def _find_places(self, indexes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which row of the files stands at each index."""
+        """Map indexes to rows of the files, numbered across all files: int64, same shape."""
         passes, within = np.divmod(indexes, self.num_sequences)
         self._announce_pass(int(passes[-1]))
         if self._seed is None:
@@ -101,7 +101,7 @@ class TokenRows:
                 assert self._seed is not None, "only shuffled data is permuted"
                 self._permutations[pass_number] = Permutation(self.num_sequences, self._seed, pass_number)
             self._permutations.move_to_end(pass_number)
-            while len(self._permutations) > 2:  # a range touches two passes at most, unless the data is tiny
+            while len(self._permutations) > 2:  # a range touches at most two passes, unless the data is tiny
                 self._permutations.popitem(last=False)
             return self._permutations[pass_number]
 
@@ -112,7 +112,7 @@ class TokenRows:
         if is_new:
             order = "the same order" if self._seed is None else "a new order"
             _log.info(
-                "all data was used, it starts over", pass_number=pass_number, sequences=self.num_sequences, order=order
+                "all data is used, starting over", pass_number=pass_number, sequences=self.num_sequences, order=order
             )
 
     def _get_first_token(self, number: int, place: int) -> int:
@@ -141,10 +141,14 @@ class TokenRows:
 
 
 def count_rows(start: int, end: int, sequence_length: int) -> int:
-    """How many rows `start` to `end` are; refuses before anything is allocated."""
+    """Count the rows `start` to `end`, both included, before memory is allocated for them.
+
+    Raises:
+        DataError: the bounds are out of range, or the rows are too many for one request.
+    """
     if not 0 <= start <= end < MAX_INDEX:
-        raise DataError(f"samples {start} to {end}: must rise and lie between 0 and {MAX_INDEX - 1}")
+        raise DataError(f"samples {start} to {end}: the range must ascend and lie between 0 and {MAX_INDEX - 1}")
     rows = end - start + 1
     if rows > MAX_ROWS or rows * sequence_length * 4 > MAX_REQUEST_BYTES:
-        raise DataError(f"samples {start} to {end}: {rows} rows are more than one request may ask for")
+        raise DataError(f"samples {start} to {end}: {rows} rows are too many for one request")
     return rows

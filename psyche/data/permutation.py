@@ -1,8 +1,8 @@
-"""A shuffle by formula: where index i of a data set lands, without a list of all indexes.
+"""A computed shuffle: the new place of index i of a data set, without a list of all indexes.
 
-A Feistel network over pairs (left, right) of numbers below ceil(sqrt(n)), keyed with 10 round keys,
-permutes slightly more than n numbers; results beyond n are permuted again until they are below it.
-Memory does not grow with n, so a billion sequences cost as much as ten.
+A Feistel network over pairs (left, right) of numbers below ceil(sqrt(n)), keyed with 10 round keys, permutes slightly
+more than n numbers. Results of n or more are permuted again until they are below n (cycle walking). Memory does not
+grow with n, so a billion sequences cost as much as ten.
 """
 
 import hashlib
@@ -27,8 +27,11 @@ class Permutation:
 
     Args:
         n: number of items, 1 to 2^62.
-        seed: any bytes; all who share it see the same order.
-        pass_number: which time through the data; each has its own order.
+        seed: any bytes; the same seed gives the same order.
+        pass_number: number of the pass over the data; each pass has its own order.
+
+    Raises:
+        ValueError: `n` is out of range.
     """
 
     def __init__(self, n: int, seed: bytes, pass_number: int) -> None:
@@ -40,7 +43,7 @@ class Permutation:
         self._keys = np.frombuffer(material, dtype="<u8").astype(np.uint64)
 
     def permute(self, indexes: NDArray[np.integer]) -> U64Array:
-        """Where the items at `indexes` (one dimension, each below n) are; uint64, same shape."""
+        """Permute `indexes` (one dimension, each below n); uint64, same shape."""
         values = self._permute_pairs(np.asarray(indexes, dtype=np.uint64))
         while (outside := values >= self._n).any():
             values[outside] = self._permute_pairs(values[outside])
@@ -53,7 +56,7 @@ class Permutation:
         return left * self._side + right
 
     def _mix(self, values: U64Array, key: np.uint64) -> U64Array:
-        """A number below the side that depends on every bit of value and key."""
+        """Mix value and key to a number below the side that depends on every bit of both."""
         mixed = values + key
         mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_A
         mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_B

@@ -1,4 +1,4 @@
-"""The port through which a client gets its samples, and what opens the right one."""
+"""The interfaces of sources and providers of samples, and the functions that open them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SampleSource(Protocol):
-    """Rows of token ids by index, read where they lie; blocking."""
+    """A source of rows of token ids on this machine, by index; reads block."""
 
     sequence_length: int
     token_size_bytes: int
@@ -27,38 +27,38 @@ class SampleSource(Protocol):
 
 
 class DataProvider(Protocol):
-    """Samples for a client."""
+    """A provider of samples for a client."""
 
     sequence_length: int
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
-        """The rows `start` to `end`, both included, as u32 little-endian ids; never fewer than asked for.
+        """Get the rows `start` to `end`, both included, as u32 little-endian ids; never fewer.
 
-        `epoch` and `height` name the round they are for; a data server checks them.
+        `epoch` and `height` name the round that the rows are for; a data server checks them.
 
         Raises:
-            DataError: they cannot be had; the message names file or server and the reason.
+            DataError: the rows are not available; the message names the file or server and the reason.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close what is open."""
+        """Close files and connections."""
         ...
 
 
 class LocalProvider:
-    """Samples of a source on this machine, read in a thread."""
+    """A provider that reads a source on this machine, in a thread."""
 
     def __init__(self, source: SampleSource) -> None:
         self.source = source
         self.sequence_length = source.sequence_length
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:  # noqa: ARG002 (port)
-        """The rows as u32 little-endian ids; cancellation waits for the read, which is short."""
+        """Get the rows as u32 little-endian ids; cancellation waits for the end of the (short) read."""
         return await trio.to_thread.run_sync(self._read, start, end)
 
     async def aclose(self) -> None:
-        """Nothing to close: maps go with the object."""
+        """Do nothing: memory maps are closed with the object."""
         await trio.lowlevel.checkpoint()
 
     def _read(self, start: int, end: int) -> bytes:
@@ -66,34 +66,34 @@ class LocalProvider:
 
 
 class LocalFiles(Protocol):
-    """How to read local files, as a data.toml says (`psyche.config` loads it)."""
+    """The settings of a data.toml for local files (loaded by `psyche.config`)."""
 
     @property
     def folder(self) -> Path:
-        """Where the files lie."""
+        """The folder of the files."""
         ...
 
     @property
     def token_size_bytes(self) -> int:
-        """2 or 4."""
+        """The bytes of one token id: 2 or 4."""
         ...
 
     @property
     def sequence_length(self) -> int:
-        """Ids of a row."""
+        """The token ids per row."""
         ...
 
     @property
     def shuffle_seed(self) -> bytes | None:
-        """32 bytes; None: not shuffled."""
+        """The seed of the shuffle, 32 bytes; None: not shuffled."""
         ...
 
 
 def open_files(files: LocalFiles, vocab_size: int | None) -> SampleSource:
-    """The rows of local files, for a client or a data server.
+    """Open local files as a data.toml describes them, for a client or a data server.
 
     Raises:
-        DataError: they cannot be used.
+        DataError: the files cannot be used.
     """
     from psyche.data.local import TokenRows
 
@@ -101,10 +101,10 @@ def open_files(files: LocalFiles, vocab_size: int | None) -> SampleSource:
 
 
 def open_path(path: Path, sequence_length: int, vocab_size: int | None) -> SampleSource:
-    """The rows of a file or folder that no data.toml describes: not shuffled, token size as the files say.
+    """Open a file or folder without a data.toml: rows are not shuffled, the files give the token size.
 
     Raises:
-        DataError: they cannot be used.
+        DataError: the files cannot be used.
     """
     from psyche.data.files import find_token_size
     from psyche.data.local import TokenRows
@@ -122,19 +122,19 @@ def open_provider(
     files: LocalFiles | None = None,
     expected_server: bytes | None = None,
 ) -> DataProvider:
-    """The provider that a run's `data_location` names.
+    """Open the provider for a run's `data_location`.
 
     Args:
-        location: from the record.
+        location: the location on record.
         sequence_length: the model's `max_seq_len`.
-        vocab_size: every id is checked against it; None: not checked.
-        folder: where relative local paths begin.
-        identity: the client's p2p key, by which a data server knows it.
-        files: what the data.toml says that a Local location names, if it names one.
-        expected_server: the data server's key, which is the coordinator server's; None: any.
+        vocab_size: every id must be below it; None: not checked.
+        folder: the folder at which relative local paths start.
+        identity: the client's p2p key, by which a data server identifies it.
+        files: the data.toml of a Local location, if it names one.
+        expected_server: the data server's public key, the same as the coordinator server's; None: any.
 
     Raises:
-        DataError: the data cannot be used, or this kind of location is not built.
+        DataError: the data cannot be used, or this kind of location is not supported yet.
     """
     match location.kind:
         case DataLocationKind.DUMMY:
@@ -144,8 +144,8 @@ def open_provider(
         case DataLocationKind.LOCAL if files is not None:
             if files.sequence_length != sequence_length:
                 raise DataError(
-                    f"{files.folder}: seq_len of its data.toml is {files.sequence_length}, "
-                    f"the model's max_seq_len {sequence_length}; they must be the same"
+                    f"{files.folder}: seq_len of its data.toml is {files.sequence_length}, but "
+                    f"the model's max_seq_len is {sequence_length}; they must be equal"
                 )
             return LocalProvider(open_files(files, vocab_size))
         case DataLocationKind.LOCAL:

@@ -1,4 +1,7 @@
-"""A reply with rows, read part by part as the line takes them: who reads slowly, or not at all, holds one part (K7)."""
+"""A reply with rows, read from the source in parts as the connection takes them (K7).
+
+A peer that reads slowly or not at all therefore holds only one part in memory.
+"""
 
 from typing import Final
 
@@ -7,15 +10,15 @@ import numpy as np
 from psyche.data.provider import SampleSource
 from psyche.wire.data import FetchRequest, encode_rows_head
 
-PART_BYTES: Final = 64 << 10  # 512 connections hold 32 MiB of rows, however slowly they read
+PART_BYTES: Final = 64 << 10  # 512 connections hold at most 32 MiB of rows
 
 
 class RowsReply:
-    """The frame that answers a request whose rows fit into one.
+    """The frame that answers a request whose rows fit into one frame.
 
     Args:
-        source: the samples; `read` blocks on it.
-        request: for rows that the source has.
+        source: the samples; `read_first` and `read` block on it.
+        request: the requested rows; the source must have them.
     """
 
     def __init__(self, source: SampleSource, request: FetchRequest) -> None:
@@ -29,19 +32,19 @@ class RowsReply:
         self.size_bytes = len(self._head) + self._ids_bytes
 
     def read_first(self) -> bytes:
-        """How the frame begins.
+        """Read the first part of the frame: the head and the first ids.
 
         Raises:
-            DataError, OSError, ValueError, MemoryError: what the source raises.
+            DataError, OSError, ValueError, MemoryError: raised by the source.
         """
         return self._head + self._read_ids(0)
 
     def read(self, offset_bytes: int) -> bytes:
-        """The frame's next bytes, from an offset behind its head on; raises as `read_first`."""
+        """Read the part of the frame that starts at an offset after the head; raises as `read_first`."""
         return self._read_ids(offset_bytes - len(self._head))
 
     def _read_ids(self, offset_bytes: int) -> bytes:
-        """At most `PART_BYTES`; a row that is longer is read anew for each of its parts."""
+        """Read at most `PART_BYTES` of ids; a longer row is read again for each of its parts."""
         size_bytes = min(PART_BYTES, self._ids_bytes - offset_bytes)
         first, skipped_bytes = divmod(offset_bytes, self._row_bytes)
         last = (offset_bytes + size_bytes - 1) // self._row_bytes

@@ -1,8 +1,8 @@
-"""The TCP data server: gives each client the samples that the record assigns to it this round, and no others.
+"""The TCP data server: it gives each client the samples assigned to it in the running round, and no others.
 
-The coordinator process says what is assigned (`set_assignments`), before it pushes the state that
-says so to the clients. Everything is bounded: connections, frames, reads at once, what a reply holds, every wait. A
-slow, malformed or foreign connection is closed and logged, and nobody else notices.
+The coordinator process passes the assignments (`set_assignments`) before it pushes the state of a new round to the
+clients. Everything is bounded: connections, frames, concurrent reads, the memory of a reply, every wait. A slow,
+malformed or foreign connection is closed and logged; it does not affect others.
 """
 
 import math
@@ -35,21 +35,21 @@ from psyche.wire.line.handshake import server_handshake
 from psyche.wire.line.places import Place, Places, get_peer_host
 from psyche.wire.line.tls import TlsListener, make_channel
 
-MAX_STRANGERS: Final = 256  # connections before their handshake, or of keys that are no members
+MAX_STRANGERS: Final = 256  # connections before their handshake, or with keys of non-members
 MAX_STRANGERS_PER_HOST: Final = 192
-MAX_CONNECTIONS_PER_KEY: Final = 1  # the newest is the living one
-MAX_READS: Final = 32  # parts that are read from the disk at once; nobody holds one while it sends
+MAX_CONNECTIONS_PER_KEY: Final = 1  # a new connection replaces the old one, which is probably dead
+MAX_READS: Final = 32  # concurrent reads from disk; no read is held during a send
 HANDSHAKE_TIMEOUT_S: Final = 10.0
-STRANGER_TIMEOUT_S: Final = 10.0  # a key without samples has this long to ask for some
-IDLE_TIMEOUT_S: Final = 3_600.0  # a member may wait through long rounds; it comes back by itself
-SEND_TIMEOUT_S: Final = PART_BYTES / LEAST_RATE_BYTES_S  # for each part of a reply
-ROUND_WAIT_S: Final = 5.0  # how long a request for a round that has not begun here yet is held
+STRANGER_TIMEOUT_S: Final = 10.0  # time for a non-member's next request
+IDLE_TIMEOUT_S: Final = 3_600.0  # a member may be idle through long rounds; its client reconnects by itself
+SEND_TIMEOUT_S: Final = PART_BYTES / LEAST_RATE_BYTES_S  # per part of a reply
+ROUND_WAIT_S: Final = 5.0  # how long a request for a round that has not begun here is held
 _log = structlog.get_logger("psyche.data.server")
 
 
 @dataclass(slots=True)
 class DataServerStatistics:
-    """Counters since the start."""
+    """Counters since the start of the server."""
 
     connections: int = 0
     bytes_sent: int = 0
@@ -57,7 +57,7 @@ class DataServerStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _Assignments:
-    """What is served now; `round` is (epoch, height), ordered as rounds are."""
+    """The assignments of one round; `round` is (epoch, height), which sorts in order of time."""
 
     round: tuple[int, int]
     ranges: Mapping[bytes, tuple[int, int]]
@@ -66,20 +66,20 @@ class _Assignments:
 
 
 class PortStatus(Protocol):
-    """What `nursery.start` hands over, as far as it is needed here."""
+    """The part of trio's `TaskStatus` that `DataServer.serve` uses."""
 
     def started(self, value: int, /) -> None:
-        """The listeners are up on port `value`."""
+        """Report that the server listens on port `value`."""
         ...
 
 
 class DataServer:
-    """Serves a source to the clients of one run.
+    """Serves the samples of a source to the clients of one run.
 
     Args:
-        source: the samples; read in threads.
+        source: the samples, read in threads.
         identity: the server's key, the same as the coordinator server's.
-        max_strangers: connections of those who are no members; a further one ends the oldest.
+        max_strangers: limit for connections of non-members; a further one closes the oldest.
     """
 
     def __init__(self, source: SampleSource, identity: Identity, *, max_strangers: int = MAX_STRANGERS) -> None:
@@ -103,10 +103,11 @@ class DataServer:
         assignments: Mapping[bytes, tuple[int, int]],
         members: Collection[bytes] = (),
     ) -> None:
-        """From now on serve this round: p2p key -> (first, last) sample, both included.
+        """Serve this round from now on, and refuse all others.
 
-        Rounds before and after it are refused. `members` are the keys of the epoch, whose idle
-        connections are kept although they have no samples this round; empty in a drain round is fine.
+        `assignments` maps a p2p key to its (first, last) sample, both included; it is empty in a drain round.
+        `members` are the p2p keys of the epoch's members; their idle connections are kept even if they have no
+        samples in this round.
         """
         former = self._now
         keys = frozenset(assignments) | frozenset(members)
@@ -114,7 +115,7 @@ class DataServer:
         former.replaced.set()
 
     async def serve(self, host: str, port: int, *, task_status: PortStatus = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled; `task_status.started` gets the port (0 asks for a free one).
+        """Listen until cancelled; `task_status.started` receives the bound port (port 0 binds a free one).
 
         Raises:
             DataError: the address cannot be bound.
@@ -129,21 +130,21 @@ class DataServer:
         await trio.serve_listeners(self.handle, [TlsListener(one, self._identity) for one in listeners])
 
     async def handle(self, stream: trio.abc.Stream) -> None:
-        """One connection from its first byte to its end; never raises for what the other side does."""
+        """Handle one connection from its first byte to its end; errors of the peer never raise."""
         frames = FrameStream(stream, MAX_REQUEST_BYTES, max_send_bytes=MAX_REPLY_BYTES)
-        with trio.move_on_after(math.inf) as scope:  # every wait in it is bounded; others may end it
+        with trio.move_on_after(math.inf) as scope:  # all waits inside are bounded; `_places` may cancel the scope
             place = self._places.enter(get_peer_host(stream), lambda _reason: scope.cancel())
             self.statistics.connections += 1
             try:
                 await self._talk(frames, place)
             except ConnectionLost:
-                pass  # a client went away: it comes back, or the coordinator notices
+                pass  # the client reconnects, or the coordinator drops it
             except (WireError, BackendError, DataError) as error:
                 _log.warning("connection closed", reason=str(error))
             finally:
                 self._places.leave(place)
                 self.statistics.bytes_sent += frames.bytes_sent
-                await frames.aclose()  # forceful: does not wait
+                await frames.aclose()  # closes at once
 
     async def _talk(self, frames: FrameStream, place: Place) -> None:
         key = await server_handshake(frames, self._channel, PURPOSE, HANDSHAKE_TIMEOUT_S)
@@ -168,10 +169,10 @@ class DataServer:
         return None
 
     async def _send_rows(self, frames: FrameStream, request: FetchRequest) -> Refused | None:
-        """Send the rows as they are taken (K7), or say why they cannot be read.
+        """Send the rows part by part (K7); return a refusal if they cannot be read.
 
         Raises:
-            DataError: they cannot be read any more, in the middle of the reply.
+            DataError: a later part cannot be read, so the reply breaks off.
         """
         reply = RowsReply(self._source, request)
 
@@ -193,7 +194,7 @@ class DataServer:
             raise DataError(f"the server cannot read its data: {error}") from error
 
     async def _wait_for_round(self, request: FetchRequest) -> None:
-        """A client may see the new round a moment before the server's own task does."""
+        """Wait briefly for the request's round: a client may see a new round before this task does."""
         with trio.move_on_after(ROUND_WAIT_S):
             while (request.epoch, request.height) > self._now.round:
                 await self._now.replaced.wait()
@@ -206,7 +207,7 @@ class DataServer:
         if assigned is None:
             return "no samples are assigned to this key in this round"
         if not assigned[0] <= request.start <= request.end <= assigned[1]:
-            return f"samples {request.start} to {request.end} are not those assigned, {assigned[0]} to {assigned[1]}"
+            return f"samples {request.start} to {request.end} are not yours, {assigned[0]} to {assigned[1]}"
         row_bytes = self._source.sequence_length * self._source.token_size_bytes
         if (request.end - request.start + 1) * row_bytes > max(MAX_ROWS_BYTES, row_bytes):
             return f"samples {request.start} to {request.end} are more than {MAX_ROWS_BYTES} bytes; ask for fewer"

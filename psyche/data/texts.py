@@ -1,4 +1,4 @@
-"""Text files as one long text: which there are, where it is cut, and its pieces."""
+"""Text files read as one long text: find them, split off a held-out part, read them in pieces."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from typing import Final
 from psyche.errors import DataError
 
 PIECE_BYTES: Final = 1 << 20  # text in memory at once
-MAX_LINE_BYTES: Final = 1 << 16  # how far back from a piece's end the end of a line is looked for
-_FIRST_CONTINUED: Final = 0x80  # below it a byte is a whole character
+MAX_LINE_BYTES: Final = 1 << 16  # how far before a piece's end to search for the end of a line
+_FIRST_CONTINUED: Final = 0x80  # a smaller byte is a whole UTF-8 character
 _SECRET_SUFFIXES: Final = (".key", ".pem")
-_PROBED_BYTES: Final = 8_192  # a text has no zero byte, a binary file nearly always has one early
-_CHARACTER_BYTES: Final = 4  # of UTF-8, at most
+_PROBED_BYTES: Final = 8_192  # text has no zero byte; a binary file nearly always has one among its first bytes
+_CHARACTER_BYTES: Final = 4  # the longest UTF-8 character
 
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A part of one text file; `ends_document` where it reaches the file's end."""
+    """A part of one text file, in bytes; `ends_document` says that it reaches the file's end."""
 
     path: Path
     offset: int
@@ -26,15 +26,15 @@ class TextSpan:
 
 
 def find_texts(inputs: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Path]:
-    """The text files that `inputs` name: files as they stand, folders searched through, sorted by path.
+    """Find the text files that `inputs` name; folders are searched recursively, sorted by path.
 
     Args:
         inputs: files and folders.
-        suffixes: in folders, only files that end so (".py", ".txt"); empty: all that look like text.
-            Hidden files, keys and binary files are left out: what is taken here is shown to all clients.
+        suffixes: in folders, take only files with these suffixes (".py", ".txt"); empty: all files that look like
+            text. Hidden files, keys and binary files are left out, because all clients will see the data.
 
     Raises:
-        DataError: an input is missing, or there is no file at all.
+        DataError: an input does not exist, or no file is found.
     """
     found: list[Path] = []
     for path in inputs:
@@ -67,15 +67,15 @@ def _is_text(path: Path) -> bool:
 
 
 def split_texts(texts: Sequence[Path], held_out_bytes: int) -> tuple[list[TextSpan], list[TextSpan]]:
-    """The text before and after the cut `held_out_bytes` from its end; no character is split.
+    """Split the text into a first part and the last `held_out_bytes`; no UTF-8 character is split.
 
     Raises:
-        DataError: a file cannot be read, or nothing is left before the cut.
+        DataError: a file cannot be read, or the first part is empty.
     """
     sizes = [_get_size(path) for path in texts]
     cut = sum(sizes) - held_out_bytes
     if cut <= 0:
-        raise DataError(f"{held_out_bytes} bytes held out of {sum(sizes)} leave nothing to train on")
+        raise DataError(f"holding out {held_out_bytes} of {sum(sizes)} bytes leaves nothing to train on")
     before: list[TextSpan] = []
     after: list[TextSpan] = []
     position = 0
@@ -91,7 +91,7 @@ def split_texts(texts: Sequence[Path], held_out_bytes: int) -> tuple[list[TextSp
 
 
 def read_pieces(span: TextSpan) -> Iterator[bytes]:
-    """The span in pieces of at most a MiB, cut at ends of lines where lines are not too long.
+    """Read the span in pieces of at most 1 MiB that end at line ends, unless a line is longer than 64 KiB.
 
     Raises:
         DataError: the file cannot be read, or has become shorter.
@@ -103,7 +103,7 @@ def read_pieces(span: TextSpan) -> Iterator[bytes]:
             while left:
                 piece = stream.read(min(PIECE_BYTES, left))
                 if not piece:
-                    raise DataError(f"{span.path}: became shorter while it was read")
+                    raise DataError(f"{span.path}: became shorter while it was being read")
                 if len(piece) < left:
                     piece = piece[: _find_break(piece)]
                     stream.seek(span.offset + span.size_bytes - left + len(piece))
@@ -121,7 +121,7 @@ def _get_size(path: Path) -> int:
 
 
 def _find_character(path: Path, offset: int) -> int:
-    """The start of the UTF-8 character that `offset` lies in."""
+    """The offset at which the UTF-8 character around `offset` starts."""
     first = max(0, offset - _CHARACTER_BYTES + 1)
     with path.open("rb") as stream:
         stream.seek(first)
@@ -137,7 +137,7 @@ def _find_start(text: bytes, place: int) -> int:
 
 
 def _find_break(piece: bytes) -> int:
-    """Where a piece that is not the last one ends: after a line, or before a character."""
+    """The length at which to end a piece (not the last one): after a line, or before a character."""
     line = piece.rfind(b"\n", max(0, len(piece) - MAX_LINE_BYTES))
     if line >= 0:
         return line + 1

@@ -1,8 +1,7 @@
-"""`psyche data tokenize`: text files to files of token ids.
+"""`psyche data tokenize`: convert text files to files of token ids.
 
-Documents stand one after another, each followed by a separator. The last `held_out_bytes` of the
-text can go to a second file, for evaluation. Files appear whole or not at all, with a sidecar that
-says what is in them.
+Documents follow each other, each ended by a separator. The last `held_out_bytes` of the text can go to a second file,
+for evaluation. Files are written atomically, each with a sidecar that describes it.
 """
 
 import json
@@ -38,38 +37,38 @@ Progress = Callable[[int, int], None]
 
 
 class TextTokenizer(Protocol):
-    """What turns text into ids."""
+    """A tokenizer: converts text to token ids."""
 
     name: str
     vocab_size: int
     separator_id: int
 
     def encode(self, text: bytes) -> Sequence[int]:
-        """The ids of a piece of UTF-8 text, without a separator."""
+        """Encode a piece of UTF-8 text, without a separator."""
         ...
 
 
 class ByteTokenizer:
-    """Every byte is its own id; zero bytes are left out, for they mean the end of a document."""
+    """A tokenizer that takes every byte as its id; it drops zero bytes, since id 0 is the separator."""
 
     name = "bytes"
     vocab_size = bytes_tokenizer.VOCAB_SIZE
     separator_id = bytes_tokenizer.SEPARATOR_ID
 
     def encode(self, text: bytes) -> bytes:
-        """The bytes themselves."""
+        """The bytes of the text, each one an id, without zero bytes."""
         return text.replace(b"\0", b"")
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizer.json`. Text is cut at ends of lines about every MiB; what is not UTF-8 is replaced.
+    """A tokenizer from a `tokenizer.json`; it replaces bytes that are not UTF-8.
 
     Args:
-        path: the file, or the folder it lies in.
+        path: the file, or its folder.
         separator: the token between documents; None takes the tokenizer's end token.
 
     Raises:
-        DataError: it cannot be loaded or names no end token.
+        DataError: the file cannot be loaded, or the separator or end token is missing.
     """
 
     def __init__(self, path: Path, separator: str | None = None) -> None:
@@ -80,7 +79,7 @@ class HuggingFaceTokenizer:
         self.separator_id = self._find_separator(file, separator)
 
     def encode(self, text: bytes) -> Sequence[int]:
-        """The ids, without special tokens at the ends."""
+        """The ids of the text, without special tokens at its start and end."""
         return self._tokenizer.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False).ids
 
     def _find_separator(self, file: Path, separator: str | None) -> int:
@@ -95,7 +94,7 @@ class HuggingFaceTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedFile:
-    """What was written; the sidecar says the same."""
+    """Description of a written file; its sidecar has the same content."""
 
     path: Path
     tokens: int
@@ -108,7 +107,7 @@ class TokenizedFile:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeReport:
-    """The files written; `held_out` is None without a split."""
+    """The written files; `held_out` is None without a split."""
 
     train: TokenizedFile
     held_out: TokenizedFile | None
@@ -128,15 +127,15 @@ def tokenize(
 
     Args:
         texts: files, as `texts.find_texts` gives them.
-        output: the file for training; its folder is made.
-        tokenizer: None takes bytes.
-        held_out: the file for the last `held_out_bytes` of the text, in a folder of its own.
+        output: the file for training; its folder is created.
+        tokenizer: None takes a `ByteTokenizer`.
+        held_out: the file for the last `held_out_bytes` of the text, in a separate folder.
         held_out_bytes: 0: no split.
-        token_size_bytes: 2 or 4; None takes 2 where the vocabulary allows.
-        progress: called with (bytes done, bytes in all), about once a MiB.
+        token_size_bytes: 2 or 4; None takes 2 if the vocabulary allows it, otherwise 4.
+        progress: called with (bytes done, total bytes), about once per MiB.
 
     Raises:
-        DataError: nothing to write, a file that cannot be read, or sizes that do not fit.
+        DataError: there is nothing to write, a file cannot be read, or the sizes or paths do not fit together.
     """
     chosen: TextTokenizer = tokenizer or ByteTokenizer()
     size_bytes = _choose_token_size(chosen, token_size_bytes)
@@ -149,7 +148,7 @@ def tokenize(
 
 
 class _Counter:
-    """Adds up the bytes done for a progress bar."""
+    """Counts the bytes done, for a progress bar."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
@@ -167,7 +166,7 @@ def _choose_token_size(tokenizer: TextTokenizer, wanted: int | None) -> int:
     if wanted is None:
         return smallest
     if wanted not in (2, 4) or wanted < smallest:
-        raise DataError(f"tokens of {wanted} bytes: a vocabulary of {tokenizer.vocab_size} needs {smallest} or 4")
+        raise DataError(f"tokens of {wanted} bytes: a vocabulary of {tokenizer.vocab_size} needs {smallest} or 4 bytes")
     return wanted
 
 
@@ -175,7 +174,7 @@ def _check_split(output: Path, held_out: Path | None, held_out_bytes: int) -> No
     if (held_out is None) != (held_out_bytes == 0):
         raise DataError("held-out data needs both a file and a number of bytes above 0")
     if held_out is not None and held_out.resolve().parent == output.resolve().parent:
-        raise DataError(f"{held_out}: must lie in another folder than {output.name}, or training would read it")
+        raise DataError(f"{held_out}: must not be in the folder of {output.name}, or training would read it")
 
 
 def _write(
@@ -198,7 +197,7 @@ def _write(
             tokenizer=tokenizer.name,
         )
         sidecar = output.with_suffix(".json")
-        sidecar.unlink(missing_ok=True)  # never beside a file that it does not describe
+        sidecar.unlink(missing_ok=True)  # an old sidecar must never accompany the new file
         part.replace(output)
         _write_sidecar(sidecar, written)
         return written
@@ -207,7 +206,7 @@ def _write(
 
 
 def _write_span(stream: BinaryIO, span: TextSpan, tokenizer: TextTokenizer, size_bytes: int, counter: _Counter) -> int:
-    """Append the ids of one span; returns how many."""
+    """Append the ids of one span; return their number."""
     tokens = 0
     for piece in read_pieces(span):
         tokens += _write_ids(stream, tokenizer.encode(piece), size_bytes)
@@ -226,7 +225,7 @@ def _write_ids(stream: BinaryIO, ids: Sequence[int], size_bytes: int) -> int:
 
 
 def get_part_path(path: Path) -> Path:
-    """Where a file is written before it takes its name; another process at the same work has another place."""
+    """The temporary path of a file that is being written; it differs from process to process."""
     return path.with_name(f"{path.name}.{os.getpid()}.part")
 
 
@@ -244,15 +243,15 @@ def _load_tokenizer(file: Path) -> "Tokenizer":
     except ImportError as error:
         raise DataError("tokenizers is not installed; install the `train` extra") from error
     if not file.is_file():
-        raise DataError(f"{file}: there is no such tokenizer")
+        raise DataError(f"{file}: no such tokenizer file")
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         raise DataError(f"{file}: cannot be loaded: {error}") from error
 
 
 def _read_end_token(folder: Path) -> str:
-    """The end token that `tokenizer_config.json` names; empty where it names none."""
+    """The end token named in `tokenizer_config.json`; empty if there is none."""
     try:
         config = json.loads((folder / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError):

@@ -190,7 +190,7 @@ async def test_a_reply_below_the_least_rate_is_given_up(
 ) -> None:
     monkeypatch.setattr(client_module, "BACK_OFF_S", (0.0,))
     async with narrow_client(make_server(Source(tmp_path)), LEAST_RATE_BYTES_S // 2, monkeypatch) as client:
-        with pytest.raises(DataError, match="did not come"):
+        with pytest.raises(DataError, match="did not arrive"):
             await client.get(0, ROWS - 1, epoch=3, height=5)
 
 

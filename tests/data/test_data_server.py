@@ -112,10 +112,10 @@ async def test_a_client_gets_its_batch_and_any_part_of_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("identity", "epoch", "height", "start", "end", "reason"),
     [
-        (ALICE, 3, 5, 9, 12, "not those assigned, 10 to 19"),
-        (ALICE, 3, 5, 19, 20, "not those assigned"),
-        (ALICE, 3, 5, 20, 29, "not those assigned"),
-        (ALICE, 3, 5, 19, 10, "not those assigned"),
+        (ALICE, 3, 5, 9, 12, "not yours, 10 to 19"),
+        (ALICE, 3, 5, 19, 20, "not yours"),
+        (ALICE, 3, 5, 20, 29, "not yours"),
+        (ALICE, 3, 5, 19, 10, "not yours"),
         (ALICE, 3, 4, 10, 19, r"round \(3, 4\) is not the running one, \(3, 5\)"),
         (ALICE, 2, 9, 10, 19, "is not the running one"),
         (STRANGER, 3, 5, 10, 19, "no samples are assigned to this key"),
@@ -140,7 +140,7 @@ async def test_everything_else_is_refused_with_a_reason(
 async def test_a_refused_client_raises_at_once_and_names_the_reason(tmp_path: Path) -> None:
     async with running(make_server(tmp_path)) as address:
         alice = make_client(address)
-        with pytest.raises(DataError, match=r"refuses: samples 20 to 29 are not those assigned"):
+        with pytest.raises(DataError, match=r"refuses: samples 20 to 29 are not yours"):
             await alice.get(20, 29, epoch=3, height=5)
         await alice.aclose()
 
@@ -282,7 +282,7 @@ async def test_a_server_that_cannot_read_for_three_tries_is_asked_again(
         source.failures = 3
         assert await alice.get(0, 9) == expected(0, 9)
         source.failures = 7
-        with pytest.raises(DataError, match=r"did not come in 7 tries.*cannot be read"):
+        with pytest.raises(DataError, match=r"did not arrive in 7 tries.*cannot be read"):
             await alice.get(0, 9)
         await alice.aclose()
 
@@ -297,7 +297,7 @@ async def test_a_server_that_is_down_is_tried_seven_times_with_growing_waits(
         raise OSError("connection refused")
 
     monkeypatch.setattr(trio, "open_tcp_stream", refuse)
-    with pytest.raises(DataError, match="did not come in 7 tries; the last problem: connection refused"):
+    with pytest.raises(DataError, match="did not arrive in 7 tries; the last problem: connection refused"):
         await make_client("127.0.0.1:1").get(0, 9)
     waits = [b - a for a, b in itertools.pairwise(tries)]
     assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
@@ -332,8 +332,8 @@ def lie(change: Callable[[Rows], Rows | Refused]) -> Callable[[DataServer], None
     ("change", "reason"),
     [
         (lie(lambda r: Rows(r.start, r.end, LENGTH, 2, r.ids[:-8])), "bytes of ids for samples 10 to 19"),
-        (lie(lambda r: Rows(r.start, r.end - 1, LENGTH, 2, r.ids[:-8])), "samples 10 to 18 were not asked for"),
-        (lie(lambda r: Rows(r.start, r.end, 2, 4, r.ids)), "rows of 2 ids, the model's have 4"),
+        (lie(lambda r: Rows(r.start, r.end - 1, LENGTH, 2, r.ids[:-8])), "samples 10 to 18 were not requested"),
+        (lie(lambda r: Rows(r.start, r.end, 2, 4, r.ids)), "rows have 2 ids, but the model needs 4"),
         (lie(lambda r: Rows(r.start, r.end, LENGTH, 3, r.ids)), "token_size_bytes 3, must be 2 or 4"),
     ],
 )

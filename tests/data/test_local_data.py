@@ -82,7 +82,7 @@ def test_past_the_end_a_new_shuffle_begins_and_says_so_once(tmp_path: Path) -> N
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
     assert across == first[45:] + second[:5]
-    assert [line["event"] for line in lines] == ["all data was used, it starts over"]
+    assert [line["event"] for line in lines] == ["all data is used, starting over"]
     assert lines[0]["pass_number"] == 1
 
 
@@ -100,7 +100,7 @@ def test_bounds_are_strict(tmp_path: Path, start: int, end: int) -> None:
 
 def test_a_request_larger_than_a_gigabyte_is_refused_before_allocation(tmp_path: Path) -> None:
     data = TokenRows([write_bin(tmp_path / "a.bin", 0, 40_000)], 2, 40_000)
-    with pytest.raises(DataError, match="more than one request may ask for"):
+    with pytest.raises(DataError, match="too many for one request"):
         data.samples(0, 60_000)
 
 
@@ -115,7 +115,7 @@ def test_a_token_beyond_the_vocabulary_names_file_and_position(tmp_path: Path) -
 
 def test_a_file_cut_in_the_middle_of_a_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(9))
-    with pytest.raises(DataError, match="9 bytes are no whole number of 2-byte tokens"):
+    with pytest.raises(DataError, match="9 bytes are not a whole number of 2-byte tokens"):
         TokenRows([tmp_path], 2, 2)
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_changes_its_size_is_refused_when_it_is_read(tmp_path: Path)
     path = write_bin(tmp_path / "a.bin", 0, 10)
     data = TokenRows([path], 2, 2)
     path.write_bytes(bytes(4))
-    with pytest.raises(DataError, match="changed its size"):
+    with pytest.raises(DataError, match="its size has changed"):
         data.samples(0, 0)
     path.unlink()
     with pytest.raises(DataError, match="cannot be read"):
@@ -133,9 +133,9 @@ def test_a_file_that_changes_its_size_is_refused_when_it_is_read(tmp_path: Path)
 @pytest.mark.parametrize(
     ("array", "reason"),
     [
-        (np.zeros(4, dtype="<u4"), "holds uint32, must be uint16"),
-        (np.zeros(4, dtype=">u2"), "holds >u2, must be uint16"),
-        (np.zeros(4, dtype="float32"), "holds float32"),
+        (np.zeros(4, dtype="<u4"), "contains uint32, must be uint16"),
+        (np.zeros(4, dtype=">u2"), "contains >u2, must be uint16"),
+        (np.zeros(4, dtype="float32"), "contains float32"),
         (np.zeros((2, 2), dtype="<u2"), "2 dimensions, must have one"),
     ],
 )
@@ -155,7 +155,7 @@ def test_an_npy_header_that_lies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="version"):
         TokenRows([path], 2, 2)
     path.write_bytes(b"no header at all")
-    with pytest.raises(DataError, match=r"is no \.npy file"):
+    with pytest.raises(DataError, match=r"is not a \.npy file"):
         TokenRows([path], 2, 2)
 
 
@@ -173,9 +173,9 @@ def test_the_sidecar_guards_token_size_and_vocabulary(tmp_path: Path) -> None:
     path = write_bin(tmp_path / "a.bin", 0, 8)
     sidecar = {"format": "psyche/tokens/1", "token_size_bytes": 2, "vocab_size": 300}
     (tmp_path / "a.json").write_text(json.dumps(sidecar))
-    with pytest.raises(DataError, match="holds tokens of 2 bytes"):
+    with pytest.raises(DataError, match="has tokens of 2 bytes"):
         TokenRows([path], 4, 2)
-    with pytest.raises(DataError, match="a vocabulary of 300, the model has 256"):
+    with pytest.raises(DataError, match="a vocabulary of 300, but the model's has 256"):
         TokenRows([path], 2, 2, vocab_size=256)
     assert TokenRows([path], 2, 2, vocab_size=300).num_sequences == 4
 

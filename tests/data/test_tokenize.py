@@ -83,7 +83,7 @@ def test_no_piece_and_no_cut_splits_a_character_and_nothing_is_lost(
     sources = [write(folder, f"{i}.txt", document.encode()) for i, document in enumerate(documents)]
     total = sum(len(document.encode()) for document in documents)
     if held_out >= total:
-        with pytest.raises(DataError, match="leave nothing to train on"):
+        with pytest.raises(DataError, match="leaves nothing to train on"):
             split_texts(sources, held_out)
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -155,10 +155,10 @@ def test_a_text_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("held_out", "held_out_bytes", "token_size", "reason"),
     [
-        ("out/held.bin", 2, None, "must lie in another folder"),
+        ("out/held.bin", 2, None, "must not be in the folder"),
         ("eval/held.bin", 0, None, "both a file and a number"),
         (None, 2, None, "both a file and a number"),
-        ("eval/held.bin", 100, None, "leave nothing to train on"),
+        ("eval/held.bin", 100, None, "leaves nothing to train on"),
         (None, 0, 3, "tokens of 3 bytes"),
         (None, 0, 1, "tokens of 1 bytes"),
     ],

@@ -288,9 +288,9 @@ async def test_an_own_folder_with_other_files_is_named_file_by_file_and_left_alo
         found = await place.fetch()
         assert place.load(found) == (place.digest, 1e-6)
         assert {path.name: path.read_bytes() for path in own.glob("*.*")} == before
-        (told,) = place.newcomer.log.get("model_files_differ")
-        assert told["path"] == str(own)
-        assert told["files"] == (
+        (told,) = place.newcomer.log.get(kinds.ModelFilesDiffer)
+        assert told.path == str(own)
+        assert told.files == (
             "config.json (different content), generation_config.json (missing), tokenizer_config.json (missing), "
             "merges.txt (not part of the run's model)"
         )

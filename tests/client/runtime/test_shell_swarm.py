@@ -114,12 +114,12 @@ async def test_who_starts_from_another_config_is_out_is_told_the_file_and_goes_o
     assert codes == [0, 0, 0]
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
     assert [dict(trainer.files) for trainer in trainers] == [{"config.json": b"{}"}] * 3
-    events = odd.events.drain()
-    told = [e for e in events if e["kind"] == "model_files_differ"]
-    assert [(e["path"], e["files"]) for e in told[:1]] == [
+    events = [read_event(line) for line in odd.events.drain()]
+    told = choose(events, kinds.ModelFilesDiffer)
+    assert [(e.path, e.files) for e in told[:1]] == [
         (str(tmp_path / "other" / "model"), "config.json (different content)")
     ]
-    kinds = [e["kind"] for e in events]
-    assert "dropped" in kinds[: kinds.index("model_files_differ")], "it took part in no round before"
-    assert "result_sent" not in kinds[: kinds.index("model_files_differ")]
+    before = [type(event) for event in events[: events.index(told[0])]]
+    assert kinds.Dropped in before, "it took part in no round before"
+    assert kinds.ResultSent not in before
     assert (tmp_path / "other" / "model" / "config.json").read_text() == '{"rms_norm_eps": 1000}'

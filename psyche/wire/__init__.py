@@ -1,5 +1,5 @@
-"""What crosses process borders: messages, signatures and the ports that backends, networks and trainers fill.
+"""The interfaces between processes: messages, signatures, and the ports that backends, networks and trainers implement.
 
-Here belongs what is said, as types and as bytes; `line` is what carries it between a client and a server. The bytes
-of the record, of headers and of signed gossip stand in `psyche.core.encoding`.
+This package defines messages as types and as bytes; `line` carries them between a client and a server. The encodings
+of the record, of headers and of signed gossip are in `psyche.core.encoding`.
 """

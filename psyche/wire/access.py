@@ -1,4 +1,4 @@
-"""Who may join a run, in the words of the chain's authorizer: a join authority authorizes grantees and their delegates.
+"""Who may join a run, in the chain authorizer's terms: a join authority authorizes grantees and their delegates.
 
 An authorization counts for a key if it is active and its grantee is that key, or the key is one of its delegates.
 """
@@ -9,14 +9,14 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 from psyche.core.state.messages import Key, Sized
 
 KEY_BYTES: Final = 32
-MAX_DELEGATES: Final = 64  # of one command, which must fit into a record of the journal
-MAX_KEYS: Final = 4_096  # grantees and delegates of run.toml; as many of commands; as many disallowed keys
-NOBODY: Final = bytes(KEY_BYTES)  # in the authorizer's words a grantee that stands for everybody
+MAX_DELEGATES: Final = 64  # of one command, which must fit into one journal entry
+MAX_KEYS: Final = 4_096  # limit for each: grantees and delegates in run.toml, those of commands, and disallowed keys
+NOBODY: Final = bytes(KEY_BYTES)  # the authorizer's grantee that means everybody
 
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """The join authority's word for one grantee; keys have 32 bytes."""
+    """The join authority's authorization of one grantee; keys have 32 bytes."""
 
     grantee: bytes
     delegates: tuple[bytes, ...] = ()
@@ -25,18 +25,18 @@ class Authorization:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may join as run.toml says it. `join_authority` None: the server's own key. The default lets nobody in."""
+    """Who may join, as set in run.toml. `join_authority` None means the server's own key. The default admits nobody."""
 
     is_open: bool = False
     join_authority: bytes | None = None
     authorizations: tuple[Authorization, ...] = ()
 
     def add(self, keys: tuple[bytes, ...]) -> "Access":
-        """The same, and these keys may join too."""
+        """Return a copy in which these keys may join too."""
         return replace(self, authorizations=(*self.authorizations, *map(Authorization, keys)))
 
     def count_keys(self) -> int:
-        """Grantees and delegates."""
+        """Count grantees and delegates."""
         return sum(1 + len(one.delegates) for one in self.authorizations)
 
 
@@ -45,7 +45,7 @@ OPEN: Final = Access(is_open=True)
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """The owner or the join authority lets a grantee join, with its delegates (M12)."""
+    """The owner or the join authority allows a grantee and its delegates to join (M12)."""
 
     grantee: Key
     delegates: Annotated[tuple[Key, ...], Sized(0, MAX_DELEGATES)] = ()
@@ -53,17 +53,17 @@ class Allow:
 
 @dataclass(frozen=True, slots=True)
 class Disallow:
-    """The owner or the join authority takes that back (M12)."""
+    """The owner or the join authority revokes an authorization (M12)."""
 
     key: Key
-    forgotten: Key | None = None  # who makes room on the list of the disallowed; the home says whom
+    forgotten: Key | None = None  # the key that is dropped from a full list of disallowed keys; chosen by the home
 
 
 AccessMessage: TypeAlias = Allow | Disallow
 
 
 class AccessKind(NamedTuple):
-    """One kind of message to a TCP home's allow list; its numbers lie above those of `core.rules.apply.KINDS`."""
+    """One kind of message to a TCP home's allow list; the numbers lie above those of `core.rules.apply.KINDS`."""
 
     number: int
     name: str

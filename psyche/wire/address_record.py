@@ -1,4 +1,4 @@
-"""Where a node can be reached, as it says and signs it itself (M2, N1)."""
+"""Address records: a node's own signed statement of where it can be reached (M2, N1)."""
 
 import struct
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MAX_ADDRESS_BYTES: Final = 128
 class AddressRecord(msgspec.Struct, frozen=True, array_like=True):
     """Where a node can be reached, signed by its p2p key; the same on every wire.
 
-    `signature` is over `address_record_bytes`; whoever takes a record in checks it.
+    `signature` covers `address_record_bytes`; the receiver of a record checks it.
     """
 
     p2p: Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
@@ -30,14 +30,14 @@ class AddressRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 def address_record_bytes(p2p: bytes, addresses: Sequence[str], expires_unix: int) -> bytes:
-    """What an address record's signature covers."""
+    """Encode the bytes that an address record's signature covers."""
     encoded = [a.encode("ascii") for a in addresses]
     body = b"".join(struct.pack("<B", len(a)) + a for a in encoded)
     return ADDRESS_TAG + p2p + struct.pack("<QB", expires_unix, len(encoded)) + body
 
 
 def sign_address_record(identity: Identity, addresses: Sequence[str], expires_unix: int) -> AddressRecord:
-    """A signed record of where the owner of `identity` can be reached."""
+    """Sign a record of the addresses at which the owner of `identity` can be reached."""
     signature = identity.sign(address_record_bytes(identity.public, addresses, expires_unix))
     return AddressRecord(identity.public, tuple(addresses), expires_unix, signature)
 
@@ -46,7 +46,7 @@ def check_address_record(record: AddressRecord) -> None:
     """Refuse a record that breaks a limit or is not signed by its key.
 
     Raises:
-        WireError: naming the field.
+        WireError: the record is invalid; the message names the field.
     """
     if len(record.addresses) > MAX_ADDRESSES:
         raise WireError(f"address record: {len(record.addresses)} addresses, at most {MAX_ADDRESSES}")

@@ -1,13 +1,13 @@
-"""What a client and the coordinator server say to each other (msgpack in frames, `docs/protocol-reference.md` 16).
+"""The messages between a client and the coordinator server (msgpack in frames, `docs/protocol-reference.md` 16).
 
     client -> server   Request(id, body)      one of the bodies below; the first is HelloRequest
     server -> client   Reply                  exactly one per request, echoing its id (K4)
-                       FullState, StateDelta  to those who subscribed (K5)
-                       BookChange             to those who subscribed
-                       Goodbye                why the server hangs up
+                       FullState, StateDelta  to subscribers (K5)
+                       BookChange             to subscribers
+                       Goodbye                why the server closes the connection
 
-All integers are checked against their field's range while they are read, all strings and bytes
-against their length, so that what decodes may be used. Unknown trailing fields are ignored.
+Decoding checks every integer against the range of its field and every string against its length limit, so
+that whatever decodes is safe to use. Unknown trailing fields are ignored.
 """
 
 from typing import Annotated, Final, TypeAlias
@@ -27,9 +27,9 @@ from psyche.wire.messages import BY_NUMBER, MAX_FIELDS_BYTES, AnyMessage, decode
 from psyche.wire.msgpack import UNREADABLE
 from psyche.wire.ports import Proof
 
-VERSION: Final = 2  # 1 had a request for each kind of message
-PURPOSE: Final = "coordinator"  # what the handshake's signatures name
-MAX_REQUEST_BYTES: Final = 8_192  # two signed results, or an address record of 8 addresses, with room
+VERSION: Final = 2  # version 1 had a request for each kind of message
+PURPOSE: Final = "coordinator"  # signed in the handshake
+MAX_REQUEST_BYTES: Final = 8_192  # two signed results, or an address record of 8 addresses, with room to spare
 MAX_SERVER_FRAME_BYTES: Final = 1 << 20  # a full state that does not compress, or a book of 256 records
 MAX_PROGRAM_BYTES: Final = 96
 MAX_REASON_CHARS: Final = 1_000
@@ -44,13 +44,13 @@ Unsigned63: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Signature: TypeAlias = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Address: TypeAlias = Annotated[str, Meta(max_length=128)]
 RunId: TypeAlias = Annotated[str, Meta(max_length=RUN_ID_BYTES)]
-Claim: TypeAlias = tuple[Key, Annotated[int, Meta(ge=1)]]  # a signer, and an amount of 64 bits
+Claim: TypeAlias = tuple[Key, Annotated[int, Meta(ge=1)]]  # a signer and a 64-bit amount
 SignedResult: TypeAlias = Annotated[bytes, Meta(max_length=MAX_SIGNED_RESULT_BYTES)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 
 
 class HelloRequest(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first request: versions and the run. `run_id` empty: whichever run the server has."""
+    """The first request: versions and the run. An empty `run_id` accepts any run."""
 
     version: int
     run_id: RunId
@@ -58,19 +58,19 @@ class HelloRequest(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class SubscribeRequest(msgspec.Struct, frozen=True, array_like=True, tag="subscribe"):
-    """Push me the full state and the address book now, and every change from now on; repeated on a hash mismatch."""
+    """Asks for the full state and the address book now and every change afterwards; repeated on a hash mismatch."""
 
 
 class PingRequest(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """I am here; are you?"""
+    """Checks that the connection is alive."""
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A message to the run, or to its home: the number of its kind, and its fields (`wire.messages`).
+    """Submits a message to the run or its home: the number of its kind, and its fields (`wire.messages`).
 
-    `op_id` names an owner's wish, whatever the resends (K3). What the home checks before it believes a message:
-    `record` says where who joins can be found (M2), `evidence` are the two signed results behind a report of
-    equivocation, in their gossip form (R7).
+    `op_id` identifies an owner's command across resends (K3). The home checks the proof before it accepts the message:
+    `record` is the address record of a member that joins (M2), `evidence` the two signed results behind a report of
+    equivocation, encoded as gossip (R7).
     """
 
     number: Annotated[int, Meta(ge=0, le=255)]
@@ -81,21 +81,21 @@ class SubmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class AnnounceRequest(msgspec.Struct, frozen=True, array_like=True, tag="announce"):
-    """Where to find me from now on: after a reconnect, or when an address changed."""
+    """Announces the sender's new address record: after a reconnect, or when an address changed."""
 
     record: AddressRecord
 
 
 class AllowedRequest(msgspec.Struct, frozen=True, array_like=True, tag="allowed"):
-    """Who may join? For the owner and the join authority."""
+    """Asks who may join. For the owner and the join authority only."""
 
 
 class EarningsRequest(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):
-    """Who has earned what that nobody has collected? For the owner."""
+    """Asks for the earnings that nobody has collected yet. For the owner only."""
 
 
 class StatusRequest(msgspec.Struct, frozen=True, array_like=True, tag="status"):
-    """How is the run? Anyone may ask."""
+    """Asks for the run's status. Anyone may send it."""
 
 
 RequestBody: TypeAlias = (
@@ -111,14 +111,14 @@ RequestBody: TypeAlias = (
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One request. Ids are the client's own; a resend keeps its id (K4)."""
+    """One request. The client chooses the ids; a resend keeps its id (K4)."""
 
     id: Unsigned63
     body: RequestBody
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True, tag="greeting"):
-    """The answer to hello. `now_unix` is the run's clock, which need not be the client's."""
+    """The answer to hello. `now_unix` is the run's clock, which may differ from the client's."""
 
     version: int
     run_id: RunId
@@ -128,7 +128,7 @@ class Greeting(msgspec.Struct, frozen=True, array_like=True, tag="greeting"):
 
 
 class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
-    """The answer to status: what a person wants to know of a run, without its members' details."""
+    """The answer to status: a summary of the run, without details of its members."""
 
     run_id: RunId
     run_uid: Key
@@ -144,26 +144,26 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     total_steps: int
     healthy: int  # members of the running epoch
     members: int
-    waiting: int  # joined and not in the running epoch
+    waiting: int  # joined, but not in the running epoch
     min_clients: int
     init_min_clients: int
     connections: int
-    earning_rate: int = 0  # of the epochs that form from now on, as is the next one (M7)
+    earning_rate: int = 0  # this and the next apply to epochs that form from now on (M7)
     slashing_rate: int = 0
-    checkpoint_step: int = 0  # of the weights that can be loaded from the sources (S10)
-    checkpoint_sources: tuple[str, ...] = ()  # places that members named; none: the run starts from its own source
+    checkpoint_step: int = 0  # the step of the weights at `checkpoint_sources` (S10)
+    checkpoint_sources: tuple[str, ...] = ()  # named by members; empty: joiners load from the run's initial source
     is_open: bool = False  # whether anybody may join (M12)
-    allowed: int = 0  # keys that may join otherwise
+    allowed: int = 0  # the number of keys that may join if the run is not open
 
 
 class Earnings(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):
-    """The answer to earnings: signers with what they have earned, in slot order."""
+    """The answer to earnings: signers with their earnings, in slot order."""
 
     earned: Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLIENTS)]
 
 
 class AllowedKeys(msgspec.Struct, frozen=True, array_like=True, tag="allowed"):
-    """The answer to allowed: grantees with their delegates, and keys that were disallowed."""
+    """The answer to allowed: grantees with their delegates, and the disallowed keys."""
 
     is_open: bool
     join_authority: Key
@@ -174,9 +174,9 @@ class AllowedKeys(msgspec.Struct, frozen=True, array_like=True, tag="allowed"):
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     """The answer to the request `id`.
 
-    `code` is empty on success, else the name of the error class. `on_record` with a code: what was
-    asked had taken effect before, exactly as sent, so the repeat is a success (K3). `nonce` is that
-    of the state in which the answer was given.
+    `code` is empty on success, otherwise the name of the error class. `on_record` with a code: the request had
+    already taken effect, exactly as sent, so the repeat counts as a success (K3). `nonce` is that of the state
+    in which the answer was given.
     """
 
     id: Unsigned63
@@ -188,7 +188,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
 
 
 class FullState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
-    """The whole state's bytes, compressed (zstd)."""
+    """The bytes of the whole state, compressed with zstd."""
 
     nonce: Unsigned63
     now_unix: Unsigned63
@@ -197,14 +197,14 @@ class FullState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
 
 
 class ChangedBytes(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes that changed, and where."""
+    """Bytes that changed, and their offset."""
 
     offset: Annotated[int, Meta(ge=0, lt=STATE_BYTES)]
     data: bytes
 
 
 class StateDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
-    """What changed from one state to the next that this client gets; `hash` is that of the state after."""
+    """The changes from the previous state sent to this client to the next; `hash` is that of the new state."""
 
     from_nonce: Unsigned63
     to_nonce: Unsigned63
@@ -214,7 +214,7 @@ class StateDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
 
 
 class BookChange(msgspec.Struct, frozen=True, array_like=True, tag="book"):
-    """Records that are new or changed, and keys that are gone; `whole`: forget what was known before."""
+    """New or changed address records, and removed keys; with `whole`, the change replaces the whole book."""
 
     whole: bool
     records: Annotated[tuple[AddressRecord, ...], Meta(max_length=MAX_CLIENTS)]
@@ -222,7 +222,7 @@ class BookChange(msgspec.Struct, frozen=True, array_like=True, tag="book"):
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
-    """The server closes this connection; `code` as in a reply."""
+    """The server closes this connection; `code` is as in `Reply`."""
 
     code: Annotated[str, Meta(max_length=64)]
     message: Text
@@ -232,19 +232,19 @@ ServerMessage: TypeAlias = Reply | FullState | StateDelta | BookChange | Goodbye
 
 
 class RequestRefused(BackendError):
-    """The server refuses a request for a reason of its own; a retry does not help."""
+    """The server refuses a request; a retry does not help."""
 
 
 class NotOwner(RequestRefused):
-    """Only an owner of the run may command it."""
+    """Only an owner of the run may send this command."""
 
 
 class NotAllowed(BackendError):
-    """The key is not on the run's allow list; it is let in as soon as the owner puts it there."""
+    """The key is not on the run's allow list; it may join as soon as the owner adds it."""
 
 
 class WrongRun(RequestRefused):
-    """The server has another run than the one asked for."""
+    """The server hosts another run than the requested one."""
 
 
 class WrongVersion(RequestRefused):
@@ -252,7 +252,7 @@ class WrongVersion(RequestRefused):
 
 
 class BadRequest(RequestRefused):
-    """The request makes no sense where it was sent; the message says why."""
+    """The request is not valid at this point; the message says why."""
 
 
 class Replaced(BackendError):
@@ -260,11 +260,11 @@ class Replaced(BackendError):
 
 
 class Overloaded(BackendError):
-    """The server has no room, or this connection asks for too much; try again later."""
+    """The server has no free connection, or this connection sends too many requests; try again later."""
 
 
 class ShuttingDown(BackendError):
-    """The server is being stopped; it may come back."""
+    """The server is shutting down; it may come back."""
 
 
 _SERVER_ERRORS: Final[dict[str, type[BackendError]]] = {
@@ -292,7 +292,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def error_from_code(code: str, message: str) -> PsycheError:
-    """The error that a reply's or goodbye's `code` names; an unknown code is a plain `BackendError`."""
+    """Build the error that the `code` of a reply or goodbye names; an unknown code becomes a plain `BackendError`."""
     kind = _CORE_ERRORS.get(code) or _SERVER_ERRORS.get(code)
     if kind is None:
         return BackendError(f"{code}: {message}")
@@ -300,25 +300,25 @@ def error_from_code(code: str, message: str) -> PsycheError:
 
 
 def code_of(error: PsycheError) -> str:
-    """The code under which an error crosses the wire."""
+    """Return the code that stands for an error on the wire."""
     return type(error).__name__
 
 
 def shorten(message: str) -> str:
-    """A message that fits into a reply."""
+    """Shorten a message so that it fits into a reply."""
     return message[:MAX_REASON_CHARS]
 
 
 def encode_message(message: Request | ServerMessage) -> bytes:
-    """The bytes of one frame."""
+    """Encode a message as the bytes of one frame."""
     return _encoder.encode(message)
 
 
 def decode_request(raw: bytes) -> Request:
-    """Read a request.
+    """Decode a request.
 
     Raises:
-        WireError: it is none, or a field is out of range; the message names it.
+        WireError: the bytes are no request, or a field is out of range; the message names the field.
     """
     try:
         return _request_decoder.decode(raw)
@@ -327,10 +327,10 @@ def decode_request(raw: bytes) -> Request:
 
 
 def decode_server_message(raw: bytes) -> ServerMessage:
-    """Read what a server sent.
+    """Decode a message from the server.
 
     Raises:
-        WireError: it is no message of this protocol, or a field is out of range.
+        WireError: the bytes are no message of this protocol, or a field is out of range.
     """
     try:
         return _server_decoder.decode(raw)
@@ -339,7 +339,7 @@ def decode_server_message(raw: bytes) -> ServerMessage:
 
 
 def build_submit(message: AnyMessage, proof: Proof = None, op_id: bytes | None = None) -> SubmitRequest:
-    """The request that carries a message, with what the home checks before it believes it.
+    """Build the request that carries a message, with the proof that the home checks before accepting it.
 
     Raises:
         WireError: a field of the message cannot be written.
@@ -350,21 +350,21 @@ def build_submit(message: AnyMessage, proof: Proof = None, op_id: bytes | None =
 
 
 def get_message(request: SubmitRequest) -> AnyMessage:
-    """The message that a request carries.
+    """Decode the message that a request carries.
 
     Raises:
-        WireError: naming the field and the rule that it breaks.
+        WireError: a field breaks a rule; the message names both.
     """
     return decode_fields(request.number, request.fields)
 
 
 def is_command(body: RequestBody) -> bool:
-    """Whether this is a message that only an owner or the join authority may send."""
+    """Whether only an owner or the join authority may send this message."""
     kind = BY_NUMBER.get(body.number) if isinstance(body, SubmitRequest) else None
     return isinstance(kind, AccessKind) or (kind is not None and kind.sender is Sender.OWNER)
 
 
 def get_name(body: RequestBody) -> str:
-    """What a request is called in event logs: the name of its message, or of its type."""
+    """Return the name of a request in event logs: that of its message, or of its type."""
     kind = BY_NUMBER.get(body.number) if isinstance(body, SubmitRequest) else None
     return type(body).__name__ if kind is None else kind.name

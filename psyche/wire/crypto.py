@@ -1,4 +1,4 @@
-"""Keys, signatures and BLAKE3 hashes: all cryptography that stays off chain (`docs/protocol-reference.md` 2.1)."""
+"""Keys, signatures and BLAKE3 hashes: all off-chain cryptography (`docs/protocol-reference.md` 2.1)."""
 
 import struct
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ from psyche.errors import ConfigError
 BLOB_TAG: Final = b"psyche/blob/1"
 BLOB_CHUNK_BYTES: Final = 1 << 20
 MAX_BLOB_BYTES: Final = 4 << 30
-VERDICTS_KEPT: Final = 4_096  # signatures whose check is remembered, about 2 MB
+VERDICTS_KEPT: Final = 4_096  # verdicts on signatures that are cached, about 2 MB
 
 
 class Identity:
-    """An Ed25519 key made from a 32-byte seed: signs gossip, results and handshakes (M1)."""
+    """An Ed25519 key pair made from a 32-byte seed; signs gossip, results and handshakes (M1)."""
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != len(ZERO32):
@@ -30,15 +30,15 @@ class Identity:
         self.public: bytes = self._key.public_key().public_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
-        """The 64-byte signature of `message`."""
+        """Return the 64-byte signature of `message`."""
         return self._key.sign(message)
 
 
 @lru_cache(maxsize=VERDICTS_KEPT)
 def verify(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` of `message` was made by `public`; false for malformed input.
+    """Whether `signature` is that of `public` over `message`; false for malformed input.
 
-    The last verdicts are kept: the same announcement comes by gossip, by sync and in witnesses' tables.
+    Recent verdicts are cached, because the same announcement arrives by gossip, by sync and in witnesses' tables.
     """
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
@@ -48,7 +48,7 @@ def verify(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def blake3_hash(*parts: bytes | memoryview) -> bytes:
-    """BLAKE3 of the parts one after another."""
+    """Compute the 32-byte BLAKE3 hash of the concatenated parts."""
     hasher = blake3()
     for part in parts:
         hasher.update(part)
@@ -56,40 +56,40 @@ def blake3_hash(*parts: bytes | memoryview) -> bytes:
 
 
 def compute_commitment(header: bytes) -> bytes:
-    """The commitment of a result: BLAKE3(`psyche/result/1` | header) (R1)."""
+    """Compute the commitment of a result: BLAKE3(`psyche/result/1` | header) (R1)."""
     return blake3_hash(RESULT_TAG, header)
 
 
 def compute_chunk_hashes(data: bytes | memoryview) -> bytes:
-    """The BLAKE3 hashes of the 1 MiB chunks of a blob, concatenated."""
+    """Compute the concatenated BLAKE3 hashes of a blob's 1 MiB chunks."""
     view = memoryview(data)
     return b"".join(blake3_hash(view[i : i + BLOB_CHUNK_BYTES]) for i in range(0, len(view), BLOB_CHUNK_BYTES))
 
 
 def compute_blob_id(size_bytes: int, chunk_hashes: bytes) -> bytes:
-    """A blob's id: BLAKE3(tag | u64 size | u32 chunk size | chunk hashes)."""
+    """Compute a blob's id: BLAKE3(tag | u64 size | u32 chunk size | chunk hashes)."""
     return blake3_hash(BLOB_TAG, struct.pack("<QI", size_bytes, BLOB_CHUNK_BYTES), chunk_hashes)
 
 
 def blob_id_of(data: bytes | memoryview) -> bytes:
-    """The id of a blob that is in memory."""
+    """Compute the id of a blob in memory."""
     return compute_blob_id(len(data), compute_chunk_hashes(data))
 
 
 def compute_data_hash(tokens_u32: bytes) -> bytes:
-    """BLAKE3 of the token ids trained on (u32 little-endian, in order)."""
+    """Compute the BLAKE3 hash of the token ids trained on (u32 little-endian, in order)."""
     return blake3_hash(tokens_u32)
 
 
 def compute_state_digest(chain: bytes, weight_part: bytes) -> bytes:
-    """D(h) = BLAKE3(`psyche/state/1` | c(h) | weight part) (S2)."""
+    """Compute D(h) = BLAKE3(`psyche/state/1` | c(h) | weight part) (S2)."""
     return blake3_hash(b"psyche/state/1", chain, weight_part)
 
 
 def compute_chain_digest(
     previous: bytes, epoch: int, height: int, step: int, lr_bits: int, applied: Iterable[tuple[int, bytes]]
 ) -> bytes:
-    """c(h) over what was applied at the start of round h, in order of application (S1)."""
+    """Compute c(h) over the results applied at the start of round h, in order of application (S1)."""
     head = struct.pack("<HIII", epoch, height, step, lr_bits)
     items = b"".join(struct.pack("<H", member) + commitment for member, commitment in applied)
     return blake3_hash(b"psyche/chain/1", previous, head, items)

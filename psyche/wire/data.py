@@ -1,7 +1,7 @@
-"""What a client says to a data server, and what it hears: msgpack in frames, after a handshake for `PURPOSE`.
+"""The messages between a client and a data server: msgpack in frames, after a handshake for `PURPOSE`.
 
-A client asks for rows of its own batch, by (epoch, height) and sample indexes, and gets exactly
-those rows or a reason. One request at a time per connection.
+A client requests rows of its own batch, by (epoch, height) and sample indexes, and gets exactly those rows
+or a reason for the refusal. One request at a time per connection.
 """
 
 from typing import Annotated, Final
@@ -13,10 +13,10 @@ from psyche.wire.msgpack import UNREADABLE
 
 PURPOSE: Final = "data"
 MAX_REQUEST_BYTES: Final = 256
-MAX_ROWS_BYTES: Final = 4 << 20  # of token ids in one reply; a larger batch is fetched in pieces
+MAX_ROWS_BYTES: Final = 4 << 20  # of token ids in one reply; a larger batch takes several requests
 MAX_REPLY_BYTES: Final = MAX_ROWS_BYTES + 4_096
 MAX_REASON_CHARACTERS: Final = 400
-# K7: a line of 40 kbit/s is served; on a slower one a batch of a few thousand ids takes longer than rounds do
+# K7: serves lines from 40 kbit/s up; on slower ones a batch of a few thousand ids takes longer than a round
 LEAST_RATE_BYTES_S: Final = 4 << 10
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
@@ -25,7 +25,7 @@ U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class FetchRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Give me the rows `start` to `end`, both included, for the round (epoch, height)."""
+    """Requests the rows `start` to `end`, both included, for the round (epoch, height)."""
 
     epoch: U16
     height: U32
@@ -44,7 +44,7 @@ class Rows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
-    """Why there are no rows; `may_retry` where a later try can succeed."""
+    """The reason why there are no rows; `may_retry` if a later request can succeed."""
 
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)]
     may_retry: bool
@@ -55,12 +55,12 @@ _NO_BYTES: Final = b"\xc4\x00"  # msgpack
 
 
 def encode_request(request: FetchRequest) -> bytes:
-    """The bytes of a request."""
+    """Encode a request."""
     return msgspec.msgpack.encode(request)
 
 
 def decode_request(raw: bytes) -> FetchRequest:
-    """Read a request.
+    """Decode a request.
 
     Raises:
         WireError: naming the field.
@@ -72,18 +72,18 @@ def decode_request(raw: bytes) -> FetchRequest:
 
 
 def encode_reply(reply: FetchReply) -> bytes:
-    """The bytes of a reply."""
+    """Encode a reply."""
     return msgspec.msgpack.encode(reply)
 
 
 def encode_rows_head(start: int, end: int, sequence_length: int, token_size_bytes: int, ids_bytes: int) -> bytes:
-    """How the bytes of a reply with these rows begin; the ids follow, `ids_bytes` of them, and nothing else."""
+    """Encode the head of a reply with these rows; exactly `ids_bytes` bytes of token ids must follow."""
     whole = encode_reply(Rows(start, end, sequence_length, token_size_bytes, b""))
     return whole[: -len(_NO_BYTES)] + b"\xc6" + ids_bytes.to_bytes(4, "big")  # msgpack's bin 32
 
 
 def decode_reply(raw: bytes) -> FetchReply:
-    """Read a reply and check that its rows are whole.
+    """Decode a reply and check that its rows are complete.
 
     Raises:
         WireError: naming the field.

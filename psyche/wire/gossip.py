@@ -1,4 +1,4 @@
-"""Signed gossip as bytes (`docs/protocol-reference.md` R2): signed bytes | signature 64 | for a Result the header."""
+"""Signed gossip as bytes (`docs/protocol-reference.md` R2): signed bytes | 64-byte signature | a Result's header."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -32,31 +32,31 @@ def _decode_body(kind: type[GossipBody], raw: bytes, header: bytes) -> GossipBod
 
 
 def get_signed_bytes(message: Gossip) -> bytes:
-    """What the member's p2p key signs (R2): tag, which message of which run, body.
+    """Encode the bytes that the member's p2p key signs (R2): tag, run and message, body.
 
     Raises:
-        WireError: naming the field that cannot hold its value.
+        WireError: a value does not fit its field; the message names the field.
     """
     return _TAG_OF[type(message.body)] + PREFIX.write(message) + _encode_body(message.body)
 
 
 def sign_gossip(identity: Identity, run_uid: bytes, epoch: int, height: int, member: int, body: GossipBody) -> Gossip:
-    """A message of this member, signed."""
+    """Sign a message of this member."""
     unsigned = Gossip(run_uid, epoch, height, member, body, signature=b"")
     return replace(unsigned, signature=identity.sign(get_signed_bytes(unsigned)))
 
 
 def encode_gossip(message: Gossip) -> bytes:
-    """The bytes on the wire."""
+    """Encode a signed message for the wire."""
     header = message.body.header if isinstance(message.body, Result) else b""
     return get_signed_bytes(message) + message.signature + header
 
 
 @lru_cache(maxsize=MESSAGES_KEPT)
 def decode_gossip(raw: bytes) -> Gossip:
-    """Read a message; the signature is not checked here (`is_signed_by`).
+    """Decode a message; `is_signed_by` checks the signature.
 
-    The last ones are kept: the same message comes by gossip, by sync and in witnesses' tables.
+    Recent messages are cached, because the same message arrives by gossip, by sync and in witnesses' tables.
 
     Raises:
         WireError: unknown tag, wrong length, a member out of range, unknown flags, or a header that
@@ -68,7 +68,7 @@ def decode_gossip(raw: bytes) -> Gossip:
     kind, start = TAGS[tag], len(tag) + PREFIX.size
     signed = start + BODIES[kind].size
     if kind is Finished and len(raw) == signed + SIGNATURE_BYTES + READY.size:
-        signed += READY.size  # with Ready inside
+        signed += READY.size  # a Ready is embedded in it
     expected = signed + SIGNATURE_BYTES + (HEADER_BYTES if kind is Result else 0)
     if len(raw) != expected:
         raise WireError(f"gossip: {kind.__name__} of {len(raw)} bytes, must be {expected}")

@@ -1,4 +1,4 @@
-"""Keys of identities on disk: made once, whole or not there, readable by their owner alone."""
+"""Identity keys on disk: written once and atomically, readable by their owner only."""
 
 import secrets
 from pathlib import Path
@@ -10,15 +10,15 @@ from psyche.wire.crypto import Identity
 
 
 def make_identity() -> Identity:
-    """A fresh key, in no file yet."""
+    """Generate a fresh key; it is not stored in a file."""
     return Identity(secrets.token_bytes(HASH_BYTES))
 
 
 def read_key_file(path: Path) -> Identity:
-    """The key in a file of 64 hex digits, or of 32 raw bytes.
+    """Read the key from a file of 64 hex digits or 32 raw bytes.
 
     Raises:
-        ConfigError: the file is missing or holds neither.
+        ConfigError: the file cannot be read or holds neither.
     """
     try:
         raw = path.read_bytes()
@@ -31,17 +31,17 @@ def read_key_file(path: Path) -> Identity:
         try:
             raw = bytes.fromhex(raw.decode("ascii").strip())
         except ValueError as error:
-            raise ConfigError(f"identity file {path}: neither 64 hex digits nor 32 bytes") from error
+            raise ConfigError(f"identity file {path}: must hold 64 hex digits or 32 raw bytes") from error
     return Identity(raw)
 
 
 def write_key_file(path: Path, identity: Identity) -> None:
-    """Write the secret seed as 64 hex digits, readable by the owner alone; never overwrites.
+    """Write the secret seed as 64 hex digits, readable by the owner only; never overwrites a file.
 
     Raises:
-        OSError: there is such a file, or it cannot be made.
+        OSError: the file exists already or cannot be created.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     temporary.touch(mode=0o600, exist_ok=False)
-    create_file(path, (identity.seed.hex() + "\n").encode(), temporary)  # a half key would be in everybody's way
+    create_file(path, (identity.seed.hex() + "\n").encode(), temporary)  # a half-written key would block a retry

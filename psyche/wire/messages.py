@@ -1,8 +1,8 @@
-"""Coordinator messages as bytes: what follows for requests and journal from the fields of `core.state.messages`.
+"""Coordinator messages as bytes: the encoding for requests and journal, derived from `core.state.messages`.
 
-A message is its number, and a msgpack array of its fields in their order. What a field may hold is read off its
-annotation, so that whatever decodes may be used; unknown trailing fields are ignored. A witness message, a
-configuration and a model are the bytes in which they stand elsewhere (`core.encoding.account`).
+A message is encoded as its number and a msgpack array of its fields in order. The limits of a field come from its
+annotation, so that whatever decodes is safe to use; unknown trailing fields are ignored. Witness messages,
+configurations and models keep the encoding of `core.encoding.account`.
 """
 
 import re
@@ -38,7 +38,7 @@ _PLACE: Final = re.compile(r" - at `\$\[(\d+)\](.*)`$")
 
 
 class _Shape(NamedTuple):
-    """How a value crosses the wire: as which type, and what turns it into that and back."""
+    """How a value is encoded: its type on the wire, and the conversions to it and back."""
 
     type: Any
     to_wire: Convert
@@ -61,7 +61,7 @@ _LAYOUTS: Final[dict[type, _Shape]] = {
 
 
 def _shape(hint: Any, rule: Between | Sized | None = None) -> _Shape:
-    """The shape of an annotation; `rule` is that of the annotation around it."""
+    """Build the shape of an annotation; `rule` comes from the enclosing annotation."""
     if get_origin(hint) is Annotated:
         inner, rule = get_args(hint)[:2]
         return _shape(inner, rule)
@@ -75,7 +75,7 @@ def _shape(hint: Any, rule: Between | Sized | None = None) -> _Shape:
 
 
 def _restrict(kind: Any, rule: Between | Sized | None) -> Any:
-    """A type with its rule, in the words of msgspec."""
+    """Annotate a type with its rule in msgspec's terms."""
     if rule is None:
         return kind
     if isinstance(rule, Between):
@@ -85,7 +85,7 @@ def _restrict(kind: Any, rule: Between | Sized | None) -> Any:
 
 
 def _shape_union(choices: list[Any], rule: Between | Sized | None) -> _Shape:
-    """A value or None; of what else a field can hold within the process, only its bytes cross."""
+    """Build the shape of an optional value; a union of several types crosses the wire as bytes."""
     if len(choices) > 1:
         return _shape(bytes, rule)
     one = _shape(choices[0], rule)
@@ -109,7 +109,7 @@ def _shape_tuple(items: tuple[Any, ...], rule: Between | Sized | None) -> _Shape
 
 
 def _shape_record(record: type, rule: Between | Sized | None) -> _Shape:
-    """A dataclass as the array of its fields; a rule on it is that of its texts."""
+    """Build the shape of a dataclass as the array of its fields; a rule on it applies to its text fields."""
     hints = get_type_hints(record, include_extras=True)
     shapes = {f.name: _shape_field(hints[f.name], rule) for f in fields(record)}
     kinds = [_get_definition(f, shapes[f.name]) for f in fields(record)]
@@ -136,25 +136,25 @@ def _get_definition(field: Field[Any], shape: _Shape) -> Any:
 
 
 class _Codec:
-    """Writes and reads the fields of one kind of message."""
+    """Encodes and decodes the fields of one kind of message."""
 
     def __init__(self, kind: AnyKind) -> None:
         self._kind = kind
-        self._is_whole = kind.type in _LAYOUTS  # one field: the whole message
+        self._is_whole = kind.type in _LAYOUTS  # the only field is the whole message
         self._shape = _shape(kind.type)
         wire_type = tuple[self._shape.type] if self._is_whole else self._shape.type  # pyright: ignore[reportInvalidTypeArguments]
         self._decoder = msgspec.msgpack.Decoder(wire_type)
 
     def encode(self, message: AnyMessage) -> bytes:
-        """The array of the fields."""
+        """Encode the fields as a msgpack array."""
         value = self._shape.to_wire(message)
         return msgspec.msgpack.encode((value,) if self._is_whole else value)
 
     def decode(self, raw: bytes) -> AnyMessage:
-        """Read the fields.
+        """Decode the fields.
 
         Raises:
-            WireError: naming the message, the field and the rule that it breaks.
+            WireError: a field breaks a rule; the text names the message, the field and the rule.
         """
         try:
             value: Any = self._decoder.decode(raw)
@@ -176,21 +176,21 @@ _CODECS: Final = {number: _Codec(kind) for number, kind in BY_NUMBER.items()}
 
 
 def get_kind(message: AnyMessage) -> AnyKind:
-    """The row of the table that a message belongs to."""
+    """Return the kind of a message."""
     return BY_TYPE[type(message)]
 
 
 def encode_fields(message: AnyMessage) -> bytes:
-    """The fields of a message; its number is beside them.
+    """Encode the fields of a message, without its number.
 
     Raises:
-        WireError: the layout of a witness message, a configuration or a model cannot hold a value.
+        WireError: a value does not fit the layout of a witness message, a configuration or a model.
     """
     return _CODECS[get_kind(message).number].encode(message)
 
 
 def decode_fields(number: int, raw: bytes) -> AnyMessage:
-    """The message of a number and its fields.
+    """Decode the message with a number from its fields.
 
     Raises:
         WireError: no message has that number, or a field breaks its rule; the text names both.

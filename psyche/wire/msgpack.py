@@ -1,8 +1,8 @@
-"""What reading msgpack from somebody else may raise."""
+"""The errors that decoding untrusted msgpack may raise."""
 
 from typing import Final
 
 import msgspec
 
-# A thousand nested arrays take a thousand bytes: whoever forgets the last one ends for a stranger's message.
+# A thousand bytes can nest a thousand arrays: without RecursionError here, such a message would end the process.
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

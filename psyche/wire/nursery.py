@@ -1,4 +1,4 @@
-"""A nursery that ends with one error, as trio's own ends with a group of them."""
+"""A nursery that raises one error where trio's own raises an exception group."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,10 +11,10 @@ from psyche.errors import PsycheError
 
 @asynccontextmanager
 async def open_plain_nursery() -> AsyncGenerator[trio.Nursery]:
-    """A nursery in which the first failure, of a task or of the block, ends the rest and comes out as it is.
+    """Open a nursery in which the first failure, of a task or of the block, cancels the rest and is raised unwrapped.
 
-    What fails after it, while it is being ended, is dropped, unless it is no `PsycheError`: then a bug is among
-    the errors, and all of them come out in trio's group. Where somebody cancels the nursery from outside
+    Later failures, while the nursery is being cancelled, are dropped if all are `PsycheError`. Any other error is
+    a bug, and then all errors are raised in trio's exception group. If the nursery is cancelled from outside
     meanwhile, the cancellation wins over a `PsycheError`.
     """
     try:
@@ -24,11 +24,11 @@ async def open_plain_nursery() -> AsyncGenerator[trio.Nursery]:
         error = _choose(group)
     else:
         return
-    raise error from error.__cause__  # which also hides the cancellation that the block has ended with
+    raise error from error.__cause__  # `from` also hides the cancellation that ended the block
 
 
 def _choose(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What a nursery's group comes to; trio lists errors in the order in which they happened."""
+    """Choose the error to raise for a nursery's group; trio lists errors in the order in which they happened."""
     errors = _flatten(group)
     if len(errors) == 1:
         return errors[0]

@@ -1,4 +1,4 @@
-"""Where a node is and which key it must prove: `/ip4/192.0.2.7/tcp/4001/p2p/KEY`, as people and the record write it."""
+"""Peer addresses as people and the record write them, with the key to prove: `/ip4/192.0.2.7/tcp/4001/p2p/KEY`."""
 
 import ipaddress
 import re
@@ -12,7 +12,7 @@ from psyche.errors import WireError
 
 MAX_PEER_ADDRESS_BYTES: Final = 128  # as on record
 EXAMPLE: Final = "/ip4/192.0.2.7/tcp/4001/p2p/KEY"
-_ED25519_PEER_ID: Final = b"\x00\x24\x08\x01\x12\x20"  # before the key: its kind and sizes
+_ED25519_PEER_ID: Final = b"\x00\x24\x08\x01\x12\x20"  # the bytes before the key: its kind and sizes
 _IP_VERSIONS: Final = {"ip4": 4, "ip6": 6}
 _DNS: Final = frozenset({"dns", "dns4", "dns6"})
 _HOST_NAME: Final = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*\.?")
@@ -28,10 +28,10 @@ class PeerAddress:
 
 
 def parse_peer_address(text: str) -> PeerAddress:
-    """Read an address that names the key of its node, as a libp2p peer id or in 64 hex digits.
+    """Parse an address that ends with the node's key, as a libp2p peer id or 64 hex digits.
 
     Raises:
-        WireError: saying which part breaks which rule.
+        WireError: the address is invalid; the message says which part breaks which rule.
     """
     if not text.isascii() or len(text) > MAX_PEER_ADDRESS_BYTES:
         raise WireError(f"must be ASCII of at most {MAX_PEER_ADDRESS_BYTES} bytes")
@@ -49,7 +49,7 @@ def parse_peer_address(text: str) -> PeerAddress:
 def _check_host(kind: str, host: str) -> None:
     if kind in _DNS:
         if _HOST_NAME.fullmatch(host) is None:
-            raise WireError(f"{host!r} is no host name")
+            raise WireError(f"{host!r} is not a host name")
         return
     version = _IP_VERSIONS.get(kind)
     if version is None:
@@ -57,11 +57,11 @@ def _check_host(kind: str, host: str) -> None:
     try:
         found = ipaddress.ip_address(host)
     except ValueError as error:
-        raise WireError(f"{host!r} is no IP address") from error
+        raise WireError(f"{host!r} is not an IP address") from error
     if found.version != version:
         raise WireError(f"{host} is of IP version {found.version}, /{kind}/ takes version {version}")
     if found.is_unspecified or found.is_multicast:
-        raise WireError(f"{host} is no address of one machine")
+        raise WireError(f"{host} is not the address of one machine")
 
 
 def _parse_key(text: str) -> bytes:

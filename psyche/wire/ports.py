@@ -1,8 +1,8 @@
-"""The ports of a client: what it needs of a coordinator's home, of a network and of a trainer.
+"""The ports of a client: the interfaces to a coordinator's home, a network and a trainer.
 
 Implementations: `backends.tcp.backend` (TCP), `network.node` (libp2p), `network.memory` (in memory),
-`modeling.trainer.process` (child process). Every wait of a port is bounded by its caller or by the
-deadline it is given.
+`modeling.trainer.process` (child process). Every wait of a port is bounded by a deadline that is passed in,
+or else by its caller.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -33,48 +33,48 @@ Proof: TypeAlias = AddressRecord | Evidence | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapPeer:
-    """How it stands with one address that a person or the record has named."""
+    """The state of one bootstrap address, named by a person or the record."""
 
     key: bytes
     address: str
-    is_allowed: bool  # nobody is dialed who has no place in the run
+    is_allowed: bool  # keys without a place in the run are not dialed
     is_connected: bool
-    failure: str  # why the last dial brought nothing; empty: none has failed
+    failure: str  # why the last dial failed; empty if none has failed
     next_dial_at: float  # on trio's clock
 
 
 class Backend(Protocol):
     """The coordinator's home as a client sees it.
 
-    Every message returns when it is on record, or raises the coordinator's own error. A repeat that
-    has taken effect already counts as success (K3). An implementation reconnects and resends by
-    itself; it raises `BackendError` only when it gives up for good.
+    `submit` returns when the message is on record, or raises the coordinator's own error. A repeat of a message
+    that has already taken effect counts as success (K3). An implementation reconnects and resends by itself; it
+    raises `BackendError` only when it gives up for good.
     """
 
     def states(self) -> AsyncIterator[Coordinator]:
-        """States as they come, newest only, nonce rising."""
+        """Receive states as they change: only the newest, with increasing nonces."""
         ...
 
     async def submit(self, message: Message, proof: Proof = None) -> None:
-        """Send a message; `proof` is what the home checks before it believes it.
+        """Submit a message; `proof` is what the home checks before it accepts the message.
 
-        With a `Join` comes the address record of who joins (M2), with a `ReportEquivocation` the two signed
-        results (R7); with others nothing.
+        A `Join` needs the address record of the joining member (M2), a `ReportEquivocation` two signed results (R7);
+        other messages need no proof.
         """
         ...
 
     async def tick(self) -> None:
-        """Ask the home to look at the clock; does nothing where the home ticks itself."""
+        """Ask the home to check its clock; does nothing if the home ticks by itself."""
         ...
 
     def address_book(self) -> Sequence[AddressRecord]:
-        """Where the run's nodes are, as far as the home knows."""
+        """Return the address records that the home knows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """What a node asks of another: gossip it lacks, or something by its hash.
+    """A request from one node to another: for missing gossip, or for something by its hash.
 
     kind "announcements": signed messages of (epoch, height) from members not in `have`.
     kind "table": the signed table of a witness with results root `key` (W7).
@@ -93,7 +93,7 @@ class SyncRequest:
 
 @dataclass(frozen=True, slots=True)
 class SyncReply:
-    """The answer; `found` is false where the peer has nothing to give. Items are opaque, at most 4 MiB in all."""
+    """The answer; `found` is false if the peer has nothing to send. Items are opaque bytes, at most 4 MiB in all."""
 
     found: bool
     items: tuple[bytes, ...] = ()
@@ -104,7 +104,7 @@ SyncHandler = Callable[[bytes, SyncRequest], Awaitable[SyncReply]]
 
 @dataclass(slots=True)
 class NetworkStatistics:
-    """Counters of a node; bytes are those of payloads, parameters and gossip together."""
+    """Counters of a node; bytes count payloads, parameters and gossip together."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -113,12 +113,12 @@ class NetworkStatistics:
     gossip_refused: int = 0
     blobs_fetched: int = 0
     peers: int = 0
-    unread_bytes: int = 0  # received on all connections, and not read yet
-    cuts: int = 0  # connections that were closed because they held too much
-    unread_messages: int = 0  # announcements that nobody has read yet
-    unsent_messages: int = 0  # announcements that wait for one peer, the most of any
-    streams_per_peer: int = 0  # open, of the peer that has most
-    asked_bytes: int = 0  # asked of sources, and not here yet
+    unread_bytes: int = 0  # received on all connections and not read yet
+    cuts: int = 0  # connections closed because they held too many unread bytes
+    unread_messages: int = 0  # announcements received and not read yet
+    unsent_messages: int = 0  # announcements in the fullest queue to a peer
+    streams_per_peer: int = 0  # open streams of the peer that has most
+    asked_bytes: int = 0  # requested from sources and not received yet
     blobs_offered: int = 0
     blob_memory_bytes: int = 0
     blob_disk_bytes: int = 0
@@ -133,52 +133,52 @@ class Network(Protocol):
         ...
 
     def address_record(self) -> AddressRecord:
-        """A fresh signed record of where this node listens."""
+        """Sign a fresh record of the addresses this node listens on."""
         ...
 
     def set_allowed(self, keys: frozenset[bytes], members: frozenset[bytes] = frozenset()) -> None:
-        """Who may talk to this node; others are closed and their messages refused.
+        """Set which keys may connect; others are disconnected and their messages refused.
 
-        `members` of the epoch are the last to be cut where connections hold too much.
+        Connections of `members` of the epoch are the last to be cut when too many bytes are unread.
         """
         ...
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
-        """What hello compares: peers with another run or plan are refused with a reason."""
+        """Set the run and plan that hello compares: peers with others are refused with a reason."""
         ...
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
-        """Whom to keep connected to, as the home's book says; redials by itself."""
+        """Set the address records of the home's book; the node dials these peers and redials by itself."""
         ...
 
     def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> None:
-        """Where some nodes are found without a book (N3); replaces what was set before."""
+        """Set addresses of nodes that need no book (N3); replaces those set before."""
         ...
 
     def bootstrap(self) -> tuple[BootstrapPeer, ...]:
-        """How it stands with each of these addresses."""
+        """Return the state of each bootstrap address."""
         ...
 
     def set_sync_handler(self, handler: SyncHandler) -> None:
-        """Who answers what peers ask."""
+        """Set the handler that answers peers' sync requests."""
         ...
 
     async def publish(self, message: bytes) -> None:
         """Gossip one message of at most 4 KiB to all allowed peers.
 
         Raises:
-            NetworkError: too large.
+            NetworkError: the message is too large.
         """
         ...
 
     def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
-        """Gossip as it comes: (key of the node that first sent it, message). Bounded; the oldest are dropped."""
+        """Receive gossip: (key of the node that first sent it, message). The queue is bounded and drops the oldest."""
         ...
 
     async def provide(self, data: bytes | Path, *, expires: tuple[int, int] | None) -> bytes:
         """Offer a blob and return its id.
 
-        `expire` drops it after (epoch, height), `withdraw` where `expires` is None.
+        `expire` drops it after round `expires` (epoch, height); if `expires` is None, only `withdraw` does.
         """
         ...
 
@@ -187,13 +187,13 @@ class Network(Protocol):
         ...
 
     def expire(self, epoch: int, height: int) -> None:
-        """Drop blobs whose round has passed."""
+        """Drop the blobs that expire before round (epoch, height)."""
         ...
 
     async def fetch(self, blob_id: bytes, sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
-        """Fetch a payload of exactly `size_bytes` from one source, another on failure; checked against its id.
+        """Fetch a payload of exactly `size_bytes` from one source, or from another on failure; check it against its id.
 
-        `deadline` is on trio's clock. Afterwards this node offers the blob too.
+        `deadline` is on trio's clock. This node offers the blob afterwards.
 
         Raises:
             NetworkError: no source delivered it in time.
@@ -204,17 +204,17 @@ class Network(Protocol):
         self, blob_id: bytes, sources: Sequence[bytes], path: Path, *, size_bytes: int, deadline: float,
         progress: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
-        """Fetch a large blob to `path` from several sources at once, resuming a part file; checked chunk by chunk."""
+        """Fetch a large blob to `path` from several sources at once, resuming a part file; check every chunk."""
         ...
 
     async def fetch_many(
         self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, *, deadline: float,
         progress: Callable[[int], None] | None = None,
     ) -> dict[bytes, Path]:  # fmt: skip
-        """Fetch blobs, given as (id, size in bytes), to `folder/<id in hex>` from all sources at once.
+        """Fetch blobs, given as (id, size in bytes), into `folder/<id in hex>` from all sources at once.
 
-        Small ones are asked for many at a time; files that are there already are checked, not fetched.
-        `progress` is told the bytes present. This node offers the files until `withdraw`.
+        Many small blobs are requested at a time; files that exist already are checked, not fetched.
+        `progress` is called with the bytes present. This node offers the files until `withdraw`.
 
         Raises:
             NetworkError: not all were delivered in time, or the disk failed; what is there stays.
@@ -222,39 +222,39 @@ class Network(Protocol):
         ...
 
     async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
-        """Ask one peer.
+        """Send one peer a sync request and return its reply.
 
         Raises:
-            NetworkError: not connected, refused, or no answer in time.
+            NetworkError: the peer is not connected, refused, or did not answer in time.
         """
         ...
 
     def connected(self) -> frozenset[bytes]:
-        """Keys of the peers that are connected and past hello."""
+        """Return the keys of the peers that are connected and have completed hello."""
         ...
 
     def statistics(self) -> NetworkStatistics:
-        """Counters since the start."""
+        """Return the counters since the start."""
         ...
 
 
 class Trainer(Protocol):
-    """One replica of the model with its momentum. One call at a time; heavy work runs elsewhere.
+    """One replica of the model with its momentum. One call at a time; heavy work runs outside the event loop.
 
-    A trainer that crashes, hangs or runs out of memory raises `TrainerError`; the supervisor
-    restarts it, and the caller loads again.
+    Calls raise `TrainerError` if the trainer crashes, hangs or runs out of memory; the supervisor restarts it,
+    and the caller loads again.
     """
 
     async def load(self, request: LoadRequest) -> LoadReply:
-        """Load weights (and momentum, where the source is a resume snapshot)."""
+        """Load weights, and momentum if the source is a resume snapshot."""
         ...
 
     async def train(self, request: TrainRequest) -> TrainReply:
-        """Train one batch and return the compressed payload; `cancel` ends it early with `cancelled`."""
+        """Train one batch and return the compressed payload; after `cancel` the reply says `cancelled`."""
         ...
 
     async def apply(self, request: ApplyRequest) -> ApplyReply:
-        """Apply a decided set exactly and return the weight part of the state digest."""
+        """Apply a decided set bit-exactly and return the weight part of the state digest."""
         ...
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
@@ -262,9 +262,9 @@ class Trainer(Protocol):
         ...
 
     async def cancel(self) -> None:
-        """End the running `train` at the next micro-batch, undoing whatever it changed (A4)."""
+        """End the running `train` at the next micro-batch and undo its changes (A4)."""
         ...
 
     async def stop(self) -> None:
-        """End the trainer and everything it started."""
+        """Stop the trainer and all processes that it started."""
         ...

@@ -1,6 +1,6 @@
-"""What a client says to its trainer, and what it hears (length-prefixed msgpack between processes).
+"""The messages between a client and its trainer (length-prefixed msgpack between processes).
 
-Payloads and token ids are bytes; tensors cross only as files.
+Payloads and token ids are bytes; tensors are exchanged only as files.
 """
 
 import msgspec
@@ -9,7 +9,7 @@ from psyche.core.state.state import Model
 
 
 class SentResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the record says of an own earlier result: applied or not."""
+    """The record's decision on an earlier result of this client: applied or not."""
 
     height: int
     applied: bool
@@ -18,9 +18,9 @@ class SentResult(msgspec.Struct, frozen=True, kw_only=True):
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Load weights from a folder.
 
-    `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`). `expected_weight_root`,
-    where not empty, must be the `weight_root` of what was loaded. `chain` and `digest` are checked
-    by the client, not by the trainer. `keep_momentum` false starts with zero momentum.
+    `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`). `expected_weight_root`, if not empty,
+    must equal the `weight_root` of the loaded weights. `chain` and `digest` are checked by the client, not by
+    the trainer. With `keep_momentum` false, training starts with zero momentum.
     """
 
     path: str
@@ -37,7 +37,7 @@ class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
 
     `plan` is the transform plan's canonical bytes (`core.encoding.plan`), `weight_root` the full weight part
     of the state digest, which covers the model's small files too (S2), `numeric_class` that of this device,
-    `chain` the c that a snapshot carries (32 zero bytes for other sources), `train_count` the batches trained
+    `chain` the c of a snapshot (32 zero bytes for other sources), `train_count` the number of batches trained
     with this momentum.
     """
 
@@ -53,12 +53,12 @@ class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Train one batch at the present weights.
+    """Train one batch with the current weights.
 
-    `tokens` are u32 little-endian ids, `samples` rows of `sequence_length`. `lr` is that of this
-    round, `lookahead_lr` that of the round before (0: no look-ahead). `decided` says what the
-    record has decided of own results since the last train. `in_flight` is true with overlap: the
-    last own result is taken out of the momentum whatever its fate.
+    `tokens` are u32 little-endian ids: `samples` rows of `sequence_length`. `lr` is that of this round,
+    `lookahead_lr` that of the previous round (0: no look-ahead). `decided` are the record's decisions on this
+    client's results since the last train. `in_flight` is true with overlap: the client's last result is taken
+    out of the momentum whether it is applied or not.
     """
 
     epoch: int
@@ -74,10 +74,10 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The payload (empty where cancelled or refused) and what there is to say of the batch.
+    """The payload (empty if cancelled or refused) and statistics of the batch.
 
-    `loss` is in nats per token. `refused` is the reason why nothing may be sent ("non-finite
-    gradient"), empty otherwise. `micro_batch_size` is the one in use after halvings.
+    `loss` is in nats per token. `refused` is the reason why no result may be sent ("non-finite gradient"),
+    empty otherwise. `micro_batch_size` is the size in use after any halvings.
     """
 
     payload: bytes
@@ -93,10 +93,10 @@ class TrainReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Apply the decided payloads, in ascending batch start, with the lr of round `height` (S1).
+    """Apply the decided payloads, in ascending order of batch start, with the lr of round `height` (S1).
 
-    `full_digest` asks for the weight part over all tensors; otherwise the slice of `random_seed`.
-    `run_update` false computes the digest alone (rounds without an apply).
+    `full_digest` asks for the weight part over all tensors, otherwise over the slice of `random_seed`.
+    With `run_update` false only the digest is computed (rounds without an apply).
     """
 
     height: int
@@ -116,11 +116,11 @@ class ApplyReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Write the present weights.
+    """Write the current weights to disk.
 
     kind "resume": fp32 tensors as one file each, manifest, momentum, sent values, chain, digest.
-    kind "export": a Hugging Face folder in bf16 or fp32, tokenizer beside it.
-    `decided` is what the record says of own results and no train has heard yet: a resume snapshot keeps it.
+    kind "export": a Hugging Face folder in bf16 or fp32, with the tokenizer.
+    `decided` are the record's decisions on this client's results since the last train; a resume snapshot keeps them.
     """
 
     kind: str
@@ -136,7 +136,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it lies and what it weighs; `weight_root` as in `LoadReply`."""
+    """Where the snapshot was written, and its size; `weight_root` is as in `LoadReply`."""
 
     path: str
     size_bytes: int

@@ -1,5 +1,5 @@
-"""A TCP connection between two of this project's processes: TLS, frames, who is at the other end, and fair shares.
+"""TCP connections between two processes of this project: TLS, frames, authentication, and fair shares.
 
-Here belongs what every such line needs whatever is said on it. The messages themselves stand in `psyche.wire`, and
-the lines between clients in `psyche.network`.
+This package holds what every such connection needs, whatever messages it carries. The messages are defined in
+`psyche.wire`; connections between clients are in `psyche.network`.
 """

@@ -1,7 +1,7 @@
 """Length-prefixed frames over a trio stream: u32 little-endian length, then that many bytes.
 
-A frame's length is checked before anything is allocated for it, and every wait has a deadline, so
-that a slow, silent or oversized peer costs its own connection and nothing else.
+A frame's length is checked before anything is allocated for it, and every wait has a deadline, so that a
+peer that is slow, silent or sends oversized frames loses its own connection and harms nothing else.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ from psyche.wire.line.length import LENGTH_BYTES, pack_length, read_length
 from psyche.wire.line.tls import describe_problem
 from psyche.wire.line.turns import AtOnce
 
-READ_BYTES: Final = 1 << 16  # how much is asked of the stream at once
+READ_BYTES: Final = 1 << 16  # bytes requested from the stream at once
 
 
 class ConnectionLost(BackendError):
@@ -22,18 +22,18 @@ class ConnectionLost(BackendError):
 
 
 class FrameTimeout(BackendError):
-    """The other side did not send, or did not read, within the deadline."""
+    """The other side did not send or did not read a frame within the deadline."""
 
 
 class FrameStream:
-    """Whole frames in and out of a byte stream; one task may receive while others send.
+    """Sends and receives frames over a byte stream; one task may receive while others send.
 
-    `max_frame_bytes` may be raised later (a stranger gets small frames until the handshake is done).
+    `max_frame_bytes` may be raised later (until the handshake is done only small frames are received).
 
     Args:
         stream: any trio stream; owned from now on.
         max_frame_bytes: the largest frame that is received.
-        max_send_bytes: the largest frame that is sent; the same where it is not given.
+        max_send_bytes: the largest frame that is sent; `max_frame_bytes` if not given.
     """
 
     def __init__(self, stream: trio.abc.Stream, max_frame_bytes: int, max_send_bytes: int | None = None) -> None:
@@ -46,13 +46,13 @@ class FrameStream:
         self._send_lock = trio.Lock()
 
     async def receive(self, timeout_s: float) -> bytes:
-        """The next whole frame, without its length.
+        """Receive the next whole frame, without its length.
 
-        A cancelled or timed-out receive loses nothing: what came is kept for the next call.
+        A cancelled or timed-out call loses nothing: bytes received so far are kept for the next call.
 
         Raises:
-            WireError: the frame is longer than `max_frame_bytes`, the stream ended inside it, or TLS found it changed.
-            FrameTimeout: it was not complete within `timeout_s`.
+            WireError: the frame is longer than `max_frame_bytes`, the stream ended inside it, or TLS found it altered.
+            FrameTimeout: the frame was not complete within `timeout_s`.
             ConnectionLost: the stream ended between frames, or broke.
         """
         with trio.move_on_after(timeout_s):
@@ -62,10 +62,10 @@ class FrameStream:
             frame = bytes(self._buffer[LENGTH_BYTES : LENGTH_BYTES + length])
             del self._buffer[: LENGTH_BYTES + length]
             return frame
-        raise FrameTimeout(f"frame: nothing complete came within {timeout_s:g} s")
+        raise FrameTimeout(f"frame: no complete frame arrived within {timeout_s:g} s")
 
     async def send(self, data: bytes | bytearray | memoryview, timeout_s: float) -> None:
-        """Send one frame; a call that does not finish breaks the stream, so close it afterwards.
+        """Send one frame; after a call that does not finish the stream is unusable and must be closed.
 
         Raises:
             WireError: `data` is longer than `max_send_bytes`; nothing was sent.
@@ -82,15 +82,15 @@ class FrameStream:
     async def send_in_parts(
         self, first: bytes, size_bytes: int, read: Callable[[int], Awaitable[bytes]], part_timeout_s: float
     ) -> None:
-        """Send one frame that is read while it is sent: a slow reader's holds no more memory than one part.
+        """Send one frame part by part while reading it, so that a slow receiver holds no more memory than one part.
 
-        A call that does not finish breaks the stream, so close it afterwards; that goes for what `read` raises too.
+        After a call that does not finish, or in which `read` raises, the stream is unusable and must be closed.
 
         Args:
-            first: how the frame begins.
-            size_bytes: of the whole frame, `first` included.
-            read: the frame's next bytes, at least one, from an offset in the frame on.
-            part_timeout_s: each part must be taken within it.
+            first: the first bytes of the frame.
+            size_bytes: the size of the whole frame, `first` included.
+            read: returns the next bytes of the frame, at least one, from an offset in the frame.
+            part_timeout_s: the time within which the other side must take each part.
 
         Raises:
             WireError: the frame is longer than `max_send_bytes`; nothing was sent.
@@ -111,7 +111,7 @@ class FrameStream:
                 sent_bytes += len(part)
 
     async def aclose(self) -> None:
-        """Close the stream, without waiting for the other side."""
+        """Close the stream without waiting for the other side."""
         await trio.aclose_forcefully(self._stream)
 
     def _check_size(self, size_bytes: int) -> None:
@@ -122,7 +122,7 @@ class FrameStream:
         while len(self._buffer) < size_bytes:
             missing = size_bytes - len(self._buffer)
             try:
-                part = await self._stream.receive_some(READ_BYTES)  # mostly a length and all that follows it
+                part = await self._stream.receive_some(READ_BYTES)  # usually one read brings the whole frame
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise _explain(error, "receiving") from error
             if not part:

@@ -1,12 +1,12 @@
-"""Who is at the other end of a connection: its server by TLS (`wire/line/tls.py`), its client by a challenge (K6).
+"""Authenticates both ends of a connection: the server by TLS (`wire/line/tls.py`), the client by a challenge (K6).
 
     server -> client   Challenge  protocol version, 32 random bytes
     client -> server   Answer     client key, purpose, signature
-    server -> client   Welcome    nothing, or why not
+    server -> client   Welcome    an empty text, or the reason for a refusal
 
 The client signs `psyche/handshake/2` | server key | binding | challenge | purpose. The binding is the BLAKE3 hash of
-the certificate that the server showed in TLS: a signature made for one server, connection or service is useless at
-any other. The server signs nothing here, for TLS has proven its key before the first of these bytes.
+the certificate that the server presented in TLS: a signature made for one server, connection or service is useless at
+any other. The server signs nothing here, because TLS has proven its key before the first of these bytes.
 """
 
 import secrets
@@ -24,29 +24,29 @@ from psyche.wire.msgpack import UNREADABLE
 PROTOCOL_VERSION: Final = 2
 CHALLENGE_BYTES: Final = 32
 KEY_BYTES: Final = 32
-MAX_HANDSHAKE_BYTES: Final = 1_024  # a stranger's frame: the answer has about 120
+MAX_HANDSHAKE_BYTES: Final = 1_024  # limit of a stranger's frame; the answer has about 120
 MAX_PURPOSE_BYTES: Final = 64
 _TAG: Final = b"psyche/handshake/2"
 _T = TypeVar("_T", bound=msgspec.Struct)  # Python 3.11 has no type parameters
 
 
 class HandshakeError(BackendError):
-    """The other side is not who it should be, or speaks another protocol; a retry does not help."""
+    """The other side has the wrong identity or speaks another protocol; a retry does not help."""
 
 
 class WrongServer(HandshakeError):
-    """Another server answers than the one that is meant, or somebody on the line."""
+    """Not the expected server answers: another one, or a man in the middle."""
 
 
 class HandshakeChallenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the server says first."""
+    """The server's first message."""
 
     version: int
     challenge: bytes
 
 
 class HandshakeResponse(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the client answers."""
+    """The client's answer to the challenge."""
 
     client: bytes
     purpose: str
@@ -54,27 +54,27 @@ class HandshakeResponse(msgspec.Struct, frozen=True, array_like=True, forbid_unk
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The client is known; or `refused`, the reason why the server hangs up."""
+    """The client is accepted, or `refused` is the reason why the server closes the connection."""
 
     refused: str = ""
 
 
 def signed_bytes(channel: Channel, challenge: bytes, purpose: str) -> bytes:
-    """What the client's signature covers."""
+    """Encode the bytes that the client's signature covers."""
     return _TAG + channel.server + channel.binding + challenge + purpose.encode()
 
 
 async def server_handshake(frames: FrameStream, channel: Channel, purpose: str, timeout_s: float) -> bytes:
-    """Find out who connected; returns the client's public key (32 bytes).
+    """Authenticate the client that connected; return its public key (32 bytes).
 
-    During the handshake frames are limited to `MAX_HANDSHAKE_BYTES`, whatever `frames` allows later. Where the
-    stream speaks TLS, `timeout_s` bounds TLS's own handshake as well.
+    During the handshake frames are limited to `MAX_HANDSHAKE_BYTES`, whatever `frames` allows later. If the
+    stream speaks TLS, `timeout_s` covers the TLS handshake as well.
 
     Raises:
-        WireError: the client's bytes break the format.
-        HandshakeError: its signature or purpose is not right; it has been told why.
-        FrameTimeout: it did not finish within `timeout_s`.
-        ConnectionLost: it went away.
+        WireError: the client's message is malformed.
+        HandshakeError: the client's signature or purpose is wrong; the reason was sent to it.
+        FrameTimeout: the handshake took longer than `timeout_s`.
+        ConnectionLost: the client closed the connection, or it broke.
     """
     with _SmallFrames(frames), trio.move_on_after(timeout_s):
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
@@ -96,22 +96,22 @@ async def client_handshake(
     expected_server: bytes | None,
     timeout_s: float,
 ) -> None:
-    """Check who answers, before anything is sent, and prove who connects.
+    """Check the server's key before anything is sent, then prove the client's own key.
 
     Args:
         frames: the connection.
-        identity: the key to prove.
-        purpose: the service asked for, the same on both sides.
-        channel: the key that the server has proven, and what binds a signature to it.
-        expected_server: the server's public key, or None to accept any that proves its own.
-        timeout_s: bound of the whole handshake.
+        identity: the client's key, which is proven to the server.
+        purpose: the requested service; both sides must name the same one.
+        channel: the key that the server has proven, and the binding of signatures to this channel.
+        expected_server: the server's public key, or None to accept any key.
+        timeout_s: the limit for the whole handshake.
 
     Raises:
-        WireError: the server's bytes break the format.
+        WireError: the server's message is malformed.
         WrongServer: another server answers.
-        HandshakeError: another protocol version, or a refusal.
-        FrameTimeout: not finished within `timeout_s`.
-        ConnectionLost: the server went away.
+        HandshakeError: the server speaks another protocol version, or refuses.
+        FrameTimeout: the handshake took longer than `timeout_s`.
+        ConnectionLost: the server closed the connection, or it broke.
     """
     _check_server(channel.server, expected_server)
     with _SmallFrames(frames), trio.move_on_after(timeout_s):
@@ -127,7 +127,7 @@ async def client_handshake(
 
 
 class _SmallFrames:
-    """Strangers get small frames; the former limit comes back when the handshake is over."""
+    """Limits received frames during the handshake and restores the former limit afterwards."""
 
     def __init__(self, frames: FrameStream) -> None:
         self._frames = frames

@@ -1,4 +1,4 @@
-"""What stands in front of every frame, whatever carries it: its length, u32 little-endian."""
+"""The length prefix of every frame: u32 little-endian."""
 
 import struct
 from typing import Final
@@ -10,15 +10,15 @@ LENGTH_BYTES: Final = _LENGTH.size
 
 
 def pack_length(size_bytes: int) -> bytes:
-    """The 4 bytes in front of a frame of this many."""
+    """Encode the 4-byte length prefix of a frame."""
     return _LENGTH.pack(size_bytes)
 
 
 def read_length(head: bytes | bytearray, max_bytes: int, what: str) -> int:
-    """How many bytes follow the first 4 of `head`, judged before anything is allocated for them.
+    """Decode the frame length in the first 4 bytes of `head`, and check it before anything is allocated.
 
     Raises:
-        WireError: more than `max_bytes`; `what` begins the message.
+        WireError: the length is more than `max_bytes`; the message begins with `what`.
     """
     (size_bytes,) = _LENGTH.unpack_from(head)
     if size_bytes > max_bytes:

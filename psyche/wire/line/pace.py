@@ -1,10 +1,10 @@
-"""How fast others may come: token buckets, and turns for handshakes.
+"""Rate limits for connections: token buckets, and turns for handshakes.
 
-Handshakes take turns, so that a flood of them stops nobody who is served, nor newcomers from elsewhere (K6).
+Handshakes take turns, so that a flood of them blocks neither connected clients nor newcomers from other hosts (K6).
 
-A step of a TLS handshake is a third of a millisecond of the event loop. All that came are not computed in one go:
-one step is taken, then everything else that can run runs once, then the next. Addresses take turns, so that
-whoever sends most waits most.
+A step of a TLS handshake occupies the event loop for a third of a millisecond. Steps are not computed in one go:
+after each step, every other task that is ready runs once. Addresses take turns, so that the address with the most
+handshakes waits longest.
 """
 
 import ipaddress
@@ -15,29 +15,29 @@ from typing import Final
 
 import trio
 
-IPV6_PREFIX_BITS: Final = 64  # what one subscriber is given
-MAX_WAITING_PER_HOST: Final = 64  # fewer than places, so that a flood is turned away before it costs one (K6, K7)
+IPV6_PREFIX_BITS: Final = 64  # the budget of one subscriber
+MAX_WAITING_PER_HOST: Final = 64  # fewer than places, so that a flood is turned away before it takes one (K6, K7)
 
 
 class HostTurns:
-    """Whose turn it is. Who holds none waits; the next turn begins one pass of trio's scheduler after the last."""
+    """Gives addresses turns, one at a time; the next turn begins one pass of trio's scheduler after the last."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[trio.Event]] = {}  # in order of turns: an address that had one goes to the end
+        self._waiting: dict[str, deque[trio.Event]] = {}  # in order of turns: after its turn an address goes to the end
         self._is_running = False
 
     def is_full(self, host: str) -> bool:
-        """Whether so many of this address wait that another one would have to be turned away."""
+        """Whether so many connections of this address wait that another one has to be turned away."""
         return len(self._waiting.get(host, ())) >= MAX_WAITING_PER_HOST
 
     async def wait(self, host: str) -> None:
-        """Until it is this address's turn, at the earliest one pass of the scheduler from now."""
+        """Wait for this address's turn, at least one pass of the scheduler."""
         async with self.turn(host):
             pass
 
     @asynccontextmanager
     async def turn(self, host: str) -> AsyncGenerator[None, None]:
-        """This address's turn, for as long as the block runs."""
+        """Wait for this address's turn and hold it while the block runs."""
         turn = trio.Event()
         self._waiting.setdefault(host, deque()).append(turn)
         if not self._is_running:
@@ -53,7 +53,7 @@ class HostTurns:
                 self._drop(host, turn)
 
     def _give(self) -> None:
-        """Let the next one go on; it gives the turn after that when it does."""
+        """Give the turn to the next waiter, which passes it on when it is done."""
         if not self._waiting:
             self._is_running = False
             return
@@ -71,14 +71,14 @@ class HostTurns:
 
 
 class TokenBucket:
-    """How fast something may come: `burst` at once, `per_s` in the long run. `now` is in seconds."""
+    """Limits a rate: `burst` at once, `per_s` in the long run. `now` is in seconds."""
 
     def __init__(self, per_s: float, burst: float, now: float) -> None:
         self._per_s, self._burst = per_s, burst
         self._tokens, self._at = burst, now
 
     def take(self, now: float) -> bool:
-        """Use one token; false where there is none."""
+        """Take one token; return false if there is none."""
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
         self._at = now
         if self._tokens < 1:
@@ -88,7 +88,7 @@ class TokenBucket:
 
 
 class PacedStream(trio.abc.Stream):
-    """A connection under TLS, whose bytes are handed on in turns until TLS's handshake is over.
+    """A connection below TLS that passes bytes on in turns until the TLS handshake is over.
 
     Args:
         transport_stream: the connection; owned from now on.
@@ -97,12 +97,12 @@ class PacedStream(trio.abc.Stream):
 
     def __init__(self, transport_stream: trio.abc.Stream, pace: HostTurns) -> None:
         self.transport_stream = transport_stream
-        self.line: trio.SSLStream | None = None  # what speaks TLS over it, until its handshake is over
+        self.line: trio.SSLStream | None = None  # the TLS stream over it, until its handshake is over
         self._pace = pace
         self._host = get_host(transport_stream)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has come; in a handshake not before it is its address's turn."""
+        """Receive bytes; during the TLS handshake only on this address's turn."""
         data = await self.transport_stream.receive_some(max_bytes)
         if self.line is not None:
             if _is_shaken(self.line):
@@ -112,26 +112,26 @@ class PacedStream(trio.abc.Stream):
         return data
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        """See trio."""
+        """Send all bytes; see trio's `SendStream.send_all`."""
         await self.transport_stream.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """See trio."""
+        """See trio's `SendStream.wait_send_all_might_not_block`."""
         await self.transport_stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """See trio."""
+        """Close the connection; see trio's `AsyncResource.aclose`."""
         self.line = None
         await self.transport_stream.aclose()
 
 
 def get_host(stream: trio.abc.Stream) -> str:
-    """The address at the other end, of IPv6 its network; empty where there is none."""
+    """Return the remote IP address (for IPv6 its network), or an empty text if there is none."""
     if not isinstance(stream, trio.SocketStream):
         return ""
     try:
         address = ipaddress.ip_address(str(stream.socket.getpeername()[0]).partition("%")[0])
-    except (OSError, ValueError):  # it is gone already, or no internet address
+    except (OSError, ValueError):  # already closed, or not an internet address
         return ""
     if address.version == 6 and address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)

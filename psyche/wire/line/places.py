@@ -1,8 +1,8 @@
-"""Places for connections (K7): members first, and among strangers whoever takes most makes room.
+"""Places for connections (K7): members have priority; among strangers, the address with the most connections yields.
 
-A stranger is a connection whose key is not proven yet, or is none of those that come first. Strangers share the general
-places: when all are taken, the oldest stranger of the address that holds most of them is closed, so that an address can
-push out itself alone as long as it is the greediest. Who comes first holds no general place.
+A stranger is a connection whose key is not proven yet or has no priority. Strangers share the general places: when
+all are taken, the oldest stranger of the address that holds most of them is closed, so that the address with the most
+connections pushes out only its own. Connections with priority take no general place.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from psyche.wire.line.pace import PacedStream, get_host
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """One connection. `close` ends it and is told why; `key` is None until it is proven."""
+    """One connection. `close` closes it, given a reason; `key` is None until it is proven."""
 
     host: str
     close: Callable[[str], None]
@@ -24,13 +24,13 @@ class Place:
 
 
 class Places:
-    """Who stands in which place.
+    """The places and the connections that hold them.
 
     Args:
-        general: connections of strangers at a time.
-        per_host: those of one address, where addresses are known; less than `general`.
-        per_key: connections of one key, member or stranger.
-        get_first: the keys that come first, now.
+        general: the limit of strangers' connections.
+        per_host: the limit of strangers' connections of one address, if known; less than `general`.
+        per_key: the limit of connections of one key, member or stranger.
+        get_first: returns the keys that have priority now.
     """
 
     def __init__(self, *, general: int, per_host: int, per_key: int, get_first: Callable[[], Container[bytes]]) -> None:
@@ -43,21 +43,21 @@ class Places:
         return len(self._open)
 
     def enter(self, host: str, close: Callable[[str], None]) -> Place:
-        """Give a new connection a place; somebody else's may end for it."""
+        """Give a new connection a place; this may close another connection."""
         place = Place(host, close)
         self._open[place] = None
         self._make_room()
         return place
 
     def identify(self, place: Place, key: bytes) -> None:
-        """The connection has proven its key; of one key's connections the newest stay."""
+        """Note that a connection has proven its key; of one key's connections only the newest stay."""
         place.key = key
         same = [one for one in self._open if one.key == key]
         for one in same[: max(0, len(same) - self._per_key)]:
             self._end(one, f"more than {self._per_key} connections of one key")
 
     def leave(self, place: Place) -> None:
-        """The connection is over."""
+        """Free the place of a closed connection."""
         self._open.pop(place, None)
 
     def _make_room(self) -> None:
@@ -80,7 +80,7 @@ class Places:
 
 
 def get_peer_host(stream: trio.abc.Stream) -> str:
-    """The address at the other end of a TCP connection, IPv6 by its network; empty where there is none."""
+    """Return the remote IP address of a TCP connection (for IPv6 its network), or an empty text if there is none."""
     while isinstance(stream, trio.SSLStream | PacedStream):
         stream = stream.transport_stream
     return get_host(stream)

@@ -1,12 +1,12 @@
-"""TLS 1.3 under every TCP connection: nobody on the line can read, change, add or repeat a byte (K6).
+"""TLS 1.3 under every TCP connection: nobody on the path can read, change, insert or replay bytes (K6).
 
 The server's certificate carries its Ed25519 key, which is its identity; TLS 1.3 proves that it holds that key.
-Names, dates and issuers mean nothing here: the client compares the key with the one it expects. The client has
-no certificate. It proves its own key inside (`wire/line/handshake.py`), by a signature that covers the hash of the
-server's certificate and is therefore useless at any other server.
+Names, dates and issuers are ignored: the client compares the key with the one it expects. The client has no
+certificate. It proves its own key inside TLS (`wire/line/handshake.py`), by a signature that covers the hash of
+the server's certificate and is therefore useless at any other server.
 
-The end of a stream has no meaning, for every frame says its length: no `close_notify` is sent or awaited, and
-closing never waits.
+Every frame has a length prefix, so the end of a stream needs no protection: no `close_notify` is sent or
+awaited, and closing never waits.
 """
 
 import datetime as dt
@@ -28,11 +28,11 @@ from psyche.errors import WireError
 from psyche.wire.crypto import Identity, blake3_hash
 from psyche.wire.line.pace import HostTurns, PacedStream, get_host
 
-ACCEPTED_AT_ONCE: Final = 4  # few enough that those in front are counted before the next
+ACCEPTED_AT_ONCE: Final = 4  # few enough that accepted connections are counted before the next ones are
 _NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "psyche")])
 _SERIAL: Final = 1
 _NOT_BEFORE: Final = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
-_NOT_AFTER: Final = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)  # RFC 5280: has no end
+_NOT_AFTER: Final = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)  # RFC 5280: no expiration
 _PROBLEMS: Final = {
     "WRONG_VERSION_NUMBER": "the other side does not speak TLS",
     "HTTP_REQUEST": "the other side speaks HTTP without TLS",
@@ -43,36 +43,36 @@ _PROBLEMS: Final = {
 
 
 class Channel(NamedTuple):
-    """The key of the server's end (32 bytes), and what a signature made for it covers (32 bytes)."""
+    """The server's key (32 bytes), and the binding that a client's signature covers (32 bytes)."""
 
     server: bytes
     binding: bytes
 
 
 class TlsConnection(NamedTuple):
-    """A connection to a server that has proven its key; whether it is the right key is still to be checked."""
+    """A connection to a server that has proven its key; the caller must still check that it is the expected key."""
 
     stream: trio.abc.Stream
     channel: Channel
 
 
 def make_certificate(identity: Identity) -> bytes:
-    """The server's certificate (DER), self-signed; always the same for the same key."""
+    """Build the server's self-signed certificate (DER); deterministic for a key."""
     key = Ed25519PrivateKey.from_private_bytes(identity.seed)
     builder = x509.CertificateBuilder(_NAME, _NAME, key.public_key(), _SERIAL, _NOT_BEFORE, _NOT_AFTER)
     return builder.sign(key, None).public_bytes(Encoding.DER)
 
 
 def make_channel(identity: Identity) -> Channel:
-    """What both ends know of a connection to the server of this identity."""
+    """Build the channel of connections to the server with this identity."""
     return Channel(identity.public, blake3_hash(make_certificate(identity)))
 
 
 def read_channel(certificate: bytes) -> Channel:
-    """What a server's certificate (DER) says.
+    """Read the channel from a server's certificate (DER).
 
     Raises:
-        WireError: it cannot be read, or its key is not an Ed25519 key.
+        WireError: the certificate cannot be read, or its key is not an Ed25519 key.
     """
     try:
         key = x509.load_der_x509_certificate(certificate).public_key()
@@ -84,14 +84,14 @@ def read_channel(certificate: bytes) -> Channel:
 
 
 def make_server_context(identity: Identity) -> ssl.SSLContext:
-    """What a server needs to speak TLS under its identity; the secret key is on no disk at any time."""
+    """Build a server's TLS context for its identity; the secret key is never written to disk."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # who comes back proves itself anew
+    context.num_tickets = 0  # no session resumption: each connection does a full handshake
     key = Ed25519PrivateKey.from_private_bytes(identity.seed)
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     certificate = ssl.DER_cert_to_PEM_cert(make_certificate(identity)).encode()
-    with os.fdopen(os.memfd_create("psyche-tls"), "wb", buffering=0) as file:  # OpenSSL reads keys from files alone
+    with os.fdopen(os.memfd_create("psyche-tls"), "wb", buffering=0) as file:  # OpenSSL reads keys from files only
         file.write(certificate + secret)
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context
@@ -101,19 +101,19 @@ def make_server_context(identity: Identity) -> ssl.SSLContext:
 def _make_client_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the key is checked, which a host's name says nothing about
+    context.check_hostname = False  # we check the key instead, which a host name does not identify
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
 class TlsListener(trio.abc.Listener[trio.SSLStream]):
-    """A listener whose connections speak TLS. Each shakes hands when it is first used, within its user's time.
+    """A listener whose connections speak TLS. The handshake runs on first use, within the user's timeout.
 
-    The operating system's queue is the same for all addresses: it is emptied whenever there is one to accept, and of an
-    address with too many that wait for their turn nothing more is taken.
+    All addresses share the operating system's accept queue: it is emptied whenever a connection arrives, and
+    connections of an address with too many waiting for their turn are closed.
 
     Args:
-        listener: gives the connections below; owned from now on.
+        listener: accepts the TCP connections; owned from now on.
         identity: the server's key.
     """
 
@@ -126,7 +126,7 @@ class TlsListener(trio.abc.Listener[trio.SSLStream]):
         self._accepted: deque[trio.SocketStream] = deque()
 
     async def accept(self) -> trio.SSLStream:
-        """The next connection."""
+        """Accept the next connection."""
         while not self._accepted:
             self._take(await self._listener.accept())
             self._empty_queue()
@@ -138,7 +138,7 @@ class TlsListener(trio.abc.Listener[trio.SSLStream]):
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 one, _ = self._raw.accept()
-            except OSError:  # there is none; what is worse the next one to wait for it is told
+            except OSError:  # no connection is waiting; a real error is raised to the next waiter
                 return
             self._take(trio.SocketStream(trio.socket.from_stdlib_socket(one)))
 
@@ -149,7 +149,7 @@ class TlsListener(trio.abc.Listener[trio.SSLStream]):
             self._accepted.append(stream)
 
     async def aclose(self) -> None:
-        """Nobody is accepted any more."""
+        """Stop listening."""
         self._raw.close()
         for stream in self._accepted:
             stream.socket.close()
@@ -157,13 +157,13 @@ class TlsListener(trio.abc.Listener[trio.SSLStream]):
 
 
 async def secure_client(stream: trio.abc.Stream) -> TlsConnection:
-    """Speak TLS on a new connection, whose stream is owned from now on.
+    """Start TLS as the client on a new connection, whose stream is owned from now on.
 
-    Returns once the server has proven the key that its certificate names. Bound it with a cancel scope.
+    Returns when the server has proven the key in its certificate. The caller sets a timeout.
 
     Raises:
         WireError: the other side does not speak TLS 1.3, or has no Ed25519 key.
-        OSError: it went away.
+        OSError: the connection broke.
     """
     line = trio.SSLStream(stream, _make_client_context(), https_compatible=True)
     try:
@@ -182,17 +182,17 @@ async def secure_client(stream: trio.abc.Stream) -> TlsConnection:
 
 
 async def open_tls(host: str, port: int) -> TlsConnection:
-    """Connect to a server. Bound it with a cancel scope.
+    """Connect to a server over TLS. The caller sets a timeout.
 
     Raises:
-        OSError: it cannot be reached, or went away.
-        WireError: what answers does not speak TLS 1.3, or has no Ed25519 key.
+        OSError: the server cannot be reached, or the connection broke.
+        WireError: the other side does not speak TLS 1.3, or has no Ed25519 key.
     """
     return await secure_client(await trio.open_tcp_stream(host, port))
 
 
 def describe_problem(error: BaseException) -> str:
-    """What was wrong with the other side's TLS; empty where it only went away."""
+    """Describe what was wrong with the other side's TLS; empty if the connection only broke."""
     cause = error.__cause__
     if not isinstance(cause, ssl.SSLError) or isinstance(cause, ssl.SSLEOFError | ssl.SSLSyscallError):
         return ""

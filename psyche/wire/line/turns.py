@@ -1,8 +1,8 @@
-"""Locks that are taken at once where they are free: trio's own let every other task run first.
+"""Locks that are acquired without a checkpoint if they are free; trio's own let every other task run first.
 
-Most locks are free most of the time, and on the way of every message lie several of them. With trio's own a
-frame and its answer over 16 TCP connections took 1.17 times the processor's time (median of 7 pairs), fetching a
-payload of 100 kB over libp2p 1.05 times; the simulator's time hardly changed.
+Most locks are free most of the time, and every message passes several of them. With trio's own locks, a frame and
+its answer over 16 TCP connections took 1.17 times the CPU time (median of 7 pairs), and fetching a payload of
+100 kB over libp2p 1.05 times; the simulator's time hardly changed.
 """
 
 import math
@@ -13,9 +13,9 @@ Lock = trio.Lock | trio.Semaphore | trio.CapacityLimiter
 
 
 async def take(lock: Lock, deadline: float = math.inf) -> bool:
-    """Acquire a lock, or wait for it until `deadline` on trio's clock; whether it was acquired.
+    """Acquire a lock, waiting until `deadline` on trio's clock if needed; return whether it was acquired.
 
-    Waiting is in order of arrival, and a free lock is never one that somebody waits for.
+    Waiters are served in order of arrival; a lock with waiters is never free, so nobody jumps the queue.
     """
     try:
         lock.acquire_nowait()
@@ -28,7 +28,7 @@ async def take(lock: Lock, deadline: float = math.inf) -> bool:
 
 
 class AtOnce:
-    """`async with AtOnce(lock):` is `async with lock:`, but lets others run only where it has to wait."""
+    """`async with AtOnce(lock):` is `async with lock:` without a checkpoint unless it has to wait."""
 
     __slots__ = ("_lock",)
 

@@ -1,6 +1,6 @@
-"""The allow list of a TCP home: what run.toml says, and what its owner's commands have changed since.
+"""The allow list of a TCP home: the settings of run.toml plus the changes by its owner's commands.
 
-It is the home's own and no part of the state's bytes: the changes lie in the journal and its snapshots.
+It belongs to the home and is not part of the run's state; the journal and its snapshots keep the changes.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class FirstKeys:
-    """Who comes before strangers: asked with `in`, for there may be thousands."""
+    """The keys that have priority over strangers, as a container for `in`: there may be thousands."""
 
     authorized: frozenset[bytes]
     commanders: frozenset[bytes]
@@ -35,13 +35,13 @@ class FirstKeys:
 
 @dataclass(slots=True)
 class AccessChanges:
-    """What commands have changed: delegates by grantee, and the keys that were disallowed."""
+    """The changes by commands: delegates by grantee, and the disallowed keys."""
 
     granted: _Granted = field(default_factory=dict[bytes, tuple[bytes, ...]])
     denied: set[bytes] = field(default_factory=set[bytes])
 
     def change(self, message: AccessMessage) -> None:
-        """Do what a message asks."""
+        """Apply an allow or disallow message."""
         match message:
             case Allow():
                 self.allow(message.grantee, message.delegates)
@@ -49,14 +49,14 @@ class AccessChanges:
                 self.disallow(message.key, message.forgotten)
 
     def allow(self, grantee: bytes, delegates: tuple[bytes, ...]) -> None:
-        """Authorize a grantee; delegates are added to those it has."""
+        """Authorize a grantee; its new delegates are added to the present ones."""
         self.granted[grantee] = tuple(dict.fromkeys((*self.granted.get(grantee, ()), *delegates)))
         self.denied -= {grantee, *delegates}
 
     def disallow(self, key: bytes, forgotten: bytes | None = None) -> None:
-        """Take back whatever lets this key join; with a grantee go its delegates.
+        """Revoke whatever lets this key join; if it is a grantee, its delegates are removed too.
 
-        `forgotten`: a key that is disallowed no more, to make room.
+        `forgotten`: a disallowed key to drop from the list, to make room.
         """
         self.granted.pop(key, None)
         for grantee, delegates in self.granted.items():
@@ -65,23 +65,23 @@ class AccessChanges:
         self.denied.add(key)
 
     def count_granted(self) -> int:
-        """Grantees and delegates."""
+        """Count grantees and delegates."""
         return sum(1 + len(delegates) for delegates in self.granted.values())
 
     def count_new(self, grantee: bytes, delegates: tuple[bytes, ...]) -> int:
-        """By how many keys `allow` would make the granted more."""
+        """Count the keys that `allow` would add."""
         return (grantee not in self.granted) + len({*delegates}.difference(self.granted.get(grantee, ())))
 
     def encode(self) -> bytes:
-        """The bytes in a snapshot."""
+        """Encode the changes for a snapshot."""
         return msgspec.msgpack.encode(_Stored(self.granted, tuple(sorted(self.denied))))
 
 
 def decode_changes(raw: bytes) -> AccessChanges:
-    """Read what a snapshot holds; no bytes at all are no changes.
+    """Decode the changes in a snapshot; empty bytes mean no changes.
 
     Raises:
-        WireError: the bytes are of another form.
+        WireError: the bytes are malformed.
     """
     if not raw:
         return AccessChanges()
@@ -96,9 +96,9 @@ class AllowList:
     """Who may join now.
 
     Args:
-        access: what run.toml says.
-        changes: what commands have changed.
-        server: the server's key, the join authority where run.toml names none.
+        access: the settings of run.toml.
+        changes: the changes by commands.
+        server: the server's key, which is the join authority if run.toml names none.
     """
 
     def __init__(self, access: Access, changes: AccessChanges, server: bytes) -> None:
@@ -106,15 +106,15 @@ class AllowList:
         self.is_open: Final = access.is_open
         self.join_authority: Final = access.join_authority or server
         self._base = access
-        self.keys: frozenset[bytes] = frozenset()  # everybody who is authorized
+        self.keys: frozenset[bytes] = frozenset()  # all authorized keys
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in what was changed."""
+        """Rebuild the set of authorized keys after a change."""
         self.keys = frozenset(key for one in self.get_authorizations() for key in (one.grantee, *one.delegates))
 
     def get_authorizations(self) -> tuple[Authorization, ...]:
-        """Those in force, each grantee once."""
+        """Return the active authorizations, each grantee once."""
         merged: _Granted = {}
         for one in self._base.authorizations:
             if one.active:
@@ -133,10 +133,10 @@ class AllowList:
         return key in self.keys or (self.is_open and key not in self.changes.denied)
 
     def check_allow(self, grantee: bytes, delegates: tuple[bytes, ...]) -> None:
-        """Before a command is journaled. Whoever is allowed already needs no room.
+        """Check an allow command before it is journaled. Keys that are allowed already need no room.
 
         Raises:
-            BadRequest: there is no room for so many more keys, or one of them is nobody's.
+            BadRequest: there is no room for so many more keys, or one of them is the key of zeros.
         """
         if NOBODY in (grantee, *delegates):
             raise wire.BadRequest(
@@ -145,11 +145,11 @@ class AllowList:
         new = self.changes.count_new(grantee, delegates)
         if new and self.changes.count_granted() + new > MAX_KEYS:
             raise wire.BadRequest(
-                f"commands can allow {MAX_KEYS:,} keys, no more: disallow others, or name keys in run.toml"
+                f"commands can allow at most {MAX_KEYS:,} keys: disallow others, or name keys in run.toml"
             )
 
     def find_forgettable(self, key: bytes) -> bytes | None:
-        """Before `key` is disallowed: whom to forget for it, as its ban changes nothing; None where there is room.
+        """Find a disallowed key to drop before `key` is added, one whose ban has no effect; None if there is room.
 
         Raises:
             BadRequest: there is no room for one more disallowed key.
@@ -159,11 +159,11 @@ class AllowList:
             return None
         named = {one for given in self._base.authorizations for one in (given.grantee, *given.delegates)}
         if self.is_open or denied <= named:
-            raise wire.BadRequest(f"{MAX_KEYS:,} keys are disallowed, the most there can be: allow one of them again")
-        return min(denied - named)  # in a closed run it cannot join, disallowed or not
+            raise wire.BadRequest(f"{MAX_KEYS:,} keys are disallowed, which is the limit: allow one of them again")
+        return min(denied - named)  # in a closed run it cannot join either way
 
     def refuse(self, key: bytes) -> wire.NotAllowed:
-        """Why a key may not join, and the way out."""
+        """Build the error for a key that may not join, with the way out."""
         why = "was disallowed" if key in self.changes.denied else "is not on the allow list of this run"
         return wire.NotAllowed(
             f"key {key.hex()} {why}: ask the owner to run `psyche server allow {key.hex()}` "

@@ -1,4 +1,4 @@
-"""The address book: where the run's nodes can be reached. Never journaled; clients send theirs again on reconnect."""
+"""The address book: address records of the run's nodes. Never journaled; clients resend theirs on reconnect."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Final
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.wire.address_record import AddressRecord
 
-MAX_REMOVED: Final = MAX_CLIENTS  # removals remembered; who lags behind more gets the whole book
+MAX_REMOVED: Final = MAX_CLIENTS  # removals remembered; a subscriber that is further behind gets the whole book
 
 
 @dataclass(frozen=True, slots=True)
 class BookUpdate:
-    """What changed since a revision: `whole` means that older knowledge is to be forgotten."""
+    """The changes since a revision; `whole` means that the update replaces the whole book."""
 
     revision: int
     whole: bool
@@ -27,22 +27,22 @@ class AddressBook:
         self.revision = 0
         self._records: dict[bytes, tuple[int, AddressRecord]] = {}
         self._removed: dict[bytes, int] = {}
-        self._forgotten = 0  # removals up to this revision are no longer known
+        self._forgotten = 0  # removals up to this revision are forgotten
 
     def put(self, record: AddressRecord, now: int) -> bool:
-        """Keep a record, whose signature was checked; false where it has expired or is known already."""
+        """Keep a record whose signature was checked; return false if it has expired or is known already."""
         known = self._records.get(record.p2p)
         if record.expires_unix <= now or (known is not None and known[1] == record):
             return False
         if known is None and len(self._records) >= MAX_CLIENTS:
-            return False  # the registry has no more slots, so this cannot be one of them for long
+            return False  # the registry has no more slots, so some records are stale
         self.revision += 1
         self._records[record.p2p] = (self.revision, record)
         self._removed.pop(record.p2p, None)
         return True
 
     def expire(self, now: int, allowed: Collection[bytes]) -> None:
-        """Forget records past their time and those of keys that have no slot any more."""
+        """Drop expired records and those of keys without a slot."""
         for key, (_, record) in list(self._records.items()):
             if record.expires_unix <= now or key not in allowed:
                 self.revision += 1
@@ -53,11 +53,11 @@ class AddressBook:
             self._forgotten = self._removed.pop(oldest)
 
     def records(self) -> tuple[AddressRecord, ...]:
-        """All records, in order of their last change."""
+        """Return all records in order of their last change."""
         return tuple(record for _, record in sorted(self._records.values(), key=lambda item: item[0]))
 
     def get_update(self, since: int) -> BookUpdate:
-        """What one who knows revision `since` lacks (-1: knows nothing)."""
+        """Return the changes after revision `since` (-1: the whole book)."""
         if since < self._forgotten or since < 0:
             return BookUpdate(self.revision, True, self.records(), ())
         records = tuple(record for revision, record in self._records.values() if revision > since)

@@ -1,4 +1,4 @@
-"""The data server in the coordinator's process: each client gets the samples that the record assigns to it."""
+"""The data server in the coordinator's process: serves each client the samples that the record assigns to it."""
 
 import trio
 
@@ -17,7 +17,7 @@ class RunData:
     Args:
         server: serves the samples.
         host: the address to listen on.
-        port: taken from the run's `data_location`, where the clients look for it.
+        port: from the run's `data_location`, which clients use.
     """
 
     def __init__(self, server: DataServer, host: str, port: int) -> None:
@@ -26,7 +26,7 @@ class RunData:
         self._round: tuple[int, int] | None = None
 
     def update(self, state: Coordinator) -> None:
-        """Serve the running round of `state`; to be called before the clients see that state."""
+        """Serve the current round of `state`; call this before clients see that state."""
         now = (state.progress.epoch, state.current.height)
         if not state.in_round or now == self._round:
             return
@@ -37,12 +37,12 @@ class RunData:
         self.server.set_assignments(*now, assigned, frozenset(keys.values()))
 
     async def serve(self, *, task_status: PortStatus = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled; raises DataError where the address cannot be bound."""
+        """Listen until cancelled; raises DataError if the address cannot be bound."""
         await self.server.serve(self._host, self._port, task_status=task_status)
 
 
 def open_run_data(state: Coordinator, files: LocalFiles | None, identity: Identity, host: str) -> RunData:
-    """The data server of a run whose `data_location` is Server; reads the files' sizes, so call it in a thread.
+    """Open the data server of a run whose `data_location` is Server; blocks on the disk, so call it in a thread.
 
     Raises:
         ConfigError: there is no data.toml, or it does not fit the run.
@@ -53,7 +53,7 @@ def open_run_data(state: Coordinator, files: LocalFiles | None, identity: Identi
     if not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f'model.LLM.data_location.Server: {address!r} must be "host:port", port 1 to 65535')
     if files is None:
-        raise ConfigError("model.LLM.data_location is Server: say with --data-config which data this server serves")
+        raise ConfigError("model.LLM.data_location is Server: name the data to serve with --data-config")
     if files.sequence_length != state.model.max_seq_len:
         raise ConfigError(
             f"data.toml seq_len: {files.sequence_length}, but the run's max_seq_len is {state.model.max_seq_len}; "

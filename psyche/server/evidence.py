@@ -9,10 +9,10 @@ from psyche.wire.gossip import decode_gossip, is_signed_by
 
 
 def check_evidence(state: Coordinator, first: bytes, second: bytes) -> tuple[int, int, int]:
-    """The (epoch, height, member) that two gossip messages convict.
+    """Return the (epoch, height, member) that two gossip messages prove guilty of equivocation.
 
     Raises:
-        InvalidEvidence: they are no two different results of one member of this epoch for one round,
+        InvalidEvidence: they are not two different results of one member of this epoch for one round,
             or not both signed by its key.
     """
     one, other = _read(first), _read(second)
@@ -32,19 +32,19 @@ def check_evidence(state: Coordinator, first: bytes, second: bytes) -> tuple[int
 
 
 def check_report(state: Coordinator, report: ReportEquivocation, evidence: tuple[bytes, bytes] | None) -> None:
-    """Before a report goes to the run: whether the evidence convicts the member that it names.
+    """Check, before a report is submitted to the run, that its evidence proves the named member guilty.
 
     Raises:
-        InvalidEvidence: there is none, or it convicts nobody, or somebody else.
+        InvalidEvidence: the evidence is missing, proves nothing, or is against another member or round.
     """
     if evidence is None:
-        raise InvalidEvidence("a report comes with two signed results (R7)")
+        raise InvalidEvidence("a report must come with two signed results (R7)")
     if check_evidence(state, *evidence) != (report.epoch, report.height, report.member):
         raise InvalidEvidence("the results are of another round or member than the report (R7)")
 
 
 def is_report_true(state: Coordinator, report: ReportEquivocation, evidence: tuple[bytes, bytes] | None) -> bool:
-    """Whether the evidence convicts the member that the report names."""
+    """Whether the evidence proves the member that the report names guilty."""
     try:
         check_report(state, report, evidence)
     except InvalidEvidence:

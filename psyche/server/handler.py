@@ -1,9 +1,9 @@
-"""The coordinator server's message handling, without I/O: requests in, replies out, records into the journal.
+"""The coordinator server's request handling, without I/O: takes requests, returns replies, appends to the journal.
 
-Whoever drives it (the TCP server on trio, a simulator on its own clock and disk) must keep three
-promises: calls are made one after another; a reply leaves only when the record `Answer.seq` is on
-disk; a state is shown only when `StateVersion.seq` is (K1). Time never runs backwards inside: a
-smaller `now` counts as the last one seen.
+Its driver (the TCP server on trio, or a simulator with its own clock and disk) must keep three promises: it
+makes one call at a time; it sends a reply only when the record `Answer.seq` is on disk; it shows a state only
+when `StateVersion.seq` is on disk (K1). Time never runs backwards inside: a smaller `now` counts as the last
+one seen.
 """
 
 import traceback
@@ -34,8 +34,8 @@ from psyche.wire.access import AccessMessage, Allow, Disallow
 from psyche.wire.address_record import AddressRecord, check_address_record
 from psyche.wire.messages import AnyMessage
 
-MAX_TICKS: Final = 16  # T3 settles after two or three; more would be a state machine that runs in circles
-_NOT_HERE: Final = (msg.Update, msg.UpdateClientVersion)  # a TCP server keeps the settings that it began with
+MAX_TICKS: Final = 16  # T3 settles after two or three; more means that the state machine loops
+_NOT_HERE: Final = (msg.Update, msg.UpdateClientVersion)  # a TCP server keeps its initial settings
 _UNCACHED: Final = (
     wire.HelloRequest,
     wire.StatusRequest,
@@ -51,15 +51,15 @@ class CoordinatorHandler:
 
     Args:
         state: the run; owned from now on.
-        journal: where records go; the driver writes it out.
-        now: unix seconds, the time of the journal's last record.
+        journal: receives records; the driver flushes it to disk.
+        now: Unix seconds, the time of the journal's last record.
         owners: keys that may command the run.
         access: who may join (M12).
-        entropy: gives 32 random bytes (E5).
+        entropy: returns 32 random bytes (E5).
         op_ids: owner commands carried out before, from recovery.
-        withdraw_on_disconnect: whether a lost connection ends a membership after the grace (H6).
+        withdraw_on_disconnect: whether a lost connection ends a membership after the grace period (H6).
         program: name and version of this server, for people.
-        sink: where events go.
+        sink: receives events.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class CoordinatorHandler:
         """Answer one request of the client whose key is `sender`, and let the state settle.
 
         Raises:
-            WireError: the request breaks the format inside; the connection is to be closed.
+            WireError: the request's content is malformed; close the connection.
         """
         self._advance(now)
         kept = self._replies.get(sender, request.id)
@@ -113,7 +113,7 @@ class CoordinatorHandler:
         return answer
 
     def tick(self, now: int) -> None:
-        """Let the clock act: lost connections, expired addresses, the state machine."""
+        """Process what is due at `now`: lost connections, expired addresses, the state machine."""
         self._advance(now)
         self._withdraw_lost()
         keys = {slot.p2p for slot in self.state.registry.slots if slot.state != SlotState.FREE}
@@ -121,16 +121,16 @@ class CoordinatorHandler:
         self._settle()
 
     def connected(self, key: bytes) -> None:
-        """A client is there (again)."""
+        """Note that a client has connected."""
         self._presence.connected(key)
 
     def disconnected(self, key: bytes, now: int) -> None:
-        """A client's connection is lost; it has 15 s to come back before it is withdrawn (H6)."""
+        """Note that a client's connection is lost; it has 15 s to reconnect before it is withdrawn (H6)."""
         self._advance(now)
         self._presence.disconnected(key, self.now, is_known=find_slot(self.state, key) is not None)
 
     def recover(self, now: int) -> None:
-        """Report that the server was away since the last record (K2): a restart is not a time-out."""
+        """Record the downtime since the last record (K2), so that a restart causes no timeouts."""
         gap_s = max(0, now - self.now)
         self._advance(now)
         self._apply(Event(msg.Recover(gap_s)))
@@ -140,7 +140,7 @@ class CoordinatorHandler:
         self._sink.emit(kinds.ServerRecovered(gap_s=gap_s, seq=self.journal.last_seq, run_state=self.state.run_state))
 
     def get_status(self) -> wire.RunStatus:
-        """What a person wants to know of the run."""
+        """Return the run's status, for people."""
         return make_status(self.state, self.now, self.program, self._presence.count, self.access)
 
     def _advance(self, now: int) -> None:
@@ -151,7 +151,7 @@ class CoordinatorHandler:
 
         Raises:
             CoordinatorError: the state machine refuses; nothing changed.
-            BackendError: a defect of ours; the state is back at the last record.
+            BackendError: an internal error; the state is reset to the last record.
         """
         nonce, was = self.state.nonce, (self.state.run_state, self.state.progress.step)
         try:
@@ -162,7 +162,7 @@ class CoordinatorHandler:
         except CoordinatorError:
             raise
         except Exception as error:
-            self.state = decode_state(self.version.raw)  # no half a change may stay behind
+            self.state = decode_state(self.version.raw)  # no partial change may remain
             self._sink.emit(kinds.ServerDefect(event=event.name, error=traceback.format_exc()))
             raise BackendError(f"internal error while handling {event.name}: {error!r}") from error
         version = make_version(self.journal.last_seq + 1, self.now, self.state, raw)
@@ -172,12 +172,12 @@ class CoordinatorHandler:
         return True
 
     def _after(self, event: Event, was: tuple[RunState, int]) -> None:
-        """What follows a recorded change: op ids, events, snapshots."""
+        """Handle a recorded change: op ids, events, snapshots."""
         if event.op_id:
             self._op_ids.append(event.op_id)
         state, progress = self.state, self.state.progress
         run_state, step = was
-        if progress.step < step:  # P3, P5: the only ways back
+        if progress.step < step:  # P3, P5: the only cases in which progress goes back
             back = progress.epoch_start_data_index
             self._sink.emit(kinds.Rollback(step=progress.step, was=step, epoch=progress.epoch, data_index=back))
         if state.run_state is not run_state:
@@ -193,7 +193,7 @@ class CoordinatorHandler:
             self.journal.snapshot(self.now, self.version.raw, tuple(self._op_ids), access)
 
     def _settle(self) -> None:
-        """T3: tick until nothing changes. Each tick may form an epoch, so no disallowed join may wait before it."""
+        """Tick until nothing changes (T3). Each tick may form an epoch, so disallowed joins are withdrawn before it."""
         for _ in range(MAX_TICKS):
             self._withdraw_disallowed()
             try:
@@ -201,10 +201,10 @@ class CoordinatorHandler:
                     return
             except Halted:
                 return
-        raise BackendError(f"the state machine did not come to rest within {MAX_TICKS} ticks")
+        raise BackendError(f"the state machine did not settle within {MAX_TICKS} ticks")
 
     def _withdraw_lost(self) -> None:
-        """Take out who has been gone for longer than the grace, at once or when the run waits for members (H6)."""
+        """Withdraw keys absent for longer than the grace period, at once or when the run waits for members (H6)."""
         for key, since in self._presence.get_overdue(self.now):
             number = find_slot(self.state, key) if self._withdraw_on_disconnect else None
             if number is not None:
@@ -213,7 +213,7 @@ class CoordinatorHandler:
                 self._presence.forget(key)
 
     def _withdraw_disallowed(self) -> None:
-        """Take back the joins of keys that were disallowed; a member stays until its epoch ends (M12)."""
+        """Withdraw the joins of disallowed keys; a member stays until its epoch ends (M12)."""
         if self.state.run_state is not RunState.WAITING_FOR_MEMBERS:
             return
         for number, slot in enumerate(self.state.registry.slots):
@@ -221,7 +221,7 @@ class CoordinatorHandler:
                 self._take_out(number, slot.p2p, "not allowed", after_s=0)
 
     def _take_out(self, number: int, key: bytes, reason: str, *, after_s: int) -> None:
-        """Withdraw the holder of a slot; a slot that is worth nothing goes to others (H6)."""
+        """Withdraw the holder of a slot, and free the slot if it holds nothing of value (H6)."""
         departure = find_departure(self.state, number)
         if departure is not None:
             self._apply(Event(msg.Withdraw(*departure), key))
@@ -233,12 +233,12 @@ class CoordinatorHandler:
     def _answer(
         self, sender: bytes, body: wire.RequestBody
     ) -> wire.Greeting | wire.RunStatus | wire.Earnings | wire.AllowedKeys | None:
-        """Carry out a request; returns what its reply carries.
+        """Carry out a request; return the body of its reply.
 
         Raises:
             CoordinatorError: the state machine refuses.
             BackendError: the server refuses.
-            WireError: the body breaks the format inside.
+            WireError: the body is malformed.
         """
         match body:
             case wire.HelloRequest():
@@ -262,7 +262,7 @@ class CoordinatorHandler:
         return None
 
     def _submit(self, sender: bytes, body: wire.SubmitRequest, message: AnyMessage) -> None:
-        """A message goes to the state machine, once this home has asked what only a home can know."""
+        """Submit a message to the state machine, after the checks that only the home can make."""
         if isinstance(message, Allow | Disallow):
             self._change_access(sender, body, message)
             return
@@ -304,20 +304,20 @@ class CoordinatorHandler:
         return wire.Greeting(wire.VERSION, self.state.run_id, self.state.run_uid, self.program, self.now)
 
     def _put_record(self, sender: bytes, record: AddressRecord) -> None:
-        """Keep where a holder of a slot can be reached; raises as `_check_record`."""
+        """Keep the address record of a slot's holder; raises as `_check_record`."""
         _check_record(sender, record)
         if find_slot(self.state, sender) is not None:
             self.book.put(record, self.now)
 
     def _join(self, sender: bytes, message: msg.Join, record: AddressRecord | None) -> None:
-        """On TCP the connection's key is signer and p2p key at once (M1: it has proved both)."""
+        """Process a join: on TCP the connection's key is both signer and p2p key (M1: it has proven both)."""
         if not self.access.may_join(sender):  # M12
             raise self.access.refuse(sender)
         if message != msg.Join(sender):
             raise wire.BadRequest("join: on TCP the connection's key is the p2p key, and does not expire (M1)")
         if record is None:
-            raise wire.BadRequest("join: comes without the address record (M2)")
-        _check_record(sender, record)  # before anything is on record: a resend would be told that it succeeded
+            raise wire.BadRequest("join: the address record is missing (M2)")
+        _check_record(sender, record)  # before anything is recorded: otherwise a resend would count as a success
         event = Event(message, sender)
         try:
             self._apply(event)
@@ -332,7 +332,7 @@ class CoordinatorHandler:
             raise wire.NotOwner("only an owner of the run may command it; use the owner's identity file")
 
     def _command(self, sender: bytes, body: wire.SubmitRequest, message: msg.Message) -> None:
-        """An owner's command; one whose op id was carried out before is a success again (K3)."""
+        """Carry out an owner's command; one whose op id was carried out before counts as a success (K3)."""
         self._check_owner(sender)
         op_id = _get_op_id(body)
         if op_id in self._op_ids:
@@ -345,11 +345,11 @@ class CoordinatorHandler:
                 self._sink.emit(kinds.EarningsCollected(key=signer, amount=amount, op_id=op_id))
 
     def may_follow(self, key: bytes) -> bool:
-        """Whether the key may see the state and the address book: it may join, commands, or is still a member (M12)."""
+        """Whether the key may see the state and address book: it may join or command, or is still a member (M12)."""
         return self.access.may_join(key) or self._may_allow(key) or is_member(self.state, key)
 
     def get_first_keys(self) -> FirstKeys:
-        """Whose connections and requests come before those of strangers (K7)."""
+        """Return the keys whose connections and requests have priority over strangers (K7)."""
         live = (SlotState.JOINED, SlotState.LEAVING)
         holders = frozenset(slot.p2p for slot in self.state.registry.slots if slot.state in live)
         return FirstKeys(self.access.keys, self.owners | {self.access.join_authority}, holders)
@@ -358,7 +358,7 @@ class CoordinatorHandler:
         return key in self.owners or key == self.access.join_authority
 
     def _change_access(self, sender: bytes, body: wire.SubmitRequest, message: AccessMessage) -> None:
-        """A command on the allow list: journaled, though no byte of the state changes (M12)."""
+        """Carry out a command on the allow list; it is journaled although the state's bytes do not change (M12)."""
         self._check_authority(sender)
         op_id = _get_op_id(body)
         if op_id in self._op_ids:
@@ -391,15 +391,15 @@ class CoordinatorHandler:
 
 def _get_op_id(body: wire.SubmitRequest) -> bytes:
     if body.op_id is None:
-        raise wire.BadRequest(f"{wire.get_name(body)}: a command comes with an op id (K3)")
+        raise wire.BadRequest(f"{wire.get_name(body)}: a command must have an op id (K3)")
     return body.op_id
 
 
 def _check_record(sender: bytes, record: AddressRecord) -> None:
-    """Whether a record is the sender's own.
+    """Check that an address record is the sender's own.
 
     Raises:
-        BadRequest: it is of another key, or not signed by it.
+        BadRequest: the record has another key, or is not signed by its key.
     """
     if record.p2p != sender:
         raise wire.BadRequest("address record: its key is not the connection's")
@@ -410,12 +410,12 @@ def _check_record(sender: bytes, record: AddressRecord) -> None:
 
 
 def _check_claims(message: msg.Collect) -> None:
-    if any(amount is None for _, amount in message.claims):  # or a resend could be answered by another amount
-        raise wire.BadRequest("collect: an amount is not named (M11)")
+    if any(amount is None for _, amount in message.claims):  # otherwise a resend could return another amount
+        raise wire.BadRequest("collect: the amount is missing (M11)")
 
 
 def is_on_record(state: Coordinator, sender: bytes, body: wire.RequestBody) -> bool:
-    """Whether what a refused request asks for had taken effect before, exactly as sent (K3)."""
+    """Whether a refused request had already taken effect, exactly as sent (K3)."""
     if not isinstance(body, wire.SubmitRequest):
         return False
     message = wire.get_message(body)

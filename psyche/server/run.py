@@ -1,4 +1,4 @@
-"""The run that a server has: made new, or recovered from its folder and checked against the configuration given."""
+"""The run of a server: created, or recovered from its folder and checked against the given configuration."""
 
 import hashlib
 from collections.abc import Callable
@@ -15,47 +15,47 @@ from psyche.server.journal.recovery import create_journal, recover
 
 
 class RunDefinition(Protocol):
-    """A run as its owner wrote it (`config.load.LoadedRun`)."""
+    """A run's configuration as its owner wrote it (`config.load.LoadedRun`)."""
 
     @property
     def run_id(self) -> str:
-        """The run's name."""
+        """The id of the run."""
         ...
 
     @property
     def config(self) -> Config:
-        """Settings of the coordinator."""
+        """The coordinator's settings."""
         ...
 
     @property
     def model(self) -> Model:
-        """What is trained."""
+        """The model to train."""
         ...
 
     @property
     def metadata(self) -> Metadata:
-        """What a person sees."""
+        """The run's metadata, for people."""
         ...
 
     @property
     def progress(self) -> Progress:
-        """Where the run begins."""
+        """The progress at which the run starts."""
         ...
 
     @property
     def bootstrap(self) -> tuple[str, ...]:
-        """Addresses where nodes of the run are found."""
+        """The bootstrap addresses of nodes of the run."""
         ...
 
     @property
     def pending_pause(self) -> bool:
-        """Whether it pauses when its first epoch ends."""
+        """Whether the run pauses when its first epoch ends."""
         ...
 
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run with its journal. `is_new`: nothing was recovered; `notes`: what a person should know of the recovery."""
+    """A run with its journal. `is_new`: nothing was recovered; `notes`: messages for the user about the recovery."""
 
     state: Coordinator
     journal: Journal
@@ -68,7 +68,7 @@ class OpenRun:
 
 
 def compute_run_uid(server_key: bytes, run_id: str, created_unix: int) -> bytes:
-    """What every signature names (2.3): a run made again under its old name replays nothing."""
+    """Compute the id that every signature includes (2.3); a run recreated under its old name gets another one."""
     return hashlib.sha256(server_key + run_id.encode() + created_unix.to_bytes(8, "little")).digest()
 
 
@@ -76,11 +76,11 @@ def open_run(
     disk: JournalDisk, file: RunDefinition, server_key: bytes, program: str, now: Callable[[], int], *,
     accept_loss: bool = False,
 ) -> OpenRun:  # fmt: skip
-    """Recover the run that the disk holds, or make it new; blocks on the disk. `accept_loss`: see `recover`.
+    """Recover the run on the disk, or create it; blocks on the disk. `accept_loss`: see `recover`.
 
     Raises:
         ConfigError: the folder holds another run, or this one with other settings.
-        CoordinatorError: a new run whose configuration breaks a rule.
+        CoordinatorError: the configuration of a new run breaks a rule.
         JournalError: the journal is broken or the disk failed.
     """
     found = recover(disk, accept_loss=accept_loss)
@@ -102,7 +102,7 @@ def open_run(
 
 
 def _check_same(state: Coordinator, file: RunDefinition) -> None:
-    advice = "start it with the configuration it was made with, or give the new run an empty state folder"
+    advice = "start it with its original configuration, or give the new run an empty state folder"
     if state.run_id != file.run_id:
         raise ConfigError(f"run_id: the state folder holds the run {state.run_id!r}, not {file.run_id!r}; {advice}")
     if encode_config(state.config) != encode_config(file.config):

@@ -1,9 +1,9 @@
-"""The coordinator server on trio: the thin rim around `CoordinatorHandler`.
+"""The coordinator server on trio: a thin layer around `CoordinatorHandler`.
 
-Tasks: one accepts, two per connection (requests in; answers and pushes out), one ticks every 0.5 s,
-one writes the journal, one decides when a state is pushed. Nobody sees a state or an answer before
-its record is on disk (K1). What a client does wrong ends its own connection and is logged; what the
-disk or the state machine does wrong ends the server with a clear message.
+Tasks: one accepts connections, two serve each connection (requests in; answers and pushes out), one ticks every
+0.5 s, one writes the journal, one decides when a state is pushed. Nobody sees a state or an answer before its
+record is on disk (K1). A fault of a client ends its own connection and is logged; a fault of the disk or the
+state machine ends the server with a clear message.
 """
 
 import math
@@ -45,54 +45,54 @@ CLOSING_TIMEOUT_S: Final = 5.0
 
 
 class ServerDisk(JournalDisk, Protocol):
-    """The journal's disk, held by this process."""
+    """The journal's disk, locked by this process."""
 
     def close(self) -> None:
-        """Let it go."""
+        """Release the disk."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BoundListener:
-    """What listens, and on which port."""
+    """A listener and its port."""
 
     listener: trio.abc.Listener[Any]
     port: int
 
 
 async def listen_tls(host: str, port: int, identity: Identity) -> BoundListener:
-    """A TCP listener whose connections speak TLS under the identity; port 0 chooses a free one.
+    """Open a TCP listener whose connections speak TLS with the identity's key; port 0 chooses a free one.
 
     Raises:
         OSError: the address cannot be used.
     """
     listeners = await trio.open_tcp_listeners(port, host=host)
-    for extra in listeners[1:]:  # a name with several addresses and port 0 would have several ports
+    for extra in listeners[1:]:  # a name with several addresses and port 0 would get several ports
         await extra.aclose()
     return BoundListener(TlsListener(listeners[0], identity), listeners[0].socket.getsockname()[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """How to serve a run.
+    """The settings of a server.
 
     Args:
         run: the run's configuration (`config.load_run`).
         identity: the server's key.
-        state_dir: where the journal lies; a run found there goes on.
+        state_dir: the folder of the journal; a run found there continues.
         host: the address to listen on.
         port: 0 chooses a free one.
         owners: keys that may command the run; empty: the server's own.
-        access: who may join, as run.toml says it (M12); the default lets nobody in.
-        withdraw_on_disconnect: whether a connection that stays lost for 15 s ends a membership (H6).
+        access: who may join, as set in run.toml (M12); the default admits nobody.
+        withdraw_on_disconnect: whether a connection lost for 15 s ends a membership (H6).
         accept_loss: whether records behind a broken place of the journal are given up (K1).
-        data_files: what the data server serves, where `data_location` is Server (`config.load_data`).
-        sink: where events go (`telemetry.EventLog`).
-        on_state: called with every state that is pushed, before it is; to be read at once, not kept.
+        data_files: the files of the data server if `data_location` is Server (`config.load_data`).
+        sink: receives events (`telemetry.EventLog`).
+        on_state: called with every state before it is pushed; must read it at once and not keep it.
         unix_time: the wall clock, read once at the start.
-        entropy: gives 32 random bytes (E5).
+        entropy: returns 32 random bytes (E5).
         open_disk: opens the state folder; blocks.
-        listen: begins to listen on a host and a port, under the server's key.
+        listen: starts listening on a host and a port, with the server's key.
     """
 
     run: RunDefinition
@@ -115,7 +115,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class BoundServer:
-    """Where a server can be reached; `data_port` is None where it serves no data. `notes`: see `OpenRun`."""
+    """The address of a running server; `data_port` is None if it serves no data. `notes`: see `OpenRun`."""
 
     host: str
     port: int
@@ -128,16 +128,16 @@ class BoundServer:
 
 
 class Started(Protocol):
-    """What `nursery.start` hands over, as far as it is needed here."""
+    """The part of trio's `TaskStatus` that is used here."""
 
     def started(self, value: BoundServer, /) -> None:
-        """The server can be reached."""
+        """Report that the server accepts connections."""
         ...
 
 
 async def run_server(settings: ServerSettings, *, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-    """Serve the run until cancelled; `task_status.started` says where. On cancellation the journal is
-    brought to disk and clients are told.
+    """Serve the run until cancelled; `task_status.started` is given the address. On cancellation the journal is
+    flushed to disk and the clients get a goodbye.
 
     Raises:
         ConfigError: the state folder holds another run, or the address cannot be used.
@@ -181,8 +181,8 @@ class _Server:
         self._handler = _make_handler(settings, opened)
         self._hub = Hub(self._handler, settings.identity, self._clock, self._sink, self._note_work)
         self._data: RunData | None = None
-        self._work = trio.Event()  # the journal has something to write
-        self._news = trio.Event()  # the durable state has changed
+        self._work = trio.Event()  # set when the journal has something to write
+        self._news = trio.Event()  # set when the durable state has changed
         self._durable = self._handler.version
         self._pushed_at_s = trio.current_time()
         self._has_served = False
@@ -249,12 +249,12 @@ class _Server:
             await trio.sleep(TICK_S)
 
     def _note_work(self) -> None:
-        """The handler was called: what it recorded is to be written."""
+        """Wake the journal writer after a call of the handler."""
         if self._handler.journal.has_work:
             self._work.set()
 
     async def _write_journal(self) -> None:
-        """Group commit: what comes while the disk is busy goes out together with the next sync (K1)."""
+        """Write the journal with group commit: records added while the disk is busy share the next sync (K1)."""
         while True:
             await self._work.wait()
             self._work = trio.Event()
@@ -273,7 +273,7 @@ class _Server:
             self._hub.note_durable()
 
     async def _push(self) -> None:
-        """Push what is durable, at most every 100 ms unless the run's phase has changed (K5)."""
+        """Push the durable state, at most every 100 ms unless the run's phase has changed (K5)."""
         while True:
             if self._durable is self._hub.published:
                 await self._wait_for_news()
@@ -305,7 +305,7 @@ class _Server:
         await bound.listener.aclose()
         try:
             await self._flush()
-        except BackendError as error:  # the disk failed: that is why the server stops, if anything said so before
+        except BackendError as error:  # the disk failed: an earlier error already gives that as the reason for the stop
             self._sink.emit(kinds.JournalFailed(error=str(error)))
-        if self._has_served:  # else it failed to start, which is said by its error
+        if self._has_served:  # otherwise it failed to start, which its own error reports
             self._sink.emit(kinds.ServerStopped(seq=self._handler.journal.durable_seq))

@@ -1,4 +1,4 @@
-"""A run in a few numbers, for people."""
+"""The status of a run, for people."""
 
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.roster import is_in_epoch
@@ -8,7 +8,7 @@ from psyche.wire.backend import Earnings, RunStatus
 
 
 def get_named_sources(state: Coordinator) -> tuple[str, ...]:
-    """The places from which the checkpoint can be loaded, as members named them (S10)."""
+    """Return the sources of the checkpoint that members named (S10)."""
     if state.checkpoint.uploader == NO_UPLOADER:
         return ()
     sources = (state.model.checkpoint, *state.model.extra_checkpoints)
@@ -16,14 +16,14 @@ def get_named_sources(state: Coordinator) -> tuple[str, ...]:
 
 
 def get_earnings(state: Coordinator) -> Earnings:
-    """Who has earned what that nobody has collected (M11)."""
+    """Return each signer's earnings that nobody has collected yet (M11)."""
     return Earnings(tuple((slot.signer, slot.earned) for slot in state.registry.slots if slot.earned))
 
 
 def make_status(
     state: Coordinator, now: int, program: str, connections: int, access: AllowList | None = None
 ) -> RunStatus:
-    """What `psyche server status` shows of a run."""
+    """Build the status that `psyche server status` shows."""
     in_epoch = is_in_epoch(state)
     healthy = {client.signer for client in state.clients if in_epoch and client.state is ClientState.HEALTHY}
     waiting = [

@@ -39,7 +39,7 @@ def test_names_and_both_versions_of_ip_are_read(place: str) -> None:
         (f"/unix/192.0.2.7/tcp/4001/p2p/{KEY.hex()}", "not /unix/"),
         (f"/ip4/192.0.2/tcp/4001/p2p/{KEY.hex()}", "'192.0.2' is not an IP address"),
         (f"/ip4/::1/tcp/4001/p2p/{KEY.hex()}", "/ip4/ takes version 4"),
-        (f"/ip4/0.0.0.0/tcp/4001/p2p/{KEY.hex()}", "no address of one machine"),
+        (f"/ip4/0.0.0.0/tcp/4001/p2p/{KEY.hex()}", "not the address of one machine"),
         (f"/dns4/-a.example/tcp/4001/p2p/{KEY.hex()}", "'-a.example' is not a host name"),
         (f"/ip4/192.0.2.7/tcp/0/p2p/{KEY.hex()}", "port '0' must be 1 to 65535"),
         (f"/ip4/192.0.2.7/tcp/65536/p2p/{KEY.hex()}", "port '65536'"),

@@ -1,5 +1,5 @@
-"""The clients on the line: who is there, what each is owed and has been sent, what each may cost, how each ends.
+"""Client connections: presence, pushes and replies, limits, and how connections end.
 
-Here belongs what is kept per connection or per client. How bytes go over a line stands in `psyche.wire`, what a
-request does to the run in `server.handler`.
+This package keeps the state per connection or client. Framing and encoding are in `psyche.wire`; what a request does
+to the run is in `server.handler`.
 """

@@ -1,4 +1,4 @@
-"""One client's connection as the server keeps it: what waits to be sent, and who is allowed how much."""
+"""The server's side of one client connection: what waits to be sent, and its rate limit."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ from psyche.wire.line.places import Place
 
 @dataclass(eq=False)
 class Connection:
-    """A connection from its first byte on; `key` is None until the handshake is done.
+    """One client connection; `key` is None until the handshake is done.
 
-    Nothing in here grows with what the client does not read: answers are bounded, and of the state
-    and the address book only what was sent last is remembered.
+    A client that does not read makes nothing here grow: the number of answers is limited, and of the state and
+    the address book only the last version sent is remembered.
     """
 
     frames: FrameStream
@@ -29,9 +29,9 @@ class Connection:
     key: bytes | None = None
     place: Place | None = None
     is_subscribed: bool = False
-    sent: StateVersion | None = None  # None: the full state is due
+    sent: StateVersion | None = None  # None: the full state must be sent
     sent_book: int = -1
-    reason: str = ""  # why it ends
+    reason: str = ""  # the reason for ending it
     goodbye: Goodbye | None = None
     _answers: deque[Answer] = field(default_factory=deque)
     _wake: trio.Event = field(default_factory=trio.Event)
@@ -48,41 +48,41 @@ class Connection:
         """Count one request.
 
         Raises:
-            Overloaded: they come too fast.
+            Overloaded: requests come too fast.
         """
         if not self._bucket.take(trio.current_time()):
             raise Overloaded(f"more than {REQUESTS_PER_S:g} requests a second")
 
     def add_answer(self, answer: Answer) -> None:
-        """Queue an answer; it leaves once its record is on disk.
+        """Queue an answer; it is sent once its journal record is on disk.
 
         Raises:
             Overloaded: the client does not read its answers.
         """
         if len(self._answers) >= MAX_REPLIES:
-            raise Overloaded(f"{MAX_REPLIES} replies wait unread")
+            raise Overloaded(f"{MAX_REPLIES} replies are unread")
         self._answers.append(answer)
         self.wake()
 
     @property
     def has_answers(self) -> bool:
-        """Whether an answer waits to leave."""
+        """Whether an answer waits to be sent."""
         return bool(self._answers)
 
     def take_answer(self, durable_seq: int) -> Answer | None:
-        """The next answer that may leave."""
+        """Take the next answer that may be sent, or None."""
         if self._answers and self._answers[0].seq <= durable_seq:
             return self._answers.popleft()
         return None
 
     def subscribe(self) -> None:
-        """From now on, and again from the whole."""
+        """Subscribe the client, or restart its subscription with the full state."""
         self.is_subscribed = True
         self.sent, self.sent_book = None, -1
         self.wake()
 
     def end(self, error: BackendError) -> None:
-        """Say goodbye and close; the first reason stands."""
+        """Send a goodbye and close; the first reason counts."""
         self.reason = self.reason or str(error)
         if self.goodbye is None:
             self.goodbye = Goodbye(code_of(error), shorten(str(error)))
@@ -94,10 +94,10 @@ class Connection:
         self.scope.cancel()
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Wake the sender: there may be something to send."""
         self._wake.set()
 
     async def wait(self) -> None:
-        """Until `wake` has been called since the last `wait`."""
+        """Wait until `wake` has been called since the last `wait`."""
         await self._wake.wait()
         self._wake = trio.Event()

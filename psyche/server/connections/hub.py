@@ -1,4 +1,4 @@
-"""The server's connections: who is there, what each has been sent, and how each ends."""
+"""The server's connections: accepting, serving, pushing states, and ending them."""
 
 import math
 import traceback
@@ -24,7 +24,7 @@ from psyche.wire.line.pace import HostTurns, TokenBucket
 from psyche.wire.line.places import Places, get_peer_host
 from psyche.wire.line.tls import make_channel
 
-# Whoever may not be told from others by being subscribed must not act as a member: its loss would go unseen (H6).
+# These requests need a subscription first: without it, the loss of a member's connection would go unnoticed (H6).
 _VISITORS_MAY: Final = (
     wire.HelloRequest,
     wire.SubscribeRequest,
@@ -41,9 +41,9 @@ class Hub:
     Args:
         handler: answers the requests.
         identity: the server's key.
-        clock: the run's time.
-        sink: where events go.
-        note_work: to be called after each call of the handler.
+        clock: the run's clock.
+        sink: receives events.
+        note_work: called after each call of the handler.
     """
 
     def __init__(
@@ -71,29 +71,29 @@ class Hub:
         self._allowance = TokenBucket(limits.STRANGERS_REQUESTS_PER_S, limits.STRANGERS_BURST, trio.current_time())
         self._subscribed: dict[bytes, Connection] = {}
         self._numbers = 0
-        self._pushes: dict[tuple[int, int], bytes] = {}  # frames for those who all have the same version
+        self._pushes: dict[tuple[int, int], bytes] = {}  # frames shared by subscribers that have the same version
         self._book_changes: dict[tuple[int, int], bytes] = {}
         self._book_told = 0
 
     def publish(self, version: StateVersion) -> None:
-        """Everybody who subscribed gets this state next; its record is on disk."""
+        """Push this state, whose record is on disk, to all subscribers."""
         self.published = version
         self._pushes.clear()
         self._tell_book()
 
     def note_durable(self) -> None:
-        """More of the journal is on disk: answers that waited for it may leave."""
+        """Note that more of the journal is on disk: answers that waited for it may be sent."""
         for connection in self._open.values():
             if connection.has_answers:
                 connection.wake()
 
     def note_book(self) -> None:
-        """The address book may have changed; called with the clock's ticks, so that changes go out together."""
+        """Note that the address book may have changed; called on clock ticks, so that changes are sent together."""
         if self._handler.book.revision != self._book_told:
             self._tell_book()
 
     def end_disallowed(self) -> None:
-        """Whoever may not follow the run any more is told so and has to wait to be let in (M12)."""
+        """End the subscriptions of keys that may no longer follow the run (M12)."""
         for key, connection in list(self._subscribed.items()):
             if connection.goodbye is None and not self._handler.may_follow(key):
                 connection.end(self._handler.access.refuse(key))
@@ -105,10 +105,10 @@ class Hub:
             connection.wake()
 
     async def serve(self, stream: trio.abc.Stream) -> None:
-        """One connection from its first byte to its end; never raises for what the other side does."""
+        """Serve one connection until it ends; never raises for faults of the other side."""
         self._numbers += 1
         frames = FrameStream(stream, wire.MAX_REQUEST_BYTES, max_send_bytes=wire.MAX_SERVER_FRAME_BYTES)
-        with trio.move_on_after(math.inf) as scope:  # every wait in it is bounded; others may end it
+        with trio.move_on_after(math.inf) as scope:  # every wait in it has a timeout; other tasks may end it
             connection = Connection(frames, self._numbers, scope)
             place = connection.place = self._places.enter(get_peer_host(stream), connection.cancel)
             try:
@@ -117,7 +117,7 @@ class Hub:
             finally:
                 self._places.leave(place)
                 self._forget(connection)
-                await frames.aclose()  # forceful: does not wait
+                await frames.aclose()  # forcefully: does not wait
 
     def _identify(self, connection: Connection, key: bytes) -> None:
         if connection.place is not None:
@@ -139,7 +139,7 @@ class Hub:
             nursery.start_soon(self._guard, connection, self._send_all)
 
     async def _guard(self, connection: Connection, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run one of a connection's tasks; what the other side does wrong ends the connection."""
+        """Run one of a connection's tasks; a fault of the other side ends the connection."""
         try:
             await task(connection, *args)
         except ConnectionLost as error:
@@ -147,7 +147,7 @@ class Hub:
         except (WireError, BackendError) as error:  # malformed, oversized, slow, a stranger
             connection.reason = connection.reason or str(error)
             self._sink.emit(kinds.ConnectionClosed(connection=connection.name, reason=connection.reason))
-        except Exception as error:  # noqa: BLE001  # a defect of ours while serving one must not end the others
+        except Exception as error:  # noqa: BLE001  # a bug must not end the others
             connection.reason = connection.reason or f"internal error: {error!r}"
             self._sink.emit(kinds.ServerDefect(connection=connection.name, error=traceback.format_exc()))
         connection.scope.cancel()
@@ -171,12 +171,12 @@ class Hub:
             except wire.Overloaded as error:
                 self._sink.emit(kinds.ConnectionClosed(connection=connection.name, reason=str(error)))
                 connection.end(error)
-        await trio.sleep_forever()  # the sender says goodbye and ends this
+        await trio.sleep_forever()  # the sender task says goodbye and ends this one
 
     async def _wait_as_stranger(self, connection: Connection) -> None:
-        """K7: until a stranger's request may be answered. Addresses take turns; nobody has two requests in here."""
+        """Wait until a stranger's request may be answered (K7). Addresses take turns; a connection has one request."""
         async with self._strangers.turn(connection.place.host if connection.place else ""):
-            while not self._allowance.take(trio.current_time()):  # noqa: ASYNC110 - time alone gives tokens
+            while not self._allowance.take(trio.current_time()):  # noqa: ASYNC110 - only time adds tokens
                 await trio.sleep(1 / limits.STRANGERS_REQUESTS_PER_S)
 
     def _handle(self, connection: Connection, key: bytes, request: wire.Request) -> None:
@@ -221,7 +221,7 @@ class Hub:
                 await connection.wait()
 
     def _get_frame(self, connection: Connection) -> bytes | None:
-        """What to send next: answers first, then the newest state, then the address book."""
+        """Return the next frame to send: answers first, then the newest state, then the address book."""
         answer = connection.take_answer(self._handler.journal.durable_seq)
         if answer is not None:
             return wire.encode_message(answer.reply)

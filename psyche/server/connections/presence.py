@@ -1,4 +1,4 @@
-"""Who is connected, and what follows for whom is not (H6): a lost connection is no absence until 15 s have passed."""
+"""Presence of clients (H6): a key counts as absent only 15 s after its connection is lost."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ MAX_LOST: Final = 1_024  # four times as many as there are slots
 
 
 class Presence:
-    """Which keys are connected, and since when those that have a slot are not."""
+    """Which keys are connected, and since when keys with a slot are disconnected."""
 
     def __init__(self) -> None:
         self._connected: set[bytes] = set()
@@ -18,26 +18,26 @@ class Presence:
 
     @property
     def count(self) -> int:
-        """How many keys are connected."""
+        """Count the connected keys."""
         return len(self._connected)
 
     def connected(self, key: bytes) -> None:
-        """The key is there (again)."""
+        """Note that a key has connected."""
         self._connected.add(key)
         self._lost.pop(key, None)
 
     def disconnected(self, key: bytes, now: int, *, is_known: bool) -> None:
-        """The key's connection is lost; only of those with a slot (`is_known`) is it remembered."""
+        """Note that a key's connection is lost; only keys with a slot (`is_known`) are remembered."""
         self._connected.discard(key)
         if is_known and len(self._lost) < MAX_LOST:
             self._lost[key] = now
 
     def get_overdue(self, now: int) -> list[tuple[bytes, int]]:
-        """Keys that have been lost for longer than the grace, and since when."""
+        """Return the keys disconnected for longer than the grace period, and since when."""
         return [(key, since) for key, since in self._lost.items() if now - since >= RECONNECT_S]
 
     def forget(self, key: bytes) -> None:
-        """Nothing more follows for this key."""
+        """Forget a disconnected key."""
         self._lost.pop(key, None)
 
 
@@ -49,9 +49,9 @@ def is_member(state: Coordinator, key: bytes) -> bool:
 
 
 def find_departure(state: Coordinator, number: int) -> tuple[int, int] | None:
-    """The (epoch, member) with which a slot's holder can be withdrawn now; None: it has nothing to leave (M4)."""
+    """Return the (epoch, member) with which a slot's holder can be withdrawn now, or None (M4)."""
     if state.run_state is RunState.WAITING_FOR_MEMBERS:
-        return (state.progress.epoch, 0) if _has_join(state, number) else None  # the member is not read there
+        return (state.progress.epoch, 0) if _has_join(state, number) else None  # the member index is ignored there
     member = find_member(state, number)
     if member is None or state.clients[member].state is not ClientState.HEALTHY:
         return None
@@ -59,24 +59,24 @@ def find_departure(state: Coordinator, number: int) -> tuple[int, int] | None:
 
 
 def can_be_given_up(state: Coordinator, number: int) -> bool:
-    """Whether the home gives the slot of a key that is gone to others now (H6)."""
+    """Whether the home may free the slot of an absent key now (H6)."""
     return _is_worth_nothing(state.registry.slots[number]) and find_member(state, number) is None
 
 
 def has_departure_ahead(state: Coordinator, number: int) -> bool:
-    """Whether the holder of a slot can be withdrawn, or the slot given up, once the run waits for members again."""
+    """Whether a slot's holder can be withdrawn, or the slot freed, when the run next waits for members."""
     return _has_join(state, number) or _is_worth_nothing(state.registry.slots[number])
 
 
 def _has_join(state: Coordinator, number: int) -> bool:
-    """Whether the slot has a join that a coming formation would take."""
+    """Whether the slot has a join that the next epoch formation would use."""
     slot = state.registry.slots[number]
     return slot.state is SlotState.JOINED and slot.active >= state.registry.next_active
 
 
 def _is_worth_nothing(slot: Slot) -> bool:
-    """Whether the slot never had a credit and holds neither earnings, slashes nor stake.
+    """Whether the slot never had a credit and holds no earnings, slashes or stake.
 
-    What makes its signer wait is no reason to keep it: that stays where the slot is given up (H5).
+    A waiting period of its signer is no reason to keep the slot: it remains when the slot is freed (H5).
     """
     return slot.state is SlotState.JOINED and not (slot.proven or slot.earned or slot.slashed or slot.stake)

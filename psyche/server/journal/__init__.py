@@ -1,4 +1,4 @@
-"""What happened to the run, on disk: the journal, its records and snapshots, reading them back, and what was lost.
+"""The journal of a run on disk: records and snapshots, recovery, and handling of lost records.
 
-Here belongs what a restart depends on (K1, K2). What the records mean for the run is said by `psyche.core.rules`.
+A restart depends on this package (K1, K2). `psyche.core.rules` defines what the records mean for the run.
 """

@@ -13,10 +13,10 @@ _TEMPORARY: Final = ".tmp"
 
 
 class FolderDisk:
-    """A `JournalDisk` in a folder, which is made if it is missing.
+    """A `JournalDisk` in a folder, which is created if it is missing.
 
     Raises:
-        BackendError: another process holds the folder, or it cannot be made.
+        BackendError: another process holds the folder, or it cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,20 +37,20 @@ class FolderDisk:
             leftover.unlink()
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Release the folder."""
         self._close_open()
         os.close(self._lock_fd)
 
     def names(self) -> list[str]:
-        """The files there are."""
+        """Return the names of the files."""
         return sorted(path.name for path in self._folder.iterdir() if path.is_file() and path.name != _LOCK)
 
     def read(self, name: str) -> bytes:
-        """A file's whole content."""
+        """Read a whole file."""
         return (self._folder / name).read_bytes()
 
     def append(self, name: str, data: bytes) -> None:
-        """Add to a file's end and sync it; the file stays open for the next one."""
+        """Append to a file and sync it; the file stays open for the next append."""
         if name != self._open_name:
             self._open(name)
         view = memoryview(data)
@@ -59,17 +59,17 @@ class FolderDisk:
         os.fdatasync(self._open_fd)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a whole file beside the old one, sync it, and put it in the old one's place."""
+        """Replace a file atomically: write a new file, sync it, and rename it over the old one."""
         replace_file(self._folder / name, data, self._folder / (name + _TEMPORARY))
 
     def truncate(self, name: str, size_bytes: int) -> None:
-        """Cut a file and sync it."""
+        """Truncate a file and sync it."""
         with (self._folder / name).open("r+b") as file:
             file.truncate(size_bytes)
             os.fsync(file.fileno())
 
     def remove(self, name: str) -> None:
-        """Delete a file; one that is gone already is no error."""
+        """Delete a file; a missing file is not an error."""
         if name == self._open_name:
             self._close_open()
         (self._folder / name).unlink(missing_ok=True)

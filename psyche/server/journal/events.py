@@ -1,7 +1,7 @@
-"""What the journal records: one message per change of the run's state, enough to make the change again.
+"""The content of journal records: one message per change of the run's state, enough to repeat the change.
 
-`Event.process` is the only way in which the server changes a state, live and in replay alike, so a
-replayed journal gives the same bytes (K1, K2).
+The server changes a state only through `Event.process`, both live and in replay, so that a replayed
+journal gives the same bytes (K1, K2).
 """
 
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ from psyche.wire.msgpack import UNREADABLE
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A message that changed something: the run, or the home's allow list (M12).
+    """A message that changed the run or the home's allow list (M12).
 
-    `sender` is who signed it, zeros where the home acts of itself; `op_id` names an owner's command, whatever
-    the resends (K3), and is empty for other messages.
+    `sender` is the signer's key, or zeros if the home acts by itself; `op_id` identifies an owner's command across
+    resends (K3) and is empty for other messages.
     """
 
     message: AnyMessage
@@ -33,11 +33,11 @@ class Event:
 
     @property
     def name(self) -> str:
-        """The name of its kind."""
+        """The name of the message's kind."""
         return get_kind(self.message).name
 
     def process(self, state: Coordinator, now: int) -> None:
-        """Change `state` at `now` (unix seconds) as the message says; on TCP the slot is the clock (E1).
+        """Apply the message to `state` at `now` (Unix seconds); on TCP the slot number is the clock (E1).
 
         Raises:
             CoordinatorError: the state machine refuses; no byte changed.
@@ -47,7 +47,7 @@ class Event:
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):
-    """A record's body; the number of the message stands before it."""
+    """A record's body after the number of the message."""
 
     sender: Annotated[bytes, msgspec.Meta(max_length=len(ZERO32))]  # empty for zeros
     op_id: Annotated[bytes, msgspec.Meta(max_length=OP_ID_BYTES)]
@@ -55,12 +55,12 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
 
 
 def get_number(event: Event) -> int:
-    """The number of the message's kind: the byte before the body."""
+    """Return the number of the message's kind: the byte before the body."""
     return get_kind(event.message).number
 
 
 def encode_event(event: Event) -> bytes:
-    """The body of an event's record; a witness's metadata is left out because it is never stored (W5)."""
+    """Encode an event as a record's body, without a witness's metadata, which is never stored (W5)."""
     message = event.message
     if isinstance(message, WitnessMessage):
         message = replace(message, metadata=b"")
@@ -69,10 +69,10 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(number: int, raw: bytes) -> Event:
-    """Read the body of a record.
+    """Decode the body of a record.
 
     Raises:
-        WireError: the number is unknown to this version, or the body is not of that kind.
+        WireError: the number is unknown to this version, or the body does not fit its kind.
     """
     try:
         body = msgspec.msgpack.decode(raw, type=_Body)

@@ -1,11 +1,11 @@
-"""The journal (K1): what happened to the run, on disk before anybody is told.
+"""The journal (K1): every change of the run is on disk before anybody sees it.
 
 A record is {len u32, crc32 u32, seq u64, now u64, kind u8, body, first 8 bytes of BLAKE3(state
-after)}, little-endian; `len` counts what follows the crc, which covers the same bytes. A folder
+after)}, little-endian; `len` and the crc cover the bytes after the crc. A folder
 holds snapshots and segments: `snapshot-S` is the state after record S, the segment `journal-(S+1)`
 continues from there. Two snapshots are kept, and the segments since the older one.
 
-The disk stands behind a port, so that a simulator can tear writes and lose what was not synced.
+The disk is a port, so that a simulator can tear writes and lose data that was not synced.
 """
 
 import re
@@ -30,7 +30,7 @@ _FRAME: Final = struct.Struct("<II")  # len, crc32
 _HEAD: Final = struct.Struct("<QQB")  # seq, now, kind
 _MIN_BYTES: Final = _HEAD.size + HASH_BYTES
 _SNAPSHOT_MAGIC: Final = b"PSYJSNAP"
-_SNAPSHOT_MARK: Final = struct.Struct("<8sI")  # magic, version: what snapshots of every version begin with
+_SNAPSHOT_MARK: Final = struct.Struct("<8sI")  # magic, version: the head of snapshots of every version
 _SNAPSHOT: Final = struct.Struct("<8sIQQH")  # magic, version, seq, now, op ids
 _SNAPSHOT_HASH_BYTES: Final = 32
 _SNAPSHOT_VERSION: Final = 3  # of snapshots and of the records after them
@@ -38,34 +38,34 @@ _ACCESS_SIZE: Final = struct.Struct("<I")  # bytes of the allow list, after the 
 _LENGTH_PATTERN: Final = (
     rb"(?:[\x19-\xff]\x00|[\x00-\xff][\x01-\x0f]|\x00\x10)\x00\x00"  # _MIN_BYTES to MAX_RECORD_BYTES
 )
-_LOW_BYTES: Final = 3  # of a record's number; the others are nearly the same for all records of a segment
+_LOW_BYTES: Final = 3  # of a record's number that vary; the others are nearly constant within a segment
 
 
 class JournalError(BackendError):
-    """The journal cannot be read or written; the message says where, and what to do."""
+    """The journal cannot be read or written; the message says where and what to do."""
 
 
 class JournalDisk(Protocol):
-    """The files of one folder. Every call blocks until the disk has the data, or raises OSError."""
+    """The files of one folder. Every call blocks until the data is on disk, or raises OSError."""
 
     def names(self) -> list[str]:
-        """The files there are."""
+        """Return the names of the files."""
         ...
 
     def read(self, name: str) -> bytes:
-        """A file's whole content."""
+        """Read a whole file."""
         ...
 
     def append(self, name: str, data: bytes) -> None:
-        """Add to a file's end, making the file where there is none; synced when it returns."""
+        """Append to a file, creating it if needed; synced on return."""
         ...
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a whole file: afterwards, and after a crash, it is the old or the new one."""
+        """Replace a whole file atomically: after a crash it has either the old or the new content."""
         ...
 
     def truncate(self, name: str, size_bytes: int) -> None:
-        """Cut a file; synced when it returns."""
+        """Truncate a file; synced on return."""
         ...
 
     def remove(self, name: str) -> None:
@@ -86,7 +86,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after record `seq`, the owner's commands that had been carried out, and the allow list (`access`)."""
+    """The state after record `seq`, the op ids of the owner's commands carried out, and the allow list (`access`)."""
 
     seq: int
     now: int
@@ -97,9 +97,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a segment's bytes hold: good records, where they end, and which whole ones lie behind a broken place.
+    """The content of a segment: its good records, where they end, and the complete records after a broken place.
 
-    A torn tail has none behind it: only then may it be cut (K1).
+    A torn tail has no complete records after it: only then may it be cut (K1).
     """
 
     records: tuple[Record, ...]
@@ -109,13 +109,13 @@ class Scan:
 
     @property
     def is_broken(self) -> bool:
-        """Whether records that were acknowledged lie behind a broken place."""
+        """Whether acknowledged records follow a broken place."""
         return bool(self.behind)
 
 
 @dataclass(slots=True)
 class Write:
-    """Bytes for one file: added to its end, or in its place."""
+    """Bytes to append to a file or to replace it with."""
 
     name: str
     data: bytearray
@@ -124,7 +124,7 @@ class Write:
 
 @dataclass(slots=True)
 class Batch:
-    """Work for the disk, in order; after it every record up to `seq` is durable."""
+    """Writes to be done in order; afterwards every record up to `seq` is durable."""
 
     seq: int
     writes: list[Write] = field(default_factory=list)
@@ -132,29 +132,29 @@ class Batch:
 
 
 def get_segment_name(first_seq: int) -> str:
-    """The file whose first record is `first_seq`."""
+    """Return the name of the segment whose first record is `first_seq`."""
     return f"journal-{first_seq:016d}.bin"
 
 
 def get_snapshot_name(seq: int) -> str:
-    """The file of the state after record `seq`."""
+    """Return the name of the snapshot after record `seq`."""
     return f"snapshot-{seq:016d}.bin"
 
 
 def get_numbers(names: list[str], prefix: str) -> list[int]:
-    """The numbers of the files of one sort, ascending; other files are ignored."""
+    """Return the numbers of the files of one kind, ascending; other files are ignored."""
     stems = [name.removeprefix(prefix).removesuffix(".bin") for name in names if name.startswith(prefix)]
     return sorted(int(stem) for stem in stems if stem.isdigit())
 
 
 def encode_record(record: Record) -> bytes:
-    """A record's bytes."""
+    """Encode a record."""
     payload = _HEAD.pack(record.seq, record.now, record.kind) + record.body + record.state_hash
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def _read_record(data: bytes, offset: int, numbers: range) -> tuple[Record, int] | None:
-    """The record at `offset`, of one of these numbers, and where it ends; None where there is no whole good one."""
+    """Decode the record at `offset` with one of these numbers; return it and its end, or None if it is not valid."""
     if offset < 0 or offset + _FRAME.size > len(data):
         return None
     length, crc = _FRAME.unpack_from(data, offset)
@@ -168,10 +168,10 @@ def _read_record(data: bytes, offset: int, numbers: range) -> tuple[Record, int]
 
 
 def _find_behind(data: bytes, offset: int, seq: int) -> Iterator[Record]:
-    """The whole records anywhere beyond `offset`, where the record `seq` is broken (K1).
+    """Find the complete records after `offset`, where the record `seq` is broken (K1).
 
-    What cannot begin a record, by its length and its number, is passed over in one search, so that a hole of any size
-    costs no more than reading it.
+    One search skips bytes that cannot begin a record, judging by length and number, so that a hole of any size costs
+    no more than reading it.
     """
     last = seq + (len(data) - offset) // (_FRAME.size + _MIN_BYTES)
     highs = range(seq >> 8 * _LOW_BYTES, (last >> 8 * _LOW_BYTES) + 1)
@@ -189,7 +189,7 @@ def _find_behind(data: bytes, offset: int, seq: int) -> Iterator[Record]:
 
 
 def scan_segment(data: bytes, first_seq: int) -> Scan:
-    """Read a segment from its start, as far as its records are whole and good."""
+    """Decode a segment from its start up to the first invalid record."""
     records: list[Record] = []
     offset, seq = 0, first_seq
     while offset < len(data):
@@ -204,7 +204,7 @@ def scan_segment(data: bytes, first_seq: int) -> Scan:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """A snapshot's bytes: head, op ids, allow list, state, and the BLAKE3 of all that."""
+    """Encode a snapshot: head, op ids, allow list, state, and the BLAKE3 hash of all of these."""
     head = _SNAPSHOT.pack(_SNAPSHOT_MAGIC, _SNAPSHOT_VERSION, snapshot.seq, snapshot.now, len(snapshot.op_ids))
     access = _ACCESS_SIZE.pack(len(snapshot.access)) + snapshot.access
     content = head + b"".join(snapshot.op_ids) + access + snapshot.raw
@@ -212,10 +212,10 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes, seq: int) -> Snapshot | None:
-    """The snapshot of record `seq`, or None where the bytes are not a whole good one.
+    """Decode the snapshot after record `seq`; None if the bytes are incomplete or damaged.
 
     Raises:
-        JournalError: it is whole, and of another version of the journal.
+        JournalError: the snapshot is intact, but of another version of the journal.
     """
     end = len(data) - _SNAPSHOT_HASH_BYTES
     if end < _SNAPSHOT_MARK.size or blake3_hash(data[:end]) != data[end:]:
@@ -223,7 +223,7 @@ def decode_snapshot(data: bytes, seq: int) -> Snapshot | None:
     magic, version = _SNAPSHOT_MARK.unpack_from(data)
     if magic != _SNAPSHOT_MAGIC:
         return None
-    if version != _SNAPSHOT_VERSION:  # before its length is judged: another version's state may be shorter
+    if version != _SNAPSHOT_VERSION:  # before the length is checked: another version's state may be shorter
         raise JournalError(
             f"{get_snapshot_name(seq)}: the journal has version {version}, this server reads {_SNAPSHOT_VERSION}; "
             "run the version of Psyche that wrote it, or start a new run in an empty state folder"
@@ -242,10 +242,10 @@ def decode_snapshot(data: bytes, seq: int) -> Snapshot | None:
 
 
 class Journal:
-    """Appends records; nothing is on disk until `flush`, or `take`, `write` and `commit`, have run.
+    """Appends records; they are on disk only after `flush`, or after `take`, `write` and `commit`.
 
-    `append` and `snapshot` only collect. `take` hands the collected work over, `write` does it (it
-    blocks, so call it in a thread, one batch at a time and in order), `commit` says that it is done.
+    `append` and `snapshot` only collect work. `take` returns the collected work, `write` does it (it blocks, so call
+    it in a thread, one batch at a time and in order), `commit` notes that it is done.
     """
 
     def __init__(self, disk: JournalDisk, last_seq: int, segment: str, segment_bytes: int) -> None:
@@ -269,7 +269,7 @@ class Journal:
         return self._segment_bytes >= SNAPSHOT_EVERY_BYTES
 
     def append(self, now: int, event: Event, state_hash: bytes) -> int:
-        """Add the record of an event that made the state of `state_hash` (BLAKE3); returns its number."""
+        """Append the record of an event that led to the state with `state_hash` (BLAKE3); return its number."""
         self.last_seq += 1
         record = Record(self.last_seq, now, get_number(event), encode_event(event), state_hash[:HASH_BYTES])
         data = encode_record(record)
@@ -279,7 +279,7 @@ class Journal:
         return self.last_seq
 
     def snapshot(self, now: int, raw: bytes, op_ids: tuple[bytes, ...], access: bytes = b"") -> None:
-        """Keep the state after the last record; older ones than the last two go, with their segments."""
+        """Snapshot the state after the last record; keep two snapshots and drop older ones with their segments."""
         snapshot = Snapshot(self.last_seq, now, op_ids[-KEPT_OP_IDS:], raw, access)
         self._add(get_snapshot_name(self.last_seq), encode_snapshot(snapshot), replaces=True)
         self._segment = get_segment_name(self.last_seq + 1)
@@ -287,18 +287,18 @@ class Journal:
         self._drop_old()
 
     def take(self) -> Batch | None:
-        """The work collected so far, to be written; None if there is none."""
+        """Take the work collected so far; None if there is none."""
         batch, self._batch = self._batch, None
         return batch
 
     def write(self, batch: Batch) -> None:
-        """Do a batch's work; blocks until the disk has it.
+        """Write a batch; blocks until it is on disk.
 
         Raises:
-            JournalError: the disk failed; nothing after the last committed record may be told to anybody.
+            JournalError: the disk failed; nothing after the last committed record may be shown to anybody.
         """
-        if self._has_failed:  # a later batch after a lost one would leave a gap
-            raise JournalError("journal: the disk failed before; nothing more is written")
+        if self._has_failed:  # a batch written after a lost one would leave a gap
+            raise JournalError("journal: the disk failed before; nothing more is written. Restart the server")
         try:
             for write in batch.writes:
                 put = self._disk.replace if write.replaces else self._disk.append
@@ -317,7 +317,7 @@ class Journal:
         self.durable_seq = batch.seq
 
     def flush(self) -> None:
-        """Write and commit whatever waits (for drivers without threads)."""
+        """Write and commit all collected work (for drivers without threads)."""
         batch = self.take()
         if batch is not None:
             self.write(batch)

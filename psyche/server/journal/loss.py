@@ -1,4 +1,4 @@
-"""What a broken journal has lost, said before anybody gives it up, and set aside when somebody does (K1)."""
+"""Lost records of a broken journal: reporting them, and setting them aside when the owner accepts the loss (K1)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,18 +9,18 @@ from psyche.errors import WireError
 from psyche.server.journal.events import decode_event
 from psyche.server.journal.journal import JournalDisk, Record, get_numbers, get_segment_name, scan_segment
 
-ASIDE: Final = "broken-"  # what the name of a file that was set aside begins with
+ASIDE: Final = "broken-"  # prefix of the names of files that were set aside
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Where the journal breaks off although records follow.
+    """A broken place in the journal that is followed by valid records.
 
     Args:
-        segment: the first number of the segment that is broken, or that something before is missing from.
-        offset: the byte at which it breaks off.
-        seq: the first record that is lost.
-        behind: the whole records that lie behind it, in this segment and the later ones.
+        segment: the first record number of the segment that is broken, or that follows a gap.
+        offset: the byte offset of the broken place in the segment.
+        seq: the first lost record.
+        behind: the complete records after it, in this segment and later ones.
     """
 
     segment: int
@@ -30,11 +30,11 @@ class Loss:
 
     @property
     def last_seq(self) -> int:
-        """The last record that is known to have been there."""
+        """The last record known to have existed."""
         return self.behind[-1].seq if self.behind else self.seq
 
     def refuse(self) -> str:
-        """Why the server does not start, and the ways out."""
+        """Build the error that the server does not start, with the ways out."""
         name = get_segment_name(self.segment)
         return (
             f"journal: {name}, byte {self.offset}: record {self.seq} is broken or missing, and {_count(self.behind)} "
@@ -44,7 +44,7 @@ class Loss:
         )
 
     def describe(self, state: Coordinator) -> str:
-        """What is given up, where `state` is the run as it stands before the first lost record."""
+        """Describe the accepted loss; `state` is the run before the first lost record."""
         progress = state.progress
         upto = find_newest_round(self.behind)
         newest = "none of the lost ones names a round" if upto is None else (
@@ -62,7 +62,7 @@ def _count(behind: tuple[Record, ...]) -> str:
 
 
 def find_later_records(disk: JournalDisk, after_first: int) -> tuple[Record, ...]:
-    """The whole records of all segments that begin after `after_first`."""
+    """Find the complete records of all segments that begin after `after_first`."""
     found: list[Record] = []
     for first in get_numbers(disk.names(), "journal-"):
         if first > after_first:
@@ -72,7 +72,7 @@ def find_later_records(disk: JournalDisk, after_first: int) -> tuple[Record, ...
 
 
 def find_newest_round(records: tuple[Record, ...]) -> tuple[int, int] | None:
-    """The newest (epoch, height) that a record names; (epoch, 0) where only an epoch is named."""
+    """Find the newest (epoch, height) that a record names; (epoch, 0) if it names only an epoch."""
     return max((round_ for record in records if (round_ := _get_round(record)) is not None), default=None)
 
 
@@ -85,15 +85,15 @@ def _get_round(record: Record) -> tuple[int, int] | None:
                 return epoch, 0
             case _:
                 return None
-    except WireError:  # a later version's record: it only says less
+    except WireError:  # a record of a later version: skip it
         return None
 
 
 def set_aside(disk: JournalDisk, loss: Loss) -> list[str]:
-    """Take the broken rest out of the journal, the newest file first; everything stays under another name.
+    """Move the broken rest out of the journal, newest file first; everything is kept under another name.
 
     Raises:
-        OSError: the disk failed; what is left is still refused, or cut already.
+        OSError: the disk failed; the rest of the journal is either still refused or already cut.
     """
     kept: list[str] = []
     for first in reversed(get_numbers(disk.names(), "journal-")):
@@ -101,7 +101,7 @@ def set_aside(disk: JournalDisk, loss: Loss) -> list[str]:
             continue
         name = get_segment_name(first)
         aside = _choose_name(disk, name)
-        disk.replace(aside, disk.read(name))  # on disk before the original goes
+        disk.replace(aside, disk.read(name))  # on disk before the original is removed
         if first == loss.segment and loss.offset > 0:
             disk.truncate(name, loss.offset)
         else:

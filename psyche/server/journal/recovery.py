@@ -1,8 +1,8 @@
-"""Recovery (K2): the newest good snapshot, the journal replayed on it, the hashes compared.
+"""Recovery (K2): loads the newest good snapshot, replays the journal on it, and compares hashes.
 
-A torn tail is what a crash leaves of a write that nobody was told of: it is cut. Anything else that
-does not fit is an error that says where, never a state that might be wrong; what lies behind a hole is
-given up only where the owner says so (`loss`).
+A torn tail is the rest of an unacknowledged write that a crash interrupted: it is cut. Any other mismatch is an
+error that says where it is, so that a wrong state is never used. Records behind a hole are given up only if the
+owner says so (`loss`).
 """
 
 from dataclasses import dataclass, field
@@ -32,14 +32,14 @@ from psyche.server.journal.loss import Loss, find_later_records, set_aside
 from psyche.wire.access import Allow, Disallow
 from psyche.wire.crypto import blake3_hash
 
-# Encoding a state for its hash costs more than the change itself. Replay is deterministic, so a
-# wrong state stays wrong: looking at some, and always at the last, finds every difference.
+# Encoding a state for its hash costs more than the change itself. Replay is deterministic, so a wrong state
+# stays wrong: checking some states, and always the last, finds every difference.
 CHECK_EVERY_RECORDS: Final = 16
 
 
 @dataclass(slots=True)
 class RecoveredState:
-    """A run as its journal has it; `now` is the time of the last record, `notes` what a person should know."""
+    """A run rebuilt from its journal; `now` is the time of the last record, `notes` are messages for the user."""
 
     state: Coordinator
     journal: Journal
@@ -52,14 +52,14 @@ class RecoveredState:
 
 @dataclass(slots=True)
 class _Segment:
-    """The newest segment, to which the journal goes on adding."""
+    """The newest segment, to which the journal keeps appending."""
 
     name: str
     size_bytes: int
 
 
 def create_journal(disk: JournalDisk, now: int, raw: bytes) -> Journal:
-    """Begin a journal for a run that is new: its first snapshot is on disk when this returns.
+    """Create the journal of a new run: its first snapshot is on disk when this returns.
 
     Raises:
         JournalError: the disk failed.
@@ -71,13 +71,13 @@ def create_journal(disk: JournalDisk, now: int, raw: bytes) -> Journal:
 
 
 def recover(disk: JournalDisk, *, accept_loss: bool = False) -> RecoveredState | None:
-    """The run that the disk holds, or None where it holds none.
+    """Recover the run on the disk; None if there is none.
 
-    The caller then reports the gap (`Recover` message), which moves the run's clocks. `accept_loss` gives up
-    acknowledged records behind a broken place, keeps the files aside, and says so in the first of the notes.
+    The caller then submits a `Recover` message, which moves the run's deadlines by the downtime. `accept_loss` gives
+    up acknowledged records behind a broken place, sets the files aside, and reports that in the first note.
 
     Raises:
-        JournalError: something other than the tail is broken, missing or does not replay.
+        JournalError: records other than the tail are broken or missing, or cannot be replayed.
     """
     notes: list[str] = []
     snapshot = _load_snapshot(disk, notes)
@@ -120,7 +120,7 @@ def _load_snapshot(disk: JournalDisk, notes: list[str]) -> Snapshot | None:
 
 
 def _load_records(disk: JournalDisk, after_seq: int, notes: list[str]) -> tuple[list[Record], _Segment, Loss | None]:
-    """The records after `after_seq` up to the first that is lost, and what is lost behind it."""
+    """Load the records after `after_seq` up to the first lost one, and the loss if there is one."""
     starts = [seq for seq in get_numbers(disk.names(), "journal-") if seq > after_seq]
     records: list[Record] = []
     segment = _Segment(get_segment_name(after_seq + 1), 0)
@@ -148,12 +148,12 @@ def _set_aside(disk: JournalDisk, loss: Loss) -> str:
         return ", ".join(set_aside(disk, loss))
     except OSError as error:
         raise JournalError(
-            f"journal: the broken files cannot be kept aside ({error}); make room, and try again"
+            f"journal: the broken files cannot be set aside ({error}); free disk space and try again"
         ) from error
 
 
 def _replay(state: Coordinator, record: Record, *, is_checked: bool) -> Event:
-    """Make a record's change again; returns the event."""
+    """Repeat a record's change; return its event."""
     where = f"journal: record {record.seq}"
     try:
         event = decode_event(record.kind, record.body)

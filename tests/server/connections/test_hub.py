@@ -147,7 +147,7 @@ async def test_answers_that_are_not_read_are_bounded(autojump_clock: MockClock) 
             for _ in range(limits.MAX_REPLIES + 2):
                 await lazy.send(wire.StatusRequest())
                 await trio.sleep(0.1)
-        assert "replies wait unread" in get_reasons(rig)
+        assert "replies are unread" in get_reasons(rig)
         rig.handler.journal.durable_seq = rig.handler.journal.last_seq
         rig.hub.note_durable()
         await assert_well(rig, clients)

@@ -1,1 +1,1 @@
-"""How clients and owners talk to a coordinator's home; the homes themselves stand elsewhere."""
+"""The clients' and owners' side of the connection to a coordinator's home; the homes themselves are elsewhere."""

@@ -1,1 +1,1 @@
-"""local-testnet: starts everything on one machine."""
+"""local-testnet: starts a server and its clients on one machine."""

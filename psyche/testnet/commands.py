@@ -1,4 +1,4 @@
-"""The command lines of a testnet's processes: what a person would type on several machines."""
+"""The command lines of a testnet's processes, as a person would type them on several machines."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ HOST = "127.0.0.1"
 
 
 def get_trainer_host_argv(socket: Path) -> list[str]:
-    """The process that imports torch once and forks the clients' trainers."""
+    """Build the command of the process that imports torch once and forks the clients' trainers."""
     argv = [sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer.host"]
     return [*argv, "--socket", str(socket), "--parent", str(os.getpid())]
 
@@ -48,7 +48,7 @@ def get_client_argv(prepared: Prepared, settings: TestnetSettings, number: int) 
 
 
 def get_threads(settings: TestnetSettings) -> int:
-    """The cores of this machine shared out, at least one each."""
+    """Return each client's share of this machine's cores, at least one."""
     return settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.num_clients)
 
 

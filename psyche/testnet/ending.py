@@ -1,4 +1,4 @@
-"""What follows a run: its report, picture, a sample of text, and where everything lies."""
+"""The end of a run: its report, loss plot, a text sample, and where its files are."""
 
 import json
 import shutil
@@ -20,19 +20,19 @@ from psyche.testnet.settings import TestnetSettings, get_node_name
 
 SAMPLE_S: Final = 300.0  # loading transformers and 200 tokens on a loaded machine; usually 15 s
 SAMPLE_BYTES: Final = 200
-SAMPLE_TEMPERATURE: Final = 0.7  # a model this small strays at 1
-KEPT: Final = frozenset({"checkpoints", "distro", "events.jsonl", "trainer.log", "identity.key"})  # without --keep
+SAMPLE_TEMPERATURE: Final = 0.7  # at 1 a model this small writes nonsense
+KEPT: Final = frozenset({"checkpoints", "distro", "events.jsonl", "trainer.log", "identity.key"})  # also without --keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What became of a run's processes.
+    """How a run's processes ended.
 
     Args:
-        exits: the code of each client's last process; None: it did not end.
+        exits: the exit code of each client's last process; None if it did not end.
         kills: how often each client was killed.
-        stopped: why the run was stopped before its end; empty: it was not.
-        seconds: how long all of it took.
+        stopped: why the run was stopped early; empty if it was not.
+        seconds: the duration of the run.
     """
 
     exits: dict[int, int | None]
@@ -42,7 +42,7 @@ class Course:
 
 
 async def finish(prepared: Prepared, settings: TestnetSettings, course: Course, console: Console) -> int:
-    """Judge the run, draw it, show text from its model; 0 where all is well, else 1."""
+    """Judge the run, plot it, and show text from its model; return exit code 0 if all is well, else 1."""
     layout = prepared.layout
     report = await trio.to_thread.run_sync(
         partial(build_report, layout, prepared.run.run_id, course.exits, course.kills, course.seconds, course.stopped)
@@ -66,13 +66,13 @@ async def finish(prepared: Prepared, settings: TestnetSettings, course: Course, 
 
 
 def link_model(link: Path, exported: Path) -> None:
-    """`model` in the run's folder leads to the newest export."""
+    """Link `model` in the run's folder to the newest export."""
     link.unlink(missing_ok=True)
     link.symlink_to(exported)
 
 
 async def add_sample(report: RunReport, prepared: Prepared, exported: Path, console: Console) -> None:
-    """Let a process of its own (it loads torch) read the export with plain transformers."""
+    """Load the export with plain transformers in a separate process, because that imports torch."""
     console.print("reading the exported model with plain transformers (about 15 s)")
     output = prepared.layout.root / "sample.json"
     argv = [sys.executable, "-m", "psyche", "model", "sample", str(exported), "--bytes", str(SAMPLE_BYTES)]
@@ -94,7 +94,7 @@ async def add_sample(report: RunReport, prepared: Prepared, exported: Path, cons
 
 
 def clean(prepared: Prepared, settings: TestnetSettings) -> None:
-    """Remove what only a running run needs: journal, snapshots, replay store."""
+    """Remove the files that only a running run needs: journal, snapshots, replay store."""
     layout = prepared.layout
     shutil.rmtree(layout.server, ignore_errors=True)
     for number in range(1, settings.num_clients + 1):
@@ -105,7 +105,7 @@ def clean(prepared: Prepared, settings: TestnetSettings) -> None:
 
 
 def describe_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -> str:
-    """Where everything lies, and what to try next."""
+    """List the run's files and what to try next."""
     layout = prepared.layout
     root = _get_short(layout.root)
     lines = [f"model    {root}/model"] if has_model else []
@@ -125,7 +125,7 @@ def describe_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -> st
 
 
 def get_program() -> str:
-    """How to call psyche from this folder."""
+    """Return the command that calls psyche from this folder."""
     return "psyche" if shutil.which("psyche") else str(_get_short(Path(sys.executable).with_name("psyche")))
 
 

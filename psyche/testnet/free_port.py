@@ -1,4 +1,4 @@
-"""Free TCP ports, given to nobody else."""
+"""Free TCP ports, each given out once."""
 
 import secrets
 import socket
@@ -9,19 +9,19 @@ from psyche.errors import PsycheError
 
 ATTEMPTS: Final = 64
 FIRST_PORT: Final = 20_000
-FEWEST_PORTS: Final = 1_000  # below, the system's own choice is the better one
+FEWEST_PORTS: Final = 1_000  # with fewer ports than this, the system's own choice is better
 EPHEMERAL_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# One for each port given, as long as this process lives: a UDP socket of the same number, which another process that
-# chooses a port cannot bind. It takes nothing away from TCP.
+# Each port given out is held for the life of this process by a UDP socket of the same number, which other processes
+# that choose a port cannot bind. This does not block TCP.
 _given: Final[dict[int, socket.socket]] = {}
 
 
 def choose_port(host: str = "127.0.0.1", *, wanted: int = 0) -> int:
-    """A port that is free at this moment: `wanted` where it is above 0, else one that no `choose_port` has given.
+    """Choose a port that is free now: `wanted` if it is above 0, else one that no `choose_port` has given out.
 
-    It is none that the system gives to connections, or to those that bind port 0, where there are enough others:
-    with many of them at work, one would soon have it before it is bound. Whoever binds it says clearly if another
-    program was faster.
+    If possible the port lies outside the range from which the system assigns ports to connections and to binds of
+    port 0, because such a port could be taken before it is bound. If another program still binds it first, the
+    later bind reports a clear error.
 
     Raises:
         PsycheError: `wanted` is in use.
@@ -40,7 +40,7 @@ def choose_port(host: str = "127.0.0.1", *, wanted: int = 0) -> int:
 
 
 def _draw_port() -> int:
-    """A port below those that the system gives; 0 where they are too few."""
+    """Draw a port below the system's range; 0 if there are too few."""
     try:
         first_ephemeral = int(EPHEMERAL_PORTS.read_text().split()[0])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""When which clients are killed: random, but never so late that a client misses the end."""
+"""Random kills of clients, never so late that a client misses the end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Final
 
 from psyche.errors import ConfigError
 
-EPOCHS_LEFT_ALONE: Final = 2  # after the last kill: one to come back in, one to finish together
-SHARE_LEFT_ALONE: Final = 0.4  # of the steps, where epochs have no length in rounds
+EPOCHS_LEFT_ALONE: Final = 2  # after the last kill: one to rejoin in, one to finish together
+SHARE_LEFT_ALONE: Final = 0.4  # of the steps, if epochs have no length in rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class KillPlan:
 
 
 def make_kill_plan(number: int, interval_s: float, allowed: Sequence[int], num_clients: int) -> KillPlan | None:
-    """Check the three settings; None where nobody is to be killed.
+    """Check the three settings; return None if no clients are to be killed.
 
     Raises:
-        ConfigError: naming the flag.
+        ConfigError: a setting is invalid; the message names the flag.
     """
     if number == 0:
         return None
@@ -43,12 +43,12 @@ def make_kill_plan(number: int, interval_s: float, allowed: Sequence[int], num_c
 
 
 def choose_victims(plan: KillPlan, random: Random) -> list[int]:
-    """The clients of this kill."""
+    """Choose the clients to kill this time."""
     return sorted(random.sample(plan.allowed, plan.number))
 
 
 def is_time_to_kill(step: int, total_steps: int, rounds_per_epoch: int) -> bool:
-    """Whether enough of the run is left: the running epoch and `EPOCHS_LEFT_ALONE` whole ones after it."""
+    """Whether enough of the run is left: the current epoch and `EPOCHS_LEFT_ALONE` whole ones after it."""
     if rounds_per_epoch > 0:
         return step + (EPOCHS_LEFT_ALONE + 1) * rounds_per_epoch <= total_steps
     return step <= total_steps * (1 - SHARE_LEFT_ALONE)

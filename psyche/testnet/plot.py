@@ -1,4 +1,4 @@
-"""The picture of a run's loss."""
+"""The plot of a run's loss."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from psyche.testnet.report import ClientReport
 
-SMOOTH: Final = 8  # rounds in the mean's window, half of them before its middle
+SMOOTH: Final = 8  # rounds in the window of the mean, centred
 SIZE_INCHES: Final = (8.0, 4.5)
 DOTS: Final = 120
 
@@ -29,9 +29,9 @@ def compute_mean_loss(clients: Sequence[ClientReport]) -> list[tuple[int, float]
 
 
 def write_plot(clients: Sequence[ClientReport], title: str, path: Path) -> bool:
-    """Draw every client's loss by step, and their mean; false where there is nothing to draw.
+    """Plot every client's loss by step, and their mean; return false if there is nothing to plot.
 
-    matplotlib is loaded only here; without it there is no picture and no error.
+    matplotlib is imported only here; without it there is no plot and no error.
     """
     if not any(client.losses for client in clients):
         return False

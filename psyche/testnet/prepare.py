@@ -1,6 +1,6 @@
-"""Makes a run's folder: configuration with free ports, weights, tokens.
+"""Prepares a run's folder: configuration with free ports, weights, tokens.
 
-What is slow to make is made once and shared between runs.
+Weights and tokens, which are slow to make, are made once and shared between runs.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ MODEL_CONFIGS: Final = ("model.json", "model.toml")
 DATA_FILE: Final = "data.toml"
 IDENTITY_FILE: Final = "identity.key"  # in a client's data folder
 TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
-MODEL_TIMEOUT_S: Final = 600.0  # a large model on a slow disk; the demo's takes 8 s, most of it imports
+MODEL_TIMEOUT_S: Final = 600.0  # enough for a large model on a slow disk; the demo takes 8 s, most of it imports
 CORPUS_NAME: Final = "standard-library"
 LOCK_POLL_S: Final = 0.2
 
@@ -41,28 +41,28 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that can start."""
+    """A prepared run, ready to start."""
 
     layout: Layout
     run: LoadedRun
     server_port: int
     data_config: Path | None
     held_out: Path | None
-    client_keys: tuple[bytes, ...]  # who may join: nobody else
+    client_keys: tuple[bytes, ...]  # the only keys that may join
 
 
 def make_layout(settings: TestnetSettings, name: str) -> Layout:
-    """The run's folder, made anew; two runs never share one.
+    """Create the run's folder; two runs never share one.
 
     Raises:
-        PsycheError: the folder asked for holds something.
+        PsycheError: the requested folder is not empty.
     """
     root = settings.run_dir
     if root is None:
         root = _make_dated_folder(Path("runs"), name)
     root.mkdir(parents=True, exist_ok=True)
     if any(root.iterdir()):
-        raise ConfigError(f"--run-dir {root}: not empty; choose another, each run has a folder of its own")
+        raise ConfigError(f"--run-dir {root}: is not empty; choose another: each run needs a folder of its own")
     root = root.absolute()
     events = settings.events_dir.absolute() if settings.events_dir is not None else root / "events"
     return Layout(root, events)
@@ -77,15 +77,15 @@ def _make_dated_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise PsycheError(f"{parent}: a hundred runs began in this second; try again")
+    raise PsycheError(f"{parent}: a hundred runs started in this second; try again")
 
 
 async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
-    """Check everything, then make everything that a run needs.
+    """Check the settings, then create everything that the run needs.
 
     Raises:
-        ConfigError: the configuration cannot be used, each problem by file, line and key.
-        PsycheError: weights or data could not be made.
+        ConfigError: the configuration is invalid; the message lists each problem by file, line and key.
+        PsycheError: weights or data could not be created.
     """
     settings.check()
     source = find_run_file(settings.config_path)
@@ -113,7 +113,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
 
 
 def _make_keys(settings: TestnetSettings, layout: Layout) -> tuple[bytes, ...]:
-    """The clients' keys, made before they start so that the server can let them in (M12)."""
+    """Create the clients' keys before they start, so that the server can allow them (M12)."""
     keys: list[bytes] = []
     for number in range(1, settings.num_clients + 1):
         layout.client(number).mkdir()
@@ -124,10 +124,10 @@ def _make_keys(settings: TestnetSettings, layout: Layout) -> tuple[bytes, ...]:
 
 
 def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -> None:
-    """The configuration as it is, but for the data server's port, chosen free, and what `wait_for_all` sets."""
+    """Write a copy of the configuration with a free port for the data server and the setting of `wait_for_all`."""
     values: dict[tuple[str | int, ...], str | int | float | bool] = {
         ("run_id",): run.run_id
-    }  # it may be the folder's name
+    }  # the path may name the folder
     location = run.model.data_location
     if location.kind is DataLocationKind.SERVER:
         host = location.address.rpartition(":")[0]
@@ -181,7 +181,7 @@ async def _run_model_init(config: Path, target: Path, seed: int, output: Path) -
 async def _prepare_data(
     run: LoadedRun, copy: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say
 ) -> Path | None:
-    """Link or make the data; the held-out file where there is one."""
+    """Link or create the data; return the held-out file if there is one."""
     location = run.model.data_location
     if location.kind is DataLocationKind.DUMMY:
         return None
@@ -198,7 +198,7 @@ async def _prepare_data(
     if not cache.exists():
         say("writing tokens of Python's standard library (about 30 MB, a few seconds, once)")
     async with hold_lock(settings.cache_dir / ".lock"):
-        # Files appear whole or not at all, so an abandoned thread leaves nothing half-made.
+        # Files are written atomically, so an abandoned thread leaves no partial file.
         build = functools.partial(build_demo_corpus, cache)
         corpus = await trio.to_thread.run_sync(build, abandon_on_cancel=True)  # pyright: ignore[reportCallIssue]  # old stubs
     _link(link, corpus.train_folder, layout)
@@ -213,7 +213,7 @@ def has_tokens(path: Path) -> bool:
 
 
 def _link(link: Path, target: Path, layout: Layout) -> None:
-    """Make what the configuration names exist beside its copy; an absolute path leads to its target by itself."""
+    """Link a path that the configuration names into the folder of its copy; absolute paths need no link."""
     if link == target:
         return
     if not link.is_relative_to(layout.root):
@@ -224,7 +224,7 @@ def _link(link: Path, target: Path, layout: Layout) -> None:
 
 @asynccontextmanager
 async def hold_lock(path: Path) -> AsyncIterator[None]:
-    """One run at a time makes what runs share; a killed one's lock is gone with it."""
+    """Hold the lock for creating shared files; the lock of a killed process is released by the system."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         while True:
@@ -238,7 +238,7 @@ async def hold_lock(path: Path) -> AsyncIterator[None]:
 
 @contextmanager
 def removing_on_failure(layout: Layout) -> Iterator[None]:
-    """A run that never started leaves no folder."""
+    """Remove the folder of a run that never started."""
     try:
         yield
     except BaseException:

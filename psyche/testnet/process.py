@@ -1,4 +1,4 @@
-"""A child process on a leash: a group of its own, output in a file, dead when its parent is."""
+"""Child processes that die with their parent, each with its own process group and its output in a file."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ import trio
 from psyche.errors import PsycheError
 
 LAUNCHER: Final = Path(__file__).with_name("launch.py")
-KILL_WAIT_S: Final = 10.0  # for a SIGKILLed group to be gone; only a process stuck in the kernel takes longer
+KILL_WAIT_S: Final = 10.0  # for a SIGKILLed group to end; only a process stuck in the kernel takes longer
 TAIL_BYTES: Final = 16 << 10
 
 
 class Child:
-    """A running program, started in the calling thread (the leash is tied to it: use trio's main thread).
+    """A running program, which dies when the thread that started it ends: start it in trio's main thread.
 
-    Its process group is its own, so a terminal's Ctrl-C reaches only the supervisor, and a kill takes the
-    program's own children along.
+    It has its own process group, so that a terminal's Ctrl-C reaches only the supervisor, and a kill also ends the
+    program's own children.
     """
 
     def __init__(self, name: str, argv: Sequence[str], *, output: Path, env: Mapping[str, str] | None = None) -> None:
@@ -51,7 +51,7 @@ class Child:
         return self._popen.returncode
 
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the program is running."""
         if self._reaped:
             return False
         poll = select.poll()
@@ -59,12 +59,12 @@ class Child:
         return not poll.poll(0)
 
     async def wait(self) -> int:
-        """Wait for the end, take what is left of its group along, and return the exit status.
+        """Wait for the end, kill what is left of its group, and return the exit status.
 
         May be awaited by several tasks, and cancelled.
         """
         if not self._reaped:
-            fd = os.dup(self._pidfd)  # one for each waiter: trio lets only one task wait on a descriptor
+            fd = os.dup(self._pidfd)  # one descriptor per waiter: trio lets only one task wait on a descriptor
             try:
                 await trio.lowlevel.wait_readable(fd)
             finally:
@@ -76,25 +76,25 @@ class Child:
         if self._reaped:
             return
         self._reaped = True
-        self._signal_group(signal.SIGKILL)  # before the wait: until then nobody else can get this group's number
+        self._signal_group(signal.SIGKILL)  # before the wait: until then the group's number cannot be reused
         self._popen.wait()
         os.close(self._pidfd)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the program itself, not to its children; nothing happens where it has ended."""
+        """Send a signal to the program itself, not to its children; does nothing if it has ended."""
         if not self._reaped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL the program and all it started."""
+        """Send SIGKILL to the program and all that it started."""
         if not self._reaped:
             self._signal_group(signal.SIGKILL)
 
     async def stop(self, timeout_s: float) -> bool:
-        """Ask it to leave (SIGINT), kill it after `timeout_s`; true where it left by itself.
+        """Send SIGINT, and kill the program after `timeout_s`; return true if it ended by itself.
 
-        A cancelled stop still kills, so that nothing stays behind.
+        A cancelled stop still kills the program, so that nothing is left running.
         """
         self.send(signal.SIGINT)
         with trio.move_on_after(timeout_s):
@@ -106,20 +106,20 @@ class Child:
         return self._popen.returncode not in (None, -signal.SIGKILL)
 
     async def end(self) -> None:
-        """Kill and wait, whatever happens around it.
+        """Kill the program and wait for its end, even when cancelled.
 
         Raises:
-            PsycheError: the kernel did not let it go within `KILL_WAIT_S`.
+            PsycheError: the process did not end within `KILL_WAIT_S`.
         """
         self.kill()
         with trio.move_on_after(KILL_WAIT_S) as scope:
             scope.shield = True
             await self.wait()
         if scope.cancelled_caught:
-            raise PsycheError(f"{self.name}: process {self.pid} survives SIGKILL; look at it with ps and dmesg")
+            raise PsycheError(f"{self.name}: process {self.pid} survives SIGKILL; inspect it with ps and dmesg")
 
     def get_last_lines(self, count: int) -> list[str]:
-        """The last lines this program has printed."""
+        """Return the last lines that this program has printed."""
         try:
             with self.output.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -135,7 +135,7 @@ class Child:
 
 
 def describe_exit(returncode: int | None) -> str:
-    """`exit code 1`, `killed by SIGKILL`, `still running`."""
+    """Describe an exit status: `exit code 1`, `killed by SIGKILL`, `still running`."""
     if returncode is None:
         return "still running"
     if returncode >= 0:
@@ -147,7 +147,7 @@ def describe_exit(returncode: int | None) -> str:
 
 
 async def stop_all(children: Sequence[Child], timeout_s: float) -> list[str]:
-    """Stop several children side by side; the names of those that had to be killed."""
+    """Stop several children concurrently; return the names of those that had to be killed."""
     stubborn: list[str] = []
 
     async def stop_one(child: Child) -> None:

@@ -1,4 +1,4 @@
-"""What a run came to, from its event logs and from the weights on disk."""
+"""The report of a run, from its event logs and the weights on disk."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ WEIGHTS: Final = "*.safetensors"
 BF16_BYTES: Final = 2
 LAST_LOSSES: Final = 10  # one round's loss on eight samples is noise
 HEX_SHOWN: Final = 16
-MAX_POINTS: Final = 100_000  # of one client's loss; older ones are left out
+MAX_POINTS: Final = 100_000  # samples of one client's loss; older ones are dropped
 
 
 @dataclass(slots=True)
@@ -47,13 +47,13 @@ class ClientReport:
     seconds_to_join: float | None = None
     compute_share: float | None = None
     waits: int = 0
-    wait_overrun_s: float = 0.0  # of the wait that outlasted its deadline most; 0: none did
+    wait_overrun_s: float = 0.0  # of the wait that exceeded its deadline most; 0: none did
     losses: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class RunReport:
-    """The whole run. `problems` says why it did not end well; empty where it did."""
+    """The report of the whole run. `problems` says what went wrong; empty if nothing did."""
 
     run_id: str
     seconds: float
@@ -73,14 +73,14 @@ class RunReport:
 
 
 def compute_allreduce_bytes(parameters: int, members: int, rounds: int) -> int:
-    """What each member of a ring would have sent in `rounds` rounds of a bf16 gradient all-reduce."""
+    """Compute the bytes that each member would send in `rounds` rounds of a bf16 ring all-reduce of gradients."""
     if members < 2:
         return 0
     return round(2 * (members - 1) / members * BF16_BYTES * parameters * rounds)
 
 
 def build_client_report(name: str, lines: Iterable[Line], members: int) -> ClientReport:
-    """Fold one client's events."""
+    """Build one client's report from its events."""
     report, view = ClientReport(name), NodeView(name)
     started = first_training = last_training = None
     waits = WaitWatch()
@@ -116,7 +116,7 @@ def build_client_report(name: str, lines: Iterable[Line], members: int) -> Clien
 
 
 class WaitWatch:
-    """Compares the waits of a client with the deadlines that they named."""
+    """Compares the waits of a client with their announced deadlines."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -124,7 +124,7 @@ class WaitWatch:
         self._deadlines: dict[str, float] = {}
 
     def update(self, t: float, event: kinds.Event) -> None:
-        """Take one event; waits of a process that was killed have no end."""
+        """Take one event; waits of a killed process have no end event."""
         match event:
             case kinds.ClientStarted():
                 self._deadlines.clear()
@@ -151,7 +151,7 @@ def _copy_view(report: ClientReport, view: NodeView) -> None:
 
 
 def hash_weights(folder: Path) -> str:
-    """SHA-256 over the names and bytes of the weight files in a folder; empty where there are none."""
+    """Compute the SHA-256 of the names and bytes of the weight files in a folder; empty if there are none."""
     files = sorted(folder.glob(WEIGHTS))
     if not files:
         return ""
@@ -180,7 +180,7 @@ def build_report(
 
 
 def find_problems(report: RunReport) -> list[str]:
-    """Why a run cannot be called good."""
+    """Return the reasons why a run failed."""
     problems: list[str] = []
     for client in report.clients:
         if client.exit_code != 0:
@@ -198,7 +198,7 @@ def find_problems(report: RunReport) -> list[str]:
 
 
 def write_summary(report: RunReport, path: Path) -> None:
-    """All of it as JSON; whole or not there."""
+    """Write the whole report as JSON, atomically."""
     content: dict[str, Any] = asdict(report) | {"equal": report.equal}
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -206,7 +206,7 @@ def write_summary(report: RunReport, path: Path) -> None:
 
 
 def format_report(report: RunReport) -> str:
-    """The final table and what it means."""
+    """Format the final table and the verdict."""
     head = ("client", "rounds", "loss", "digest", "weights", "sent", "received", "bf16 all-reduce", "kills", "heals")
     rows = [_get_row(client) for client in report.clients]
     lines = [format_table(head, rows), ""]
@@ -232,7 +232,7 @@ def format_report(report: RunReport) -> str:
 
 
 def _get_worst(clients: Sequence[ClientReport]) -> tuple[int, int]:
-    """Every client sees the run's failed epochs, but one that was away misses some: the most is the truth."""
+    """Every client reports the run's failed epochs, but one that was away misses some, so the maximum is right."""
     return max((c.epochs_failed for c in clients), default=0), max((c.steps_lost for c in clients), default=0)
 
 

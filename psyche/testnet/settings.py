@@ -1,22 +1,22 @@
-"""What a person sets for a local testnet, and where everything of one run lies."""
+"""The settings of a local testnet, and the layout of a run's folder."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from psyche.errors import ConfigError
 
-MAX_CLIENTS = 64  # each is two processes of several hundred megabytes
+MAX_CLIENTS = 64  # each takes two processes of several hundred megabytes
 
 
 @dataclass(slots=True, kw_only=True)
 class TestnetSettings:
     """Settings of `psyche local-testnet start`.
 
-    `run_dir` None makes `runs/NAME-DATE-TIME`. `cache_dir` holds weights and tokens that runs share.
-    `minutes` None runs to the end.
+    With `run_dir` None the folder is `runs/NAME-DATE-TIME`. `cache_dir` holds weights and tokens that runs share.
+    With `minutes` None the run goes to its end.
     """
 
-    __test__ = False  # not a test class, whatever its name says
+    __test__ = False  # not a test class, despite its name
 
     num_clients: int
     config_path: Path
@@ -33,17 +33,17 @@ class TestnetSettings:
     log: str = "info"
     events_dir: Path | None = None
     device: str = "auto"
-    threads: int = 0  # per client; 0: the cores shared out
+    threads: int = 0  # per client; 0: an equal share of the cores
     micro_batch_size: int = 8
-    seed: int = 0  # of first weights and of who is killed
+    seed: int = 0  # of the first weights and of the choice of kills
     sample: bool = True
     wait_for_all: bool = False  # set the run's init_min_clients to num_clients
 
     def check(self) -> None:
-        """Refuse what cannot run.
+        """Refuse settings that cannot work.
 
         Raises:
-            ConfigError: naming the flag.
+            ConfigError: a setting is out of range; the message names the flag.
         """
         if not 1 <= self.num_clients <= MAX_CLIENTS:
             raise ConfigError(f"--num-clients {self.num_clients}: must be 1 to {MAX_CLIENTS}")
@@ -60,7 +60,7 @@ class Layout:
 
     @property
     def config(self) -> Path:
-        """The configuration as it runs: ports filled in, model and data linked."""
+        """The configuration in use, with ports filled in, and model and data linked."""
         return self.root / "config"
 
     @property
@@ -70,17 +70,17 @@ class Layout:
 
     @property
     def logs(self) -> Path:
-        """What each process printed."""
+        """The output of each process."""
         return self.root / "logs"
 
     @property
     def plot(self) -> Path:
-        """The picture of the loss."""
+        """The plot of the loss."""
         return self.root / "loss.png"
 
     @property
     def summary(self) -> Path:
-        """Everything the final table says, as JSON."""
+        """The final report as JSON."""
         return self.root / "summary.json"
 
     @property
@@ -102,5 +102,5 @@ class Layout:
 
 
 def get_node_name(number: int) -> str:
-    """Clients are numbered from 1."""
+    """Return a client's node name; clients are numbered from 1."""
     return f"client-{number}"

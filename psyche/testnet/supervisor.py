@@ -1,4 +1,4 @@
-"""One process that starts a server and its clients, watches them, kills some, and leaves nothing behind."""
+"""The supervisor: starts a server and its clients, watches them, kills some on request, and leaves nothing running."""
 
 import contextlib
 import signal
@@ -26,8 +26,8 @@ from psyche.testnet.scratch import Scratch
 from psyche.testnet.settings import TestnetSettings, get_node_name
 from psyche.testnet.view import LiveView
 
-SERVER_START_S: Final = 180.0  # imports on a loaded machine; usually 2 s
-TRAINERS_START_S: Final = 120.0  # imports on a loaded machine; usually 10 s
+SERVER_START_S: Final = 180.0  # for imports on a loaded machine; usually 2 s
+TRAINERS_START_S: Final = 120.0  # for imports on a loaded machine; usually 10 s
 POLL_S: Final = 0.1
 REFRESH_S: Final = 0.3
 STOP_CLIENTS_S: Final = 6.0  # F26 gives a client five seconds
@@ -38,7 +38,7 @@ LAST_LINES: Final = 8
 
 
 class Testnet:
-    """A running server and clients. Tests drive it directly, and kill what they like."""
+    """A running server and its clients. Tests drive it directly and kill processes."""
 
     __test__ = False
 
@@ -48,7 +48,7 @@ class Testnet:
         self.events = EventLog(prepared.layout.events_of("testnet"), node="testnet")
         self.view = LiveView(prepared.layout, settings.num_clients, prepared.run.config.total_steps, console)
         self.server: Child | None = None
-        self.trainers: Child | None = None  # forks the clients' trainers, so that they start in a moment
+        self.trainers: Child | None = None  # forks the clients' trainers, so that they start quickly
         self.clients: dict[int, Child] = {}
         self.exits: dict[int, int | None] = dict.fromkeys(range(1, settings.num_clients + 1))
         self.kills: dict[int, int] = {}
@@ -56,7 +56,7 @@ class Testnet:
         self._scratch = Scratch()
         self._trainer_socket = self._scratch.path / "trainers"
         self._to_restart: set[int] = set()
-        self._at_rest = trio.Event()  # no client is in an epoch any more
+        self._at_rest = trio.Event()  # set when no client is in an epoch any longer
 
     def start_server(self) -> Child:
         """Start the server's process; call it in trio's main thread."""
@@ -66,13 +66,13 @@ class Testnet:
         return self.server
 
     def start_trainers(self) -> None:
-        """Start the host that imports torch once for all clients; those who cannot reach it start their own trainer."""
+        """Start the host that imports torch once for all; a client that cannot reach it starts its own trainer."""
         argv = get_trainer_host_argv(self._trainer_socket)
         self.trainers = Child("trainers", argv, output=self.prepared.layout.logs / "trainers.log")
 
     async def wait_for_trainers(self) -> None:
-        """Until the host answers; a host that ends, or takes too long, costs time and nothing else."""
-        assert self.trainers is not None, "start_trainers comes first"
+        """Wait until the host answers, ends, or takes too long; without it the clients only start more slowly."""
+        assert self.trainers is not None, "call start_trainers first"
         with trio.move_on_after(TRAINERS_START_S):
             while self.trainers.is_running():
                 if await trio.Path(self._trainer_socket).exists():
@@ -80,12 +80,12 @@ class Testnet:
                 await trio.sleep(POLL_S)
 
     async def wait_for_server(self) -> None:
-        """Until the server's port answers.
+        """Wait until the server's port answers.
 
         Raises:
-            PsycheError: it ended, or does not answer within `SERVER_START_S`.
+            PsycheError: the server ended, or did not answer within `SERVER_START_S`.
         """
-        assert self.server is not None, "start_server comes first"
+        assert self.server is not None, "call start_server first"
         with trio.move_on_after(SERVER_START_S):
             while self.server.is_running():
                 with contextlib.suppress(OSError):
@@ -107,7 +107,7 @@ class Testnet:
         return child
 
     def kill_client(self, number: int, *, restart: bool = True) -> None:
-        """SIGKILL a client and all it started; `restart`: it comes back at once."""
+        """Kill a client and all that it started with SIGKILL; with `restart` it is started again at once."""
         child = self.clients[number]
         if not child.is_running():
             return
@@ -119,7 +119,7 @@ class Testnet:
         child.kill()
 
     async def run_client(self, number: int) -> None:
-        """Keep client `number` running until it leaves by itself; killed ones come back."""
+        """Keep client `number` running until it ends by itself; restart it after a kill."""
         while True:
             child = self.start_client(number)
             code = await child.wait()
@@ -132,23 +132,23 @@ class Testnet:
             self.view.say(describe_failure(child, f"{child.name} ended: {describe_exit(code)}"))
 
     async def watch_server(self) -> None:
-        """Raise where the server ends without having been asked to.
+        """Raise if the server ends without having been asked to.
 
         Raises:
-            PsycheError: with its last words.
+            PsycheError: the server ended; the message has its last lines of output.
         """
-        assert self.server is not None, "start_server comes first"
+        assert self.server is not None, "call start_server first"
         code = await self.server.wait()
         raise PsycheError(describe_failure(self.server, f"the server ended: {describe_exit(code)}"))
 
     async def run_clients(self) -> None:
-        """All clients, until each has left."""
+        """Run all clients until each has ended."""
         async with trio.open_nursery() as nursery:
             for number in self.exits:
                 nursery.start_soon(self.run_client, number)
 
     async def kill_regularly(self, plan: KillPlan) -> None:
-        """Random kills until the run nears its end."""
+        """Kill random clients at intervals until the run nears its end."""
         config, random = self.prepared.run.config, Random(self.settings.seed)  # noqa: S311 - no secret
         while True:
             of = format_number(len(plan.allowed), "client")
@@ -162,7 +162,7 @@ class Testnet:
                 self.kill_client(victim)
 
     async def refresh(self) -> None:
-        """Keep the view fresh."""
+        """Refresh the live view regularly."""
         while True:
             self.view.refresh()
             if self._is_at_rest():
@@ -170,7 +170,7 @@ class Testnet:
             await trio.sleep(REFRESH_S)
 
     async def pause(self, reason: str) -> None:
-        """Pause the run and wait until its epoch has ended cleanly, bounded by `DRAIN_S`."""
+        """Pause the run and wait until its epoch has ended cleanly, at most `DRAIN_S`."""
         self.stopped = reason
         self.view.say(f"{reason}: pausing the run, which ends its epoch (at most {DRAIN_S:.0f} s)")
         command = Child("pause", get_owner_argv(self.prepared, "pause"), output=self.prepared.layout.logs / "pause.log")
@@ -186,7 +186,7 @@ class Testnet:
         return all(view.phase in ("paused", "finished", "left") for view in self.view.clients.values())
 
     async def stop(self) -> None:
-        """End everything: clients first, so that they can withdraw, then the server."""
+        """Stop all processes: clients first, so that they can withdraw, then the server."""
         self.view.refresh()
         self.view.is_stopping = True
         stubborn = await stop_all(list(self.clients.values()), STOP_CLIENTS_S)
@@ -203,14 +203,14 @@ class Testnet:
 
 
 def describe_failure(child: Child, what: str) -> str:
-    """What happened, the last lines the process printed, and where the rest is."""
+    """Describe a failure: what happened, the process's last lines of output, and where the rest is."""
     lines = "".join(f"\n    {line}" for line in child.get_last_lines(LAST_LINES))
     return f"{what}; its last lines, all of them in {child.output}:{lines}"
 
 
 @asynccontextmanager
 async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: Console) -> AsyncIterator[Testnet]:
-    """A testnet whose server answers and whose clients are not started yet; leaving ends all of it."""
+    """Open a testnet with a running server and no clients yet; leaving the block stops all processes."""
     testnet = Testnet(prepared, settings, console)
     try:
         testnet.start_trainers()
@@ -231,10 +231,10 @@ async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: C
 
 
 async def run_testnet(settings: TestnetSettings, console: Console) -> int:
-    """Everything from the configuration to the final table; the exit code.
+    """Run a whole testnet, from the configuration to the final table; return the exit code.
 
     Raises:
-        PsycheError: the configuration cannot be used, or the server failed.
+        PsycheError: the configuration is invalid, or the server failed.
     """
     plan = make_kill_plan(
         settings.random_kill_num, settings.random_kill_interval_s, settings.allowed_to_kill, settings.num_clients
@@ -264,7 +264,7 @@ async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Consol
 
 
 async def _train(testnet: Testnet, plan: KillPlan | None) -> None:
-    """Run all clients to their end, or for the minutes asked for, counted from the first round."""
+    """Run all clients to their end, or for the requested minutes, counted from the first round."""
     minutes = testnet.settings.minutes
     async with trio.open_nursery() as nursery:
         if plan is not None:
@@ -285,7 +285,7 @@ async def _end_after(testnet: Testnet, minutes: float, scope: trio.CancelScope) 
 async def _watch_signals(
     scope: trio.CancelScope, console: Console, task_status: Any = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """The first signal ends everything in order; the second ends this process, and the kernel all others."""
+    """Stop in order at the first signal; at the second end this process, whereupon the kernel kills its children."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         task_status.started()
         asked = False

@@ -67,8 +67,8 @@ class LiveView:
     ) -> None:  # fmt: skip
         self.clients = {number: NodeView(get_node_name(number)) for number in range(1, num_clients + 1)}
         self.note = ""
-        self.is_stopping = False  # what ends because it was asked to is no news
-        self.training = trio.Event()  # the first round has begun
+        self.is_stopping = False  # processes that end on request are not reported
+        self.training = trio.Event()  # set when the first round has begun
         self._tails = {name: EventTail(layout.events_of(name)) for name in self._get_nodes()}
         self._tails["server"] = EventTail(layout.events_of("server"))
         self._views = {view.node: view for view in self.clients.values()}
@@ -79,14 +79,14 @@ class LiveView:
         self._shown_at = self._started
         self._shown = ""
         self._epoch_shown = -1
-        self._told: dict[str, float] = {}  # when each line was said
+        self._told: dict[str, float] = {}  # when each line was last printed
 
     def _get_nodes(self) -> Iterable[str]:
         return (view.node for view in self.clients.values())
 
     @property
     def step(self) -> int:
-        """The furthest step any client has seen."""
+        """The furthest step that any client has reached."""
         return max((view.step for view in self.clients.values()), default=0)
 
     def say(self, text: str) -> None:
@@ -94,7 +94,7 @@ class LiveView:
         self._console.print(f"{format_clock(self._now())}  {text}")
 
     def refresh(self) -> None:
-        """Read what is new, tell what is notable, and draw."""
+        """Read new events, print the notable ones, and redraw the table."""
         for name, tail in self._tails.items():
             for line in tail.read():
                 self._take(name, line["t"], read_event(line))
@@ -105,7 +105,7 @@ class LiveView:
             self._print_line(self._now())
 
     def _print_line(self, now: float) -> None:
-        """A plain line every ten seconds; where nothing has changed, every minute."""
+        """Print a plain line every ten seconds, or every minute if nothing has changed."""
         if now - self._shown_at < PLAIN_EVERY_S:
             return
         line = self.draw_line()
@@ -122,7 +122,7 @@ class LiveView:
             self._tell(f"{name} {text}")
 
     def _tell(self, text: str) -> None:
-        """Say what has happened; the same again only after a while."""
+        """Print what has happened; repeat the same line only after a while."""
         now = self._now()
         if now - self._told.get(text, float("-inf")) < TELL_AGAIN_S:
             return
@@ -138,13 +138,13 @@ class LiveView:
             self.say(f"epoch {newest.epoch} trains from step {newest.step}, {members}")
 
     def draw(self) -> str:
-        """The table, with a head line above it, and below what the clients wait for, no line wider than the console."""
+        """Draw the table with a head line above and the clients' waits below, no line wider than the console."""
         now = self._now()
         rows = [self._get_row(view) for view in self.clients.values()]
         return "\n".join([self._get_head(now), format_table(HEAD, rows), *self._get_waits(now)])
 
     def _get_waits(self, now: float) -> list[str]:
-        """The clients' notices, or what they wait for, until when, and what they do then; equal ones once."""
+        """Return the clients' notices or waits (for what, until when, and what then), merging equal ones."""
         told: dict[str, list[int]] = {}
         for number, view in self.clients.items():
             text = view.get_note(now)
@@ -159,7 +159,7 @@ class LiveView:
         return lines
 
     def _get_names(self, epoch: int) -> dict[int, str]:
-        """What the user calls the members of an epoch, by their index in it."""
+        """Return the client numbers of an epoch's members, by member index."""
         return {
             view.index: f"client {number}"
             for number, view in self.clients.items()
@@ -185,7 +185,7 @@ class LiveView:
         ]
 
     def draw_line(self) -> str:
-        """Everything on one line, less the time of day."""
+        """Draw everything on one line, without the time of day."""
         views = list(self.clients.values())
         newest = max(views, key=lambda view: (view.epoch, view.height))
         losses = " ".join("-" if view.loss is None else f"{view.loss:.2f}" for view in views)

@@ -1,1 +1,1 @@
-"""The way to a coordinator server over TCP: dial it, follow its state, send messages and owner's commands."""
+"""The TCP client of a coordinator server: dials it, follows its state, and sends messages and owner's commands."""

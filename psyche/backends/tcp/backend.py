@@ -1,8 +1,8 @@
-"""The client's side of the coordinator server: a `Backend` over TCP that heals by itself.
+"""The `Backend` over TCP: a client of the coordinator server that reconnects by itself.
 
-One connection at a time. When it is lost it is made again, with back-off, for as long as `run` runs;
-requests without an answer are sent again under their old ids (K4), the subscription and the address
-record are renewed, and the caller notices nothing but the time.
+It uses one connection at a time. While `run` runs, a lost connection is reopened with back-off; requests without
+an answer are resent under their old ids (K4), the subscription and the address record are renewed, and the
+caller notices only the delay.
 """
 
 import random
@@ -32,18 +32,18 @@ from psyche.wire.messages import AnyMessage
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
 
-MAX_PENDING: Final = 32  # half of the replies that the server keeps for resends (K4)
+MAX_PENDING: Final = 32  # half the number of replies that the server keeps for resends (K4)
 PING_S: Final = 5.0
-SILENCE_S: Final = 20.0  # the server answers every ping: four lost in a row are a dead connection
+SILENCE_S: Final = 20.0  # the server answers every ping: four unanswered in a row mean a dead connection
 SEND_TIMEOUT_S: Final = 10.0
-BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # H6 leaves 15 s to come back
-ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # who is not on the allow list asks again after so long
+BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # H6 allows 15 s to reconnect
+ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # a key that is not on the allow list asks again after this
 _FATAL: Final = (HandshakeError, wire.RequestRefused, wire.Replaced)
 
 
 @dataclass(eq=False, slots=True)
 class _Pending:
-    """A request whose answer somebody waits for."""
+    """A request whose answer a caller waits for."""
 
     id: int
     frame: bytes
@@ -53,13 +53,13 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What the client's side needs of its machine.
+    """The client's interface to its machine.
 
     Args:
         connect: connects to a host and a port, or raises OSError or WireError.
         unix_time: the wall clock.
-        rng: request ids and jitter of reconnecting.
-        decode: reads a state's bytes; called in a thread.
+        rng: the source of request ids and of reconnecting jitter.
+        decode: decodes a state; called in a thread.
     """
 
     connect: Connect = open_tls
@@ -69,33 +69,32 @@ class Platform:
 
 
 class _Started(Protocol):
-    """What `nursery.start` hands over, as far as it is needed here."""
+    """The part of trio's `TaskStatus` that is used here."""
 
     def started(self) -> None:
-        """The backend may be used."""
+        """Report that the backend may be used."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackendStatistics:
-    """What a backend holds now."""
+    """The current queue sizes of a backend."""
 
     unanswered: int  # requests
 
 
 class TcpBackend:
-    """A `wire.ports.Backend` over TCP. `run` must run while it is used (or see `open_backend`).
+    """A `wire.ports.Backend` over TCP. `run` must be running while it is used (or use `open_backend`).
 
-    Every call waits until the server has answered, however often the connection is lost meanwhile:
-    bound it with a cancel scope. It raises the coordinator's own error, or `BackendError` once it
-    has given up for good (another server or run, another protocol version, another process with the
-    same key).
+    Every call waits until the server has answered, even if the connection is lost repeatedly: use a cancel scope to
+    set a timeout. It raises the coordinator's own error, or `BackendError` once it has given up for good (another
+    server or run, another protocol version, another process with the same key).
 
     Args:
-        address: the server.
-        identity: the client's key, signer and p2p key at once.
-        sink: where events go.
-        platform: connections, clock and chance; those of this computer if not given.
+        address: the server's address.
+        identity: the client's key, both signer and p2p key.
+        sink: receives events.
+        platform: connections, clock and randomness; those of this machine if not given.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class TcpBackend:
         self._identity = identity
         self._sink = sink or NoEvents()
         self._platform = platform or Platform()
-        self._next_id = self._platform.rng.getrandbits(62)  # ids of a former self may still be in the server's memory
+        self._next_id = self._platform.rng.getrandbits(62)  # the server may remember ids of an earlier process
         self._pending: dict[int, _Pending] = {}
         self._outbox: list[bytes] = []
         self._room = trio.Semaphore(MAX_PENDING)
@@ -119,28 +118,28 @@ class TcpBackend:
         self._nonce = -1
         self._run_uid: bytes | None = None
         self._clock_offset_s = 0.0
-        self._subscription = -1  # the request that asks to follow the run
-        self._refusals = 0  # how often it was refused in a row, because the owner has not let this key in (M12)
+        self._subscription = -1  # the request that subscribes to the run
+        self._refusals = 0  # refusals in a row, because the owner has not allowed this key yet (M12)
         self._refused = trio.Event()
         self._permission_wait = ""
         self._record: AddressRecord | None = None
         self._book: dict[bytes, AddressRecord] = {}
-        self._listed: tuple[AddressRecord, ...] = ()  # the book's records, the same object while none changes
+        self._listed: tuple[AddressRecord, ...] = ()  # the book's records; the same object until one changes
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server is there right now."""
+        """Whether the server is connected now."""
         return self._is_connected
 
     def now(self) -> float:
-        """The run's clock in unix seconds, as the server last said it; the wall clock until then."""
+        """The run's clock in Unix seconds, set by the server's last message; the wall clock before the first."""
         return self._platform.unix_time() + self._clock_offset_s
 
     async def run(self, *, task_status: _Started = trio.TASK_STATUS_IGNORED) -> None:
         """Keep connected until cancelled; `task_status.started` is called at once.
 
         Raises:
-            BackendError: it gives up for good; every waiting call raises the same.
+            BackendError: it gives up for good; every waiting call raises the same error.
         """
         task_status.started()
         try:
@@ -160,19 +159,19 @@ class TcpBackend:
                 await self._connect_once()
             except (BackendError, WireError) as error:
                 if isinstance(error, _FATAL) and not (isinstance(error, WrongServer) and self.connects):
-                    raise  # but who has met the server does not take somebody on the line for it, and tries again
+                    raise  # knowing the right key, it assumes a man in the middle and retries
                 self._sink.emit(kinds.ServerLost(reason=str(error), tries=failures))
-            if trio.current_time() - started_s > BACK_OFF_S[-1]:  # a server that hangs up at once is not hammered
+            if trio.current_time() - started_s > BACK_OFF_S[-1]:  # back off if the server closes at once
                 failures = 0
             delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
             failures += 1
-            await trio.sleep(delay_s * self._platform.rng.uniform(0.5, 1.0))  # so that clients do not all come at once
+            await trio.sleep(delay_s * self._platform.rng.uniform(0.5, 1.0))  # so that clients spread their attempts
 
     async def states(self) -> AsyncIterator[Coordinator]:
-        """States as they come, newest only, nonce rising; each is the caller's own copy.
+        """Receive states as they change: only the newest, with increasing nonces; each is the caller's own copy.
 
         Raises:
-            BackendError: given up for good.
+            BackendError: the backend gave up for good.
         """
         seen = -1
         while True:
@@ -183,34 +182,34 @@ class TcpBackend:
             yield await trio.to_thread.run_sync(self._platform.decode, raw)
 
     async def submit(self, message: AnyMessage, proof: Proof = None) -> None:
-        """Send a message; the address record that comes with a join is sent again after every reconnect."""
+        """Submit a message; the address record of a join is announced again after every reconnect."""
         if isinstance(proof, AddressRecord):
             self._record = proof
         await self._request(wire.build_submit(message, proof))
 
     async def announce(self, record: AddressRecord) -> None:
-        """Say where this node can be reached from now on."""
+        """Announce this node's new address record."""
         self._record = record
         await self._request(wire.AnnounceRequest(record))
 
     async def tick(self) -> None:
-        """Nothing: the server ticks by itself (T3)."""
+        """Do nothing: the server ticks by itself (T3)."""
         await trio.lowlevel.checkpoint()
 
     def statistics(self) -> BackendStatistics:
-        """What it holds now."""
+        """Return the current queue sizes."""
         return BackendStatistics(unanswered=len(self._pending))
 
     def address_book(self) -> Sequence[AddressRecord]:
-        """Where the run's nodes are; signatures are checked."""
+        """Return the address records of the run's nodes; their signatures are checked."""
         return self._listed
 
     async def _request(self, body: wire.RequestBody) -> wire.Reply:
-        """Send a request and wait for its answer, over any number of connections.
+        """Send a request and wait for its answer, resending it on every new connection.
 
         Raises:
-            CoordinatorError: the coordinator refuses, and what was asked is not on record (K3).
-            BackendError: the server refuses, or given up for good.
+            CoordinatorError: the coordinator refuses, and the request has not taken effect (K3).
+            BackendError: the server refuses, or the backend gave up for good.
         """
         async with AtOnce(self._room):
             self._check_alive()
@@ -240,7 +239,7 @@ class TcpBackend:
             raise BackendError(f"server {self.address.host}:{self.address.port}: {self._failure}") from self._failure
 
     def _fail(self, error: PsycheError) -> None:
-        """From now on every call raises; the first reason stands."""
+        """Make every call raise from now on; the first reason counts."""
         self._failure = self._failure or error
         for pending in self._pending.values():
             pending.answered.set()
@@ -251,14 +250,14 @@ class TcpBackend:
         self._changed = trio.Event()
 
     async def _connect_once(self) -> None:
-        """One connection from its first byte to its end, which is always an error.
+        """Open and use one connection until it ends, always with an error.
 
         Raises:
-            BackendError, WireError: why it ended.
+            BackendError, WireError: the reason why it ended.
         """
         frames, server, greeting = await dial(self.address, self._identity, self._platform.connect)
         try:
-            self.address = replace(self.address, key=server)  # the first that answered, where none was expected (K6)
+            self.address = replace(self.address, key=server)  # trust on first use if no key was expected (K6)
             self._check_greeting(greeting)
             self.connects += 1
             self._renew()
@@ -266,7 +265,7 @@ class TcpBackend:
             await self._talk(frames)
         finally:
             self._is_connected = False
-            await frames.aclose()  # forceful: does not wait
+            await frames.aclose()  # forcefully: does not wait
 
     def _check_greeting(self, greeting: wire.Greeting) -> None:
         if self._run_uid not in (None, greeting.run_uid):
@@ -278,7 +277,7 @@ class TcpBackend:
         self._clock_offset_s = greeting.now_unix - self._platform.unix_time()
 
     def _renew(self) -> None:
-        """What a new connection begins with: subscription, address record, and what has no answer yet."""
+        """Build the first requests of a new connection: subscription, address record, and unanswered requests."""
         self._is_connected = True
         bodies: list[wire.RequestBody] = [wire.SubscribeRequest()]
         if self._record is not None:
@@ -289,12 +288,12 @@ class TcpBackend:
         self._wake.set()
 
     def _encode(self, body: wire.RequestBody) -> bytes:
-        """A request whose answer nobody waits for."""
+        """Encode a request whose answer no caller waits for."""
         self._next_id += 1
         return wire.encode_message(wire.Request(self._next_id, body))
 
     async def _talk(self, frames: FrameStream) -> None:
-        """Exchange messages until something goes wrong, which is raised."""
+        """Exchange messages until an error occurs, which is raised."""
         async with open_plain_nursery() as nursery:
             for task in (self._receive_all, self._send_all, self._ping, self._ask_again):
                 nursery.start_soon(task, frames)
@@ -312,7 +311,7 @@ class TcpBackend:
             self._send(self._encode(wire.PingRequest()))
 
     async def _ask_again(self, _frames: FrameStream) -> None:
-        """Whoever is not on the allow list asks to follow the run again and again, until the owner has let it in."""
+        """Repeat the subscription while this key is not on the allow list, until the owner adds it."""
         while True:
             await self._refused.wait()
             self._refused = trio.Event()
@@ -346,7 +345,7 @@ class TcpBackend:
             pending.answered.set()
 
     def _note_permission(self, reply: wire.Reply) -> None:
-        """A wait with a name: for the owner to let this key in (M12)."""
+        """Show a named wait: for the owner to allow this key (M12)."""
         wait = f"permission to join: {reply.message}"
         if reply.code == wire.NotAllowed.__name__:
             self._refusals += 1
@@ -380,7 +379,7 @@ class TcpBackend:
     def _take_delta(self, push: wire.StateDelta) -> None:
         try:
             raw = apply_delta(self._raw, self._nonce, push)
-        except WireError as error:  # K5: ask for the whole
+        except WireError as error:  # K5: ask for the full state
             self._sink.emit(kinds.StateMismatch(reason=str(error)))
             self._send(self._encode(wire.SubscribeRequest()))
             return
@@ -406,7 +405,7 @@ def _as_backend_error(error: PsycheError) -> BackendError:
 async def open_backend(
     address: ServerAddress, identity: Identity, *, sink: EventSink | None = None, platform: Platform | None = None
 ) -> AsyncIterator[TcpBackend]:
-    """A backend that keeps connected while the block runs; the block is cancelled when it gives up for good."""
+    """Open a backend that stays connected while the block runs; the block is cancelled if it gives up for good."""
     backend = TcpBackend(address, identity, sink=sink, platform=platform)
     async with open_plain_nursery() as nursery:
         nursery.start_soon(backend.run)

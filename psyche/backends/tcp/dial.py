@@ -1,4 +1,4 @@
-"""The client's way to a coordinator server: connect by TLS, prove both keys, agree on version and run."""
+"""Dialing a coordinator server: connect by TLS, prove both keys, agree on version and run."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -22,12 +22,12 @@ PROGRAM: Final = f"psyche {__version__}"
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAddress:
-    """A coordinator server as a client names it.
+    """The address of a coordinator server.
 
     Args:
         host, port: where it listens.
-        run_id: the run that is meant; empty: whichever it has.
-        key: the server's public key (32 bytes); None: that of the first that answers.
+        run_id: the expected run; empty accepts any.
+        key: the server's public key (32 bytes); None trusts the first server that answers.
     """
 
     host: str
@@ -37,10 +37,10 @@ class ServerAddress:
 
 
 def parse_server(text: str, run_id: str = "", key: bytes | None = None) -> ServerAddress:
-    """The address of "host:port".
+    """Parse an address of the form "host:port".
 
     Raises:
-        BackendError: it is not of that form.
+        BackendError: the text has another form.
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
@@ -52,7 +52,7 @@ Connect = Callable[[str, int], Awaitable[TlsConnection]]
 
 
 class Dialed(NamedTuple):
-    """A connection past hello, the key that the server has proven, and what it said."""
+    """A connection that has completed hello, the key that the server has proven, and its greeting."""
 
     frames: FrameStream
     server: bytes
@@ -60,14 +60,14 @@ class Dialed(NamedTuple):
 
 
 async def dial(address: ServerAddress, identity: Identity, connect: Connect = open_tls) -> Dialed:
-    """A connection past hello, and what the server said; the caller closes it.
+    """Connect and complete hello; the caller closes the connection.
 
     `connect` connects to a host and a port, or raises OSError or WireError.
 
     Raises:
-        HandshakeError, RequestRefused: the server is another one, has another run or speaks another
-            version: trying again does not help.
-        BackendError, WireError: it cannot be reached, or does not answer in time.
+        HandshakeError, RequestRefused: it is not the expected server, or has another run or protocol version: a retry
+            does not help.
+        BackendError, WireError: the server cannot be reached, or does not answer in time.
     """
     connection = await _connect(address, connect)
     frames = FrameStream(connection.stream, wire.MAX_SERVER_FRAME_BYTES, max_send_bytes=wire.MAX_REQUEST_BYTES)
@@ -79,7 +79,7 @@ async def dial(address: ServerAddress, identity: Identity, connect: Connect = op
         if not isinstance(greeting, wire.Greeting):
             raise WireError("the reply to hello is not a greeting")
     except BaseException:
-        await frames.aclose()  # forceful: does not wait, even when cancelled
+        await frames.aclose()  # forcefully: does not wait, even when cancelled
         raise
     return Dialed(frames, channel.server, greeting)
 
@@ -98,7 +98,7 @@ async def _connect(address: ServerAddress, connect: Connect) -> TlsConnection:
 
 
 def get_reason(error: OSError) -> str:
-    """Why no connection came about: what was wrong with each address of the host, each thing once."""
+    """Describe why connecting failed: the errors of all addresses of the host, without repetitions."""
     causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__]
     reasons = [
         os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror  # names that are not found: < 0
@@ -112,7 +112,7 @@ async def ask(frames: FrameStream, request: wire.Request) -> wire.Reply:
     """Send one request on a connection that has no other in flight, and wait for its reply.
 
     Raises:
-        PsycheError: the reply's own error, if it is one; or the connection's.
+        PsycheError: the error in the reply, or that of the connection.
     """
     await frames.send(wire.encode_message(request), REPLY_TIMEOUT_S)
     with trio.move_on_after(REPLY_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""What the owner of a run does from outside: pause, resume, set rates, allow keys, ask how it is (`psyche server`)."""
+"""The owner's commands to a running server: pause, resume, rates, allow list, earnings, status (`psyche server`)."""
 
 import secrets
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from psyche.wire.nursery import open_plain_nursery
 
 TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 1.0
-SILENT_S: Final = 1.0  # a person who waits for longer wants to know for what
+SILENT_S: Final = 1.0  # after this a waiting person is told the reason
 Say = Callable[[str], None]
 _Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings)
 
@@ -32,11 +32,11 @@ async def pause_run(
 ) -> wire.RunStatus:
     """Pause the run: at once before its first round, else after the epoch's drain and Cooldown (P4).
 
-    The command carries an op id, so that it takes effect once however often it has to be sent.
+    The command carries an op id, so that it takes effect once even if it is resent.
 
     Raises:
-        NotOwner: `identity` is no owner of the run.
-        Halted: it is paused or finished already.
+        NotOwner: `identity` is not an owner of the run.
+        Halted: the run is paused or finished already.
         BackendError: the server could not be reached within `timeout_s`.
     """
     op_id = secrets.token_bytes(wire.OP_ID_BYTES)
@@ -46,11 +46,11 @@ async def pause_run(
 async def resume_run(
     address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing
 ) -> wire.RunStatus:
-    """Let a paused run go on; everybody joins again (P4).
+    """Resume a paused run; all clients join again (P4).
 
     Raises:
-        NotOwner: `identity` is no owner of the run.
-        CannotResume: it is not paused.
+        NotOwner: `identity` is not an owner of the run.
+        CannotResume: the run is not paused.
         BackendError: the server could not be reached within `timeout_s`.
     """
     op_id = secrets.token_bytes(wire.OP_ID_BYTES)
@@ -61,7 +61,7 @@ async def set_rates(
     address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing, *,
     earning: int | None = None, slashing: int | None = None,
 ) -> wire.RunStatus:  # fmt: skip
-    """Set what epochs that form from now on pay and slash (M7); None leaves a rate as it is.
+    """Set the rates that epochs formed from now on pay and slash (M7); None leaves a rate unchanged.
 
     `earning` is shared among all credits of an epoch, `slashing` is what each ejected member loses.
 
@@ -79,14 +79,14 @@ async def collect_earnings(
     address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing, *,
     signer: bytes | None = None,
 ) -> tuple[wire.Claim, ...]:  # fmt: skip
-    """Take what `signer` has earned out of the record, or what everybody has; who had earned how much (M11).
+    """Take the earnings of `signer`, or of everybody, out of the record; return them by key (M11).
 
-    Whoever calls this pays. Each amount is taken once, however often the command has to be sent.
+    The caller must pay the amounts. Each amount is taken once, even if the command is resent.
 
     Raises:
         NotOwner: `identity` is no owner of the run.
-        BackendError: the server could not be reached within `timeout_s`; where amounts had been asked for
-            by then, it names them.
+        BackendError: the server could not be reached within `timeout_s`; the message names the amounts that were
+            requested and may or may not be collected.
     """
     question = wire.EarningsRequest()
     found = await _ask_until(address, identity, None, question, wire.Earnings, timeout_s, say)
@@ -107,7 +107,7 @@ async def allow_key(
     address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing, *,
     grantee: bytes, delegates: tuple[bytes, ...] = (),
 ) -> wire.RunStatus:  # fmt: skip
-    """Let a key join, and its delegates (M12); they are let in within seconds, if they wait.
+    """Allow a key and its delegates to join (M12); if they wait already, they join within seconds.
 
     Raises:
         NotOwner: `identity` is no owner of the run and not its join authority.
@@ -123,11 +123,11 @@ async def allow_key(
 async def disallow_key(
     address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing, *, key: bytes
 ) -> wire.RunStatus:
-    """Let a key join no more, nor its delegates; who is a member stays until its epoch ends (M12).
+    """Stop a key and its delegates from joining; a member stays until its epoch ends (M12).
 
     Raises:
         NotOwner: `identity` is no owner of the run and not its join authority.
-        BadRequest: as many keys as there is room for are disallowed.
+        BadRequest: the list of disallowed keys is full.
         BackendError: the server could not be reached within `timeout_s`.
     """
     op_id = secrets.token_bytes(wire.OP_ID_BYTES)
@@ -137,7 +137,7 @@ async def disallow_key(
 async def get_allowed(
     address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing
 ) -> wire.AllowedKeys:
-    """Who may join.
+    """Return who may join.
 
     Raises:
         NotOwner: `identity` is no owner of the run and not its join authority.
@@ -149,10 +149,10 @@ async def get_allowed(
 async def get_run_status(
     address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing
 ) -> wire.RunStatus:
-    """How the run is; anybody may ask. `say` hears it where the answer is long in coming.
+    """Return the run's status; anybody may ask. `say` is told the reason of a long wait.
 
     Raises:
-        BackendError: the server could not be reached within `timeout_s`, or refuses.
+        BackendError: the server refuses, or could not be reached within `timeout_s`.
     """
     return await _carry_out(address, identity, None, timeout_s, say)
 
@@ -160,7 +160,7 @@ async def get_run_status(
 async def _carry_out(
     address: ServerAddress, identity: Identity, command: wire.RequestBody | None, timeout_s: float, say: Say
 ) -> wire.RunStatus:
-    """Send a command until it is answered, then ask for the status."""
+    """Send a command until it is answered, then request the status."""
     return await _ask_until(address, identity, command, wire.StatusRequest(), wire.RunStatus, timeout_s, say)
 
 
@@ -187,7 +187,7 @@ async def _say_if_silent(attempts: "_Attempts", timeout_s: float, say: Say) -> N
 
 
 class _Attempts:
-    """One command and the question after it, sent until the server has answered both or refuses."""
+    """One command and the request after it, resent until the server has answered both or refuses."""
 
     def __init__(
         self, address: ServerAddress, identity: Identity, command: wire.RequestBody | None,
@@ -196,13 +196,13 @@ class _Attempts:
         self.problem = problem
         self._address, self._identity, self._command = address, identity, command
         self._question = question
-        self._command_id = secrets.randbits(62)  # kept over resends (K4)
+        self._command_id = secrets.randbits(62)  # the same on every resend (K4)
 
     async def run(self) -> object:
-        """Try until the server answers; `problem` says why it has not yet.
+        """Try until the server answers; meanwhile `problem` says why it has not.
 
         Raises:
-            CoordinatorError, HandshakeError, RequestRefused: it refused.
+            CoordinatorError, HandshakeError, RequestRefused: the server refused.
         """
         while True:
             try:

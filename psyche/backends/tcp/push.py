@@ -1,4 +1,4 @@
-"""Reading what the server sends of the state (K5): the whole, or what has changed since."""
+"""Decoding state pushes from the server (K5): full states and deltas."""
 
 import zstandard
 
@@ -9,10 +9,10 @@ from psyche.wire.crypto import blake3_hash
 
 
 def read_full(push: FullState) -> bytes:
-    """The state's bytes of a full push.
+    """Decompress the state of a full push.
 
     Raises:
-        WireError: it does not decompress to exactly a state, or the hash is another one.
+        WireError: it does not decompress to the size of a state, or the hash does not match.
     """
     try:
         if zstandard.frame_content_size(push.compressed) != STATE_BYTES:  # before anything is allocated
@@ -24,11 +24,11 @@ def read_full(push: FullState) -> bytes:
 
 
 def apply_delta(raw: bytes, nonce: int, push: StateDelta) -> bytes:
-    """The state's bytes after a delta to those of `nonce`.
+    """Apply a delta to the bytes of the state with `nonce`; return the new bytes.
 
     Raises:
-        WireError: it starts at another nonce, a run leaves the state, or the hash is another one:
-            ask for the full state.
+        WireError: the delta starts at another nonce, a run exceeds the state, or the hash does not match; the caller
+            should ask for the full state.
     """
     if push.from_nonce != nonce:
         raise WireError(f"state delta: starts from nonce {push.from_nonce}, this client is at {nonce}")

@@ -1,4 +1,4 @@
-"""Command lines: `app` puts them together, `main` is where `psyche` starts.
+"""The command line: `app` assembles the commands, `main` is the entry point of `psyche`.
 
-Here belongs what a person types and what is printed in answer. What a command does is a function of another package.
+This package parses input and prints output; the work of each command is done by functions of other packages.
 """

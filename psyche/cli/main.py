@@ -1,4 +1,4 @@
-"""The entry point of `psyche`: answers `--version` at once, and loads the commands only where one is wanted."""
+"""The entry point of `psyche`: answers `--version` at once, and imports the commands only if one is needed."""
 
 import sys
 

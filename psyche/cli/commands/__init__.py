@@ -1,4 +1,4 @@
-"""A file for each group of commands; each command parses, calls one function, prints.
+"""One module for each group of commands; a command parses its options, calls one function, and prints the result.
 
-Here belong the options and the help of a command. What several of them need stands in `cli.helpers`.
+The options and help of a command are here; code that several commands share is in `cli.helpers`.
 """

@@ -114,7 +114,7 @@ def check_server(address: "ServerAddress") -> None:
     A server that does not answer now is waited for later.
 
     Raises:
-        HandshakeError, RequestRefused: it is another one, has another run, or speaks another version.
+        HandshakeError, RequestRefused: it is not the expected server, or has another run or protocol version.
     """
     import trio
 
@@ -139,7 +139,7 @@ def check_server(address: "ServerAddress") -> None:
 
 
 def run(settings: "ClientSettings", events: "EventLog", console: "Console", logs: opt.Logs) -> int:
-    """Run the client with its live view; the exit code."""
+    """Run the client with its live view; return the exit code."""
     from psyche.backends.tcp.backend import ServerAddress, TcpBackend, open_backend
     from psyche.cli.helpers.common import run_async
     from psyche.client.runtime.app import run_client
@@ -193,10 +193,10 @@ def show_identity(
 
 
 def get_data_dir(data_dir: Path | None, run_id: str) -> Path:
-    """The folder asked for, or psyche-data/RUN_ID here.
+    """Return the given folder, or psyche-data/RUN_ID in the current folder.
 
     Raises:
-        ConfigError: a run id that is no folder's name.
+        ConfigError: the run id cannot be the name of a folder.
     """
     from psyche.errors import ConfigError
 

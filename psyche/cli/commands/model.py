@@ -62,10 +62,10 @@ def init(
 
 
 def get_tokenizer_files(tokenizer: Path | None, scratch: Path) -> list[Path]:
-    """The tokenizer's files: those of a folder, one file, or the byte tokenizer written into `scratch`.
+    """Return the tokenizer's files: those of a folder, one file, or the byte tokenizer written into `scratch`.
 
     Raises:
-        ConfigError: there is none at that path, or its name is not one of a run's model files (S9).
+        ConfigError: there is no tokenizer at that path, or its file name is not one of a run's model files (S9).
     """
     from psyche.core.encoding.manifest import FILE_NAMES
     from psyche.data.bytes_tokenizer import write_tokenizer
@@ -127,5 +127,5 @@ def sample(
 
 
 def format_sample(found: "Sample") -> str:
-    """What was given and what the model made of it, told apart."""
+    """Format the prompt and the model's continuation, each under a line of its own."""
     return f"--- prompt\n{found.prompt}\n--- the model goes on\n{found.written}"

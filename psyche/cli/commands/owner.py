@@ -1,4 +1,4 @@
-"""What the owner of a run does from outside: pause, rates, the allow list, earnings (`psyche server`; M7, M11, M12)."""
+"""The owner's commands to a running server: pause, rates, allow list, earnings (`psyche server`; M7, M11, M12)."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -49,17 +49,17 @@ ServerKey = Annotated[
     ),
 ]
 MAX_RATE = (1 << 63) - 1
-ARGUMENTS = frozenset({"key"})  # parameters that are no options
+ARGUMENTS = frozenset({"key"})  # parameters that are not options
 
 
 def open_owner(
     server_addr: str, server_key: str | None, identity_secret_key_path: Path | None, state_dir: Path | None
 ) -> "tuple[ServerAddress, Identity]":
-    """The server, with its key where that is known, and the key of who commands it, as the options name them (K6).
+    """Resolve the options to the server's address, its key if known, and the owner's identity (K6).
 
     Raises:
-        ConfigError: no key is named, there is none, or two name different servers.
-        BackendError: the address is none.
+        ConfigError: no key is named, its file is missing, or two options name different servers.
+        BackendError: the address is malformed.
     """
     from psyche.backends.tcp.dial import parse_server
 
@@ -67,14 +67,14 @@ def open_owner(
     key = _find_server_key(server_key, state_dir)
     if key is None:
         say(
-            "warning: nothing shows whether the server or somebody on the line answers: name the server's key with "
+            "warning: the server's identity cannot be checked: name the server's key with "
             "--server-key HEX (`psyche server run` prints it)"
         )
     return parse_server(server_addr, key=key), identity
 
 
 def _find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | None:
-    """The server's public key, from --server-key or the state folder; None where neither has it."""
+    """Return the server's public key from --server-key or the state folder; None if neither has it."""
     from psyche.errors import ConfigError
     from psyche.wire.key_file import read_key_file
 
@@ -90,7 +90,7 @@ def _find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who commands which server, as the options say."""
+    """The owner's options: which server to command, and with which key."""
 
     server_addr: str
     server_key: str | None
@@ -99,17 +99,17 @@ class Owner:
     timeout_s: float
 
     def command(self, function: Callable[..., Awaitable[_Found]], **arguments: object) -> _Found:
-        """What the server answers to a command of `psyche.backends.tcp.owner`.
+        """Run a command of `psyche.backends.tcp.owner` and return the server's answer.
 
         Raises:
-            ConfigError, BackendError: as `open_owner`.
+            ConfigError, BackendError: see `open_owner`.
         """
         opened = open_owner(self.server_addr, self.server_key, self.identity_secret_key_path, self.state_dir)
         return run_async(partial(function, *opened, self.timeout_s, say=say, **arguments))
 
 
 def _build_parameters() -> list[inspect.Parameter]:
-    """The options of every command of an owner, server's address first."""
+    """Build the options that all owner's commands share, the server's address first."""
     options: list[tuple[str, object, object]] = [
         ("server_addr", OwnerAddr, inspect.Parameter.empty),
         ("server_key", ServerKey, None),
@@ -124,7 +124,7 @@ def _build_parameters() -> list[inspect.Parameter]:
 
 
 def owner_command(name: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function: its argument `owner` comes from five options, the others are its own."""
+    """Turn a function into a command: five options fill its argument `owner`, the others are its own."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         address, *others = _build_parameters()
@@ -257,7 +257,7 @@ def disallow_key(
 
 
 def show_allowed(status: "RunStatus") -> None:
-    """Who may join after a command on the allow list."""
+    """Print who may join after a command on the allow list."""
     from psyche.telemetry.text import format_number
 
     everybody = "everybody who was not disallowed may join; " if status.is_open else ""

@@ -172,7 +172,7 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
 
 
 def say(text: str) -> None:
-    """What a command does while it takes long, on stderr."""
+    """Print a progress message on stderr."""
     typer.echo(text, err=True)
 
 
@@ -234,10 +234,10 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
 
 
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":
-    """Load a run that can start, and its data.toml; say what is seldom meant.
+    """Load a run that can start, and its data.toml; print warnings about unusual settings.
 
     Raises:
-        ConfigError: something breaks a rule, is not built yet, or is missing.
+        ConfigError: a setting breaks a rule, is not supported yet, or is missing.
     """
     from psyche.config.problems import ConfigProblems
     from psyche.config.validate import validate_config as validate
@@ -260,10 +260,10 @@ def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, Lo
 
 
 def add_allowed(access: "Access", keys: list[str]) -> "Access":
-    """What run.toml allows, and the keys of --allow.
+    """Combine the access settings of run.toml with the keys of --allow.
 
     Raises:
-        ConfigError: they are more than a list has room for, or one is nobody's.
+        ConfigError: there are more keys than a list has room for, or one is the key of zeros.
     """
     from psyche.errors import ConfigError
     from psyche.wire.access import MAX_KEYS, NOBODY
@@ -279,10 +279,10 @@ def add_allowed(access: "Access", keys: list[str]) -> "Access":
 
 
 def load_server_identity(folder: Path | None, path: Path | None, *, create: bool) -> "Identity":
-    """The key named, or that of a server's state folder.
+    """Load the named key, or that of a server's state folder.
 
     Raises:
-        ConfigError: neither is named, or there is none.
+        ConfigError: neither is named, or the key file is missing.
     """
     from psyche.errors import ConfigError
     from psyche.wire.key_file import make_identity, read_key_file, write_key_file

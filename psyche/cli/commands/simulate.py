@@ -130,7 +130,7 @@ def _foretell(
     question: "Question", parameters: str, model: Path | None, picture: Path | None, json_file: Path | None,
     events: Path | None, *, suggest: bool,
 ) -> bool:  # fmt: skip
-    """Play, answer and write; whether the run gets on and all could be written."""
+    """Simulate, print and write the results; return whether the run makes progress and all output was written."""
     say = Speaker()
     forecast, suggestions = _answer(say, question, parameters, model, keep=events is not None, suggest=suggest)
     is_written = _write(say, forecast, suggestions, picture, json_file, events)
@@ -139,7 +139,7 @@ def _foretell(
 
 
 def _refuse_unused(ctx: typer.Context, names: tuple[str, ...], where: str) -> None:
-    """Who gives an option means it to change something."""
+    """Refuse options that would have no effect."""
     from psyche.errors import ConfigError
 
     def is_given(name: str) -> bool:
@@ -176,10 +176,10 @@ def _read_question(
 
 
 def parse_parameters(text: str) -> int:
-    """`1e9`, `8000000000` or nothing (0).
+    """Parse a number of parameters: `1e9`, `8000000000`, or 0 if the text is empty.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the text is not such a number.
     """
     from psyche.errors import ConfigError
 
@@ -220,7 +220,7 @@ def _answer(
 
 
 def describe_length(question: "Question") -> list[str]:
-    """Where the run itself would be over sooner than what is played."""
+    """Describe that the run would end before the simulated rounds; empty if it would not."""
     total = question.config.total_steps
     if total > question.rounds:
         return []
@@ -228,7 +228,7 @@ def describe_length(question: "Question") -> list[str]:
 
 
 def find_remarks(forecast: "Forecast") -> list[str]:
-    """What the figures alone do not say."""
+    """Return remarks on the figures."""
     from psyche.forecast.settled import describe_transient
     from psyche.telemetry.text import format_seconds
 
@@ -256,7 +256,7 @@ def _play(question: "Question", title: str, *, keep: bool = False) -> "Forecast"
 
 
 def format_played(at: "Played") -> str:
-    """What shows that a simulation lives while no round closes."""
+    """Format the progress of a simulation, also while no round closes."""
     from psyche.telemetry.text import format_number, format_seconds
 
     lost = f", {format_number(at.given_up, 'round')} given up" if at.given_up else ""
@@ -357,7 +357,7 @@ def _replay(text: str, wanted: "Filter") -> None:
 
 
 def _show(lines: "list[Line]", wanted: "Filter") -> None:
-    """Page through the lines on a terminal, print them elsewhere."""
+    """Show the lines in a pager on a terminal; otherwise print them."""
     import click
 
     from psyche.analysis.viewer import format_trace

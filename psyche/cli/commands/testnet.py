@@ -115,10 +115,10 @@ def start(
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """`1,3` as numbers.
+    """Parse numbers such as `1,3`.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the text has another form.
     """
     from psyche.errors import ConfigError
 

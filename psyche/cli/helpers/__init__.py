@@ -1,4 +1,4 @@
-"""What commands share, and what one of them does beyond parsing: options, outputs, progress, checks, a server's life.
+"""Helpers of the commands: options, outputs, progress, checks, and serving a run.
 
-Here belongs nothing that another package needs: the command line is the top floor.
+No other package may import from here: the command line is the top floor.
 """

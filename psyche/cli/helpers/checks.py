@@ -1,4 +1,4 @@
-"""The checks of `psyche doctor`. Each looks at one thing, bounded in time, and says what to do about it."""
+"""The checks of `psyche doctor`. Each examines one thing within a time limit and says what to do about it."""
 
 import ctypes
 import functools
@@ -53,7 +53,7 @@ print(json.dumps({"version": metadata.version("libp2p")}))
 
 
 class CheckVerdict(StrEnum):
-    """What a check found."""
+    """The verdict of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -62,7 +62,7 @@ class CheckVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report; `advice` is what to do, empty where nothing needs doing."""
+    """One line of the report; `advice` is what to do, empty if nothing needs to be done."""
 
     name: str
     verdict: CheckVerdict
@@ -71,18 +71,18 @@ class Check:
 
 
 def to_dict(check: Check) -> dict[str, str]:
-    """The check as JSON has it."""
+    """Return the check as a JSON object."""
     return {"name": check.name, "verdict": str(check.verdict), "found": check.found, "advice": check.advice}
 
 
 def format_check(check: Check) -> str:
-    """`ok    python    3.11.7`, and below it what to do."""
+    """Format a check as `ok    python    3.11.7`, with the advice below."""
     line = f"{check.verdict:<5} {check.name:<9} {check.found}"
     return f"{line}\n{'':<16}-> {check.advice}" if check.advice else line
 
 
 def get_checks(data_dir: Path, port: int) -> list[Callable[[], Check]]:
-    """All checks, in the order a person would ask."""
+    """Return all checks in the order of the report."""
     return [
         check_python,
         check_packages,
@@ -106,7 +106,7 @@ def check_python() -> Check:
 
 
 def check_packages() -> Check:
-    """What every command needs, without loading it."""
+    """Check that the packages all commands need are installed, without importing them."""
     missing = [name for name in BASE if not _is_installed(name)]
     if missing:
         return Check("packages", CheckVerdict.FAIL, f"missing: {', '.join(missing)}", INSTALL)

@@ -1,4 +1,4 @@
-"""What the commands share: one way to fail, one way to stop, one way to write examples."""
+"""Shared by all commands: error messages, stopping, and examples in help pages."""
 
 import os
 import signal
@@ -22,13 +22,13 @@ KEY_BYTES: Final = 32
 
 
 class Debug:
-    """Whether errors are shown with where they come from (`psyche --debug`, PSYCHE_DEBUG=1)."""
+    """Whether errors are shown with a traceback (`psyche --debug`, PSYCHE_DEBUG=1)."""
 
     on = bool(os.environ.get("PSYCHE_DEBUG"))
 
 
 class PsycheGroup(TyperGroup):
-    """Commands whose errors are one clear message, and which Ctrl-C ends with 130."""
+    """A command group that shows errors as one clear message, and exits with 130 on Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:  # click.Context, which some versions of typer bring along under another name
         """Run the chosen command."""
@@ -44,11 +44,11 @@ class PsycheGroup(TyperGroup):
 
 
 def show_errors(error: BaseException) -> None:
-    """Print our own errors as messages; anything else is a defect of ours and goes on.
+    """Print our own errors as messages; re-raise anything else, which is a bug.
 
     Raises:
-        BaseException: `error` itself, where not everything in it is a `PsycheError`.
-        typer.Exit: 130 where it was Ctrl-C in several tasks.
+        BaseException: `error` itself, if it contains anything but `PsycheError`.
+        typer.Exit: 130 if it was Ctrl-C in several tasks.
     """
     leaves = list(get_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
@@ -63,7 +63,7 @@ def show_errors(error: BaseException) -> None:
 
 
 def get_leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors that a group of groups holds."""
+    """Return the leaf errors of nested exception groups."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from get_leaves(inner)
@@ -72,7 +72,7 @@ def get_leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def make_group(text: str, *examples: str) -> typer.Typer:
-    """A group of commands with its explanation and examples."""
+    """Create a group of commands with its explanation and examples."""
     return typer.Typer(
         cls=PsycheGroup,
         help=text,
@@ -91,7 +91,7 @@ def format_examples(*examples: str) -> str:
 
 
 def run_async(function: Any, *args: Any) -> Any:
-    """Run an async function on trio; trio is loaded only now."""
+    """Run an async function on trio, which is imported only now."""
     import trio
 
     return trio.run(function, *args)
@@ -99,7 +99,7 @@ def run_async(function: Any, *args: Any) -> Any:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends what runs within as Ctrl-C does, so that it cleans up; the exit code is 143."""
+    """Treat SIGTERM as Ctrl-C while the block runs, so that it cleans up; the exit code is 143."""
     is_ended = False
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -119,10 +119,10 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def parse_hex(name: str, text: str) -> bytes:
-    """32 bytes from 64 hex digits.
+    """Parse 64 hex digits as 32 bytes.
 
     Raises:
-        ConfigError: naming `name`.
+        ConfigError: the text has another form; the message names `name`.
     """
     try:
         key = bytes.fromhex(text.strip())

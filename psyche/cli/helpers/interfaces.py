@@ -1,4 +1,4 @@
-"""Which address to listen on, from what a person calls an interface."""
+"""The address to listen on, found from the name of an interface."""
 
 import fcntl
 import ipaddress

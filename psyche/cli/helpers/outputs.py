@@ -1,4 +1,4 @@
-"""What a command that works for minutes writes at its end: looked at before the work, each written for itself."""
+"""Output files of long commands: checked before the work begins, and written independently at its end."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ def check_target(option: str, path: Path | None) -> None:
 
 
 def _try_to_write(path: Path, parent: Path) -> None:
-    """What lies there stays as it is; opening a pipe would wait for its reader."""
+    """Test writing without changing an existing file; a pipe is not opened, because that would wait for a reader."""
     if path.is_file():
         with path.open("ab"):
             return

@@ -1,4 +1,4 @@
-"""The server's life between start and signal."""
+"""Serving a run from the start until a signal."""
 
 import contextlib
 import dataclasses
@@ -47,7 +47,7 @@ async def serve_until_signal(
 
 
 def describe(settings: ServerSettings, bound: BoundServer) -> str:
-    """What the owner tells those who want to take part."""
+    """Describe how to take part, for the owner to pass on."""
     run_id, key = settings.run.run_id, bound.key.hex()
     return (
         f"run {run_id!r} is served on {bound.host}:{bound.port} by process {os.getpid()}, server key {key}\n"
@@ -56,7 +56,7 @@ def describe(settings: ServerSettings, bound: BoundServer) -> str:
 
 
 def describe_access(settings: ServerSettings, bound: BoundServer) -> str:
-    """Who may join, and how that is changed."""
+    """Describe who may join, and how to change that."""
     if bound.is_open:
         return "warning: the run is open: anybody may join, even to slow it down"
     way = (
@@ -69,7 +69,7 @@ def describe_access(settings: ServerSettings, bound: BoundServer) -> str:
 
 
 class ServerLine:
-    """The server's status line: on a terminal always there, elsewhere a line when something has changed."""
+    """The server's status line: permanent on a terminal, elsewhere a line for each change."""
 
     def __init__(self, console: Console, *, now: Callable[[], float] = time.time) -> None:
         self._console = console
@@ -97,7 +97,7 @@ class ServerLine:
             self._console.print(format_status(status, now))
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Close the status line."""
         self._console.clear_status()
 
 

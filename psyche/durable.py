@@ -1,7 +1,7 @@
-"""Files and folders that are still there after a power cut.
+"""Files and folders that survive a power cut.
 
-A file's bytes are safe when the file was synced, its name is when the folder with the name was. Every function
-blocks until the disk says so, and raises OSError where it cannot.
+A file's bytes are safe after the file is synced, its name after its folder is synced. Every function blocks until the
+disk confirms that, and raises OSError on failure.
 """
 
 import os
@@ -10,19 +10,19 @@ from pathlib import Path
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, with those above it that are missing.
+    """Create a folder and its missing parents.
 
-    Its own name is synced even where it is there: whoever made it may have died before.
+    The folder's name is synced even if the folder exists: the process that created it may have died before its sync.
     """
     missing = [folder for folder in path.parents if not folder.is_dir()]
     for folder in (*reversed(missing), path):
         folder.mkdir(exist_ok=True)
-        with suppress(PermissionError):  # who may write names into a folder need not be allowed to read it
+        with suppress(PermissionError):  # a folder may be writable but not readable
             sync_folder(folder.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the disk has the names in a folder."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -31,13 +31,13 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the disk has the bytes of a file that something else wrote."""
+    """Sync the bytes of an existing file to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a file's bytes; its name is safe once its folder is synced."""
+    """Write a file and sync its bytes; its name is safe only once its folder is synced."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -45,9 +45,9 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
 
 
 def create_file(path: Path, data: bytes | memoryview, temporary: Path) -> None:
-    """Make a file that is whole or not there; a file, or link, that is there already raises FileExistsError.
+    """Create a file atomically; FileExistsError if the path exists already, even as a link.
 
-    `temporary` may be there: its mode becomes the file's.
+    `temporary` may exist: the file then gets its mode.
     """
     try:
         write_file(temporary, data)
@@ -58,7 +58,7 @@ def create_file(path: Path, data: bytes | memoryview, temporary: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes | memoryview, temporary: Path) -> None:
-    """Put a whole file in the place of the old one: afterwards, and after a power cut, it is the old or the new one."""
+    """Replace a file atomically: after a power cut, either the old or the new file is there, complete."""
     write_file(temporary, data)
     temporary.replace(path)
     sync_folder(path.parent)

@@ -2,7 +2,7 @@
 
 
 class PsycheError(Exception):
-    """Base of every error that Psyche raises on purpose."""
+    """Base class of all errors that Psyche raises on purpose."""
 
 
 class ConfigError(PsycheError):

@@ -1,1 +1,1 @@
-"""Models, checkpoints, DisTrO and the trainer with its process."""
+"""Models, checkpoints, the DisTrO optimizer, and the trainer with its process."""

@@ -1,4 +1,4 @@
-"""Weights to and from disk: resume snapshots (fp32, exact) and exports for users (Hugging Face folders)."""
+"""Reading and writing weights: resume snapshots (fp32, exact) and exports for users (Hugging Face folders)."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ from psyche.modeling.weights import get_bytes
 from psyche.wire.crypto import blake3_hash, blob_id_of
 
 EXPORT_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MAX_SHARD_BYTES: Final = 5 << 30  # of an export's weight files, as the Hub's own tools cut them
+MAX_SHARD_BYTES: Final = 5 << 30  # the largest weight file of an export, as with the Hub's own tools
 Progress = Callable[[], None]
 
 
@@ -48,13 +48,13 @@ def write_snapshot(
     model_files: Mapping[str, bytes],
     on_progress: Progress,
 ) -> bytes:
-    """Write a resume snapshot at `info.path`, whole or not at all, and return its weight root.
+    """Write a resume snapshot atomically at `info.path` and return its weight root (32 bytes).
 
-    `tensors` are all that the manifest lists (`model.get_tensors`); `entries`, `files` and `weight_root` of `info`
-    are computed here. `on_progress` is called per tensor.
+    `tensors` are all tensors of the manifest (`model.get_tensors`). `entries`, `files` and `weight_root` of `info`
+    are ignored and computed here. `on_progress` is called once per tensor.
 
     Raises:
-        TrainerError: the disk refused; nothing is left behind.
+        TrainerError: the snapshot cannot be written; nothing is left behind.
     """
     try:
         with write_folder(info.path) as folder:
@@ -90,14 +90,14 @@ def load_snapshot(info: SnapshotInfo, on_progress: Progress) -> LlamaForCausalLM
     """Build the snapshot's model on the CPU with exactly its weights; every tensor is checked against the manifest.
 
     Raises:
-        ConfigError: the model's config is not a plain Llama's.
-        TrainerError: a tensor's bytes are not those of the manifest, or its tensors are not the model's.
+        ConfigError: the model's config is not that of a plain Llama.
+        TrainerError: a tensor's bytes do not match the manifest, or the tensors do not match the model's config.
     """
     model = build_model(read_model_config(info.path / MODEL_NAME / CONFIG_NAME))
     tensors = get_tensors(model)
     expected = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
     if [(entry.name, tuple(entry.dims)) for entry in info.entries] != expected:
-        raise TrainerError(f"snapshot {info.path}: its tensors are not those of its config.json; use another snapshot")
+        raise TrainerError(f"snapshot {info.path}: its tensors do not match its config.json; use another snapshot")
     for index, (entry, tensor) in enumerate(zip(info.entries, tensors.values(), strict=True)):
         raw = get_tensor_path(info.path, index).read_bytes()
         if blob_id_of(raw) != entry.blob_id:
@@ -110,10 +110,10 @@ def load_snapshot(info: SnapshotInfo, on_progress: Progress) -> LlamaForCausalLM
 
 
 def load_momentum(info: SnapshotInfo) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The momentum beside a snapshot and what snapshot.json says of it.
+    """Load the momentum of a snapshot, as tensors by name, and its description in snapshot.json.
 
     Raises:
-        TrainerError: damaged.
+        TrainerError: the momentum file is damaged or cannot be read.
     """
     fields = read_momentum_fields(info)
     try:
@@ -123,16 +123,16 @@ def load_momentum(info: SnapshotInfo) -> tuple[dict[str, torch.Tensor], dict[str
 
 
 def export_model(path: Path, tensors: Mapping[str, torch.Tensor], model_files: Mapping[str, bytes], dtype: str) -> None:
-    """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; replaced whole if it is there.
+    """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads.
 
     Args:
-        path: the folder.
-        tensors: the fp32 masters and buffers; rounded to `dtype` in a copy.
+        path: the folder; an existing one is replaced atomically.
+        tensors: the fp32 masters and buffers; copies of them are rounded to `dtype`.
         model_files: config.json and tokenizer files, written beside the weights.
         dtype: "float32" or "bfloat16".
 
     Raises:
-        TrainerError: an unknown dtype, or the disk refused.
+        TrainerError: the dtype is unknown, or the folder cannot be written.
     """
     if dtype not in EXPORT_DTYPES:
         raise TrainerError(f"export {path}: dtype {dtype!r}, must be one of {', '.join(EXPORT_DTYPES)}")

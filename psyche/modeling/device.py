@@ -1,4 +1,4 @@
-"""Devices: which one to use, how it computes, and how it runs out of memory."""
+"""Devices: their selection, their arithmetic, and out-of-memory errors."""
 
 import gc
 from contextlib import AbstractContextManager
@@ -10,10 +10,10 @@ from psyche.errors import TrainerError
 
 
 def select_device(name: str) -> torch.device:
-    """The device called `name`: "auto" (CUDA where there is one, else CPU), "cpu", "cuda" or "cuda:N".
+    """Select a device: "auto" (CUDA if available, otherwise CPU), "cpu", "cuda" or "cuda:N".
 
     Raises:
-        TrainerError: no such device on this machine.
+        TrainerError: this machine has no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,12 +29,12 @@ def select_device(name: str) -> torch.device:
 
 
 def get_numeric_class(device: torch.device) -> NumericClass:
-    """How gradients are computed there: fp32 on a CPU, bf16 autocast on CUDA (V6)."""
+    """The arithmetic of gradients on a device: fp32 on a CPU, bf16 autocast on CUDA (V6)."""
     return NumericClass.BF16 if device.type == "cuda" else NumericClass.FP32
 
 
 def autocast(device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass: bf16 on CUDA, nothing changed on a CPU; the masters stay fp32."""
+    """The context manager for a forward pass: bf16 autocast on CUDA, no change on a CPU; masters stay fp32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
@@ -47,7 +47,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what a failed attempt left behind."""
+    """Free the memory that a failed attempt still holds."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Llama models through transformers: made from a config, loaded from a folder; safetensors only, no remote code."""
+"""Llama models of transformers, built from a config or loaded from a folder; only safetensors, no remote code."""
 
 import difflib
 import inspect
@@ -20,10 +20,10 @@ from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.snapshot import CONFIG_NAME
 
 WEIGHTS_PATTERN: Final = "*.safetensors"
-_REFUSED_KEYS: Final = ("auto_map", "quantization_config")  # remote code; weights that are not plain numbers
+_REFUSED_KEYS: Final = ("auto_map", "quantization_config")  # remote code; quantized weights
 _NOTED_KEYS: Final = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "transformers_version"})
-# What transformers writes into a config beside the arguments of LlamaConfig.
-_LOAD_DTYPE: Final = torch.float32  # masters are fp32 whatever the file holds
+# Keys that transformers writes into a config in addition to the arguments of LlamaConfig.
+_LOAD_DTYPE: Final = torch.float32  # masters are fp32, whatever the dtype in the file
 _FP32_HOLDS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -34,7 +34,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise ConfigError(f"model config {path}: {error.strerror}") from error
     try:
         settings = tomllib.loads(raw.decode()) if path.suffix == ".toml" else json.loads(raw)
-    except ValueError as error:  # both decoders and UTF-8 raise kinds of it
+    except ValueError as error:  # the base class of the errors of JSON, TOML and UTF-8
         raise ConfigError(f"model config {path}: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"model config {path}: must be a table of settings")
@@ -58,18 +58,20 @@ def read_model_config(path: Path) -> LlamaConfig:
     """Read a `LlamaConfig` from a JSON or TOML file of llama fields, or from a model folder.
 
     Raises:
-        ConfigError: unreadable, another architecture, remote code, or an unknown field (which names the nearest).
+        ConfigError: the file cannot be read, describes another architecture, needs remote code, or has an unknown
+            field; the message then suggests the most similar known one.
     """
     path = path / CONFIG_NAME if path.is_dir() else path
     settings = _read_settings(path)
     _check_settings(path, settings)
     known = set(inspect.signature(LlamaConfig).parameters) | _NOTED_KEYS | {"rope_theta", "rope_scaling", "head_dim"}
-    # A file that transformers wrote may carry fields of its other versions; one that a person wrote may not.
+    # A file written by transformers may have fields of other versions; in one written by hand they are mistakes.
     if "transformers_version" not in settings:
         for key in settings:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
-                raise ConfigError(f"model config {path}: unknown field {key!r}" + (f"; {near[0]!r}?" if near else ""))
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"model config {path}: unknown field {key!r}{hint}")
     try:
         return LlamaConfig(**{k: v for k, v in settings.items() if k not in _NOTED_KEYS})
     except Exception as error:  # transformers raises errors of several libraries for bad values
@@ -77,7 +79,7 @@ def read_model_config(path: Path) -> LlamaConfig:
 
 
 def build_model(config: LlamaConfig, *, seed: int = 0) -> LlamaForCausalLM:
-    """A fresh fp32 model on the CPU; torch's global generator is left as it was."""
+    """Build an fp32 model with random weights on the CPU; torch's global generator is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
@@ -86,7 +88,7 @@ def build_model(config: LlamaConfig, *, seed: int = 0) -> LlamaForCausalLM:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own progress bars, which would break ours."""
+    """Hide transformers' progress bars, which would garble ours."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -97,22 +99,22 @@ def _quiet() -> Iterator[None]:
 
 
 def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequence[Path] = ()) -> int:
-    """Make first weights once and write them as a Hugging Face folder in fp32.
+    """Create a run's first weights and write them as a Hugging Face folder in fp32.
 
-    Everybody in a run loads these files: weights are never made from a seed by each client, for
-    kernels differ.
+    All clients of a run load these files. Clients never create weights from a seed, because kernels differ between
+    machines.
 
     Args:
         config_path: JSON or TOML with llama fields.
-        out_dir: must not exist, or be empty; appears whole or not at all.
-        seed: of the random weights.
-        extra_files: copied beside the model (a tokenizer).
+        out_dir: must be missing or empty; it is written atomically.
+        seed: seed of the random weights.
+        extra_files: files to copy beside the model, such as a tokenizer.
 
     Returns:
         The number of trainable parameters.
 
     Raises:
-        ConfigError: a bad config, or `out_dir` is not empty.
+        ConfigError: the config is invalid, or `out_dir` is not empty.
     """
     if out_dir.exists() and any(out_dir.iterdir()):
         raise ConfigError(f"model folder {out_dir}: not empty; choose another or remove it")
@@ -124,7 +126,7 @@ def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequ
             model.save_pretrained(folder)
         for file in extra_files:
             shutil.copyfile(file, folder / file.name)
-        folder.rename(out_dir)  # an empty folder is replaced
+        folder.rename(out_dir)  # replaces an empty folder
     return count_parameters(get_parameters(model))
 
 
@@ -132,15 +134,17 @@ def _check_folder(folder: Path) -> None:
     if not (folder / CONFIG_NAME).is_file():
         raise TrainerError(f"model folder {folder}: no {CONFIG_NAME}; make one with `psyche model init`")
     if not any(folder.glob(WEIGHTS_PATTERN)):
-        raise TrainerError(f"model folder {folder}: no .safetensors file (other formats can carry code, none is read)")
+        raise TrainerError(
+            f"model folder {folder}: no .safetensors file (other formats can carry code and are never read)"
+        )
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:
     """Load a local Hugging Face folder as fp32 on the CPU.
 
     Raises:
-        ConfigError: the config is not a plain Llama's.
-        TrainerError: files are missing or broken, or do not hold exactly the model's tensors.
+        ConfigError: the config is not that of a plain Llama.
+        TrainerError: files are missing or damaged, or do not hold exactly the model's tensors.
     """
     _check_folder(folder)
     config = read_model_config(folder)
@@ -159,18 +163,18 @@ def load_model(folder: Path) -> LlamaForCausalLM:
 
 
 def get_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The trainable fp32 masters in ascending name order, tied ones once (the order of plan and manifest)."""
+    """The trainable fp32 masters, sorted by name (the order of plan and manifest), tied ones once."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return dict(sorted(named.items()))
 
 
 def get_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All that the model's state holds, in ascending name order, tied tensors once: what the manifest lists (S2).
+    """All tensors that the manifest lists, sorted by name, tied ones once (S2).
 
-    Parameters, trained or not, and persistent buffers. Other buffers follow from the config.
+    These are all parameters, trained or not, and the persistent buffers. The config determines other buffers.
 
     Raises:
-        TrainerError: a tensor that fp32 cannot hold exactly.
+        TrainerError: fp32 cannot hold a tensor's values exactly.
     """
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
@@ -182,10 +186,10 @@ def get_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def get_shapes(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
-    """Names and dimensions, which is all that a transform plan is made from."""
+    """The shapes by name, from which a transform plan is computed."""
     return {name: tuple(p.shape) for name, p in parameters.items()}
 
 
 def count_parameters(parameters: Mapping[str, torch.Tensor]) -> int:
-    """How many numbers are trained."""
+    """The total number of elements of the parameters."""
     return sum(p.numel() for p in parameters.values())

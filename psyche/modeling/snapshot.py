@@ -1,15 +1,15 @@
-"""Resume snapshots on disk: their layout, reading what they say, putting one together; no torch here.
+"""Resume snapshots on disk: layout, reading, and assembly from fetched parts; no torch here.
 
 A snapshot is a folder:
 
-    snapshot.json          what it is of (`SnapshotInfo`), and the size and hash of the momentum file
-    manifest.bin           the manifest (`core.encoding.manifest`), whose BLAKE3 is the weight root
+    snapshot.json          description (`SnapshotInfo`), with the hash of the momentum file
+    manifest.bin           the manifest (`core.encoding.manifest`); its BLAKE3 is the weight root
     tensors/00000.bin ...  one file per tensor in manifest order: fp32, little-endian, row-major; each is a blob
-    momentum.safetensors   the trainer's own momentum and undecided sent values (absent with a joiner)
+    momentum.safetensors   the trainer's own momentum and undecided sent values (absent in a fetched snapshot)
     model/                 the model's small files (config.json, tokenizer) that the manifest lists; each is a blob
 
-It appears whole or not at all: written beside its place, synced, then renamed. So a folder without
-the temporary name is whole, unless the disk failed, which hashes show.
+It is written atomically: under a temporary name, synced, then renamed. So a folder without a temporary name is
+complete, unless the disk failed, which the hashes reveal.
 """
 
 import json
@@ -47,7 +47,7 @@ MOMENTUM_NAME: Final = "momentum.safetensors"
 TENSORS_NAME: Final = "tensors"
 MODEL_NAME: Final = "model"
 CONFIG_NAME: Final = "config.json"
-MAX_MANIFEST_BYTES: Final = 64 << 20  # some hundred thousand tensors
+MAX_MANIFEST_BYTES: Final = 64 << 20  # enough for several hundred thousand tensors
 _TEMPORARY: Final = ".tmp-"
 _REPLACED: Final = ".old-"
 _FP32_BYTES: Final = 4
@@ -55,10 +55,10 @@ _FP32_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInfo:
-    """What a snapshot says of itself. Hashes are 32 bytes; `weight_root` is checked against the manifest.
+    """The description of a snapshot. Hashes have 32 bytes; `weight_root` is checked against the manifest.
 
-    `digest` is D of the weights with chain digest `chain` (S2), `plan` the transform plan's bytes (empty
-    where no trainer wrote it), `train_count` the batches trained with the momentum beside it.
+    `digest` is D of the weights with the chain digest `chain` (S2). `plan` holds the transform plan's bytes, empty if
+    no trainer wrote the snapshot. `train_count` is the number of batches trained with its momentum.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlob:
-    """A part of a snapshot as a blob: a tensor's fp32 little-endian bytes, or a small file of the model."""
+    """One file of a snapshot as a blob: a tensor's fp32 little-endian bytes, or a small file of the model."""
 
     name: str
     path: Path
@@ -92,17 +92,17 @@ class StoredBlob:
 
 
 def get_tensor_path(folder: Path, index: int) -> Path:
-    """Where tensor `index` of the manifest lies in a snapshot."""
+    """The path in a snapshot of tensor `index` of the manifest."""
     return folder / TENSORS_NAME / f"{index:05d}.bin"
 
 
 def get_tensor_bytes(entry: TensorEntry) -> int:
-    """The size of a tensor's file."""
+    """The size of a tensor's file in bytes."""
     return math.prod(entry.dims) * _FP32_BYTES
 
 
 def compute_file_blob_id(path: Path) -> tuple[int, bytes]:
-    """Size and blob id of a file, read in chunks."""
+    """The size in bytes and the blob id of a file, which is read in chunks."""
     hashes: list[bytes] = []
     size_bytes = 0
     with path.open("rb") as file:
@@ -113,7 +113,7 @@ def compute_file_blob_id(path: Path) -> tuple[int, bytes]:
 
 
 def compute_file_hash(path: Path) -> bytes:
-    """BLAKE3 of a file, read in chunks."""
+    """The BLAKE3 of a file, which is read in chunks."""
     hasher = blake3()
     with path.open("rb") as file:
         while chunk := file.read(BLOB_CHUNK_BYTES):
@@ -122,7 +122,7 @@ def compute_file_hash(path: Path) -> bytes:
 
 
 def _replace(temporary: Path, path: Path, replaced: Path) -> None:
-    """Put `temporary` in the place of `path`; what was there waits as `replaced` until that is done."""
+    """Rename `temporary` to `path`; an old folder there is kept as `replaced` until that is done."""
     if path.exists():
         path.rename(replaced)
     try:
@@ -137,9 +137,9 @@ def _replace(temporary: Path, path: Path, replaced: Path) -> None:
 
 @contextmanager
 def write_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `path` whole on leaving, and vanishes on an error.
+    """Write a folder atomically: yield a temporary folder that becomes `path` at the end, or is removed on an error.
 
-    A folder that is there already is replaced; at any moment one of the two is on disk whole.
+    An existing folder is replaced; at any moment one of the two is completely on disk.
     """
     make_folder(path.parent)
     tag = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -156,9 +156,9 @@ def write_folder(path: Path) -> Iterator[Path]:
 
 
 def clean_leftovers(root: Path) -> None:
-    """Repair what a killed process left in `root`: half-written folders go, a replaced one comes back.
+    """Clean up after a killed process: remove half-written folders in `root`, restore a replaced one.
 
-    Call it before anything writes there; two processes never share a root.
+    Call it before anything writes there; two processes must never share a root.
     """
     if not root.is_dir():
         return
@@ -202,7 +202,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
         raise TrainerError(f"snapshot {path}: {INFO_NAME} is damaged; use another snapshot") from error
     version = fields.get("version") if isinstance(fields, dict) else None
     if version != SNAPSHOT_VERSION:
-        raise TrainerError(f"snapshot {path}: version {version!r}, this program reads {SNAPSHOT_VERSION}")
+        raise TrainerError(f"snapshot {path}: version {version!r}, but this program reads {SNAPSHOT_VERSION}")
     return fields
 
 
@@ -218,7 +218,7 @@ def _read_manifest(path: Path, weight_root: bytes) -> Manifest:
     except (PsycheError, ValueError) as error:
         raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} is damaged: {error}") from error
     if blake3_hash(raw) != weight_root:
-        raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} does not have the weight root; use another snapshot")
+        raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} does not match the weight root; use another snapshot")
     return manifest
 
 
@@ -230,10 +230,10 @@ def _get_plan(path: Path, fields: Mapping[str, Any]) -> bytes:
 
 
 def read_snapshot_info(path: Path) -> SnapshotInfo:
-    """Read what a snapshot is of, and check that every file is there with its size (not yet its bytes).
+    """Read a snapshot's description and check that every file exists with its size (not yet its content).
 
     Raises:
-        TrainerError: not a snapshot, of another version, or damaged; the message names the file.
+        TrainerError: the folder is not a snapshot, or one of another version, or damaged; the message names the file.
     """
     fields = _read_fields(path)
     weight_root = _get_hash(path, fields, "weight_root")
@@ -241,7 +241,7 @@ def read_snapshot_info(path: Path) -> SnapshotInfo:
     for blob in _list_blobs(path, manifest):
         if not blob.path.is_file() or blob.path.stat().st_size != blob.size_bytes:
             part = blob.name if blob.path.name == blob.name else f"{blob.path.name} of {blob.name}"
-            raise TrainerError(f"snapshot {path}: {part} is missing or cut; use another snapshot")
+            raise TrainerError(f"snapshot {path}: {part} is missing or cut off; use another snapshot")
     return SnapshotInfo(
         path=path,
         epoch=_get_count(path, fields, "epoch"),
@@ -260,7 +260,7 @@ def read_snapshot_info(path: Path) -> SnapshotInfo:
 
 
 def read_momentum_fields(info: SnapshotInfo) -> dict[str, Any]:
-    """What snapshot.json says of the momentum file, checked: `pending` decisions by height.
+    """Check the momentum file and return its description in snapshot.json: `pending` decisions by height.
 
     Raises:
         TrainerError: the momentum file is damaged.
@@ -272,7 +272,7 @@ def read_momentum_fields(info: SnapshotInfo) -> dict[str, Any]:
 
 
 def list_blobs(path: Path) -> list[StoredBlob]:
-    """What a snapshot has to offer: its tensors in manifest order, then the model's small files.
+    """List the blobs of a snapshot: its tensors in manifest order, then the model's small files.
 
     Raises:
         TrainerError: the snapshot is damaged.
@@ -293,7 +293,7 @@ def _list_blobs(path: Path, manifest: Manifest) -> list[StoredBlob]:
 
 
 def list_snapshots(root: Path) -> list[SnapshotInfo]:
-    """The readable snapshots in a folder, newest (epoch, step) first; others are left out."""
+    """List the readable snapshots in a folder, newest (epoch, step) first; unreadable ones are skipped."""
     found: list[SnapshotInfo] = []
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
         if folder.name.startswith(".") or not (folder / INFO_NAME).is_file():
@@ -306,34 +306,34 @@ def list_snapshots(root: Path) -> list[SnapshotInfo]:
 
 
 def _find_model_files(folder: Path) -> list[Path]:
-    """The model's small files in a folder, in order of names; other files are not looked at."""
+    """List the model's small files in a folder, sorted by name; other files are ignored."""
     found = sorted(file for file in folder.iterdir() if file.name in FILE_NAMES and file.is_file())
     size_bytes = sum(file.stat().st_size for file in found)
     if size_bytes > MAX_MODEL_FILES_BYTES:
         names = ", ".join(file.name for file in found)
         raise TrainerError(
-            f"model folder {folder}: {names} have {size_bytes} bytes in all, at most {MAX_MODEL_FILES_BYTES} may be "
-            "there; remove what the model does not need"
+            f"model folder {folder}: {names} have {size_bytes} bytes in all, at most {MAX_MODEL_FILES_BYTES} are "
+            "allowed; remove files that the model does not need"
         )
     return found
 
 
 def read_model_files(folder: Path) -> dict[str, bytes]:
-    """Config, tokenizer and the like of a model folder by file name: those of `FILE_NAMES`.
+    """Read the small files (`FILE_NAMES`: config, tokenizer and the like) of a model folder, by file name.
 
     Raises:
-        TrainerError: they have more than 64 MiB in all; nothing was read.
+        TrainerError: they have more than 64 MiB in total; then nothing is read.
     """
     return {file.name: file.read_bytes() for file in _find_model_files(folder)}
 
 
 def get_file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
-    """What a manifest says of the model's small files, in order of names."""
+    """The manifest's entries for the model's small files, sorted by name."""
     return tuple(FileEntry(name, len(files[name]), blob_id_of(files[name])) for name in sorted(files))
 
 
 def read_file_entries(folder: Path) -> tuple[FileEntry, ...]:
-    """The same of a model folder, whose files are read in chunks.
+    """The manifest's entries for the small files of a model folder; the files are read in chunks.
 
     Raises:
         TrainerError: as `read_model_files`.
@@ -343,10 +343,10 @@ def read_file_entries(folder: Path) -> tuple[FileEntry, ...]:
 
 
 def read_snapshot_files(info: SnapshotInfo) -> dict[str, bytes]:
-    """The model's small files in a snapshot, checked against its manifest.
+    """Read the model's small files in a snapshot and check them against its manifest.
 
     Raises:
-        TrainerError: others are there; the message names them.
+        TrainerError: files differ from the manifest; the message names them.
     """
     files = read_model_files(info.path / MODEL_NAME)
     differing = describe_files(get_file_entries(files), info.files)
@@ -356,7 +356,7 @@ def read_snapshot_files(info: SnapshotInfo) -> dict[str, bytes]:
 
 
 def write_info(folder: Path, info: SnapshotInfo, momentum: Mapping[str, Any] | None) -> None:
-    """Write snapshot.json into a folder being filled; `momentum` is what it says of the momentum file."""
+    """Write snapshot.json into a snapshot's folder; `momentum` describes the momentum file (None: there is none)."""
     fields = {
         "version": SNAPSHOT_VERSION,
         "epoch": info.epoch,
@@ -374,7 +374,7 @@ def write_info(folder: Path, info: SnapshotInfo, momentum: Mapping[str, Any] | N
 
 
 def write_model_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the model's files (`read_model_files`) into a folder, which is made."""
+    """Write the model's small files (`read_model_files`) into a folder, which is created."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         write_file(folder / name, data)
@@ -391,16 +391,16 @@ def assemble_snapshot(
     chain: bytes,
     digest: bytes,
 ) -> SnapshotInfo:
-    """Make a snapshot without momentum out of fetched files (S9); they are moved, not copied.
+    """Assemble a snapshot without momentum from fetched files (S9); they are moved, not copied.
 
     Args:
-        path: the snapshot's folder; replaced whole if it is there.
-        manifest: its bytes; the caller has checked that they give the digest on record.
-        parts: a file for each tensor and each small file, by blob id, which is checked here.
-        epoch, step, data_index, chain, digest: what the record says of these weights.
+        path: the snapshot's folder; an existing one is replaced atomically.
+        manifest: its bytes; the caller has checked that they match the digest on record.
+        parts: a file for each tensor and each small file, by blob id; the ids are checked here.
+        epoch, step, data_index, chain, digest: of these weights, as recorded.
 
     Raises:
-        TrainerError: a file is missing or does not hold its part, or the model has no config.json.
+        TrainerError: a file is missing or has a wrong blob id, or the model has no config.json.
     """
     listed = decode_manifest(manifest)
     if all(file.name != CONFIG_NAME for file in listed.files):
@@ -431,7 +431,7 @@ def _check_parts(path: Path, manifest: Manifest, parts: Mapping[bytes, Path]) ->
 
 
 def _move_parts(blobs: Sequence[StoredBlob], parts: Mapping[bytes, Path]) -> None:
-    """Each part to its place; one that is wanted in several, equal tensors, is copied to all but the last."""
+    """Move each part to its place; a part with several places (equal tensors) is copied to all but the last."""
     last = {blob.blob_id: blob for blob in blobs}
     for blob in blobs:
         place = shutil.move if last[blob.blob_id] is blob else shutil.copyfile

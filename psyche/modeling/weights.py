@@ -1,4 +1,4 @@
-"""Weights as bytes: blobs, the manifest, and the weight part of the state digest (`docs/protocol-reference.md` S2)."""
+"""The bytes and hashes of weights: blobs, manifest, weight part of the digest (`docs/protocol-reference.md` S2)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ _CHUNK_ELEMENTS = BLOB_CHUNK_BYTES // 4
 
 
 def get_bytes(tensor: torch.Tensor) -> memoryview:
-    """A tensor's fp32 little-endian bytes, row-major; a view where the tensor lies so in memory already."""
+    """A tensor's fp32 little-endian bytes, row-major; a view if the tensor already has this form in memory."""
     flat = tensor.detach().to("cpu", torch.float32).contiguous().reshape(-1)
     array = flat.numpy().astype("<f4", copy=False)
     return memoryview(array.data).cast("B")
@@ -21,7 +21,7 @@ def get_bytes(tensor: torch.Tensor) -> memoryview:
 def compute_entries(
     tensors: Mapping[str, torch.Tensor], on_progress: Callable[[], None] = lambda: None
 ) -> list[TensorEntry]:
-    """The manifest's entries; `tensors` in ascending name order. `on_progress` is called per tensor."""
+    """The manifest's entries for `tensors`, which are sorted by name; `on_progress` is called once per tensor."""
     entries: list[TensorEntry] = []
     for name, tensor in tensors.items():
         entries.append(TensorEntry(name, tuple(tensor.shape), blob_id_of(get_bytes(tensor))))
@@ -32,25 +32,25 @@ def compute_entries(
 def compute_weight_root(
     tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry], on_progress: Callable[[], None] = lambda: None
 ) -> bytes:
-    """The full weight part: BLAKE3 of the manifest of all tensors and small files."""
+    """The full weight part: BLAKE3 of the manifest of all tensors and small files (32 bytes)."""
     return blake3_hash(encode_manifest(compute_entries(tensors, on_progress), files))
 
 
 def compute_blank_root(tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry]) -> bytes:
-    """The weight part in full-value mode: all but what the tensors hold, so the same for a whole run."""
+    """The weight part in full-value mode: it covers names, shapes and files but no values, so it never changes."""
     entries = tuple(TensorEntry(name, tuple(tensor.shape), bytes(HASH_BYTES)) for name, tensor in tensors.items())
     return blake3_hash(encode_manifest(entries, files))
 
 
 def get_chunk_count(tensor: torch.Tensor) -> int:
-    """How many 1 MiB chunks a tensor's blob has."""
+    """The number of 1 MiB chunks of a tensor's blob."""
     return -(-tensor.numel() // _CHUNK_ELEMENTS)
 
 
 def compute_slice_root(tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry], random_seed: int) -> bytes:
-    """The weight part over the slice of a round: the chunks whose number is random_seed modulo 64, and all files.
+    """The weight part of a round's slice: the chunks whose number modulo 64 equals that of the seed, and all files.
 
-    Chunks are numbered through all tensors in manifest order; a tensor's last chunk may be shorter.
+    Chunks are numbered across all tensors, in manifest order; the last chunk of a tensor may be shorter.
     """
     total = sum(get_chunk_count(t) for t in tensors.values())
     wanted = iter(sorted(compute_slice_chunks(total, random_seed)))
@@ -71,9 +71,9 @@ def compute_slice_root(tensors: Mapping[str, torch.Tensor], files: Sequence[File
 def compute_weight_part(
     tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry], *, full: bool, random_seed: int
 ) -> tuple[bytes, bool]:
-    """The weight part of D(h) and whether it covers all tensors: always up to 100M parameters, else where asked.
+    """The weight part of D(h), and whether it is full: it is up to 100M parameters, otherwise if `full` is set.
 
-    `files` are what the manifest says of the small files; they do not change in a run.
+    `files` are the manifest's entries for the small files, which do not change during a run.
     """
     count = sum(t.numel() for t in tensors.values())
     if full or count <= FULL_DIGEST_MAX_PARAMETERS:

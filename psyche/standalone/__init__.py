@@ -1,1 +1,1 @@
-"""psyche train: one process, no network."""
+"""`psyche train`: training in one process, without a network."""

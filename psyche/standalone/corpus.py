@@ -1,4 +1,4 @@
-"""Rows for training and rows held out."""
+"""The rows for training and the held-out rows of a stand-alone training."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from psyche.errors import ConfigError
 
 
 class Corpus:
-    """Rows shuffled anew in every pass; held out are the rows of other files, or the last of these.
+    """Training rows, shuffled anew in every pass, and held-out rows from other files or the end of the same ones.
 
     Args:
         paths: token files or folders of them.
-        eval_paths: what is held out; empty takes it from the end of `paths`.
+        eval_paths: files with the held-out tokens; if empty, they are taken from the end of `paths`.
         token_size_bytes: 2 or 4.
-        sequence_length: ids of a row.
+        sequence_length: token ids per row.
         vocab_size: every id must be below it.
-        seed: of the order.
-        eval_tokens: how many tokens at the end are held out where there are no `eval_paths`.
+        seed: seed of the order.
+        eval_tokens: number of tokens held out at the end if there are no `eval_paths`.
 
     Raises:
-        DataError: files that cannot be used.
+        DataError: a file cannot be used.
         ConfigError: nothing is left to train on.
     """
 

@@ -1,4 +1,4 @@
-"""The picture of a training's losses."""
+"""The plot of a training's losses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from psyche.errors import ConfigError
 
-SMOOTHING = 20  # steps in the moving average that a person sees as the curve
+SMOOTHING = 20  # steps of the moving average
 
 
 @dataclass(frozen=True, slots=True)

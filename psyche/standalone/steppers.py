@@ -20,7 +20,7 @@ from psyche.wire.trainer import SentResult
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step says: the mean loss before it (nats per token), the largest norm, bytes sent by one peer."""
+    """Figures of one step: mean loss before the step (nats per token), largest gradient norm, bytes sent per peer."""
 
     loss: float
     grad_norm: float
@@ -39,7 +39,7 @@ class Stepper(Protocol):
         ...
 
     def finish(self, lr: float) -> None:
-        """Apply what is still on its way."""
+        """Apply the updates that are still in flight."""
         ...
 
 
@@ -49,7 +49,7 @@ def _check_finite(gradients: Gradients, number: int) -> None:
 
 
 class AdamWStepper:
-    """torch's AdamW on the whole batch; every gradient crosses the wire in fp32, so to say."""
+    """torch's AdamW on the whole batch; bytes sent are counted as if every gradient were sent in fp32."""
 
     def __init__(
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
@@ -75,14 +75,14 @@ class AdamWStepper:
         return StepReport(gradients.loss, gradients.norm, 4 * sum(p.numel() for p in self._parameters.values()))
 
     def finish(self, lr: float) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no update is in flight."""
 
 
 class DistroStepper:
-    """DisTrO among N peers with one copy of the weights and N of the momentum.
+    """DisTrO with N simulated peers that share one copy of the weights; each has its own momentum.
 
-    With overlap a set is applied two steps after it was trained, and gradients are taken at the
-    look-ahead point; without, at the start of the next step: the timelines of a real run.
+    The timeline is that of a real run: with overlap a set is applied two steps after it was trained, and gradients are
+    computed at the look-ahead point; without overlap it is applied at the start of the next step.
     """
 
     def __init__(
@@ -134,6 +134,6 @@ class DistroStepper:
 def make_stepper(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
 ) -> Stepper:
-    """The stepper that the settings ask for."""
+    """Make the stepper for the optimizer in the settings."""
     kind = AdamWStepper if settings.optimizer is OptimizerName.ADAMW else DistroStepper
     return kind(model, parameters, settings, device)

@@ -35,7 +35,7 @@ EVAL_MICRO_BATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """After one step: the loss is the batch's, before the step; `held_out` where it was evaluated, else None."""
+    """The progress after one step; the report's loss is that before the step, `held_out` None if not evaluated."""
 
     step: int
     steps: int
@@ -48,7 +48,7 @@ class StepProgress:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a training came to. Losses in nats per token by step (0: untrained); `sent_bytes` of one peer per step."""
+    """The result of a training. Losses in nats per token, by step (0: untrained); `sent_bytes` per peer and step."""
 
     losses: dict[int, float]
     held_out: dict[int, float]
@@ -59,7 +59,7 @@ class TrainResult:
 
     @property
     def final_held_out(self) -> float:
-        """The last held-out loss; not a number where nothing was held out."""
+        """The last held-out loss; NaN if nothing was held out."""
         return self.held_out[max(self.held_out)] if self.held_out else math.nan
 
 
@@ -67,7 +67,7 @@ OnProgress = Callable[[StepProgress], None]
 
 
 def train(settings: TrainSettings, on_progress: OnProgress = lambda _: None) -> TrainResult:
-    """Train from beginning to end, and export the model where `settings.out` is given.
+    """Train from beginning to end, and export the model if `settings.out` is set.
 
     `on_progress` is called after every step; an exception from it ends the training, nothing is exported.
 

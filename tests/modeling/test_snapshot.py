@@ -121,7 +121,7 @@ def test_a_damaged_snapshot_is_refused_and_not_listed(tmp_path: Path, damage: ob
         ("chain", "00", "chain is not 64 hex digits"),
         ("digest", 5, "digest is not 64 hex digits"),
         ("weight_root", "zz" * 32, "weight_root is not"),
-        ("weight_root", "00" * 32, "does not have the weight root"),
+        ("weight_root", "00" * 32, "does not match the weight root"),
         ("step", -1, "step is not a count"),
         ("epoch", True, "epoch is not a count"),
         ("plan", 3, "plan is not hex"),

@@ -1,1 +1,1 @@
-"""DisTrO: chunked DCT, top-k, one-bit signs, exact apply and the wire coding."""
+"""DisTrO: chunked DCT, top-k selection, 1-bit signs, exact apply, and the coding of payloads."""

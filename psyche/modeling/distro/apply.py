@@ -1,10 +1,10 @@
-"""Applying decided payloads, exactly: the same bytes on every device, thread count and order.
+"""The exact apply of decided payloads: the resulting weights do not depend on device, thread count or order.
 
-Votes are averaged in fixed point, the inverse runs in float64 on integers that it holds exactly,
-and the sign of an exact integer moves the weight in one separate, correctly rounded operation.
+Votes are averaged in fixed point. The inverse transform runs in float64 on integers that float64 represents exactly.
+The sign of the resulting integer moves the weight in one separate, correctly rounded operation.
 
-Full-value mode goes through the same steps with rounded float64 values. It is not exact across
-devices, and the state digest of such a run covers the applied set only.
+Full-value mode takes the same steps with rounded float64 values. It is not exact across devices, and the state digest
+of such a run covers only the applied set.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from psyche.modeling.distro.basis import VOTE_BITS, check_exact, compute_dct, ge
 from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks
 from psyche.modeling.distro.codec import ChunkSets
 
-SPARSE_SHARE: Final = 32  # up to area/32 votes in a chunk each adds its own line, instead of a dense first pass
+SPARSE_SHARE: Final = 32  # up to area/32 votes per chunk are added line by line instead of by a dense first pass
 
 
 def get_decay_factor(lr: float, weight_decay: float) -> float:
-    """f = float32(1 - lr * wd), which every member multiplies every weight with."""
+    """f = float32(1 - lr * wd), the factor by which every member multiplies every weight."""
     return float(np.float32(1.0 - lr * weight_decay))
 
 
 @torch.no_grad()
 def decay_weights(weights: Sequence[torch.Tensor], lr: float, weight_decay: float) -> None:
-    """w = f32(w * f), in place; an operation of its own, never fused with the update."""
+    """w = f32(w * f), in place; a separate operation, never fused with the update."""
     if weight_decay == 0.0:
         return
     factor = get_decay_factor(lr, weight_decay)
@@ -39,7 +39,7 @@ def decay_weights(weights: Sequence[torch.Tensor], lr: float, weight_decay: floa
 
 @lru_cache(maxsize=64)
 def _get_averages(voters: int, device: torch.device) -> torch.Tensor:
-    """Fixed-point means by code, float64: entry count * (2 voters + 1) + sum.
+    """Table of fixed-point means, float64; the index (code) is count * (2 voters + 1) + sum.
 
     The mean is sum * 2^10 / count, rounded half away from zero.
     """
@@ -47,7 +47,7 @@ def _get_averages(voters: int, device: torch.device) -> torch.Tensor:
     total = np.arange(-voters, voters + 1, dtype=np.int64)[None, :]
     double = 2 * np.maximum(count, 1)
     rounded = np.sign(total) * (((np.abs(total) << (VOTE_BITS + 1)) + double // 2) // double)
-    # Codes begin at sum = -voters of count 0; rolled, so that code 0 means no vote at all.
+    # The table begins at count 0, sum -voters; rolling it makes code 0 mean "no votes".
     table = np.roll(np.where(np.abs(total) <= count, rounded, 0).reshape(-1), -voters)
     return torch.from_numpy(table.astype(np.float64)).to(device)
 
@@ -60,14 +60,14 @@ def _get_inverse_basis(edge: int, one_bit: bool, device: torch.device) -> torch.
 
 
 class Applier:
-    """Applies payloads to one set of weights, with buffers made once.
+    """Applies payloads to one set of weights; it allocates its buffers once.
 
     Args:
         plan: the transform plan.
-        strips: the fp32 weights as strips (`blocks.view_all_strips`), moved in place.
+        strips: the fp32 weights as strips (`blocks.view_all_strips`), changed in place.
 
     Raises:
-        TrainerError: a chunk whose inverse would not be exact.
+        TrainerError: the inverse of a chunk would not be exact.
     """
 
     def __init__(self, plan: TransformPlan, strips: Sequence[torch.Tensor]) -> None:
@@ -79,7 +79,7 @@ class Applier:
         elements = get_block_elements(self._device)
         self._blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
         largest = max(elements, *(group.area for group in plan.groups))
-        # One place more than there are: votes that do not exist go there.
+        # One extra place collects the padding entries of the sets.
         self._codes, self._owners = (torch.empty(largest + 1, dtype=torch.int32, device=self._device) for _ in range(2))
         self._sums = torch.empty(0 if plan.one_bit else largest + 1, dtype=torch.float64, device=self._device)
         self._means, self._scratch, self._inverse = (
@@ -91,8 +91,8 @@ class Applier:
     def apply(self, payloads: Sequence[Sequence[ChunkSets]], lr: float) -> None:
         """Move every weight of a chunk with votes by -lr times the sign of the averaged, inverted votes.
 
-        `payloads` are decoded payloads in ascending batch start. In full-value mode the order matters
-        in the last bits; in 1-bit mode it does not.
+        `payloads` are decoded payloads in ascending batch start. In full-value mode their order affects the last
+        bits; in 1-bit mode it has no effect.
         """
         if not payloads:
             return
@@ -105,7 +105,7 @@ class Applier:
     def invert_block(self, group: PlanGroup, block: Block, votes: Sequence[ChunkSets]) -> torch.Tensor:
         """The inverse of the averaged votes of a block, float64 [chunks, h, w], valid until the next call.
 
-        Inside, row u of all chunks stands together, [h, chunks, w]: the vertical pass is one large product.
+        Internally the rows u of all chunks are contiguous, [h, chunks, w], so the vertical pass is one large product.
         """
         height, width = group.edges
         indices = self._load([sets.indices for sets in votes], block)
@@ -131,23 +131,23 @@ class Applier:
         return _get_inverse_basis(group.edges[axis], group.one_bit, self._device)
 
     def _load(self, arrays: Sequence[np.ndarray], block: Block) -> torch.Tensor:
-        """One block of all payloads, [payloads, chunks, k]."""
+        """Load one block of all payloads to the device, [payloads, chunks, k]."""
         return torch.from_numpy(np.stack([array[block.rows] for array in arrays])).to(self._device)
 
     def _count_votes(
         self, places: torch.Tensor, values: torch.Tensor, present: torch.Tensor, voters: int, count: int
     ) -> None:
-        """Sum up what every place got; `places` int64 [entries], `count` standing for none."""
+        """Sum up the votes for every place; `places` is int64 [entries], `count` marks padding."""
         codes = self._codes[: count + 1].zero_()
         if self._plan.one_bit:
-            # One sum holds the number of votes and their balance: code = number * (2 voters + 1) + sum.
+            # One integer holds both the number and the sum of votes: code = number * (2 voters + 1) + sum.
             codes.scatter_add_(0, places, present.to(torch.int32).mul_(2 * voters + 1).add_(values))
             return
         codes.scatter_add_(0, places, present.to(torch.int32))
         self._sums[: count + 1].zero_().scatter_add_(0, places, values.to(torch.float64))
 
     def _average(self, places: torch.Tensor | slice, voters: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Means at `places` over those who voted there, float64; zero where nobody did."""
+        """Means of the votes at `places`, float64; zero at places without votes."""
         codes = self._codes[places]
         if self._plan.one_bit:
             averages = _get_averages(voters, self._device)
@@ -159,11 +159,11 @@ class Applier:
         return torch.div(self._sums[places], codes.clamp(min=1), out=out)
 
     def _add_lines(self, group: PlanGroup, places: torch.Tensor, voters: int, lines: torch.Tensor) -> None:
-        """The first pass vote by vote: the mean times row v of the basis, added to the line of its u.
+        """Make the first pass vote by vote: add the mean times row v of the basis to line u.
 
-        `lines` float64 [h * chunks, w]; the same integers as of the product with all means.
+        `lines` is float64 [h * chunks, w]; the result equals the dense product with all means.
         """
-        # Of several votes for one place only one, whichever, brings the mean; those for no place bring none.
+        # A place with several votes must add its mean only once, so one vote owns it; padding entries own nothing.
         numbers = torch.arange(places.numel(), dtype=torch.int32, device=self._device)
         owners = self._owners[: lines.numel() + 1].scatter_(0, places, numbers)
         places = places[(owners[places] == numbers) & (places < lines.numel())]
@@ -172,7 +172,7 @@ class Applier:
         lines.zero_().index_add_(0, places // width, brought)
 
     def _update(self, block: Block, inverse: torch.Tensor, lr: float) -> None:
-        """w = f32(w - lr * s), the step rounded by itself; a step of zero is +0 and changes no bit."""
+        """w = f32(w - lr * s); the step is rounded separately, and a zero step is +0 and changes no bit."""
         chunks, height, width = inverse.shape
         steps = self._steps[: inverse.numel()].view(height, chunks, width).permute(1, 0, 2)
         steps.copy_(inverse).sign_().mul_(lr)

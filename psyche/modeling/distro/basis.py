@@ -1,6 +1,6 @@
-"""The DCT bases: float32 for choosing what to send, integers for applying what was sent.
+"""The DCT bases: float32 for selecting coefficients, integers for the exact apply.
 
-NumPy only: the client's parent imports this package without torch.
+NumPy only, because the client's parent process imports this module without torch.
 """
 
 from functools import lru_cache
@@ -26,7 +26,7 @@ def compute_dct(edge: int) -> NDArray[np.float64]:
     """
     frequency = np.arange(edge, dtype=np.int64)[:, None]
     place = np.arange(edge, dtype=np.int64)[None, :]
-    # Whole turns come off in integers, so that the cosine sees a small, exact argument.
+    # Whole turns are removed in integers, so that the argument of the cosine is small and exact.
     part = (frequency * (2 * place + 1)) % (4 * edge)
     basis = np.sqrt(2.0 / edge) * np.cos(np.pi * part / (2 * edge))
     basis[0] = np.sqrt(1.0 / edge)
@@ -35,7 +35,7 @@ def compute_dct(edge: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=256)
 def get_float_basis(edge: int) -> NDArray[np.float32]:
-    """The transform's basis, float32 [edge, edge], read-only."""
+    """The basis of the forward transform, float32 [edge, edge], read-only."""
     basis = compute_dct(edge).astype(np.float32)
     basis.setflags(write=False)
     return basis
@@ -43,7 +43,7 @@ def get_float_basis(edge: int) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=256)
 def get_integer_basis(edge: int) -> NDArray[np.int16]:
-    """The exact inverse's basis, round(2^14 D) from float64, int16 [edge, edge], read-only."""
+    """The basis of the exact inverse, round(2^14 D) computed in float64, int16 [edge, edge], read-only."""
     basis = np.rint(np.ldexp(compute_dct(edge), BASIS_BITS)).astype(np.int16)
     basis.setflags(write=False)
     return basis
@@ -51,7 +51,7 @@ def get_integer_basis(edge: int) -> NDArray[np.int16]:
 
 @lru_cache(maxsize=1)
 def compute_basis_hash() -> bytes:
-    """BLAKE3 over the integer bases of edges 1 to 128, little-endian, row-major, one after another."""
+    """BLAKE3 over the integer bases of edges 1 to 128, concatenated, little-endian, row-major (32 bytes)."""
     hasher = blake3()
     for edge in range(1, MAX_CHUNK_EDGE + 1):
         hasher.update(get_integer_basis(edge).astype("<i2").tobytes())
@@ -64,7 +64,7 @@ def get_largest_column(edge: int) -> int:
 
 
 def compute_bound(height: int, width: int) -> int:
-    """The largest value that the exact inverse of a chunk can reach; a chunk of one row has one pass."""
+    """The largest value that the exact inverse of a chunk can reach; a chunk of one row needs one pass only."""
     vertical = get_largest_column(height) if height > 1 else 1
     return (1 << VOTE_BITS) * vertical * get_largest_column(width)
 
@@ -73,8 +73,8 @@ def check_exact(height: int, width: int) -> None:
     """Refuse a chunk whose inverse is not exact in float64.
 
     Raises:
-        TrainerError: an edge above 128, an inverse that could pass 2^53, or a machine whose cosine
-            makes other integers than everybody else's.
+        TrainerError: an edge is above 128, the inverse could exceed 2^53, or this machine's cosine gives other
+            integer bases than its peers use.
     """
     if max(height, width) > MAX_CHUNK_EDGE:
         raise TrainerError(
@@ -84,4 +84,7 @@ def check_exact(height: int, width: int) -> None:
     if bound >= 1 << EXACT_BITS:
         raise TrainerError(f"chunk {height} x {width}: its inverse may reach {bound}, the limit is 2^{EXACT_BITS}")
     if compute_basis_hash() != BASIS_HASH:
-        raise TrainerError("this machine computes other DCT bases than its peers; its weights would differ")
+        raise TrainerError(
+            "this machine computes other DCT bases than its peers, so its weights would differ; use another machine "
+            "or another build of NumPy"
+        )

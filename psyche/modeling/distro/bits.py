@@ -1,4 +1,4 @@
-"""Numbers of a fixed number of bits, one after another, lowest bit first (NumPy only)."""
+"""Packing of fixed-width integers into bytes, lowest bit first (NumPy only)."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,34 +10,34 @@ BLOCK_ROWS: Final = 16_384  # a multiple of 8, so that a block of any row length
 
 
 def iterate_blocks(rows: int, block: int = BLOCK_ROWS) -> Iterator[slice]:
-    """Rows in blocks, so that temporaries stay in the cache; `block` is a multiple of 8."""
+    """Slices of at most `block` rows, so that temporaries stay in the cache; `block` is a multiple of 8."""
     for start in range(0, rows, block):
         yield slice(start, min(rows, start + block))
 
 
 def get_packed_bytes(bits: int) -> int:
-    """Bytes that hold so many bits."""
+    """The number of bytes that hold this many bits."""
     return (bits + 7) // 8
 
 
 def pack_rows(rows: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Bits [rows, bits] as bytes, lowest bit first, the last byte padded with zeros."""
+    """Pack bits, bool [rows, bits], into bytes, lowest bit first; zeros pad the last byte."""
     return np.packbits(rows.reshape(-1), bitorder="little")
 
 
 def unpack_rows(raw: NDArray[np.uint8], rows: int, bits: int) -> NDArray[np.uint8]:
-    """The inverse of `pack_rows`: uint8 [rows, bits] of 0 and 1; padding is not looked at."""
+    """The inverse of `pack_rows`: uint8 [rows, bits] of 0 and 1; padding is not checked."""
     return np.unpackbits(raw, count=rows * bits, bitorder="little").reshape(rows, bits)
 
 
 def is_padding_zero(raw: NDArray[np.uint8], bits: int) -> bool:
-    """Whether what the last byte holds beyond `bits` is zero."""
+    """Whether the padding in the last byte, beyond `bits` bits in total, is zero."""
     used = bits % 8
     return used == 0 or raw.size == 0 or int(raw[-1]) >> used == 0
 
 
 def pack_numbers(numbers: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
-    """Numbers [rows] below 2^bits, `bits` each, as bytes."""
+    """Pack numbers below 2^bits, uint64 [rows], into bytes, `bits` bits each."""
     packed = np.empty(get_packed_bytes(numbers.size * bits), dtype=np.uint8)
     for block in iterate_blocks(numbers.size):
         octets = np.ascontiguousarray(numbers[block]).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
@@ -58,5 +58,5 @@ def unpack_numbers(raw: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.
 
 
 def _get_bytes(block: slice, bits: int) -> slice:
-    """Where a block of rows lies in the packed bytes."""
+    """The slice of the packed bytes that holds a block of rows."""
     return slice(block.start * bits // 8, get_packed_bytes(block.stop * bits))

@@ -1,8 +1,7 @@
-"""Where the chunks of a group lie in the tensors, in blocks small enough for the cache.
+"""The mapping from the chunks of a group to the tensors, in blocks small enough for the cache.
 
-A tensor is seen as strips: [strips, h, columns, w], a strip being one row of chunks. A block takes
-chunks of one shape across all tensors, in the plan's order, so that one batched operation serves
-them whatever tensor they belong to.
+A tensor is viewed as strips, [strips, h, columns, w]; a strip is one row of chunks. A block combines chunks of one
+shape from all tensors, in plan order, so that one batched operation handles chunks of many tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,21 +14,21 @@ from psyche.core.encoding.plan import PlanGroup, PlanTensor, TransformPlan
 from psyche.errors import TrainerError
 
 CPU_BLOCK: Final = 1 << 18  # elements; one float64 buffer of these is 2 MiB
-CUDA_BLOCK: Final = 1 << 22  # large enough that launches do not count
+CUDA_BLOCK: Final = 1 << 22  # large enough that the cost of kernel launches is negligible
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A rectangle of chunks of one tensor: `strips` x `columns`, at chunk `at` of its block."""
+    """A rectangle of chunks of one tensor, `strips` x `columns`; it starts at chunk `at` of its block."""
 
-    tensor: int  # place in the plan
+    tensor: int  # index into the plan's tensors
     strips: slice
     columns: slice
     at: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Strips and columns."""
+        """The number of strips and of columns."""
         return self.strips.stop - self.strips.start, self.columns.stop - self.columns.start
 
     @property
@@ -41,7 +40,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Chunks `start` to `stop` of a group and the tiles they come from."""
+    """A run of chunks of a group, starting with chunk `start`, and the tiles that they come from."""
 
     start: int
     tiles: tuple[Tile, ...]
@@ -53,23 +52,23 @@ class Block:
 
     @property
     def rows(self) -> slice:
-        """The chunks' numbers in their group."""
+        """The block's chunks as a slice of their group."""
         return slice(self.start, self.start + self.chunks)
 
 
 def get_block_elements(device: torch.device) -> int:
-    """How many elements a block holds at most (a single chunk may hold more)."""
+    """The most elements of a block (unless a single chunk has more)."""
     return CPU_BLOCK if device.type == "cpu" else CUDA_BLOCK
 
 
 def _get_strips(tensor: PlanTensor) -> tuple[int, int]:
-    """Strips and chunks per strip; chunks of one row lie one after another, so they are one strip."""
+    """The number of strips and of chunks per strip; chunks of height 1 are contiguous and form one strip."""
     batch, rows, columns = tensor.grid
     return (1, tensor.chunks) if tensor.edges[0] == 1 else (batch * rows, columns)
 
 
 def _cut(strips: int, columns: int, capacity: int) -> Iterator[tuple[slice, slice]]:
-    """Rectangles of at most `capacity` chunks: whole strips, or parts of one where it is wider."""
+    """Cut into rectangles of at most `capacity` chunks: whole strips, or parts of a strip if it is larger."""
     tall, wide = max(1, capacity // columns), min(columns, capacity)
     for strip in range(0, strips, tall):
         for column in range(0, columns, wide):

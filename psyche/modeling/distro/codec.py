@@ -1,10 +1,10 @@
-"""A payload as bytes and back: what one trainer sends for one round.
+"""The coding of payloads; a payload is the result that one trainer sends for one round.
 
-A payload is, per chunk of the plan, a set of 0 to k rising positions with a sign each (1-bit mode)
-or a float32 value each. Equal sets are equal bytes, and only those bytes decode: everything else is
-refused, before anything is allocated where the length gives it away.
+For each chunk of the plan, a payload holds a set of 0 to k ascending positions, each with a sign (1-bit mode) or a
+float32 value. The coding is canonical: equal sets have equal bytes, and all other bytes are refused. A wrong length is
+refused before anything is allocated.
 
-NumPy only: the client's parent validates payloads without torch.
+NumPy only, because the client's parent process validates payloads without torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,8 +29,8 @@ _VALUE_BYTES = 4
 class ChunkSets:
     """The sets of one group.
 
-    `indices` int32 [chunks, k]: rising positions in the chunk, padded with the chunk's area.
-    `values` [chunks, k]: int8 +1 or -1 in 1-bit mode, float32 otherwise; 0 where there is no entry.
+    `indices` is int32 [chunks, k]: ascending positions in the chunk, padded with the chunk's area.
+    `values` is [chunks, k]: int8 +1 or -1 in 1-bit mode, float32 otherwise; 0 in padding.
     """
 
     indices: NDArray[np.int32]
@@ -38,9 +38,9 @@ class ChunkSets:
 
 
 def encode_payload(plan: TransformPlan, sets: Sequence[ChunkSets]) -> bytes:
-    """The body of a result; `sets` stand in the order of `plan.groups`.
+    """Encode the body of a result; `sets` are in the order of `plan.groups`.
 
-    Values are taken as they are in full-value mode; in 1-bit mode their signs are.
+    In 1-bit mode only the signs of the values are encoded, in full-value mode the values themselves.
     """
     assert len(sets) == len(plan.groups), "one ChunkSets per group"
     parts: list[bytes] = []
@@ -54,12 +54,12 @@ def encode_payload(plan: TransformPlan, sets: Sequence[ChunkSets]) -> bytes:
 
 
 def decode_payload(plan: TransformPlan, body: bytes) -> list[ChunkSets]:
-    """The sets of a payload, in the order of `plan.groups`.
+    """Decode the sets of a payload, in the order of `plan.groups`.
 
     Raises:
-        WireError: wrong length, a rank at or above the number of sets (or positions that are no set),
-            signs or values at or above a set's size, padding that is not zero, values that are zero or
-            not finite. The message names group and rule.
+        WireError: the length is wrong, a rank is not below the number of sets (or positions form no set), signs or
+            values beyond a set's size or padding are not zero, or values are zero or not finite. The message names
+            group and rule.
     """
     return [_decode_group(group, raw) for group, raw in _split_groups(plan, body)]
 
@@ -85,13 +85,13 @@ def _make_coder(area: int, topk: int, low_bits: int, high_bits: int, *, is_enume
 
 
 def get_coder(group: PlanGroup) -> Coder:
-    """The coder of a group's sets, with its tables, made once."""
+    """The coder of a group's sets; coders and their tables are cached."""
     return _make_coder(group.area, group.k, group.low_bits, group.high_bits, is_enumerative=group.is_enumerative)
 
 
 @contextmanager
 def _naming(group: PlanGroup) -> Iterator[None]:
-    """Put the group's name before the message of a refusal."""
+    """Prefix the message of a WireError with the group."""
     try:
         yield
     except WireError as error:
@@ -100,7 +100,7 @@ def _naming(group: PlanGroup) -> Iterator[None]:
 
 
 def _split_groups(plan: TransformPlan, body: bytes) -> Iterator[tuple[PlanGroup, NDArray[np.uint8]]]:
-    """The bytes of each group; refuses a wrong length before anything else."""
+    """Split a payload into the bytes of each group; a wrong length is refused first."""
     if len(body) != get_payload_bytes(plan):
         raise WireError(f"payload: {len(body)} bytes, the plan says {get_payload_bytes(plan)}")
     raw = np.frombuffer(body, dtype=np.uint8)
@@ -112,7 +112,7 @@ def _split_groups(plan: TransformPlan, body: bytes) -> Iterator[tuple[PlanGroup,
 
 
 def _split_values(group: PlanGroup, raw: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """A group's bytes as those of its sets and those of its signs or values."""
+    """Split a group's bytes into those of its sets and those of its signs or values."""
     split = get_coder(group).get_size_bytes(group.chunks)
     return raw[:split], raw[split:]
 
@@ -127,7 +127,7 @@ def _decode_group(group: PlanGroup, raw: NDArray[np.uint8]) -> ChunkSets:
 
 
 def _encode_values(group: PlanGroup, chosen: ChunkSets) -> bytes:
-    """Sign bits (1 is negative) or little-endian float32 values, entry by entry."""
+    """Encode sign bits (1 is negative) or little-endian float32 values, entry by entry."""
     if group.one_bit:
         return pack_rows(chosen.values < 0).tobytes()
     return chosen.values.astype("<f4", copy=False).tobytes()
@@ -146,7 +146,7 @@ def _decode_values(
 
 
 def _check_values(group: PlanGroup, raw: NDArray[np.uint8], sizes: NDArray[np.int64] | None) -> None:
-    """Refuse signs or values that the set does not have; `sizes` None: all sets are full."""
+    """Refuse signs or values beyond the size of their set; `sizes` None means that all sets are full."""
     if group.one_bit:
         _check_signs(group, raw, sizes)
     else:

@@ -1,7 +1,7 @@
-"""Sets of chunk positions too many for a 128-bit rank: Elias-Fano.
+"""Elias-Fano coding of sets of chunk positions, for sets whose rank would need more than 128 bits.
 
-Per chunk: the low bits of each position, and a row of bits in which the j-th position with high
-part q sets bit q + j. Unused low parts are zero, so equal sets are equal bytes. NumPy only.
+Per chunk it stores the low bits of each position, and a row of bits in which the j-th position with high part q sets
+bit q + j. Unused low parts are zero, so equal sets have equal bytes. NumPy only.
 """
 
 from typing import Final
@@ -18,13 +18,13 @@ from psyche.modeling.distro.bits import (
     unpack_rows,
 )
 
-_BLOCK_BITS: Final = 1 << 21  # one byte each while they are apart
+_BLOCK_BITS: Final = 1 << 21  # bits of a block; unpacked they take a byte each
 
 
 class EliasFanoCoder:
     """Codes sets of up to `topk` of `area` positions; all methods work on whole arrays.
 
-    Sets are int32 [chunks, topk], rising, padded with `area` where a set is smaller.
+    Sets are int32 [chunks, topk], ascending; smaller sets are padded with `area`.
     """
 
     def __init__(self, area: int, topk: int, low_bits: int, row_bits: int) -> None:
@@ -35,11 +35,11 @@ class EliasFanoCoder:
         self._block = max(8, _BLOCK_BITS // max(self.row_bits, topk * self.low_bits) // 8 * 8)
 
     def get_size_bytes(self, chunks: int) -> int:
-        """Bytes of the sets of so many chunks."""
+        """The bytes that the sets of `chunks` chunks take."""
         return get_packed_bytes(chunks * self.topk * self.low_bits) + get_packed_bytes(chunks * self.row_bits)
 
     def encode(self, sets: NDArray[np.int32]) -> bytes:
-        """Low parts of all chunks, then the rows of all chunks."""
+        """Encode sets: the low parts of all chunks, then the rows of all chunks."""
         lows: list[bytes] = []
         rows: list[bytes] = []
         shifts = np.arange(self.low_bits)
@@ -58,8 +58,8 @@ class EliasFanoCoder:
         """The sets of a group, int32 [chunks, topk].
 
         Raises:
-            WireError: padding or unused low parts that are not zero, too many positions, a position
-                outside the chunk, or positions that do not rise.
+            WireError: padding or unused low parts are not zero, there are too many positions, a position is
+                outside the chunk, or positions do not ascend.
         """
         assert raw.size == self.get_size_bytes(chunks), "the caller checks lengths"
         split = get_packed_bytes(chunks * self.topk * self.low_bits)
@@ -73,13 +73,13 @@ class EliasFanoCoder:
         return sets
 
     def check(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int64]:
-        """The sizes of the sets, int64 [chunks]; refuses what `decode` refuses."""
+        """The sizes of the sets, int64 [chunks]; raises as `decode`."""
         return (self.decode(raw, chunks) < self.area).sum(axis=1)
 
     def _decode_block(
         self, lows: NDArray[np.uint8], rows: NDArray[np.uint8], block: slice, sets: NDArray[np.int32]
     ) -> None:
-        """Fill `sets` with those of one block of chunks."""
+        """Decode one block of chunks into `sets`."""
         count = block.stop - block.start
         marks = unpack_rows(_cut(rows, block, self.row_bits), count, self.row_bits)
         sizes = marks.sum(axis=1, dtype=np.int64)
@@ -97,7 +97,7 @@ class EliasFanoCoder:
         sets[chunk, entry] = positions
 
     def _take_lows(self, lows: NDArray[np.uint8], block: slice, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Low parts of a block, int64 [chunks, topk]."""
+        """The low parts of a block, int64 [chunks, topk]."""
         count, bits = block.stop - block.start, self.topk * self.low_bits
         digits = unpack_rows(_cut(lows, block, bits), count, bits).reshape(count, self.topk, self.low_bits)
         low = digits @ (1 << np.arange(self.low_bits))

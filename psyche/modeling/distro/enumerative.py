@@ -1,9 +1,9 @@
-"""Sets of chunk positions as one number each: the shortest code of fixed length.
+"""Enumerative coding of sets of chunk positions: each set is one number, the shortest code of fixed length.
 
-A set of size 0 to k over `area` positions has the rank sum of C(c_j, j) over its rising positions
-c_1 < c_2 < ...; sets of size k come first, then those of k-1, the empty set last. NumPy only.
+Within its size, a set of positions c_1 < c_2 < ... has the rank sum of C(c_j, j). Sets of size k come first, then those
+of size k-1, and so on; the empty set is last. NumPy only.
 
-Ranks have up to 128 bits and travel as two uint64 arrays, high and low.
+Ranks have up to 128 bits and are held in two uint64 arrays, high and low.
 """
 
 from itertools import accumulate
@@ -24,26 +24,26 @@ from psyche.modeling.distro.bits import (
 )
 
 _WORD: Final = 1 << 64
-_BLOCK_ROWS: Final = 4_096  # about ten arrays of this many numbers stay in the second-level cache
+_BLOCK_ROWS: Final = 4_096  # about ten arrays of this length fit into the L2 cache
 
 Words = NDArray[np.uint64]
 Positions = NDArray[np.int32]
 
 
 def _split(numbers: list[int]) -> tuple[Words, Words]:
-    """Integers below 2^128 as high and low words."""
+    """Split integers below 2^128 into high and low words."""
     high = np.array([n // _WORD for n in numbers], dtype=np.uint64)
     low = np.array([n % _WORD for n in numbers], dtype=np.uint64)
     return high, low
 
 
 def _is_less(high: Words, low: Words, other_high: Words, other_low: Words) -> NDArray[np.bool_]:
-    """Element by element, whether (high, low) < (other_high, other_low)."""
+    """Whether (high, low) < (other_high, other_low), element by element."""
     return (high < other_high) | ((high == other_high) & (low < other_low))
 
 
 def _to_float(high: Words | None, low: Words) -> NDArray[np.float64]:
-    """Ranks as rounded float64."""
+    """The ranks rounded to float64."""
     rounded = low.astype(np.float64)
     if high is not None:
         rounded += np.ldexp(high.astype(np.float64), 64)
@@ -51,10 +51,10 @@ def _to_float(high: Words | None, low: Words) -> NDArray[np.float64]:
 
 
 class EnumerativeCoder:
-    """Ranks sets of up to `topk` of `area` positions; all methods work on whole arrays.
+    """Codes sets of up to `topk` of `area` positions by their ranks; all methods work on whole arrays.
 
-    Sets are int32 [chunks, topk], rising, padded with `area` where a set is smaller. A rank is cut
-    into planes of 64, then 16, then the remaining bits, lowest first (`core.encoding.plan`).
+    Sets are int32 [chunks, topk], ascending; smaller sets are padded with `area`. A rank is cut into planes of 64, then
+    16, then the remaining bits, lowest first (`core.encoding.plan`).
     """
 
     def __init__(self, area: int, topk: int) -> None:
@@ -69,7 +69,7 @@ class EnumerativeCoder:
         # first[s] is the rank of the first set of size s.
         first = list(accumulate((comb(area, size) for size in range(topk, 0, -1)), initial=0))[::-1]
         self._first_high, self._first_low = _split(first)
-        # C(area, j) fits one word from here down, and so does every rank that is left by then.
+        # For j up to this one, C(area, j) fits one word, and so does the rest of every rank at that step.
         self._narrow = next((j for j in range(topk) if comb(area, j + 1) >= _WORD), topk)
 
     def _build_tables(self) -> tuple[Words, Words]:
@@ -82,11 +82,11 @@ class EnumerativeCoder:
         return np.stack([high for high, _ in rows]), np.stack([low for _, low in rows])
 
     def get_size_bytes(self, chunks: int) -> int:
-        """Bytes of the sets of so many chunks."""
+        """The bytes that the sets of `chunks` chunks take."""
         return get_packed_bytes(chunks * self.bits)
 
     def encode(self, sets: Positions) -> bytes:
-        """The planes of the ranks of all sets."""
+        """Encode sets as the planes of their ranks."""
         high = np.empty(sets.shape[0], dtype=np.uint64)
         low = np.empty(sets.shape[0], dtype=np.uint64)
         for block in iterate_blocks(sets.shape[0], _BLOCK_ROWS):
@@ -106,15 +106,15 @@ class EnumerativeCoder:
         return sets
 
     def check(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int64]:
-        """The sizes of the sets, int64 [chunks], without making the sets.
+        """The sizes of the sets, int64 [chunks], without decoding the sets.
 
         Raises:
-            WireError: padding that is not zero, or a rank at or above the number of sets.
+            WireError: padding is not zero, or a rank is not below the number of sets.
         """
         return self._read(raw, chunks)[2]
 
     def rank(self, sets: Positions) -> tuple[Words, Words]:
-        """High and low words of the ranks, uint64 [chunks] each."""
+        """The high and low words of the sets' ranks, uint64 [chunks] each."""
         columns = np.ascontiguousarray(sets.T).astype(np.intp)
         present = columns < self.area
         is_full = bool(present.all())
@@ -132,10 +132,10 @@ class EnumerativeCoder:
         return high, low
 
     def unrank(self, high: Words, low: Words, sizes: NDArray[np.int64]) -> Positions:
-        """The sets of ranks below the number of sets, int32 [chunks, topk]."""
+        """The sets with these ranks, int32 [chunks, topk]; the ranks must be below the number of sets."""
         order = None
         if sizes.size and int(sizes.min()) < self.topk:
-            # Rows by falling size: those that take part in step j are then the first ones.
+            # Sort rows by descending size, so that the rows of step j are the first ones.
             order = np.argsort(-sizes, kind="stable")
             high, low, sizes = high[order], low[order], sizes[order]
         first_low = self._first_low[sizes]
@@ -150,7 +150,7 @@ class EnumerativeCoder:
         return sets
 
     def _take_step(self, j: int, high: Words, low: Words) -> NDArray[np.intp]:
-        """The largest c with C(c, j) <= rank, int64 [rows]; takes C(c, j) off the ranks in place."""
+        """The largest c with C(c, j) <= rank, int64 [rows]; subtracts C(c, j) from the ranks in place."""
         is_narrow = j <= self._narrow
         if j == 1:
             return low.astype(np.intp)
@@ -164,10 +164,11 @@ class EnumerativeCoder:
         return place
 
     def _estimate(self, j: int, rank: NDArray[np.float64]) -> NDArray[np.intp]:
-        """About the largest c with C(c, j) <= rank.
+        """Estimate the largest c with C(c, j) <= rank.
 
-        C(c, j) is a product of j factors about m = c - (j-1)/2, so c is near (j! rank)^(1/j) + (j-1)/2;
-        the last term is the next one of that series. The floor of j/4 serves rank 0 alone.
+        C(c, j) is a product of j factors around m = c - (j-1)/2, divided by j!, so c is near
+        (j! rank)^(1/j) + (j-1)/2; the code adds the next term of that series. The lower bound j/4 matters only for
+        rank 0.
         """
         root = np.power(rank * float(factorial(j)), 1.0 / j)
         np.maximum(root, j / 4, out=root)
@@ -175,7 +176,7 @@ class EnumerativeCoder:
         return np.clip(root, j - 1, self.area - 1).astype(np.intp)
 
     def _settle(self, j: int, place: NDArray[np.intp], high: Words | None, low: Words) -> None:
-        """Correct estimates by exact steps, in place; at most `area` steps, in practice one or two."""
+        """Correct the estimates exactly, in place; this takes at most `area` steps, in practice one or two."""
         rows = np.flatnonzero(self._is_above(j, place, high, low))
         while rows.size:
             place[rows] -= 1
@@ -186,25 +187,25 @@ class EnumerativeCoder:
             rows = rows[~self._is_above(j, place[rows] + 1, None if high is None else high[rows], low[rows])]
 
     def _is_above(self, j: int, place: NDArray[np.intp], high: Words | None, low: Words) -> NDArray[np.bool_]:
-        """Whether C(place, j) > rank. False at place j-1 and true at `area`, which bounds the steps."""
+        """Whether C(place, j) > rank; false at place j-1 and true at `area`, so the search ends there."""
         table_low = self._low[j].take(place)
         if high is None:
             return table_low > low
         return _is_less(high, low, self._high[j].take(place), table_low)
 
     def _join_planes(self, high: Words, low: Words) -> bytes:
-        """The planes of all ranks one after another."""
+        """Concatenate the planes of all ranks."""
         planes: list[bytes] = []
         at = 0
         for bits in self._planes:
-            # The first plane is a whole word where a rank has more than one, so none straddles two.
+            # If a rank has more than one word, its first plane is a whole word, so no plane straddles two words.
             rest = (high if at >= 64 else low) >> np.uint64(at % 64)
             planes.append(_pack_plane(rest, bits))
             at += bits
         return b"".join(planes)
 
     def _read(self, raw: NDArray[np.uint8], chunks: int) -> tuple[Words, Words, NDArray[np.int64]]:
-        """High and low words and set sizes; refuses what no set encodes to."""
+        """Read high words, low words and set sizes; refuse bytes that no set encodes to."""
         assert raw.size == self.get_size_bytes(chunks), "the caller checks lengths"
         if not is_padding_zero(raw, chunks * self.bits):
             raise WireError("ranks: padding bits must be zero")
@@ -227,7 +228,7 @@ class EnumerativeCoder:
         return high, low
 
     def _get_sizes(self, high: Words, low: Words) -> NDArray[np.int64]:
-        """The size of each rank's set, int64 [chunks]."""
+        """The size of the set of each rank, int64 [chunks]."""
         sizes = np.full(high.size, self.topk, dtype=np.int64)
         rows = np.arange(high.size)
         for size in range(self.topk - 1, -1, -1):
@@ -240,7 +241,7 @@ class EnumerativeCoder:
 
 
 def _pack_plane(numbers: Words, bits: int) -> bytes:
-    """The lowest `bits` of each number."""
+    """Pack the lowest `bits` bits of each number."""
     if bits == 64:
         return numbers.astype("<u8", copy=False).tobytes()
     if bits == 16:

@@ -1,7 +1,7 @@
-"""The look-ahead point: where the weights will be once what is in flight has been applied.
+"""The look-ahead point: an estimate of the weights after the results in flight are applied.
 
-With overlap, a round trains on weights that lack the last two rounds. Moving them by
--lr * sign(momentum as weights) for the forward and backward pass makes up for most of that.
+With overlap, a round trains on weights that lack the updates of the last two rounds. Moving them by
+-lr * sign(inverse of the momentum) for the forward and backward pass compensates for most of that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ from psyche.modeling.distro.transform import invert
 
 
 class Lookahead:
-    """Moves weights to the look-ahead point and puts back the very bits that were there.
+    """Moves weights to the look-ahead point and restores them bit for bit.
 
-    Adding the step again would not: a subtraction and an addition change 2 to 3 % of the weights in
-    their last bits. So a copy is kept, made at the first use (4 bytes per parameter).
+    Undoing the step by addition would not be exact: it changes 2 to 3 % of the weights in their last bits. So a copy of
+    the weights is kept (4 bytes per parameter), allocated at the first use.
     """
 
     def __init__(self, plan: TransformPlan, strips: Sequence[torch.Tensor]) -> None:
@@ -30,10 +30,10 @@ class Lookahead:
 
     @contextmanager
     def move(self, momentum: Sequence[torch.Tensor], lr: float) -> Iterator[None]:
-        """Inside, weights are moved by -lr * sign(inverse of `momentum`); afterwards they are what they were.
+        """Move the weights by -lr * sign(inverse of `momentum`) inside the context, and restore them afterwards.
 
-        Also after an error or a cancellation. `momentum` is float32 [chunks, area] per group. Not to
-        be nested.
+        They are restored after an error or a cancellation too. `momentum` is float32 [chunks, area] per group. Calls
+        must not be nested.
         """
         if not self._copies:
             self._copies = [torch.empty_like(weight) for weight in self._strips]

@@ -1,7 +1,7 @@
-"""One trainer's momentum, in the frequency domain, and what of it is on its way.
+"""One trainer's momentum, in the frequency domain, and the values it has sent that are not decided yet.
 
-Momentum holds lr * gradient of every round, decayed. What a result sent is taken out by writing
-zeros, before the next training; what the record then decides against is given back (R8).
+Momentum accumulates lr * gradient of every round, decayed. Values that a result sent are taken out (set to zero) before
+the next training. If the record decides against the result, they are given back (R8).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from psyche.core.encoding.plan import PlanGroup, TransformPlan
 from psyche.errors import TrainerError
 from psyche.wire.trainer import SentResult
 
-_KEPT: Final = 2  # results whose fate may be open at once: the last, and with overlap the one before
-Chosen = tuple[torch.Tensor, torch.Tensor]  # indices int32 and values float32, [chunks, k], as `select` gives them
+_KEPT: Final = 2  # results that may be undecided at once: the last, and with overlap the one before
+Chosen = tuple[torch.Tensor, torch.Tensor]  # indices int32 and values float32, [chunks, k], as returned by `select`
 
 
 @dataclass(slots=True)
 class _Sent:
-    """What an own result sent, per group, with the values it would have by now in the momentum."""
+    """The values that an own result sent, per group, decayed as if they were still in the momentum."""
 
     height: int
     is_taken_out: bool
@@ -33,7 +33,7 @@ def _name(group: PlanGroup) -> str:
 
 
 class Momentum:
-    """Momentum of all groups and the sent values of the last two own results.
+    """The momentum of all groups, and the sent values of the last two own results.
 
     `coefficients` holds one float32 tensor [chunks, area] per group of the plan, in its order.
     """
@@ -49,12 +49,12 @@ class Momentum:
         ]
 
     def settle(self, decided: Sequence[SentResult], height: int, *, in_flight: bool) -> None:
-        """Take out and give back, before training round `height`.
+        """Take out or give back sent values, before training round `height`.
 
-        A result that the record decided on follows the record. One it has not decided on is out of
-        the momentum while `in_flight`, whatever its fate, and otherwise counts as not applied: without
-        overlap and at an epoch's edge everything that was applied is on record by now. Heights that do
-        not lie below `height` are those of an earlier epoch, so they are not in flight either.
+        Values of a decided result are taken out if it was applied, and given back if not. Values of an undecided
+        result are taken out while `in_flight` is set; otherwise the result counts as not applied, because without
+        overlap and at an epoch's start the record has decided everything that was applied. Results whose height is
+        not below `height` are from an earlier epoch, so they are not in flight.
         """
         fates = {result.height: result.applied for result in decided}
         kept: list[_Sent] = []
@@ -68,7 +68,7 @@ class Momentum:
                 returned.append(sent)
             if is_open:
                 kept.append(sent)
-        # After all zeros are written: a place that both results sent keeps what comes back.
+        # Only after all zeros are written, so that a place sent by both results keeps the values given back.
         for sent in returned:
             self._give_back(sent)
         self._sent = kept
@@ -76,11 +76,11 @@ class Momentum:
     def decay_block(self, place: int, rows: slice, gradient: torch.Tensor) -> torch.Tensor:
         """m = decay * m + gradient for some chunks of a group.
 
-        Two separate operations, so that what is given back later is exactly what would have stood here.
+        These are two separate operations, so that values given back later are exactly what would have been here.
 
         Args:
-            place: of the group in the plan.
-            rows: chunks of the group.
+            place: index of the group in the plan.
+            rows: the chunks of the group.
             gradient: lr times the transformed gradient, float32 [chunks, h, w].
 
         Returns:
@@ -90,14 +90,14 @@ class Momentum:
         return coefficients.mul_(self._decay).add_(gradient.view(coefficients.shape))
 
     def record_sent(self, height: int, chosen: Sequence[Chosen]) -> None:
-        """Remember what the result of round `height` sends; it stays in the momentum until `settle`."""
+        """Remember the values that the result of round `height` sends; `settle` takes them out of the momentum."""
         for sent in self._sent:
             for _, values in sent.chosen:
-                values.mul_(self._decay)  # as they would have decayed where they were taken out
+                values.mul_(self._decay)  # as they would have decayed in the momentum
         self._sent = [*self._sent, _Sent(height, is_taken_out=False, chosen=list(chosen))][-_KEPT:]
 
     def get_state(self) -> dict[str, torch.Tensor]:
-        """All of it as tensors by name, for a snapshot; they are not copies."""
+        """The whole state as tensors by name, for a snapshot; they are not copies."""
         state = {
             f"momentum.{_name(group)}": tensor
             for group, tensor in zip(self._plan.groups, self.coefficients, strict=True)
@@ -111,10 +111,10 @@ class Momentum:
         return state
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `get_state` gave, bit for bit.
+        """Restore the state returned by `get_state`, bit for bit.
 
         Raises:
-            TrainerError: a tensor is missing or has another shape or type; nothing is changed then.
+            TrainerError: a tensor is missing or has a wrong shape or dtype; then nothing is changed.
         """
         heights = _read(state, "sent", (None, 2), torch.int64).tolist()
         if len(heights) > _KEPT:
@@ -135,7 +135,7 @@ class Momentum:
             indices = _read(state, f"sent.{number}.{_name(group)}.indices", shape, torch.int32)
             values = _read(state, f"sent.{number}.{_name(group)}.values", shape, torch.float32)
             if int(indices.min()) < 0 or int(indices.max()) > group.area:
-                raise TrainerError(f"momentum snapshot: sent.{number}: an index is not within 0 and {group.area}")
+                raise TrainerError(f"momentum snapshot: sent.{number}: an index is not between 0 and {group.area}")
             chosen.append((indices.to(self._device, copy=True), values.to(self._device, copy=True)))
         return _Sent(height, bool(is_taken_out), chosen)
 
@@ -144,21 +144,21 @@ class Momentum:
         return self.coefficients[0].device
 
     def _take_out(self, sent: _Sent) -> None:
-        """Write zeros where the result sent something."""
+        """Set the momentum to zero wherever the result sent a value."""
         for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
             places, _ = _flatten(chosen, coefficients.shape[1])
             coefficients.view(-1)[places] = 0.0
         sent.is_taken_out = True
 
     def _give_back(self, sent: _Sent) -> None:
-        """Add the sent values, decayed since, to what has grown there."""
+        """Add the sent values, decayed since then, to the momentum."""
         for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
             places, values = _flatten(chosen, coefficients.shape[1])
             coefficients.view(-1)[places] += values
 
 
 def _flatten(chosen: Chosen, area: int) -> Chosen:
-    """Flat places int64 and values of the entries that are there, each place once."""
+    """The flat places (int64) and values of the entries without padding; each place occurs once."""
     indices, values = chosen
     chunks, entries = (indices < area).nonzero(as_tuple=True)
     return chunks * area + indices[chunks, entries], values[chunks, entries]
@@ -167,7 +167,7 @@ def _flatten(chosen: Chosen, area: int) -> Chosen:
 def _read(
     state: Mapping[str, torch.Tensor], name: str, shape: tuple[int | None, int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A tensor of a snapshot, with the shape (None: any) and type it must have."""
+    """Get a tensor of a snapshot and check its shape (None: any length) and dtype."""
     tensor = state.get(name)
     if tensor is None:
         raise TrainerError(f"momentum snapshot: {name} is missing")
@@ -177,6 +177,6 @@ def _read(
     if not is_shaped or tensor.dtype != dtype:
         found = f"{tensor.dtype} {tuple(tensor.shape)}"
         raise TrainerError(
-            f"momentum snapshot: {name} is {found}, must be {dtype} {shape}: another model or other settings?"
+            f"momentum snapshot: {name} is {found}, must be {dtype} {shape}; was the model or its settings changed?"
         )
     return tensor

@@ -20,14 +20,14 @@ class Distro:
     """The optimizer of one trainer over one set of fp32 master weights.
 
     Args:
-        parameters: masters by name, float32, contiguous, all on one device: exactly the plan's
+        parameters: masters by name, float32, contiguous, all on one device; they must be exactly the plan's
             tensors. They are changed in place and must keep their storage.
         plan: the transform plan.
-        decay: of the momentum per trained round, 0 <= decay < 1.
+        decay: decay of the momentum per trained round, 0 <= decay < 1.
         topk, one_bit: as in the plan.
 
     Raises:
-        TrainerError: parameters or settings that do not fit the plan, or a chunk too large to be exact.
+        TrainerError: parameters or settings do not match the plan, or a chunk is too large for an exact inverse.
     """
 
     def __init__(
@@ -61,23 +61,23 @@ class Distro:
         in_flight: bool,
         height: int,
     ) -> bytes:
-        """Train one round's momentum and choose what of it to send.
+        """Update the momentum with one round's gradients and select the coefficients to send.
 
-        Takes out and gives back what earlier results sent, decays, adds lr times the gradient's
-        transform, and packs the k largest coefficients of every chunk.
+        It takes out or gives back the values of earlier results, decays the momentum, adds lr times the transformed
+        gradient, and packs the k largest coefficients of every chunk.
 
         Args:
-            gradients: by name, float32, reduced, finite and clipped.
-            lr: of this round.
-            decided: what the record has decided of own results since the last call.
-            in_flight: true with overlap: the last own result is out whatever its fate.
-            height: of this round; names the result in a later `decided`.
+            gradients: by name, float32, averaged over the batch, finite and clipped.
+            lr: the learning rate of this round.
+            decided: own results that the record has decided since the last call.
+            in_flight: true with overlap: values of the last, undecided result are taken out of the momentum.
+            height: the height of this round; it identifies the result in a later `decided`.
 
         Returns:
             The payload: the body of the result.
 
         Raises:
-            TrainerError: a gradient is missing or has another shape; nothing is changed then.
+            TrainerError: a gradient is missing or has a wrong shape; then nothing is changed.
         """
         strips = view_all_strips(self._plan, {name: gradient.contiguous() for name, gradient in gradients.items()})
         self._momentum.settle(decided, height, in_flight=in_flight)
@@ -88,42 +88,42 @@ class Distro:
     def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
         """Apply decided payloads to the masters: weight decay first, then the signs of the averaged votes.
 
-        Weight decay runs also where there is no payload. Exact: equal payloads and masters make equal
-        bytes everywhere (1-bit mode).
+        Weight decay is applied even if there are no payloads. In 1-bit mode the result is exact: equal payloads and
+        masters give equal bytes on every machine.
 
         Args:
-            payloads: bodies of the decided set, ascending batch start.
-            lr: of the round that applies (S1).
+            payloads: the bodies of the decided set, in ascending batch start.
+            lr: the learning rate of the round that applies (S1).
             weight_decay: 0 for none.
 
         Raises:
-            WireError: a payload breaks the format; nothing is changed then.
+            WireError: a payload breaks the format; then nothing is changed.
         """
         decoded = [decode_payload(self._plan, payload) for payload in payloads]
         decay_weights(self._strips, lr, weight_decay)
         self._applier.apply(decoded, lr)
 
     def lookahead(self, lr: float) -> AbstractContextManager[None]:
-        """Inside, the masters stand at the look-ahead point; afterwards they are bit for bit what they were.
+        """Move the masters to the look-ahead point inside the context, and restore them bit for bit afterwards.
 
-        `lr` is that of the round before.
+        `lr` is the learning rate of the previous round.
         """
         return self._lookahead.move(self._momentum.coefficients, lr)
 
     def momentum_state(self) -> dict[str, torch.Tensor]:
-        """Momentum and the values sent but not decided, by name, for a snapshot; they are not copies."""
+        """The momentum and the sent, undecided values as tensors by name, for a snapshot; they are not copies."""
         return self._momentum.get_state()
 
     def load_momentum_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from a snapshot, bit for bit.
+        """Restore the momentum from a snapshot, bit for bit.
 
         Raises:
-            TrainerError: it does not fit this model and these settings; nothing is changed then.
+            TrainerError: the state does not fit this model and these settings; then nothing is changed.
         """
         self._momentum.load_state(state)
 
     def _compress_group(self, place: int, strips: Sequence[torch.Tensor], lr: float) -> Chosen:
-        """Update a group's momentum block by block and select from it."""
+        """Update a group's momentum block by block and select the coefficients to send."""
         group = self._plan.groups[place]
         parts = [self._compress_block(place, block, strips, lr) for block in self._blocks[place]]
         indices, values = zip(*parts, strict=True)

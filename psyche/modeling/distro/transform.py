@@ -1,6 +1,6 @@
-"""The transform and what is chosen of it: DCT of chunks, the k largest, the payload.
+"""The DCT of chunks, the selection of the k largest coefficients, and the payload.
 
-Plain tensors in and out, so that a fused kernel may stand in for any of these functions.
+All functions take and return plain tensors, so that a fused kernel can replace any of them.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from psyche.core.encoding.plan import TransformPlan
 from psyche.modeling.distro.basis import get_float_basis
 from psyche.modeling.distro.codec import ChunkSets, encode_payload
 
-_INFINITY_BITS: Final = 0x7F800000  # magnitudes from here on are infinite or no numbers
-_DENSE_SHARE: Final = 32  # a k above area/32 is found faster by partition than by top-k
-_PARTS_PER_ENTRY: Final = 8  # with so many parts per entry the bound lets few candidates too many pass
-_LEAST_PART: Final = 4  # smaller parts save less than they cost
+_INFINITY_BITS: Final = 0x7F800000  # magnitudes from this bit pattern on are infinite or NaN
+_DENSE_SHARE: Final = 32  # for k above area/32, a partition is faster than top-k
+_PARTS_PER_ENTRY: Final = 8  # with this many parts per entry, the bound admits few superfluous candidates
+_LEAST_PART: Final = 4  # smaller parts cost more than they save
 
 
 @lru_cache(maxsize=256)
 def _get_basis(edge: int, device: torch.device) -> torch.Tensor:
-    """The DCT basis, float32 [edge, edge] on its device."""
+    """The DCT basis on a device, float32 [edge, edge]."""
     return torch.from_numpy(get_float_basis(edge).copy()).to(device)
 
 
@@ -33,11 +33,11 @@ def transform(
 
     Args:
         chunks: float32 [chunks, h, w], contiguous.
-        out: where the result goes, float32 [chunks, h, w]; new if None.
-        scratch: overwritten, float32 [chunks, h, w]; new if None.
+        out: receives the result, float32 [chunks, h, w]; allocated if None.
+        scratch: a buffer to overwrite, float32 [chunks, h, w]; allocated if None.
 
     Returns:
-        float32 [chunks, h, w], index [u, v] being vertical and horizontal frequency.
+        float32 [chunks, h, w]; the index [u, v] is vertical and horizontal frequency.
     """
     height, width = chunks.shape[1:]
     vertical, horizontal = _get_basis(height, chunks.device), _get_basis(width, chunks.device)
@@ -47,7 +47,7 @@ def transform(
 def invert(
     coefficients: torch.Tensor, out: torch.Tensor | None = None, scratch: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The inverse of `transform`, same shapes; rounded, so only for what need not agree between peers."""
+    """The inverse of `transform`, same shapes; rounded, so use it only where peers need not agree."""
     height, width = coefficients.shape[1:]
     vertical, horizontal = _get_basis(height, coefficients.device), _get_basis(width, coefficients.device)
     return multiply_both(coefficients, vertical.T, horizontal, out, scratch)
@@ -72,16 +72,16 @@ def multiply_both(
 
 
 def select(coefficients: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `topk` largest magnitudes of each row; ties at the last place go to the lowest index.
+    """Select the coefficients with the `topk` largest magnitudes of each row; ties go to the lowest index.
 
-    Only coefficients that are finite and not zero are chosen, so a row may have fewer.
+    Only coefficients that are finite and not zero are selected, so a row may have fewer.
 
     Args:
         coefficients: float32 [chunks, area], contiguous.
         topk: 1 to area.
 
     Returns:
-        indices int32 [chunks, topk], rising, padded with `area`; values float32 [chunks, topk],
+        indices int32 [chunks, topk], ascending, padded with `area`; values float32 [chunks, topk],
         padded with 0.
     """
     count, area = coefficients.shape
@@ -100,20 +100,20 @@ def select(coefficients: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.T
 
 
 def _get_bound(magnitudes: torch.Tensor, topk: int) -> torch.Tensor:
-    """At most the topk-th largest of each row and close to it, int32 [chunks, 1]."""
+    """A close lower bound of the topk-th largest magnitude of each row, int32 [chunks, 1]."""
     count, area = magnitudes.shape
     if topk >= area:
         return magnitudes.amin(dim=1, keepdim=True)
     share = area // (topk * _PARTS_PER_ENTRY)
     size = min(1 << max(0, share.bit_length() - 1), area & -area)  # a power of two that divides the area
     if size >= _LEAST_PART:
-        # The topk-th largest of the largest of each part: topk coefficients are at least that large.
+        # The bound is the topk-th largest of the parts' maxima: at least topk coefficients reach it.
         magnitudes = magnitudes.view(count, size, area // size).amax(dim=1)
     return _get_ranked(magnitudes, topk)
 
 
 def _get_ranked(magnitudes: torch.Tensor, topk: int) -> torch.Tensor:
-    """The topk-th largest of each row, int32 [chunks, 1]."""
+    """The topk-th largest magnitude of each row, int32 [chunks, 1]."""
     area = magnitudes.shape[1]
     if magnitudes.device.type == "cpu" and topk * _DENSE_SHARE > area:
         parted = np.partition(magnitudes.numpy(), area - topk, axis=1)
@@ -122,8 +122,8 @@ def _get_ranked(magnitudes: torch.Tensor, topk: int) -> torch.Tensor:
 
 
 def _get_places(mask: torch.Tensor) -> torch.Tensor:
-    """Flat places of what is chosen, rising, int64 [entries]."""
-    if mask.device.type == "cpu":  # NumPy finds them twice as fast
+    """The flat places at which the mask is set, ascending, int64 [entries]."""
+    if mask.device.type == "cpu":  # NumPy is twice as fast as torch here
         return torch.from_numpy(np.flatnonzero(mask.numpy()))
     return mask.view(-1).nonzero().view(-1)
 
@@ -131,10 +131,10 @@ def _get_places(mask: torch.Tensor) -> torch.Tensor:
 def _keep_largest(
     magnitudes: torch.Tensor, places: torch.Tensor, topk: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the candidates at `places` the topk largest of each row, ties to the lowest.
+    """Keep the topk largest of each row among the candidates at `places`; ties go to the lowest place.
 
     Returns:
-        Their places, their chunks and their numbers within the chunk, int64 [entries] each.
+        The places kept, their chunks, and their numbers within the chunk, int64 [entries] each.
     """
     count, area = magnitudes.shape
     chunks = places // area
@@ -155,5 +155,5 @@ def _keep_largest(
 
 
 def pack(plan: TransformPlan, chosen: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bytes:
-    """The payload of what `select` chose of each group, in the order of `plan.groups`."""
+    """Encode the selection (`select`) of each group, in the order of `plan.groups`, as a payload."""
     return encode_payload(plan, [ChunkSets(indices.cpu().numpy(), values.cpu().numpy()) for indices, values in chosen])

@@ -1,5 +1,5 @@
-"""The trainer: its engine, the process it runs in, and who watches over that process.
+"""The trainer: its engine, the process that runs it, and the supervision of that process.
 
-Models, checkpoints and the optimizer, which a trainer uses, stand in the folder above. Only `engine` and what runs it
-import torch: `process`, `host`, `hosted_process`, `frames`, `failure` and `watchdog` belong to the client's parent.
+The trainer uses models, checkpoints and the optimizer of the parent package. Only `engine` and the modules that run it
+import torch; `process`, `host`, `hosted_process`, `frames`, `failure` and `watchdog` run in the client.
 """

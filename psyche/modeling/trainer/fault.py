@@ -1,4 +1,4 @@
-"""A test hook: faults that a trainer child does to itself where its environment asks for it.
+"""A test hook: faults that a trainer child injects into itself if its environment requests them.
 
 `PSYCHE_TRAINER_FAULT="oom@3,hang@5,crash:apply@7,oom@9x10"`: at the 3rd train call memory runs out
 (once, so that a smaller micro-batch succeeds), the 5th hangs, the 7th apply ends the process, and at
@@ -28,13 +28,13 @@ class _Fault:
 
 
 class FaultInjector:
-    """The faults that are still to come; `begin` at each call, `strike` at each safe point of it.
+    """Injects the requested faults: call `begin` at each call of the trainer and `strike` at each safe point.
 
     Args:
         text: the variable's value.
 
     Raises:
-        ConfigError: not of the form above.
+        ConfigError: the text does not have the form above.
     """
 
     def __init__(self, text: str) -> None:
@@ -54,7 +54,7 @@ class FaultInjector:
         self._counts[operation] += 1
 
     def strike(self) -> None:
-        """Do what is due at this point of the running call, if anything.
+        """Inject the fault that is due at this point of the running call, if any.
 
         Raises:
             MemoryError: for "oom"; "hang" never returns, "crash" ends the process.

@@ -1,4 +1,4 @@
-"""How long a trainer may stay silent before it counts as hung (F21)."""
+"""The time that a trainer may stay silent before it counts as hung (F21)."""
 
 import statistics
 from collections import defaultdict, deque
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 HISTORY: Final = 32  # calls remembered per operation
-KNOWN: Final = 3  # calls after which the median says something
+KNOWN: Final = 3  # calls after which the median is meaningful
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Watchdog:
         self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
 
     def note(self, operation: str, seconds: float) -> None:
-        """Remember how long a call took."""
+        """Record the duration of a call in seconds."""
         self._seconds[operation].append(seconds)
 
     def get_limit_s(self, operation: str) -> float:
         """The longest silence allowed while `operation` runs.
 
-        A train step: twice the median of the last 32, at least the floor. Other operations vary with
-        what they are given, so four times the longest seen, at least `unknown_s`.
+        For a train step it is twice the median of the last 32 steps, at least the floor. Other operations vary with
+        their input, so for them it is four times the longest call seen, at least `unknown_s`.
         """
         if operation == "load":
             return self.limits.load_s

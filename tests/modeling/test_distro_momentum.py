@@ -224,8 +224,8 @@ def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing() -> None:
         ({name: state[name][:, :-1]}, f"{name} is"),
         ({name: state[name].double()}, "must be torch.float32"),
         ({"sent": torch.zeros(3, 2, dtype=torch.int64)}, "at most 2 are kept"),
-        ({index: state[index] + 10_000}, "an index is not within"),
-        ({index: state[index] - 10_000}, "an index is not within"),
+        ({index: state[index] + 10_000}, "an index is not between"),
+        ({index: state[index] - 10_000}, "an index is not between"),
     ):
         with pytest.raises(TrainerError, match=message):
             distro.load_momentum_state(state | change)

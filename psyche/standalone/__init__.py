@@ -1,1 +1,1 @@
-"""`psyche train`: training in one process, without a network."""
+"""`psyche train`: one process, no network, no coordinator. It uses `psyche.modeling` and `psyche.data` directly."""

@@ -1,1 +1,4 @@
-"""Event log, metrics and logging."""
+"""The event log and its kinds, metrics, logging, and the status lines that are made of events.
+
+Accounts and pictures of finished runs belong to `psyche.analysis`.
+"""

@@ -1,1 +1,4 @@
-"""The public test kit."""
+"""The small test kit of the package: configurations, a dummy trainer, a state machine and a local run.
+
+Kits that only the project's own tests need are in `tests/kits`.
+"""

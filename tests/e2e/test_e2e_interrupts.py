@@ -193,9 +193,8 @@ def test_a_client_is_gone_within_five_seconds_of_an_interrupt_at_any_moment(run:
     for interrupt in run.interrupts:
         by_moment.setdefault(interrupt.moment, []).append(interrupt)
     assert all(len(found) >= 2 for found in by_moment.values())
-    # One alone may have met a machine that stood still: a fault of ours is one at every interrupt of its kind.
-    late = [str(i) for found in by_moment.values() for i in found if all(j.seconds > j.allowed_s for j in found)]
-    assert not late, late
+    late = [str(i) for i in run.interrupts if i.seconds > i.allowed_s]
+    assert len(late) <= 1, late  # one alone may have met a machine that stood still
 
 
 def test_an_interrupted_client_ends_with_exit_code_0(run: Run) -> None:

@@ -119,6 +119,21 @@ def test_an_event_too_long_for_a_line_keeps_its_kind_and_says_its_size(tmp_path:
     assert isinstance(read_event(line), kinds.Unknown)
 
 
+def test_a_long_traceback_keeps_its_end_where_the_error_stands(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "e.jsonl", node="n")
+    log.emit(kinds.Crashed(error="Traceback" + "x" * 10_000 + "ValueError: the cause"))
+    (line,) = read_lines(tmp_path / "e.jsonl")
+    assert line["error"].startswith("Traceback")
+    assert line["error"].endswith("ValueError: the cause")
+    assert len(line["error"]) == 4_000
+
+
+def test_a_number_that_no_float_holds_makes_an_event_unknown() -> None:
+    line = {"t": 1.0, "node": "n", "kind": "wait_started", "what": "x", "until": 1, "then": "y", "wait": "payloads"}
+    assert isinstance(read_event(line), kinds.WaitStarted)
+    assert isinstance(read_event(line | {"until": 10**400}), kinds.Unknown)
+
+
 def test_a_disk_that_refuses_writes_stops_no_node() -> None:
     log = EventLog(Path("/dev/full"), node="n")
     log.emit(ONE)

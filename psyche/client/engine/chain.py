@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from psyche.client.engine.actions import Applied, AppliedSet, Apply, StoreReplay
 from psyche.client.engine.announcements import Announcements, compute_step_lr
-from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_members
+from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_awaited
 from psyche.client.engine.own_results import OwnResults
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.client.engine.tables import Tables
@@ -317,7 +317,7 @@ class Chain:
 
 def _name_payloads_wait(missing: list[int], decided: int, height: int, until: float) -> kinds.WaitStarted:
     return kinds.WaitStarted(
-        what=kinds.describe_payloads(describe_members(missing), decided, height), until=until,
+        what=kinds.describe_payloads(describe_awaited(missing), decided, height), until=until,
         then="fall behind: keep fetching, stop training", wait=kinds.Wait.PAYLOADS,
         members=tuple(missing) if len(missing) <= NAMED_MEMBERS else (), height=decided, apply_height=height,
     )  # fmt: skip

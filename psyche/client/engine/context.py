@@ -15,7 +15,7 @@ from psyche.wire.crypto import Identity
 NAMED_MEMBERS: Final = 8
 
 
-def describe_members(members: Sequence[int]) -> str:
+def describe_awaited(members: Sequence[int]) -> str:
     """`members [1, 5]`; only few are named: a wait for very many is not logged anew with each of them that comes."""
     few = len(members) <= NAMED_MEMBERS
     return f"members {list(members)}" if few else f"more than {NAMED_MEMBERS} members"

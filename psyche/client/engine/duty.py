@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from psyche.client.engine.actions import Log, Publish, SnapshotWritten, Submit, WriteSnapshot
 from psyche.client.engine.chain import Chain
-from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_members
+from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_awaited
 from psyche.client.engine.records import RoundRecord, compute_pace
 from psyche.client.engine.training import Training
 from psyche.client.engine.weights import Weights
@@ -299,7 +299,7 @@ class Duty:
 
     def _name_witness_wait(self, record: RoundRecord, standing: RoundStanding) -> None:
         missing = get_members(standing.missing)
-        who = describe_members(missing) if missing else "this client"
+        who = describe_awaited(missing) if missing else "this client"
         wait = Wait.OTHERS_FINISHED if missing else Wait.OWN_FINISHED
         what = describe_finish(who, record.height)
         self.context.wait("witness", self._name_wait(wait, what, record, "report anyway", missing))

@@ -14,7 +14,7 @@ from psyche.core.state.state import ZERO32, ClientState, Coordinator, Round, Wit
 from psyche.core.state.timeline import get_round
 
 GOSSIP_BUDGET = 20  # messages a second that all members together send at most; above that Ready rides in Finished
-NEWCOMER_LATE_LIMIT = 2  # latenesses in a row: from then on no round waits for who is on probation (A1)
+NEWCOMER_LATE_LIMIT = 2  # latenesses (H2): from then on no round waits for who is on probation (A1)
 _OPEN = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
 _MESSAGES = 3  # of a member in a round: Ready, Result, Finished
 

@@ -1,1 +1,4 @@
-"""DisTrO: chunked DCT, top-k selection, 1-bit signs, exact apply, and the coding of payloads."""
+"""DisTrO: chunked DCT, top-k, one-bit signs, exact apply and the wire coding.
+
+The plan of the chunks is the core's (`psyche.core.encoding.plan`), for all clients must have the same.
+"""

@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple, dataclass_transform, get_args, get_or
 
 import msgspec
 
-MAX_TEXT: Final = 4_000  # characters of one text field: enough for a traceback's end
+MAX_TEXT: Final = 4_000  # characters of one text field
+MAX_START: Final = 1_000  # of a longer text its start, and the rest from its end: a traceback ends with the error
 REQUIRED: Final = object()  # stands for the default of a field that has none
 Hex = bytes  # as the log shows them; kinds have fields named `bytes`
 Convert = Callable[[Any], Any]
@@ -112,7 +113,7 @@ def read_plain(kind: str, plain: Mapping[str, Any]) -> Event:
             if field.name in plain:
                 given[field.name] = field.from_plain(plain[field.name])
         return cls(**given)
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, OverflowError):  # a float of 400 digits overflows
         return Unknown(name=kind, fields=dict(plain))
 
 
@@ -153,7 +154,7 @@ def _write_number(value: float) -> float | str:
 
 def _write_text(value: str) -> str:
     if len(value) > MAX_TEXT:
-        value = value[:MAX_TEXT]
+        value = f"{value[:MAX_START]} ... {value[MAX_START + 5 - MAX_TEXT :]}"
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 

@@ -7,7 +7,7 @@ from kits.bench import Bench, build_bench, go_to_last_drain
 from kits.results import build_train_reply
 
 from psyche.client.engine import actions as act
-from psyche.client.engine.context import describe_members
+from psyche.client.engine.context import describe_awaited
 from psyche.client.engine.records import PayloadStatus
 from psyche.core.committee.elections import get_roles
 from psyche.core.committee.schedule import get_lr_bits
@@ -329,6 +329,6 @@ def test_a_single_member_runs_an_epoch_alone(overlap: bool) -> None:
 
 
 def test_a_wait_for_very_many_is_not_named_anew_with_each_that_comes() -> None:
-    assert describe_members([3, 5]) == "members [3, 5]"
-    assert describe_members(range(8)) == "members [0, 1, 2, 3, 4, 5, 6, 7]"
-    assert describe_members(range(9)) == describe_members(range(200)) == "more than 8 members"
+    assert describe_awaited([3, 5]) == "members [3, 5]"
+    assert describe_awaited(range(8)) == "members [0, 1, 2, 3, 4, 5, 6, 7]"
+    assert describe_awaited(range(9)) == describe_awaited(range(200)) == "more than 8 members"

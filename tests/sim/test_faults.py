@@ -145,7 +145,7 @@ def test_the_slowest_member_keeps_its_place_when_it_was_not_heard_in_one_round()
     )
     outcome = play(scenario)
     assert is_finished(outcome)
-    assert get_events(outcome, "dropped") == []
+    assert get_events(outcome, kinds.Dropped) == []
     credits = next(one.credits for one in get_ledger(outcome).epochs)
     assert credits == {"client-0": 8, "client-1": 8, "client-2": 8, "client-3": 8}
 

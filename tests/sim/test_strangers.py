@@ -9,6 +9,7 @@ from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
 from psyche.sim.world import Outcome, simulate
+from psyche.telemetry import kinds
 
 MEMBERS = 3
 JOIN_S = 15.0  # while the first epoch runs, or the second
@@ -46,8 +47,8 @@ def play_undisturbed(sample_s: float, limit_s: float, config: tuple[tuple[str, i
 
 def count_steps(outcome: Outcome) -> int:
     """Steps since the strangers came."""
-    changes = get_events(outcome, "state_changed", "server")
-    before = max((event["step"] for event in changes if event["t"] < JOIN_S), default=0)
+    changes = get_events(outcome, kinds.StateChanged, "server")
+    before = max((seen.event.step for seen in changes if seen.t < JOIN_S), default=0)
     return outcome.state.progress.step - before
 
 

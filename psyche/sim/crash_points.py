@@ -1,8 +1,8 @@
-"""Where a client may die: each point of a round at which one of its tasks waits for something.
+"""The points at which a client may die: each point of a round at which one of its tasks waits.
 
-The points are found, not listed: a run in which nothing goes wrong is watched, and every place in the code where a
-task of the victim comes to rest within one round counts once, by the task's name and the innermost line of ours.
-The same seed then gives the same run up to that very step, and there the process dies.
+The points are found, not listed: in a run without faults, every place in the code where a task of the victim waits
+within one round counts once, identified by the task's name and the innermost line of project code.
+The same seed then repeats the run up to exactly that step, and the process dies there.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from psyche.sim.world import Outcome, World, simulate
 from psyche.telemetry import kinds
 
 VICTIM: Final = "client-1"
-HEIGHT: Final = 2  # everything that a round may bring is under way: training, applying, fetching, attesting
+HEIGHT: Final = 2  # everything that a round may involve is under way: training, applying, fetching, attesting
 PACKAGE: Final = "/psyche/"
 STAND_INS: Final = ("/psyche/sim/", "/psyche/network/links.py", "/psyche/network/memory.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step of the victim's tasks within the round, counted from its beginning, and where it left the task."""
+    """A step of the victim's tasks, counted from the beginning of the round, and where it left the task."""
 
     step: int
     task: str
@@ -32,11 +32,11 @@ class Point:
 
 
 class Watch(trio.abc.Instrument):
-    """Follows the victim's tasks through its round.
+    """Follows the victim's tasks through the round.
 
     Args:
         world: the world.
-        kill_at: the step after which the process dies; None: none, `points` are found instead.
+        kill_at: the step after which the process dies; None kills nothing and finds `points` instead.
     """
 
     def __init__(self, world: World, kill_at: int | None = None) -> None:
@@ -59,7 +59,7 @@ class Watch(trio.abc.Instrument):
         self._is_on = begins
 
     def after_task_step(self, task: Task) -> None:
-        """A task has run as far as it goes."""
+        """A task has run until its next checkpoint."""
         life = self._victim.life
         if not self._is_on or life is None or life.root is None or find_root(task, {life.root: None}) is None:
             return
@@ -75,7 +75,7 @@ class Watch(trio.abc.Instrument):
             name = frame.f_code.co_filename
             if PACKAGE in name and not any(one in name for one in STAND_INS):
                 place = f"{name[name.rindex(PACKAGE) + 1 :]}:{line}"
-        if place:  # others, of trio or of the simulation, do not exist in a real process; ended tasks wait for nothing
+        if place:  # tasks of trio or of the simulation do not exist in a real process; ended tasks wait for nothing
             self.points.setdefault((task.name, place), Point(self._step, task.name, place))
 
 
@@ -88,7 +88,7 @@ def find_points(scenario: Scenario) -> list[Point]:
 
 
 def play_killed(scenario: Scenario, point: Point) -> Outcome:
-    """The same run, with the victim dead from this point on."""
+    """The same run, with the victim killed at this point."""
 
     def prepare(world: World) -> None:
         Watch(world, point.step)

@@ -1,8 +1,8 @@
 """Simulated disks: the server's files in memory, and the conditions of every machine's disk.
 
-The server's disk keeps what its journal was promised: `append` and `replace` are there when they return.
-A process that is killed leaves what was there; one that is killed within a write leaves a part of it.
-The clients' files lie in a real temporary folder; a full disk refuses them what they write.
+The server's disk keeps the journal's promise: the data of `append` and `replace` is durable when they return.
+A killed process leaves the files as they are; one that is killed during a write leaves a part of that write.
+The clients' files are in a real temporary folder; while a disk is full, writes to it fail.
 """
 
 import errno
@@ -14,15 +14,15 @@ from psyche.server.journal.journal import JournalDisk
 
 WRITERS: Final = frozenset(
     {"_write_file", "_open", "_write", "_assemble", "_finish", "check_room", "write"}
-)  # blocking functions of a client that need room on its disk, by name
+)  # names of a client's blocking functions that need room on its disk
 
 
 @dataclass(slots=True)
 class DiskConditions:
-    """What a machine's disk is like now.
+    """The present condition of a machine's disk.
 
-    `sync_s` is how long a write takes; `fills` are the faults under way that fill it, `slowed_s` what those
-    under way that slow it say.
+    `sync_s` is how long a write takes; `fills` counts the running faults that fill the disk, `slowed_s` has the
+    write times of the running faults that slow it.
     """
 
     sync_s: float = 0.0
@@ -31,7 +31,7 @@ class DiskConditions:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes nothing."""
+        """Whether the disk is full."""
         return self.fills > 0
 
     @property
@@ -50,17 +50,17 @@ class DiskConditions:
 
 
 def is_writer(function: Callable[..., Any]) -> bool:
-    """Whether a blocking function writes."""
+    """Whether a blocking function writes to disk."""
     return getattr(function, "__name__", "") in WRITERS
 
 
 @dataclass(slots=True, eq=False)
 class ServerFiles:
-    """The server's files; survives its processes.
+    """The server's files; they survive its processes.
 
-    `on_append` (told whether its last bytes are torn) and `on_replace` hear what has reached the disk. With
-    `tear_after` a write that would bring the bytes written since to more than that stops there: the machine
-    fails, and all that wait for it in `on_torn` are told, once.
+    `on_append` (its flag: the write was torn) and `on_replace` are called with what has reached the disk. `tear_after`
+    is the number of bytes that may still be written: a write beyond it is torn there, the machine
+    fails, and every callback in `on_torn` is called once.
     """
 
     conditions: DiskConditions = field(default_factory=DiskConditions)
@@ -71,35 +71,35 @@ class ServerFiles:
     tear_after: int | None = None
 
     def open(self) -> "DiskHandle":
-        """The disk as one process has it."""
+        """The disk as one process sees it."""
         return DiskHandle(self)
 
     def copy(self) -> "ServerFiles":
-        """The same files, for whoever only wants to look."""
+        """A copy of the files, for reading only."""
         return ServerFiles(files={name: bytearray(data) for name, data in self.files.items()})
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
+        """The total size of all files."""
         return sum(map(len, self.files.values()))
 
 
 class DiskHandle(JournalDisk):
-    """A `JournalDisk`; after `revoke` nothing that is written reaches the disk."""
+    """A `JournalDisk`; after `revoke` no write reaches the disk."""
 
     def __init__(self, disk: ServerFiles) -> None:
         self._disk = disk
         self._is_revoked = False
 
     def revoke(self) -> None:
-        """The process is dead."""
+        """Discard all further writes: the process is dead."""
         self._is_revoked = True
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Release the folder."""
 
     def names(self) -> list[str]:
-        """The files there are."""
+        """The names of all files, sorted."""
         return sorted(self._disk.files)
 
     def read(self, name: str) -> bytes:
@@ -107,7 +107,7 @@ class DiskHandle(JournalDisk):
         return bytes(self._disk.files[name])
 
     def append(self, name: str, data: bytes) -> None:
-        """Add to a file's end; raises OSError on a full or failing disk."""
+        """Append to a file; raises OSError on a full or failing disk."""
         if self._is_revoked:
             return
         self._disk.conditions.check_room()
@@ -121,22 +121,22 @@ class DiskHandle(JournalDisk):
         self._disk.on_append(name, data, False)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put a whole file in the place of the old one; raises OSError on a full or failing disk."""
+        """Replace a whole file; raises OSError on a full or failing disk."""
         if self._is_revoked:
             return
         self._disk.conditions.check_room()
         if self._tears(len(data)):
-            self._fail()  # the old one stays: the new one never got its name
+            self._fail()  # the old file stays: the new one was never renamed into place
         self._disk.files[name] = bytearray(data)
         self._disk.on_replace(name, data)
 
     def truncate(self, name: str, size_bytes: int) -> None:
-        """Cut a file."""
+        """Truncate a file."""
         if not self._is_revoked:
             del self._disk.files[name][size_bytes:]
 
     def remove(self, name: str) -> None:
-        """Delete a file; one that is gone already is no error."""
+        """Delete a file; a missing one is no error."""
         if not self._is_revoked:
             self._disk.files.pop(name, None)
 

@@ -1,14 +1,14 @@
-"""What can go wrong, as data: a few numbers each, in Python or in a TOML file, carried out by the world.
+"""Faults as data: a few numbers each, written in Python or in a TOML file, carried out by the world.
 
     [[fault]]
     kind = "kill"
     who = ["client-1", "random:2"]
     at_s = 40.0
-    for_s = 12.0        # started again after so long; 0: never
+    for_s = 12.0        # restarted after this time; 0: never
 
 Names of `who`: a machine ("server", "client-3"), "random:N", "witnesses" or "trainers" of the running
-round, "all" (clients). A fault happens at `at_s`, but not before the journal's record `at_seq`, nor before
-the round (`at_epoch`, `at_height`) is on record, and then `after_s` later.
+round, "all" (clients). A fault happens at `at_s`, but not before record `at_seq` of the journal, nor before
+the round (`at_epoch`, `at_height`) has begun on record, and then `after_s` later.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,14 +32,14 @@ ANSWERED: Final[dict[str, type[Message]]] = {
 
 
 class Machine(Protocol):
-    """What a fault does to a machine."""
+    """A machine, as faults use it."""
 
     is_gone: bool
     clock_s: float
 
     @property
     def name(self) -> str:
-        """Of the machine."""
+        """Its name."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class Machine(Protocol):
 
     @property
     def disk(self) -> DiskConditions:
-        """What its disk is like."""
+        """The condition of its disk."""
         ...
 
     def start(self) -> None:
@@ -57,15 +57,15 @@ class Machine(Protocol):
         ...
 
     def kill(self, *, erase: bool = False) -> None:
-        """End its process as SIGKILL does."""
+        """Kill its process, as SIGKILL does."""
         ...
 
     def stop(self) -> Any:
-        """Let its process stand still, which is returned."""
+        """Pause its process, as SIGSTOP does, and return it."""
         ...
 
     def resume(self, life: Any) -> None:
-        """Let a process go on that `stop` returned."""
+        """Resume a process that `stop` returned."""
         ...
 
 
@@ -79,7 +79,7 @@ class ServerMachine(Machine, Protocol):
 
 
 class Stage(Protocol):
-    """What faults see of a world: machines by their names, lines, and the record as it grows."""
+    """The world as faults see it: machines by name, links, and the record as it grows."""
 
     @property
     def server(self) -> ServerMachine:
@@ -88,19 +88,19 @@ class Stage(Protocol):
 
     @property
     def record_listeners(self) -> list[Callable[[Event], None]]:
-        """Called after each record of the journal."""
+        """The functions called after each record of the journal."""
         ...
 
     def choose(self, fault: "Fault", names: Sequence[str]) -> list[Any]:
-        """The machines that names stand for now; beside `Machine` clients have what their faults set."""
+        """The machines that these names mean now; clients also have the attributes that faults set."""
         ...
 
     def cut(self, fault: "Fault", groups: list[list[bytes]], *, silent: bool) -> None:
-        """Part groups of machines until `heal`."""
+        """Partition groups of machines from each other until `heal`."""
         ...
 
     def heal(self, fault: "Fault") -> None:
-        """Undo one partition."""
+        """End one partition."""
         ...
 
     def set_links(self) -> None:
@@ -108,21 +108,21 @@ class Stage(Protocol):
         ...
 
     def reset_requests(self, key: bytes) -> None:
-        """Break a machine's connections to the server."""
+        """Reset a machine's connections to the server."""
         ...
 
     def note(self, event: kinds.Event) -> None:
-        """Write an event of the world itself."""
+        """Log an event of the world itself."""
         ...
 
     async def wait_for_death(self, host: Any) -> None:
-        """Until its process is gone."""
+        """Wait until the machine's process is gone."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that goes wrong; see the module for the times."""
+    """A fault; the module's docstring explains its times."""
 
     kind: ClassVar[str] = ""
     at_s: float = 0.0
@@ -133,30 +133,30 @@ class Fault:
     for_s: float = 0.0
 
     def get_end_s(self) -> float:
-        """When it is over, as far as that is known beforehand."""
+        """When the fault is over, as far as that is known beforehand."""
         return self.at_s + self.after_s + self.for_s
 
     async def happen(self, world: Stage) -> None:
-        """Do it, and undo it."""
+        """Cause the fault, and end it."""
         raise NotImplementedError
 
 
 def set_gone(hosts: Sequence[Machine]) -> None:
-    """Nobody means to start these again."""
+    """Mark machines as gone: nobody intends to start them again."""
     for host in hosts:
         host.is_gone = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill(Fault):
-    """The processes of these machines die as by SIGKILL and are started again after `for_s` (0: never)."""
+    """The processes of these machines are killed as by SIGKILL and restarted after `for_s` (0: never)."""
 
     kind: ClassVar[str] = "kill"
     who: tuple[str, ...] = ()
     erase: bool = False  # the disk is lost, too
 
     async def happen(self, world: Stage) -> None:
-        """Kill, wait, start."""
+        """Kill, wait, restart."""
         victims = [host for host in world.choose(self, self.who) if self._strikes(host)]
         for host in victims:
             host.kill(erase=self.erase)
@@ -169,14 +169,14 @@ class Kill(Fault):
                 host.start()
 
     def _strikes(self, host: Machine) -> bool:
-        """Whether a machine is killed, and started again, by this."""
+        """Whether this fault kills and restarts a machine."""
         del host
         return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(Kill):
-    """A machine fails by chance: who is away for good for another reason does not come back by it."""
+    """A random machine failure: it does not bring back a machine that has left for good for another reason."""
 
     def _strikes(self, host: Machine) -> bool:
         return not host.is_gone
@@ -184,13 +184,13 @@ class Failure(Kill):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang(Fault):
-    """The processes of these machines stand still for `for_s`, as by SIGSTOP; their connections stay open."""
+    """The processes of these machines are paused for `for_s`, as by SIGSTOP; their connections stay open."""
 
     kind: ClassVar[str] = "hang"
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Stop and go on."""
+        """Pause and resume."""
         stopped = [(host, host.stop()) for host in world.choose(self, self.who)]
         await trio.sleep(self.for_s)
         for host, life in stopped:
@@ -199,19 +199,19 @@ class Hang(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanExit(Fault):
-    """Somebody ends these clients properly (Ctrl-C) and starts them again after `for_s` (0: never)."""
+    """The users of these clients end them properly (Ctrl-C) and restart them after `for_s` (0: never)."""
 
     kind: ClassVar[str] = "leave"
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Ask to end, wait, start."""
+        """Ask the clients to end, wait, restart."""
         leaving = world.choose(self, self.who)
         for host in leaving:
             host.ask_to_end("stopped by its user")
         if self.for_s:
             for host in leaving:
-                await world.wait_for_death(host)  # who cannot reach the server takes a while to end
+                await world.wait_for_death(host)  # a client that cannot reach the server takes a while to end
             await trio.sleep(self.for_s)
             for host in leaving:
                 host.start()
@@ -223,7 +223,7 @@ class CleanExit(Fault):
 class Partition(Fault):
     """The groups cannot reach each other for `for_s`.
 
-    Whoever is in no group reaches all. `silent`: connections stay open and nothing arrives, else they break.
+    A machine in no group reaches all. `silent`: connections stay open but nothing arrives; else they break.
     """
 
     kind: ClassVar[str] = "partition"
@@ -239,20 +239,20 @@ class Partition(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrade(Fault):
-    """The lines of these machines are worse for `for_s`: seconds, bytes a second and shares are added to theirs."""
+    """The links of these machines are worse for `for_s`: seconds and shares are added, bytes a second are a cap."""
 
     kind: ClassVar[str] = "degrade"
     who: tuple[str, ...] = ()
     latency_s: float = 0.0
     jitter_s: float = 0.0
-    bandwidth_bytes_s: float = 0.0  # 0: as it was
+    bandwidth_bytes_s: float = 0.0  # 0: unchanged
     loss: float = 0.0
     duplicate: float = 0.0
     up: bool = True
     down: bool = True
 
     def get_conditions(self) -> LinkConditions:
-        """What is added."""
+        """The conditions to combine with those of the link."""
         return LinkConditions(
             latency_s=self.latency_s, bandwidth_bytes_s=self.bandwidth_bytes_s or float("inf"), loss=self.loss,
             jitter_s=self.jitter_s, duplicate=self.duplicate,
@@ -279,7 +279,7 @@ class ClockJump(Fault):
     offset_s: float = 0.0
 
     async def happen(self, world: Stage) -> None:
-        """Jump, and back."""
+        """Jump, and jump back."""
         chosen = world.choose(self, self.who)
         for host in chosen:
             host.clock_s += self.offset_s
@@ -291,13 +291,13 @@ class ClockJump(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFull(Fault):
-    """The disks of these machines take nothing for `for_s`."""
+    """The disks of these machines are full for `for_s`."""
 
     kind: ClassVar[str] = "disk_full"
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Fill and free."""
+        """Fill the disks and free them."""
         chosen = world.choose(self, self.who)
         for host in chosen:
             host.disk.fills += 1
@@ -308,14 +308,14 @@ class DiskFull(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowDisk(Fault):
-    """Writing takes the disks of these machines `sync_s` for `for_s`."""
+    """Each write to the disks of these machines takes `sync_s`, for `for_s`."""
 
     kind: ClassVar[str] = "slow_disk"
     who: tuple[str, ...] = ()
     sync_s: float = 0.5
 
     async def happen(self, world: Stage) -> None:
-        """Slow down and speed up."""
+        """Raise the write time of the disks and restore it."""
         chosen = world.choose(self, self.who)
         for host in chosen:
             host.disk.slowed_s.append(self.sync_s)
@@ -326,13 +326,13 @@ class SlowDisk(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TornWrite(Fault):
-    """The server's machine fails within a write, `after_bytes` from now; it is up again after `for_s`."""
+    """The server's machine fails during a write, `after_bytes` from now; it restarts after `for_s`."""
 
     kind: ClassVar[str] = "torn_write"
     after_bytes: int = 0
 
     async def happen(self, world: Stage) -> None:
-        """Arm it, wait for it, start again."""
+        """Arm the fault, wait until it happens, restart the server."""
         failed = trio.Event()
 
         def fail() -> None:
@@ -348,9 +348,9 @@ class TornWrite(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostAnswer(Fault):
-    """As the next `what` of these clients goes on record, its connection breaks: the answer is lost, not the request.
+    """The connection breaks as the next `what` of these clients goes on record: the answer is lost, not the request.
 
-    Within `for_s`; no later record may be the same again, though the request is.
+    Armed for `for_s`. The client sends the request again, but it must not go on record a second time.
     """
 
     kind: ClassVar[str] = "lost_answer"
@@ -358,7 +358,7 @@ class LostAnswer(Fault):
     what: str = "witness"  # or join, warmup_witness
 
     async def happen(self, world: Stage) -> None:
-        """Break the connection, and look for a second effect."""
+        """Break the connection, and note if the request goes on record twice."""
         wanted = {host.key: host.name for host in world.choose(self, self.who)}
         cut: list[Event] = []
 
@@ -378,13 +378,13 @@ class LostAnswer(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCrash(Fault):
-    """The trainer processes of these clients end at their next request."""
+    """The trainer processes of these clients crash at their next request."""
 
     kind: ClassVar[str] = "trainer_crash"
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Arm it."""
+        """Arm the fault."""
         for host in world.choose(self, self.who):
             host.trainer_faults.crash = True
 
@@ -397,21 +397,21 @@ class TrainerHang(Fault):
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Arm it."""
+        """Arm the fault."""
         for host in world.choose(self, self.who):
             host.trainer_faults.hang_s = self.for_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BitFlip(Fault):
-    """One weight of these clients is wrong after their next apply."""
+    """One weight of these clients is wrong after their next apply: a memory error."""
 
     kind: ClassVar[str] = "bit_flip"
     who: tuple[str, ...] = ()
     place: int = 0
 
     async def happen(self, world: Stage) -> None:
-        """Arm it."""
+        """Arm the fault."""
         for host in world.choose(self, self.who):
             host.trainer_faults.flip = self.place
 
@@ -426,7 +426,7 @@ KINDS: Final[dict[str, type[Fault]]] = {
 
 
 def read_fault(values: Mapping[str, Any]) -> Fault:
-    """A fault from a table of a TOML file.
+    """Build a fault from a TOML table.
 
     Raises:
         ConfigError: an unknown kind or key.
@@ -443,7 +443,7 @@ def read_fault(values: Mapping[str, Any]) -> Fault:
 
 
 def read_faults(tables: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
-    """The faults of `[[fault]]` tables.
+    """Build the faults of the `[[fault]]` tables.
 
     Raises:
         ConfigError: an unknown kind or key, naming the table.
@@ -462,6 +462,6 @@ def _freeze(value: Any) -> Any:
 
 
 def get_table(fault: Fault) -> dict[str, Any]:
-    """The fault as a table: its kind, and what differs from the defaults."""
+    """The fault as a table: its kind, and the values that differ from the defaults."""
     plain = asdict(type(fault)())
     return {"kind": fault.kind} | {name: value for name, value in asdict(fault).items() if value != plain[name]}

@@ -1,7 +1,7 @@
-"""Machines of a simulated world and the processes on them: what `server run` and `client train` put together.
+"""Machines of a simulated world and the processes on them, assembled as `server run` and `client train` do.
 
-A machine keeps its disk, its key and its clock; a process has one life on it. A killed process does nothing
-more: its connections are reset, what it would still write, send or log is lost, and its tasks are cancelled.
+A machine keeps its disk, its key and its clock; each process on it is one life. A killed process has no further
+effect: its connections are reset, its pending writes, messages and log lines are lost, and its tasks are cancelled.
 """
 
 import functools
@@ -69,7 +69,7 @@ class Life:
     number: int
     scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope())  # noqa: PLW0108  # pyright: ignore[reportCallIssue]
     root: Task | None = None
-    stops: int = 0  # faults under way that let it stand still
+    stops: int = 0  # faults under way that pause it
     on_death: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -85,8 +85,8 @@ class Host:
         self.disk = DiskConditions()
         self.life: Life | None = None
         self.lives = 0
-        self.is_gone = False  # ended, and nobody means to start it again
-        self.code: int | None = None  # how its last process ended by itself
+        self.is_gone = False  # ended, and nobody intends to start it again
+        self.code: int | None = None  # exit code of its last process that ended by itself
         self.degraded: list[Degrade] = []
         self.uplink = self.downlink = LinkConditions()
 
@@ -109,7 +109,7 @@ class Host:
             self.world.spawn(self._live, self.life)
 
     def kill(self, *, erase: bool = False) -> None:
-        """End its process as SIGKILL does."""
+        """Kill its process, as SIGKILL does."""
         life, self.life = self.life, None
         if life is not None:
             self.world.note(kinds.Killed(who=self.name, life=life.number))
@@ -125,10 +125,10 @@ class Host:
             self.erase()
 
     def erase(self) -> None:
-        """The disk is empty from now on."""
+        """Empty the disk."""
 
     def stop(self) -> Life | None:
-        """Let its process stand still, which is returned."""
+        """Pause its process, as SIGSTOP does, and return it."""
         life = self.life
         if life is None or life.root is None:
             return None
@@ -139,13 +139,13 @@ class Host:
         return life
 
     def resume(self, life: Life | None) -> None:
-        """Let a process go on that `stop` returned, unless something else still stops it."""
+        """Resume a process that `stop` returned, unless another fault still pauses it."""
         if life is not None and life is self.life:
             life.stops -= 1
             self._go_on(life)
 
     def wake(self) -> None:
-        """Let its process go on, whatever stopped it."""
+        """Resume its process, whatever paused it."""
         if self.life is not None and self.life.stops:
             self.life.stops = 0
             self._go_on(self.life)
@@ -156,20 +156,20 @@ class Host:
             self.world.queue.resume(life.root)
 
     def degrade(self, fault: Degrade) -> None:
-        """Its lines are worse."""
+        """Make its links worse."""
         self.degraded.append(fault)
 
     def restore(self, fault: Degrade) -> None:
-        """They are as before."""
+        """Undo `degrade`."""
         self.degraded.remove(fault)
 
     def get_uplink(self) -> LinkConditions:
-        """What its way out is like now."""
+        """The present conditions of its uplink."""
         worse = [fault.get_conditions() for fault in self.degraded if fault.up]
         return functools.reduce(join_conditions, worse, self.uplink)
 
     def get_downlink(self) -> LinkConditions:
-        """What its way in is like now."""
+        """The present conditions of its downlink."""
         worse = [fault.get_conditions() for fault in self.degraded if fault.down]
         return functools.reduce(join_conditions, worse, self.downlink)
 
@@ -188,7 +188,7 @@ class Host:
             self.world.on_end(self)
 
     async def _guard(self, life: Life) -> None:
-        """What a process raises ends it; what is no error of ours by design is a defect."""
+        """An exception ends the process; any that is not a `PsycheError` is a defect."""
         try:
             self.code = await self._main(life)
         except Exception as error:  # noqa: BLE001 - a simulated process may die of anything
@@ -204,7 +204,7 @@ class Host:
 
 
 def _split(error: BaseException) -> tuple[list[BaseException], list[BaseException]]:
-    """Errors that a program reports and ends with, and defects."""
+    """Split into errors that a program reports before it ends, and defects."""
     if isinstance(error, BaseExceptionGroup):
         parts = [_split(inner) for inner in error.exceptions]
         return [e for known, _ in parts for e in known], [e for _, rest in parts for e in rest]
@@ -245,7 +245,7 @@ class ServerHost(Host):
 
 
 class _WatchedBackend:
-    """Hands everything on; what is answered to a witness is told."""
+    """Forwards everything to a backend, and reports the server's answers to witness messages."""
 
     def __init__(self, inner: TcpBackend, on_answer: Callable[[WitnessMessage], None]) -> None:
         self._inner = inner
@@ -255,7 +255,7 @@ class _WatchedBackend:
         return getattr(self._inner, name)
 
     async def submit(self, message: Message, proof: Proof = None) -> None:
-        """Send a message, and tell of the answer to a witness."""
+        """Send a message, and report the answer to a witness message."""
         await self._inner.submit(message, proof)
         if isinstance(message, WitnessMessage):
             self._on_answer(message)
@@ -273,7 +273,7 @@ class ClientHost(Host):
         self.folder = world.folder / self.name
         self.trainer_faults = TrainerFaults()
         self.programs: list[ByzantineProgram] = []
-        self.complaints: list[str] = []  # its trainers', over all lives
+        self.complaints: list[str] = []  # from its trainers, over all lives
         self.shell: Shell | None = None
         self.engine: RoundEngine | None = None
         self.network: MemoryNode | None = None
@@ -291,19 +291,19 @@ class ClientHost(Host):
         return self.engine.state if self.engine is not None else Coordinator()
 
     def get_victim(self) -> int:
-        """Whom it denies: the member that colluding ones pick as well, the lowest honest one."""
+        """The member that it denies: the honest one with the lowest index, so that colluding clients agree."""
         honest = self.world.get_honest_keys()
         clients = self.get_state().clients
         return next((member for member, client in enumerate(clients) if client.p2p in honest), 0)
 
     @property
     def codec(self) -> PayloadCodec:
-        """What makes payloads of the run's model."""
+        """The codec for payloads of the run's model."""
         return self.world.codec
 
     @property
     def member(self) -> int | None:
-        """Its place in the epoch, as its engine knows it."""
+        """Its member index in the epoch, as its engine knows it."""
         return self.engine.member if self.engine is not None else None
 
     @property
@@ -322,23 +322,23 @@ class ClientHost(Host):
         return self.trainer_faults.struck
 
     def is_living(self, life: int) -> bool:
-        """Whether its process of this number runs."""
+        """Whether the process with this number still runs."""
         return self.life is not None and self.life.number == life
 
     def find_record(self, height: int) -> RoundRecord | None:
-        """What its engine knows of a round."""
+        """Its engine's record of a round."""
         return self.engine.chain.context.book.get(height) if self.engine is not None else None
 
     def get_records(self) -> list[RoundRecord]:
-        """What its engine knows of the rounds that it remembers."""
+        """Its engine's records of the rounds that it remembers."""
         return list(self.engine.chain.context.book.all()) if self.engine is not None else []
 
     def get_banned(self) -> set[bytes]:
-        """The sources that it asks for nothing more."""
+        """The sources that it no longer asks for anything."""
         return set(self.network.banned()) if self.network is not None else set()
 
     def get_statistics(self) -> ClientStatistics | None:
-        """What its process holds now; None where it does not run."""
+        """The present size of its process's queues and tables; None where it does not run."""
         engine, shell, network, backend = self.engine, self.shell, self.network, self.backend
         if not self.is_alive or engine is None or shell is None or network is None:
             return None
@@ -349,18 +349,18 @@ class ClientHost(Host):
         )  # fmt: skip
 
     def compute_root(self, digest: bytes) -> bytes | None:
-        """The root of the weights in its memory, where it takes them for those of this digest."""
+        """The root of the weights in its memory, if it believes that they have this digest."""
         engine, trainer = self.engine, self.trainer
         if engine is None or trainer is None or trainer.weights is None or engine.membership.weights_digest != digest:
             return None
         return trainer.compute_root()
 
     def get_book(self) -> tuple[AddressRecord, ...]:
-        """Where the others are, as the server says."""
+        """The address book, as the server publishes it."""
         return tuple(self.backend.address_book()) if self.backend is not None else ()
 
     def send_to(self, key: bytes, raw: bytes) -> None:
-        """Gossip to one peer alone."""
+        """Send gossip to one peer only."""
         if self.network is not None:
             self.network.send_to(key, raw)
 
@@ -371,17 +371,17 @@ class ClientHost(Host):
             (self.folder / MODEL_FOLDER / "config.json").write_bytes(b"{}")
 
     def erase(self) -> None:
-        """A new machine under the old key."""
+        """Make it a new machine with the old key."""
         shutil.rmtree(self.folder)
         self._prepare_disk()
 
     def has_weights(self, digest: bytes) -> bool:
-        """Whether weights of this digest are in its memory or on its disk."""
+        """Whether it has weights of this digest in memory or on disk."""
         loaded = self.is_alive and self.engine is not None and self.engine.membership.weights_digest == digest
         return loaded or any(info.digest == digest for info in list_snapshots(self.folder / "resume"))
 
     def ask_to_end(self, reason: str) -> None:
-        """As Ctrl-C: the client withdraws and ends."""
+        """End the client as Ctrl-C does: it withdraws and ends."""
         if self.shell is not None and self.life is not None and self.life.root is not None:
             self.world.note(kinds.AskedToEnd(who=self.name))
             self.shell.stop(reason)
@@ -417,7 +417,7 @@ class ClientHost(Host):
         return code
 
     async def connect(self, host: str, port: int) -> TlsConnection:
-        """A connection to the server: TLS stays at the rim of real machines, all that lies above is played."""
+        """Connect to the server: only TLS is left out, all layers above it are simulated."""
         return TlsConnection(await self.world.tcp.connect(self.key, host, port), self.world.channel)
 
     def _open_backend(self, life: Life) -> AbstractAsyncContextManager[TcpBackend]:
@@ -431,7 +431,7 @@ class ClientHost(Host):
         return open_backend(address, self.identity, sink=life.log, platform=platform)
 
     def _watch_backend(self, backend: TcpBackend) -> Backend:
-        """Its way to the server; what the server answers to an honest client must be true."""
+        """Its backend; what the server answers to an honest client is checked."""
         if self.programs:
             return wrap_backend(backend, self, self.programs)
         return cast("Backend", _WatchedBackend(backend, self._note_answer))

@@ -11,7 +11,7 @@ class SimIdentity(Identity):
         self.signed: set[bytes] = set()
 
     def sign(self, message: bytes) -> bytes:
-        """The signature, written down."""
+        """Sign, and remember the message."""
         signature = super().sign(message)
         self.signed.add(message + signature)
         return signature

@@ -1,7 +1,7 @@
-"""Simulated time: trio with a clock that jumps, one order of tasks per seed, no threads, and processes that stop.
+"""Simulated time: trio with a clock that jumps, one task order per seed, no threads, and processes that can be paused.
 
-trio has no public switch for a deterministic scheduler; its own testing tools set the same two names of
-`trio._core._run` that are set here. A task belongs to the process in whose nursery tree it stands, whoever
+trio has no public switch for a deterministic scheduler; its own test tools set the same two names of
+`trio._core._run` that this module sets. A task belongs to the process whose nursery tree it is in, whoever
 started it there.
 """
 
@@ -22,7 +22,7 @@ import trio.testing
 
 T = TypeVar("T")
 LOOK_EVERY_BATCHES: Final = 25_000  # no run does so much at one moment, unless its tasks wake each other for ever
-COLLECT_EVERY_STEPS: Final = 1_500_000  # of tasks: with very many clients a batch is many
+COLLECT_EVERY_STEPS: Final = 1_500_000  # task steps; with very many clients a batch has many
 LOOK_AT_ALL_EVERY_RUNS: Final = 16
 _begun: Final = itertools.count()
 _run: Final[Any] = importlib.import_module("trio._core._run")
@@ -31,10 +31,10 @@ Task = trio.lowlevel.Task
 
 
 class RunQueue(deque[Task]):
-    """trio's queue of tasks that can run; those of stopped processes wait beside it.
+    """trio's queue of runnable tasks; tasks of paused processes wait beside it.
 
     Args:
-        on_stuck: told the names of tasks that wake each other for ever at one moment of simulated time.
+        on_stuck: called with the names of tasks that wake each other for ever at one moment of simulated time.
     """
 
     def __init__(self, on_stuck: Callable[[list[str]], None]) -> None:
@@ -46,7 +46,7 @@ class RunQueue(deque[Task]):
         self._looked_at_s = -1.0
 
     def _sort_out(self, task: Task) -> None:
-        """A task can run; while processes are stopped, this stands in the place of `append`."""
+        """Queue a runnable task, or hold it back; replaces `append` while processes are paused."""
         root = find_root(task, self._stopped)
         if root is None:
             super().append(task)
@@ -54,7 +54,7 @@ class RunQueue(deque[Task]):
             self._stopped[root].append(task)
 
     def clear(self) -> None:
-        """A batch was taken."""
+        """The scheduler has taken a batch."""
         self._batches += 1
         self._steps += len(self)
         names = self._look() if self._batches % LOOK_EVERY_BATCHES == 0 else []
@@ -66,23 +66,23 @@ class RunQueue(deque[Task]):
             self._on_stuck(names)
 
     def _look(self) -> list[str]:
-        """Free trio's own cycles, at fixed places and not when memory happens to fill; who stands still in time."""
+        """Free trio's reference cycles, at fixed places, not by memory use; return the tasks if time stands still."""
         gc.collect()
         self._steps = 0
         former, self._looked_at_s = self._looked_at_s, trio.current_time()
         return sorted({task.name for task in self}) if self._looked_at_s == former else []
 
     def stop(self, root: Task) -> None:
-        """Let no task of the process run until `resume`, as SIGSTOP does."""
+        """Pause all tasks of the process until `resume`, as SIGSTOP does."""
         self._stopped.setdefault(root, [])
-        vars(self)["append"] = self._sort_out  # deque's own is quicker while nobody is stopped
+        vars(self)["append"] = self._sort_out  # deque's own method is faster while nothing is paused
         waiting = list(self)
         super().clear()
         for task in waiting:
             self._sort_out(task)
 
     def resume(self, root: Task) -> None:
-        """Let the process run again; what became due meanwhile is late."""
+        """Resume the process; what became due meanwhile runs late."""
         waiting = self._stopped.pop(root, [])
         if not self._stopped:
             vars(self).pop("append", None)
@@ -99,7 +99,7 @@ def find_root(task: Task | None, roots: dict[Task, Any]) -> Task | None:
 
 
 def install_queue(on_stuck: Callable[[list[str]], None]) -> RunQueue:
-    """Put a `RunQueue` in the place of the running loop's own."""
+    """Replace the run queue of the running trio loop by a `RunQueue`."""
     runner = _run.GLOBAL_RUN_CONTEXT.runner
     queue = RunQueue(on_stuck)
     queue.extend(runner.runq)
@@ -111,10 +111,10 @@ Blocking = Callable[..., Awaitable[Any]]
 
 
 def free_former_world() -> None:
-    """To be called before a world is built: frees a former one, and what is left need not be looked at for this one.
+    """Free the objects of a former world before a new one is built, and exempt the survivors from garbage collection.
 
-    It stays aside when the run is over, so that a run after many others looks at what is new alone. Some of it
-    becomes garbage meanwhile: now and then all is looked at.
+    They stay exempt when the run is over, so that later collections look only at new objects. Some of them become
+    garbage, so every `LOOK_AT_ALL_EVERY_RUNS` runs all objects are looked at.
     """
     if next(_begun) % LOOK_AT_ALL_EVERY_RUNS == 0:
         gc.unfreeze()
@@ -124,7 +124,7 @@ def free_former_world() -> None:
 
 @contextmanager
 def simulated_time(seed: int, run_blocking: Blocking) -> Iterator[None]:
-    """Within, `trio.run` schedules by the seed, and blocking functions go to `run_blocking`; no thread starts."""
+    """Inside, `trio.run` schedules by the seed, and `run_blocking` runs blocking functions; starting a thread fails."""
     state, flag, thread = _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING, trio.to_thread.run_sync  # noqa: SLF001
     collecting = gc.isenabled()
     _run._r.seed(f"scheduler {seed}")  # noqa: SLF001
@@ -146,9 +146,9 @@ def simulated_time(seed: int, run_blocking: Blocking) -> Iterator[None]:
 
 @contextmanager
 def _refused(cls: type[Any], name: str) -> Iterator[None]:
-    """Let this thread start no other one: that would go on while simulated time jumps, and no seed would repeat it.
+    """Forbid this thread to start others: they would run on while simulated time jumps, so no seed could be repeated.
 
-    Other threads of the process, which know nothing of the simulation, may.
+    Other threads of the process, which are no part of the simulation, may start threads.
     """
     mine, former = threading.get_ident(), getattr(cls, name)
 
@@ -178,11 +178,11 @@ def run(main: Callable[[], Awaitable[T]], seed: int, run_blocking: Blocking) -> 
 
 
 def _build_clock() -> trio.testing.MockClock:
-    """A clock that only jumps: it is read several times in every step, and need not ask the real one."""
+    """A clock that only jumps: it is read several times in every step, and does not need the real time."""
     clock: Any = trio.testing.MockClock(autojump_threshold=0)
 
     def jump() -> None:
-        """As trio's own, which counts all that waits, tasks and sockets, to learn the next deadline."""
+        """Jump to the next deadline; trio's own method counts all waiting tasks and sockets to find it."""
         ahead_s = _run.GLOBAL_RUN_CONTEXT.runner.deadlines.next_deadline() - clock._virtual_base  # noqa: SLF001
         if 0 < ahead_s < math.inf:
             clock.jump(ahead_s)
@@ -193,5 +193,5 @@ def _build_clock() -> trio.testing.MockClock:
 
 
 def build_rng(seed: int, *names: object) -> random.Random:
-    """Chance for one purpose: what others draw does not change it."""
+    """A random generator for one purpose: draws from other generators do not change it."""
     return random.Random("/".join(map(str, (seed, *names))))  # noqa: S311 - a simulation

@@ -1,4 +1,4 @@
-"""Makes a failing scenario small: what can be left out without the failure going away, is."""
+"""Shrinks a failing scenario: removes everything that the failure does not need."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ IsFailing = Callable[[Scenario], bool]
 
 
 def fails_alike(failure: Outcome | Exception) -> IsFailing:
-    """Whether a scenario violates the same invariant, or ends with an exception of the same type."""
+    """Whether a scenario violates the same invariant, or raises an exception of the same type."""
     name = _get_names(failure)[0]
     return lambda scenario: name in _get_names(_play(scenario))
 
@@ -28,14 +28,14 @@ def _play(scenario: Scenario) -> Outcome | Exception:
 
 
 def _get_names(played: Outcome | Exception) -> list[str]:
-    """What failed, by name."""
+    """The names of what failed."""
     if isinstance(played, Outcome):
         return [violation.name for violation in played.violations]
     return [f"exception {type(find_cause(played)).__name__}"]
 
 
 def shrink(scenario: Scenario, is_failing: IsFailing, *, max_tries: int = 200) -> Scenario:
-    """The smallest scenario found that still fails: faults go one by one, then liars, conditions, machines, steps."""
+    """The smallest failing scenario found: removes faults one by one, then liars, line conditions, machines, steps."""
     tries = 0
     shrunk = True
     while shrunk:
@@ -51,7 +51,7 @@ def shrink(scenario: Scenario, is_failing: IsFailing, *, max_tries: int = 200) -
 
 
 def _iter_smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Scenarios with one thing less each."""
+    """Scenarios that are smaller by one thing each."""
     for index in range(len(scenario.faults)):
         yield dataclasses.replace(scenario, faults=_without(scenario.faults, index))
     for index in range(len(scenario.byzantine)):
@@ -64,7 +64,7 @@ def _iter_smaller(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _iter_calmer(scenario: Scenario) -> Iterator[Scenario]:
-    """Better lines, machines that are alike."""
+    """Scenarios with better lines, or with equal machines."""
     for index, one in enumerate(scenario.classes):
         calm = LinkConditions()
         for changes in ({"uplink": calm}, {"downlink": calm}, {"machine": MachineModel()}, {"join_spread_s": 1.0}):
@@ -74,7 +74,7 @@ def _iter_calmer(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _iter_fewer(scenario: Scenario) -> Iterator[Scenario]:
-    """One client less, if no liar is among the last."""
+    """The scenario with one client less, if no liar is among the last clients."""
     last = max((liar.who for liar in scenario.byzantine), default=-1)
     needed = max(scenario.config.get("init_min_clients", 2), last + 1)
     for index, one in enumerate(scenario.classes):

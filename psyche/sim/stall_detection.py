@@ -1,7 +1,7 @@
-"""Ends a simulated run that gains nothing any more.
+"""Ends a simulated run that no longer makes progress.
 
-A run may stand still in two ways: no step is gained for a long while, or epoch after epoch is given up, for none
-certifies anything. Neither ends by itself, and whoever plays it waits for an answer.
+A run can stall in two ways: no step is taken for a long time, or epoch after epoch is given up and none
+certifies anything. Neither ends by itself, while its user waits for a result.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,15 +16,15 @@ from psyche.telemetry.text import format_number, format_seconds
 
 LOOK_S: Final = 5.0
 GIVEN_UP: Final = 3  # epochs in a row that certified nothing
-FIRST_STEP: Final = 1  # is on record without any work
+FIRST_STEP: Final = 1  # on record from the start, without any work
 
 
 class Progressing(Protocol):
-    """What is looked at: the record, what is wrong now, and a way to end it."""
+    """What the detector needs of a world: the record, the running faults, and a way to end the run."""
 
     @property
     def shadow(self) -> Shadow:
-        """The record, as the journal tells it."""
+        """The record, as the journal has it."""
         ...
 
     @property
@@ -38,13 +38,13 @@ class Progressing(Protocol):
 
 
 class StallDetector:
-    """Looks at a world from time to time, and ends it where nothing comes of it any more.
+    """Watches a world and ends it when it makes no more progress.
 
     Args:
-        world: what is looked at.
-        patience_s: how long no step may be gained.
-        since_s: from when on that counts, as when all have joined.
-        planned: faults that are waited for where they have an end; others are the run's everyday.
+        world: the watched world.
+        patience_s: the longest time without a step.
+        since_s: when the watch begins, such as when all clients have joined.
+        planned: faults to wait for if they have an end; all other faults are normal operation.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class StallDetector:
         self._place = (0, 0)  # epoch, step
         self._since_s = since_s
         self._certified = FIRST_STEP
-        self._next_epoch = 0  # after the last one that came to something
+        self._next_epoch = 0  # the one after the last epoch that certified weights
 
     async def watch(self) -> None:
-        """Until the run stands still; who starts it ends it."""
+        """Watch until the run stalls; the caller cancels it."""
         while not self.obstacle:
             await trio.sleep(LOOK_S)
             self._look(trio.current_time())

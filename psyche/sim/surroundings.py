@@ -1,4 +1,4 @@
-"""What a machine needs of the world that it stands in."""
+"""The interface of the world to its machines."""
 
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
@@ -22,12 +22,12 @@ class Surroundings(Protocol):
 
     @property
     def scenario(self) -> Scenario:
-        """What is played."""
+        """The scenario being played."""
         ...
 
     @property
     def folder(self) -> Path:
-        """Where clients keep their files."""
+        """The folder of the clients' files."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class Surroundings(Protocol):
 
     @property
     def codec(self) -> PayloadCodec:
-        """What makes and checks payloads of that model."""
+        """The codec for payloads of that model."""
         ...
 
     @property
@@ -57,12 +57,12 @@ class Surroundings(Protocol):
 
     @property
     def channel(self) -> Channel:
-        """What both ends know of a connection to the server."""
+        """The TLS channel data that both ends of a server connection know."""
         ...
 
     @property
     def hub(self) -> MemoryHub:
-        """Where clients find their peers."""
+        """The hub through which clients find their peers."""
         ...
 
     @property
@@ -77,34 +77,34 @@ class Surroundings(Protocol):
 
     @property
     def queue(self) -> RunQueue:
-        """Which tasks run, and which stand still."""
+        """The run queue, which pauses processes."""
         ...
 
     @property
     def roots(self) -> dict[Task, Any]:
-        """The machine of each process, by its first task."""
+        """The machine of each process, by the process's root task."""
         ...
 
     @property
     def invariants(self) -> Invariants:
-        """What is told of all that clients hear."""
+        """The invariants, which check what clients are shown and told."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is started any more."""
+        """Whether the simulation is over, so that nothing is started any more."""
         ...
 
     def get_honest_keys(self) -> Collection[bytes]:
-        """Of the clients that follow the protocol."""
+        """The keys of the clients that follow the protocol."""
         ...
 
     def decode(self, raw: bytes) -> Coordinator:
-        """A state's bytes as an object."""
+        """Decode a state."""
         ...
 
     def note(self, event: kinds.Event) -> None:
-        """Write an event of the world itself."""
+        """Log an event of the world itself."""
         ...
 
     def spawn(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -112,13 +112,13 @@ class Surroundings(Protocol):
         ...
 
     def drop(self, key: bytes) -> None:
-        """All connections of a machine are reset."""
+        """Reset all connections of a machine."""
         ...
 
     def note_death(self) -> None:
-        """Some process is gone."""
+        """Note that some process has died."""
         ...
 
     def on_end(self, host: Any) -> None:
-        """A process has ended by itself."""
+        """Note that a process has ended by itself."""
         ...

@@ -12,10 +12,10 @@ from psyche.analysis.viewer import decode_lines, describe_line
 from psyche.telemetry import kinds
 from psyche.telemetry.events import Line
 
-EVENT_DIGITS: Final = 6  # of an event's time in seconds
+EVENT_DIGITS: Final = 6  # decimals of an event's time in seconds
 LAST_EVENTS: Final = 50
 WORLD: Final = "world"
-Listener = Callable[[str, kinds.Event], None]  # which node, and what happened there
+Listener = Callable[[str, kinds.Event], None]  # (node, event)
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -23,8 +23,8 @@ class Trace:
     """Collects events; `digest` covers every line there ever was.
 
     Args:
-        root: a path that is cut out of texts, for it differs from run to run.
-        keep_lines: whether all lines stay in memory, or the last 50 events only.
+        root: a path to cut out of texts, since it differs from run to run.
+        keep_lines: whether all lines stay in memory, or only the last 50 events.
     """
 
     def __init__(self, root: str, *, keep_lines: bool = True) -> None:
@@ -37,7 +37,7 @@ class Trace:
         self._hasher = blake3()
 
     def emit(self, node: str, event: kinds.Event) -> None:
-        """Something happened at `node`."""
+        """Log an event of `node`."""
         line: Line = {"t": round(trio.current_time(), EVENT_DIGITS), "node": node, "kind": kinds.get_kind(event)}
         raw = _encode(line | kinds.get_plain_fields(event)).encode().replace(self._root, b"") + b"\n"
         self._hasher.update(raw)
@@ -49,7 +49,7 @@ class Trace:
             listener(node, event)
 
     def note(self, event: kinds.Event) -> None:
-        """The world itself did something."""
+        """Log an event of the world itself."""
         self.emit(WORLD, event)
 
     @property
@@ -63,7 +63,7 @@ class Trace:
 
 
 class NodeLog:
-    """The log of one process: what it emits once it is dead is lost."""
+    """The log of one process; events after the process's death are dropped."""
 
     def __init__(self, trace: Trace, node: str) -> None:
         self._trace = trace
@@ -71,6 +71,6 @@ class NodeLog:
         self.is_alive = True
 
     def emit(self, event: kinds.Event) -> None:
-        """Record that something happened."""
+        """Log an event."""
         if self.is_alive:
             self._trace.emit(self._node, event)

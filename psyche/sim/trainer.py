@@ -1,8 +1,8 @@
-"""A trainer whose model is a few hundred weights: exact arithmetic, real payloads, the times of a described machine.
+"""A trainer whose model is a few hundred weights: exact arithmetic, real payloads, the timings of a described machine.
 
-What a batch gives depends on weights, tokens and the trainer's own momentum, so that payloads of different
-trainers, rounds and histories differ, and equal histories, only they, give equal weights. An apply goes through the
-payloads in the order in which it gets them, and each counts twice what the one before it does: sums of full values
+A batch's payload depends on weights, tokens and the trainer's own momentum. So the payloads of different
+trainers, rounds and histories differ, and two trainers have equal weights only if their histories are equal. An
+apply folds the payloads in the order given, and each weighs twice as much as the one before: sums of full values
 depend on their order in the last bits, these in the first. float32, equal on every machine.
 """
 
@@ -52,26 +52,26 @@ from psyche.wire.trainer import (
 
 SHAPE: Final = (16, 16)
 TENSOR: Final = "weight"
-MOST_PARTS: Final = 99  # of the weights: their names are numbered with two digits
+MOST_PARTS: Final = 99  # the tensors' names have two digits
 WEIGHTS: Final = SHAPE[0] * SHAPE[1]
 VOCAB: Final = 256
-LATEST_OUTCOME: Final = 3  # rounds after its own in which a result's outcome is known to a member
+LATEST_OUTCOME: Final = 3  # rounds after its own by which a member knows a result's outcome
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineModel:
-    """How fast a machine is; seconds.
+    """The speed of a machine; all times in seconds.
 
     Args:
-        sample_s: training of one sample.
-        step_s: what a batch takes beside its samples: the optimizer, and making the payload.
-        spread: how much a batch's time varies, as a share of it, evenly to both sides.
+        sample_s: training on one sample.
+        step_s: the fixed time per batch: the optimizer, and making the payload.
+        spread: how much a batch's time varies to both sides, as a share of it; uniformly distributed.
         apply_s: applying a set.
         load_s: loading weights.
         snapshot_s: writing a snapshot.
-        restart_s: until a failed trainer is up again.
-        numeric_class: what its arithmetic of gradients is like; machines of one class agree on them.
+        restart_s: restarting a failed trainer.
+        numeric_class: the class of its gradient arithmetic; machines of one class compute equal gradients.
     """
 
     sample_s: float = 0.5
@@ -85,7 +85,7 @@ class MachineModel:
 
 
 class Memo:
-    """Results of pure functions of bytes that many machines compute: each is computed once."""
+    """Caches pure functions of bytes that many machines compute."""
 
     def __init__(self, limit: int = 4_096) -> None:
         self._limit = limit
@@ -113,7 +113,7 @@ class PayloadCodec:
         self._checked = Memo()
 
     def make(self, seed: bytes) -> bytes:
-        """The payload of a batch whose gradient `seed` stands for."""
+        """The payload of the batch whose gradient `seed` represents."""
         sets: list[ChunkSets] = []
         for number, group in enumerate(self.plan.groups):
             shape = (group.chunks, group.area)
@@ -125,7 +125,7 @@ class PayloadCodec:
         return encode_payload(self.plan, sets)
 
     def check(self, plan: TransformPlan, body: bytes) -> None:
-        """Refuse what is no payload (R4); raises WireError."""
+        """Refuse a malformed payload (R4); raises WireError."""
         self._checked.get(body, lambda: validate_payload(plan, body))
 
     def get_votes(self, body: bytes) -> NDArray[np.float32]:
@@ -146,46 +146,46 @@ class PayloadCodec:
 
 @dataclass(slots=True)
 class TrainerFaults:
-    """What goes wrong with a trainer next."""
+    """The faults that will hit a trainer next."""
 
     crash: bool = False  # at its next request
     hang_s: float = 0.0  # in its next training; the watchdog ends it
-    flip: int | None = None  # after the next apply this weight is wrong: a memory error
-    struck: int = 0  # how often any of them has
+    flip: int | None = None  # this weight is wrong after the next apply: a memory error
+    struck: int = 0  # the number of faults that have hit it
 
 
 @dataclass(slots=True, eq=False)
 class SimTrainer:
     """Implements `wire.ports.Trainer`.
 
-    It also keeps its owner honest: every result it gave is to be told applied or not, once and soon, or given
-    up by a load (R8); `complaints` says where that did not hold. The weights are kept in so many
-    `parts` of equal size, each a tensor.
+    It also checks its owner: every result must be reported to it as applied or not, once and soon, or be given up
+    by a load (R8); `complaints` lists the violations. The weights are kept in
+    `parts` tensors of equal size.
     """
 
     codec: PayloadCodec
     machine: MachineModel
     rng: random.Random
     faults: TrainerFaults = field(default_factory=TrainerFaults)
-    tamper: Callable[[bytes], bytes] | None = None  # a dishonest owner's
+    tamper: Callable[[bytes], bytes] | None = None  # set by a dishonest owner
     weights: NDArray[np.float32] | None = None
     momentum: bytes = ZERO32
     trained: int = 0
     complaints: list[str] = field(default_factory=list)
     parts: int = 1
-    files: dict[str, bytes] = field(default_factory=dict)  # the model's small files; what they say changes its work
-    on_outcome: Callable[[int, int, bool], None] | None = None  # hears epoch, height and outcome of a result of its own
+    files: dict[str, bytes] = field(default_factory=dict)  # the model's small files; their contents change the payloads
+    on_outcome: Callable[[int, int, bool], None] | None = None  # called with epoch, height and outcome of an own result
     is_corrupt: bool = False  # a weight was flipped since the last load
-    _sent: set[int] = field(default_factory=set)  # heights of this momentum's results that await their fate
-    _epochs: dict[int, int] = field(default_factory=dict)  # in which epoch each height was trained last
+    _sent: set[int] = field(default_factory=set)  # heights of this momentum's results without an outcome yet
+    _epochs: dict[int, int] = field(default_factory=dict)  # by height: the epoch in which it was last trained
     _cancel: trio.Event | None = None
 
     async def start(self) -> None:
-        """The process comes up."""
+        """Start the process."""
         await trio.sleep(self.machine.restart_s)
 
     async def restart(self) -> None:
-        """A fresh process: weights and momentum are gone."""
+        """Start a fresh process, without weights and momentum."""
         self._lose()
         await trio.sleep(self.machine.restart_s)
 
@@ -206,7 +206,7 @@ class SimTrainer:
         return self.weights
 
     async def load(self, request: LoadRequest) -> LoadReply:
-        """Take a snapshot's weights, or those that everybody starts with."""
+        """Load a snapshot's weights, or the initial weights."""
         await trio.sleep(self.machine.load_s)
         self._check_alive()
         chain = prev = ZERO32
@@ -246,7 +246,7 @@ class SimTrainer:
         return blake3_hash(encode_manifest(self._get_entries(), get_file_entries(self.files)))
 
     async def train(self, request: TrainRequest) -> TrainReply:
-        """Take the time of a batch and give its payload."""
+        """Take the time of a batch, and return its payload."""
         self._check_alive()
         weights = self._get_weights()
         self._note_outcomes(request)
@@ -292,7 +292,7 @@ class SimTrainer:
             self.complaints.append(f"round {request.height}: never told of the results of {forgotten}")
 
     def _retell(self, request: TrainRequest) -> None:
-        """A cancelled batch has undone everything, what it was told included (A4)."""
+        """A cancelled batch undoes everything, also the outcomes that it was told (A4)."""
         self._sent.update(outcome.height for outcome in request.decided)
 
     def _reply(self, request: TrainRequest, payload: bytes, seconds: float, *, cancelled: bool) -> TrainReply:
@@ -302,7 +302,7 @@ class SimTrainer:
         )  # fmt: skip
 
     async def apply(self, request: ApplyRequest) -> ApplyReply:
-        """Take payload after payload, and move every weight by the rate times what they say together."""
+        """Fold the payloads one after another, and move every weight by the rate times the result."""
         self._check_alive()
         await trio.sleep(self.machine.apply_s)
         weights = self._get_weights()
@@ -323,7 +323,7 @@ class SimTrainer:
             self.is_corrupt = True
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
-        """Write what `load` reads."""
+        """Write a snapshot for `load`."""
         self._check_alive()
         await trio.sleep(self.machine.snapshot_s)
         root = self.compute_root()
@@ -346,11 +346,11 @@ class SimTrainer:
             write_info(folder, info, None)
 
     async def cancel(self) -> None:
-        """End the running training."""
+        """Cancel the running training."""
         if self._cancel is not None:
             self._cancel.set()
         await trio.lowlevel.checkpoint()
 
     async def stop(self) -> None:
-        """End everything."""
+        """Cancel the running training; there is no process to end."""
         await self.cancel()

@@ -1,4 +1,4 @@
-"""A simulated world: machines on links, a run among them, and what happens to it.
+"""A simulated world: machines on links, a run on them, and the faults that hit it.
 
 outcome = simulate(Scenario(seed=7))
 print(outcome.describe())
@@ -47,16 +47,16 @@ from psyche.sim.trainer import PayloadCodec
 from psyche.telemetry import kinds
 from psyche.wire.line.tls import make_channel
 
-WATCH_S: Final = 5.0  # how often progress is looked at
+WATCH_S: Final = 5.0  # seconds between two checks for progress
 FAREWELL_S: Final = 120.0  # for the clients to end once the run is finished
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder for the clients' files that costs no disk
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """How a simulation ended.
+    """The result of a simulation.
 
-    `rounds` counts closed rounds, `digest` is that of the whole event log; times in seconds.
+    `rounds` counts closed rounds, `digest` covers the whole event log; times are in seconds.
     """
 
     scenario: Scenario
@@ -74,7 +74,7 @@ class Outcome:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """What a person needs of a failure: how to see it again, the last events, what was violated."""
+        """Describe a failure: how to replay it, the last events, the violations."""
         name, seed = self.scenario.name, self.scenario.seed
         head = f"{name} seed {seed}: {self.rounds} rounds, {self.events} events, {self.simulated_s:.0f} s".lstrip()
         if not self.violations:
@@ -110,14 +110,14 @@ class World:
         self.invariants = Invariants(self)
         self.is_over = False
         self.under_way: list[Fault] = []
-        self.happened: list[Fault] = []  # those that began
-        self.companions: list[Callable[[], Awaitable[object]]] = []  # run beside the world; set before it starts
-        self.quiet_since = 0.0  # since when none is
+        self.happened: list[Fault] = []  # those that have begun
+        self.companions: list[Callable[[], Awaitable[object]]] = []  # tasks beside the world; set before it starts
+        self.quiet_since = 0.0  # since when no fault is under way
         self.progress_at = 0.0
-        self.longest_wait_s = 0.0  # for progress, while nothing was wrong
+        self.longest_wait_s = 0.0  # without progress, while nothing was wrong
         self._nursery: trio.Nursery | None = None
         self.record_listeners: list[Callable[[Event], None]] = []  # called after each record of the journal
-        self._is_lost = False  # it stands still, as a run may that is held by more liars than it bears
+        self._is_lost = False  # stalled with an excuse: more liars than the protocol tolerates
         self._recorded = trio.Event()
         self._ended = trio.Event()
         self._decoded: tuple[bytes, Coordinator] | None = None
@@ -130,7 +130,7 @@ class World:
         for host in (self.server, *self.clients):
             self.tcp.add_machine(host.name, host.key)
         for number, member in enumerate(self.scenario.byzantine):
-            rng = build_rng(self.scenario.seed, "liar", number)  # a name of chance: another one would change every seed
+            rng = build_rng(self.scenario.seed, "liar", number)  # seeds the generator: keep the name
             self.clients[member.who].programs.append(build_program(member, rng))
         self.set_links()
 
@@ -143,15 +143,15 @@ class World:
 
     @property
     def open_connections(self) -> int:
-        """To the server, of all machines."""
+        """The number of connections to the server, from all machines."""
         return self.tcp.open_connections
 
     def get_honest_keys(self) -> set[bytes]:
-        """Of the clients that follow the protocol."""
+        """The keys of the clients that follow the protocol."""
         return {host.key for host in self.clients if host.is_honest}
 
     def note(self, event: kinds.Event) -> None:
-        """Write an event of the world itself."""
+        """Log an event of the world itself."""
         self.trace.note(event)
 
     def spawn(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -160,12 +160,12 @@ class World:
         self._nursery.start_soon(function, *args)
 
     def drop(self, key: bytes) -> None:
-        """All connections of a machine are reset."""
+        """Reset all connections of a machine."""
         self.hub.drop(key)
         self.tcp.drop(key)
 
     def reset_requests(self, key: bytes) -> None:
-        """A machine's connections to the server are reset."""
+        """Reset a machine's connections to the server."""
         self.tcp.drop(key)
 
     def set_links(self) -> None:
@@ -173,15 +173,15 @@ class World:
         self.lines.update((self.server, *self.clients))
 
     def cut(self, fault: Fault, groups: list[list[bytes]], *, silent: bool) -> None:
-        """Part groups of machines until `heal`."""
+        """Partition groups of machines from each other until `heal`."""
         self.lines.cut(id(fault), groups, silent=silent)
 
     def heal(self, fault: Fault) -> None:
-        """Undo one partition; others stay."""
+        """End one partition; others stay."""
         self.lines.heal(id(fault))
 
     def choose(self, fault: Fault, names: Sequence[str]) -> list[Any]:
-        """The machines that names stand for now, each once."""
+        """The machines that these names mean now, each once."""
         chosen: dict[str, Host] = {}
         for name in names:
             chosen.update((host.name, host) for host in self._find(fault, name))
@@ -208,7 +208,7 @@ class World:
         return [host for host in self.clients if host.key in keys]
 
     def decode(self, raw: bytes) -> Coordinator:
-        """A state's bytes as an object; the clients of a world share it, for none of them changes it."""
+        """Decode a state; the clients of a world share the object, which none of them changes."""
         known = self._decoded
         if known is None or known[0] != raw:
             self.invariants.check_shown(raw)
@@ -216,12 +216,12 @@ class World:
         return known[1]
 
     def find_host(self) -> Host | None:
-        """Whose code runs."""
+        """The machine whose code is running."""
         root = find_root(trio.lowlevel.current_task(), self.roots)
         return None if root is None else self.roots[root]
 
     async def run_blocking(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What would run in a thread runs here, and takes the time of its machine's disk if it writes."""
+        """Run a blocking function here instead of in a thread; a write takes the time that the machine's disk takes."""
         host = self.find_host()
         if host is not None and is_writer(function):
             if host.disk.write_s:
@@ -232,17 +232,17 @@ class World:
         return function(*args)
 
     async def wait_for_death(self, host: Host) -> None:
-        """Until its process is gone, in whatever way."""
+        """Wait until the machine's process is gone, for whatever reason."""
         while host.is_alive:
             await self._ended.wait()
 
     def note_death(self) -> None:
-        """Some process is gone."""
+        """Note that some process has died."""
         self._ended.set()
         self._ended = trio.Event()
 
     def on_end(self, host: Host) -> None:
-        """A process has ended by itself; who is no success is started again."""
+        """A process has ended by itself; restart it if it failed."""
         self.note_death()
         if host.code and self.scenario.respawn_s and not self.is_over:
             self.spawn(self._respawn, host)
@@ -251,10 +251,10 @@ class World:
         await trio.sleep(self.scenario.respawn_s)
         host.start()
 
-    # --- the course of things --------------------------------------------------------------------------
+    # --- the course of the run --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Play until the run is finished and its clients have ended, or time is up."""
+        """Play until the run is finished and its clients have ended, or until the time limit."""
         self.queue = runtime.install_queue(self._end_stuck)
         limit_s = compute_limit_s(self.scenario, self.config)
         async with trio.open_nursery() as nursery:
@@ -274,19 +274,19 @@ class World:
             self._end()
 
     def give_up(self, expected: str, found: str) -> None:
-        """The run stands still (I5): it ends now, though no record may come any more."""
+        """End a stalled run now (I5), without waiting for another record."""
         self.invariants.fail("I5", expected, found, self.invariants.where())
         self._wake_waiting()
 
     def _end_stuck(self, names: list[str]) -> None:
-        """Tasks run without end and time stands still: nothing can be simulated any more."""
+        """End the simulation: tasks wake each other for ever while time stands still."""
         self.invariants.fail("I5", "time goes on", f"these wake each other for ever: {', '.join(names)}")
         self._end()
 
     def _end(self) -> None:
         self.is_over = True
         for host in (self.server, *self.clients):
-            host.wake()  # who stands still could not even be cancelled
+            host.wake()  # a paused process could not even be cancelled
         assert self._nursery is not None, "while it runs"
         self._nursery.cancel_scope.cancel()
 
@@ -340,7 +340,7 @@ class World:
         self._wake_waiting()
 
     async def _watch(self) -> None:
-        """Liveness: healed, and with enough members, a run takes a step within its patience (I5)."""
+        """Check liveness: once healed, and with enough members, a run takes a step within its patience (I5)."""
         patience_s = compute_patience_s(self.config, self.scenario.faults)
         while True:
             await trio.sleep(WATCH_S)
@@ -364,24 +364,24 @@ class World:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run is."""
+        """Whether the run has finished."""
         return self.shadow.state.run_state is RunState.FINISHED
 
     def owes_progress(self) -> bool:
-        """Whether nothing is wrong now that would excuse a run without headway (I5)."""
+        """Whether nothing is wrong now that would excuse a run without progress (I5)."""
         return not self.under_way and self.is_able() and self.scenario.must_advance
 
     def is_able(self) -> bool:
-        """Whether the server and enough honest members live."""
+        """Whether the server and enough honest members are alive."""
         living = sum(host.is_alive and host.is_honest for host in self.clients)
         needed = max(self.config.init_min_clients, self.config.min_clients)
         return self.server.is_alive and living >= needed
 
 
 def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[World], None] | None = None) -> Outcome:
-    """Play a scenario to its end. `prepare` may look at the world, or change it, before it starts.
+    """Play a scenario to its end. `prepare` may inspect or change the world before it starts.
 
-    An exception that ends it has a note, which says what a person needs (`report`).
+    An exception that ends the simulation gets a note that says how to replay it (`report`).
     """
     runtime.free_former_world()
     shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None

@@ -1,5 +1,5 @@
-"""Dishonest members: small programs beside an honest engine, at its ports to the server and to the peers.
+"""Dishonest members: small programs that sit between an honest engine and its ports to the server and the peers.
 
-Belongs here: what such a program says instead of its engine. Does not: what honest members and the server make of it,
-which `invariants` judges.
+Belongs here: what such a program sends in place of its engine's messages. Does not: how honest members and the server
+react to it; `invariants` judges that.
 """

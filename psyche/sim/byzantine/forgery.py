@@ -1,7 +1,7 @@
-"""Dishonest members that speak in the name of others, or hand on what others never made.
+"""Dishonest members that impersonate others, or relay forged data under another member's name.
 
-What they say is well formed and comes at the right moment: nothing but the check of who signed it, who sent it or
-what it hashes to stands in its way.
+Their messages are well formed and well timed: only the check of the signature, of the sender or of the hash can
+reject them.
 """
 
 import struct
@@ -34,7 +34,7 @@ from psyche.wire.line.handshake import HandshakeError
 from psyche.wire.ports import Network, SyncReply, SyncRequest
 
 FORGE_S: Final = 1.0
-STRANGE_COUNT: Final = 79  # of trainings: of those that nobody has done
+STRANGE_COUNT: Final = 79  # a `train_count` that no trainer has reached
 
 
 class _Impostor(Identity):
@@ -46,7 +46,7 @@ class _Impostor(Identity):
 
 
 class Forge(ByzantineProgram):
-    """At the server: connects under the keys of others, and asks for things in their names (B12)."""
+    """Attacks the server: connects under other members' keys, and sends requests in their names (B12)."""
 
     kind = "forge"
     turn = 0
@@ -63,7 +63,7 @@ class Forge(ByzantineProgram):
                 await self._connect_as(host, host.backend, victim)
 
     async def _find_elsewhere(self, host: Participant, backend: TcpBackend, victim: AddressRecord) -> None:
-        """Says where the victim is found, and that this client is where it is not."""
+        """Announce the victim's own record, the victim under a false address, and a false record of this client."""
         forged = msgspec.structs.replace(victim, addresses=("/memory/9999",))
         for claim in (victim, forged, msgspec.structs.replace(forged, p2p=host.key)):
             await self._lie(backend.announce(claim))
@@ -71,7 +71,7 @@ class Forge(ByzantineProgram):
             await backend.announce(host.network.address_record())
 
     async def _speak_for(self, backend: TcpBackend, state: Coordinator, key: bytes) -> None:
-        """A record that hears nobody, and a withdrawal, each as from the victim."""
+        """A witness record that has heard nobody, and a withdrawal, both in the victim's name."""
         member = next((number for number, client in enumerate(state.clients) if client.p2p == key), None)
         epoch, height = state.progress.epoch, state.current.height
         if member is None or not (state.in_round or state.run_state is RunState.WARMUP):
@@ -80,14 +80,14 @@ class Forge(ByzantineProgram):
             no_digest = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
             empty = (0, 0, 0, 0, bytes(BLOOM_BYTES), bytes(32), bytes(32))
             await self._lie(backend.submit(WitnessMessage(epoch, height, member, no_digest, *empty)))
-        await self.tell(backend.submit(Withdraw(epoch, member)))  # too late it is a success without effect (K3)
+        await self.tell(backend.submit(Withdraw(epoch, member)))  # too late, it succeeds without effect (K3)
 
     async def _lie(self, request: Awaitable[None]) -> None:
-        """Say what is taken from nobody but the victim."""
+        """Send a message that the server accepts only from the victim."""
         self.believed += await self.tell(request)
 
     async def _connect_as(self, host: Participant, backend: TcpBackend, victim: AddressRecord) -> None:
-        """A connection under the victim's key; whoever gets one joins and leaves in its name."""
+        """Connect under the victim's key; if the server accepts, join and leave in the victim's name."""
         impostor = _Impostor(host.identity, victim.p2p)
         self.told += 1
         try:
@@ -95,7 +95,7 @@ class Forge(ByzantineProgram):
         except HandshakeError:
             self.refused += 1
             return
-        except (BackendError, WireError):  # the server is not there
+        except (BackendError, WireError):  # the server is unreachable
             self.told -= 1
             return
         self.believed += 1
@@ -111,7 +111,7 @@ class Forge(ByzantineProgram):
 
 
 class Impersonate(ByzantineProgram):
-    """Among peers: results and ends of work of others, signed by itself, and what they signed, changed (B11)."""
+    """Attacks peers: sends messages in others' names under its own key, and others' signed messages altered (B11)."""
 
     kind = "impersonate"
 
@@ -130,12 +130,12 @@ class Impersonate(ByzantineProgram):
             await node.publish(encode_gossip(one))
 
     def _flip(self, message: Gossip) -> Gossip:
-        """Its own, with one bit of the signature wrong."""
+        """Its own message with one bit of the signature flipped."""
         bits = int.from_bytes(message.signature, "little") ^ (1 << self.rng.randrange(8 * len(message.signature)))
         return replace(message, signature=bits.to_bytes(len(message.signature), "little"))
 
     def _speak_for(self, host: Participant, message: Gossip, member: int) -> list[Gossip]:
-        """What it says itself, as if another said it, with all that this takes but the key."""
+        """Its own message in another member's name: everything is right but the key."""
         body = message.body
         if isinstance(body, Result):
             record = host.find_record(message.height)
@@ -148,7 +148,7 @@ class Impersonate(ByzantineProgram):
         return [sign_gossip(host.identity, message.run_uid, message.epoch, message.height, member, body)]
 
     def _change(self, host: Participant, height: int, member: int) -> list[Gossip]:
-        """What another signed, with other figures under the old signature."""
+        """Another member's message with changed figures under the old signature."""
         record = host.find_record(height)
         signed = {} if record is None else record.signed.get(member, {})
         found = [decode_gossip(raw) for raw in signed.values()]
@@ -163,7 +163,7 @@ def build_result(body: GossipBody, **changes: Any) -> Result:
 
 
 class Swap(ByzantineProgram):
-    """Serves other bytes than those asked for, well formed and as many, others to each who asks (B17)."""
+    """Serves well-formed bytes of the right length but the wrong content, different for each requester (B17)."""
 
     kind = "swap"
 
@@ -187,7 +187,7 @@ class Swap(ByzantineProgram):
 
 
 class OtherFiles(ByzantineProgram):
-    """Lists other model files beside the right weights: in turn a changed config and sixty large ones (B25)."""
+    """Lists wrong model files beside the right weights: alternately a changed config and sixty large files (B25)."""
 
     kind = "other_files"
 

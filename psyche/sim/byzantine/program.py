@@ -1,4 +1,4 @@
-"""What every dishonest program has: which occasions it gets, and what it counts."""
+"""The base of all dishonest programs: the hooks that it can override, and the lies that it counts."""
 
 import random
 from collections.abc import Awaitable
@@ -23,7 +23,7 @@ from psyche.wire.ports import Network, SyncReply, SyncRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByzantineMember:
-    """Which client lies, how, and in which share of the occasions."""
+    """Which client lies, with which program, and at which share of the opportunities."""
 
     who: int
     kind: str
@@ -31,7 +31,7 @@ class ByzantineMember:
 
 
 class Participant(Protocol):
-    """What a dishonest program sees of the client that it stands beside."""
+    """The client's interface as its dishonest program sees it."""
 
     @property
     def key(self) -> bytes:
@@ -50,21 +50,21 @@ class Participant(Protocol):
 
     @property
     def backend(self) -> TcpBackend | None:
-        """Its way to the server, while it has one."""
+        """Its backend, while it has one."""
         ...
 
     @property
     def codec(self) -> PayloadCodec:
-        """What makes payloads of the run's model."""
+        """The codec for payloads of the run's model."""
         ...
 
     @property
     def member(self) -> int | None:
-        """Its place in the epoch, as its engine knows it."""
+        """Its member index in the epoch, as its engine knows it."""
         ...
 
     def find_record(self, height: int) -> RoundRecord | None:
-        """What its engine knows of a round."""
+        """Its engine's record of a round."""
         ...
 
     def get_state(self) -> Coordinator:
@@ -72,15 +72,15 @@ class Participant(Protocol):
         ...
 
     def get_book(self) -> tuple[AddressRecord, ...]:
-        """Where the others are, as the server says."""
+        """The address book, as the server publishes it."""
         ...
 
     def get_victim(self) -> int:
-        """Whom all dishonest members deny, so that they say the same."""
+        """The member that all dishonest members deny, so that they agree."""
         ...
 
     def send_to(self, key: bytes, raw: bytes) -> None:
-        """Gossip to one peer alone."""
+        """Send gossip to one peer only."""
         ...
 
     async def connect(self, host: str, port: int) -> TlsConnection:
@@ -89,7 +89,7 @@ class Participant(Protocol):
 
 
 class ByzantineProgram:
-    """A dishonest program; what it does not change goes through as it is."""
+    """A dishonest program; whatever it does not override passes through unchanged."""
 
     kind: ClassVar[str] = ""
 
@@ -98,7 +98,7 @@ class ByzantineProgram:
         self.rng = rng
         self.told = 0
         self.refused = 0
-        self.believed = 0  # of those that name somebody else as their sender: never (I9)
+        self.believed = 0  # accepted lies that named another member as the sender: must stay 0 (I9)
 
     def is_due(self) -> bool:
         """Whether to lie this time."""
@@ -107,7 +107,7 @@ class ByzantineProgram:
         return due
 
     async def tell(self, request: Awaitable[None]) -> bool:
-        """Say something to the server; whether it took it."""
+        """Send the server a message; return whether it was accepted."""
         self.told += 1
         try:
             await request
@@ -117,35 +117,35 @@ class ByzantineProgram:
         return True
 
     async def run(self, host: Participant) -> None:
-        """What it does by itself, until the client ends."""
+        """What the program does on its own, until the client ends."""
         del host
         await trio.sleep_forever()
 
     def shows_weights(self, host: Participant) -> bool:
-        """Whether the server is told in Warmup which weights are loaded."""
+        """Whether the client tells the server in Warmup which weights it has loaded."""
         del host
         return True
 
     def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage | None:
-        """What the server is told instead; None tells it nothing."""
+        """The witness message sent to the server instead; None sends nothing."""
         del host
         return message
 
     async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
-        """What the peers are told instead."""
+        """Publish to the peers in place of the engine."""
         del host
         await node.publish(raw)
 
     def change_body(self, host: Participant, body: bytes) -> bytes | None:
-        """Which payload is offered instead; None offers nothing."""
+        """The payload offered instead; None offers nothing."""
         del host
         return body
 
     def change_reply(self, request: SyncRequest, reply: SyncReply) -> SyncReply:
-        """What a peer that asks is answered instead."""
+        """The reply sent instead to a peer's request."""
         del request
         return reply
 
     def change_payload(self, payload: bytes) -> bytes:
-        """What comes out of the trainer instead."""
+        """The payload returned instead of the trainer's."""
         return payload

@@ -1,7 +1,7 @@
-"""Dishonest members: small programs beside an honest engine, at its ports to the server and to the peers.
+"""Dishonest members: small programs that sit between an honest engine and its ports to the server and the peers.
 
-Each is simpler than a peer: it waits for an occasion and says something else than the engine wanted to.
-What colluding members say depends on the round alone, so that they say the same.
+Each is simpler than a peer: it waits for an opportunity and sends something else than the engine wanted to.
+What colluding members send depends on the round alone, so that they agree.
 """
 
 import random
@@ -35,7 +35,7 @@ def _derive(what: str, message: WitnessMessage) -> bytes:
 
 
 class ClaimAll(ByzantineProgram):
-    """Holds everybody's result, has heard everybody, with a root that nobody else has (B8)."""
+    """Claims to hold every result and to have heard everybody, with a root that nobody else has (B8)."""
 
     kind = "claim_all"
 
@@ -47,7 +47,7 @@ class ClaimAll(ByzantineProgram):
 
 
 class ClaimNone(ByzantineProgram):
-    """Holds nothing and has heard nobody (B8)."""
+    """Claims to hold nothing and to have heard nobody (B8)."""
 
     kind = "claim_none"
 
@@ -57,7 +57,7 @@ class ClaimNone(ByzantineProgram):
 
 
 class NothingFirst(ByzantineProgram):
-    """Reports first of all, and that it holds nothing, so that others may follow it (W6)."""
+    """Reports before everybody else that it holds nothing, so that others may follow (W6)."""
 
     kind = "nothing_first"
 
@@ -81,7 +81,7 @@ class NothingFirst(ByzantineProgram):
 
 
 class DenyOne(ByzantineProgram):
-    """Never heard of one honest member, and does not hold its result (B8, B18)."""
+    """Claims that it has not heard from one honest member and does not hold its result (B8, B18)."""
 
     kind = "deny_one"
 
@@ -93,7 +93,7 @@ class DenyOne(ByzantineProgram):
 
 
 class FullBloom(ByzantineProgram):
-    """A bloom filter that contains everything: refused by its bits (B8, W4)."""
+    """Sends a Bloom filter that contains everything: refused because of its number of set bits (B8, W4)."""
 
     kind = "full_bloom"
 
@@ -103,7 +103,7 @@ class FullBloom(ByzantineProgram):
 
 
 class LieBloom(ByzantineProgram):
-    """A bloom filter of as many bits as allowed, all of them wrong, and a root that leaves it to the blooms (B10)."""
+    """Sends a Bloom filter with as many bits as allowed, all wrong, and a root that forces the bloom path (B10)."""
 
     kind = "lie_bloom"
 
@@ -118,7 +118,7 @@ class LieBloom(ByzantineProgram):
 
 
 class LieRoot(ByzantineProgram):
-    """A root that stands for no list."""
+    """Reports a results root that belongs to no list."""
 
     kind = "lie_root"
 
@@ -128,7 +128,7 @@ class LieRoot(ByzantineProgram):
 
 
 class LieDigest(ByzantineProgram):
-    """A digest of weights that nobody has."""
+    """Reports a digest of weights that nobody has."""
 
     kind = "lie_digest"
 
@@ -139,7 +139,7 @@ class LieDigest(ByzantineProgram):
 
 
 class NoEnd(ByzantineProgram):
-    """Works like everybody, but leaves no record in the rounds that end an epoch (B20)."""
+    """Works like an honest member, but sends no witness record in the rounds that end an epoch (B20)."""
 
     kind = "no_end"
 
@@ -149,7 +149,7 @@ class NoEnd(ByzantineProgram):
 
 
 class Accuse(ByzantineProgram):
-    """Accuses every other member in every round, of silence and of two results for one round (B18)."""
+    """Accuses every other member in every round of silence and of equivocation (B18)."""
 
     kind = "accuse"
 
@@ -168,7 +168,7 @@ class Accuse(ByzantineProgram):
                     self.believed += 1
 
     async def _report(self, host: Participant, backend: TcpBackend, member: int) -> None:
-        """A result that the member signed in the last round, and the same with other figures."""
+        """A result that the member signed in the last round, and the same with changed figures."""
         record = host.find_record(host.get_state().current.height - 1)
         signed = list(record.signed.get(member, {}).values()) if record is not None else []
         if len(signed) != 1:
@@ -222,7 +222,7 @@ class EquivocateLoudly(_ResultProgram):
 
 
 class Replay(_ResultProgram):
-    """Sends its first result again in every round, as it was and signed for the new round (B2)."""
+    """Sends its first result again in every round, both unchanged and re-signed for the new round (B2)."""
 
     kind = "replay"
     first: bytes | None = None
@@ -245,7 +245,7 @@ class Replay(_ResultProgram):
 
 
 class Withhold(ByzantineProgram):
-    """Announces results whose payload nobody can have (B7)."""
+    """Announces results whose payload nobody can fetch (B7)."""
 
     kind = "withhold"
 
@@ -255,7 +255,7 @@ class Withhold(ByzantineProgram):
 
 
 class Garbage(ByzantineProgram):
-    """Trains payloads that are none, under their right name (F15, R4)."""
+    """Sends malformed payloads under their correct hash (F15, R4)."""
 
     kind = "garbage"
 
@@ -264,7 +264,7 @@ class Garbage(ByzantineProgram):
 
 
 class Silent(ByzantineProgram):
-    """Says nothing to its peers, but follows the run (F10)."""
+    """Sends its peers nothing, but follows the run (F10)."""
 
     kind = "silent"
 
@@ -274,7 +274,7 @@ class Silent(ByzantineProgram):
 
 
 class Idle(Silent):
-    """Joins every epoch, says that it is ready, and does nothing at all: peers that ask it are told nothing either."""
+    """Joins every epoch and reports ready, then does nothing: it answers every request of a peer with not found."""
 
     kind = "idle"
 
@@ -301,7 +301,7 @@ class JoinOnly(Idle):
 
 
 class Mute(ByzantineProgram):
-    """Trains and talks, but never announces a result; those who ask it for what they lack are told."""
+    """Trains and gossips, but never announces a result; it serves peers that ask for results they lack."""
 
     kind = "mute"
 
@@ -314,7 +314,7 @@ class Mute(ByzantineProgram):
 
 
 class Flood(ByzantineProgram):
-    """Every 15 s more junk that looks like something, within 2 s, than its peers take of anybody (B16)."""
+    """Sends, every 15 s and within 2 s, more well-formed junk than its peers accept from one member (B16)."""
 
     kind = "flood"
 
@@ -344,7 +344,7 @@ KINDS: Final[dict[str, type[ByzantineProgram]]] = {
 
 
 class _Wrapped:
-    """A port that hands everything on but what a subclass defines."""
+    """A port that forwards everything that a subclass does not define."""
 
     def __init__(self, inner: Any, host: Participant, programs: Sequence[ByzantineProgram]) -> None:
         self._inner = inner
@@ -404,15 +404,15 @@ class _ByzantineNetwork(_Wrapped):
 
 
 def wrap_backend(backend: TcpBackend, host: Participant, programs: Sequence[ByzantineProgram]) -> Backend:
-    """A client's way to the server, as its programs have it."""
+    """The client's backend, wrapped by its programs."""
     return cast("Backend", _ByzantineBackend(backend, host, programs))
 
 
 def wrap_network(node: MemoryNode, host: Participant, programs: Sequence[ByzantineProgram]) -> Network:
-    """A client's way to its peers, as its programs have it."""
+    """The client's network, wrapped by its programs."""
     return cast("Network", _ByzantineNetwork(node, host, programs))
 
 
 def build_program(member: ByzantineMember, rng: random.Random) -> ByzantineProgram:
-    """The program of a dishonest member."""
+    """The program of a dishonest member, built from its description."""
     return KINDS[member.kind](member.share, rng)

@@ -1,6 +1,6 @@
-"""What a round's records decide, worked out from the records alone, and whether all honest members do just that.
+"""Computes each round's decision from its records alone, and checks that all honest members decide the same.
 
-The machine's own flags, and what clients say of their sets, are compared with what is computed here (I4, I9).
+The state machine's own flags, and the sets that clients log, are compared with this result (I4, I9).
 """
 
 from collections import Counter
@@ -23,13 +23,13 @@ _MOST_WITNESSES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The set of a closed round: who must be in it, and who may (what a liar signed is not known here)."""
+    """The set of a closed round: members it must have, and members it may have (what a liar signed is unknown here)."""
 
     must: frozenset[int]
     may: frozenset[int]
 
     def allows(self, found: frozenset[int]) -> bool:
-        """Whether this is the set."""
+        """Whether the found set agrees with this decision."""
         return self.must <= found <= self.may
 
     def __str__(self) -> str:
@@ -41,20 +41,20 @@ NOTHING: Final = Decision(frozenset(), frozenset())
 
 
 def count_needed(n: int) -> int:
-    """How many of n elected witnesses must agree, as section 2.5 has it: more than two thirds, of three two.
+    """The quorum among n elected witnesses, as section 2.5 has it: more than two thirds; two of three.
 
-    Written down again on purpose: what the machine takes for a quorum is compared with this.
+    A second implementation on purpose: the state machine's quorum is compared with this one.
     """
     return 2 if n == 3 else next((q for q in range(n + 1) if 3 * q > 2 * n), 1)
 
 
 def count_least_shown(n: int) -> int:
-    """E: how many tables of n elected witnesses must list what is in, where no root is agreed (C2)."""
+    """E: how many tables of n elected witnesses must list a result that is in, where no root is agreed (C2)."""
     return count_needed(n) - max(0, n - 1) // 3
 
 
 def count_elected(witness_nodes: int, electors: int) -> int:
-    """How many witnesses a round of so many electors has (section 2.5)."""
+    """The number of witnesses of a round with that many electors (section 2.5)."""
     return min(witness_nodes or _MOST_WITNESSES, electors, _MOST_WITNESSES)
 
 
@@ -63,9 +63,9 @@ class Agreement:
 
     Args:
         hosts: the clients, by key.
-        check: notes a violation unless something holds.
+        check: notes a violation if the condition does not hold.
         overlap: whether rounds overlap in this run.
-        outcomes: told what each member decides of its own results.
+        outcomes: receives what each member decides about its own results.
     """
 
     def __init__(self, hosts: Mapping[bytes, ClientView], check: Check, outcomes: Outcomes, *, overlap: int) -> None:
@@ -73,16 +73,16 @@ class Agreement:
         self._check = check
         self._lag = 2 if overlap else 1  # rounds from a result to its apply
         self._decisions: dict[tuple[int, int], Decision] = {}  # by epoch and height of the results
-        self.by_slots: dict[tuple[int, int], tuple[int, int]] = {}  # honest ones let in, and ruled out by blooms alone
-        self._indexes: dict[int, dict[str, int]] = {}  # each epoch's members, by name
+        self.by_slots: dict[tuple[int, int], tuple[int, int]] = {}  # honest ones: (let in, ruled out by blooms alone)
+        self._indexes: dict[int, dict[str, int]] = {}  # by epoch: member index by name
         self._signed: dict[tuple[str, int, int], bytes] = {}
-        self._named: dict[tuple[str, int, int], tuple[str, frozenset[int]]] = {}  # who named a set first
+        self._named: dict[tuple[str, int, int], tuple[str, frozenset[int]]] = {}  # the first client to name a set
         self._outcomes = outcomes
 
     # --- the record --------------------------------------------------------------------------------------
 
     def check_new_round(self, state: Coordinator, round_: Round) -> None:
-        """I4: as many witnesses and as large a quorum as the rule says; two sets can never both have it."""
+        """I4: the number of witnesses and the quorum follow the rule; two different sets can never both reach it."""
         n = count_elected(state.config.witness_nodes, round_.electors.bit_count())
         q = count_needed(n)
         found = (round_.witnesses_expected, round_.quorum)
@@ -92,21 +92,21 @@ class Agreement:
         self._check(round_.electors == electors, "M10", f"electors {electors:#x}", f"{round_.electors:#x}")
 
     def check_records(self, state: Coordinator, round_: Round) -> None:
-        """W4: each member has one record at most, which speaks of those who were there, and contradicts itself not."""
+        """W4: each member has at most one record; it names only members that took part, and is consistent."""
         members = [w.member for w in round_.witnesses]
         n = count_elected(state.config.witness_nodes, round_.electors.bit_count())
         few = len(members) == len(set(members)) <= n
         self._check(few, "W4", f"at most {n} records of round {round_.height}, one of each member", sorted(members))
         attested = get_round(state, round_.height - state.config.overlap)
         owed = 0 if attested is None or attested.flags & RoundFlag.DRAIN else attested.members
-        for w in round_.witnesses[-1:]:  # the others were looked at when they came
+        for w in round_.witnesses[-1:]:  # the earlier ones were checked when they came
             known = not w.held & ~owed and not w.heard & ~round_.members and round_.members >> w.member & 1
             self._check(known, "W4", f"member {w.member} took part, and names who did", f"{w.held:#x}, {w.heard:#x}")
             whole = (w.results_root == ZERO32) is (w.held == 0) and (w.state_digest != ZERO32 or w.flags & _NO_DIGEST)
             self._check(whole, "W4", "a root where something is held, a digest unless it says none", w.flags)
 
     def check_agreed(self, state: Coordinator, round_: Round) -> None:
-        """I4: what is agreed, q records say; with fewer than q liars, an honest one among them."""
+        """I4: q records back whatever is agreed; with fewer than q liars, one of them is honest."""
         q = self._count_needed(state, round_)
         if round_.flags & RoundFlag.ROOT:
             backers = [
@@ -127,15 +127,15 @@ class Agreement:
         self._check(holds, "I4", f"an honest witness behind the agreed {what}", "none")
 
     def _check_signatures(self, state: Coordinator, round_: Round) -> None:
-        """I9: the agreed set has only members that signed a result, and its root is that of what they signed."""
+        """I9: each member of the agreed set signed a result, and the agreed root is computed from what they signed."""
         attested = round_.height - state.config.overlap
         found = get_round(state, attested)
         if found is None or found.batch_size < found.members.bit_count():
-            return  # who has no batch is in the set without a result (W1)
+            return  # a member without a batch is in the set without a result (W1)
         commitments: dict[int, bytes] = {}
         for member in get_members(round_.agreed_held):
             name = self._find_honest(state, member)
-            if name is not None:  # what a liar signed is not known here
+            if name is not None:  # what a liar signed is unknown here
                 signed = self._signed.get((name, state.progress.epoch, attested))
                 self._check(signed, "I9", f"no result of {name} in round {attested}: it sent none", "it is agreed")
                 commitments[member] = signed or ZERO32
@@ -149,7 +149,7 @@ class Agreement:
         return host.name if host is not None and host.is_honest else None
 
     def close(self, state: Coordinator, height: int) -> None:
-        """A round is over: what its records decide stands for good."""
+        """A round has closed: its records decide for good."""
         deciding = get_round(state, height)
         attested = get_round(state, height - state.config.overlap)
         if deciding is None or attested is None or attested.flags & RoundFlag.DRAIN:
@@ -166,13 +166,13 @@ class Agreement:
         return count_needed(count_elected(state.config.witness_nodes, round_.electors.bit_count()))
 
     def _find_root(self, state: Coordinator, deciding: Round) -> tuple[bytes, int] | None:
-        """W5: root and set that a quorum of records has; a root of nothing never wins."""
+        """W5: the root and set that a quorum of records has; an empty root never wins."""
         counts = Counter((w.results_root, w.held) for w in deciding.witnesses if w.results_root != ZERO32)
         best = max(counts, key=counts.__getitem__, default=None)
         return best if best is not None and counts[best] >= self._count_needed(state, deciding) else None
 
     def _decide(self, state: Coordinator, deciding: Round, attested: Round, root: tuple[bytes, int] | None) -> Decision:
-        """C1, C2: an honest member is in exactly where the records say so of the one result that it signed."""
+        """C1, C2: an honest member is in the set exactly if the records list the one result that it signed."""
         must, may, ruled_out = set[int](), set[int](), 0
         q = self._count_needed(state, deciding)
         all_trained = attested.batch_size >= attested.members.bit_count()
@@ -199,12 +199,12 @@ class Agreement:
         return Decision(frozenset(must), frozenset(must | may))
 
     def _is_listed(self, state: Coordinator, deciding: Round, holders: list[WitnessRecord]) -> bool:
-        """Whether tables enough list the one result of an honest member: what a liar's lists is not known here."""
+        """Whether enough tables list an honest member's one result; what a liar's table lists is unknown here."""
         n = count_elected(state.config.witness_nodes, deciding.electors.bit_count())
         return sum(self._find_honest(state, w.member) is not None for w in holders) >= count_least_shown(n)
 
     def _count_votes(self, deciding: Round, holders: list[WitnessRecord], commitment: bytes) -> int:
-        """How many have all of its bits set: told bit by bit, for the test of the whole is what is watched."""
+        """How many blooms contain the commitment; tested bit by bit, independently of the production test."""
         found = 0
         for record in holders:
             places = compute_positions(deciding.seed, record.member, commitment)
@@ -214,13 +214,13 @@ class Agreement:
     # --- what honest members log -------------------------------------------------------------------------
 
     def check_signed(self, host: ClientView, event: kinds.ResultSent) -> None:
-        """M9: one result for a round, over all lives."""
+        """M9: a member signs one result for a round, over all its lives."""
         place = (host.name, event.epoch, event.height)
         known = self._signed.setdefault(place, event.commitment)
         self._check(known == event.commitment, "R7", f"one result of {place}", "a second one was signed")
 
     def check_decided(self, host: ClientView, event: kinds.Decided) -> None:
-        """I4: what an honest member decides is what the record says."""
+        """I4: an honest member decides what the record says."""
         epoch, height = host.get_state().progress.epoch, event.height
         found = frozenset(event.members)
         self._check_set(host, "decided", (epoch, height), found)
@@ -228,7 +228,7 @@ class Agreement:
         self._outcomes.note(host, epoch, height, applied=member in found)
 
     def check_applied(self, host: ClientView, event: kinds.Applied) -> None:
-        """I4: what an honest member applies is the set of the round that is due, and nothing else."""
+        """I4: an honest member applies the set of the round that is due, and nothing else."""
         place = (event.epoch, event.height - self._lag)
         is_due = place in self._decisions
         self._check(

@@ -1,7 +1,7 @@
-"""Whether what is believed comes from whom it names (I9).
+"""Checks that each message that somebody accepts comes from the member it names (I9).
 
-The check was told who signed what, and sees who sent what: it verifies nothing, and so shares no mistake with the
-code that it watches.
+The check is told who signed what, and sees who sent what: it verifies no signature, so it shares no mistake with the
+code under test.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from psyche.sim.invariants.views import Check, ClientView
 
 
 class Authenticity:
-    """Watches what honest clients and the server believe.
+    """Checks what honest clients and the server accept.
 
     Args:
         hosts: all clients, by key.
-        check: told whether something holds, the invariant's name, what was expected and what was found.
+        check: receives whether the invariant holds, its name, the expected and the found value.
     """
 
     def __init__(self, hosts: Mapping[bytes, ClientView], check: Check) -> None:
@@ -28,13 +28,13 @@ class Authenticity:
         self._check = check
 
     def check_event(self, before: RunState, state: Coordinator, event: Event) -> None:
-        """A record of the journal that names a member came from that member."""
+        """A record of the journal that names a member was sent by that member."""
         message = event.message
         if isinstance(message, WitnessMessage):
             member = state.current.witnesses[-1].member
         elif isinstance(message, WarmupWitness) or (
             isinstance(message, Withdraw)
-            and before is not RunState.WAITING_FOR_MEMBERS  # it names no member there (M4)
+            and before is not RunState.WAITING_FOR_MEMBERS  # in that state it names no member (M4)
         ):
             member = message.member
         else:
@@ -45,7 +45,7 @@ class Authenticity:
         self._check(own, "I9", f"a {kind} of member {member} from itself", f"from {event.sender.hex()[:16]}")
 
     def check_gossip(self, host: ClientView) -> None:
-        """What an honest client took in of a member, that member signed, byte for byte."""
+        """An honest client attributes to a member only messages that the member signed, byte for byte."""
         state = host.get_state()
         clients = state.clients
         for record in host.get_records():
@@ -61,7 +61,7 @@ class Authenticity:
                 self._check(holds, "I9", f"{where} that it signed", f"{host.name} believes another one")
 
     def check_lies(self) -> None:
-        """Nobody got anything by naming another as the sender."""
+        """No message was accepted that named another member as its sender."""
         for host in self._hosts.values():
             for program in host.programs:
                 found = f"{program.believed} lies of {host.name} were believed"

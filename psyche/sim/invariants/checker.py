@@ -1,20 +1,20 @@
-"""What must hold at every event of a simulated world, whoever dies, whatever is lost, and whoever lies.
+"""The invariants that must hold at every event of a simulated world, whatever crashes, is lost or lies.
 
 | | |
 |---|---|
 | I1 | members that are honest and sound have equal digests of the same round |
-| I2 | a round's samples are nobody else's, a batch is applied once, and a credit is given once for it |
-| I3 | epoch, height and step go forwards; a step goes back only where an epoch is given up (P3, P5) |
-| I4 | the set of a round is what its records say, and all honest members decide it alike |
-| I5 | healed, a run takes steps, certifies epochs and ends, as do honest clients; one wrong weight heals (`liveness`) |
+| I2 | each sample belongs to one round only; a member applies each batch once and gets one credit for it |
+| I3 | epoch, height and step only grow; the step goes back only where an epoch is given up (P3, P5) |
+| I4 | the set of a round is what its records say, and all honest members decide the same |
+| I5 | once healed, a run takes steps, certifies epochs and ends with its clients; a wrong weight heals (`liveness`) |
 | I6 | stored bytes, queues, tables and open streams stay under their limits (`resource_limits`) |
-| I7 | who is banned changes nothing any more |
-| I8, I10 | the journal gives the state again, record by record, and from any snapshot |
-| I9 | what is agreed or believed is what its members signed; what the server takes in a member's name, it sent |
-| W4 | a member has one record for a round, which names only who took part |
-| K1 | nobody is told what is not on disk |
+| I7 | a banned member changes nothing any more |
+| I8, I10 | replaying the journal gives the state of each record, and so does recovery from any snapshot |
+| I9 | agreed and accepted results were signed by their members; a member's message is accepted only from itself |
+| W4 | a member has one record for a round, which names only members that took part |
+| K1 | nobody is shown a state, or gets an answer, that is not on disk |
 | R7, M9 | an honest member signs one result for a round, over all its lives, and is never ejected |
-| R8 | a trainer hears the outcome of each of its results, once |
+| R8 | a trainer is told the outcome of each of its results, once |
 | H3 | a close never drops more than half of the electors |
 """
 
@@ -54,7 +54,7 @@ MAX_VIOLATIONS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """An invariant that did not hold, with both sides."""
+    """An invariant that did not hold, with the expected and the found value."""
 
     name: str
     expected: str
@@ -67,7 +67,7 @@ class Violation:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the checks remember of the record as it was before."""
+    """The previous state of the record, as far as the checks need it."""
 
     run_state: RunState = RunState.UNINITIALIZED
     epoch: int = 0
@@ -75,12 +75,12 @@ class _Seen:
     height: int = 0
     certified: bytes = ZERO32
     credits: tuple[int, ...] = ()
-    electors: int = 0  # bitmap: those of the round that are Healthy
+    electors: int = 0  # bitmap: the round's electors that are Healthy
     agreed: tuple[bytes, int, bytes] = (ZERO32, 0, ZERO32)
 
 
 class Invariants:
-    """Checks a world; `violations` are at most a few, the first says it all."""
+    """Checks a world; keeps at most a few `violations`, of which the first is the most telling."""
 
     def __init__(self, world: WorldView) -> None:
         self.world = world
@@ -108,11 +108,11 @@ class Invariants:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """How far the run is: epoch, step, closed rounds."""
+        """The run's progress: epoch, step, closed rounds."""
         return self._seen.epoch, self._seen.step, self.rounds
 
     def where(self) -> str:
-        """Where the run stands."""
+        """The run's position, in words."""
         state = self.world.shadow.state
         return (
             f"epoch {state.progress.epoch} {state.run_state.name} height {state.current.height} "
@@ -120,7 +120,7 @@ class Invariants:
         )
 
     def fail(self, name: str, expected: object, found: object, where: str = "") -> None:
-        """An invariant does not hold."""
+        """Note a violation."""
         if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append(Violation(name, str(expected), str(found), where or self.where()))
 
@@ -130,7 +130,7 @@ class Invariants:
             self.fail(name, expected, found)
 
     def get_facts(self) -> dict[str, Any]:
-        """What was counted on the way."""
+        """The figures counted during the run."""
         lies = [(host.name, one) for host in self.world.clients for one in host.programs]
         return {
             "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima, "ledger": self.ledger,
@@ -146,14 +146,14 @@ class Invariants:
     # --- the record, at every one of the journal's ------------------------------------------------------
 
     def check_record(self, record: Record, event: Event) -> None:
-        """The state after one more record."""
+        """Check the state after one more record."""
         state = self.world.shadow.state
         self._check_shadow()
         self.ledger.take(state, self.world.shadow.now, trio.current_time())
         self._check_course(state)
         self._check_round(state)
         self._check_members(state)
-        if not isinstance(event.message, ReportEquivocation):  # evidence speaks for itself, whoever shows it (R7)
+        if not isinstance(event.message, ReportEquivocation):  # evidence is valid whoever submits it (R7)
             found = event.sender.hex()[:16]
             self.check(event.sender not in self.ejected, "I7", "no record of a banned member", found)
         self._authenticity.check_event(self._seen.run_state, state, event)
@@ -166,7 +166,7 @@ class Invariants:
             self.fail("I8", "the journal gives the state", complaint)
 
     def _check_course(self, state: Coordinator) -> None:
-        """I3."""
+        """I3: epoch and height never go back, and the step only with a rollback to the certified one."""
         seen, progress = self._seen, state.progress
         self.check(progress.epoch >= seen.epoch, "I3", f"epoch from {seen.epoch} on", progress.epoch)
         if progress.epoch == seen.epoch and state.in_round and seen.run_state in _ROUND:
@@ -203,7 +203,7 @@ class Invariants:
             self.agreement.check_agreed(state, round_)
 
     def _check_new_round(self, state: Coordinator) -> None:
-        """I2: the samples of a round follow those of the one before, an epoch's those behind its weights."""
+        """I2: a round's samples follow those of the round before; an epoch's follow those of its certified weights."""
         round_ = state.current
         self.agreement.check_new_round(state, round_)
         first, size = round_.data_index, round_.batch_size
@@ -231,13 +231,13 @@ class Invariants:
                 self.check(client.state is not ClientState.HEALTHY, "I7", "no banned member is Healthy", "one is")
 
     def _check_credits(self, state: Coordinator) -> None:
-        """I2: a close credits each member of the agreed set, once (M7); H3: it drops at most half of the electors."""
+        """I2: a close credits each member of the agreed set once (M7); H3: it drops at most half of the electors."""
         closed = get_round(state, self._seen.height) if self._seen.run_state is RunState.ROUND_WITNESS else None
         held = 0 if closed is None else closed.agreed_held
         for member, (was, client) in enumerate(zip(self._seen.credits, state.clients, strict=True)):
             allowed = (0,) if client.p2p in self.ejected else (was, was + (held >> member & 1))
             self.check(client.credits in allowed, "I2", f"credits of member {member} in {allowed}", client.credits)
-        if self._seen.run_state in _ROUND:  # when a Warmup's time is up, whoever is not ready leaves (T8)
+        if self._seen.run_state in _ROUND:  # a Warmup that times out drops every member that is not ready (T8)
             before = self._seen.electors.bit_count()
             lost = before - (self._seen.electors & get_healthy(state)).bit_count()
             self.check(2 * lost <= max(before, 2), "H3", f"at most half of {before} electors leave", lost)
@@ -253,11 +253,11 @@ class Invariants:
     # --- what the server says ----------------------------------------------------------------------------
 
     def check_shown(self, raw: bytes) -> None:
-        """K1: a client is shown a state."""
+        """K1: a state that a client is shown is on disk."""
         self.check(self.world.shadow.has_state(raw), "K1", "states that are on disk", "a client is shown another one")
 
     def check_answered(self, who: str, message: WitnessMessage) -> None:
-        """K1: a witness is told that its report is on record."""
+        """K1: a report that the server acknowledges to its witness is on disk."""
         place = (message.epoch, message.height, message.member)
         known = self.world.shadow.has_report(*place)
         self.check(known, "K1", "an answer when the record is on disk", f"{who} has one for its report {place} before")
@@ -265,7 +265,7 @@ class Invariants:
     # --- what the machines log --------------------------------------------------------------------------
 
     def check_event(self, node: str, event: kinds.Event) -> None:
-        """One event of any machine."""
+        """Check one event of any machine."""
         if isinstance(event, kinds.Crashed | kinds.ServerDefect):
             self.fail("no defects", "no process dies of an error of ours", f"{node}: {event.error}")
         host = self._hosts.get(node)
@@ -287,7 +287,7 @@ class Invariants:
                 pass
 
     def _check_applied(self, host: ClientView, event: kinds.Applied) -> None:
-        """I1, I2."""
+        """I1: equal digests after the same round; I2: a process applies each round once, in order."""
         place = (event.epoch, event.height)
         if host.is_corrupt:
             return
@@ -306,7 +306,7 @@ class Invariants:
     # --- now and then, and at the end -------------------------------------------------------------------
 
     def check_limits(self) -> None:
-        """I6, I9 where only who lied knows, and that epochs come to something (I5)."""
+        """I6, I9 for the lies that only the liars know of, and I5 for the certification of epochs."""
         self._limits.measure(self._seen.epoch)
         self.liveness.check_epochs()
         self._authenticity.check_lies()
@@ -318,7 +318,7 @@ class Invariants:
             self.check(value <= limit, "I6", f"at most {limit} {what}", value)
 
     def check_end(self) -> None:
-        """What must hold when everything is over."""
+        """Check what must hold at the end of the run."""
         self._check_shadow()
         self._authenticity.check_lies()
         for host in self.world.clients:
@@ -330,7 +330,7 @@ class Invariants:
             self._check_recovery()
 
     def _check_weights(self) -> None:
-        """I1: who believes to hold the certified weights holds the same bits as all others that do."""
+        """I1: all honest clients that believe to hold the certified weights hold the same bits."""
         certified = self.world.shadow.state.certified.digest
         roots: dict[bytes, str] = {}
         for host in self.world.clients:
@@ -340,7 +340,7 @@ class Invariants:
         self.check(len(roots) <= 1, "I1", "one model behind the certified digest", sorted(roots.values()))
 
     def _check_recovery(self) -> None:
-        """I8, I10: the server's files give the state that the shadow followed."""
+        """I8, I10: recovery from the server's files gives the state of the shadow."""
         expected = self.world.shadow.state
         try:
             found = recover(DiskHandle(self.world.server.files.copy()))
@@ -353,7 +353,7 @@ class Invariants:
 
 
 def _describe(state: Coordinator) -> str:
-    """A state in a few words; also one that breaks a rule of the record, for such a one must be told of."""
+    """A state in a few words; it must not fail for an invalid state, which is reported as well."""
     where = f"epoch {state.progress.epoch} {state.run_state.name} height {state.current.height}"
     return f"{where} step {state.progress.step}, state {blake3_hash(encode_state(state)).hex()[:16]}"
 

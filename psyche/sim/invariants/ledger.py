@@ -1,6 +1,6 @@
-"""What the record says of every round, epoch and member, written down as the journal grows: what judges ask.
+"""The facts of each round, epoch and member on record, collected as the journal grows; the scenarios' judges read them.
 
-The invariants say what must never be; these are the facts from which a named scenario's figure is computed.
+The invariants say what must never happen; these are the facts that a named scenario's figure is computed from.
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ ROUND_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 
 @dataclass(slots=True)
 class RoundFacts:
-    """One round on record; bitmaps of members, times in simulated seconds.
+    """One round on record; bitmaps are of members, times in simulated seconds.
 
     Args:
         closing_s: when RoundWitness began.
-        witnesses: who was elected.
+        witnesses: the elected members.
         lost: members whose process died in this epoch, until this round's end.
         sent: members that announced a result of this round.
-        agreed: who has done its duty by the record, and is credited for it.
-        applied: whose results honest clients have applied.
+        agreed: the members of the agreed set, which are credited.
+        applied: members whose results honest clients have applied.
         decided_s: when the round that decides it was closed.
-        wrong_bits: of all records' `held`, how many bits differ from what was agreed, of `bits`.
+        wrong_bits: the number of bits in all records' `held` that differ from the agreed set, out of `bits`.
     """
 
     epoch: int
@@ -54,9 +54,9 @@ class RoundFacts:
 
 @dataclass(slots=True)
 class Phase:
-    """One stay in a run state; `is_complete`: what it waits for was there when it ended, so no time-out ended it.
+    """One stay in a run state; `is_complete`: it ended because its condition was met, not by time-out.
 
-    `enough_s`: when enough members were there to form an epoch (WaitingForMembers).
+    `enough_s`: when enough members had joined to form an epoch (WaitingForMembers).
     """
 
     run_state: RunState
@@ -68,7 +68,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Formation:
-    """An epoch that was formed."""
+    """The formation of one epoch."""
 
     at_s: float
     epoch: int
@@ -77,7 +77,7 @@ class Formation:
 
 @dataclass(slots=True)
 class EpochFacts:
-    """An epoch that is over: each member's credits, and whether its weights were certified."""
+    """A finished epoch: each member's credits, and whether its weights were certified."""
 
     epoch: int
     credits: dict[str, int]
@@ -86,7 +86,7 @@ class EpochFacts:
 
 @dataclass(slots=True)
 class Ledger:
-    """Follows a world's record and events; `names` are the clients', by key, `honest` those whose word counts."""
+    """Follows a world's record and events; `names` has the clients by key, `honest` the clients whose events count."""
 
     names: Mapping[bytes, str]
     honest: frozenset[str]
@@ -95,7 +95,7 @@ class Ledger:
     formations: list[Formation] = field(default_factory=list)
     epochs: list[EpochFacts] = field(default_factory=list)
     samples: list[tuple[float, dict[str, int]]] = field(default_factory=list)
-    now: float = 0.0  # simulated seconds of the newest record
+    now: float = 0.0  # simulated seconds at the newest record
     _lag: int = 2
     _seen: tuple[RunState, int, int] = (RunState.UNINITIALIZED, 0, -1)
     _dead: set[str] = field(default_factory=set)
@@ -104,12 +104,12 @@ class Ledger:
     # --- the record --------------------------------------------------------------------------------------
 
     def take(self, state: Coordinator, unix: int, now: float) -> None:
-        """The state after one more record, its time on record, and in simulated seconds."""
+        """Take the state after one more record, with its unix time and the simulated seconds."""
         height = state.current.height if state.run_state in ROUND_STATES else -1
         here = (state.run_state, state.progress.epoch, height)
         self.now = now
         self._lag = 2 if state.config.overlap else 1
-        if not self.phases:  # the first record: the run has been waiting since it was made
+        if not self.phases:  # the first record: the run has waited since its creation
             self.phases.append(Phase(RunState.WAITING_FOR_MEMBERS, now - (unix - state.state_start_unix)))
             self._seen = (RunState.WAITING_FOR_MEMBERS, 0, -1)
         if state.run_state is RunState.WAITING_FOR_MEMBERS and not self.phases[-1].enough_s:
@@ -185,7 +185,7 @@ class Ledger:
     # --- what machines log -------------------------------------------------------------------------------
 
     def take_event(self, node: str, event: kinds.Event) -> None:
-        """One event of any machine."""
+        """Take one event of any machine."""
         match event:
             case kinds.ResultSent():
                 facts = self.rounds.get((event.epoch, event.height))
@@ -201,17 +201,17 @@ class Ledger:
                 pass
 
     def note(self, what: str, value: int) -> None:
-        """What is kept somewhere now: the most of each epoch counts."""
+        """Note a measured size; each epoch keeps the maximum."""
         self._window[what] = max(value, self._window.get(what, 0))
 
     # --- asking ------------------------------------------------------------------------------------------
 
     def get_names(self, epoch: int) -> tuple[str, ...]:
-        """The members of the last formation of an epoch, by index."""
+        """The names of an epoch's members, by index, as it was last formed."""
         return next((one.names for one in reversed(self.formations) if one.epoch == epoch), ())
 
     def find_names(self, epoch: int, bits: int) -> set[str]:
-        """Members of an epoch as names."""
+        """The names of the members in a bitmap."""
         return {name for index, name in enumerate(self.get_names(epoch)) if bits >> index & 1}
 
     def _find_bits(self, epoch: int, names: set[str]) -> int:
@@ -219,12 +219,12 @@ class Ledger:
 
     @property
     def data_rounds(self) -> list[RoundFacts]:
-        """Rounds with data that are over, in order."""
+        """Closed rounds with data, in order."""
         return [one for _, one in sorted(self.rounds.items()) if not one.is_drain and one.end_s]
 
     @property
     def credits(self) -> dict[str, int]:
-        """Each machine's good rounds, of all epochs."""
+        """The credits of each machine over all epochs."""
         total: dict[str, int] = {}
         for epoch in self.epochs:
             for name, count in epoch.credits.items():

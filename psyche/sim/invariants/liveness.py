@@ -1,4 +1,4 @@
-"""What a run owes its clients (I5): healing, epochs that come to something, and at the end a leave with success."""
+"""What a run owes its clients (I5): it heals, it certifies its epochs, and it ends with success."""
 
 from typing import Final
 
@@ -13,29 +13,29 @@ from psyche.sim.invariants.views import Check, ClientView, WorldView
 from psyche.sim.scenarios.scenario import compute_patience_s
 from psyche.telemetry import kinds
 
-QUIET_S: Final = 60.0  # what a fault leaves behind, as a trainer that hangs, is over by then
-HEALING_DIGESTS: Final = 3  # the one that shows it, one while the trainer heals, and one that comes late
-EPOCHS: Final = 2  # at their slowest: the one in which a fault ends may be given up
+QUIET_S: Final = 60.0  # the after-effects of a fault, such as a trainer that hangs, are over by then
+HEALING_DIGESTS: Final = 3  # one that shows the fault, one during the healing, one that comes late
+EPOCHS: Final = 2  # slowest epochs to wait for: the one in which a fault ends may be given up
 
 
 class Liveness:
-    """Follows a world; `check` notes a violation unless something holds."""
+    """Follows a world; `check` notes a violation if its condition does not hold."""
 
     def __init__(self, world: WorldView, check: Check) -> None:
         self._world = world
         self._check = check
         self._fault_at = 0.0  # when a fault last began or ended
-        self._disturbed_at = -QUIET_S  # the same without flipped weights
+        self._disturbed_at = -QUIET_S  # the same, but for flipped weights
         self._run_state = RunState.UNINITIALIZED
         self._height = 0
-        self._certified = (0.0, -1)  # since when, which step
-        self._digests: dict[str, tuple[int, int, bytes]] = {}  # of each one's last apply, with epoch and height
-        self._steady: set[bytes] = set()  # who was neither late nor absent in the last round
-        self._struck: dict[str, int] = {}  # faults of each one's trainer, when its weights were last right
-        self._wrong: dict[str, int] = {}  # agreed digests in a row that a member's weights contradict
+        self._certified = (0.0, -1)  # (when the newest weights were certified, their step)
+        self._digests: dict[str, tuple[int, int, bytes]] = {}  # by client: epoch, height and digest of the last apply
+        self._steady: set[bytes] = set()  # keys of members that were neither late nor absent in the last round
+        self._struck: dict[str, int] = {}  # by client: number of trainer faults when its weights were last right
+        self._wrong: dict[str, int] = {}  # by client: number of agreed digests in a row that its weights contradict
 
     def take_event(self, node: str, event: kinds.Event) -> None:
-        """One event of any machine."""
+        """Take one event of any machine."""
         match event:
             case kinds.Applied():
                 self._digests[node] = (event.epoch, event.height, event.digest)
@@ -47,7 +47,7 @@ class Liveness:
                 pass
 
     def take_record(self, state: Coordinator) -> None:
-        """The state after one more record."""
+        """Take the state after one more record."""
         if state.certified.step != self._certified[1]:
             self._certified = (trio.current_time(), state.certified.step)
         if self._run_state is RunState.ROUND_WITNESS and state.run_state is not RunState.ROUND_WITNESS:
@@ -58,7 +58,7 @@ class Liveness:
         self._run_state, self._height = state.run_state, state.current.height
 
     def _count_wrong(self, state: Coordinator, closed: Round) -> None:
-        """S7: a member whose weights are wrong heals, where nothing else is wrong."""
+        """S7: a member with wrong weights heals, if nothing else is wrong."""
         healthy = {client.p2p for client in state.clients if client.state is ClientState.HEALTHY}
         wrong = self._find_wrong(state, closed) if state.in_round else []
         self._wrong = {host.name: self._wrong.get(host.name, 0) + 1 for host in wrong}
@@ -69,7 +69,7 @@ class Liveness:
             self._check(host.key in healthy, "I5", f"{host.name} heals as a member", "it is none any more")
 
     def _find_wrong(self, state: Coordinator, closed: Round) -> list[ClientView]:
-        """Which of a round's members have wrong weights; nobody where too many are, or something else is wrong."""
+        """The members of a round with wrong weights; empty if they are too many, or if something else is wrong."""
         world = self._world
         if world.under_way or trio.current_time() - self._disturbed_at < QUIET_S:
             return []
@@ -82,31 +82,31 @@ class Liveness:
         ]  # fmt: skip
         self._struck |= {host.name: host.struck for host in world.clients if host not in wrong}
         bad = sum(host.key in members and (host in wrong or not host.is_honest) for host in world.clients)
-        if len(members) - bad < compute_quorum(len(members)):  # alike, they may be a part of the agreement
+        if len(members) - bad < compute_quorum(len(members)):  # if equally wrong, they may have won the vote
             return []
         return [host for host in wrong if host.is_honest and self._is_owed(host)]
 
     def _is_owed(self, host: ClientView) -> bool:
-        """One fault struck a member in good standing: a second one, in its replay, is evidence, and it leaves."""
+        """Whether it must heal: one fault hit it in good standing; a second one, in its replay, would make it leave."""
         alone = host.struck - self._struck.get(host.name, 0) <= 1
         return alone and (host.key in self._steady or host.name in self._wrong)
 
     def find_excuse(self) -> str:
-        """Why a run may stand still, with more liars than the protocol bears; empty where it may not."""
+        """The reason why a run with more liars than the protocol tolerates may stand still; empty if there is none."""
         if self._is_withheld():
             return "only a liar has the certified weights, and gives them to nobody"
         return "too many of the proven members lie" if self._is_outvoted() else ""
 
     def _is_withheld(self) -> bool:
-        """Whether a liar has the certified weights, and nobody else: while it claims them, the run stays (P5)."""
+        """Whether only liars have the certified weights: the run does not go on while one of them claims them (P5)."""
         certified = self._world.shadow.state.certified.digest
         holders = [host for host in self._world.clients if certified != ZERO32 and host.has_weights(certified)]
         return any(host.is_alive for host in holders) and not any(host.is_honest for host in holders)
 
     def _is_outvoted(self) -> bool:
-        """Whether the honest are no quorum: an epoch has no more newcomers than proven members, of whom many lie (M10).
+        """Whether the honest are no quorum: an epoch has no more newcomers than proven members (M10), and many lie.
 
-        It never is where no honest newcomer waits for its turn.
+        False where no honest newcomer waits for its turn.
         """
         proven = {slot.p2p for slot in self._world.shadow.state.registry.slots if slot.proven}
         honest = [host.key in proven for host in self._world.clients if host.is_honest]
@@ -120,29 +120,29 @@ class Liveness:
         )
 
     def has_stalled(self) -> bool:
-        """Whether epochs have come to nothing for longer than a run may need (P3)."""
+        """Whether no epoch was certified for longer than a run may need (P3)."""
         world = self._world
         if world.is_finished or not world.owes_progress():
             return False
         return self._compute_wait() > EPOCHS * self._compute_epoch()
 
     def _compute_wait(self) -> float:
-        """How long nothing was certified, while nothing was wrong, in seconds."""
+        """Seconds since the last certification, or since nothing is wrong any more if that is later."""
         return trio.current_time() - max(self._world.quiet_since, self._certified[0])
 
     def _compute_epoch(self) -> float:
-        """How long an epoch may take, in seconds."""
+        """The longest time an epoch may take, in seconds."""
         config = self._world.config
         round_s = config.max_round_train_time + config.round_witness_time
         return compute_patience_s(config, self._world.scenario.faults) + (config.rounds_per_epoch + 3) * round_s
 
     def check_epochs(self) -> None:
-        """P3: where nothing is wrong, an epoch's weights are certified; not one after the other is given up."""
+        """P3: without faults, epochs are certified; the run does not give up one after the other."""
         holds = not self.has_stalled() or bool(self.find_excuse())
         self._check(holds, "I5", "newly certified weights", f"none for {self._compute_wait():.0f} s")
 
     def check_end(self) -> None:
-        """P8: a run that is finished lets its clients go, unless something still is wrong."""
+        """P8: a finished run lets its clients end, unless a fault is still under way."""
         world = self._world
         quiet = not world.under_way and trio.current_time() - self._fault_at >= QUIET_S
         if not (world.is_finished and quiet and world.scenario.must_advance):

@@ -1,4 +1,4 @@
-"""What a world's machines keep in memory and on disk, measured now and then, and the limits of it (I6)."""
+"""Measures what the machines of a world keep in memory and on disk, and checks it against limits (I6)."""
 
 import os
 from collections.abc import Callable
@@ -16,20 +16,20 @@ from psyche.server.journal.journal import SNAPSHOT_EVERY_BYTES
 from psyche.sim.invariants.views import ClientStatistics, WorldView
 from psyche.wire.crypto import BLOB_CHUNK_BYTES
 
-MAX_RECORDS: Final = 16  # rounds that a client remembers: four stored ones, and those that it is behind
+MAX_RECORDS: Final = 16  # rounds that a client remembers: four in the state, and those that it is behind
 MAX_BODIES_PER_MEMBER: Final = 16
 MAX_SNAPSHOT_BYTES: Final = 1_000_000
-MAX_JOURNAL_BYTES: Final = 3 * (SNAPSHOT_EVERY_BYTES + STATE_BYTES)  # two snapshots, what follows each, a new one
-MAX_SNAPSHOTS: Final = 3  # the certified one, the newest other, and one that is being written
-MAX_REPLAY_EPOCHS: Final = 3  # the running one, the last one, and one that is about to go
+MAX_JOURNAL_BYTES: Final = 3 * (SNAPSHOT_EVERY_BYTES + STATE_BYTES)  # two snapshots with later records, a new snapshot
+MAX_SNAPSHOTS: Final = 3  # the certified one, the newest other one, and one being written
+MAX_REPLAY_EPOCHS: Final = 3  # the running one, the last one, and one about to be deleted
 
 
 class ResourceLimits:
     """Measures a world.
 
     Args:
-        world: whose machines.
-        note: told what was measured, its value, and its limit; None where there is none.
+        world: the world to measure.
+        note: receives the name of each measure, its value, and its limit or None.
     """
 
     def __init__(self, world: WorldView, note: Callable[[str, int, int | None], None]) -> None:
@@ -38,7 +38,7 @@ class ResourceLimits:
         self._looked_at = -1
 
     def measure(self, epoch: int) -> None:
-        """Queues, tables and streams; once in every epoch the disks, too."""
+        """Measure queues, tables and streams; once in every epoch also the disks."""
         for host in self._world.clients:
             held = host.get_statistics()
             if held is not None:
@@ -74,7 +74,7 @@ class ResourceLimits:
         room = limits.asked_bytes + (limits.fetches + held.members) * BLOB_CHUNK_BYTES
         self._note("bytes asked of sources", node.asked_bytes, room)
         self._note("streams that a peer has open", node.streams_per_peer, limits.streams_per_peer)
-        # each side opens some of each protocol
+        # each side opens streams of each protocol
         most = 2 * len(PROTOCOLS) * limits.streams_per_peer
         self._note("streams of a connection", held.connection_streams, most)
 

@@ -1,7 +1,7 @@
-"""The record as the journal tells it: every record is made again as it reaches the disk.
+"""The record as the journal has it: each record is replayed as it reaches the disk.
 
-The shadow shares nothing with the server but the core, so it shows what any reader of the journal would
-find (I8), at every single event.
+The shadow shares only the core with the server, so it sees what any reader of the journal would
+find (I8), at every event.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from psyche.server.journal.events import Event, decode_event
 from psyche.server.journal.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
 from psyche.wire.crypto import blake3_hash
 
-CHECK_EVERY_RECORDS = 64  # a wrong state stays wrong
+CHECK_EVERY_RECORDS = 64  # a wrong state stays wrong, so not every record needs the check
 OnRecord = Callable[[Record, Event], None]
 
 
 class Shadow:
     """Follows the server's files.
 
-    `on_record` is called after each record with the state as it is then; `complaints` says where the
-    journal does not give the state that it promises.
+    `on_record` is called after each record, when `state` is that of the record; `complaints` lists where the
+    journal contradicts the state hash or the snapshot that it stores.
     """
 
     def __init__(self, on_record: OnRecord) -> None:
@@ -30,7 +30,7 @@ class Shadow:
         self.now = 0
         self.complaints: list[str] = []
         self._on_record = on_record
-        self._hashes: set[bytes] = set()  # of every state on disk, as the journal gives them
+        self._hashes: set[bytes] = set()  # of every state on disk, as the journal stores them
         self._reports: set[tuple[int, int, int]] = set()
 
     @property
@@ -39,7 +39,7 @@ class Shadow:
         return self.seq >= 0
 
     def has_state(self, raw: bytes) -> bool:
-        """Whether this state is on disk, or once was the newest there: only then may anybody be shown it (K1)."""
+        """Whether this state is, or was, the newest on disk: clients may be shown only such states (K1)."""
         return blake3_hash(raw)[:HASH_BYTES] in self._hashes
 
     def has_report(self, epoch: int, height: int, member: int) -> bool:
@@ -47,7 +47,7 @@ class Shadow:
         return (epoch, height, member) in self._reports
 
     def take_append(self, name: str, data: bytes, is_torn: bool) -> None:
-        """Records have reached the disk; where the write was torn, those before the tear."""
+        """Replay the records that reached the disk; of a torn write, those before the tear."""
         scan = scan_segment(data, self.seq + 1)
         if scan.is_broken or (scan.is_torn and not is_torn):
             self.complaints.append(f"{name}: what was appended after record {self.seq} are no whole records")
@@ -67,12 +67,12 @@ class Shadow:
         self._on_record(record, event)
 
     def check_hash(self, record: Record) -> None:
-        """I8: the record made again gives the state that the server had."""
+        """I8: the replayed record gives the state that the server had."""
         if blake3_hash(encode_state(self.state))[:HASH_BYTES] != record.state_hash:
             self.complaints.append(f"record {record.seq} gives another state than the server had")
 
     def take_replace(self, name: str, data: bytes) -> None:
-        """A snapshot has reached the disk: I10, it is the state of its record."""
+        """A snapshot has reached the disk; I10: it is the state of its record."""
         seq = int(name.removeprefix("snapshot-").removesuffix(".bin"))
         snapshot = decode_snapshot(data, seq)
         if snapshot is None:

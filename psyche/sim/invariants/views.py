@@ -1,4 +1,4 @@
-"""What the checks see of a world and of its clients: what these tell and hold, and nothing that could change them."""
+"""The read-only interfaces through which the checks see a world and its clients."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.trace import Trace
 from psyche.wire.ports import NetworkStatistics
 
-Check = Callable[[object, str, object, object], None]  # whether it holds, its name, what was expected and found
+Check = Callable[[object, str, object, object], None]  # (condition, invariant's name, expected, found)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
-    """What one client's process holds now."""
+    """The present size of one client's queues and tables."""
 
-    members: int  # of the state that it has
+    members: int  # of the newest state that it has
     engine: EngineStatistics
     shell: ShellStatistics
-    backend: BackendStatistics | None  # None: it has no way to the server yet
+    backend: BackendStatistics | None  # None: it has no backend yet
     network: NetworkStatistics
     limits: NetworkLimits
-    connection_streams: int  # open, of the connection that has most
+    connection_streams: int  # open streams of the busiest connection
 
 
 class Told(Protocol):
-    """What a dishonest program counts."""
+    """The counters of a dishonest program: lies told, refused and believed."""
 
     told: int
     refused: int
@@ -48,7 +48,7 @@ class ClientView(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its machine."""
+        """The name of its machine."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class ClientView(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where its files lie."""
+        """The folder of its files."""
         ...
 
     @property
@@ -78,12 +78,12 @@ class ClientView(Protocol):
 
     @property
     def code(self) -> int | None:
-        """How its last process ended by itself."""
+        """The exit code of its last process that ended by itself."""
         ...
 
     @property
     def programs(self) -> Sequence[Told]:
-        """What it is dishonest by."""
+        """Its dishonest programs; none if it is honest."""
         ...
 
     @property
@@ -110,23 +110,23 @@ class ClientView(Protocol):
         ...
 
     def get_records(self) -> Sequence[RoundRecord]:
-        """What it knows of the rounds that it remembers."""
+        """Its engine's records of the rounds that it remembers."""
         ...
 
     def get_banned(self) -> Collection[bytes]:
-        """The sources that it asks for nothing more."""
+        """The sources that it no longer asks for anything."""
         ...
 
     def get_statistics(self) -> ClientStatistics | None:
-        """What its process holds now; None where it does not run."""
+        """The present size of its process's queues and tables; None where it does not run."""
         ...
 
     def has_weights(self, digest: bytes) -> bool:
-        """Whether weights of this digest are in its memory or on its disk."""
+        """Whether it has weights of this digest in memory or on disk."""
         ...
 
     def compute_root(self, digest: bytes) -> bytes | None:
-        """The root of the weights in its memory, where it takes them for those of this digest."""
+        """The root of the weights in its memory, if it believes that they have this digest."""
         ...
 
 
@@ -135,7 +135,7 @@ class ServerView(Protocol):
 
     @property
     def files(self) -> ServerFiles:
-        """What it has on disk."""
+        """The files on its disk."""
         ...
 
 
@@ -144,7 +144,7 @@ class WorldView(Protocol):
 
     @property
     def scenario(self) -> Scenario:
-        """What is played."""
+        """The scenario being played."""
         ...
 
     @property
@@ -159,7 +159,7 @@ class WorldView(Protocol):
 
     @property
     def shadow(self) -> Shadow:
-        """The record, as the journal tells it."""
+        """The record, as the journal has it."""
         ...
 
     @property
@@ -179,7 +179,7 @@ class WorldView(Protocol):
 
     @property
     def quiet_since(self) -> float:
-        """Since when nothing is wrong."""
+        """Since when nothing is wrong, in simulated seconds."""
         ...
 
     @property
@@ -189,14 +189,14 @@ class WorldView(Protocol):
 
     @property
     def open_connections(self) -> int:
-        """To the server, of all machines."""
+        """The number of connections to the server, from all machines."""
         ...
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run is."""
+        """Whether the run has finished."""
         ...
 
     def owes_progress(self) -> bool:
-        """Whether nothing is wrong that would excuse a run that takes no step (I5)."""
+        """Whether the run must take steps: no fault excuses it (I5)."""
         ...

@@ -1,5 +1,5 @@
-"""What machines of a world are joined by; `network.links` plays the lines, which the in-memory node shares.
+"""The links between the machines of a world; `network.links` simulates each one, and the in-memory node shares them.
 
-Belongs here: what the two ends and the faults make of a line, and what runs over lines beside the node's own streams.
+Belongs here: how the two ends and the faults determine a link, and what uses links besides the node's own streams.
 Does not: when a fault happens.
 """

@@ -1,4 +1,4 @@
-"""The lines between the machines of a world: what both ends make of them, and who is cut off from whom."""
+"""The links between the machines of a world: their conditions, computed from both ends, and the partitions."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -8,7 +8,7 @@ from psyche.network.links import LinkConditions, Links
 
 
 class End(Protocol):
-    """A machine at the end of lines."""
+    """A machine at the end of a link."""
 
     @property
     def key(self) -> bytes:
@@ -16,16 +16,16 @@ class End(Protocol):
         ...
 
     def get_uplink(self) -> LinkConditions:
-        """What its way out is like now."""
+        """The present conditions of its uplink."""
         ...
 
     def get_downlink(self) -> LinkConditions:
-        """What its way in is like now."""
+        """The present conditions of its downlink."""
         ...
 
 
 def join_conditions(up: LinkConditions, down: LinkConditions) -> LinkConditions:
-    """A link from one machine's uplink to another's downlink."""
+    """The conditions of a link from one machine's uplink to another's downlink."""
     return LinkConditions(
         latency_s=up.latency_s + down.latency_s,
         bandwidth_bytes_s=min(up.bandwidth_bytes_s, down.bandwidth_bytes_s),
@@ -36,11 +36,11 @@ def join_conditions(up: LinkConditions, down: LinkConditions) -> LinkConditions:
 
 
 class Lines:
-    """Keeps the links of a world as its machines and faults have them.
+    """Keeps the links of a world in the conditions that its machines and faults set.
 
     Args:
-        links: what everything runs over.
-        shares_lines: what a machine sends and receives in bulk shares its line; else each pair has one of its own.
+        links: the links that all traffic uses.
+        shares_lines: all bulk traffic of a machine shares one line; else each pair of machines has its own.
     """
 
     def __init__(self, links: Links, *, shares_lines: bool) -> None:
@@ -60,19 +60,19 @@ class Lines:
                     self._links.set_uplink(source.key, target.key, join_conditions(up, down))
 
     def cut(self, number: int, groups: list[list[bytes]], *, silent: bool) -> None:
-        """Part groups of machines until `heal` is told the same number."""
+        """Partition groups of machines until `heal` is called with the same number."""
         self._partitions[number] = (groups, silent)
         self._cut(groups, silent=silent)
 
     def heal(self, number: int) -> None:
-        """Undo one partition; others stay."""
+        """End one partition; others stay."""
         self._partitions.pop(number, None)
         self._links.heal()
         for groups, silent in self._partitions.values():
             self._cut(groups, silent=silent)
 
     def _cut(self, groups: list[list[bytes]], *, silent: bool) -> None:
-        """Who is in two groups is in the one that is no part of the other: "all" beside "random:1" are the rest."""
+        """A machine in two groups counts in the smaller one: "all" beside "random:1" means all the others."""
         for first, second in combinations(groups, 2):
             near = [key for key in first if key not in second] or first
             far = [key for key in second if key not in first] or second

@@ -9,7 +9,7 @@ from psyche.network.links import Links, MemoryStream
 from psyche.network.streams import StreamError
 
 BACKLOG = 1_024
-REFUSED_S = 0.001  # a machine that runs nothing on a port answers at once
+REFUSED_S = 0.001  # a machine without a listener on the port refuses at once
 
 
 class TcpStream(trio.abc.Stream):
@@ -20,7 +20,7 @@ class TcpStream(trio.abc.Stream):
         self._closed = False
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send everything; raises trio's errors of a broken or closed stream."""
+        """Send all bytes; raises trio's errors for a broken or closed stream."""
         self._check_open()
         try:
             await self._stream.write(bytes(data))
@@ -29,11 +29,11 @@ class TcpStream(trio.abc.Stream):
         self._check_open()
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Writing waits by itself."""
+        """Do nothing: `send_all` itself waits for room."""
         await trio.lowlevel.checkpoint()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has come; empty at the end."""
+        """The bytes that have arrived; empty at the end of the stream."""
         self._check_open()
         try:
             return await self._stream.read_some(max_bytes or 1 << 16)
@@ -44,7 +44,7 @@ class TcpStream(trio.abc.Stream):
             raise trio.BrokenResourceError("connection reset") from error
 
     async def aclose(self) -> None:
-        """What was sent still arrives; what the other end sends from now on fails."""
+        """Close this end: sent bytes still arrive, and the other end's further sends fail."""
         if not self._closed:
             self._closed = True
             self._stream.outgoing.close()
@@ -65,14 +65,14 @@ class TcpListener(trio.abc.Listener[TcpStream]):
         self._place = place
 
     async def accept(self) -> TcpStream:
-        """The next connection."""
+        """Wait for the next connection."""
         try:
             return await self._receive.receive()
         except (trio.EndOfChannel, trio.ClosedResourceError) as error:
             raise trio.ClosedResourceError("this listener was closed") from error
 
     async def aclose(self) -> None:
-        """Nobody is accepted any more."""
+        """Stop accepting."""
         self._network.close_listener(self._place, self)
         self._receive.close()
         await trio.lowlevel.checkpoint()
@@ -85,10 +85,10 @@ class _Connection:
 
 
 class Tcp:
-    """All TCP of a simulated world. A machine is named by its key on the links and by its host name.
+    """All TCP of a simulated world. A machine has its key on the links, and a host name.
 
     Args:
-        links: what connections run over.
+        links: the links that connections use.
     """
 
     def __init__(self, links: Links) -> None:
@@ -100,19 +100,19 @@ class Tcp:
 
     @property
     def open_connections(self) -> int:
-        """How many connections there are."""
+        """The number of open connections."""
         self._prune()
         return len(self._open)
 
     def add_machine(self, host: str, key: bytes) -> None:
-        """Make a machine known by its name."""
+        """Register a machine under its host name."""
         self._keys[host] = key
 
     def listen(self, host: str, port: int) -> TcpListener:
-        """Accept connections from now on.
+        """Start to accept connections.
 
         Raises:
-            OSError: something listens there already.
+            OSError: the port is in use.
         """
         if (host, port) in self._listeners:
             raise OSError(errno.EADDRINUSE, "Address already in use")
@@ -120,21 +120,21 @@ class Tcp:
         return listener
 
     def close_listener(self, place: tuple[str, int], listener: TcpListener) -> None:
-        """The listener is gone."""
+        """Forget a closed listener."""
         if self._listeners.get(place) is listener:
             del self._listeners[place]
 
     async def connect(self, source: bytes, host: str, port: int) -> TcpStream:
-        """Connect from a machine.
+        """Connect from one machine to another.
 
         Raises:
-            OSError: nobody listens there, or the two are cut off (after the time that TCP takes to say so).
+            OSError: nobody listens there, or the link is cut (raised after one round trip).
         """
         target = self._keys[host]
         await trio.sleep(max(REFUSED_S, self._links.get_round_trip_s(source, target)))
         for wire in (self._links.get_wire(source, target), self._links.get_wire(target, source)):
             if wire.stall is not None:
-                await wire.stall.wait()  # bounded by the caller's own time-out
+                await wire.stall.wait()  # bounded by the caller's time-out
         listener = self._listeners.get((host, port))
         if listener is None or self._links.is_cut(source, target):
             raise OSError(errno.ECONNREFUSED, "Connection refused")
@@ -148,7 +148,7 @@ class Tcp:
         return TcpStream(near)
 
     def drop(self, key: bytes) -> None:
-        """A machine's processes are gone: its connections are reset, its ports are closed."""
+        """A machine's processes have died: reset its connections and close its ports."""
         for host, port in [place for place in self._listeners if self._keys[place[0]] == key]:
             del self._listeners[host, port]
         self._break([c for c in self._open if key in c.ends])

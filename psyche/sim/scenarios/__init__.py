@@ -1,5 +1,5 @@
-"""What is to be simulated, as data: built in code, read from TOML, drawn from a seed, made small.
+"""Scenarios as data: built in code, read from TOML, drawn from a seed, shrunk.
 
-Belongs here: a scenario, its checks, and how people write it and see it again. Does not: anything that looks into a
+Belongs here: a scenario, its checks, and how people write and replay it. Does not: anything that inspects a
 running world.
 """

@@ -1,6 +1,6 @@
-"""Whether what a person wrote in a plan or a scenario can be played: each field by its type, then by its rules.
+"""Checks that a hand-written plan or scenario can be played: each field by its type, then by its rules.
 
-A fault that could do nothing is as much a slip of the pen as one that is impossible, and is refused, too.
+A fault that would have no effect is as much a mistake as an impossible one, and is refused too.
 """
 
 import math
@@ -34,11 +34,11 @@ from psyche.sim.scenarios.scenario import MachineClass, Scenario, build_config, 
 from psyche.sim.trainer import MOST_PARTS, WEIGHTS
 
 MACHINES: Final = re.compile(r"server|all|witnesses|trainers|random:[1-9]\d*|client-(0|[1-9]\d*)")
-SERVERS_TOO: Final = (Kill, Hang, Partition, Degrade, ClockJump, DiskFull, SlowDisk)  # what can befall the server
-LASTING: Final = (Hang, Partition, Degrade, DiskFull, SlowDisk, TrainerHang, LostAnswer)  # do nothing in no time
-MOST: Final = 1e12  # of anything that is measured: more is a slip of the pen
+SERVERS_TOO: Final = (Kill, Hang, Partition, Degrade, ClockJump, DiskFull, SlowDisk)  # may hit the server
+LASTING: Final = (Hang, Partition, Degrade, DiskFull, SlowDisk, TrainerHang, LostAnswer)  # no effect with `for_s` 0
+MOST: Final = 1e12  # upper limit of every number: more is a typing error
 MOST_CLIENTS: Final = 1_000  # each is a whole client in this one process
-WORSE: Final = ("latency_s", "jitter_s", "bandwidth_bytes_s", "loss", "duplicate")  # what a line may be degraded by
+WORSE: Final = ("latency_s", "jitter_s", "bandwidth_bytes_s", "loss", "duplicate")  # what may degrade a line
 SIGNED: Final = ("offset_s", "clock_s")
 SHARES: Final = ("loss", "duplicate", "spread", "share")
 NAMES: Final = tuple[str, ...]
@@ -46,7 +46,7 @@ GROUPS: Final = tuple[tuple[str, ...], ...]
 
 
 def check_fields(value: Any) -> None:
-    """Look at the plain fields of a dataclass: types as they are declared, numbers that can be.
+    """Check the plain fields of a dataclass: declared types, possible numbers.
 
     Raises:
         ConfigError: naming the field and what it must be.
@@ -73,7 +73,7 @@ def _check_field(name: str, kind: object, value: Any) -> None:
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Comparisons only: a whole number of a file may be larger than any float."""
+    """Uses comparisons only: a whole number in a file may be larger than any float."""
     low, high = (-MOST if name in SIGNED else 0.0), (1.0 if name in SHARES else MOST)
     unit = "a number of seconds" if name.endswith("_s") and "_bytes_" not in name else "a number"
     right = "a share from 0 to 1" if name in SHARES else f"{unit}, at least {low:g} and at most {high:g}"
@@ -96,12 +96,12 @@ def _require(holds: object, name: str, value: object, right: str) -> None:
 
 
 def _write(value: object) -> str:
-    """As it stood in the file: tuples were lists."""
+    """Format a value as the file has it: tuples are lists there."""
     return f"[{', '.join(map(_write, value))}]" if isinstance(value, tuple) else repr(value)
 
 
 def check_fault(fault: Fault, clients: int) -> None:
-    """Look at one fault of a run of so many clients.
+    """Check one fault of a run with that many clients.
 
     Raises:
         ConfigError: naming the field and the rule.
@@ -142,7 +142,7 @@ def _check_machines(field: str, names: Iterable[str], clients: int) -> None:
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Look at a whole scenario.
+    """Check a whole scenario.
 
     Raises:
         ConfigError: naming the table, the field and the rule.
@@ -171,10 +171,10 @@ def _check_limits(limits: NetworkLimits) -> None:
 
 
 def check_within(where: str, check: Any, *args: object) -> None:
-    """Call a check; what it refuses is told with its place.
+    """Run a check; add the place to the error that it raises.
 
     Raises:
-        ConfigError: of the check.
+        ConfigError: from the check.
     """
     try:
         check(*args)
@@ -197,7 +197,7 @@ def _check_byzantine(liar: ByzantineMember, clients: int) -> None:
 
 
 def _check_config(scenario: Scenario) -> None:
-    """Known keys with numbers, the rules that a server would refuse the run for, and enough clients for an epoch."""
+    """Check the keys and numbers, the server's rules for a run, and that the clients are enough for an epoch."""
     given: Any = scenario.config
     _require(isinstance(given, Mapping), "[config]", given, "a table")
     kinds = {field.name: field.type for field in fields(Config)}

@@ -1,6 +1,6 @@
-"""Scenarios as TOML: what a person writes, what the shrinker leaves, and what the corpus keeps.
+"""Scenarios as TOML: hand-written plans, the shrinker's results, and the files of the corpus.
 
-Only what differs from the defaults is written. Tables: `[config]` (keys of the run), `[[class]]` with
+Only values that differ from the defaults are written. Tables: `[config]` (keys of the run), `[[class]]` with
 `[class.machine]`, `[class.uplink]` and `[class.downlink]`, `[[fault]]` with its `kind`, `[[byzantine]]`, and `[limits]`
 of the clients' nodes.
 """
@@ -26,10 +26,10 @@ _INNER: Final[dict[str, type]] = {"machine": MachineModel, "uplink": LinkConditi
 
 
 def read_scenario(text: str) -> Scenario:
-    """A scenario from TOML.
+    """Read a scenario from TOML.
 
     Raises:
-        ConfigError: it is no TOML, or cannot be played; naming table, field and rule.
+        ConfigError: it is not TOML, or cannot be played; names table, field and rule.
     """
     try:
         values: dict[str, Any] = tomllib.loads(text)
@@ -79,7 +79,7 @@ def _build(cls: type[Any], values: Any) -> Any:
 
 
 def write_scenario(scenario: Scenario) -> str:
-    """A scenario as TOML; `read_scenario` gives it back."""
+    """The scenario as TOML, for `read_scenario`."""
     lines = list(_write_plain(scenario, Scenario()))
     lines += ["", "[config]", *(f"{name} = {_write(value)}" for name, value in scenario.config.items())]
     if limits := list(_write_plain(scenario.limits, NetworkLimits())):
@@ -101,7 +101,7 @@ def write_scenario(scenario: Scenario) -> str:
 
 
 def _write_plain(value: Any, default: Any) -> Iterator[str]:
-    """The fields of a dataclass that are plain and differ from the default."""
+    """The plain fields of a dataclass that differ from their defaults."""
     for field in dataclasses.fields(value):
         here = getattr(value, field.name)
         is_plain = isinstance(here, bool | int | float | str)
@@ -115,7 +115,7 @@ def _write(value: Any) -> str:
     if isinstance(value, float):
         return "inf" if math.isinf(value) else repr(value)
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # TOML knows no pairs of surrogates
+        return json.dumps(value, ensure_ascii=False)  # TOML has no surrogate pairs
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_write, value))}]"
     return str(value)

@@ -1,4 +1,4 @@
-"""What a person needs of a simulation that failed: above all how to see it again."""
+"""The report of a failed simulation: above all, how to replay it."""
 
 import traceback
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from psyche.errors import ConfigError
 from psyche.sim.scenarios.plan import read_scenario, write_scenario
 from psyche.sim.scenarios.scenario import Scenario
 
-TRACEBACK_LINES: Final = 16  # the last ones: where it was raised, and what
+TRACEBACK_LINES: Final = 16  # the last lines: where the exception was raised, and its message
 
 
 def describe_replay(scenario: Scenario) -> list[str]:
-    """How to play a scenario again: its command, or its plan with what to do with it."""
+    """How to replay a scenario: its command, or its plan and the command for it."""
     if scenario.origin:
         return [f"replay: {scenario.origin}"]
     plan = write_scenario(scenario)
@@ -28,7 +28,7 @@ def describe_replay(scenario: Scenario) -> list[str]:
 
 
 def describe_crash(scenario: Scenario, error: BaseException, last: Sequence[str]) -> str:
-    """A simulation that an exception ended, with the last events before it."""
+    """Describe a simulation that an exception ended, with the last events before it."""
     cause = find_cause(error)
     head = f"{scenario.name} seed {scenario.seed}: the simulation itself ended with {cause!r}".lstrip()
     lines = "".join(traceback.format_exception(cause)).splitlines()
@@ -36,14 +36,14 @@ def describe_crash(scenario: Scenario, error: BaseException, last: Sequence[str]
 
 
 def find_cause(error: BaseException) -> BaseException:
-    """The first exception within groups of them."""
+    """The first exception inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def get_report(error: BaseException, scenario: Scenario) -> str:
-    """What `simulate` noted of an exception; of one that came before or after it, `scenario` says what was played."""
+    """The note that `simulate` added to an exception; if it has none, `scenario` says what was played."""
     notes: list[str] = getattr(error, "__notes__", [])
     return notes[-1] if notes else describe_crash(scenario, error, ())
 

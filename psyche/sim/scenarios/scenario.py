@@ -1,4 +1,4 @@
-"""What is to be simulated, as data: the run, its machines and links, what goes wrong, and who lies."""
+"""A scenario as data: the run, its machines and links, its faults, and its liars."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,15 +30,15 @@ MODEL_FOLDER = "model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineClass:
-    """Some clients that are alike.
+    """A number of equal clients.
 
     Args:
-        count: how many.
-        machine: how fast they are.
-        uplink, downlink: between them and everybody else; the narrower and longer of two ends counts.
+        count: the number of clients.
+        machine: their speed.
+        uplink, downlink: their line to everybody else; a link has both ends' latency and the narrower end's bandwidth.
         join_s: when the first of them starts; the others follow within `join_spread_s`.
         has_model: whether they have the configured model on disk.
-        clock_s: how far their wall clock is off.
+        clock_s: the offset of their wall clocks.
     """
 
     count: int = 1
@@ -56,25 +56,25 @@ class Scenario:
     """One simulated run.
 
     Args:
-        seed: of all chance.
-        name: what it is called, if anything.
+        seed: the seed of all random choices.
+        name: its name, if any.
         classes: the clients, class by class.
         config: settings of the run that differ from `DEFAULTS`.
-        faults: what goes wrong, and when.
+        faults: the faults and their times.
         byzantine: which clients are dishonest, and how.
-        weight_parts: in how many tensors of equal size the weights are kept and handed on.
-        blob_bytes: how many bytes of the line the answer with a blob takes, by its true length; others as they are.
-        shares_lines: what a machine sends and receives in bulk shares its line, as at home; else each pair of
-            machines has one of its own.
-        limits: of the clients' nodes.
-        limit_s: when the run must have ended, in simulated seconds; 0 computes it.
-        must_advance: whether the run owes steps and an end (I5); not where more lie than the protocol bears.
-        respawn_s: after how long somebody starts a client again that ended by itself without success; 0: never.
-        sync_s: how long the server's disk takes for a write.
-        shares_checkpoints: whether clients name places from which the certified weights can be loaded (S10).
+        weight_parts: the number of tensors, of equal size, in which the weights are kept and shared.
+        blob_bytes: bytes on the line of a blob reply, by its true length; lengths not listed count as they are.
+        shares_lines: all bulk traffic of a machine shares one line, as at home; else each pair of machines has
+            its own line.
+        limits: the limits of the clients' nodes.
+        limit_s: when the run must have ended, in simulated seconds; 0: computed.
+        must_advance: whether the run must take steps and end (I5); false where too many members lie.
+        respawn_s: seconds after which a client that ended by itself without success is restarted; 0: never.
+        sync_s: the duration of a write on the server's disk.
+        shares_checkpoints: whether clients announce places from which the certified weights can be loaded (S10).
 
-    `origin` is the command that plays it again, set by whoever makes scenarios out of so little (`with_origin`).
-    What is changed with `replace` is another scenario and has none: only its plan says it all (`report`).
+    `origin` is the command that replays the scenario, set by code that draws scenarios from seeds (`with_origin`).
+    A copy changed with `replace` has no origin: only its plan describes it fully (`report`).
     """
 
     seed: int = 0
@@ -95,27 +95,27 @@ class Scenario:
     origin: str = field(default="", init=False, compare=False)
 
     def with_origin(self, command: str) -> "Scenario":
-        """The same, which this command plays again."""
+        """A copy that this command replays."""
         found = replace(self)
-        object.__setattr__(found, "origin", command)  # a copy that nobody has yet
+        object.__setattr__(found, "origin", command)  # a copy that nobody else holds yet
         return found
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return sum(c.count for c in self.classes)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The clients' names."""
+        """The names of the clients."""
         return tuple(f"client-{number}" for number in range(self.clients))
 
     def weigh_blob(self, size_bytes: int) -> float:
-        """How many bytes of the line an answer of this length takes."""
+        """The bytes on the line of a blob reply of this length."""
         return float(self.blob_bytes.get(size_bytes, size_bytes))
 
     def get_class(self, number: int) -> MachineClass:
-        """The class of a client."""
+        """The class of a client, by its number."""
         for found in self.classes:
             if number < found.count:
                 return found
@@ -145,7 +145,7 @@ def build_config(scenario: Scenario) -> Config:
 
 
 def build_model() -> Model:
-    """A model of the small trainer's kind."""
+    """A model for the small trainer."""
     return Model(
         max_seq_len=8,
         checkpoint=Checkpoint(CheckpointKind.LOCAL, MODEL_FOLDER),
@@ -158,7 +158,7 @@ def build_model() -> Model:
 
 @dataclass(frozen=True, slots=True)
 class SimRunFile:
-    """A run as its owner would have written it (`server.run.RunDefinition`)."""
+    """The run definition that its owner would write (`server.run.RunDefinition`)."""
 
     config: Config
     model: Model
@@ -170,11 +170,11 @@ class SimRunFile:
 
 
 def compute_patience_s(config: Config, faults: Sequence[Fault] = ()) -> float:
-    """Within how long a run with enough living members must take a step, whatever state it is in.
+    """The time within which a run with enough living members must take a step, from any state, in seconds.
 
-    The longest way there: two rounds that run into their limits and close without agreement, Cooldown,
-    waiting for members, a Warmup that fails, and another one that does not, then two rounds for the step.
-    Where `faults` erase disks, nobody may have the certified weights any more: so many Warmups more fail (P5).
+    The longest way: two rounds that time out and close without agreement, Cooldown,
+    waiting for members, a Warmup that fails, another that succeeds, then two rounds for the step.
+    If `faults` erase disks, nobody may have the certified weights any more, and as many more Warmups fail (P5).
     """
     round_s = config.max_round_train_time + config.round_witness_time
     forming_s = config.waiting_for_members_extra_time + config.warmup_time
@@ -184,7 +184,7 @@ def compute_patience_s(config: Config, faults: Sequence[Fault] = ()) -> float:
 
 
 def compute_limit_s(scenario: Scenario, config: Config) -> float:
-    """When a run must have ended: every epoch at its slowest, after everything that goes wrong is over."""
+    """When a run must have ended, in simulated seconds: every epoch takes its longest, after all faults are over."""
     if scenario.limit_s:
         return scenario.limit_s
     round_s = config.max_round_train_time + config.round_witness_time

@@ -1,7 +1,7 @@
-"""Scenarios out of seeds: each draws its size, its settings, a few kinds of faults with their rates, and its liars.
+"""Scenarios drawn from seeds: each has its size, its settings, a few kinds of faults with their rates, and its liars.
 
-A run that draws every kind of fault all the time explores little: most of it is over at once. So each seed
-switches most kinds off, and what is left happens often.
+A run with every kind of fault all the time explores little: most such runs fail at once. So each seed
+switches most kinds off, and the remaining ones happen often.
 """
 
 import random
@@ -18,13 +18,13 @@ from psyche.sim.scenarios.scenario import MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
 
 SIZES: Final = {3: 70, 4: 60, 5: 30, 6: 16, 7: 7, 8: 4, 9: 3, 10: 2, 11: 1, 12: 2, 13: 1, 14: 1, 15: 1, 16: 2}
-"""How many of 200 seeds have so many clients: what can go wrong mostly does among few, and costs far less there."""
-KIND_SHARE: Final = 0.3  # of the kinds of faults that a seed has
+"""How many of 200 seeds have each number of clients: most bugs show with few clients, where a run costs far less."""
+KIND_SHARE: Final = 0.3  # share of the kinds of faults that a seed uses
 MAX_FAULTS: Final = 12
-TROUBLE_S: Final = 150.0  # faults begin within so long; then the run must come to its end
-BYZANTINE_SHARE: Final = 0.4  # of the seeds with four clients or more have liars
-ALL_WITNESS_SHARE: Final = 0.6  # of the seeds elect every member
-ALONE_SHARE: Final = 0.08  # of the seeds have one fault only, that must be healed
+TROUBLE_S: Final = 150.0  # all faults begin within this time; then the run must come to its end
+BYZANTINE_SHARE: Final = 0.4  # share of the seeds with four clients or more that have liars
+ALL_WITNESS_SHARE: Final = 0.6  # share of the seeds that elect every member
+ALONE_SHARE: Final = 0.08  # share of the seeds with a single fault, which must be healed
 ANYONE: Final = "random:1"
 Draw = Callable[[random.Random, float], Fault]
 
@@ -38,7 +38,7 @@ def draw_scenario(seed: int) -> Scenario:
     classes, several, sync_s = _draw_classes(rng, clients), _draw_faults(rng), rng.choice((0.0, 0.002, 0.02))
     other = build_rng(seed, "swarm of few")
     if found and 3 * len(found) + 1 < clients and other.random() > ALL_WITNESS_SHARE:
-        config["witness_nodes"] = other.randint(3 * len(found) + 1, clients)  # fewer, and a committee may be captured
+        config["witness_nodes"] = other.randint(3 * len(found) + 1, clients)  # fewer: liars may capture a committee
     alone = _draw_alone(other, config["rounds_per_epoch"]) if other.random() < ALONE_SHARE else None
     return Scenario(
         seed=seed, classes=classes, config=config, faults=several if alone is None else (alone,), byzantine=found,
@@ -54,7 +54,7 @@ def _draw_config(rng: random.Random, clients: int, *, banned: int) -> dict[str, 
         "overlap": rng.random() < 0.7,
         "witness_nodes": 0 if banned or rng.random() < ALL_WITNESS_SHARE else rng.randint(3, clients),
         "min_clients": least,
-        "init_min_clients": rng.randint(least, max(least, clients - max(1, banned))),  # who lies may be so
+        "init_min_clients": rng.randint(least, max(least, clients - max(1, banned))),  # liars may be banned
         "max_round_train_time": rng.choice((10, 20)),
         "round_witness_time": rng.choice((4, 8)),
         "warmup_time": rng.choice((20, 40)),
@@ -82,7 +82,7 @@ def _draw_classes(rng: random.Random, clients: int) -> tuple[MachineClass, ...]:
 
 
 def _draw_byzantine(rng: random.Random, clients: int) -> tuple[ByzantineMember, ...]:
-    """At most (n - 1) / 3 of them: so many the protocol bears."""
+    """At most (n - 1) / 3 liars, which the protocol tolerates."""
     if rng.random() > BYZANTINE_SHARE:
         return ()
     kinds, most = sorted(programs.KINDS), (clients - 1) // 3
@@ -103,7 +103,7 @@ def _draw_faults(rng: random.Random) -> tuple[Fault, ...]:
 
 
 def _draw_alone(rng: random.Random, rounds: int) -> Fault:
-    """A wrong weight and nothing else: only then it is sure that its client can heal (I5)."""
+    """One wrong weight and no other fault: only then is its client certain to heal (I5)."""
     height = rng.randint(1, max(1, rounds - 1))
     return faults.BitFlip(at_epoch=rng.randint(0, 1), at_height=height, who=(ANYONE,), place=rng.randint(0, 255))
 

@@ -1,4 +1,4 @@
-"""A training seen while it runs: one line that is redrawn on a terminal, a line every few seconds elsewhere."""
+"""The progress of a training: one line that is redrawn on a terminal, a line every few seconds elsewhere."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -14,7 +14,7 @@ PLAIN_EVERY_S: Final = 5.0
 
 
 def format_line(progress: StepProgress, held_out: float | None) -> str:
-    """The line of one step; `held_out` is the newest that is known."""
+    """The line of one step; `held_out` is the newest known held-out loss."""
     done = progress.step / progress.steps
     filled = round(done * BAR_CELLS)
     left_s = progress.seconds * (1 - done) / done
@@ -30,7 +30,7 @@ def format_line(progress: StepProgress, held_out: float | None) -> str:
 
 
 class ProgressLine:
-    """Call it with every step's progress; `close` leaves the last line standing."""
+    """Called with every step's progress; `close` keeps the last line on the screen."""
 
     def __init__(self, console: Console | None = None, now: Callable[[], float] = monotonic) -> None:
         self._console = console or Console()
@@ -53,7 +53,7 @@ class ProgressLine:
             self._console.print(self._line)
 
     def close(self) -> None:
-        """End the line: on a terminal the last state stays in the scroll."""
+        """End the line, so that the last state stays in the terminal's history."""
         if self._console.live and self._line:
             self._console.clear_status()
             self._console.print(self._line)

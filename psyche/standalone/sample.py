@@ -1,4 +1,4 @@
-"""Text and held-out loss from an exported model, read with plain transformers: nothing of ours is needed to use it."""
+"""Text and held-out loss from an exported model, read with plain transformers: using it needs none of our code."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ from psyche.errors import ConfigError
 HELD_OUT_ROWS: Final = 256
 ROWS_AT_ONCE: Final = 16
 TOP_K: Final = 40
-SMALL_PARAMETERS: Final = 20_000_000  # below, threads wait for each other longer than they compute
+SMALL_PARAMETERS: Final = 20_000_000  # in smaller models, threads wait for each other longer than they compute
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a model has `written` after `prompt`, and both as one `text`; `held_out_loss` in nats per token, None where
+    """What a model has `written` after `prompt`, and both as one `text`; `held_out_loss` in nats per token, None if
     nothing was held out."""
 
     prompt: str
@@ -32,14 +32,14 @@ def sample_model(
     folder: Path, *, prompt: str = "def ", tokens: int = 200, temperature: float = 0.8, seed: int = 0,
     held_out: Path | None = None,
 ) -> Sample:  # fmt: skip
-    """Load an exported folder and let it write.
+    """Load an exported folder and generate text.
 
     Args:
         folder: a Hugging Face folder with its tokenizer.
-        prompt: what the text begins with.
+        prompt: the beginning of the text.
         tokens: how many tokens to add.
-        temperature: 0 takes the likeliest token each time.
-        seed: of the drawing.
+        temperature: 0 takes the most likely token each time.
+        seed: the seed of the sampling.
         held_out: a file of 2-byte token ids to measure the loss on.
 
     Raises:
@@ -63,14 +63,14 @@ def sample_model(
     text: str = tokenizer.decode(ids[0], skip_special_tokens=True)
     if text.startswith(prompt):
         written = text.removeprefix(prompt)
-    else:  # a tokenizer that does not give back what it was given
+    else:  # the tokenizer does not reproduce its input
         written = tokenizer.decode(ids[0, start.shape[1] :], skip_special_tokens=True)
     return Sample(prompt, written, text, loss)
 
 
 @torch.no_grad()
 def write_tokens(model: Any, start: torch.Tensor, tokens: int, temperature: float) -> torch.Tensor:
-    """`start` [1, n] continued by `tokens` ids; looks back as far as the model was trained to."""
+    """`start` [1, n] continued by `tokens` ids; the context is at most the model's trained length."""
     ids = start
     for _ in range(tokens):
         logits = model(ids[:, -model.config.max_position_embeddings :]).logits[0, -1]
@@ -88,7 +88,7 @@ def compute_held_out_loss(model: Any, path: Path) -> float:
     """Mean loss in nats per token over rows spread evenly over the file.
 
     Raises:
-        ConfigError: the file holds less than one row, or ids that the model does not know.
+        ConfigError: the file has less than one row, or ids outside the vocabulary.
     """
     length = int(model.config.max_position_embeddings)
     ids = np.fromfile(path, dtype="<u2").astype(np.int64)

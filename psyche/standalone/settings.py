@@ -26,7 +26,7 @@ class ScheduleName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSettings:
-    """A schedule in the words of the command line; rates per step, spans in steps.
+    """A schedule in the terms of the command line; rates per step, spans in steps.
 
     `final_lr` None is a tenth of `lr`; `decay_steps` (only wsd) None is a fifth of the steps.
     """
@@ -52,11 +52,11 @@ class ScheduleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """Everything that a stand-alone training is made of.
+    """All settings of a stand-alone training.
 
     `model` is a Hugging Face folder or a config file. `micro_batch` None is a peer's whole share.
-    Held out are `eval_data`, or else the last `eval_tokens` of `data` (0: nothing is evaluated);
-    `eval_sequences` rows of them are used every `eval_every` steps (0: at the end alone). DisTrO's settings
+    Held-out rows come from `eval_data`, or else from the last `eval_tokens` of `data` (0: nothing is evaluated);
+    `eval_sequences` of them are used every `eval_every` steps (0: at the end only). DisTrO's settings
     (`chunk`, `topk`, `decay`, `values`, `peers`, `overlap`) are unused with AdamW, and so is
     AdamW's `betas` with DisTrO.
     """
@@ -90,7 +90,7 @@ class TrainSettings:
     eval_every: int = 100
 
     def check(self) -> None:
-        """Refuse what cannot be trained.
+        """Refuse impossible settings.
 
         Raises:
             ConfigError: naming the option and the rule.

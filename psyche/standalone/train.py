@@ -1,4 +1,4 @@
-"""`psyche train` as a function: one process, no network, the same optimizer and data code as a run's."""
+"""`psyche train` as a function: one process, no network, the optimizer and data code of a run."""
 
 import math
 import tempfile
@@ -91,7 +91,7 @@ def train(settings: TrainSettings, on_progress: OnProgress = lambda _: None) -> 
 
 
 def _get_model(settings: TrainSettings) -> tuple[LlamaForCausalLM, dict[str, bytes]]:
-    """The model and the files that an export needs; made from the seed where there are no weights yet."""
+    """The model and the files that an export needs; the weights are random from the seed if there are none yet."""
     if settings.model.is_dir() and any(settings.model.glob(WEIGHTS_PATTERN)):
         return load_model(settings.model), read_model_files(settings.model)
     with tempfile.TemporaryDirectory() as temporary:
@@ -104,7 +104,7 @@ def _get_model(settings: TrainSettings) -> tuple[LlamaForCausalLM, dict[str, byt
 
 
 class _Training:
-    """One training: the batches, the schedule, the stepper and what is measured."""
+    """One training: its batches, schedule, stepper and measurements."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Training:
         return torch.from_numpy(self._corpus.held_out(self._settings.eval_sequences).astype(np.int64))
 
     def execute(self, on_progress: OnProgress) -> TrainResult:
-        """All steps."""
+        """Train all steps."""
         steps = self._settings.steps
         losses: dict[int, float] = {}
         held_out: dict[int, float] = {}
@@ -160,7 +160,7 @@ class _Training:
         return self._stepper.step(torch.from_numpy(rows.astype(np.int64)), step, lr, self._get_lr(step - 1))
 
     def _measure(self, step: int, held_out: dict[int, float]) -> float | None:
-        """The held-out loss where it is due: at the ends, and every `eval_every` steps."""
+        """The held-out loss, measured when it is due: at the first and last step, and every `eval_every` steps."""
         every = self._settings.eval_every
         is_due = step in {0, self._settings.steps} or (every > 0 and step % every == 0)
         if self._held_out is None or not is_due:

@@ -21,7 +21,7 @@ START_UNIX = 1_700_000_000
 
 
 def build_hash(*parts: object) -> bytes:
-    """32 bytes that depend on the parts' texts alone."""
+    """32 bytes that depend only on the texts of the parts."""
     return hashlib.sha256("|".join(map(str, parts)).encode()).digest()
 
 
@@ -31,12 +31,12 @@ def build_keys(number: int) -> tuple[bytes, bytes]:
 
 
 def build_identity(*name: object) -> Identity:
-    """The key pair of who has this name, or number."""
+    """The key pair that belongs to this name or number."""
     return Identity(build_hash("identity", *name))
 
 
 def build_config(**overrides: Any) -> Config:
-    """A configuration that runs: 2 rounds an epoch, everybody a witness, short times."""
+    """A small valid configuration: 2 rounds an epoch, every member a witness, short times."""
     values: dict[str, Any] = {
         "warmup_time": 30,
         "cooldown_time": 5,
@@ -54,7 +54,7 @@ def build_config(**overrides: Any) -> Config:
 
 
 def build_model(**overrides: Any) -> Model:
-    """A model that passes the checks; no weights belong to it."""
+    """A model that passes the checks; it has no weights."""
     values: dict[str, Any] = {
         "max_seq_len": 16,
         "checkpoint": Checkpoint(CheckpointKind.DUMMY, "test"),
@@ -69,7 +69,7 @@ def build_model(**overrides: Any) -> Model:
 def build_state(
     config: Config | None = None, model: Model | None = None, *, run_id: str = "test-run", start_unix: int = START_UNIX
 ) -> Coordinator:
-    """A run that was just created and waits for members."""
+    """A newly created run that waits for members."""
     return create_run(
         config or build_config(), model or build_model(), run_id, build_hash("run"), Metadata(name="test"), "test",
         start_unix,

@@ -1,4 +1,4 @@
-"""A trainer without a model: its weights are a hash, its work is waiting. For tests and overhead benchmarks."""
+"""A trainer without a model: its weights are a hash, and its work is waiting. For tests and overhead benchmarks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,17 +42,17 @@ DUMMY_FILES: Final = {"config.json": b"{}"}
 
 @dataclass(slots=True)
 class DummyTrainer:
-    """Implements `wire.ports.Trainer` with a hash for weights, kept and shared as a tensor of eight fp32 values.
+    """Implements `wire.ports.Trainer` with a hash as its weights, kept and shared as a tensor of eight fp32 values.
 
-    `train_s` and `apply_s` are waited on trio's clock. Payloads have the plan's full length and depend
-    on weights and batch, so that equal histories, and only those, give equal digests.
+    `train_s` and `apply_s` are spent on trio's clock. Payloads have the plan's full length and depend
+    on weights and batch, so that digests are equal only if the histories are.
     """
 
     train_s: float = 0.0
     apply_s: float = 0.0
     parameters: int = 65_536
     one_bit: bool = True
-    drift: bytes = b""  # full-value mode: what makes this trainer's arithmetic differ from others'
+    drift: bytes = b""  # full-value mode: makes this trainer's arithmetic differ from others'
     weights: bytes = ZERO32
     files: Mapping[str, bytes] = field(default_factory=lambda: DUMMY_FILES)  # the model's small files
     trained: int = 0
@@ -60,11 +60,11 @@ class DummyTrainer:
 
     @property
     def plan(self) -> TransformPlan:
-        """The plan of the pretended model."""
+        """The plan of the imaginary model."""
         return compute_plan({"weight": (self.parameters // 256, 256)}, chunk=64, topk=8, one_bit=self.one_bit)
 
     async def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing: there is no process."""
         await trio.lowlevel.checkpoint()
 
     async def restart(self) -> None:
@@ -73,7 +73,7 @@ class DummyTrainer:
         await trio.lowlevel.checkpoint()
 
     async def load(self, request: LoadRequest) -> LoadReply:
-        """Take a snapshot's weights, or those that the folder's name stands for."""
+        """Load a snapshot's weights, or the fixed initial weights."""
         await trio.lowlevel.checkpoint()
         chain = prev = ZERO32
         if request.is_snapshot:
@@ -106,7 +106,7 @@ class DummyTrainer:
         return blake3_hash(encode_manifest(manifest.tensors, manifest.files))
 
     async def train(self, request: TrainRequest) -> TrainReply:
-        """Wait, then give a payload."""
+        """Wait, then return a payload."""
         self._cancel = trio.Event()
         with trio.move_on_after(self.train_s):
             await self._cancel.wait()
@@ -134,7 +134,7 @@ class DummyTrainer:
         return ApplyReply(weight_part=self._get_part(), is_full=True, seconds=self.apply_s)
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
-        """Write what `load` reads."""
+        """Write a snapshot for `load`."""
         await trio.to_thread.run_sync(self._write, request)
         return SnapshotReply(path=request.path, size_bytes=32, weight_root=self._get_part(), seconds=0.0)
 
@@ -155,13 +155,13 @@ class DummyTrainer:
             write_info(folder, info, None)
 
     async def cancel(self) -> None:
-        """End the running train."""
+        """Cancel the running training."""
         if self._cancel is not None:
             self._cancel.set()
         await trio.lowlevel.checkpoint()
 
     async def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no process."""
         await self.cancel()
 
 

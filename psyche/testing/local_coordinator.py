@@ -17,7 +17,7 @@ TICK_S = 0.5
 
 @dataclass
 class LocalCoordinator(StateMachine):
-    """Holds the state, ticks it, and shows it to its backends. `start_unix` plus trio's clock is the time."""
+    """Holds the state, ticks it, and shows it to its backends. The time is `start_unix` plus trio's clock."""
 
     start_unix: int
     book: dict[bytes, AddressRecord] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class LocalCoordinator(StateMachine):
         return self.start_unix + int(trio.current_time())
 
     def settle(self) -> int:
-        """Tick until nothing changes, then show what became of it."""
+        """Tick until nothing changes, then wake the waiting tasks."""
         count = super().settle()
         self._changed.set()
         self._changed = trio.Event()
@@ -43,13 +43,13 @@ class LocalCoordinator(StateMachine):
             await trio.sleep(TICK_S)
 
     def show(self) -> Coordinator:
-        """The state as its bytes give it; nobody may change it."""
+        """A decoded copy of the state, shared by all backends; treat it as read-only."""
         if self._shown is None or self._shown.nonce != self.state.nonce:
             self._shown = decode_state(encode_state(self.state))
         return self._shown
 
     async def wait_until(self, condition: Callable[[Coordinator], bool]) -> None:
-        """Wait for a state; bound it with a cancel scope."""
+        """Wait until the state meets the condition; bound it with a cancel scope."""
         while not condition(self.state):
             await self._changed.wait()
 
@@ -66,7 +66,7 @@ class LocalBackend:
     key: bytes
 
     async def states(self) -> AsyncIterator[Coordinator]:
-        """Newest states, nonce rising."""
+        """Yield the newest states; their nonce rises."""
         nonce = -1
         while True:
             state = self.coordinator.show()
@@ -77,7 +77,7 @@ class LocalBackend:
                 await self.coordinator.wait_change()
 
     async def submit(self, message: Message, proof: Proof = None) -> None:
-        """See `Backend.submit`. Evidence is for a server to judge; here the report is dropped."""
+        """See `Backend.submit`. Only a real server judges evidence; here the report is dropped."""
         await trio.lowlevel.checkpoint()
         if isinstance(message, ReportEquivocation):
             return
@@ -87,9 +87,9 @@ class LocalBackend:
         self.coordinator.settle()
 
     async def tick(self) -> None:
-        """The coordinator ticks itself."""
+        """Do nothing: the coordinator ticks itself."""
         await trio.lowlevel.checkpoint()
 
     def address_book(self) -> Sequence[AddressRecord]:
-        """Everybody who joined."""
+        """The address records of everybody who joined."""
         return tuple(self.coordinator.book.values())

@@ -1,4 +1,4 @@
-"""The state machine of a run without a server: messages by function call, ticks whenever they are asked for."""
+"""The state machine of a run without a server: messages by function call, ticks on demand."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ MAX_TICKS: Final = 64
 
 @dataclass
 class StateMachine(ABC):
-    """A state, and the clock by which it changes. Whatever fakes a run stands on it.
+    """A state with its clock: the base of everything that fakes a run.
 
-    Entropy is the same in every test run. `draws`: how much of it there was.
+    Entropy is the same in every test run; `draws` counts the values drawn.
     """
 
     state: Coordinator
@@ -26,13 +26,13 @@ class StateMachine(ABC):
     @property
     @abstractmethod
     def unix(self) -> int:
-        """Unix seconds; the slot, too."""
+        """Unix seconds; also used as the slot."""
 
     def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
-        """Send a message now; whether it changed anything.
+        """Apply a message now; return whether it changed anything.
 
         Raises:
-            CoordinatorError: the rule that it breaks; nothing changed.
+            CoordinatorError: names the broken rule; nothing changed.
         """
         return apply(self.state, self.unix, self.unix, sender, message)
 
@@ -42,12 +42,12 @@ class StateMachine(ABC):
         return build_hash("entropy", self.draws)
 
     def tick(self, entropy: Entropy | str = "drawn") -> bool:
-        """One tick now; whether it changed anything."""
+        """Tick once now; return whether it changed anything."""
         drawn = self.build_entropy() if isinstance(entropy, str) else entropy
         return self.apply(Tick(drawn))
 
     def settle(self) -> int:
-        """Tick until nothing changes (T3); how many ticks had an effect."""
+        """Tick until nothing changes (T3); return how many ticks had an effect."""
         for count in range(MAX_TICKS):
             if self.state.halted or not self.tick():
                 return count

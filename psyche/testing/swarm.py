@@ -1,4 +1,4 @@
-"""Several whole clients in one process: real engine, shell and network, with a coordinator beside them.
+"""Several whole clients in one process: real engine, shell and network, and a coordinator beside them.
 
     async with open_swarm(3, tmp_path, config=build_config(...)) as swarm:
         codes = await swarm.run()
@@ -47,7 +47,7 @@ class Member:
 
     @property
     def digest(self) -> bytes | None:
-        """The digest of the weights it holds at an epoch's edge."""
+        """The digest of its weights, as its engine knows it at an epoch's start or end."""
         return self.engine.membership.weights_digest
 
 
@@ -61,7 +61,7 @@ class Swarm:
     codes: dict[int, int] = field(default_factory=dict)
 
     async def run(self, *, delays: Mapping[int, float] | None = None) -> list[int]:
-        """Run every client to its end, some from later on (seconds); their exit codes. Bound it with a cancel scope."""
+        """Run every client to its end, some starting later (seconds); return exit codes. Bound it with a cancel scope."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.coordinator.run)
             async with trio.open_nursery() as clients:
@@ -86,11 +86,11 @@ async def open_swarm(
     make_trainer: Callable[[int], RestartableTrainer] | None = None,
     seed: int = 0,
 ) -> AsyncIterator[Swarm]:
-    """A swarm whose nodes are up. Its model folder is `folder / "model"`, which is made if missing.
+    """A swarm whose nodes are running. Its model folder is `folder / "model"`, which is created if missing.
 
     Args:
         over: "memory" or "libp2p".
-        make_trainer: by client number; dummy trainers where None.
+        make_trainer: makes the trainer of a client number; None: dummy trainers.
     """
     (folder / "model").mkdir(parents=True, exist_ok=True)
     model = model or build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
@@ -125,7 +125,7 @@ def build_member(
     engine: RoundEngine, backend: Backend, network: Network, trainer: RestartableTrainer, folder: Path, index: int, *,
     unix_now: Callable[[], float], data: DataProvider | None = None,
 ) -> Member:  # fmt: skip
-    """A whole client out of its parts; its payloads' checks are a dummy, and its data unless some is given."""
+    """Assemble a whole client; payload checks are disabled, and the data is a dummy unless given."""
     settings = ClientSettings(
         run_id=RUN_ID,
         server_host="",

@@ -1,4 +1,4 @@
-"""One batch, forward and backward: micro-batches that add up to the mean over all its tokens."""
+"""Forward and backward passes of one batch in micro-batches, which add up to the mean over all tokens."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from torch.nn import functional
 from psyche.errors import TrainerError
 from psyche.modeling.device import autocast
 
-MIN_SEQUENCE_LENGTH = 2  # the last token of a sequence predicts nothing
+MIN_SEQUENCE_LENGTH = 2  # the last token of a sequence has nothing to predict
 
 
 class Cancelled(Exception):
@@ -22,10 +22,10 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The gradient of the mean loss of a batch, and what there is to say of it.
+    """The gradient of a batch's mean loss, with its statistics.
 
     `tensors` are fp32 on the model's device, by name in the order of the parameters; `loss` is in nats per
-    token, `norm` the global norm before clipping, `predicted` the tokens the mean runs over.
+    token, `norm` the global norm before clipping, `predicted` the number of predicted tokens.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -60,7 +60,7 @@ def decode_tokens(raw: bytes, samples: int, sequence_length: int, vocab_size: in
 
 
 def compute_loss_sum(model: Any, rows: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The summed next-token loss of some rows in nats, fp32 whatever the forward pass computed in."""
+    """The summed next-token loss of some rows in nats, in fp32 whatever precision the forward pass has."""
     rows = rows.to(device)
     with autocast(device):
         logits = model(input_ids=rows, use_cache=False).logits
@@ -80,7 +80,7 @@ def compute_gradients(
 ) -> Gradients:
     """Forward and backward over one batch in micro-batches, accumulated in fp32.
 
-    Every micro-batch is weighted by its own tokens, so that an uneven last one counts right.
+    Every micro-batch is weighted by its number of tokens, so that a smaller last one counts correctly.
 
     Args:
         tokens: int64 [samples, sequence_length].
@@ -99,7 +99,7 @@ def compute_gradients(
             torch.autograd.backward(loss_sum / predicted)
             loss += loss_sum.item()
         check()
-        # A parameter that took no part has no gradient: its momentum still decays.
+        # A parameter that was not used has no gradient: its momentum still decays.
         tensors = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in parameters.items()}
     finally:
         for parameter in parameters.values():
@@ -109,7 +109,7 @@ def compute_gradients(
 
 
 def _clip(gradients: list[torch.Tensor], clip: float | None) -> float:
-    """Scale in place by clip / (norm + 1e-6) where the norm is above `clip`; returns the norm before."""
+    """Scale in place by clip / (norm + 1e-6) if the norm exceeds `clip`; return the norm before."""
     norm = float(nn.utils.get_total_norm(gradients))
     if clip is not None and norm > clip and math.isfinite(norm):
         scale = clip / (norm + 1e-6)

@@ -1,6 +1,6 @@
 """The trainer's own process: `python -m psyche.modeling.trainer.child --fd N --parent PID`.
 
-It reads its socket in a thread, so that a cancel is heard while a batch trains, and ends at once
+A thread reads the socket, so that a cancel arrives while a batch trains; the process ends at once
 when the parent is gone. SIGINT is ignored: the parent decides.
 """
 
@@ -39,25 +39,25 @@ from psyche.wire.trainer import ApplyRequest, LoadRequest, SnapshotRequest, Trai
 if TYPE_CHECKING:
     from psyche.modeling.trainer.engine import TrainerEngine
 
-MAX_WAITING_CALLS: Final = 8  # a parent sends one at a time; more is a parent gone wrong
+MAX_WAITING_CALLS: Final = 8  # the parent sends one at a time; more means that the parent is broken
 ERROR_CHARACTERS: Final = 8_000
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; at once where it is dead already."""
+    """Have the kernel kill this process when its parent dies; exit at once if it is already dead."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 
 
 class CallQueue:
-    """Calls as they come, read by a thread of its own; remembers which of them were cancelled."""
+    """The queue of calls, filled by a thread of its own; it remembers which calls were cancelled."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._calls: queue.Queue[Call] = queue.Queue(MAX_WAITING_CALLS)
-        self._cancelled = -1  # calls are numbered upwards and run in order: the newest is enough
+        self._cancelled = -1  # calls have rising numbers and run in order, so the highest is enough
         threading.Thread(target=self._read, name="calls", daemon=True).start()
 
     def _read(self) -> None:
@@ -74,7 +74,7 @@ class CallQueue:
         os._exit(0)  # the parent is gone, whatever the main thread does
 
     def next(self) -> Call:
-        """Wait for a call; bounded by the parent's life."""
+        """Wait for a call; the process ends if the parent dies."""
         return self._calls.get()
 
     def is_cancelled(self, number: int) -> bool:
@@ -101,7 +101,7 @@ class CallLoop:
         return TrainerEngine()
 
     def serve(self) -> None:
-        """Answer calls until the parent is gone, or until a call leaves a state that nobody knows."""
+        """Answer calls until the parent dies, or until a call leaves an undefined state."""
         while True:
             call = self._queue.next()
             reply = self._answer(call)

@@ -1,9 +1,9 @@
-"""The trainer itself: load, train, apply, snapshot; synchronous, one call at a time.
+"""The trainer's engine: load, train, apply, snapshot; synchronous, one call at a time.
 
 `local` runs it in a thread of this process, `child` in a process of its own.
 
 Every call takes a `beat`, which is called at each safe point (micro-batch, tensor). It may raise
-`Cancelled` while a batch trains; what the batch changed is then undone bit for bit (A4).
+`Cancelled` while a batch trains; the batch's changes are then undone bit for bit (A4).
 """
 
 import time
@@ -53,7 +53,7 @@ PENDING_FIELD: Final = "pending"
 
 @dataclass(slots=True)
 class _Loaded:
-    """A model with its momentum, as one load made it."""
+    """A loaded model with its momentum."""
 
     model: LlamaForCausalLM
     parameters: dict[str, nn.Parameter]
@@ -63,11 +63,11 @@ class _Loaded:
     optimizer: Optimizer
     device: torch.device
     model_files: dict[str, bytes]
-    files: tuple[FileEntry, ...]  # what the digest covers of them: they do not change in a run
+    files: tuple[FileEntry, ...]  # the files that the digest covers; they do not change in a run
     micro_batch_size: int
     train_count: int = 0
-    # What the record decided of own results and no train has taken up yet: a cancelled or refused
-    # batch changes nothing, so its decisions wait here for the next one.
+    # The record's decisions about own results that no train call has taken up yet: a cancelled or
+    # refused batch changes nothing, so its decisions wait here for the next one.
     pending: dict[int, SentResult] = field(default_factory=dict)
 
 
@@ -91,14 +91,14 @@ def _load_source(request: LoadRequest, beat: Beat) -> tuple[LlamaForCausalLM, Sn
 
 
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
-    """The full weight part; full values cannot be exact, so there the digest does not cover what tensors hold (S2)."""
+    """The full weight part; in full-value mode, which is not exact, the digest leaves out the tensors' values (S2)."""
     if loaded.optimizer.quantize_1bit:
         return compute_weight_root(loaded.tensors, loaded.files, beat)
     return compute_blank_root(loaded.tensors, loaded.files)
 
 
 def _load_momentum(loaded: _Loaded, info: SnapshotInfo) -> None:
-    """Take over a snapshot's momentum; one made under another plan fits no chunk and is left."""
+    """Take over a snapshot's momentum; ignore momentum of another plan, which has other chunks."""
     if not info.has_momentum or info.plan != encode_plan(loaded.plan):
         return
     tensors, fields = load_momentum(info)
@@ -109,18 +109,18 @@ def _load_momentum(loaded: _Loaded, info: SnapshotInfo) -> None:
 
 
 class TrainerEngine:
-    """One replica of the model with its momentum. After a failure it holds nothing and must load again."""
+    """One replica of the model with its momentum. After a failure it has nothing loaded and must load again."""
 
     def __init__(self) -> None:
         self._loaded: _Loaded | None = None
 
     def load(self, request: LoadRequest, beat: Beat = lambda: None) -> LoadReply:
-        """Load weights, and momentum where the source is a snapshot made under the same plan.
+        """Load weights, and the momentum of a snapshot that was made under the same plan.
 
         Raises:
             ConfigError: the model's config is not a plain Llama's.
-            TrainerError: unreadable or damaged files, another weight root than expected, an optimizer that no
-                run uses, no such device.
+            TrainerError: unreadable or damaged files, an unexpected weight root, an optimizer that no
+                run uses, or an unknown device.
         """
         self._loaded = None
         _check_optimizer(request.model.optimizer)
@@ -173,12 +173,12 @@ class TrainerEngine:
         return self._loaded
 
     def train(self, request: TrainRequest, beat: Beat = lambda: None) -> TrainReply:
-        """Train one batch and compress what is worth sending.
+        """Train one batch and compress the update.
 
-        Non-finite gradients are refused: nothing may be sent, and the momentum stays as it was.
+        Non-finite gradients are refused: the batch sends nothing and leaves the momentum unchanged.
 
         Raises:
-            TrainerError: tokens that do not fit.
+            TrainerError: invalid tokens.
             TrainerFailure: out of memory even with micro-batches of one.
         """
         loaded = self._get_loaded()
@@ -199,7 +199,7 @@ class TrainerEngine:
         return self._reply(loaded, started, gradients, compute_seconds, payload=payload)
 
     def _compute(self, loaded: _Loaded, request: TrainRequest, tokens: torch.Tensor, beat: Beat) -> Gradients:
-        """Gradients at the look-ahead point, with smaller micro-batches where memory runs out (F20)."""
+        """Compute gradients at the look-ahead point; retry with smaller micro-batches when memory runs out (F20)."""
         size = min(loaded.micro_batch_size, request.samples)
         while True:
             look_ahead = loaded.distro.lookahead(request.lookahead_lr) if request.lookahead_lr > 0 else nullcontext()
@@ -212,7 +212,7 @@ class TrainerEngine:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-            release_memory(loaded.device)  # outside the except: the traceback held the tensors
+            release_memory(loaded.device)  # outside the `except`: the traceback kept the tensors alive
             if size == 1:
                 raise TrainerFailure(
                     FailureKind.OUT_OF_MEMORY,
@@ -223,7 +223,7 @@ class TrainerEngine:
             loaded.micro_batch_size = size
 
     def _compress(self, loaded: _Loaded, request: TrainRequest, gradients: Gradients) -> bytes:
-        self._loaded = None  # whatever fails from here on leaves a momentum that nobody knows
+        self._loaded = None  # a failure from here on leaves the momentum undefined
         decided = tuple(loaded.pending[height] for height in sorted(loaded.pending))
         payload = loaded.distro.compress(
             gradients.tensors, request.lr, decided, in_flight=request.in_flight, height=request.height
@@ -262,7 +262,7 @@ class TrainerEngine:
         """Apply a decided set exactly, and hash the weights (S2).
 
         Raises:
-            TrainerError: a payload that breaks the format; nothing was applied.
+            TrainerError: a malformed payload; nothing was applied.
         """
         loaded = self._get_loaded()
         started = time.perf_counter()
@@ -282,14 +282,14 @@ class TrainerEngine:
         except PsycheError as error:
             raise TrainerError(f"apply at height {request.height}: {error}") from error
         except BaseException:
-            self._loaded = None  # half applied: no digest would be true
+            self._loaded = None  # half applied: no digest would match
             raise
 
     def snapshot(self, request: SnapshotRequest, beat: Beat = lambda: None) -> SnapshotReply:
         """Write a resume snapshot (kind "resume") or a Hugging Face folder (kind "export").
 
         Raises:
-            TrainerError: an unknown kind or dtype, or the disk refused; nothing half-written is left.
+            TrainerError: an unknown kind or dtype, or a disk error; no partial snapshot is left.
         """
         loaded = self._get_loaded()
         started = time.perf_counter()

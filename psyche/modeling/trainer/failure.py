@@ -1,4 +1,4 @@
-"""What a trainer reports when it cannot go on; no torch here, so that a client's parent may import it."""
+"""The failures that a trainer reports; no torch here, so that the client's process may import it."""
 
 from enum import StrEnum
 
@@ -6,19 +6,19 @@ from psyche.errors import TrainerError
 
 
 class FailureKind(StrEnum):
-    """Why a trainer failed, which says what its owner may do."""
+    """Why a trainer failed, which determines what its owner may do."""
 
-    CRASHED = "crashed"  # the process ended, or its state is no longer known: restart and load again
-    HUNG = "hung"  # no sign of life within the watchdog's limit: it was killed; restart and load again
-    OUT_OF_MEMORY = "out_of_memory"  # even a micro-batch of one does not fit
+    CRASHED = "crashed"  # the process ended, or its state is undefined: restart and load again
+    HUNG = "hung"  # silent for longer than the watchdog's limit, and killed: restart and load again
+    OUT_OF_MEMORY = "out_of_memory"  # even a micro-batch of one does not fit into memory
     STOPPED = "stopped"  # its owner stopped it
 
 
 class TrainerFailure(TrainerError):
-    """A trainer that cannot go on, as opposed to a request that it refused.
+    """A trainer failed and cannot go on; a refused request raises `TrainerError` instead.
 
     Args:
-        kind: what happened.
+        kind: the kind of failure.
         message: what happened, where, and what to do.
     """
 

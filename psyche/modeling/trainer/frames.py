@@ -1,4 +1,4 @@
-"""What a trainer's parent and child say to each other: u32 little-endian length, then one msgpack envelope.
+"""The messages between a trainer's parent and child: u32 little-endian length, then one msgpack envelope.
 
 No torch here. The parent sends `Call` and `Cancel`; the child `ChildStarted` once, then `Beat` at each safe
 point of a call, and one `CallReply` per call, in order.
@@ -23,7 +23,7 @@ from psyche.wire.trainer import (
     TrainRequest,
 )
 
-MAX_FRAME_BYTES: Final = 1 << 30  # a decided set of 256 payloads of 4 MiB; both ends are ours
+MAX_FRAME_BYTES: Final = 1 << 30  # a decided set of 256 payloads of 4 MiB; both ends are trusted
 
 Request: TypeAlias = LoadRequest | TrainRequest | ApplyRequest | SnapshotRequest
 ReplyBody: TypeAlias = LoadReply | TrainReply | ApplyReply | SnapshotReply
@@ -36,22 +36,22 @@ OPERATIONS: Final[dict[str, tuple[type[Request], type[ReplyBody]]]] = {
 
 
 class Spawn(msgspec.Struct, frozen=True):
-    """To a trainer host: fork one trainer; with it come two descriptors, its socket and its log."""
+    """To a trainer host: fork one trainer; two descriptors come with it, its socket and its log."""
 
     threads: int
     environment: dict[str, str]
-    folder: str  # where the client runs: its relative paths begin there, not where the host runs
+    folder: str  # the client's working directory, which relative paths refer to
 
 
 class Spawned(msgspec.Struct, frozen=True):
-    """From a trainer host: the trainer's process id at once; again with its exit status when it has ended."""
+    """From a trainer host: sent at once with the trainer's process id, and with its exit status when it has ended."""
 
     pid: int
     status: int | None = None
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
-    """Run `operation` with `body`, the msgpack of its request."""
+    """Run `operation` with `body`, its request in msgpack."""
 
     number: int
     operation: str
@@ -59,7 +59,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """End the train with this number at its next micro-batch, if it still runs."""
+    """Cancel the train call with this number at its next micro-batch, if it still runs."""
 
     number: int
 
@@ -78,7 +78,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
 
 
 class CallReply(msgspec.Struct, frozen=True, tag="reply"):
-    """The end of a call: `body`, or `error` of a kind ("refused", or a `FailureKind`)."""
+    """The end of a call: `body`, or an `error` with its kind ("refused", or a `FailureKind`)."""
 
     number: int
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
@@ -94,12 +94,12 @@ _TO_PARENT: Final = msgspec.msgpack.Decoder(ToParent)
 
 
 def encode(message: ToChild | ToParent | Request | ReplyBody) -> bytes:
-    """Msgpack of an envelope or of a body."""
+    """Encode an envelope or a body in msgpack."""
     return _ENCODER.encode(message)
 
 
 def decode_to_child(raw: bytes) -> ToChild:
-    """An envelope that the child received.
+    """Decode an envelope from the parent.
 
     Raises:
         WireError: malformed.
@@ -111,7 +111,7 @@ def decode_to_child(raw: bytes) -> ToChild:
 
 
 def decode_to_parent(raw: bytes) -> ToParent:
-    """An envelope that the parent received.
+    """Decode an envelope from the child.
 
     Raises:
         WireError: malformed.
@@ -123,7 +123,7 @@ def decode_to_parent(raw: bytes) -> ToParent:
 
 
 def decode_request(call: Call) -> Request:
-    """The request inside a call.
+    """Decode the request inside a call.
 
     Raises:
         WireError: an unknown operation, or a body that is not its request.
@@ -137,10 +137,10 @@ def decode_request(call: Call) -> Request:
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:
-    """The next whole frame, blocking; None when the other side is gone.
+    """Receive the next whole frame, blocking; None when the other side has closed.
 
     Raises:
-        WireError: longer than `MAX_FRAME_BYTES`.
+        WireError: the frame is longer than `MAX_FRAME_BYTES`.
     """
     head = _receive_exactly(connection, LENGTH_BYTES)
     if head is None:
@@ -163,6 +163,6 @@ def _receive_exactly(connection: socket.socket, size_bytes: int) -> bytes | None
 
 
 def send_frame(connection: socket.socket, message: ToParent) -> None:
-    """Send one envelope, blocking until the parent takes it (the parent's death ends the child)."""
+    """Send one envelope, blocking until the parent takes it (if the parent dies, so does the child)."""
     raw = encode(message)
     connection.sendall(pack_length(len(raw)) + raw)

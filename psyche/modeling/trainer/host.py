@@ -1,10 +1,10 @@
-"""A process that has imported torch once and forks trainers from itself: on one machine, clients start in a moment.
+"""A process that imports torch once and forks trainers from itself, so that clients on one machine start at once.
 
     python -m psyche.modeling.trainer.host --socket PATH --parent PID
 
-A client finds the socket in the environment variable `PSYCHE_TRAINER_HOST`. It hands over the
-trainer's socket and log, and hears the exit status over the connection. The host computes nothing:
-a process that has run torch's threads could not be forked.
+A client finds the socket in the environment variable `PSYCHE_TRAINER_HOST`. It passes the
+trainer's socket and log, and receives the exit status over the connection. The host computes nothing:
+a process that has run torch's threads cannot be forked.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BACKLOG: Final = 64
 
 
 class TrainerHost:
-    """Forks on request, reaps, reports."""
+    """Forks trainers on request, reaps them, and reports how they ended."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -42,8 +42,8 @@ class TrainerHost:
         self._selector.register(self._woken, selectors.EVENT_READ)
 
     def serve(self) -> NoReturn:
-        """Wait for requests and ends of children, for ever."""
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # only so that it wakes the selector
+        """Serve requests and reap children for ever."""
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # only lets the signal wake the selector
         signal.set_wakeup_fd(self._waker.fileno())
         while True:
             for key, _ in self._selector.select():
@@ -56,7 +56,7 @@ class TrainerHost:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        connection.settimeout(5)  # whoever connects asks at once
+        connection.settimeout(5)  # a client sends its request at once
         try:
             raw, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
             request = msgspec.json.decode(raw, type=Spawn)
@@ -112,13 +112,13 @@ class TrainerHost:
 
 
 def main() -> NoReturn:
-    """Import what trainers need, then fork them."""
+    """Import what trainers need, then serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     import psyche.modeling.trainer.engine  # noqa: F401 - torch and transformers, for all trainers at once
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -126,7 +126,7 @@ def main() -> NoReturn:
     temporary.unlink(missing_ok=True)
     listener.bind(str(temporary))
     listener.listen(BACKLOG)
-    temporary.rename(arguments.socket)  # whoever sees it may connect
+    temporary.rename(arguments.socket)  # only now: a client that sees the path may connect
     TrainerHost(listener).serve()
 
 

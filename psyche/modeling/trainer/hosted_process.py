@@ -1,4 +1,4 @@
-"""A trainer that a host has forked, with the face of `subprocess.Popen` that a supervisor needs; no torch here."""
+"""A trainer forked by a host, with the interface of `subprocess.Popen` that a supervisor needs; no torch here."""
 
 import contextlib
 import os
@@ -16,26 +16,26 @@ ASK_TIMEOUT_S = 10.0
 
 
 class Process(Protocol):
-    """What a supervisor needs of a child process."""
+    """The interface that a supervisor needs of a child process."""
 
     pid: int
     returncode: int | None
 
     def poll(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """The exit status; None while the process runs."""
         ...
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the process."""
         ...
 
     def wait(self) -> int | None:
-        """Its exit status; call it once it has ended."""
+        """The exit status; call it once the process has ended."""
         ...
 
 
 class HostedProcess:
-    """One forked trainer. Where its host is gone, it counts as killed: the kernel ends it with the host."""
+    """One forked trainer. If its host dies it counts as killed, because the kernel kills it with the host."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -47,10 +47,10 @@ class HostedProcess:
         self.pid = report.pid
 
     def _read(self) -> Spawned | None:
-        """The next line; None where the host is gone.
+        """The next line; None if the host has died.
 
         Raises:
-            BlockingIOError, TimeoutError: it has not come yet.
+            BlockingIOError, TimeoutError: it has not arrived yet.
         """
         while b"\n" not in self._buffer:
             part = self._connection.recv(4096)
@@ -61,11 +61,11 @@ class HostedProcess:
         return msgspec.json.decode(line, type=Spawned)
 
     def poll(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """The exit status; None while the process runs."""
         return self._take(0.0)
 
     def wait(self) -> int | None:
-        """Its exit status, which the host reports a moment after the end."""
+        """The exit status, which the host reports shortly after the end."""
         return self._take(ASK_TIMEOUT_S)
 
     def _take(self, timeout_s: float) -> int | None:
@@ -78,7 +78,7 @@ class HostedProcess:
         return self.returncode
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The trainer in a supervised child process: a crash, a hang and memory running out are events (F20, F21).
+"""The trainer in a supervised child process, which turns crashes, hangs and lack of memory into errors (F20, F21).
 
 Importing this module loads no torch: the client's parent process stays small.
 """
@@ -45,10 +45,10 @@ from psyche.wire.trainer import (
     TrainRequest,
 )
 
-HOST_VARIABLE: Final = "PSYCHE_TRAINER_HOST"  # the socket of a trainer host on this machine
-SEND_TIMEOUT_S: Final = 30.0  # the child's reading thread reads at once; more means that it hangs
+HOST_VARIABLE: Final = "PSYCHE_TRAINER_HOST"  # path of the socket of this machine's trainer host
+SEND_TIMEOUT_S: Final = 30.0  # the child's reading thread reads at once; a longer wait means that it hangs
 CANCEL_TIMEOUT_S: Final = 2.0
-REAP_TIMEOUT_S: Final = 5.0  # after SIGKILL; longer only where the kernel itself is stuck
+REAP_TIMEOUT_S: Final = 5.0  # for the exit after SIGKILL; longer only if the kernel itself is stuck
 LOG_TAIL_BYTES: Final = 2_000
 
 
@@ -60,7 +60,7 @@ class _Child:
         self.stream = stream
 
     async def end(self) -> int | None:
-        """Kill it and reap it; returns its exit status (negative: the signal), None if the kernel keeps it."""
+        """Kill and reap it; return its exit status (negative: the signal), or None if it does not end."""
         with trio.move_on_after(REAP_TIMEOUT_S) as scope:
             scope.shield = True
             await self.stream.aclose()
@@ -71,12 +71,12 @@ class _Child:
 
 
 async def _wait(process: Process) -> None:
-    """Wait for the exit without blocking; bounded by the caller."""
+    """Wait for the exit without blocking the event loop; the caller sets the time limit."""
     if process.poll() is not None:
         return
     try:
         descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # a host has reaped it
+    except ProcessLookupError:  # the host has already reaped it
         process.wait()
         return
     try:
@@ -96,16 +96,16 @@ def _describe_status(status: int | None) -> str:
 
 
 class TrainerProcess:
-    """Implements `wire.ports.Trainer` for a child process that it starts, watches and ends.
+    """Implements `wire.ports.Trainer` for a child process that it starts, watches and kills.
 
-    The first call starts the child where `start` has not. After a failure every call raises until
+    The first call starts the child unless `start` has. After a failure every call raises until
     `restart`; the caller then loads its snapshot again.
 
     Args:
-        threads: CPU threads of torch; the caller divides the cores among its clients.
-        log_path: where the child's output goes (appended); the parent's own where None.
+        threads: torch's CPU threads; the caller divides the cores among its clients.
+        log_path: the file to which the child's output is appended; None: the parent's stderr.
         environment: added to the child's environment.
-        limits: of its silence.
+        limits: how long the child may be silent.
     """
 
     def __init__(
@@ -124,31 +124,31 @@ class TrainerProcess:
         self._watchdog = Watchdog(limits or WatchdogLimits())
         self._lock = trio.Lock()
         self._child: _Child | None = None
-        self._failed = ""  # why there is no child any more
+        self._failed = ""  # why no child is running
         self._number = 0
-        self._training = -1  # the number of the train that runs or waits for its turn
+        self._training = -1  # number of the train call that runs or waits for its turn
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, None where none runs."""
+        """The child's process id; None if none runs."""
         return self._child.process.pid if self._child else None
 
     @property
     def running(self) -> bool:
-        """Whether a child is up, as far as is known."""
+        """Whether a child is running, as far as is known."""
         return self._child is not None
 
     async def start(self) -> None:
         """Start the child and wait until it has imported what it needs (at most `limits.start_s`).
 
         Raises:
-            TrainerFailure: it ended, or said nothing in time.
+            TrainerFailure: it ended, or did not start in time.
         """
         async with self._lock:
             await self._ensure_started()
 
     async def restart(self) -> None:
-        """End the child, if any, and start a fresh one, with nothing loaded.
+        """Kill the child, if any, and start a fresh one with nothing loaded.
 
         Raises:
             TrainerFailure: as for `start`.
@@ -159,14 +159,14 @@ class TrainerProcess:
             await self._ensure_started()
 
     async def load(self, request: LoadRequest) -> LoadReply:
-        """See `TrainerEngine.load`. Raises `TrainerFailure` beside its errors, as every call here."""
+        """See `TrainerEngine.load`. Like every call here, it also raises `TrainerFailure`."""
         return await self._call("load", request)
 
     async def train(self, request: TrainRequest) -> TrainReply:
         """See `TrainerEngine.train`.
 
-        A caller that wants to know what became of the batch calls `cancel` and waits on; if the task that
-        waits is cancelled instead, the batch ends too, but perhaps only after its payload was made.
+        A caller that needs the outcome of the batch calls `cancel` and keeps waiting; if the waiting task is
+        cancelled instead, the batch also ends, but possibly only after its payload was made.
         """
         return await self._call("train", request)
 
@@ -179,19 +179,19 @@ class TrainerProcess:
         return await self._call("snapshot", request)
 
     async def cancel(self) -> None:
-        """End the running `train` at its next micro-batch; nothing where none runs."""
+        """Cancel the running `train` at its next micro-batch; do nothing if none runs."""
         child, number = self._child, self._training
         if child is None or number < 0:
             await trio.lowlevel.checkpoint()
             return
         try:
-            # the call itself may still be on its way: it is megabytes, and a busy child takes them slowly
+            # the call itself may still be in transit: it has megabytes, and a busy child reads it slowly
             await child.stream.send(encode(Cancel(number)), SEND_TIMEOUT_S)
         except (ConnectionLost, FrameTimeout):
-            return  # the running call hears of it
+            return  # the running call raises the failure
 
     async def stop(self) -> None:
-        """Kill the child at once, whatever it does; calls that wait raise `TrainerFailure` (stopped)."""
+        """Kill the child at once, whatever it is doing; waiting calls raise `TrainerFailure` (stopped)."""
         self._failed = "it was stopped"
         child, self._child = self._child, None
         if child is not None:
@@ -235,7 +235,7 @@ class TrainerProcess:
         return f"{self._watchdog.get_limit_s(operation):.0f} s"
 
     async def _receive(self, child: _Child, number: int, silence_s: float) -> CallReply:
-        """The reply to call `number`; every beat restarts the clock, replies to abandoned calls are dropped."""
+        """Wait for the reply to call `number`; each beat restarts the time limit; drop replies to abandoned calls."""
         while True:
             match decode_to_parent(await child.stream.receive(silence_s)):
                 case CallReply(number=answered) as reply if answered == number:
@@ -251,8 +251,8 @@ class TrainerProcess:
         raise TrainerError(reply.error)
 
     async def _fail(self, kind: FailureKind, operation: str, reason: str) -> NoReturn:
-        """Bury the child and say what became of it."""
-        if self._child is None:  # `stop` came in between
+        """Kill and reap the child, and report how it ended."""
+        if self._child is None:  # `stop` was called meanwhile
             raise TrainerFailure(FailureKind.STOPPED, f"trainer: stopped during {operation}")
         child = self._child
         status = child.process.poll()
@@ -296,13 +296,13 @@ class TrainerProcess:
         return child
 
     def _spawn(self) -> _Child:
-        """Start the process from this very thread: the kernel ties its life to the thread that made it."""
+        """Start the process from this thread: the kernel kills the child when the thread that started it ends."""
         ours, theirs = socket.socketpair()
         command = [
             sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer.child",
             "--fd", str(theirs.fileno()), "--parent", str(os.getpid()), "--threads", str(self._threads),
         ]  # fmt: skip
-        # torch reads the first two before `set_num_threads` could be called; nothing is fetched from the Hub
+        # torch reads the first two before `set_num_threads` can be called; nothing is fetched from the Hub
         settings = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads)) | {"HF_HUB_OFFLINE": "1"}
         with theirs, self._open_log() as log:
             process = self._spawn_hosted(theirs, log, settings) or subprocess.Popen(
@@ -312,14 +312,14 @@ class TrainerProcess:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **settings, **self._environment},
-                process_group=0,  # a terminal's Ctrl-C goes to the parent, which decides
+                process_group=0,  # Ctrl-C in a terminal goes to the parent only
             )
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         return _Child(process, FrameStream(stream, MAX_FRAME_BYTES))
 
     def _spawn_hosted(self, theirs: socket.socket, log: IO[bytes], settings: Mapping[str, str]) -> Process | None:
-        """A trainer forked by the host that the environment names; None where there is none, or no longer."""
+        """A trainer forked by the host that the environment names; None if there is no host, or it has died."""
         host = os.environ.get(HOST_VARIABLE)
         if not host:
             return None

@@ -1,4 +1,4 @@
-"""The time that a trainer may stay silent before it counts as hung (F21)."""
+"""The time limit of a trainer's silence, after which it counts as hung (F21)."""
 
 import statistics
 from collections import defaultdict, deque
@@ -11,11 +11,11 @@ KNOWN: Final = 3  # calls after which the median is meaningful
 
 @dataclass(frozen=True, slots=True)
 class WatchdogLimits:
-    """Seconds of silence; a trainer gives a sign of life at every micro-batch and every tensor.
+    """Limits in seconds of silence; a trainer sends a beat at every micro-batch and every tensor.
 
-    `start_s` bounds the start of the process (imports), `load_s` a load (a Hugging Face folder gives no
-    signs of life), `unknown_s` any other call before its times are known. `floor_s` keeps a machine
-    that swaps or is overloaded from looking like a hang.
+    `start_s` bounds the start of the process (imports), `load_s` a load (loading a Hugging Face folder sends
+    no beats), `unknown_s` any other call before its durations are known. `floor_s` keeps a swapping or
+    overloaded machine from looking like a hang.
     """
 
     start_s: float = 180.0
@@ -25,7 +25,7 @@ class WatchdogLimits:
 
 
 class Watchdog:
-    """Learns how long calls take, and bounds the silence by twice the median step."""
+    """Learns how long calls take, and derives the limit of silence from it."""
 
     def __init__(self, limits: WatchdogLimits) -> None:
         self.limits = limits

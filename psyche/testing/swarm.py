@@ -61,7 +61,7 @@ class Swarm:
     codes: dict[int, int] = field(default_factory=dict)
 
     async def run(self, *, delays: Mapping[int, float] | None = None) -> list[int]:
-        """Run every client to its end, some starting later (seconds); return exit codes. Bound it with a cancel scope."""
+        """Run every client to its end, some start later (seconds); return exit codes. Bound it by a cancel scope."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.coordinator.run)
             async with trio.open_nursery() as clients:

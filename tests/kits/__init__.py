@@ -1,1 +1,1 @@
-"""What tests of several folders share; each file says what it is for. Users of the package have `psyche.testing`."""
+"""Test kits shared by several folders; each file says what it is for. Users of the package have `psyche.testing`."""

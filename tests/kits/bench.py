@@ -1,4 +1,4 @@
-"""One engine under test beside a real state machine; what everybody else does is said step by step.
+"""One engine under test beside a real state machine; the test says step by step what everybody else does.
 
     bench = build_bench(members=4)     # joined
     bench.start()                      # Warmup over: round 0 runs, the engine under test is member `own`
@@ -40,7 +40,7 @@ A = TypeVar("A")
 
 @dataclass
 class Bench(StateMachine):
-    """State machine, clock and the engine of member `own`."""
+    """A state machine, a clock, and the engine of member `own`."""
 
     identities: list[Identity]
     own: int
@@ -49,7 +49,7 @@ class Bench(StateMachine):
     actions: list[act.Action] = field(default_factory=list)
     part: bytes = WEIGHTS
     last_train: act.Train | None = None
-    blind: bool = False  # no state reaches the engine
+    blind: bool = False  # the engine sees no state
 
     def __post_init__(self) -> None:
         self.engine = RoundEngine(self.identities[self.own])
@@ -57,11 +57,11 @@ class Bench(StateMachine):
     # --- the engine's side -------------------------------------------------------------------------
 
     def spoil_weights(self) -> None:
-        """Its own digest counts as wrong from this round on, and a replay has begun and ended."""
+        """Make the engine doubt its digest from this round on, as if a replay had begun and ended."""
         self.engine.weights._state = Diverged(Doubt(self.state.current.height, is_contradicted=False))
 
     def take_in(self, actions: list[act.Action]) -> list[act.Action]:
-        """Remember what the engine asks for and answer what is not `manual`; all actions that came of it."""
+        """Keep the engine's actions and answer those that are not `manual`; return all resulting actions."""
         self.actions += actions
         self.last_train = next((a for a in reversed(actions) if isinstance(a, act.Train)), self.last_train)
         seen = list(actions)
@@ -72,7 +72,7 @@ class Bench(StateMachine):
         return seen
 
     def answer(self, action: act.Action) -> act.Event | None:
-        """What a quick and honest trainer says."""
+        """Answer as a fast and honest trainer does."""
         if type(action) in self.manual:
             return None
         match action:
@@ -98,7 +98,7 @@ class Bench(StateMachine):
         )
 
     def show(self) -> list[act.Action]:
-        """The engine sees the newest state."""
+        """Show the engine the newest state."""
         if self.blind:
             return []
         return self.take_in(self.engine.on_state(decode_state(encode_state(self.state)), self.now))
@@ -111,17 +111,17 @@ class Bench(StateMachine):
         return self.take_in(self.engine.on_gossip(raw, self.now))
 
     def wait(self, seconds: float) -> list[act.Action]:
-        """Time passes for the engine alone."""
+        """Let time pass for the engine alone."""
         self.now += seconds
         return self.take_in(self.engine.on_tick(self.now))
 
     def get_all(self, kind: type[A]) -> list[A]:
-        """The actions of a kind; of a kind of coordinator message, those that were sent."""
+        """All actions of a kind; for a kind of coordinator message, those that were sent."""
         found = [a.message if isinstance(a, act.Submit) else a for a in self.actions]
         return [a for a in found if isinstance(a, kind)]
 
     def get_reasons(self, kind: type[Message]) -> list[str]:
-        """Why the messages of a kind were sent, as the log says it."""
+        """The logged reasons for sending messages of a kind."""
         sent = [a for a in self.actions if isinstance(a, act.Submit) and isinstance(a.message, kind)]
         said = [log.event for a in sent if (log := a.before or a.after) is not None]
         return [event.reason for event in said if isinstance(event, kinds.WitnessSent | kinds.Withdrew)]
@@ -130,12 +130,12 @@ class Bench(StateMachine):
         return choose((a.event for a in self.actions if isinstance(a, act.Log)), kind)
 
     def get_said(self, kind: type = object) -> list[Gossip]:
-        """Gossip that was published, with a body of this kind."""
+        """The published gossip with a body of this kind."""
         said = [decode_gossip(a.raw) for a in self.get_all(act.Publish)]
         return [message for message in said if isinstance(message.body, kind)]
 
     def get_announced(self) -> list[Gossip]:
-        """The own results that were announced."""
+        """The engine's own announced results."""
         return [decode_gossip(a.raw) for a in self.get_all(act.Announce)]
 
     def get_decided(self) -> dict[int, list[int]]:
@@ -143,7 +143,7 @@ class Bench(StateMachine):
         return {event.height: list(event.members) for event in self.get_logs(kinds.Decided)}
 
     def forget(self) -> None:
-        """Only what comes from now on counts."""
+        """Discard all actions so far."""
         self.actions.clear()
 
     def get_record(self, height: int | None = None) -> RoundRecord:
@@ -162,16 +162,16 @@ class Bench(StateMachine):
 
     @property
     def index(self) -> int:
-        """Own index among the members; slots are in the order of joining."""
+        """The engine's member index; slots are in the order of joining."""
         return self.own
 
     @property
     def run(self) -> Run:
-        """What the members do now."""
+        """The run's members, to act for them."""
         return Run(self.state, now=self.unix, keys=self.get_keys)
 
     def get_keys(self, number: int) -> tuple[bytes, bytes]:
-        """Signer and p2p key of a participant: the same."""
+        """Signer and p2p key of a participant, which are equal here."""
         key = self.identities[number].public
         return key, key
 
@@ -179,13 +179,13 @@ class Bench(StateMachine):
         self.run.join(*numbers)
 
     def form(self) -> None:
-        """From WaitingForMembers to Warmup."""
+        """Go from WaitingForMembers to Warmup."""
         self.now += self.state.config.waiting_for_members_extra_time + 1
         self.settle()
         assert self.state.run_state is RunState.WARMUP
 
     def start(self) -> "Bench":
-        """From WaitingForMembers to round 0, everybody ready."""
+        """Go from WaitingForMembers to round 0, with every member ready."""
         if self.state.run_state is RunState.WAITING_FOR_MEMBERS:
             self.join(*range(len(self.identities)))
             self.form()
@@ -201,7 +201,7 @@ class Bench(StateMachine):
         return next(i for i in self.identities if i.public == self.state.clients[member].p2p)
 
     def sign(self, member: int, body: GossipBody, height: int | None = None, **changes: Any) -> Gossip:
-        """A message of that member, signed; `changes` say otherwise who signs or for which round."""
+        """A signed message of that member; `changes` may name another signer or round."""
         identity = changes.pop("identity", None) or self.get_identity(member)
         return sign(self.state, identity, member, body, height=height, **changes)
 
@@ -223,7 +223,7 @@ class Bench(StateMachine):
         return self.sign(member, Ready(digest, ReadyFlag(flags)))
 
     def deliver(self, *members: int, height: int | None = None) -> None:
-        """Results of these members are announced, and their payloads come."""
+        """Announce results of these members, and deliver their payloads."""
         for member in members:
             message = self.build_result(member, height)
             self.hear(message)
@@ -231,14 +231,14 @@ class Bench(StateMachine):
             self.feed(act.PayloadArrived(message.body.commitment))
 
     def train(self, **changes: Any) -> None:
-        """The trainer answers the newest training; `changes` are of its reply."""
+        """The trainer answers the newest training; `changes` replace fields of its reply."""
         action = self.last_train
         assert action is not None, "it was asked to train"
         reply = build_train_reply(**({"payload": build_body(self.state, self.index, action.height)} | changes))
         self.feed(act.Trained(action.epoch, action.height, reply, ZERO32))
 
     def build_witness(self, member: int, **changes: Any) -> WitnessMessage:
-        """A report that agrees with what the engine under test knows and computed."""
+        """A report that agrees with the knowledge and results of the engine under test."""
         attested = get_attested_round(self.state)
         held, known = changes.pop("held", None), changes.pop("commitments", None)
         if held is None:
@@ -251,12 +251,12 @@ class Bench(StateMachine):
         return self.run.build_witness(member, **(said | changes))
 
     def record(self, *members: int, **changes: Any) -> None:
-        """These witnesses' reports stand on record; nobody has seen that yet."""
+        """Put these witnesses' reports on record, without showing the state."""
         for member in members:
             self.run.send(self.build_witness(member, **changes))
 
     def close(self, *members: int, seconds: float = 1.0, **changes: Any) -> list[act.Action]:
-        """These witnesses (all, where none is named) report, the round closes, the engine sees what follows."""
+        """Report for these witnesses (default: all), close the round, and show the engine the state."""
         height = self.state.current.height
         self.now += seconds
         self.record(*(members or get_members(self.state.current.members)), **changes)
@@ -266,14 +266,14 @@ class Bench(StateMachine):
         return self.show()
 
     def pass_times(self) -> None:
-        """The times of a round run out; nobody has seen that yet."""
+        """Let the round time out, without showing the state."""
         self.now += self.state.config.max_round_train_time
         self.settle()
         self.now += self.state.config.round_witness_time
         self.settle()
 
     def split(self) -> None:
-        """The other witnesses report nothing and another digest each; the round times out."""
+        """Let every other witness report an empty set and a different digest; the round times out."""
         for member in get_members(self.state.current.members):
             if member != self.index:
                 digest = build_hash("split", member, self.state.current.height)
@@ -282,12 +282,12 @@ class Bench(StateMachine):
         self.show()
 
     def run_round(self, **changes: Any) -> list[act.Action]:
-        """One quiet round: everybody delivers, all report the same."""
+        """A round without faults: every member delivers, and all report the same."""
         self.play()
         return self.close(**changes)
 
     def play(self) -> None:
-        """Everybody trains and delivers in the running round."""
+        """Let every member train and deliver in the running round."""
         owed = compute_assignments(self.state.current, self.state.config)
         self.deliver(*(m for m in owed if m != self.index))
         if self.index in owed and self.engine.training.in_flight == (
@@ -308,7 +308,7 @@ def build_bench(members: int = 4, own: int = 0, manual: Collection[type] = (), *
 
 
 def go_to_last_drain(bench: Bench) -> None:
-    """Two rounds with data, then the drain up to its last round."""
+    """Run rounds with data, then drain rounds up to the last one."""
     while bench.state.epoch.drain_from_height == 0 or bench.state.current.height < bench.state.epoch.drain_from_height:
         bench.run_round()
     drains = 2 if bench.state.config.overlap else 1

@@ -5,9 +5,9 @@
         await cluster.until_round(epoch=1, height=1)
         cluster.kill("server")
 
-What a test asserts is read from events, never from a clock. Every wait ends at a deadline that only a
-broken run reaches, with the last events of each node in its message. Whatever ends the block, no
-process stays behind.
+A test asserts on events, never on a clock. Every wait ends at a deadline that only a
+broken run reaches, with the last events of each node in its message. However the block ends, no
+process survives it.
 """
 
 import os
@@ -31,7 +31,7 @@ from psyche.testnet.process import Child, describe_exit
 
 T = TypeVar("T")
 
-DEADLINE_S: Final = 300.0  # of one wait: seconds on a quiet machine, minutes on one with ten times the work it can do
+DEADLINE_S: Final = 300.0  # of one wait: enough for a machine with ten times the work it can do; seconds on a quiet one
 
 
 class Cluster:
@@ -57,15 +57,15 @@ class Cluster:
         self._prefix = dict(prefix or {})
         self._addresses = dict(addresses or {})
 
-    # --- command lines, as a person would type them -----------------------------------------------
+    # --- command lines, as a user would type them ------------------------------------------------
 
     def address_of(self, name: str) -> str:
-        """Where a node listens."""
+        """The address on which a node listens."""
         return self._addresses.get(name, "127.0.0.1")
 
     @property
     def server_address(self) -> str:
-        """What clients are told."""
+        """The server's address for clients."""
         return f"{self.address_of('server')}:{self.port}"
 
     def psyche(self, *arguments: object) -> list[str]:
@@ -73,7 +73,7 @@ class Cluster:
         return [sys.executable, "-m", "psyche", *map(str, arguments)]
 
     def data_dir(self, name: str) -> Path:
-        """A node's own folder."""
+        """A node's data folder."""
         return self.folder / name
 
     def checkpoints(self, name: str) -> Path:
@@ -109,7 +109,7 @@ class Cluster:
         return node
 
     def start_server(self) -> Node:
-        """Start the server; the port and the state folder stay the same over restarts."""
+        """Start the server; it keeps its port and state folder over restarts."""
         return self._start("server", self._server_argv(), {})
 
     def start_client(self, number: int, **env: str) -> Node:
@@ -131,20 +131,20 @@ class Cluster:
         return child
 
     def kill(self, name: str) -> float:
-        """SIGKILL a node; returns when, in unix seconds."""
+        """SIGKILL a node; return when, in unix seconds."""
         self.nodes[name].is_ending = True
         self.child(name).kill()
         return time.time()
 
     def interrupt(self, name: str) -> float:
-        """SIGINT to a node's process alone; returns when, in unix seconds."""
+        """SIGINT a node's process only; return when, in unix seconds."""
         self.nodes[name].is_ending = True
         now = time.time()
         self.child(name).send(signal.SIGINT)
         return now
 
     async def until_ended(self, *names: str) -> list[int]:
-        """Wait until these nodes' processes have ended; their exit codes."""
+        """Wait until these nodes' processes have ended; return their exit codes."""
         await self.until(f"{', '.join(names)} to end", lambda: not any(self.child(n).is_running() for n in names))
         return [await self.child(name).wait() for name in names]
 
@@ -155,7 +155,7 @@ class Cluster:
         return self.start_server() if name == "server" else self.start_client(int(name.rpartition("-")[2]))
 
     async def run_command(self, *arguments: object) -> str:
-        """Run a command of the program under test to its end; what it printed."""
+        """Run a command of the program under test to its end; return its output."""
         name = f"command-{uuid4().hex[:8]}"
         argv = [*self._prefix.get("server", ()), *self.psyche(*arguments)]
         child = Child(name, argv, output=self.folder / "logs" / name, env={MARK: f"{self.token}/{name}/1"})
@@ -169,7 +169,7 @@ class Cluster:
         return text
 
     async def assert_gone(self, name: str) -> None:
-        """Nothing is left of a node's newest process and of what it had started."""
+        """Assert that a node's newest process and all processes that it started are gone."""
         node = self.nodes[name]
         await assert_nothing_left(f"{self.token}/{name}/{node.starts}")
         node.read()
@@ -177,12 +177,12 @@ class Cluster:
         await assert_none_of(trainers)
 
     async def assert_all_gone(self, name: str = "") -> None:
-        """Nothing is left of the nodes whose name begins so, and no trainer of anybody."""
+        """Assert that all processes of nodes with this name prefix are gone, and all trainers."""
         await assert_nothing_left(f"{self.token}/{name}")
         await assert_none_of(get_hosted_trainers())
 
     async def close(self) -> None:
-        """End everything that was started, by whatever is left of it."""
+        """Stop everything that was started, whichever way works."""
         for node in self.nodes.values():
             if node.child is not None:
                 await node.child.end()
@@ -193,16 +193,16 @@ class Cluster:
     # --- events -----------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Take in what all nodes have written since."""
+        """Read the new events of all nodes."""
         for node in self.nodes.values():
             node.read()
 
     def find(self, name: str, kind: str, since: float = 0.0, **fields: object) -> list[Line]:
-        """A node's events of a kind from a moment on, oldest first, whose fields have these values."""
+        """A node's events of a kind since a moment, oldest first, whose fields have these values."""
         return [e for e in self.nodes[name].events if e["t"] >= since and matches(e, kind, fields)]
 
     def find_all(self, kind: str, since: float = 0.0, **fields: object) -> list[Line]:
-        """The same over all nodes."""
+        """The same as `find`, over all nodes."""
         return [event for name in self.nodes for event in self.find(name, kind, since, **fields)]
 
     @property
@@ -211,10 +211,10 @@ class Cluster:
         return sorted(name for name in self.nodes if name != "server")
 
     async def until(self, what: str, condition: Callable[[], T], timeout_s: float = DEADLINE_S) -> T:
-        """Wait until `condition` is true; what it gave.
+        """Wait until `condition` is true; return its value.
 
         Raises:
-            AssertionError: it never was, or a node failed meanwhile; with each node's last events.
+            AssertionError: it did not become true, or a node failed meanwhile; with each node's last events.
         """
         deadline = trio.current_time() + timeout_s
         while True:
@@ -230,7 +230,7 @@ class Cluster:
         for node in self.nodes.values():
             if node.child is None or node.child.is_running() or len(node.codes) == node.starts:
                 continue
-            is_ending = node.is_ending  # of this process: meanwhile another task may start the next one
+            is_ending = node.is_ending  # of this process; meanwhile another task may start the next one
             code = await node.child.wait()
             node.codes.append(code)
             node.read()
@@ -239,7 +239,7 @@ class Cluster:
                 raise AssertionError(f"{text}\n{self.describe()}")
 
     async def until_round(self, epoch: int, height: int, since: float = 0.0) -> Line:
-        """Wait until the server began to train this round, or a later one of the epoch."""
+        """Wait until the server has begun to train this round, or a later one of the epoch."""
 
         def find() -> list[Line]:
             begun = self.find("server", "state_changed", since, run_state="round_train", epoch=epoch)
@@ -263,7 +263,7 @@ class Cluster:
     # --- what most runs are judged by -------------------------------------------------------------
 
     def get_final_digests(self, *names: str) -> dict[str, str]:
-        """The digest each client held when the run was finished."""
+        """Each client's digest when the run was finished."""
         digests: dict[str, str] = {}
         for name in names or self.clients:
             finished = self.find(name, "finished")
@@ -271,7 +271,7 @@ class Cluster:
         return digests
 
     def assert_equal_weights(self, *names: str) -> str:
-        """All clients finished with the same digest, which is returned, and with the same exported bytes."""
+        """Assert that all clients finished with the same digest and the same exported bytes; return the digest."""
         digests = self.get_final_digests(*names)
         assert len(set(digests.values())) == 1, f"{digests}\n{self.describe()}"
         (digest,) = set(digests.values())
@@ -296,7 +296,7 @@ async def open_cluster(
     addresses: Mapping[str, str] | None = None,
     kind: type[C] = Cluster,
 ) -> AsyncIterator[C]:
-    """A cluster of which nothing runs any more when the block ends, however it ends."""
+    """A cluster; when the block ends, however it ends, all its processes are stopped."""
     cluster = kind(folder, config, prefix=prefix, addresses=addresses)
     try:
         yield cluster
@@ -307,5 +307,5 @@ async def open_cluster(
 
 
 def forget_folder(folder: Path) -> None:
-    """As if the machine's disk were new."""
+    """Delete a node's folder, as if the machine had a new disk."""
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Events of which a test says only what matters, and sinks that keep what happens.
+"""Events of which a test gives only the fields that matter, and sinks that keep events.
 
 log.emit(make(kinds.Trained, height=3, loss=2.5))
 assert sink.get(kinds.Left)[0].code == 1
@@ -15,7 +15,7 @@ from psyche.telemetry import kinds
 
 
 def make(kind: type[E], **given: object) -> E:
-    """An event with these fields; the others that it needs are zero, empty or the first of their type."""
+    """An event with these fields; the other required fields are zero, empty or the first value of their type."""
     hints = get_type_hints(kind)
     fields = msgspec.structs.fields(kind)
     blank = {one.name: _make_blank(hints[one.name]) for one in fields if one.default is msgspec.NODEFAULT}
@@ -23,7 +23,7 @@ def make(kind: type[E], **given: object) -> E:
 
 
 def make_line(t: float, node: str, event: kinds.Event) -> dict[str, Any]:
-    """The line of an event."""
+    """An event as its log line."""
     return {"t": t, "node": node, "kind": kinds.get_kind(event)} | kinds.get_plain_fields(event)
 
 

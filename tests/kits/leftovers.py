@@ -1,4 +1,4 @@
-"""Which processes of a test still live: by a mark in their environment, or by who forked them."""
+"""Finds processes that a test has left running: by a mark in their environment, or by their parent."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -10,8 +10,8 @@ import trio
 
 from psyche.modeling.trainer.process import HOST_VARIABLE
 
-MARK: Final = "PSYCHE_E2E"  # in the environment of every process of a test, and of all it starts
-GONE_S: Final = 60.0  # for the kernel to end the children of a process that is dead, on a busy machine
+MARK: Final = "PSYCHE_E2E"  # in the environment of every process of a test, and of its descendants
+GONE_S: Final = 60.0  # for the kernel to end the children of a dead process, on a busy machine
 POLL_S: Final = 0.05
 
 
@@ -27,7 +27,7 @@ def get_processes(mark: str) -> list[int]:
 
 
 def describe_processes(pids: Iterable[int]) -> str:
-    """Command lines, for a failure's message."""
+    """The processes' command lines, for a failure's message."""
     lines: list[str] = []
     for pid in pids:
         with suppress(OSError):
@@ -37,7 +37,7 @@ def describe_processes(pids: Iterable[int]) -> str:
 
 
 def get_children(parent: int) -> dict[int, str]:
-    """Pid and state (R, S, Z for dead and not taken leave of, and so on) of a process's children."""
+    """Pid and state (R, S, Z for zombie, and so on) of a process's children."""
     found: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -48,7 +48,7 @@ def get_children(parent: int) -> dict[int, str]:
 
 
 def get_host() -> int | None:
-    """The process that forks trainers for the tests' clients, where one runs (see `conftest.py`)."""
+    """The process that forks trainers for the tests' clients, if one runs (see `conftest.py`)."""
     wanted = os.environ.get(HOST_VARIABLE, "")
     for pid in get_children(os.getpid()):
         with suppress(OSError):
@@ -58,24 +58,24 @@ def get_host() -> int | None:
 
 
 def get_hosted_trainers() -> list[int]:
-    """Trainers that the host has forked; they carry no mark of the client that asked for them."""
+    """Trainers that the host has forked; they do not carry the mark of the client that asked for them."""
     host = get_host()
     return [] if host is None else sorted(get_children(host))
 
 
 async def assert_nothing_left(mark: str) -> None:
-    """No process with this mark, once the kernel has had the time to end what it must."""
+    """Assert that no process has this mark, after giving the kernel time to end them."""
     await _assert_none(lambda: get_processes(mark))
 
 
 async def assert_none_of(trainers: Iterable[int]) -> None:
-    """None of these trainers, which some process other than ours may have forked."""
+    """Assert that none of these trainers runs, whichever process forked them."""
     wanted = set(trainers)
     await _assert_none(lambda: [pid for pid in wanted if is_trainer(pid)])
 
 
 def is_trainer(pid: int) -> bool:
-    """Whether a living process with this number is a trainer: the number may have been given again."""
+    """Whether the process with this pid is a trainer: the pid may have been reused."""
     with suppress(OSError):
         return b"psyche.modeling.trainer." in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
@@ -89,7 +89,7 @@ async def _assert_none(find: Callable[[], list[int]]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet taken leave of does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a part of a client or of a server says, kept for a test to look at."""
+"""Keeps the events of a part of a client or of a server, for a test to inspect."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ E = TypeVar("E", bound=kinds.Event)
 
 
 def choose(events: Iterable[kinds.Event], kind: type[E]) -> list[E]:
-    """Those of one kind."""
+    """The events of one kind."""
     return [event for event in events if isinstance(event, kind)]
 
 
 @dataclass
 class Log:
-    """A sink that keeps every event; where a part wants a function to log with, it is that function, too."""
+    """A sink that keeps every event; it can be called, for parts that want a function to log with."""
 
     told: list[kinds.Event] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Somebody on the line between a client and a server: reads what goes by, and adds to it, changes it or ends it."""
+"""A man in the middle between a client and a server: it reads the traffic, adds to it, changes it or cuts it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ Change = Callable[[bytes], bytes]
 
 @dataclass(eq=False)
 class Session:
-    """One connection that goes through the middle, and all that went by."""
+    """One connection through the middle, and its traffic."""
 
     client: trio.SocketStream
     server: trio.SocketStream
@@ -23,7 +23,7 @@ class Session:
     ended: trio.Event = field(default_factory=trio.Event)
 
     async def run(self) -> None:
-        """Carry bytes both ways until one of the ends closes."""
+        """Copy bytes both ways until one end closes."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._carry_to_server, nursery.cancel_scope)
             nursery.start_soon(self._carry_to_client, nursery.cancel_scope)
@@ -31,7 +31,7 @@ class Session:
         self.ended.set()
 
     async def hang_up(self) -> None:
-        """Cut the line."""
+        """Cut the connection."""
         await trio.aclose_forcefully(self.client)
         await trio.aclose_forcefully(self.server)
 
@@ -63,22 +63,22 @@ async def _write(stream: trio.SocketStream, data: bytes) -> None:
 
 
 class Middle:
-    """Where the line goes through.
+    """The man in the middle.
 
     Args:
-        port: where the server listens, on this machine.
+        port: the server's port on this machine.
     """
 
     def __init__(self, port: int) -> None:
-        self.port = 0  # where clients connect instead
+        self.port = 0  # the port for clients to connect to
         self.sessions: list[Session] = []
-        self.change_to_server: Change = bytes  # of sessions to come; those that run have their own
+        self.change_to_server: Change = bytes  # for new sessions; a running session has its own
         self.change_to_client: Change = bytes
-        self.instead: Callable[[trio.SocketStream], Awaitable[None]] | None = None  # answers in the server's place
+        self.instead: Callable[[trio.SocketStream], Awaitable[None]] | None = None  # in place of the server
         self._server_port = port
 
     async def handle(self, client: trio.SocketStream) -> None:
-        """One connection, from its first byte to its end."""
+        """Serve one connection, from its first byte to its end."""
         if self.instead is not None:
             await self.instead(client)
             return
@@ -92,7 +92,7 @@ class Middle:
 
 @asynccontextmanager
 async def open_port(serve: Callable[[trio.SocketStream], Awaitable[object]]) -> AsyncIterator[int]:
-    """Serve connections at a free port of this machine; the port."""
+    """Serve connections at a free port of this machine; yields the port."""
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, serve, listeners)
@@ -102,7 +102,7 @@ async def open_port(serve: Callable[[trio.SocketStream], Awaitable[object]]) -> 
 
 @asynccontextmanager
 async def open_middle(server_port: int) -> AsyncIterator[Middle]:
-    """Somebody between the clients, which connect to `Middle.port`, and the server."""
+    """Open a middle between the server and clients that connect to `Middle.port`."""
     middle = Middle(server_port)
     async with open_port(middle.handle) as middle.port:
         yield middle

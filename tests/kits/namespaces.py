@@ -1,11 +1,11 @@
-"""A machine of its own for each node, as far as the kernel can pretend, on lines with delay and loss.
+"""A separate machine for each node, as far as the kernel can emulate one, on lines with delay and loss.
 
     with open_namespaces({"server": Line(), "client-1": Line(delay_s=0.05, loss=0.01)}) as machines:
         subprocess.Popen([*machines.prefix["server"], "psyche", "server", "run", ...])
 
-Each node has a network namespace with one interface, whose packets a process of ours carries to the others:
-late by the delays of both lines, and some never. Kernels without `netem` can do so, too. Loopback stays down, so that
-nothing goes another way. Needs root and iproute2.
+Each node has a network namespace with one interface. A process of ours carries its packets to the others,
+delayed by both lines, and drops some of them, so that kernels without `netem` will do. Loopback stays down, so that
+no traffic takes another way. Needs root and iproute2.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from typing import Final
 from psyche.errors import PsycheError
 
 IP_S: Final = 60.0
-MTU_BYTES: Final = 16_000  # fewer packets to carry
+MTU_BYTES: Final = 16_000  # large packets, so that there are fewer to carry
 _TUNSETIFF: Final = 0x400454CA
 _TUN_WITHOUT_HEADER: Final = 0x0001 | 0x1000
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a packet meets between a machine and the net, either way."""
+    """The conditions between a machine and the network, the same both ways."""
 
     delay_s: float = 0.0
     loss: float = 0.0
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """Namespace and address by node."""
+    """The namespace and the address of each node."""
 
     program: str
     names: dict[str, str]
@@ -52,20 +52,20 @@ class Namespaces:
 
     @property
     def prefix(self) -> dict[str, list[str]]:
-        """What is put before a node's command line."""
+        """The command that a node's command line starts with."""
         return {node: [self.program, "netns", "exec", name] for node, name in self.names.items()}
 
 
 class NoNamespaces(PsycheError):
-    """Why there can be none here."""
+    """Network namespaces are not available here; the message says why."""
 
 
 @contextmanager
 def open_namespaces(nodes: Mapping[str, Line], *, seed: int = 0) -> Iterator[Namespaces]:
-    """Namespaces that see each other; gone when the block ends.
+    """Namespaces that reach each other; they are deleted when the block ends.
 
     Raises:
-        NoNamespaces: the machine does not have what they need, or does not allow them.
+        NoNamespaces: the machine lacks something that they need, or does not allow them.
     """
     program = shutil.which("ip")
     if program is None:
@@ -89,7 +89,7 @@ def open_namespaces(nodes: Mapping[str, Line], *, seed: int = 0) -> Iterator[Nam
 
 
 def _open_machine(stack: ExitStack, made: Namespaces, node: str, device: str) -> int:
-    """A namespace whose only interface ends in the descriptor that is returned."""
+    """Create a namespace; return the descriptor of the tunnel behind its only interface."""
     name, address = made.names[node], made.addresses[node]
     _run(made.program, "netns", "add", name)
     stack.callback(subprocess.run, [made.program, "netns", "del", name], check=False, capture_output=True, timeout=IP_S)
@@ -109,26 +109,26 @@ def _run(program: str, *arguments: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where a machine's packets come out and go in; an IPv4 address and a tunnel's descriptor."""
+    """A machine's end of the network: an IPv4 address and a tunnel's descriptor."""
 
     address: str
     tunnel: int
     line: Line
 
     def format(self) -> str:
-        """As an argument."""
+        """The end as a command-line argument."""
         return f"{self.address}={self.tunnel}={self.line.delay_s}={self.line.loss}"
 
 
 def parse_end(text: str) -> End:
-    """What `format` wrote."""
+    """Parse the text of `End.format`."""
     address, tunnel, delay_s, loss = text.split("=")
     return End(address, int(tunnel), Line(float(delay_s), float(loss)))
 
 
 @contextmanager
 def _carry(ends: Sequence[End], seed: int) -> Iterator[None]:
-    """A process that carries packets until the block ends, or this process does."""
+    """Run a process that carries packets until the block, or this process, ends."""
     command = [sys.executable, __file__, "--seed", str(seed), *(end.format() for end in ends)]
     tunnels = [end.tunnel for end in ends]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=tunnels) as carrier:
@@ -149,7 +149,7 @@ class Carrier:
         self._count = 0
 
     def run(self) -> None:
-        """Until standard input ends."""
+        """Carry packets until standard input closes."""
         poll = select.poll()
         for tunnel in (sys.stdin.fileno(), *self._by_tunnel):
             poll.register(tunnel, select.POLLIN)
@@ -164,7 +164,7 @@ class Carrier:
     def _take(self, line: Line, packet: bytes) -> None:
         target = self._by_address.get(packet[16:20]) if packet[0] >> 4 == 4 else None
         if target is not None and self._rng.random() < (1 - line.loss) * (1 - target.line.loss):
-            self._count += 1  # packets of one moment stay in their order
+            self._count += 1  # the count keeps packets with equal times in order
             due = time.monotonic() + line.delay_s + target.line.delay_s
             heapq.heappush(self._waiting, (due, self._count, target.tunnel, packet))
 
@@ -175,7 +175,7 @@ class Carrier:
 
 
 def main() -> None:
-    """The carrier's process."""
+    """Entry point of the carrier's process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of which packets are lost")
     parser.add_argument("ends", nargs="+", type=parse_end, metavar="ADDRESS=TUNNEL=DELAY=LOSS")

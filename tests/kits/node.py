@@ -1,4 +1,4 @@
-"""One process of a run under test, and what it has told: its events, its last lines, how it ended."""
+"""One process of a run under test, with its events, its last output lines and its exit codes."""
 
 import json
 import time
@@ -12,8 +12,8 @@ from psyche.testnet.process import Child, describe_exit
 
 SHOWN_EVENTS: Final = 14
 SHOWN_LINES: Final = 6
-QUIET: Final = frozenset({"network", "payload_received", "model_fetch"})  # a failure's message leaves them out
-LATE_S: Final = 5.0  # how much later than its deadline a loaded machine may notice that a wait is over
+QUIET: Final = frozenset({"network", "payload_received", "model_fetch"})  # left out of a failure's message
+LATE_S: Final = 5.0  # how late a loaded machine may notice that a wait is over
 WITHOUT_DEADLINE: Final = frozenset(
     {kinds.Wait.MORE_MEMBERS, kinds.Wait.FORMATION, kinds.Wait.OWNER, kinds.Wait.NEXT_EPOCH}
 )
@@ -21,7 +21,7 @@ WITHOUT_DEADLINE: Final = frozenset(
 
 @dataclass(slots=True)
 class Node:
-    """One node: its running process, what it has written so far, and how its former processes ended."""
+    """One node: its running process, its events so far, and the exit codes of its former processes."""
 
     name: str
     tail: EventTail
@@ -29,15 +29,15 @@ class Node:
     events: list[Line] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
     starts: int = 0
-    is_ending: bool = False  # we killed or interrupted it: any exit code is its own business
+    is_ending: bool = False  # we killed or interrupted it: any exit code is fine
 
     def read(self) -> None:
-        """Take in what the node has written since."""
+        """Read the node's new events."""
         while found := self.tail.read():
             self.events += found
 
     def describe(self) -> str:
-        """How it is, its last events and its last words."""
+        """Describe the node's state, its last events and its last output lines."""
         state = "never started" if self.child is None else "running"
         if self.child is not None and not self.child.is_running():
             state = describe_exit(self.codes[-1] if self.codes else None)
@@ -61,7 +61,7 @@ def matches(event: Line, kind: str, fields: Mapping[str, object]) -> bool:
 
 
 def find_overlong_waits(lines: Iterable[Line]) -> list[Line]:
-    """Waits that ended later than the deadline they had named, and such as named none without a reason."""
+    """Waits that ended later than their deadline, and waits without a deadline that need one."""
     found: list[Line] = []
     for line in lines:
         event = read_event(line)

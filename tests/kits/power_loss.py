@@ -1,9 +1,9 @@
-"""What a folder may hold when the power fails: found by watching code as it writes to a real disk.
+"""The possible contents of a folder after a power loss, found by watching code as it writes to a real disk.
 
-A file's bytes are on disk when the file was synced, a name is when its folder was. What was written since may be
-there or not: bytes whole, half or not at all, for all files alike; names folder by folder. What is added to a file
-is taken to come in its order. Before every call that the disk obeys, and at the end, each such folder is a `Loss`,
-which `restore` makes real; whatever reads it must find all that was promised before.
+A file's bytes are durable when the file was synced, a name when its folder was. Later writes may
+survive or not: bytes whole, half or not at all, for all files alike; names folder by folder. Appended bytes
+are assumed to survive in order. Before every watched call, and at the end, each possible content is a `Loss`,
+which `restore` writes out; code that reads it must find everything promised before.
 """
 
 import os
@@ -16,16 +16,16 @@ from unittest.mock import patch
 
 SYNCS: Final = ("fsync", "fdatasync")
 CHANGES: Final = ("rename", "replace", "unlink", "remove", "rmdir", "mkdir", "link")
-Names = dict[int, dict[str, int]]  # of each folder, by its number: what its names stand for
+Names = dict[int, dict[str, int]]  # by folder number: the folder's names, and the numbers of their files
 Read = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A folder as a power cut may leave it.
+    """The contents of a folder that a power cut may leave.
 
     Args:
-        moment: before which call, with what is lost.
+        moment: before which call, and what is lost.
         promised: what the code had promised by then.
         files: bytes by path below the folder.
     """
@@ -36,7 +36,7 @@ class Loss:
     folders: tuple[str, ...]
 
     def restore(self, folder: Path) -> None:
-        """Make it real in an empty folder."""
+        """Write the contents into an empty folder."""
         for name in self.folders:
             (folder / name).mkdir(parents=True)
         for name, data in self.files.items():
@@ -45,12 +45,12 @@ class Loss:
 
 @dataclass(eq=False)
 class Watch:
-    """Follows what is written below `root`; `losses` grows with it."""
+    """Follows the writes below `root`; `losses` grows with them."""
 
     root: Path
     losses: list[Loss] = field(default_factory=list)
     promised: Any = None
-    _numbers: dict[int, int] = field(default_factory=dict)  # by inode, of what is there
+    _numbers: dict[int, int] = field(default_factory=dict)  # by inode, for existing files
     _count: int = 0
     _folders: set[int] = field(default_factory=set)
     _names: Names = field(default_factory=dict)
@@ -59,18 +59,18 @@ class Watch:
     _safe_bytes: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """What is there already is safe."""
+        """Treat the present contents as durable."""
         self.scan()
         self._safe_names = {number: dict(names) for number, names in self._names.items()}
         self._safe_bytes = dict(self._bytes)
 
     def promise(self, what: Any) -> None:
-        """From now on `what` must survive."""
+        """Require from now on that `what` survives."""
         self.look("promise")
         self.promised = what
 
     def look(self, moment: str) -> None:
-        """Add what a power cut may leave now."""
+        """Add the contents that a power cut may leave now."""
         self.scan()
         choices = [
             ("bytes that are not synced", self._names, self._read_safe),
@@ -88,7 +88,7 @@ class Watch:
                 self.losses.append(loss)
 
     def sync(self, descriptor: int) -> None:
-        """A file or folder was synced."""
+        """Note that a file or folder was synced."""
         number = self._numbers.get(os.fstat(descriptor).st_ino)
         if number in self._folders:
             self._safe_names[number] = dict(self._names[number])
@@ -96,7 +96,7 @@ class Watch:
             self._safe_bytes[number] = self._bytes[number]
 
     def _lose_names(self) -> Iterator[tuple[str, Names]]:
-        """What is not synced of all folders, of each alone, and of all but one."""
+        """Lose the unsynced names of all folders, of each folder alone, and of all folders but one."""
         yield "of all folders", self._safe_names
         changed = [number for number, names in self._names.items() if self._safe_names.get(number, {}) != names]
         for number in changed if len(changed) > 1 else ():
@@ -110,7 +110,7 @@ class Watch:
             yield from self._walk(names, number, f"{prefix}{name}/")
 
     def _get_recent(self) -> Iterator[Loss]:
-        """Those of the same promise."""
+        """The losses under the present promise."""
         for loss in reversed(self.losses):
             if loss.promised != self.promised:
                 return
@@ -124,13 +124,13 @@ class Watch:
 
     def _read_torn(self, number: int) -> bytes:
         safe, now = self._read_safe(number), self._bytes[number]
-        if safe.startswith(now):  # cut, or as it was
+        if safe.startswith(now):  # truncated or unchanged
             return now
         kept = len(safe) if now.startswith(safe) else 0
         return now[: kept + (len(now) - kept) // 2]
 
     def scan(self) -> None:
-        """Read the folder, after each change of names too: an inode that is gone may be another file's next."""
+        """Read the folder; needed after each change of names, because inodes of deleted files are reused."""
         found: dict[int, int] = {}
         self._names = {}
         self._visit(self.root, found)
@@ -155,7 +155,7 @@ class Watch:
 
 @contextmanager
 def watch_disk(root: Path) -> Iterator[Watch]:
-    """Follow what this process writes below `root`, an existing folder, while this lasts."""
+    """Follow what this process writes below `root`, an existing folder, until the block ends."""
     watch = Watch(root)
     with ExitStack() as stack:
         for name in (*SYNCS, *CHANGES):

@@ -1,5 +1,5 @@
-"""What clients of a run sign and trainers reply: headers, results, other gossip, train replies. All is honest, but
-for the fields that a test replaces.
+"""What clients sign and trainers reply: headers, results, other gossip, train replies. All are honest, except
+for fields that a test replaces.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ FIRST_DIGEST: Final = compute_state_digest(ZERO32, WEIGHTS)
 
 
 def build_train_reply(payload: bytes = b"payload", **changes: Any) -> TrainReply:
-    """What a trainer says when it has trained."""
+    """A trainer's reply after training."""
     values: dict[str, Any] = {
         "payload": payload, "loss": 2.0, "grad_norm": 1.0, "tokens": 8, "seconds": 0.5, "compute_seconds": 0.4,
         "micro_batch_size": 1, "train_count": 1,
@@ -35,7 +35,7 @@ def build_train_reply(payload: bytes = b"payload", **changes: Any) -> TrainReply
 
 
 def build_body(state: Coordinator, member: int, height: int) -> bytes:
-    """The payload of a member's result of this round; as long as the plan says."""
+    """The payload of a member's result of this round, with the plan's length."""
     seed = build_hash("body", state.progress.epoch, height, member)
     return (seed * (PAYLOAD_BYTES // 32 + 1))[:PAYLOAD_BYTES]
 
@@ -43,9 +43,9 @@ def build_body(state: Coordinator, member: int, height: int) -> bytes:
 def build_header(
     state: Coordinator, member: int, key: bytes, *, height: int | None = None, body: bytes | None = None, **changes: Any
 ) -> ResultHeader:
-    """The header of an honest member's result, of the running round unless said otherwise.
+    """The header of an honest member's result, by default of the running round.
 
-    `key` is the member's; hashes of what a state does not know are zero.
+    `key` is the member's; hashes that the state does not have are zero.
     """
     named = state.current.height if height is None else height
     round_ = get_round(state, named)
@@ -63,7 +63,7 @@ def build_header(
 
 
 def build_result(header: ResultHeader) -> Result:
-    """What is announced of a result."""
+    """The announcement of a result."""
     raw = encode_header(header)
     return Result(compute_commitment(raw), raw)
 
@@ -71,12 +71,12 @@ def build_result(header: ResultHeader) -> Result:
 def sign(
     state: Coordinator, identity: Identity, member: int, body: GossipBody, *, height: int | None = None, **named: Any
 ) -> Gossip:
-    """Gossip of the running round, signed; `named` says of which other `epoch` or `run_uid`."""
+    """Signed gossip of the running round; `named` may give another `epoch` or `run_uid`."""
     epoch, run_uid = named.get("epoch", state.progress.epoch), named.get("run_uid", state.run_uid)
     return sign_gossip(identity, run_uid, epoch, state.current.height if height is None else height, member, body)
 
 
 def get_commitment(message: Gossip) -> bytes:
-    """What a result commits to."""
+    """The commitment of a result."""
     assert isinstance(message.body, Result)
     return message.body.commitment

@@ -8,7 +8,7 @@ from typing import Final
 
 from psyche.testnet.free_port import choose_port
 
-MakeRun = Callable[..., Path]  # the fixture `make_run`
+MakeRun = Callable[..., Path]  # the type of the fixture `make_run`
 
 MODEL: Final = {
     "architectures": ["LlamaForCausalLM"],
@@ -86,7 +86,7 @@ shuffle_seed = [{seed}]
 
 
 def write_model(folder: Path) -> Path:
-    """First weights and a tokenizer, as `psyche model init` makes them, without a process for it."""
+    """Write initial weights and a tokenizer as `psyche model init` does, without a process of its own."""
     from psyche.data.bytes_tokenizer import write_tokenizer
     from psyche.modeling.model import init_model
 
@@ -99,7 +99,7 @@ def write_model(folder: Path) -> Path:
 
 
 def write_run(folder: Path, model: Path, *, host: str = "127.0.0.1", **changes: object) -> Path:
-    """A run's configuration in `folder`, with weights and some tokens; keywords replace what `CONFIG` says."""
+    """Write a run's configuration, weights and some tokens to `folder`; keywords replace values of `CONFIG`."""
     folder.mkdir(parents=True)
     config = {**CONFIG, **changes}
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in config.items())

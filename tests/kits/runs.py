@@ -1,11 +1,11 @@
-"""Small runs with honest members, driven step by step: for tests of whatever lives around the state machine.
+"""Small runs with honest members, driven step by step: for tests of everything around the state machine.
 
     run = build_run(members=3, rounds_per_epoch=2)   # joined, waiting
     run.warm_up()                                     # round 0 has begun
     run.run_round()                                   # all witnesses report, the round closes
     run.finish_epoch()                                # to the end of Cooldown
 
-Everything is deterministic: keys, entropy, commitments and digests are hashes of their names.
+Everything is deterministic: keys, entropy, commitments and digests are hashes of names.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -39,7 +39,7 @@ from psyche.testing.state_machine import StateMachine
 
 @contextmanager
 def expect_refusal(state: Coordinator, error: type[CoordinatorError], rule: str = "") -> Iterator[None]:
-    """What happens within must be refused with exactly this error, naming `rule`, and change no byte (T2)."""
+    """Expect that the block is refused with this error, naming `rule`, and changes no byte of the state (T2)."""
     before, caught = encode_state(state), None
     try:
         yield
@@ -52,18 +52,18 @@ def expect_refusal(state: Coordinator, error: type[CoordinatorError], rule: str 
 
 @dataclass
 class Run(StateMachine):
-    """A run under test: its state, the clock, and what the members hold and believe.
+    """A run under test: its state, the clock, and what the members hold and report.
 
-    `now` is unix seconds and the slot. `compute_commitments` and `compute_digest` may be replaced to make members lie.
+    `now` is unix seconds and the slot. Replace `compute_commitments` or `compute_digest` to make members lie.
     """
 
     now: int = START_UNIX
     keys: Callable[[int], tuple[bytes, bytes]] = build_keys  # signer and p2p key of a participant
-    silent: set[int] = field(default_factory=set)  # members that say nothing at all
+    silent: set[int] = field(default_factory=set)  # members that send nothing at all
 
     @property
     def unix(self) -> int:
-        """The clock."""
+        """The clock, in unix seconds."""
         return self.now
 
     def wait(self, seconds: int) -> int:
@@ -74,7 +74,7 @@ class Run(StateMachine):
     # --- membership and Warmup
 
     def join(self, *numbers: int) -> list[int]:
-        """Participants join, by their number; their slots."""
+        """Let participants join, by number; return their slots."""
         return [self._join(*self.keys(number)) for number in numbers]
 
     def _join(self, signer: bytes, p2p: bytes) -> int:
@@ -84,25 +84,25 @@ class Run(StateMachine):
         return number
 
     def withdraw(self, number: int, *, epoch: int | None = None, member: int | None = None) -> None:
-        """A participant withdraws as the member of its own number (its slot's, in a first epoch), or another."""
+        """Withdraw a participant; its member index is its number (its slot's, in a first epoch) unless given."""
         named = self.state.progress.epoch if epoch is None else epoch
         self.apply(Withdraw(named, number if member is None else member), self.keys(number)[1])
 
     def leave(self, number: int) -> None:
-        """A participant gives up its slot."""
+        """Let a participant give up its slot."""
         self.apply(LeaveRun(), self.keys(number)[0])
 
     def eject(self, member: int, *, epoch: int = 0, height: int | None = None) -> None:
-        """Somebody reports that a member signed two results."""
+        """Report that a member signed two results."""
         named = self.state.current.height if height is None else height
         self.apply(ReportEquivocation(epoch, named, member))
 
     def form(self) -> None:
-        """Let the waiting time pass: Warmup begins if enough have joined."""
+        """Let the waiting time pass: Warmup begins if enough participants have joined."""
         self.wait(self.state.config.waiting_for_members_extra_time)
 
     def show(self, *members: int, digest: bytes | None = None) -> None:
-        """Members show their weights: the certified ones, or those that everybody starts with."""
+        """Let members show their weights: the certified ones, or the initial ones."""
         shown = digest or self.get_start_digest()
         for member in members:
             key = self.state.clients[member].p2p
@@ -113,7 +113,7 @@ class Run(StateMachine):
         return self.state.certified.digest if self.state.certified.digest != ZERO32 else build_hash("weights")
 
     def warm_up(self) -> "Run":
-        """From joined members to round 0."""
+        """Go from joined members to round 0."""
         if self.state.run_state is RunState.WAITING_FOR_MEMBERS:
             self.form()
         self.show(*(m for m in self.get_members() if m not in self.silent))
@@ -123,7 +123,7 @@ class Run(StateMachine):
         return self
 
     def get_client_states(self) -> list[ClientState]:
-        """How each member of the epoch stands."""
+        """The state of each member of the epoch."""
         return [client.state for client in self.state.clients]
 
     def get_members(self) -> list[int]:
@@ -133,19 +133,19 @@ class Run(StateMachine):
     # --- rounds
 
     def compute_commitments(self, round_: Round) -> dict[int, bytes]:
-        """What each trainer of a round commits to."""
+        """The commitment of each member with a batch in a round."""
         owed = compute_assignments(round_, self.state.config)
         epoch = self.state.progress.epoch
         return {member: build_hash("result", epoch, round_.height, member) for member in owed}
 
     def compute_digest(self) -> bytes:
-        """D(h) of everybody."""
+        """D(h), the same for all members."""
         return build_hash("digest", self.state.progress.epoch, self.state.current.height)
 
     def build_witness(self, member: int, *, silent: Collection[int] = (), **overrides: Any) -> WitnessMessage:
-        """The honest report of a witness that holds everything but from the silent; fields can be overridden.
+        """The honest report of a witness that holds everything except from silent members; fields can be overridden.
 
-        `commitments` may be given: what the members of the attested round committed to.
+        `commitments` may be given: those of the members in the attested round.
         """
         state, round_ = self.state, self.state.current
         quiet = compute_bits({*silent, *self.silent})
@@ -178,21 +178,21 @@ class Run(StateMachine):
         self.apply(message, self.state.clients[message.member].p2p)
 
     def get_speaking_witnesses(self, silent: Collection[int] = ()) -> list[int]:
-        """The elected witnesses of the running round that can and will report."""
+        """The elected witnesses of the running round that can report and are not silent."""
         able = {m for m in self.get_members() if m not in self.silent and m not in silent}
         done = {record.member for record in self.state.current.witnesses}
         return [m for m in get_witnesses(self.state.current) if m in able and m not in done]
 
     def witness_all(self, silent: Collection[int] = (), **overrides: Any) -> None:
-        """All witnesses but the silent report."""
+        """Let all witnesses report, except the silent ones."""
         speaking = self.get_speaking_witnesses(silent)
         for message in [self.build_witness(member, silent=silent, **overrides) for member in speaking]:
             self.send(message)
 
     def run_round(self, silent: Collection[int] = (), **overrides: Any) -> Round:
-        """One whole round: a second passes, the witnesses report, it closes; by time-out where it must.
+        """Run one whole round: a second passes, the witnesses report, and it closes, if need be by time-out.
 
-        The closed round is returned; the next phase has begun.
+        Returns the closed round; the next phase has begun.
         """
         round_ = self.state.current
         self.wait(1)
@@ -204,19 +204,19 @@ class Run(StateMachine):
         return round_
 
     def run_rounds(self) -> Iterator[Round]:
-        """All rounds of the epoch, each when it has closed."""
+        """Run all rounds of the epoch; yield each when it has closed."""
         while self.state.in_round:
             yield self.run_round()
 
     def finish_epoch(self) -> "Run":
-        """Run the rounds that are left, and Cooldown."""
+        """Run the remaining rounds, and Cooldown."""
         for _ in self.run_rounds():
             pass
         self.wait(self.state.config.cooldown_time)
         return self
 
     def rejoin(self) -> None:
-        """All members of the last epoch that may, join again."""
+        """Let all members of the last epoch that may join do so."""
         for client in self.state.clients:
             self._rejoin(client)
 
@@ -241,7 +241,7 @@ def build_warmup(members: int = 3, **config: Any) -> Run:
 
 
 def build_training(members: int = 4, rounds: int = 0, **config: Any) -> Run:
-    """A run in RoundTrain of a long epoch, after so many honest rounds."""
+    """A run in RoundTrain of a long epoch, after that many honest rounds."""
     run = build_run(members, **{"rounds_per_epoch": 30, **config}).warm_up()
     for _ in range(rounds):
         run.run_round()
@@ -249,7 +249,7 @@ def build_training(members: int = 4, rounds: int = 0, **config: Any) -> Run:
 
 
 def build_cooldown(members: int = 3, *, model: Model | None = None, **config: Any) -> Run:
-    """A run in Cooldown after an epoch of one round, which is certified."""
+    """A run in Cooldown after an epoch of one round, which was certified."""
     run = build_run(members, model=model, **{"rounds_per_epoch": 1, **config}).warm_up()
     list(run.run_rounds())
     assert run.state.run_state is RunState.COOLDOWN

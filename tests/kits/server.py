@@ -1,4 +1,4 @@
-"""What the server's tests share: keys, a disk in memory, and honest members that speak the wire's messages."""
+"""Shared by the server's tests: keys, a disk in memory, and honest members that send real requests."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from psyche.wire.crypto import Identity
 
 SERVER, OWNER = build_identity("server"), build_identity("owner")
 CLIENTS = [build_identity(number) for number in range(8)]
-RUN_OF_THREE: Final = {"init_min_clients": 3, "min_clients": 2, "total_steps": 5}  # it goes on with two
+RUN_OF_THREE: Final = {"init_min_clients": 3, "min_clients": 2, "total_steps": 5}  # it continues with two
 
 
 class MemoryDisk:
@@ -67,12 +67,12 @@ class RunFile:
     bootstrap: tuple[str, ...] = ()
 
     def build_state(self) -> Coordinator:
-        """The run, just created."""
+        """The state of the newly created run."""
         return build_state(self.config, self.model, run_id=self.run_id)
 
 
 def build_file(**config: Any) -> RunFile:
-    """A run of three; keywords are of its configuration."""
+    """A run of three; keywords override its configuration."""
     return RunFile(build_config(**(RUN_OF_THREE | config)))
 
 
@@ -101,14 +101,14 @@ def build_record(identity: Identity, port: int = 4001, expires_unix: int = START
 
 
 def build_join_request(record: AddressRecord) -> wire.SubmitRequest:
-    """What a client sends to join."""
+    """A client's request to join."""
     return wire.build_submit(Join(record.p2p), record)
 
 
 class Members(Run):
-    """Honest members that talk to a handler: each message goes as the request that a client would send.
+    """Honest members that talk to a handler: each message goes as a client's request.
 
-    What the handler refuses is answered, not raised: `ask` for what must not be refused.
+    A refusal is a reply, not an exception: use `ask` to look at the reply.
     """
 
     def __init__(self, handler: CoordinatorHandler, identities: list[Identity] | None = None) -> None:
@@ -132,14 +132,14 @@ class Members(Run):
         return reply
 
     def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
-        """Send it as a request; whether anything changed."""
+        """Send the message as a request; return whether anything changed."""
         identity = next(i for i in self.identities if i.public == sender)
         nonce = self.state.nonce
         self.ask(sender, wire.build_submit(message, build_record(identity) if isinstance(message, Join) else None))
         return self.state.nonce != nonce
 
     def tick(self, entropy: Entropy | str = "drawn") -> bool:
-        """The server's clock acts, with entropy of its own."""
+        """Tick the handler, which draws its own entropy."""
         nonce = self.state.nonce
         self.handler.tick(self.now)
         self._take_state()
@@ -150,10 +150,10 @@ class Members(Run):
 
     def _take_state(self) -> None:
         self.handler.journal.flush()
-        self.state = self.handler.state  # another object after a defect
+        self.state = self.handler.state  # after a defect it is another object
 
     def send(self, message: WitnessMessage) -> None:
-        """A report, unless others were faster and the round is over."""
+        """Send a report, unless the round is already over."""
         if self.state.in_round and self.state.current.height == message.height:
             super().send(message)
 
@@ -172,7 +172,7 @@ class Members(Run):
         return wire.build_submit(self.build_witness(member, **overrides))
 
     def step(self) -> None:
-        """Whatever the run needs next."""
+        """Do what the run needs next."""
         match self.run_state:
             case RunState.WAITING_FOR_MEMBERS:
                 self.join_all()
@@ -185,7 +185,7 @@ class Members(Run):
                 raise AssertionError(f"nothing to do in {self.run_state.name}")
 
     def finish(self) -> Iterator[None]:
-        """The whole run, one step at a time."""
+        """Run to the end, one step at a time."""
         for _ in range(200):
             if self.run_state is RunState.FINISHED:
                 return

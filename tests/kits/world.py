@@ -1,4 +1,4 @@
-"""A whole run in one process on a virtual clock: real core, real engines, arithmetic and links replaced."""
+"""A whole run in one process on a virtual clock: real core and engines; arithmetic and links are replaced."""
 
 import heapq
 import itertools
@@ -26,29 +26,29 @@ TICK_S = 0.5
 
 @dataclass
 class Pace:
-    """How fast a client is; `online` false cuts its gossip and its fetches."""
+    """The speed and the defects of a client."""
 
     train_s: float = 0.4
     apply_s: float = 0.05
     gossip_s: float = 0.01
     fetch_s: float = 0.02
-    gossip_cut: bool = False  # neither hears nor is heard
-    deaf: bool = False  # hears no gossip and gets no answers; is heard
-    fetch_cut: bool = False  # gets no payloads
-    withhold: bool = False  # announces, never serves
-    silent: bool = False  # never trains, never speaks, but stays connected
+    gossip_cut: bool = False  # sends and receives nothing
+    deaf: bool = False  # receives no gossip and no answers, but sends
+    fetch_cut: bool = False  # fetches no payloads
+    withhold: bool = False  # announces results, but never serves them
+    silent: bool = False  # never trains or sends, but stays connected
 
 
 @dataclass
 class Disk:
-    """What survives a kill."""
+    """The data that survives a kill."""
 
     snapshots: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)  # digest -> weights, chain
     replay: dict[tuple[int, int], tuple[act.AppliedSet, tuple[bytes, ...]]] = field(default_factory=dict)
 
 
 class Node:
-    """One client: an engine, a pretended trainer, a disk."""
+    """One client: an engine, a fake trainer, a disk."""
 
     def __init__(self, world: "World", index: int) -> None:
         self.world = world
@@ -64,7 +64,7 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        """A fresh process on the old disk."""
+        """Start a fresh process on the old disk."""
         self.generation += 1
         self.alive = True
         self.exit = None
@@ -90,7 +90,7 @@ class Node:
         self.world.at(self.world.now + delay, run)
 
     def trainer_later(self, delay: float, function: Callable[[], None]) -> None:
-        """The trainer does one thing after another."""
+        """Run a trainer's work after the work before it."""
         self.busy_until = max(self.busy_until, self.world.now) + delay
         self.later(self.busy_until - self.world.now, function)
 
@@ -153,10 +153,10 @@ class Node:
             case _:
                 self.later(0.005, lambda: self.world.send(self, action))
 
-    # --- what the pretended world answers -----------------------------------------------------------
+    # --- the fake world's answers -----------------------------------------------------------------
 
     def find_peer(self, key: bytes) -> "Node | None":
-        """A node, if it can be reached."""
+        """The node with this key, if it can be reached."""
         node = self.world.by_key.get(key)
         cut = node is None or not node.alive or node.pace.gossip_cut or self.pace.gossip_cut
         return None if cut else node
@@ -271,7 +271,7 @@ class Node:
     # --- what tests ask ---------------------------------------------------------------------------
 
     def get_applied_sets(self) -> dict[tuple[object, object], list[int]]:
-        """The members of what was applied, by epoch and height."""
+        """The members of each applied set, by epoch and height."""
         return {(event.epoch, event.height): sorted(event.members) for event in self.get_logs(kinds.Applied)}
 
     def get_logs(self, kind: type[E]) -> list[E]:
@@ -284,7 +284,7 @@ class World(StateMachine):
     def __init__(self, state: Coordinator, clients: int) -> None:
         super().__init__(state)
         self.now = 1000.0
-        self.shown: Coordinator | None = None  # what the nodes see; nobody changes it
+        self.shown: Coordinator | None = None  # the copy that the nodes see; treat it as read-only
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.timeline: list[tuple[float, int, int, str, int]] = []
@@ -321,7 +321,7 @@ class World(StateMachine):
             node.execute(node.engine.on_state(self.shown, self.now))
 
     def push(self) -> None:
-        """Everyone sees the new state, as bytes would bring it."""
+        """Show all nodes the new state, encoded and decoded."""
         current = self.state.current
         row = (self.now, self.state.progress.epoch, current.height, self.state.run_state.name, self.state.progress.step)
         if not self.timeline or self.timeline[-1][1:] != row[1:]:
@@ -330,7 +330,7 @@ class World(StateMachine):
             self.at(self.now + 0.005, lambda node=node: self.show(node))
 
     def beat(self) -> None:
-        """The server ticks, and shows what became of it."""
+        """Tick the server, and show its new state."""
         nonce = self.state.nonce
         self.settle()
         if self.state.nonce != nonce:
@@ -338,7 +338,7 @@ class World(StateMachine):
         self.at(self.now + TICK_S, self.beat)
 
     def send(self, node: Node, action: act.Action) -> None:
-        """A message to the coordinator."""
+        """Send a message to the coordinator."""
         nonce = self.state.nonce
         try:
             if isinstance(action, act.Submit) and not isinstance(action.message, ReportEquivocation):
@@ -361,7 +361,7 @@ class World(StateMachine):
             node.later(node.pace.gossip_s, lambda node=node: node.execute(node.engine.on_gossip(raw, self.now)))
 
     def run_until(self, done: Callable[[], bool], limit_s: float = 600.0) -> None:
-        """Play events until `done`; fails when virtual time runs out."""
+        """Play events until `done`; fail when virtual time runs out."""
         end = self.now + limit_s
         while not done():
             assert self.queue, "nothing left to happen"
@@ -382,11 +382,11 @@ class World(StateMachine):
         return f"{self.timeline[-5:]} waits {waits} refusals {self.refusals[-5:]}"
 
     def digests(self) -> set[bytes]:
-        """Digests of the weights that living nodes hold at the end."""
+        """The digests of the living nodes' weights, as their engines know them."""
         return {n.engine.membership.weights_digest or ZERO32 for n in self.nodes if n.alive}
 
     def assert_all_equal(self) -> None:
-        """All living nodes hold the certified weights, which were trained."""
+        """Assert that all living nodes hold the certified weights, and that these were trained."""
         assert self.digests() == {self.state.certified.digest}, self.describe()
         weights = {n.weights for n in self.nodes if n.alive}
         assert len(weights) == 1
@@ -394,7 +394,7 @@ class World(StateMachine):
 
 
 def build_world(clients: int = 3, **changes: object) -> World:
-    """Six rounds of so many clients, three an epoch; keywords are of the configuration."""
+    """A run of six rounds, three an epoch, with that many clients; keywords override the configuration."""
     values: dict[str, object] = {
         "warmup_time": 20, "cooldown_time": 2, "max_round_train_time": 10, "round_witness_time": 2, "total_steps": 7,
         "init_min_clients": clients, "min_clients": 2, "global_batch_size_start": 2 * clients,

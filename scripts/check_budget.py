@@ -1,7 +1,7 @@
-"""Holds the size budget: functions p90 <= 35 lines and none over 70, files <= 500 lines, everything annotated.
+"""Checks the size budget: functions p90 <= 35 lines and none over 70, files <= 500 lines, everything annotated.
 
-A folder of psyche holds at most 16 files and one of tests 20, so that whoever opens it sees its parts. And no two
-files of tests have one name: pytest reads only the first of them.
+A folder of psyche has at most 16 files and one of tests 20, so that readers can survey it. No two test
+files may have the same name: pytest reads only the first of them.
 """
 
 import ast
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_FUNCTION_LINES = 70
 P90_FUNCTION_LINES = 35
 MAX_FILE_LINES = 500
-MAX_FILES = {"psyche": 16, "tests": 20}  # of Python in one folder, besides __init__.py
+MAX_FILES = {"psyche": 16, "tests": 20}  # Python files in one folder, besides __init__.py
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -23,7 +23,7 @@ def get_functions(tree: ast.AST) -> Iterator[Function]:
 
 
 def get_length(function: Function) -> int:
-    """Lines from `def` to the last one."""
+    """Lines from `def` to the end of the function."""
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
@@ -36,13 +36,13 @@ def get_unannotated(function: Function) -> list[str]:
 
 
 def find_namesakes() -> list[str]:
-    """Test files of one name."""
+    """Test files with equal names."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     return [f"tests: {count} files are called {name}" for name, count in sorted(names.items()) if count > 1]
 
 
 def find_crowded_folders(root: Path) -> list[str]:
-    """Folders with more files than a reader takes in at a glance."""
+    """Folders with too many files."""
     counts = Counter(
         path.parent for top in MAX_FILES for path in (root / top).rglob("*.py") if path.name != "__init__.py"
     )

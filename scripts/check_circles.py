@@ -1,6 +1,6 @@
-"""Refuses circles of imports: no module may need another one that needs it, however indirectly.
+"""Refuses import cycles: no module may import, directly or indirectly, a module that imports it.
 
-Imports within functions and under TYPE_CHECKING count as well: they hide a circle, they do not undo it.
+Imports within functions and under TYPE_CHECKING count as well: they hide a cycle but do not remove it.
 """
 
 import sys
@@ -10,10 +10,10 @@ import grimp
 
 
 def find_circles(imports: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """The sets of modules of which each reaches all others (Tarjan), each sorted by name.
+    """The cycles: sets of modules that all reach each other (Tarjan), each sorted by name.
 
     Args:
-        imports: of every module, those that it imports.
+        imports: the imported modules of every module.
     """
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
@@ -41,7 +41,7 @@ def find_circles(imports: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def read_imports(package: str) -> dict[str, set[str]]:
-    """What each module of a package imports of the package."""
+    """The modules of the package that each of its modules imports."""
     graph = grimp.build_graph(package, cache_dir=None)
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 

@@ -1,6 +1,6 @@
-"""Names that nothing uses. What only tests use is dead as well; the kits of tests are users as good as any.
+"""Finds names that nothing uses. A name that only tests use is dead as well; use by the tests' kits counts.
 
-What is used in a way that cannot be seen stands in `scripts/used_unseen.toml`, each with the reason.
+Names with uses that the check cannot see are in `scripts/used_unseen.toml`, each with the reason.
 """
 
 import sys
@@ -13,18 +13,18 @@ ROOT = Path(__file__).resolve().parent.parent
 USERS = ["psyche", "scripts", "benchmarks", "tests"]
 TESTS = ["*/test_*.py", "*/conftest.py"]
 JUDGED = ("psyche", "scripts", "benchmarks")
-KIT = Path("psyche/testing")  # for tests, of ours and of others
+KIT = Path("psyche/testing")  # test code, ours and other people's
 ALLOWED = ROOT / "scripts" / "used_unseen.toml"
 
 
 def read_allowed() -> dict[str, str]:
-    """Name -> why it is no dead code."""
+    """Name -> why it is not dead."""
     tables = tomllib.loads(ALLOWED.read_text())["used"]
     return {name: table["by"] for table in tables for name in table["names"]}
 
 
 def find_unused() -> list[tuple[str, str]]:
-    """(name, where it stands) of all that has no user."""
+    """(name, location) of everything that nothing uses."""
     vulture = Vulture()
     vulture.scavenge([ROOT / folder for folder in USERS], exclude=TESTS)
     found: list[tuple[str, str]] = []

@@ -1,6 +1,6 @@
-"""A pytest plugin: which lines and branches of the core its own tests reach, in every worker (`-p scripts.cover_core`).
+"""A pytest plugin: measures lines and branches of core that its tests run, in every worker (`-p scripts.cover_core`).
 
-Only while tests of the core are imported and run: what other tests do to the core would hide what its own leave out.
+It measures only while tests of core are imported and run: other tests' coverage would hide what core's tests miss.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from coverage import Coverage
 
 ROOT = Path(__file__).resolve().parent.parent
 OF_CORE = (ROOT / "tests" / "core", ROOT / "tests" / "conformance")
-# Searches go nearly everywhere by chance, and measuring makes them several times slower: the others reach every line.
+# Searches cover nearly everything by chance, and measuring makes them several times slower: other tests must suffice.
 SEARCHES = {
     "test_any_state.py",
     "test_assignment_chance.py",
@@ -23,14 +23,14 @@ SEARCHES = {
     "test_small_worlds.py",
 }
 
-_coverage = Coverage(data_suffix=True)  # a file for each process; `coverage combine` puts them together
+_coverage = Coverage(data_suffix=True)  # a file for each process; `coverage combine` merges them
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _coverage.erase()  # what an earlier run left
+    _coverage.erase()  # an earlier run's data
 
 
 @contextmanager
 def covering(path: Path) -> Iterator[None]:
-    """Within, lines of the core count, if this file tests it."""
+    """Measure lines of core inside the block, if this file tests core."""
     if path.name in SEARCHES or not any(folder in path.parents for folder in OF_CORE):
         yield
         return
@@ -42,7 +42,7 @@ def covering(path: Path) -> Iterator[None]:
 
 
 def import_core() -> None:
-    """What runs at import counts, whoever imports it first: so it is imported here."""
+    """Import core while measuring: code that runs at import counts, whichever module would import it first."""
     with covering(OF_CORE[0] / "import"):
         for path in sorted((ROOT / "psyche" / "core").rglob("*.py")):
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
@@ -53,18 +53,18 @@ import_core()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """A test file is imported when its tests are collected."""
+    """Measure while tests are collected, which imports their file."""
     with covering(collector.path):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test with its fixtures."""
+    """Measure a test with its fixtures."""
     with covering(item.path):
         return (yield)
 
 
 def pytest_sessionfinish() -> None:
-    """In a worker, or where there are none."""
+    """Save the data at the end of each worker, or of the only process."""
     _coverage.save()

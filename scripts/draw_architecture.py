@@ -1,9 +1,9 @@
-"""Draws docs/img/floors.svg from the floors in pyproject.toml, and docs/img/run.svg: who speaks to whom in a run.
+"""Draws docs/img/floors.svg from the floors in pyproject.toml, and docs/img/run.svg: who talks to whom in a run.
 
     python scripts/draw_architecture.py           write them
-    python scripts/draw_architecture.py --check   only say whether they are stale
+    python scripts/draw_architecture.py --check   only report whether they are stale
 
-Plain SVG, so that a change of the code is a small change of the picture.
+The SVG is plain, so that a small change of the code is a small change of the picture.
 """
 
 import ast
@@ -57,7 +57,7 @@ def wrap(text: str, limit: int) -> list[str]:
 
 
 def get_limit(width: float) -> int:
-    """Characters of a line in a box."""
+    """The number of characters that fit in a line of a box."""
     return int(width / 6.4)
 
 
@@ -100,7 +100,7 @@ def wrap_svg(height: float, parts: list[str]) -> str:
 
 
 def read_floors() -> list[list[str]]:
-    """The layers that import-linter holds, highest first."""
+    """The layers that import-linter enforces, highest first."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
     (floors,) = [contract for contract in contracts if contract["type"] == "layers"]

@@ -1,7 +1,7 @@
-"""Draws the tables of docs/events.md from the kinds of events, between their markers.
+"""Draws the tables of docs/events.md from the event classes, between their markers.
 
 python scripts/draw_events.py           write them
-python scripts/draw_events.py --check   only say whether the page is stale
+python scripts/draw_events.py --check   only report whether the page is stale
 """
 
 import inspect
@@ -22,7 +22,7 @@ BLOCK: Final = re.compile(r"(<!-- BEGIN kinds -->\n).*?(<!-- END kinds -->)", re
 
 
 def get_defined(module: ModuleType, base: type) -> list[type]:
-    """The classes of a module, in its order."""
+    """The classes that a module defines, in order."""
     found = [cls for _, cls in inspect.getmembers(module, inspect.isclass) if cls.__module__ == module.__name__]
     return sorted((cls for cls in found if issubclass(cls, base)), key=lambda cls: inspect.getsourcelines(cls)[1])
 

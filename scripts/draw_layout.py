@@ -1,9 +1,9 @@
 """Draws the tables of docs/protocol.md and its reference that follow from the code, between their markers.
 
     python scripts/draw_layout.py           write them
-    python scripts/draw_layout.py --check   only say whether a page is stale
+    python scripts/draw_layout.py --check   only report whether a page is stale
 
-A block stands between `<!-- BEGIN name -->` and `<!-- END name -->`, on one of the pages.
+A block is between `<!-- BEGIN name -->` and `<!-- END name -->`, on one of the pages.
 """
 
 import math
@@ -54,11 +54,11 @@ DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 PAGES: Final = (DOCS / "protocol.md", DOCS / "protocol-reference.md")
 NUMBERS: Final = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "f": "f32", "d": "f64"}
 TEXTS: Final[dict[Any, str]] = {bytes: "bytes", str: "text", int: "bitmap", list: "list of u16", tuple: "two f32"}
-EXAMPLE_ROUNDS: Final = 3  # with data, in the timelines
-WITNESSES: Final = (4, 8, 16, 32)  # sizes of committee in the table of risks
+EXAMPLE_ROUNDS: Final = 3  # rounds with data, in the timelines
+WITNESSES: Final = (4, 8, 16, 32)  # committee sizes in the table of risks
 BAD_SHARES: Final = (0.10, 0.20, 0.33)
 
-# Stored and always zero today: marked in the tables. tests/docs holds the list against the code.
+# Stored, and always zero today: marked in the tables. tests/docs checks the list against the code.
 NOT_USED_YET: Final[dict[str, frozenset[str]]] = {
     "Config": frozenset(
         {"tie_breakers", "reveal_gate", "tolerance_fp32_ppm", "tolerance_bf16_ppm", "opened_chunks", "canary_permille"}
@@ -78,7 +78,7 @@ MARK: Final = " †"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table of bytes."""
+    """One row of a byte layout."""
 
     offset: int
     size: int
@@ -100,7 +100,7 @@ def draw_rows(rows: Iterable[Row]) -> list[str]:
 
 
 def get_types(label: str) -> dict[str, Any]:
-    """The annotation of every attribute of the dataclass called `label`."""
+    """The annotation of every attribute of the dataclass `label`."""
     cls = ResultHeader if label == "ResultHeader" else getattr(state, label, None) or getattr(messages, label)
     types = {field.name: field.type for field in fields(cls)}
     if label == "Coordinator":
@@ -109,13 +109,13 @@ def get_types(label: str) -> dict[str, Any]:
 
 
 def get_plain(annotation: Any) -> Any:
-    """A class: without `| None`, and without what a list holds."""
+    """The class inside an annotation: without `| None`, and the element type of a list."""
     inner = [part for part in get_args(annotation) if part is not type(None)]
     return inner[0] if type(None) in get_args(annotation) else get_origin(annotation) or annotation
 
 
 def describe(field: Field, layout: FieldLayout, annotation: Any) -> str:
-    """What a field's bytes are, in words."""
+    """Describe a field's bytes in words."""
     if field.is_pad:
         return "zero"
     if field.constant is not None:
@@ -149,7 +149,7 @@ def describe_number(field: Field, layout: FieldLayout, plain: Any) -> str:
 
 
 def list_rows(layout: FieldLayout, label: str, base: int = 0) -> Iterator[Row]:
-    """The fields of a layout; `label` names the dataclass whose attributes they are."""
+    """The fields of a layout; `label` is the dataclass with their attributes."""
     types, unused = get_types(label), NOT_USED_YET.get(label, frozenset())
     offset = base
     for field in layout.fields:
@@ -165,7 +165,7 @@ def get_variants(tagged: TaggedLayout[Any]) -> Mapping[int, FieldLayout]:
 
 
 def find_records(fields_: Iterable[Field]) -> Iterator[RecordLayout[Any] | TaggedLayout[Any]]:
-    """Every record inside, in order of appearance."""
+    """All nested records, in order of appearance."""
     for field in fields_:
         match field.codec:
             case RecordLayout() as record:
@@ -179,7 +179,7 @@ def find_records(fields_: Iterable[Field]) -> Iterator[RecordLayout[Any] | Tagge
 
 
 def draw_account() -> list[str]:
-    """The state from byte 0 to its last."""
+    """The state from its first byte to its last."""
     parts = [name for name, _, part in PARTS for _ in part]
     rows = list(list_rows(ACCOUNT, "Coordinator"))
     lines = [(part, f"{r.offset:,}", f"{r.size:,}", r.name, r.kind) for part, r in zip(parts, rows, strict=True)]
@@ -188,7 +188,7 @@ def draw_account() -> list[str]:
 
 
 def draw_records() -> list[str]:
-    """Every record inside the state; offsets count from the record's start."""
+    """All records inside the state; offsets count from the record's start."""
     records = {record.label: record for record in find_records(ACCOUNT.fields)}
     lines: list[str] = []
     for label, record in records.items():
@@ -198,7 +198,7 @@ def draw_records() -> list[str]:
 
 
 def draw_tagged(tagged: TaggedLayout[Any]) -> list[str]:
-    """A record whose first u32 says which fields follow; kinds with the same fields stand together."""
+    """A record whose first u32 selects the fields that follow; kinds with equal fields are grouped."""
     kinds = vars(tagged)["_kinds"]
     variants = [
         (f"{n} {kinds[n].name}", tuple(list_rows(layout, tagged.label, 4)))
@@ -213,7 +213,7 @@ def draw_tagged(tagged: TaggedLayout[Any]) -> list[str]:
 
 
 def draw_enumerations() -> list[str]:
-    """The numbers behind the names."""
+    """The names and numbers of the enumerations."""
     kinds = [kind for kind in vars(enums).values() if isinstance(kind, type) and issubclass(kind, IntEnum | IntFlag)]
     kinds = [*(kind for kind in kinds if kind not in (IntEnum, IntFlag)), NumericClass, ReadyFlag]
     return draw_table(("name", "values"), ((k.__name__, ", ".join(f"{int(m)} {m.name}" for m in k)) for k in kinds))
@@ -236,7 +236,7 @@ def draw_witness() -> list[str]:
 
 
 def draw_gossip() -> list[str]:
-    """The sizes of signed messages, as the encoder makes them."""
+    """The sizes of signed messages, as the encoder produces them."""
     identity = Identity(bytes(32))
     bodies: tuple[tuple[GossipBody, str], ...] = (
         (Ready(ZERO32, ReadyFlag(0)), "D(h) 32, ReadyFlag u8"),
@@ -256,7 +256,7 @@ def draw_gossip() -> list[str]:
 
 
 def draw_messages() -> list[str]:
-    """Every coordinator message: number, name, fields with their rules, and who may send it."""
+    """All coordinator messages: number, name, fields with their rules, and permitted senders."""
     kinds: tuple[AnyKind, ...] = (*KINDS, *ACCESS_KINDS)
     lines: list[tuple[object, ...]] = []
     for kind in kinds:
@@ -266,7 +266,7 @@ def draw_messages() -> list[str]:
 
 
 def describe_fields(kind: AnyKind) -> str:
-    """The fields of a message; what has a layout of its own is named."""
+    """The fields of a message; fields with a layout of their own appear by name."""
     if kind.type is WitnessMessage:
         return "the bytes of a witness message"
     hints = get_type_hints(kind.type, include_extras=True)
@@ -274,7 +274,7 @@ def describe_fields(kind: AnyKind) -> str:
 
 
 def describe_rule(hint: Any) -> str:
-    """What a field may hold, in words."""
+    """Describe the permitted values of a field in words."""
     if get_origin(hint) is Annotated:
         inner, rule = get_args(hint)[:2]
         return describe_plain(inner, rule)
@@ -286,7 +286,7 @@ def describe_rule(hint: Any) -> str:
 
 
 def describe_plain(plain: Any, rule: Between | Sized) -> str:
-    """A type with its rule."""
+    """Describe a type with its rule."""
     if isinstance(rule, Between):
         return f"{rule.low} to {rule.high:,}" if rule.high is not None else f"{rule.low} or more"
     size = str(rule.low) if rule.low == rule.high else f"{rule.low} to {rule.high}"
@@ -301,7 +301,7 @@ def describe_plain(plain: Any, rule: Between | Sized) -> str:
 
 
 def draw_timeline(*, overlap: bool) -> list[str]:
-    """An epoch of three rounds with data, round by round."""
+    """The timeline of an epoch with three data rounds, round by round."""
     config = Config(overlap=overlap)
     epoch = Epoch(drain_from_height=EXAMPLE_ROUNDS)
     lines: list[tuple[object, ...]] = []
@@ -321,7 +321,7 @@ def draw_timeline(*, overlap: bool) -> list[str]:
 
 
 def compute_tail(bad: int, drawn: int, at_least: int) -> float:
-    """The chance that `drawn` of 256 members hold so many of the `bad` ones."""
+    """The probability that `drawn` of 256 members include at least `at_least` of the `bad` ones."""
     good = MAX_CLIENTS - bad
     ways = sum(math.comb(bad, i) * math.comb(good, drawn - i) for i in range(at_least, drawn + 1))
     return ways / math.comb(MAX_CLIENTS, drawn)
@@ -332,7 +332,7 @@ def draw_chance(chance: float) -> str:
 
 
 def draw_committees() -> list[str]:
-    """The chance per round that liars have a quorum, and that they can block one; 256 members."""
+    """The probability per round that liars have a quorum, and that they can block one; 256 members."""
     lines: list[tuple[object, ...]] = []
     for n in WITNESSES:
         q = compute_quorum(n)
@@ -345,9 +345,9 @@ def draw_committees() -> list[str]:
 
 
 def compute_stall_chance(n: int, liars: int) -> float:
-    """Of one commitment: that filters of 256 others seem to hold it, `f + 1 - liars` of the honest witnesses'.
+    """The probability that `f + 1 - liars` or more honest witnesses' filters of 256 others falsely hold one commitment.
 
-    What C3 says of an equivocator and so many liars: whoever signs chooses afterwards who gets which result.
+    This is an equivocator's chance to stall C3 with that many liars: it chooses afterwards who gets which result.
     """
     clear = (1 - 1 / BLOOM_BITS) ** (BLOOM_HASHES * MAX_CLIENTS)
     seems_held = (1 - clear) ** BLOOM_HASHES
@@ -358,7 +358,7 @@ def compute_stall_chance(n: int, liars: int) -> float:
 
 
 def draw_decisions() -> list[str]:
-    """Of all n: q, f, E, and what it takes to leave a member open that signed two results; 256 members."""
+    """For every n: q, f, E, and the cost for a member with two results to stay undecided; 256 members."""
     lines: list[tuple[object, ...]] = []
     for n in range(1, MAX_WITNESSES + 1):
         q, f = compute_quorum(n), compute_liar_bound(n)
@@ -374,7 +374,7 @@ def draw_decisions() -> list[str]:
 
 
 def draw_quorums() -> list[str]:
-    """q(n) of all n, in one line."""
+    """q(n) for every n, in one line."""
     pairs = ", ".join(f"{n}→{compute_quorum(n)}" for n in range(1, 33))
     return [f"`{pairs}`"]
 
@@ -402,10 +402,10 @@ BLOCKS: Final[dict[str, Callable[[], list[str]]]] = {
 
 
 def draw_pages(texts: Sequence[str]) -> list[str]:
-    """The pages with every block drawn anew.
+    """The pages with every block redrawn.
 
     Raises:
-        ValueError: a block's markers are not there exactly once on all pages together.
+        ValueError: a block's markers do not occur exactly once on all pages together.
     """
     drawn = list(texts)
     for name, draw in BLOCKS.items():

@@ -1,7 +1,7 @@
-"""Draws the tables of docs/configuration.md, every key that people type, from `psyche.config`.
+"""Draws the tables of docs/configuration.md, with every key that users write, from `psyche.config`.
 
 python scripts/draw_settings.py           write them
-python scripts/draw_settings.py --check   only say whether the page is stale
+python scripts/draw_settings.py --check   only report whether the page is stale
 """
 
 import re
@@ -28,7 +28,7 @@ Found = tuple[str, type[Table]]
 
 
 def find_types(annotation: Any) -> Iterator[Any]:
-    """The types within an annotation, without `Annotated`, unions and lists around them."""
+    """The types inside an annotation, without `Annotated`, unions and lists."""
     if get_origin(annotation) is Literal:
         yield annotation
         return
@@ -45,7 +45,7 @@ def find_tables(annotation: Any) -> list[type[Table]]:
 
 
 def is_variant(table: type[Table]) -> bool:
-    """Whether it is nothing but the name of a variant and its content."""
+    """Whether the table is only the name of a variant and its content."""
     fields = [*table.model_fields.items()]
     return len(fields) == 1 and fields[0][1].alias not in (None, "class", "LLM")
 
@@ -55,7 +55,7 @@ def get_key(name: str, field: FieldInfo) -> str:
 
 
 def walk(path: str, table: type[Table]) -> Iterator[Found]:
-    """A table and all below it, each under its name in the file."""
+    """A table and all tables below it, each with its path in the file."""
     if not is_variant(table):
         yield path, table
     for name, field in table.model_fields.items():
@@ -65,7 +65,7 @@ def walk(path: str, table: type[Table]) -> Iterator[Found]:
 
 
 def describe_value(field: FieldInfo) -> str:
-    """What may stand there: a kind of value, or the names of variants."""
+    """Describe the permitted values: a kind of value, or the names of variants."""
     if tables := find_tables(field.annotation):
         variants = [get_key(*next(iter(one.model_fields.items()))) for one in tables if is_variant(one)]
         if not variants:
@@ -103,7 +103,7 @@ def describe_meaning(field: FieldInfo) -> str:
 
 
 def describe_table(table: type[Table]) -> str:
-    """The first line of its docstring, without the name of the table in it."""
+    """The first line of the table's docstring, without the table's name."""
     text = (table.__doc__ or "").splitlines()[0].removesuffix(".")
     return re.sub(r"^`\[.*?\]+`[:;] ", "", text)
 
@@ -119,7 +119,7 @@ def draw_table(table: type[Table]) -> list[str]:
 
 
 def draw_file(root: type[Table]) -> list[str]:
-    """A file's tables one after another; one that stands at several places is drawn once."""
+    """Draw a file's tables one after another; a table that occurs in several places is drawn once."""
     places: dict[type[Table], list[str]] = {}
     for path, table in walk("", root):
         places.setdefault(table, []).append(path)
@@ -134,10 +134,10 @@ def draw_file(root: type[Table]) -> list[str]:
 
 
 def draw_page(text: str) -> str:
-    """The page with every block drawn anew.
+    """The page with every block redrawn.
 
     Raises:
-        ValueError: the markers of a file's block are not there exactly once.
+        ValueError: the markers of a file's block do not occur exactly once.
     """
     for name, root in FILES.items():
         block = "\n" + "\n".join(draw_file(root)) + "\n\n"

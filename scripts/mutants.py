@@ -1,14 +1,14 @@
-"""Mutation testing of psyche.core: changes one thing at a time and asks whether a test of the core notices.
+"""Mutation testing of psyche.core: makes one change at a time and checks whether a test of core fails.
 
     python scripts/mutants.py --sample 300     as a sample, drawn by --seed
     python scripts/mutants.py --module tally   all mutants of one module; of several in the order named
     python scripts/mutants.py                  everything
-    python scripts/mutants.py --results FILE   goes on where an earlier run with that file stopped
+    python scripts/mutants.py --results FILE   resumes an earlier run with that file
 
-The checkout stays as it is: tests run in a copy of the tree, in forks of a process that has collected them
-all, and a fork changes the code of the functions that it has in memory (what runs at import needs a fork
-that imports anew). Only tests that run the changed line are run, the quickest first, up to the first that
-fails. Mutants that cannot be told from the original stand in equivalent_mutants.toml with the reason, and
+The checkout stays unchanged: tests run in a copy of the tree, in forks of a process that has collected them
+all. A fork replaces the code of live functions (code that runs at import needs a fork
+that imports everything anew). Only tests that run the changed line are run, the fastest first, until one
+fails. Mutants equivalent to the original are listed in equivalent_mutants.toml with the reason, and
 are not counted.
 """
 
@@ -40,17 +40,17 @@ TESTS_COPIED = ("conftest.py", "core", "conformance", "kits", "model_checker", "
 COPIED = ["psyche", *(f"tests/{name}" for name in TESTS_COPIED), "pyproject.toml", "shared"]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 GRACE_S = 60.0
-SLOWER = 10.0  # times that all tests together may take longer by the clock with a mutant than without
+SLOWER = 10.0  # factor by which all tests together may take longer in real time with a mutant
 WIDTH = 30
 PLAIN_EVERY_S = 15.0
 KILLED = ("killed", "too slow")
 SURVIVED = ("survived", "not covered")
-Start = Callable[[Path, Mutant, list[str]], int]  # log, mutant, tests -> number of the process
+Start = Callable[[Path, Mutant, list[str]], int]  # log, mutant, tests -> process id
 
 
 @dataclass
 class Running:
-    """A forked process and the mutant in it."""
+    """A running fork and its mutant."""
 
     mutant: Mutant
     started: float
@@ -59,7 +59,7 @@ class Running:
 
 @dataclass
 class Tally:
-    """What became of the mutants."""
+    """The outcomes of the mutants."""
 
     outcomes: dict[Mutant, str] = field(default_factory=dict)
 
@@ -68,21 +68,21 @@ class Tally:
 
 
 class Results:
-    """A file with a line of JSON for each mutant that was run, for people to read and a later run to go on from.
+    """A file with a line of JSON for each mutant that was run, for people to read and a later run to resume from.
 
-    Who was killed is not run again while its file of the core is the same; who survived, while all tests are.
+    A killed mutant is not run again while its file of core is unchanged; a survivor, while all tests are.
     """
 
     def __init__(self, path: Path | None, tree: Path, texts: dict[str, str]) -> None:
         self._path, self._texts = path, texts
         self._tests = compute_hash(tree, CORE, "tests")
-        self._known: dict[str, tuple[str, str]] = {}  # of an earlier run
+        self._known: dict[str, tuple[str, str]] = {}  # from an earlier run
         if path is not None and path.exists():
             rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
             self._known = {row["id"]: (row["outcome"], row["tests"]) for row in rows}
 
     def get(self, mutant: Mutant) -> str | None:
-        """What is known of it already."""
+        """The known outcome, if it is still valid."""
         outcome, tests = self._known.get(self._compute_id(mutant), (None, ""))
         return outcome if outcome in KILLED or tests == self._tests else None
 
@@ -101,7 +101,7 @@ class Results:
 
 
 def copy_tree(target: Path) -> None:
-    """What git knows or would know of the parts that the tests need."""
+    """Copy the files that the tests need: tracked files, and untracked ones that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "--", *COPIED],
         cwd=ROOT, check=True, capture_output=True, text=True,
@@ -113,7 +113,7 @@ def copy_tree(target: Path) -> None:
 
 
 class Runner:
-    """Runs mutants, so many at once, and reports what became of each."""
+    """Runs mutants in parallel, at most `processes` at once, and reports their outcomes."""
 
     def __init__(self, work: Path, processes: int, longest_s: float, baseline: Baseline) -> None:
         self._work, self._processes, self._longest_s, self._baseline = work, processes, longest_s, baseline
@@ -162,7 +162,7 @@ def run_on_stage(
     tree: Path, runner: Runner, seconds: dict[str, float], files: list[str], mutants: list[Mutant],
     report: Callable[[Mutant, str], None],
 ) -> list[Mutant]:  # fmt: skip
-    """Run mutants in forks of one process that has collected all tests; returns those that must be imported."""
+    """Run mutants in forks of one process that has collected all tests; return those that need a new import."""
     reading, writing = os.pipe()
     places = {mutant: place for place, mutant in enumerate(mutants)}
 
@@ -198,7 +198,7 @@ def _send(pipe: int, place: int, outcome: str) -> None:
 
 
 class Bar:
-    """`mutants [########            ] 41 %, 123 of 300, 9 survived, 210 s left`; lines without a terminal."""
+    """`mutants [########            ] 41 %, 123 of 300, 9 survived, 210 s left`; whole lines without a terminal."""
 
     def __init__(self) -> None:
         self._began = self._shown = time.monotonic()
@@ -219,7 +219,7 @@ class Bar:
 
 
 def read_equivalent() -> dict[tuple[str, str, str], str]:
-    """(file, line before, line after) -> why nothing can tell them apart."""
+    """(file, line before, line after) -> why the mutant is equivalent."""
     if not EQUIVALENT.exists():
         return {}
     entries = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("equivalent", [])
@@ -262,7 +262,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def choose(options: argparse.Namespace, tree: Path) -> tuple[list[Mutant], dict[str, str], int]:
-    """The mutants to run, the texts of their files, and how many equivalent ones were left out."""
+    """The mutants to run, the texts of their files, and the number of equivalent mutants left out."""
     found = find_mutants(tree, CORE)
     texts = {name: (tree / name).read_text(encoding="utf-8") for name in found}
     stems = {name: Path(name).stem for name in found}
@@ -282,7 +282,7 @@ def choose(options: argparse.Namespace, tree: Path) -> tuple[list[Mutant], dict[
 
 
 def run(options: argparse.Namespace, tree: Path, mutants: list[Mutant], texts: dict[str, str]) -> Tally:
-    """Run these mutants, but for those of which the results file has the outcome; stopped by Ctrl-C, some of them."""
+    """Run the mutants whose outcome is not in the results file; Ctrl-C ends the run early."""
     mutation_child.load_tools()
     began = time.monotonic()
     files = find_test_files(tree, None if options.searches else SEARCHES)

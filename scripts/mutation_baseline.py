@@ -1,4 +1,4 @@
-"""What the tests of core do without any mutant: how long each takes, and which lines it runs."""
+"""The unmutated baseline of core's tests: how long each takes, and which lines it runs."""
 
 import hashlib
 import json
@@ -14,18 +14,18 @@ import mutation_child
 from mutations import Mutant
 
 CORE = "psyche/core"
-SHARED = ["psyche/testing", "tests"]  # with core: what each test's outcome may depend on, but for other test files
+SHARED = ["psyche/testing", "tests"]  # besides core: what a test's outcome may depend on, except other test files
 
 
 @dataclass
 class Baseline:
-    """What the tests do without any mutant."""
+    """Durations and coverage of the tests without a mutant."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # test -> seconds
     covering: dict[str, dict[int, list[str]]] = field(default_factory=dict)  # file -> line -> tests, "" at import
 
     def add(self, report: Path) -> None:
-        """Take in what was written of some tests."""
+        """Add a report about some tests."""
         raw = json.loads(report.read_text(encoding="utf-8"))
         self.seconds |= raw["seconds"]
         for name, lines in raw["covering"].items():
@@ -34,9 +34,9 @@ class Baseline:
                 own.setdefault(int(line), []).extend(tests)
 
     def get_tests(self, mutant: Mutant, longest_s: float) -> list[str]:
-        """Who should notice: the tests that run the line, the quickest first.
+        """The tests that may kill the mutant: those that run the line, the fastest first.
 
-        What runs at import concerns every test: then those of its file come next, and all others.
+        Code that runs at import concerns every test: then the tests of its file come next, then all others.
         """
         groups = [self._get_contexts(mutant) - {""}]
         if self.is_imported(mutant):
@@ -46,7 +46,7 @@ class Baseline:
         return [test for test in order if self.seconds[test] <= longest_s]
 
     def is_imported(self, mutant: Mutant) -> bool:
-        """Whether what is changed runs before the first test does."""
+        """Whether the changed code runs before the first test does."""
         return "" in self._get_contexts(mutant)
 
     def _get_contexts(self, mutant: Mutant) -> set[str]:
@@ -55,7 +55,7 @@ class Baseline:
 
 
 def compute_hash(tree: Path, *parts: str, but: str = "") -> str:
-    """Of all files of these parts of the tree; `but` starts the names of files that are left out."""
+    """A hash of all files of these parts of the tree, without files whose names start with `but`."""
     hashed = hashlib.sha256()
     found = (p for part in parts for p in [tree / part, *(tree / part).rglob("*")])
     for path in sorted(found):
@@ -65,7 +65,7 @@ def compute_hash(tree: Path, *parts: str, but: str = "") -> str:
 
 
 def find_test_files(tree: Path, searches: str | None) -> list[str]:
-    """The files whose tests are run; `searches` is left out if given."""
+    """The test files to run, without `searches`."""
     found = sorted(str(p.relative_to(tree)) for part in mutation_child.TESTS for p in (tree / part).rglob("test_*.py"))
     return [name for name in found if name != searches]
 
@@ -73,7 +73,7 @@ def find_test_files(tree: Path, searches: str | None) -> list[str]:
 def measure(tree: Path, work: Path, files: list[str]) -> Baseline:
     """Run the tests of these files once without a mutant.
 
-    That takes minutes, so what one file showed is kept for the next time: until core, the helpers of
+    That takes minutes, so the report of each file is kept for the next time: until core, the helpers of
     the tests or that file change.
     """
     baseline, common = Baseline(), compute_hash(tree, CORE, *SHARED, but="test_")
@@ -89,7 +89,7 @@ def measure(tree: Path, work: Path, files: list[str]) -> Baseline:
 
 
 def _observe(tree: Path, work: Path, reports: dict[str, Path]) -> None:
-    """Run the tests of these files, and write a report of each."""
+    """Run the tests of these files, and write a report for each file."""
     whole, log = work / "baseline.json", work / "baseline.log"
     pid = mutation_child.fork(partial(mutation_child.run_observed, tree, log, whole, list(reports)))
     try:

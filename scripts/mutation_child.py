@@ -1,6 +1,6 @@
-"""The forked side of mutation testing: core is given a change, and chosen tests run.
+"""The forked side of mutation testing: applies a change to core and runs chosen tests.
 
-A fork of the stage has all tests collected already and changes the code of live functions. What a
+A fork of the stage has already collected all tests, and changes the code of live functions. Code that a
 module or a test file runs at import needs a fork that imports everything anew with the change.
 """
 
@@ -22,13 +22,13 @@ from typing import Any
 from mutations import Mutant
 
 TESTS = ["tests/core", "tests/conformance"]
-MEMORY_BYTES = 4 << 30  # a mutant may never come to an end
-TEST_GRACE_S = 5.0  # of the processor's time
-TEST_SLOWER = 5.0  # times that one test may take longer with a mutant than without
+MEMORY_BYTES = 4 << 30  # a mutant may loop for ever
+TEST_GRACE_S = 5.0  # of CPU time
+TEST_SLOWER = 5.0  # factor by which one test may take longer with a mutant
 
 
 def load_tools() -> None:
-    """Import what every test run needs, and nothing of what is tested: forked processes have it at once."""
+    """Import what every test run needs, but nothing under test: forked processes inherit the imports."""
     for name in ("pytest", "_pytest.assertion.rewrite", "hypothesis", "hypothesis.stateful", "hypothesis.strategies",
                  "coverage", "trio", "pytest_trio", "zstandard", "cryptography", "blake3"):  # fmt: skip
         importlib.import_module(name)
@@ -39,7 +39,7 @@ def load_tools() -> None:
 
 
 class MutantLoader(importlib.machinery.SourceFileLoader):
-    """Gives the changed text of one module; never reads or writes bytecode."""
+    """Loads one module from the changed text; never reads or writes bytecode."""
 
     def __init__(self, fullname: str, path: str, text: str) -> None:
         super().__init__(fullname, path)
@@ -50,7 +50,7 @@ class MutantLoader(importlib.machinery.SourceFileLoader):
 
 
 class MutantFinder(importlib.abc.MetaPathFinder):
-    """Stands before all other finders and knows one module."""
+    """Finds one module, before all other finders."""
 
     def __init__(self, name: str, path: Path, text: str) -> None:
         self._name, self._path, self._text = name, path, text
@@ -64,11 +64,11 @@ class MutantFinder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, self._path, loader=loader)
 
 
-# --- a change of functions that are there
+# --- a change of live functions
 
 
 class Patcher:
-    """Knows the live functions of core and gives them the code of a mutant."""
+    """Gives the live functions of core the code of a mutant."""
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
@@ -79,7 +79,7 @@ class Patcher:
                 self._functions.setdefault(_get_place(found.__code__), []).append(found)
 
     def patch(self, mutant: Mutant) -> bool:
-        """Change all live functions that differ in the mutant; False: one cannot be changed, or there is none."""
+        """Change all live functions that differ in the mutant; False if one cannot be changed, or if there is none."""
         path = self._tree / mutant.path
         text = path.read_text(encoding="utf-8")
         before, after = (
@@ -106,11 +106,11 @@ def _walk(code: CodeType) -> Iterator[CodeType]:
             yield from _walk(constant)
 
 
-# --- pytest's side
+# --- pytest plugins
 
 
 class Chooser:
-    """Runs only the chosen tests, in their order, each within its share of the processor's time."""
+    """Runs only the chosen tests, in their order, each within a limit of CPU time."""
 
     def __init__(self, seconds: dict[str, float], tests: list[str]) -> None:
         self._places = {test: place for place, test in enumerate(tests)}
@@ -124,13 +124,13 @@ class Chooser:
 
 
 def set_limit(seconds: float) -> None:
-    """End this process unless the next test is through in a few times its share of the processor's time."""
+    """Kill this process if the next test takes several times its usual CPU time."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, TEST_GRACE_S + TEST_SLOWER * seconds)
 
 
 class Forgetful:
-    """Keeps hypothesis from trying first what failed for another mutant."""
+    """Keeps hypothesis from starting with examples that failed for another mutant."""
 
     def pytest_sessionstart(self) -> None:
         from hypothesis import settings
@@ -140,7 +140,7 @@ class Forgetful:
 
 
 class Observer:
-    """Notes for each test which lines it runs and how long it takes."""
+    """Records the lines that each test runs, and its duration."""
 
     def __init__(self, tree: Path) -> None:
         import coverage
@@ -166,7 +166,7 @@ class Observer:
 
 
 class Stage:
-    """Takes the place of pytest's loop once all tests are collected, and hands itself to `play`."""
+    """Replaces pytest's loop once all tests are collected, and passes itself to `play`."""
 
     def __init__(self, tree: Path, play: Callable[["Stage"], None]) -> None:
         self._tree, self._play = tree, play
@@ -175,12 +175,12 @@ class Stage:
 
     def pytest_runtestloop(self, session: Any) -> bool:
         self._session, self._patcher = session, Patcher(self._tree)
-        gc.freeze()  # forks share what they do not change
+        gc.freeze()  # forks share pages that they do not change
         self._play(self)
         return True
 
     def run(self, log: Path, mutant: Mutant, seconds: dict[str, float], tests: list[str]) -> int:
-        """In a fork: run these tests with the mutant; 1 if one failed, 3 if the mutant must be imported."""
+        """In a fork: run these tests with the mutant; return 1 if one failed, 3 if the mutant needs a new import."""
         _separate(log)
         assert self._patcher is not None, "tests are collected"
         if not self._patcher.patch(mutant):
@@ -207,7 +207,7 @@ def _separate(log: Path) -> None:
 
 
 def enter(tree: Path, log: Path) -> None:
-    """Make this process one that runs tests in the tree and writes to the log."""
+    """Make this process run tests in the tree, with its output in the log."""
     _separate(log)
     os.chdir(tree)
     sys.path.insert(0, str(tree))
@@ -215,7 +215,7 @@ def enter(tree: Path, log: Path) -> None:
 
 
 def run_pytest(plugins: Sequence[object], *arguments: str) -> int:
-    """pytest's exit status."""
+    """Run pytest; return its exit status."""
     import pytest
 
     options = ["-x", "-q", "-s", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--no-header"]
@@ -224,7 +224,7 @@ def run_pytest(plugins: Sequence[object], *arguments: str) -> int:
 
 
 def run_imported(tree: Path, log: Path, mutant: Mutant, seconds: dict[str, float], tests: list[str]) -> int:
-    """In a fork: import everything with the mutant and run these tests; pytest's exit status."""
+    """In a fork: import everything with the mutant and run these tests; return pytest's exit status."""
     enter(tree, log)
     path = tree / mutant.path
     name = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -234,7 +234,7 @@ def run_imported(tree: Path, log: Path, mutant: Mutant, seconds: dict[str, float
 
 
 def run_observed(tree: Path, log: Path, report: Path, files: Sequence[str]) -> int:
-    """In a fork: run the tests of these files without a mutant, and write what they cover; pytest's exit status."""
+    """In a fork: run the tests of these files without a mutant, and write the coverage; return pytest's exit status."""
     enter(tree, log)
     observer = Observer(tree)
     code = run_pytest([observer], *files)
@@ -244,13 +244,13 @@ def run_observed(tree: Path, log: Path, report: Path, files: Sequence[str]) -> i
 
 
 def run_stage(tree: Path, log: Path, files: Sequence[str], play: Callable[[Stage], None]) -> int:
-    """In a fork: collect the tests of these files, and play; pytest's exit status."""
+    """In a fork: collect the tests of these files, and play; return pytest's exit status."""
     enter(tree, log)
     return run_pytest([Stage(tree, play)], *files)
 
 
 def fork(act: Callable[[], int]) -> int:
-    """The number of a new process that does this and ends with the status that it returns; 1 if it raises."""
+    """Run `act` in a new process, which exits with its return value, or 1 if it raises; return the process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -267,7 +267,7 @@ def fork(act: Callable[[], int]) -> int:
 
 
 def kill(pid: int) -> None:
-    """End a fork, and what it forked that has no session of its own."""
+    """Kill a fork and its process group."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:

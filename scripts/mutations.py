@@ -1,4 +1,4 @@
-"""What a mutant is: one small change of one file, written into its text so that all else stays as it was."""
+"""Mutants: each is one small change of one file, made in its text so that everything else stays the same."""
 
 import ast
 import copy
@@ -34,24 +34,24 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitXor: ast.BitOr,
 }
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
-# Left alone: what is not behaviour (annotations, messages, decorators), and what cannot fail (assertions).
+# Not mutated: what is not behaviour (annotations, messages, decorators), and what cannot fail (assertions).
 SKIPPED = (ast.JoinedStr, ast.Assert)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A file of the tree with one change; `lines` are those of the changed statement, first and last."""
+    """A file of the tree with one change; `lines` are the first and last line of the changed statement."""
 
     path: str
     kind: str
     line: int
     lines: tuple[int, int]
-    start: int  # offsets of what is replaced, in characters
+    start: int  # character offsets of the replaced text
     end: int
     replacement: str
 
     def apply(self, text: str) -> str:
-        """The file's text with the change."""
+        """Return the file's text with the change."""
         return text[: self.start] + self.replacement + text[self.end :]
 
     def get_change(self, text: str) -> tuple[str, str]:
@@ -71,7 +71,7 @@ class Mutant:
 
 
 class Finder:
-    """All mutants of one file."""
+    """Finds all mutants of one file."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.text = path.read_text(encoding="utf-8")
@@ -117,7 +117,7 @@ class Finder:
                     yield from self._visit_expression(child, statement)
 
     def _remove(self, statement: ast.stmt) -> Iterator[Mutant]:
-        """Statements that do something beyond a local name."""
+        """Remove statements, unless they only set a local name."""
         kept: str | None = None
         if (
             isinstance(statement, ast.Expr | ast.Raise | ast.Delete)
@@ -145,7 +145,7 @@ class Finder:
         if node is None or isinstance(node, SKIPPED):
             return
         for kind, changed in self._change(node):
-            if ast.dump(changed) == ast.dump(node):  # equal arguments that change places
+            if ast.dump(changed) == ast.dump(node):  # swapping equal arguments changes nothing
                 continue
             yield self._build(node, kind, f"({ast.unparse(changed)})", statement)
         for child in self._get_children(node):

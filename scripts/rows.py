@@ -1,12 +1,12 @@
-"""Plays the named scenarios at full size and prints whether each reaches its figure.
+"""Plays the named scenarios at full size and prints whether each reaches its target figure.
 
 python scripts/rows.py                                      all rows: 16 clients, 100 rounds, seed 1
 python scripts/rows.py --rows F6 F9 --clients 8 --rounds 40 --seeds 1 2 3
 python scripts/rows.py --rows F24 --rounds 960 --hours 24   a whole day, with the memory of this process by the hour
 python scripts/rows.py --list
 
-Rows that say most at another size are played at that one (--list shows it), except for what is given here.
-The exit code is 1 if one does not hold; why, and how to play it again, goes to stderr.
+Rows that are more telling at another size run at that size (--list shows it), unless an option sets it.
+The exit code is 1 if a row misses its figure; the reason, and how to replay it, go to stderr.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # the rows are shared with their tests
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # the tests have the same rows
 
 from scenarios.named import ROWS, get_command, play_row
 from scenarios.row import Size
@@ -40,7 +40,7 @@ MOST_HOURS = 10_000
 
 @dataclass(frozen=True)
 class Played:
-    """A row of the table."""
+    """The result of one row."""
 
     row: str
     size: Size
@@ -51,7 +51,7 @@ class Played:
     failure: str = ""
 
     def describe(self) -> str:
-        """One line of a table in Markdown."""
+        """One line of a Markdown table."""
         named, size = ROWS[self.row], self.size
         how = f"{size.clients} x {size.rounds}, seed {size.seed}"
         holds = "yes" if self.holds else "**no**"
@@ -66,7 +66,7 @@ class Meter:
         self.samples: list[tuple[float, dict[str, int]]] = []
 
     def watch(self, world: World) -> None:
-        """Look whenever anything is logged."""
+        """Measure at every logged event."""
 
         def listen(_node: str, _kind: str, _fields: object) -> None:
             now = world.invariants.ledger.now
@@ -76,13 +76,13 @@ class Meter:
         world.trace.listeners.append(listen)
 
     def describe(self) -> str:
-        """Its trend, where there are hours enough."""
+        """The trend, if there are enough hours."""
         trends = compute_trends(self.samples)
         return "".join(f"; memory {t.slope:+.2%} ± {2 * t.error:.2%} an hour" for t in trends)
 
 
 def get_memory_bytes() -> int:
-    """What this process has in memory now."""
+    """The present memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -101,7 +101,7 @@ def play(row: str, size: Size) -> Played:
 
 
 def describe_miss(outcome: Outcome) -> str:
-    """A row that violates nothing and yet does not reach its figure."""
+    """Describe a row without violations that misses its figure."""
     return "\n".join([f"{outcome.scenario.name} does not hold", *describe_replay(outcome.scenario)])
 
 
@@ -115,7 +115,7 @@ def play_all(work: Sequence[tuple[str, Size]], processes: int) -> bool:
     rows, sizes = zip(*work, strict=True)
     with ProcessPoolExecutor(
         processes, max_tasks_per_child=1, initializer=logging.disable
-    ) as pool:  # so that each row's memory is its own
+    ) as pool:  # a new process for each row, so that memory is measured for the row alone
         found = list[bool]()
         for played in pool.map(play, rows, sizes):
             print(played.describe(), flush=True)

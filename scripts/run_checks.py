@@ -1,6 +1,6 @@
-"""Runs the checks one after another, says how long each took, and ends with pytest's closing line.
+"""Runs the checks one after another, reports how long each took, and ends with pytest's summary line.
 
-With arguments: pytest alone, with these arguments. With --checks: neither tests nor simulated rounds.
+With arguments: runs pytest only, with these arguments. With --checks: neither tests nor simulated rounds.
 """
 
 import os
@@ -22,7 +22,7 @@ SIMULATED_ROUNDS = 10_000  # about 400 seeds: five minutes on two cores
 STOP_S = 20  # for a check to end after Ctrl-C
 WORKERS = 2
 COVER_CORE = ["-p", "scripts.cover_core"]
-BY_FILE = ["--dist=loadfile", "--no-loadscope-reorder"]  # else the longest files would come last
+BY_FILE = ["--dist=loadfile", "--no-loadscope-reorder"]  # otherwise the longest files would come last
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|no tests ran)\b.* in .*=+$")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -65,7 +65,7 @@ def get_tests(seed: int) -> list[Stage]:
 
 
 def get_simulations(seed: int) -> Stage:
-    """Fresh seeds in every run; one that fails prints how it is played again."""
+    """Simulations of fresh seeds; a failing one prints how to replay it."""
     soak = [sys.executable, "scripts/soak.py", "--from", str(seed), "--rounds", str(SIMULATED_ROUNDS)]
     return Stage("simulated rounds", soak)
 
@@ -82,9 +82,9 @@ def show(stage: Stage, more: str = "") -> None:
 
 @contextmanager
 def running_beside(stage: Stage) -> Iterator[Callable[[], Outcome]]:
-    """A stage that runs in what others leave of the processors: type checks use one, tests of whole runs often wait.
+    """Run a stage on spare CPU time: type checks use one processor, and tests of whole runs often wait.
 
-    What is yielded waits for its end and shows what it printed.
+    Yields a function that waits for the stage's end and shows its output.
     """
     started = time.monotonic()
     command = ["nice", "-n", "19", *stage.command]
@@ -141,7 +141,7 @@ def run_pytest_alone(arguments: list[str]) -> int:
 
 
 def summarize(outcomes: list[Outcome], seed: int, seconds: float) -> int:
-    """Print the table of stages, and the test run's closing line last of all."""
+    """Print the table of stages, and the tests' summary line last."""
     print(f"\n--- Python {sys.version.split()[0]}, seed {seed} of all random choices")
     for outcome in outcomes:
         verdict = "ok" if outcome.returncode == 0 else f"FAILED ({outcome.returncode})"
@@ -170,7 +170,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing stays behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave nothing behind
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""Plays simulated runs from fresh seeds until time is up, or one seed or plan again; says what was violated.
+"""Plays simulated runs from fresh seeds until time is up, or replays one seed or plan; reports violations.
 
 python scripts/soak.py --minutes 60                  two processes, fresh seeds
-python scripts/soak.py --from 0 --rounds 10000       seeds 0, 1, 2 ... until so many rounds are done
+python scripts/soak.py --from 0 --rounds 10000       seeds 0, 1, 2 ... until that many rounds are done
 python scripts/soak.py --seed 7                      one seed again, with its last events
 python scripts/soak.py --seed 7 --shrink             and the smallest plan that still fails
 python scripts/soak.py --plan tests/sim/corpus/name.toml
@@ -32,13 +32,13 @@ from psyche.sim.world import Outcome, simulate
 LARGEST_SEED = 1 << 32
 MOST_ROUNDS = 10_000_000
 MOST_PROCESSES = 256
-AHEAD = 4  # seeds that wait for each process
+AHEAD = 4  # seeds queued for each process
 PROGRESS_S = 15.0
 
 
 @dataclass(frozen=True)
 class Played:
-    """What is left of a seed that was played."""
+    """The result of a seed that was played."""
 
     seed: int
     rounds: int
@@ -47,7 +47,7 @@ class Played:
 
 
 def bounded(least: int, most: int) -> Callable[[str], int]:
-    """A whole number of the command line, within these bounds."""
+    """A parser of whole numbers within these bounds, for argparse."""
 
     def parse(text: str) -> int:
         try:
@@ -72,7 +72,7 @@ def play_seed(seed: int) -> Played:
 
 @dataclass
 class Counter:
-    """What has been played since `started`; tells of failures as they come, and now and then how far it is."""
+    """Counts what has been played since `started`; prints failures as they come, and the progress now and then."""
 
     started: float
     rounds: int = 0
@@ -105,7 +105,7 @@ def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) 
                 counter.add(running.pop(0).result())
                 counter.tell(time.monotonic())
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # nobody would hear of what waits
+                pool.shutdown(wait=False, cancel_futures=True)  # nobody would see the results of queued seeds
                 raise
             over = counter.rounds >= rounds if rounds else time.monotonic() - counter.started > 60 * minutes
             if not over:
@@ -115,7 +115,7 @@ def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) 
 
 
 def play_one(scenario: Scenario, *, is_shrunk: bool, events: Path | None) -> int:
-    write_events(events, [])  # better to know before than after
+    write_events(events, [])  # learn early whether the file can be written
     try:
         outcome = simulate(scenario)
     except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
@@ -131,7 +131,7 @@ def play_one(scenario: Scenario, *, is_shrunk: bool, events: Path | None) -> int
 
 
 def write_events(path: Path | None, lines: list[bytes]) -> None:
-    """Write the event log, if anybody wants it."""
+    """Write the event log, if a path is given."""
     if path is not None:
         try:
             path.write_bytes(b"".join(lines))
@@ -176,7 +176,7 @@ def play(given: argparse.Namespace) -> int:
 
 
 def run_for_reader(main: Callable[[], int]) -> int:
-    """Run a script; whoever reads what it prints may have read enough, as `head` has: then it ends quietly."""
+    """Run a script; end quietly if the reader of its output stops early, as `head` does."""
     try:
         try:
             return main()

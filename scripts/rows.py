@@ -93,7 +93,7 @@ def play(row: str, size: Size) -> Played:
         seen, holds = judgement.seen + meter.describe(), judgement.holds
         if not holds:
             failure = outcome.describe() if outcome.violations else describe_miss(outcome)
-    except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
+    except Exception as error:  # noqa: BLE001 - any exception of a simulation is a finding
         seen, holds = f"ended with {find_cause(error)!r}", False
         failure = get_report(error, Scenario(seed=size.seed, name=row).with_origin(get_command(row, size)))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1_024

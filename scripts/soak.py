@@ -64,7 +64,7 @@ def bounded(least: int, most: int) -> Callable[[str], int]:
 def play_seed(seed: int) -> Played:
     try:
         outcome = simulate(draw_scenario(seed), keep_lines=False)
-    except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
+    except Exception as error:  # noqa: BLE001 - any exception of a simulation is a finding
         drawn = Scenario(seed=seed).with_origin(f"python scripts/soak.py --seed {seed}")  # if it could not be drawn
         return Played(seed, 0, 0.0, get_report(error, drawn))
     return Played(seed, outcome.rounds, outcome.wall_s, outcome.describe() if outcome.violations else "")
@@ -118,7 +118,7 @@ def play_one(scenario: Scenario, *, is_shrunk: bool, events: Path | None) -> int
     write_events(events, [])  # learn early whether the file can be written
     try:
         outcome = simulate(scenario)
-    except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a finding
+    except Exception as error:  # noqa: BLE001 - any exception of a simulation is a finding
         print(get_report(error, scenario), flush=True)
         failure: Outcome | Exception | None = error
     else:

@@ -23,7 +23,7 @@ def fails_alike(failure: Outcome | Exception) -> IsFailing:
 def _play(scenario: Scenario) -> Outcome | Exception:
     try:
         return simulate(scenario, keep_lines=False)
-    except Exception as error:  # noqa: BLE001 - whatever ends a simulation is a failure
+    except Exception as error:  # noqa: BLE001 - any exception of a simulation is a failure
         return error
 
 

@@ -117,7 +117,7 @@ class CallLoop:
             return CallReply(call.number, kind=error.kind, error=str(error))
         except PsycheError as error:
             return CallReply(call.number, kind="refused", error=str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it was, the parent hears of it
+        except Exception as error:  # noqa: BLE001 - every error is reported to the parent
             return self._report(call, error)
 
     def _report(self, call: Call, error: Exception) -> CallReply:

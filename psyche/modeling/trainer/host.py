@@ -94,7 +94,7 @@ class TrainerHost:
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
-        except BaseException:  # noqa: BLE001 - nothing of the host's may run in the fork
+        except BaseException:  # noqa: BLE001 - the host's code must not run in the fork
             traceback.print_exc()
         os._exit(status)
 

@@ -344,7 +344,7 @@ class Invariants:
         expected = self.world.shadow.state
         try:
             found = recover(DiskHandle(self.world.server.files.copy()))
-        except Exception as error:  # noqa: BLE001 - whatever it ends with, a server would not start again
+        except Exception as error:  # noqa: BLE001 - whatever the error, a server would not restart
             self.fail("I10", f"the files give {_describe(expected)}", f"recovery ends with {error!r}")
             return
         raw = b"" if found is None else encode_state(found.state)

@@ -121,7 +121,7 @@ def check_out(out: Path | None, *, force: bool) -> None:
 
 
 def check_inputs(paths: Mapping[str, Sequence[Path]]) -> None:
-    """Whether everything that options name is there.
+    """Check that every path given by an option exists.
 
     Raises:
         ConfigError: naming the option and the path.
@@ -133,7 +133,7 @@ def check_inputs(paths: Mapping[str, Sequence[Path]]) -> None:
 
 
 def format_result(settings: TrainSettings, result: "TrainResult") -> str:
-    """What a person wants to know at the end."""
+    """The result of the training, as printed at the end."""
     rate = format_count(result.tokens / result.seconds)
     took = f"{format_count(result.tokens)} tokens in {format_seconds(result.seconds)} ({rate} tokens/s)"
     lines = [

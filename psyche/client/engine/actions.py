@@ -1,4 +1,4 @@
-"""What the round engine is told and what it asks for: plain data, executed by the shell or the simulator.
+"""The engine's events (what it is told) and actions (what it asks for): plain data. Shell or simulator executes them.
 
 Times named `at` or `deadline` are on the caller's monotonic clock, in seconds.
 """
@@ -14,14 +14,14 @@ from psyche.wire.trainer import ApplyReply, SentResult, SnapshotReply, TrainRepl
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One event for the log; the deadline of a wait is on the caller's clock, which the log's is not."""
+    """Write one event to the log. The deadline of a wait is on the caller's clock, which is not the log's."""
 
     event: kinds.Event
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Send a message to the coordinator; write `before` when it goes out, `after` once it is on record."""
+    """Send a message to the coordinator; log `before` when it is sent, `after` once it is on record."""
 
     message: Message
     before: Log | None = None
@@ -151,7 +151,7 @@ class Heal:
 
 @dataclass(frozen=True, slots=True)
 class AskWeights:
-    """Ask a member to keep a copy of its weights of the running round (S7). Answer with `WeightsPromised`, or not."""
+    """Ask a member to keep a copy of its weights of the running round (S7). Answer: `WeightsPromised` or none."""
 
     epoch: int
     height: int
@@ -161,7 +161,7 @@ class AskWeights:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Fetch those tensors of the agreed weights that differ from this client's, and load the result (S7).
+    """Fetch the tensors in which the agreed weights differ from this client's, and load the result (S7).
 
     `agreed` is the digest on record, `own` that of the weights in the trainer (zero: they are lost),
     `chain` is this client's c of that height (zero: not known). Answer with `Healed` or `HealFailed`.
@@ -201,7 +201,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class ShareCheckpoint:
-    """Put this client's snapshot of the certified weights in a lasting place and name that on record (S10)."""
+    """Put this client's snapshot of the certified weights in lasting storage and name that place on record (S10)."""
 
     epoch: int
     step: int
@@ -231,13 +231,13 @@ class AskTable:
     epoch: int
     height: int  # attested height
     member: int  # the witness
-    key: bytes  # of whom to ask: the witness, or anybody else
+    key: bytes  # of the peer to ask: the witness or any other member
     root: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SetPeers:
-    """Who may talk to this node (joined and leaving slots), and who of them is a member of this or the last epoch."""
+    """The keys that may talk to this node (joined and leaving slots); which are members of this or the last epoch."""
 
     keys: frozenset[bytes]
     members: frozenset[bytes]
@@ -245,7 +245,7 @@ class SetPeers:
 
 @dataclass(frozen=True, slots=True)
 class SetPlan:
-    """What hello compares."""
+    """Set the run uid and plan hash that hello compares."""
 
     run_uid: bytes
     plan_hash: bytes
@@ -253,7 +253,7 @@ class SetPlan:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Rounds before this one are over for good: drop their payloads."""
+    """Drop the payloads of the rounds before this one: they are over for good."""
 
     epoch: int
     height: int
@@ -294,7 +294,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """No source gave the weights that were asked for, for now."""
+    """No source can provide the requested weights at the moment."""
 
     epoch: int
     reason: str
@@ -302,7 +302,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """Other weights are in the trainer: digests by height, and the chain of the last (`height`)."""
+    """The trainer holds the healed weights. `digests` by height; `chain` is c of the last height (`height`)."""
 
     epoch: int
     height: int
@@ -313,9 +313,9 @@ class Healed:
 
 @dataclass(frozen=True, slots=True)
 class HealFailed:
-    """Neither replay nor comparison gave the agreed weights; `weights_kept`: the trainer still has its own.
+    """This attempt did not produce the agreed weights; `weights_kept`: the trainer still has its own.
 
-    `contradicts`: the agreed digest is one of other sets than the record gave this client.
+    `contradicts`: the agreed digest belongs to other sets than those this client read from the record.
     """
 
     epoch: int
@@ -326,7 +326,7 @@ class HealFailed:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPromised:
-    """A member keeps a copy of its weights of that round."""
+    """A member promised to keep a copy of its weights of that round."""
 
     epoch: int
     height: int
@@ -342,7 +342,7 @@ class PayloadArrived:
 
 @dataclass(frozen=True, slots=True)
 class PayloadFailed:
-    """A payload did not come (`refused` false: try again) or breaks a rule (`refused` true)."""
+    """A payload could not be fetched (`refused` false: try again) or breaks a rule (`refused` true)."""
 
     commitment: bytes
     reason: str
@@ -351,7 +351,7 @@ class PayloadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A batch was trained, or cancelled, or refused with a reason."""
+    """A batch was trained, cancelled, or refused with a reason."""
 
     epoch: int
     height: int
@@ -361,7 +361,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class TrainFailed:
-    """Data or trainer failed; `trainer_lost` means that weights and momentum are gone with the child."""
+    """The data or the trainer failed; `trainer_lost`: weights and momentum are gone with the trainer process."""
 
     epoch: int
     height: int
@@ -387,7 +387,7 @@ class TrainerLost:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
-    """A resume snapshot is on disk; without a reply it could not be written, and `failed` is what was asked for."""
+    """A resume snapshot is on disk. If `reply` is None, writing failed, and `failed` is the request."""
 
     epoch: int
     height: int
@@ -399,7 +399,7 @@ class SnapshotWritten:
 
 @dataclass(frozen=True, slots=True)
 class TableArrived:
-    """The answer to `AskTable`: encoded signed results; None where none came."""
+    """The answer to `AskTable`: encoded signed results; None if no answer came."""
 
     epoch: int
     height: int
@@ -410,7 +410,7 @@ class TableArrived:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFetched:
-    """P8: the certified snapshot is here (`ok`) or cannot be had now."""
+    """P8: the certified snapshot was fetched (`ok`) or is not available now."""
 
     digest: bytes
     ok: bool

@@ -1,4 +1,4 @@
-"""Gossip in: who was heard, which results are believed (R3) and fetched, who equivocates (R2, R7)."""
+"""Incoming gossip: who was heard, which results are accepted (R3) and fetched, who equivocates (R2, R7)."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from psyche.telemetry import kinds
 from psyche.telemetry.kinds import Refusable
 from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by
 
-MAX_COMMITMENTS = 2  # of one member for one round: two are evidence, a third adds nothing
-MAX_EARLY = 6  # messages of one member for one round: two of Ready and Result, one of the others
+MAX_COMMITMENTS = 2  # per member and round: two are evidence, a third adds nothing
+MAX_EARLY = 6  # messages per member and round: two each of Ready and Result, one of each other kind
 RETRY_S = 0.5
 MAX_RETRY_S = 4.0
 
 
 class Verdict(Enum):
-    """What becomes of an announcement."""
+    """The result of judging an announcement."""
 
     ACCEPT = "accept"
     DEFER = "defer"  # this client cannot judge the base digest yet
@@ -35,14 +35,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What every honest header of this run carries."""
+    """The values that every honest header of a round carries."""
 
     run_uid: bytes
-    plan_hash: bytes  # zero: not known, for no model is loaded
+    plan_hash: bytes  # zero: unknown, no model is loaded
     config_hash: bytes
     lr_bits: int
     max_body_bytes: int
-    base_digest: bytes | None  # own D(h), or the agreed one; None: not known
+    base_digest: bytes | None  # own D(h), or the agreed one; None: unknown
 
 
 def compute_step_lr(state: Coordinator, step: int) -> float:
@@ -51,22 +51,22 @@ def compute_step_lr(state: Coordinator, step: int) -> float:
 
 
 class Announcements:
-    """Follows what members announce and what of it this client holds."""
+    """Tracks what members announce and which payloads this client holds."""
 
     def __init__(self, context: EngineContext) -> None:
         self._x = context
-        self._early: dict[int, list[bytes]] = {}  # by member: messages of a round that this client has not seen yet
-        self._failed: dict[tuple[int, int, bytes], KnownResult] = {}  # height, member, commitment: to be fetched again
+        self._early: dict[int, list[bytes]] = {}  # by member: messages of a round not seen yet
+        self._failed: dict[tuple[int, int, bytes], KnownResult] = {}  # height, member, commitment
         self.refused = 0
-        self._expected: tuple[tuple[Coordinator, RunFacts, int, bytes | None], Expected] | None = None  # the last one
+        self._expected: tuple[tuple[Coordinator, RunFacts, int, bytes | None], Expected] | None = None  # cache
 
     def clear(self) -> None:
-        """Another epoch."""
+        """Forget everything: a new epoch begins."""
         self._failed.clear()
         self._early.clear()
 
     def on_gossip(self, raw: bytes, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
-        """Take in one message from anywhere; what breaks a rule is counted and dropped (I9)."""
+        """Process one message from any peer; a message that breaks a rule is counted and dropped (I9)."""
         try:
             message = decode_gossip(raw)
         except WireError as error:
@@ -86,14 +86,14 @@ class Announcements:
         self._take(message, record, digests, diverged=diverged, now=now)
 
     def _is_next(self, message: Gossip) -> bool:
-        """Whether it is of the round that follows the newest one seen."""
+        """Whether the message belongs to the round after the newest one seen."""
         state = self._x.state
         if state.in_round:
             return message.height == self._x.height + 1
         return state.run_state is RunState.WARMUP and message.height == 0
 
     def _keep_early(self, message: Gossip, raw: bytes) -> None:
-        """Only who signed takes up room, and each its own (I6)."""
+        """Keep an early message if its member signed it; each member has its own limit (I6)."""
         clients = self._x.state.clients
         kept = self._early.get(message.member, [])
         if message.member >= len(clients) or len(kept) >= MAX_EARLY or raw in kept:
@@ -102,7 +102,7 @@ class Announcements:
             self._early[message.member] = [*kept, raw]
 
     def replay_early(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
-        """A new round was seen: messages that came before it get another look."""
+        """Process again the messages that arrived before their round was seen."""
         early, self._early = self._early, {}
         for raw in (raw for kept in early.values() for raw in kept):
             self.on_gossip(raw, digests, diverged=diverged, now=now)
@@ -127,10 +127,10 @@ class Announcements:
                 self._take_result(message, record, digests, diverged=diverged, now=now)
 
     def _take_ready(self, member: int, ready: Ready, record: RoundRecord, digests: dict[int, bytes]) -> None:
-        """S6: divergence shows within seconds; the record confirms it."""
+        """S6: log a digest that differs from this client's own; the record confirms divergence later."""
         known = record.ready.get(member)
         if known is not None and not (known.flags & ReadyFlag.BEHIND and not ready.flags & ReadyFlag.BEHIND):
-            return  # only who said that it was behind has something to add
+            return  # a second Ready counts only if the first said the member was behind
         record.ready[member] = ready
         own = digests.get(record.height)
         if own is not None and not ready.flags and ready.digest != own:
@@ -160,13 +160,13 @@ class Announcements:
             self.add(message, header, record, now=now)
 
     def note_signed(self, message: Gossip, record: RoundRecord) -> None:
-        """Two signatures over different commitments are evidence, whatever the headers say (R7)."""
+        """Note a signed commitment. Two from one member are evidence of equivocation, whatever the headers say (R7)."""
         assert isinstance(message.body, Result), "dispatched by kind"
         signed = record.signed.setdefault(message.member, {})
         if len(signed) >= MAX_COMMITMENTS or message.body.commitment in signed:
             return
         signed[message.body.commitment] = encode_gossip(message)
-        if record.height == self._x.height:  # R5: RoundTrain of the next round is not seen yet
+        if record.height == self._x.height:  # R5: the next round has not been seen yet
             record.timely.add(message.body.commitment)
         if len(signed) == MAX_COMMITMENTS:
             first, second = signed.values()
@@ -179,7 +179,7 @@ class Announcements:
         base = None if diverged else digests.get(record.height)
         round_ = get_round(x.state, record.height)
         if base is None and round_ is not None and round_.flags & RoundFlag.DIGEST:
-            base = round_.agreed_digest  # who is behind or diverged still holds what others agree on (S4)
+            base = round_.agreed_digest  # a client that is behind or diverged still fetches what others agree on (S4)
         key = (x.state, x.facts, record.height, base)
         known = self._expected
         if known is None or known[0][0] is not key[0] or known[0][1] is not key[1] or known[0][2:] != key[2:]:
@@ -198,14 +198,14 @@ class Announcements:
         )
 
     def review_deferred(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
-        """Own digests or the record's have grown: judge what was put off."""
+        """Judge deferred results again: new own or agreed digests are known."""
         for record in self._x.book.all():
             deferred, record.deferred = record.deferred, {}
             for message in deferred.values():
                 self._take_result(message, record, digests, diverged=diverged, now=now)
 
     def take_listed(self, message: Gossip, record: RoundRecord, *, now: float) -> None:
-        """A result that the record decided for: believed whatever it was trained on (C1, C2)."""
+        """Accept a result that the record decided, whatever weights it was trained on (C1, C2)."""
         assert isinstance(message.body, Result), "only results are listed"
         commitment = message.body.commitment
         self.note_signed(message, record)
@@ -222,17 +222,17 @@ class Announcements:
             self.add(message, header, record, now=now)
 
     def add(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> KnownResult:
-        """Take in a result that is believed: by R3, or because the record decided it (C1)."""
+        """Add an accepted result (by R3, or because the record decided it, C1) and fetch its payload."""
         assert isinstance(message.body, Result), "only results are added"
         result = KnownResult(encode_gossip(message), header, message.body.commitment)
         record.add_result(message.member, result)
         if not self._x.state.config.overlap:
-            record.finished_at.setdefault(message.member, now)  # A2: without overlap its Result stands for it
+            record.finished_at.setdefault(message.member, now)  # A2: without overlap the Result counts as Finished
         self._fetch(result, record, message.member, now)
         return result
 
     def add_own(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> None:
-        """The client's own result: held from the start."""
+        """Add this client's own result; its payload is held from the start."""
         assert isinstance(message.body, Result), "only results are added"
         result = KnownResult(encode_gossip(message), header, message.body.commitment, PayloadStatus.HELD, held_at=now)
         record.add_result(message.member, result)
@@ -261,7 +261,7 @@ class Announcements:
         )
 
     def _order_sources(self, record: RoundRecord, member: int, turn: int) -> tuple[bytes, ...]:
-        """Who announced it first, then the others, each time another one of them first."""
+        """Sources in the order to try them: the author first, then the others, rotated with each attempt."""
         members, keys = self._x.get_sources(record.members)
         own = bisect_left(members, member)
         if own < len(members) and members[own] == member:
@@ -270,7 +270,7 @@ class Announcements:
         return (self._x.get_key(member), *keys[first:], *keys[:first])
 
     def on_payload(self, event: PayloadArrived | PayloadFailed, now: float) -> None:
-        """A body came, or did not."""
+        """A payload arrived, or could not be fetched."""
         for record in self._x.book.all():
             member = record.trainers.get(event.commitment)
             if member is None:
@@ -293,7 +293,7 @@ class Announcements:
             self._failed[record.height, member, result.commitment] = result
 
     def _iter_failed(self) -> Iterator[tuple[RoundRecord, int, KnownResult]]:
-        """Results whose body did not come, of rounds that still matter."""
+        """Results whose payload could not be fetched, of rounds that are still needed."""
         for (height, member, commitment), result in list(self._failed.items()):
             record = self._x.book.get(height)
             if record is None or result.status is not PayloadStatus.ANNOUNCED:
@@ -302,18 +302,18 @@ class Announcements:
                 yield record, member, result
 
     def retry(self, now: float) -> None:
-        """Ask again for what did not come; a payload decided upon is never given up (C6)."""
+        """Fetch failed payloads again once they are due; a decided payload is never given up (C6)."""
         for record, member, result in self._iter_failed():
             if now >= result.retry_at:
                 self._fetch(result, record, member, now)
 
     def retry_soon(self, now: float) -> None:
-        """A new round began: whatever is still lacking is worth another try at once."""
+        """A new round began: make every failed payload due at once."""
         for _, _, result in self._iter_failed():
             result.retry_at = min(result.retry_at, now)
 
     def get_next_retry(self) -> float | None:
-        """When `retry` next has something to do."""
+        """When `retry` is due next; None if nothing failed."""
         return min((result.retry_at for _, _, result in self._iter_failed()), default=None)
 
     def _refuse(self, what: Refusable, reason: str, *, member: int | None = None, height: int | None = None) -> None:
@@ -324,7 +324,7 @@ class Announcements:
 def judge_result(
     message: Gossip, record: RoundRecord, trainer_key: bytes, expected: Expected
 ) -> tuple[Verdict, ResultHeader | None, str]:
-    """Judge a signed result of the record's round; the reason is empty where it is accepted (R3)."""
+    """Judge a signed result of the record's round; the reason is empty if it is accepted (R3)."""
     assert isinstance(message.body, Result), "only results have headers"
     try:
         header = decode_header(message.body.header)
@@ -336,7 +336,7 @@ def judge_result(
     if problem:
         return Verdict.REFUSE, header, problem
     if expected.base_digest is None or header.base_digest != expected.base_digest:
-        # kept, not fetched: what D(h) is may still turn out otherwise
+        # kept but not fetched: the agreed D(h) may still turn out to be this one
         return Verdict.DEFER, header, "base_digest is not this client's D(h)"
     return Verdict.ACCEPT, header, ""
 

@@ -31,13 +31,13 @@ from psyche.core.state.timeline import (
 from psyche.telemetry import kinds
 from psyche.wire.gossip import decode_gossip
 
-EVIDENCE_WITNESSES = 2  # whose lists are read for a second signature, where none is needed to decide
+EVIDENCE_WITNESSES = 2  # lists to read for a second signature (R7) when none is needed to decide
 APPLY_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN)
 
 
 @dataclass(slots=True)
 class ApplyInputs:
-    """What an apply needs of its round; kept after the round has left the ring."""
+    """What an apply needs to know of its round; kept after the round has left the ring."""
 
     step: int
     random_seed: int
@@ -47,7 +47,7 @@ class ApplyInputs:
 
 @dataclass(slots=True)
 class OpenDecision:
-    """A closed round whose set this client cannot name yet, and what it knew when it last tried."""
+    """A closed round whose set this client cannot determine yet, and how much it knew at its last try."""
 
     outcome: Undecided
     knowledge: int
@@ -55,21 +55,21 @@ class OpenDecision:
 
 @dataclass(slots=True)
 class Chain:
-    """The decided sets of one epoch, up to the one that the trainer applies."""
+    """The decided sets of one epoch, up to the one the trainer is applying."""
 
     context: EngineContext
     announcements: Announcements
     tables: Tables
     weights: Weights
     own: OwnResults = field(default_factory=OwnResults)
-    applying: AppliedSet | None = None  # what the trainer was asked to apply last, until it has
+    applying: AppliedSet | None = None  # the set that the trainer is applying
     behind_rounds: int = 0
     _decisions: dict[int, dict[int, bytes]] = field(default_factory=dict)  # height -> member -> commitment
     _open: dict[int, OpenDecision] = field(default_factory=dict)  # by height of the results
     _inputs: dict[int, ApplyInputs] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Another epoch: nothing of the last one counts here."""
+        """Forget everything: a new epoch begins."""
         self._start_anew()
         self.weights.forget()
         for known in (self._decisions, self._open, self._inputs, self.tables):
@@ -77,7 +77,7 @@ class Chain:
         self.own.end_epoch()
 
     def begin(self, certified: bytes) -> None:
-        """The weights of the epoch's start are there: see `Weights.begin`."""
+        """Start from the epoch's certified weights; see `Weights.begin`."""
         self._start_anew()
         self.weights.begin(certified)
 
@@ -87,7 +87,7 @@ class Chain:
 
     @property
     def needed_height(self) -> int | None:
-        """The first round whose results may still have to be applied; None where this client applies nothing."""
+        """The first round whose results may still have to be applied; None if this client applies nothing."""
         if self.context.member is None:
             return None
         return self.weights.next_height - (2 if self.context.state.config.overlap else 1)
@@ -98,7 +98,7 @@ class Chain:
         return bool(self._open)
 
     def follow(self, now: float) -> None:
-        """A new state: remember its rounds' numbers, decide what closed, compare digests."""
+        """Take in a new state: remember what its applies need, decide closed rounds, compare digests."""
         state = self.context.state
         for round_ in state.rounds:
             if round_.members and round_.height <= state.current.height:
@@ -117,7 +117,7 @@ class Chain:
     # --- decisions -------------------------------------------------------------------------------
 
     def decide(self, now: float) -> None:
-        """Decide what has closed; who takes no part in the epoch decides nothing."""
+        """Decide the rounds that have closed; a client that takes no part in the epoch decides nothing."""
         if self.context.member is None:
             self._open.clear()
             return
@@ -127,7 +127,7 @@ class Chain:
                 self._try_decide(applied, now)
 
     def _get_deciding(self, height: int) -> Round | None:
-        """The round whose records decide the results of `height`, if it stands in the state."""
+        """The round whose records decide the results of `height`, if it is still in the state."""
         state = self.context.state
         return get_round(state, get_deciding_height(state.config, height))
 
@@ -150,7 +150,7 @@ class Chain:
                     self.tables.ask(record, deciding, contradictors[:EVIDENCE_WITNESSES], now)
                 self._settle(record, outcome, now)
                 return
-            # what `decide` found among the known results counts as known, for it will not find more
+            # count again: tables that `decide` built from known results are not new knowledge
             known = self._open[height] = OpenDecision(outcome, record.count_known())
         self._ask(record, deciding, known.outcome, now)
 
@@ -179,7 +179,7 @@ class Chain:
         x.log(kinds.Decided(height=record.height, members=tuple(sorted(chosen)), void=is_void))
 
     def _adopt(self, record: RoundRecord, member: int, commitment: bytes, now: float) -> None:
-        """A decided result that was put off, or that gossip dropped, is one to fetch from now on."""
+        """Start fetching a decided result that was deferred or that gossip dropped."""
         if commitment in record.results.get(member, {}):
             return
         raw = record.find_signed(member, commitment)
@@ -199,7 +199,7 @@ class Chain:
     # --- applying --------------------------------------------------------------------------------
 
     def find_gap(self) -> str:
-        """Why the next applies can never be prepared: what was not seen of the record; empty where they can."""
+        """The part of the record that was missed, so that the next applies can never be prepared; empty if none was."""
         x = self.context
         for height in range(self.weights.next_height, x.height + 1):
             inputs = self._inputs.get(height)
@@ -215,7 +215,7 @@ class Chain:
         return ""
 
     def advance(self, now: float) -> bool:
-        """Start the next apply if everything it needs is here; whether it changes the weights."""
+        """Start the next apply if everything it needs is here; return whether it changes the weights."""
         x = self.context
         if not self.weights.can_apply or self.applying is not None or self.weights.next_height > x.height:
             return False
@@ -283,7 +283,7 @@ class Chain:
         return young and bool(client.flags & ClientFlag.NEWCOMER)
 
     def on_applied(self, event: Applied) -> AppliedSet | None:
-        """The trainer has applied: c and D of that height."""
+        """The trainer has applied the set: note c and D of its height."""
         entry = self.applying
         if entry is None or (event.epoch, event.height) != (self.context.epoch, entry.height):
             return None
@@ -294,7 +294,7 @@ class Chain:
         return entry
 
     def _prune(self) -> None:
-        """What was applied is not looked at again."""
+        """Forget what only past applies needed."""
         self._inputs = {h: f for h, f in self._inputs.items() if h >= self.weights.next_height}
         needed = self.needed_height
         if needed is not None:
@@ -304,7 +304,7 @@ class Chain:
     # --- being behind ----------------------------------------------------------------------------
 
     def count_behind(self) -> bool:
-        """A round has passed without its apply: whether that was one too many (C6)."""
+        """Count the rounds in a row that this client is behind; return whether they are too many (C6)."""
         x, weights = self.context, self.weights
         behind = x.member is not None and not weights.is_healing and weights.next_height < x.height
         self.behind_rounds = self.behind_rounds + 1 if behind else 0

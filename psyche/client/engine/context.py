@@ -1,4 +1,4 @@
-"""What the parts of the round engine share: the newest state, who this client is in it, and the actions to do."""
+"""What the parts of the round engine share: the newest state, this client's place in it, and the pending actions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ NAMED_MEMBERS: Final = 8
 
 
 def describe_awaited(members: Sequence[int]) -> str:
-    """`members [1, 5]`; only few are named: a wait for very many is not logged anew with each of them that comes."""
+    """`members [1, 5]`; of more than eight only that, so that a wait for many is not logged anew at every arrival."""
     few = len(members) <= NAMED_MEMBERS
     return f"members {list(members)}" if few else f"more than {NAMED_MEMBERS} members"
 
 
 @dataclass(slots=True)
 class RunFacts:
-    """What every result header of the run carries, known once the model is loaded."""
+    """The facts that every result header of the run carries; known once the model is loaded."""
 
     plan_hash: bytes = ZERO32
     config_hash: bytes = ZERO32
@@ -33,13 +33,13 @@ class RunFacts:
 
     @property
     def is_known(self) -> bool:
-        """Whether a model was loaded: until then no header can be judged."""
+        """Whether a model was loaded; no header can be judged before."""
         return self.plan_hash != ZERO32
 
 
 @dataclass(slots=True)
 class EngineContext:
-    """Shared by the parts of one engine. `actions` is drained by the engine after each event."""
+    """The state shared by the parts of one engine. The engine drains `actions` after each event."""
 
     identity: Identity
     state: Coordinator = field(default_factory=Coordinator)
@@ -48,8 +48,8 @@ class EngineContext:
     book: RoundBook = field(default_factory=RoundBook)
     actions: list[Action] = field(default_factory=list)
     waits: dict[str, WaitStarted] = field(default_factory=dict)
-    state_since: float = 0.0  # when this client first saw the present run state
-    _sources: "tuple[Coordinator, int, list[int], list[bytes]] | None" = None  # as `get_sources` found them last
+    state_since: float = 0.0  # when this client first saw the current run state
+    _sources: "tuple[Coordinator, int, list[int], list[bytes]] | None" = None  # cache of `get_sources`
 
     @property
     def epoch(self) -> int:
@@ -67,7 +67,7 @@ class EngineContext:
         return self.book.get(self.height) if self.state.in_round else None
 
     def do(self, action: Action) -> None:
-        """Ask the shell for something."""
+        """Queue an action for the shell."""
         self.actions.append(action)
 
     def log(self, event: kinds.Event) -> None:
@@ -75,21 +75,21 @@ class EngineContext:
         self.actions.append(Log(event))
 
     def drain(self) -> list[Action]:
-        """The actions since the last drain, in order."""
+        """Take the actions queued since the last drain, in order."""
         actions, self.actions = self.actions, []
         return actions
 
     def wait(self, key: str, wait: WaitStarted) -> None:
-        """Name a wait, its deadline on this client's clock; logged once while it stays the same."""
+        """Log that a wait has started, once while it stays the same; its deadline is on this client's clock."""
         known = self.waits.get(key)
         if known is not None and known.what == wait.what:
             return
-        self.end_wait(key, WaitOutcome.REPLACED)  # every wait that was named is ended by its name
+        self.end_wait(key, WaitOutcome.REPLACED)  # every logged wait must be logged as ended
         self.waits[key] = wait
         self.log(wait)
 
     def end_wait(self, key: str, outcome: WaitOutcome) -> None:
-        """End a named wait, if there is one."""
+        """End the wait with this key, if there is one."""
         wait = self.waits.pop(key, None)
         if wait is not None:
             ended = kinds.WaitEnded(
@@ -103,7 +103,7 @@ class EngineContext:
             self.end_wait(key, outcome)
 
     def find_self(self) -> int | None:
-        """Own index among the members of the epoch, whatever became of it."""
+        """This client's index among the epoch's members, healthy or not; None if it is none of them."""
         if self.state.run_state not in ACTIVE_STATES:
             return None
         for index, client in enumerate(self.state.clients):
@@ -116,7 +116,7 @@ class EngineContext:
         return self.state.clients[index].state is ClientState.HEALTHY
 
     def get_sources(self, members: int) -> tuple[list[int], list[bytes]]:
-        """Who of the members of a round may have payloads: other members that still take part, and their keys."""
+        """The members of a round that may serve payloads (healthy, without this client), and their keys."""
         known = self._sources
         if known is None or known[0] is not self.state or known[1] != members:
             found = [m for m in get_members(members) if m != self.member and self.is_healthy(m)]

@@ -1,4 +1,4 @@
-"""What a member says in a round: that it is there, that it has finished, what it witnessed (sections 6 to 8)."""
+"""The messages of a member in a round: Ready, Finished and the witness report (sections 6 to 8)."""
 
 import struct
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ class OwnRound:
     """What this client did in the running round."""
 
     height: int = -1
-    presence_sent: bool = False  # some Ready, be it without D(h)
-    ready_sent: bool = False  # with D(h)
+    presence_sent: bool = False  # any Ready, even one without D(h)
+    ready_sent: bool = False  # a Ready with D(h)
     finished_sent: bool = False
     witness_sent: bool = False
     snapshot_asked: bool = False
@@ -49,7 +49,7 @@ class OwnRound:
 
 @dataclass(slots=True)
 class Duty:
-    """Does what the seed asks of this member, as soon as it can be done."""
+    """Performs this member's duties in the running round, each as soon as possible."""
 
     context: EngineContext
     chain: Chain
@@ -59,12 +59,12 @@ class Duty:
     _standing: RoundStanding | None = None  # as of the last `act`
 
     def begin(self) -> None:
-        """An epoch starts."""
+        """Reset for a new epoch."""
         self.own = OwnRound()
         self.training.begin()
 
     def enter_round(self) -> None:
-        """A round was first seen; training of an older one ends now (A4)."""
+        """Begin a newly seen round; a training of an older one is cancelled (A4)."""
         x = self.context
         self.training.cancel()
         self._leave_round()
@@ -78,7 +78,7 @@ class Duty:
         self._accuse(x.state)
 
     def _leave_round(self) -> None:
-        """Finished goes out on leaving RoundTrain at the latest: RoundWitness may take no time and stay unseen (A2)."""
+        """Send Finished at the latest on leaving the round: RoundWitness may be too short to be seen (A2)."""
         x = self.context
         record = x.book.get(self.own.height) if self.own.height >= 0 else None
         if record is None or x.member is None or not self._is_in(record) or self.own.finished_sent:
@@ -88,7 +88,7 @@ class Duty:
             self._publish_finished(record, attested)
 
     def finish_epoch(self) -> None:
-        """Cooldown: no round needs a training any more, but weights may just have become the certified ones (P6)."""
+        """Cooldown has begun: cancel training, and write the resume snapshot if the last round allows one (P6)."""
         x = self.context
         self.training.cancel()
         record = x.book.get(x.height)
@@ -114,7 +114,7 @@ class Duty:
             self._standing = standing
 
     def _may_report(self, record: RoundRecord) -> bool:
-        """Whether the others' progress matters now: not before its own work is done, nor after all is said."""
+        """Whether a message may be due: its own work is done (or time is up), and not everything has been sent."""
         x = self.context
         done = self.own.finished_sent and (self.own.witness_sent or x.member not in record.witnesses)
         if done:
@@ -134,14 +134,14 @@ class Duty:
         assert x.member is not None, "only members publish"
         message = sign_gossip(x.identity, x.state.run_uid, record.epoch, record.height, x.member, body)
         raw = encode_gossip(message)
-        record.heard |= 1 << x.member  # its own messages count like others' (W1)
+        record.heard |= 1 << x.member  # its own messages count as heard too (W1)
         x.do(Publish(raw))
         return raw
 
     # --- ready -----------------------------------------------------------------------------------
 
     def _send_ready(self, record: RoundRecord, now: float) -> None:
-        """Show D(h) (S6); who does not have it soon says so: silence ends others' waiting, lateness does not (A1)."""
+        """Send Ready with D(h) (S6), or soon one flagged BEHIND: others stop waiting for silent members (A1)."""
         ready = self._make_ready(record)
         if ready is not None:
             if not self.own.ready_sent and not self._rides(record):
@@ -153,17 +153,17 @@ class Duty:
             self._publish_ready(record, Ready(ZERO32, flags))
 
     def _make_ready(self, record: RoundRecord) -> Ready | None:
-        """What there is to say of its own D(h), once it is known."""
+        """Ready with its own D(h), or None while that is not known."""
         digest = self.weights.digests.get(record.height)
         if digest is None:
             return None
         return Ready(digest, ReadyFlag.DIVERGED if self.weights.is_diverged else ReadyFlag(0))
 
     def _rides(self, record: RoundRecord) -> bool:
-        """Whether Ready waits for Finished, where messages are many.
+        """Whether Ready is held back and sent inside Finished, because many members send messages.
 
-        Not if anything is wrong (S6), nor when a quorum of those awaited have finished: from then on only who was
-        heard is waited for, and not for long (A1, A3).
+        Not if this client has diverged (S6), nor once a quorum of the awaited members has finished: from then on
+        members wait only for those they have heard, and not for long (A1, A3).
         """
         x = self.context
         if not x.state.config.overlap or not is_over_gossip_budget(x.state):
@@ -201,7 +201,7 @@ class Duty:
         )
 
     def on_snapshot(self, event: SnapshotWritten) -> None:
-        """The snapshot is on disk; one that could not be written keeps the round incomplete, until half time (P6)."""
+        """The snapshot is written. If that failed, the round stays incomplete until half time (P6)."""
         if event.epoch == self.context.epoch and event.height == self.own.height:
             self.own.snapshot_done = event.reply is not None
 
@@ -213,10 +213,10 @@ class Duty:
             return False
         assert x.member is not None, "checked by act"
         if not x.state.config.overlap and x.member in record.results:
-            self.own.finished_sent = True  # A2: its Result stands for it
+            self.own.finished_sent = True  # A2: its Result counts as Finished
             return False
         patient = standing.fetch_patience_s is None or now - record.started_at < standing.fetch_patience_s
-        due_in = standing.due_in or not patient  # A2: of electors, for Finished sets the pace
+        due_in = standing.due_in or not patient  # A2: only electors' payloads, because Finished sets the pace
         leaving = x.state.run_state is RunState.ROUND_WITNESS
         if not leaving and not (self.training.work.is_done and due_in):
             what = f"this client's work and payloads in round {record.height}"
@@ -277,7 +277,7 @@ class Duty:
     def _choose_report(
         self, attested: RoundRecord | None, standing: RoundStanding, *, complete: bool, now: float
     ) -> tuple[Report | None, WaitOutcome | None]:
-        """W6: (a) complete; in RoundWitness (b) follow or everything is in; (c) half time."""
+        """W6: report when (a) complete; in RoundWitness, (b) by following or once all is fetched, (c) at half time."""
         x = self.context
         if complete:
             return compute_report(attested), WaitOutcome.COMPLETE
@@ -287,7 +287,7 @@ class Duty:
         if now - since >= x.state.config.round_witness_time / 2:
             return compute_report(attested), WaitOutcome.HALF_TIME
         if self.context.height not in self.weights.digests or not self._has_kept():
-            return None, None  # a record without its digest would be spent for nothing before half time
+            return None, None  # before half time, a report without its digest would be wasted
         followed = find_followed(x.state.current, attested, now)
         if followed is not None:
             return followed, WaitOutcome.FOLLOW
@@ -320,7 +320,7 @@ class Duty:
         return struct.pack("<Iff", record.step, self.training.work.loss, self.training.work.tokens_per_s)
 
     def _accuse(self, state: Coordinator) -> None:
-        """H4: a witness of a round that closed by time-out, heard by others, left no record."""
+        """H4: report witnesses that others heard but that sent no report in a round closed by time-out."""
         x = self.context
         last = get_round(state, x.height - 1) if x.height else None
         if last is None or not last.flags & RoundFlag.BY_TIMEOUT or x.member is None:
@@ -336,7 +336,7 @@ class Duty:
                 x.do(Submit(HealthCheck(x.epoch, x.height, member)))
 
     def get_deadlines(self, record: RoundRecord) -> list[float]:
-        """When `act` may have something new to do although nothing happened."""
+        """The times at which `act` may have something to do without any event."""
         standing = self._standing
         patience = (standing.patience_s, standing.fetch_patience_s) if standing is not None else ()
         times = [record.started_at + p for p in (*patience, PRESENCE_S) if p is not None]

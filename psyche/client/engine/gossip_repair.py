@@ -1,4 +1,4 @@
-"""GossipRepair peers for announcements: gossip is a hint, so what is still missing is asked for."""
+"""Ask peers for announcements that gossip did not deliver."""
 
 from psyche.client.engine.actions import AskAnnouncements
 from psyche.client.engine.context import EngineContext
@@ -6,13 +6,13 @@ from psyche.client.engine.records import RoundRecord
 from psyche.core.state.timeline import get_attested_height
 
 ASK_FIRST_S = 2.0
-ASK_LONGEST_S = 8.0  # most of a long round nobody has anything to say
+ASK_LONGEST_S = 8.0  # during most of a long round there is nothing new to learn
 
 
 class GossipRepair:
-    """Asks at a round's start and then every 2, 4, 8 s, until somebody knew more than this client did.
+    """Asks at a round's start, then after 2, 4, 8, 8 ... s; back to 2 s when an answer brought something new.
 
-    From the beginning again when its own work is done: from then on others are waited for.
+    The interval also starts again at 2 s when this client's own work is done and it waits for others.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -22,18 +22,18 @@ class GossipRepair:
         self._is_waiting = False
 
     def begin_round(self, now: float) -> None:
-        """A new round: who announced what in the attested one."""
+        """Begin a round: ask what was announced in the attested one."""
         self._asked_at, self._every_s, self._is_waiting = now, ASK_FIRST_S, False
         self._ask_for(
             {get_attested_height(self._x.state.config, self._x.state.epoch, self._x.height)} - {self._x.height}
         )
 
     def get_deadline(self) -> float | None:
-        """When `act` next has something to do."""
+        """When `act` is due next; None outside rounds."""
         return self._asked_at + self._every_s if self._x.state.in_round else None
 
     def act(self, now: float, *, is_waiting: bool) -> None:
-        """Ask where it is time to; `is_waiting`: this client's work of the round is done, or its time is up."""
+        """Ask if it is time to; `is_waiting`: this client's work in the round is done, or its time is up."""
         if is_waiting and not self._is_waiting:
             self._is_waiting, self._every_s = True, ASK_FIRST_S
         if now - self._asked_at >= self._every_s:
@@ -43,11 +43,11 @@ class GossipRepair:
             )
 
     def count_known(self) -> int:
-        """How many announcements of the rounds on the books are known."""
+        """The number of announcements known, over all rounds in the book."""
         return sum(len(r.finished) + sum(map(len, r.results.values())) for r in self._x.book.all())
 
     def on_news(self) -> None:
-        """A peer knew more: gossip does not bring everything, so ask soon again."""
+        """A peer knew more, so gossip is losing messages: ask again soon."""
         self._every_s = ASK_FIRST_S
 
     def _ask_for(self, heights: set[int | None]) -> None:
@@ -63,7 +63,7 @@ class GossipRepair:
                 x.do(AskAnnouncements(x.epoch, height, have))
 
     def _get_known(self, record: RoundRecord) -> int:
-        """Members of whom nothing more can be missing in that round."""
+        """Bitmap of the members whose announcements of that round are all known."""
         bits = 0
         for member in record.finished:
             if member in record.results or member not in record.assignments:

@@ -1,4 +1,4 @@
-"""A client whose weights are not the agreed ones: it replays, else compares them with peers', else leaves (S4, S7)."""
+"""Healing of a diverged client: by replay, else by comparing weights with peers; else it leaves (S4, S7)."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,14 +18,14 @@ from psyche.telemetry import kinds
 from psyche.telemetry.kinds import LeaveCause, Wait, WaitOutcome, WaitStarted
 
 MAX_REPLAY_CONTRADICTIONS: Final = 2
-HELPERS: Final = 2  # members that keep a copy for one that compares; what they say is checked
-HELP_EVERY_HEIGHTS: Final = 16  # a copy costs a member's trainer a moment: nobody can ask for one every round
+HELPERS: Final = 2  # members asked to keep a copy for a comparison; what they send is checked
+HELP_EVERY_HEIGHTS: Final = 16  # a copy costs the trainer time, so members may not ask for one every round
 ASK_AGAIN_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class HelperSearch:
-    """Who keeps a copy of the agreed weights of the round that is held."""
+    """The search for members that keep a copy of the agreed weights of the held round."""
 
     ask_at: float  # on the caller's clock
     helpers: dict[int, bytes] = field(default_factory=dict)  # member -> key: they keep a copy
@@ -33,7 +33,7 @@ class HelperSearch:
 
 
 class Healing:
-    """Back to the agreed weights, or out of the epoch."""
+    """Brings a diverged client back to the agreed weights, or out of the epoch."""
 
     def __init__(
         self, context: EngineContext, weights: Weights, chain: Chain, training: Training, membership: Membership
@@ -44,11 +44,11 @@ class Healing:
         self._training = training
         self._membership = membership
         self._search = HelperSearch(0.0)
-        self._compared: int | None = None  # the epoch in which a comparison was made: one is enough
-        self._helped: tuple[int, int] | None = None  # epoch and height of the last copy for others
+        self._compared: int | None = None  # the epoch of the last comparison: one per epoch
+        self._helped: tuple[int, int] | None = None  # epoch and height of the last copy kept for others
 
     def get_deadline(self) -> float | None:
-        """When `act` next has something to do."""
+        """When to look for helpers next; None if no search is going on."""
         match self._weights.state:
             case Comparing(held=Held(until=None)):
                 return self._search.ask_at
@@ -56,7 +56,7 @@ class Healing:
                 return None
 
     def act(self, now: float) -> None:
-        """Begin to heal where that is due, and go on with it."""
+        """Start healing if it is due, or continue it."""
         if self._x.member is None or not self._x.state.in_round:
             return
         match self._weights.state:
@@ -69,13 +69,13 @@ class Healing:
                     self._replay("this client's digest differs from the agreed one")
 
     def give_up(self, cause: LeaveCause, reason: str) -> None:
-        """This epoch goes on without this client."""
+        """Withdraw from this epoch; its weights are not followed any more."""
         self._x.end_wait("compare", WaitOutcome.GIVEN_UP)
         self._membership.withdraw(cause, reason)
         self._weights.lose()
 
     def _leave_with_evidence(self, reason: str) -> None:
-        """What contradicts its own replay is not adopted (section 9, last table)."""
+        """Leave rather than adopt weights that contradict this client's own replay (section 9, last table)."""
         self._x.log(kinds.Evidence(digests=dict(self._weights.digests), reason=reason))
         self.give_up(LeaveCause.CONTRADICTED, reason)
 
@@ -88,17 +88,17 @@ class Healing:
             self.give_up(LeaveCause.WRONG_WEIGHTS, f"cannot heal: {reason}")
             return
         if self._training.in_flight is not None:
-            self._training.cancel()  # S4: at once; the trainer heals when it has let go
+            self._training.cancel()  # S4: at once; healing starts when the training has ended
             return
         weights.begin_replay()
         x.log(kinds.Healing(reason=reason, height=weights.next_height - 1))
         x.do(Heal(x.epoch, certified, weights.next_height - 1))
 
     def on_healed(self, event: Healed) -> None:
-        """The trainer has other weights now; whether they are right, the record says."""
+        """The trainer holds replayed or fetched weights now."""
         if event.epoch != self._x.epoch or not self._is_at_work():
             return
-        # the momentum is that of the epoch's start, or none: it knows nothing of results sent since (R8)
+        # the momentum is that of the epoch's start, or zero: it includes no result sent since (R8)
         self._chain.own.clear()
         if self._weights.is_fetching:
             self._weights.end_comparison(event)
@@ -106,16 +106,16 @@ class Healing:
             self._weights.end_replay(event)
 
     def _is_at_work(self) -> bool:
-        """Whether the trainer was asked to heal and has not answered; what it says of lost weights is no news."""
+        """Whether the trainer is healing; if not, its weights were lost meanwhile and its answer is stale."""
         return isinstance(self._weights.state, Replaying) or self._weights.is_fetching
 
     def on_failed(self, event: HealFailed) -> None:
-        """After a replay the comparison is left; after that nothing is."""
+        """After a failed replay, compare with peers; after a failed comparison, give up."""
         x, weights = self._x, self._weights
         if event.epoch != x.epoch:
             return
         if not self._is_at_work():
-            x.end_wait("compare", WaitOutcome.GIVEN_UP)  # the weights were lost while it ran
+            x.end_wait("compare", WaitOutcome.GIVEN_UP)  # the weights were lost during the comparison
         elif event.contradicts:
             self._leave_with_evidence(event.reason)
         elif isinstance(weights.state, Comparing) or not self._can_compare(weights.state):
@@ -128,7 +128,7 @@ class Healing:
     # --- (2) comparison ---------------------------------------------------------------------------
 
     def _can_compare(self, state: WeightsState) -> bool:
-        """Whether a digest over all weights comes soon enough; full values are never equal anyway (S2)."""
+        """Whether a digest over all weights comes soon enough. Full-value weights never agree bit for bit (S2)."""
         x = self._x
         if not isinstance(state, Replaying) or x.member is None or not x.state.in_round or self._compared == x.epoch:
             return False
@@ -136,17 +136,17 @@ class Healing:
         return x.state.model.optimizer.quantize_1bit and any(map(self._is_full, heights))
 
     def _get_last_height(self, diverged_at: int) -> int:
-        """The last round in which healing helps: trained in the next, a result is the one too late (H2, H5)."""
+        """The last round in which healing helps: a late result in the next one would be one too many (H2, H5)."""
         return diverged_at + self._x.state.config.late_limit - 1
 
     def _is_too_late(self, diverged_at: int) -> bool:
-        """Whether lateness would put this client out with a strike, where leaving costs none."""
+        """Whether staying would get this client dropped for lateness, with a strike; leaving costs none."""
         x, last = self._x, self._get_last_height(diverged_at)
         at_the_end = not x.state.config.overlap and x.state.run_state is RunState.ROUND_WITNESS
         return x.height > last or (x.height == last and at_the_end)
 
     def _is_full(self, height: int) -> bool:
-        """Whether the digest of a height covers all weights (S2)."""
+        """Whether the digest of `height` covers all weights (S2)."""
         x = self._x
         is_small = x.facts.parameters <= FULL_DIGEST_MAX_PARAMETERS
         return is_small or is_full_digest_height(x.state.config, x.state.epoch, height)
@@ -166,7 +166,7 @@ class Healing:
         self._ask_helpers(now)
 
     def _hold(self, now: float) -> None:
-        """Its own weights stay those of this round, if its digest is one over all of them."""
+        """Hold the weights of the running round for the comparison, if its digest covers all of them."""
         x, weights = self._x, self._weights
         if not self._is_full(x.height) or is_last_drain(x.state.config, x.state.epoch, x.height):
             return
@@ -191,21 +191,21 @@ class Healing:
         able = [m for m in able if m not in record.ready or not record.ready[m].flags]
         fresh = [m for m in able if m not in search.asked]
         if not fresh:
-            search.asked.clear()  # they may not have had the round's weights yet
+            search.asked.clear()  # they may not have had the weights of the round yet
             fresh = [m for m in able if m not in search.helpers]
         own = x.member or 0
-        for member in sorted(fresh, key=lambda m: (m < own, m))[:missing]:  # not all who heal ask the same
+        for member in sorted(fresh, key=lambda m: (m < own, m))[:missing]:  # spreads healing clients over helpers
             search.asked.add(member)
             x.do(AskWeights(record.epoch, record.height, member, x.get_key(member)))
 
     def on_promised(self, event: WeightsPromised) -> None:
-        """A member keeps the weights of the round that is compared."""
+        """Note that a member keeps a copy of the held round's weights."""
         match self._weights.state:
             case Comparing(held=Held(height)) if (event.epoch, event.height) == (self._x.epoch, height):
                 self._search.helpers[event.member] = self._x.get_key(event.member)
 
     def _follow_record(self, height: int, *, weights_kept: bool, now: float) -> None:
-        """The agreed digest over all weights is what a peer's must give; without one, a later round's."""
+        """Fetch the held round's weights once its full digest is agreed; release the round if it closed without one."""
         round_ = get_round(self._x.state, height)
         wanted = RoundFlag.DIGEST | RoundFlag.FULL
         if round_ is not None and round_.flags & wanted == wanted and self._search.helpers:
@@ -233,7 +233,7 @@ class Healing:
     # --- helping others ---------------------------------------------------------------------------
 
     def help(self, key: bytes, epoch: int, height: int) -> bool:
-        """A member that compares asks for a copy of the weights of the running round: whether there will be one."""
+        """Keep a copy of the running round's weights for a member that heals; return whether there will be one."""
         x, weights = self._x, self._weights
         record = x.current
         if record is None or x.member is None or (epoch, height) != (record.epoch, record.height):

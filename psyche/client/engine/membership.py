@@ -1,4 +1,4 @@
-"""Whether this client takes part: join, warm up, restart, cool down, finish (M1 to M9, S8, P3 to P8)."""
+"""This client's membership: join, warm up, restart, cool down, finish (M1 to M9, S8, P3 to P8)."""
 
 from dataclasses import dataclass
 
@@ -54,19 +54,19 @@ class Membership:
     weights: Weights
     export: bool = False
     share: bool = False
-    weights_digest: bytes | None = None  # full digest of what is in the trainer, at an epoch's edge
+    weights_digest: bytes | None = None  # full digest of the trainer's weights between epochs
     passed_warmup: int | None = None  # the epoch whose Warmup this process saw as a member (M9)
-    synchronised: tuple[int, bytes] | None = None  # epoch and digest of the last load as the epoch wants it
+    synchronised: tuple[int, bytes] | None = None  # epoch and digest of the last load that suits the epoch's start
     loading: bool = False
-    loading_cold: bool = False  # the load that runs leaves the momentum behind
+    loading_cold: bool = False  # the running load drops the momentum
     load_at: float = 0.0
-    warm_digest: bytes | None = None  # what the last warmup_witness said
+    warm_digest: bytes | None = None  # digest of the last warmup_witness
     joined: tuple[int, int] | None = None
     join_at: float = 0.0
     withdrawn_epoch: int | None = None
     exported: bytes = ZERO32
     kept: bytes = ZERO32  # digest of the newest own snapshot
-    unwritten: WriteSnapshot | None = None  # that there was no room for
+    unwritten: WriteSnapshot | None = None  # the last request, if writing it failed
     write_at: float = 0.0
     shared: bytes = ZERO32
     fetching: bool = False
@@ -75,7 +75,7 @@ class Membership:
     _peers: tuple[frozenset[bytes], frozenset[bytes]] = (frozenset(), frozenset())
 
     def follow_registry(self) -> None:
-        """The allow-list: slots that joined or are leaving; and the members among them."""
+        """Update the allow-list: the keys of joined and leaving slots, and the members among them."""
         live = (SlotState.JOINED, SlotState.LEAVING)
         keys = frozenset(s.p2p for s in self.context.state.registry.slots if s.state in live)
         peers = keys, keys & {c.p2p for c in self.context.state.clients}
@@ -84,20 +84,20 @@ class Membership:
             self.context.do(SetPeers(*peers))
 
     def get_slot(self) -> Slot | None:
-        """Own slot of the registry."""
+        """This client's slot in the registry; None if it has none."""
         own = self.context.identity.public
         return next(
             (s for s in self.context.state.registry.slots if s.p2p == own and s.state is not SlotState.FREE), None
         )
 
     def enter_epoch(self) -> None:
-        """A new epoch's Warmup (or later) was first seen."""
+        """Reset for a newly seen epoch."""
         self.warm_digest = None
         self.load_at = 0.0
-        self.withdrawn_epoch = None  # a load that still runs is waited for: two would follow one another into a round
+        self.withdrawn_epoch = None  # a running load goes on: a second one might last into a round
 
     def act(self, now: float) -> None:
-        """Do what the present run state asks of this client as a member."""
+        """Do what the current run state requires of this client."""
         state = self.context.state
         match state.run_state:
             case RunState.WAITING_FOR_MEMBERS:
@@ -111,7 +111,7 @@ class Membership:
             case RunState.FINISHED:
                 self._finish(now)
             case RunState.PAUSED | RunState.UNINITIALIZED:
-                self.synchronised = None  # P4: everything is loaded anew, for the owner may change the settings
+                self.synchronised = None  # P4: load everything anew, since the owner may change the settings
                 self.context.wait("paused", _wait_for(Wait.OWNER, "the owner to resume the run", None, "join again"))
 
     # --- WaitingForMembers -----------------------------------------------------------------------
@@ -159,14 +159,14 @@ class Membership:
             x.do(Submit(WarmupWitness(x.epoch, index, self.weights_digest), after=ready))
 
     def _ensure_weights(self, now: float) -> None:
-        """Go back to exactly the certified weights (S8), from wherever they can be had."""
+        """Make sure that the trainer has exactly the certified weights (S8); load them if not."""
         x = self.context
         certified = x.state.certified.digest
         wanted = None if certified == ZERO32 else certified
         fits = self.weights_digest is not None and wanted in (None, self.weights_digest)
         cold = x.state.epoch.cold_start
         if cold or not x.state.model.optimizer.quantize_1bit:
-            # P4: with zero momentum; S2: full values drift, every Warmup goes back to one copy
+            # P4: a cold start zeroes the momentum; S2: full values drift, so every Warmup loads one copy again
             fits = fits and self.synchronised == (x.epoch, self.weights_digest)
         if fits:
             self._start_chain()
@@ -176,7 +176,7 @@ class Membership:
         if self.loading or now < self.load_at:
             return
         self.loading, self.loading_cold = True, cold
-        self.weights_digest = None  # also where they are those: a load that fails has lost them
+        self.weights_digest = None  # even if they are the right ones: a failed load loses them
         until = x.state_since + x.state.config.warmup_time
         wait = _wait_for(Wait.WEIGHTS, "the weights of this epoch", until, "be dropped from the epoch")
         x.wait("weights", wait)
@@ -188,7 +188,7 @@ class Membership:
             self.chain.begin(self.weights_digest)  # S1: c(-1) is the certified digest
 
     def on_loaded(self, event: Loaded) -> None:
-        """Weights are in the trainer: the run's facts follow from them."""
+        """The trainer has loaded weights: derive the run's facts from the model."""
         x = self.context
         self.loading = False
         try:
@@ -213,13 +213,13 @@ class Membership:
         x.log(kinds.ModelLoaded(source=event.source, digest=event.digest, parameters=event.parameters))
 
     def on_load_failed(self, event: LoadFailed, now: float) -> None:
-        """No source has them yet: try again while Warmup lasts."""
+        """No source has the weights yet: try again after a pause."""
         self.loading = False
         self.load_at = now + LOAD_AGAIN_S
         self.context.log(kinds.LoadFailed(reason=event.reason))
 
     def on_trainer_lost(self) -> None:
-        """Weights and momentum went with the child: load again at the next Warmup, leave this epoch."""
+        """Weights and momentum died with the trainer: leave this epoch and load again in the next Warmup."""
         self.weights_digest = None
         self.weights.lose()
         x = self.context
@@ -228,13 +228,13 @@ class Membership:
             self.withdraw(LeaveCause.TRAINER_LOST, why)
 
     def on_weights_changed(self) -> None:
-        """An apply was asked for: the weights are not those of the epoch's start any more."""
+        """An apply has started: the trainer's digest is no longer known."""
         self.weights_digest = None
 
     # --- rounds ----------------------------------------------------------------------------------
 
     def find_member(self) -> None:
-        """Whether this client takes part in the running rounds, and as which member."""
+        """Find out whether this client takes part in the running rounds, and as which member."""
         x = self.context
         index = x.find_self()
         there = index is not None and x.is_healthy(index)
@@ -251,7 +251,7 @@ class Membership:
         if index is None or not x.is_healthy(index):
             x.wait("next epoch", NEXT_EPOCH)
         elif x.epoch not in (self.passed_warmup, self.withdrawn_epoch):
-            # M9: a former self may have signed a result of this epoch; a second one would be equivocation
+            # M9: an earlier process may have signed a result of this epoch; a second one would be equivocation
             self.withdrawn_epoch = x.epoch
             self._send_withdrawal(index, LeaveCause.RESTARTED, "restarted in mid-epoch")
         elif x.member is not None and not self.weights.is_loaded:
@@ -269,7 +269,7 @@ class Membership:
         self.weights_digest = None
 
     def take_join_back(self, cause: LeaveCause, reason: str) -> None:
-        """Stop waiting for an epoch to form (M4): else formation takes the dead."""
+        """Stop waiting for an epoch to form (M4); otherwise the epoch would include a client that is gone."""
         slot = self.get_slot()
         if self.context.state.run_state is RunState.WAITING_FOR_MEMBERS and slot is not None and self._has_joined(slot):
             self._send_withdrawal(0, cause, reason)
@@ -298,13 +298,13 @@ class Membership:
             x.do(Export(certified.epoch, certified.step, certified.digest))
 
     def on_snapshot(self, event: SnapshotWritten) -> None:
-        """Weights are on disk, or could not be written."""
+        """A snapshot was written, or writing it failed."""
         self.unwritten = event.failed
         if event.reply is not None:
             self.kept = event.digest
 
     def _write_again(self, now: float) -> None:
-        """The snapshot that failed at the epoch's end, while the trainer has its weights: nobody else may (P6, S9)."""
+        """Write a failed snapshot again while the trainer has its weights: nobody else may have them (P6, S9)."""
         snapshot = self.unwritten
         if snapshot is None or now < self.write_at:
             return
@@ -313,7 +313,7 @@ class Membership:
             self.context.do(snapshot)
 
     def _share_checkpoint(self) -> None:
-        """From Cooldown on a member of the epoch may name where the certified weights can be had (S10)."""
+        """From Cooldown on, share this member's snapshot of the certified weights and name the place (S10)."""
         x = self.context
         certified = x.state.certified
         if not self.share or self.kept != certified.digest or self.shared == certified.digest:
@@ -324,18 +324,18 @@ class Membership:
             x.do(ShareCheckpoint(certified.epoch, certified.step, certified.digest))
 
     def _settle_weights(self) -> None:
-        """At an epoch's edge: are the weights in the trainer the certified ones?"""
+        """At an epoch's end, note the full digest of the trainer's weights, if it is known."""
         if self.weights.can_apply and self.chain.applying is None and self.weights.digests:
             self.weights_digest = self.weights.get_last_full_digest()
 
     def leave_epoch(self) -> None:
-        """The epoch is over, for whatever reason: the next Warmup starts a new chain."""
+        """The epoch is over or failed: the next Warmup starts a new chain."""
         self._settle_weights()
         self.weights.lose()
         self.context.member = None
 
     def _finish(self, now: float) -> None:
-        """P8: serve for a while, fetch `certified` if it is not here, then exit 0."""
+        """P8: fetch the certified weights if they are not here, serve for a while, then exit 0."""
         x = self.context
         if self.done:
             return
@@ -360,7 +360,7 @@ class Membership:
         x.do(Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=serve_s))
 
     def on_snapshot_fetched(self, event: SnapshotFetched, now: float) -> None:
-        """P8: the final weights came, or are asked for again."""
+        """P8: the final weights were fetched, or have to be asked for again."""
         self.fetching = False
         if event.ok:
             self.weights_digest = event.digest

@@ -1,4 +1,4 @@
-"""What a client knows of each round: announcements, payloads, presence. Pure data and pure questions."""
+"""A client's knowledge of each round: announcements, payloads, presence. Pure data and pure queries."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from psyche.core.state.state import Coordinator, Round, RoundFlag
 
 
 class PayloadStatus(Enum):
-    """How far the body of an announced result is."""
+    """The fetch status of an announced result's payload."""
 
     ANNOUNCED = "announced"
     FETCHING = "fetching"
@@ -25,7 +25,7 @@ class PayloadStatus(Enum):
 
 @dataclass(slots=True)
 class KnownResult:
-    """A signed result and what became of its body."""
+    """A signed result and the fetch status of its payload."""
 
     raw: bytes  # encoded gossip
     header: ResultHeader
@@ -62,7 +62,7 @@ class RoundRecord:
     assignments: dict[int, tuple[int, int]]
     witnesses: tuple[int, ...]
     has_deadline: bool = False  # R5: a commitment counts only if it was out before the next round began
-    timely: set[bytes] = field(default_factory=set)  # commitments that were
+    timely: set[bytes] = field(default_factory=set)  # commitments that were in time
     results: dict[int, dict[bytes, KnownResult]] = field(default_factory=dict)
     trainers: dict[bytes, int] = field(default_factory=dict)  # commitment -> member, of all results
     deferred: dict[bytes, Gossip] = field(default_factory=dict)  # by commitment (R3)
@@ -74,32 +74,32 @@ class RoundRecord:
     heard: int = 0
     left: int = 0  # members that said Leave
     tables: dict[bytes, ShownTable] = field(default_factory=dict)  # by results root, of records and its own (W7)
-    _seen: BitCounter = field(default_factory=BitCounter)  # of the first `_counted` of `finished`
+    _seen: BitCounter = field(default_factory=BitCounter)  # sums `seen` of the first `_counted` in `finished`
     _counted: int = 0
 
     def add_result(self, member: int, result: KnownResult) -> None:
-        """One more result is known."""
+        """Add an accepted result."""
         self.results.setdefault(member, {})[result.commitment] = result
         self.trainers[result.commitment] = member
 
     def get_single(self, member: int) -> KnownResult | None:
-        """The member's result if exactly one commitment of it is known, believed or not (W1)."""
+        """The member's result if exactly one commitment by it is known, accepted or not (W1)."""
         known = self.results.get(member, {})
         if len(known) != 1 or len(self.signed.get(member, {})) > 1:
             return None
         return next(iter(known.values()))
 
     def compute_held(self) -> int:
-        """Which members did their duty, as far as this client holds what they owed (W1)."""
+        """Bitmap of the members that this client reports as held: it has what they owed the round (W1)."""
         bits = compute_bits(m for m, _ in self.iter_held() if m in self.assignments)
         if self.has_deadline:  # R5
             known = ((m, self.get_single(m)) for m in get_members(bits & ~self.get_widely_seen()))
             bits &= ~compute_bits(m for m, result in known if result is None or result.commitment not in self.timely)
-        idle = self.finished.keys() - self.assignments.keys()  # no work due, or a verifier: its Finished
+        idle = self.finished.keys() - self.assignments.keys()  # no batch, or a verifier: Finished is enough
         return (bits | compute_bits(idle)) & self.members
 
     def iter_held(self) -> Iterable[tuple[int, KnownResult]]:
-        """Members of whom exactly one result is known, and held."""
+        """Members with exactly one known result whose payload is held, and that result."""
         for member, known in self.results.items():
             if len(known) == 1 and len(self.signed.get(member, ())) <= 1:
                 (result,) = known.values()
@@ -108,8 +108,8 @@ class RoundRecord:
 
     def get_widely_seen(self) -> int:
         """Bitmap of the members whose Result more than a third of the electors say they have seen (R5)."""
-        for member, finished in islice(self.finished.items(), self._counted, None):  # nobody's is ever replaced
-            if self.electors >> member & 1:  # newcomers may be half of the members (M10)
+        for member, finished in islice(self.finished.items(), self._counted, None):  # entries are never replaced
+            if self.electors >> member & 1:  # only electors: newcomers may be half of the members (M10)
                 self._seen.add(finished.seen)
         self._counted = len(self.finished)
         return self._seen.get_at_least(self.electors.bit_count() // 3 + 1)
@@ -124,7 +124,7 @@ class RoundRecord:
         return found
 
     def get_signed(self) -> dict[int, dict[bytes, bytes]]:
-        """Member to commitment to signed result: all that are known, whatever this client thinks of them."""
+        """All known signed results, accepted or not: member to commitment to encoded gossip."""
         found = {member: dict(signed) for member, signed in self.signed.items()}
         for member, results in self.results.items():
             found.setdefault(member, {}).update((c, result.raw) for c, result in results.items())
@@ -134,7 +134,7 @@ class RoundRecord:
         return found
 
     def count_known(self) -> int:
-        """Grows with every result and every table that becomes known."""
+        """A count that grows with every result and every table that becomes known."""
         return sum(map(len, self.signed.values())) + sum(map(len, self.results.values())) + len(self.tables)
 
     def find_signed(self, member: int, commitment: bytes) -> bytes | None:
@@ -148,7 +148,7 @@ class RoundRecord:
     def keep_table(
         self, root: bytes, held: int, commitments: Mapping[int, bytes], signed: Mapping[int, Mapping[bytes, bytes]]
     ) -> ShownTable:
-        """Remember the signed results behind a root, whatever becomes known of their trainers later (W7)."""
+        """Keep the signed results behind a root, even if their trainers turn out to equivocate later (W7)."""
         listed = dict(sorted(commitments.items()))
         table = self.tables[root] = ShownTable(held, listed, tuple(signed[m][c] for m, c in listed.items()))
         return table
@@ -158,12 +158,12 @@ class RoundRecord:
         return compute_bits(self.results)
 
     def get_held_times(self) -> dict[int, float]:
-        """When each single payload was held."""
+        """By member with a single held result: when its payload arrived."""
         return {member: result.held_at for member, result in self.iter_held()}
 
 
 def make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
-    """The record of a round that stands in the state."""
+    """Make the record of a round in the state."""
     return RoundRecord(
         epoch=state.progress.epoch,
         height=round_.height,
@@ -188,9 +188,9 @@ class RoundBook:
         self._records: dict[int, RoundRecord] = {}
 
     def follow(self, state: Coordinator, now: float, needed: int | None = None) -> list[RoundRecord]:
-        """Add the rounds of the state that are new, in order; return them.
+        """Add the state's new rounds, in order, and return their records.
 
-        Those that have left the state are forgotten, but not from height `needed` on.
+        Forget rounds that have left the state, except those from height `needed` on.
         """
         rounds = sorted((r for r in state.rounds if r.members and r.height <= state.current.height), key=_height)
         new = [make_record(state, r, now) for r in rounds if r.height not in self._records]
@@ -207,7 +207,7 @@ class RoundBook:
         return None if height is None else self._records.get(height)
 
     def clear(self) -> None:
-        """Forget everything: another epoch."""
+        """Forget everything: a new epoch begins."""
         self._records.clear()
 
     def all(self) -> list[RoundRecord]:
@@ -220,7 +220,7 @@ def _height(round_: Round) -> int:
 
 
 def compute_pace(members: Collection[int], at: Mapping[int, float], start: float) -> float | None:
-    """t_q: seconds from `start` until q of `members` were there; None if they are not yet (A2)."""
+    """t_q: seconds from `start` until a quorum of `members` has an entry in `at`; None while it has not (A2)."""
     if not members:
         return 0.0
     times = [at[m] for m in members if m in at]
@@ -229,7 +229,7 @@ def compute_pace(members: Collection[int], at: Mapping[int, float], start: float
 
 
 def compute_patience(paces: Iterable[float | None], straggler_percent: int) -> float | None:
-    """Seconds from a round's start after which nobody else is waited for; None: wait for all (A3, A4)."""
+    """Seconds from a round's start after which the client stops waiting for others; None: wait for all (A3, A4)."""
     known = list(paces)
     if straggler_percent == 0 or any(p is None for p in known):
         return None

@@ -1,4 +1,4 @@
-"""The round engine: events in, actions out. It reads no clock and touches nothing; the shell does what it asks.
+"""The round engine: events in, actions out. It reads no clock and does no I/O; the shell executes its actions.
 
 `now` is the caller's monotonic clock in seconds. Every method returns the actions to execute, in order.
 """
@@ -52,9 +52,9 @@ MANY_MEMBERS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """What an engine holds now."""
+    """The size of an engine's state."""
 
-    rounds: int  # that it remembers
+    rounds: int  # in the book
 
 
 class RoundEngine:
@@ -85,7 +85,7 @@ class RoundEngine:
 
     @property
     def has_many_members(self) -> bool:
-        """Whether so many take part that what they say and send is better looked at together, turn by turn."""
+        """Whether there are so many members that their messages and payloads are better processed together, in turns."""
         return len(self._x.state.clients) > MANY_MEMBERS
 
     @property
@@ -94,15 +94,15 @@ class RoundEngine:
         return self._x.member
 
     def waits(self) -> Sequence[kinds.WaitStarted]:
-        """What this client waits for now."""
+        """The waits that are going on."""
         return tuple(self._x.waits.values())
 
     def statistics(self) -> EngineStatistics:
-        """What it holds now."""
+        """The size of its state."""
         return EngineStatistics(rounds=len(self.chain.context.book.all()))
 
     def get_announcements(self, epoch: int, height: int, have: int) -> tuple[bytes, ...]:
-        """Signed messages of a round from members not in `have`, for a peer that lacks them."""
+        """Signed messages of a round by members not in `have`, for a peer that lacks them."""
         record = self._x.book.get(height) if epoch == self._x.epoch else None
         if record is None:
             return ()
@@ -110,11 +110,11 @@ class RoundEngine:
         return (*results, *(raw for m, raw in record.finished_raw.items() if not have >> m & 1))
 
     def get_table(self, root: bytes) -> tuple[bytes, ...] | None:
-        """The signed results behind a results root: one that this client reported or can show (W7)."""
+        """The signed results behind a results root that this client reported or can rebuild (W7); None otherwise."""
         return self.tables.show(root)
 
     def get_deadline(self, now: float) -> float | None:
-        """When `on_tick` next has something to do, at the latest."""
+        """When to call `on_tick` next, at the latest."""
         x = self._x
         times = [self.announcements.get_next_retry(), self.gossip_repair.get_deadline(), self.healing.get_deadline()]
         membership = self.membership
@@ -136,10 +136,10 @@ class RoundEngine:
         self._note_state(state, now)
         self._note_loss(before, state)
         if before.run_uid != state.run_uid:
-            x.do(SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded: peers allow that
+            x.do(SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded; peers accept that
         self.membership.follow_registry()
         if before.progress.epoch != state.progress.epoch:
-            x.book.clear()  # its heights name rounds of the next epoch from now on
+            x.book.clear()  # from now on heights count the rounds of the next epoch
         if state.run_state in ACTIVE_STATES and self._is_new_epoch(state):
             self._enter_epoch()
         elif state.run_state not in ACTIVE_STATES and self._epoch_key is not None:
@@ -150,17 +150,17 @@ class RoundEngine:
         return self._go_on(now)
 
     def on_gossip(self, raw: bytes, now: float) -> list[Action]:
-        """A message from anywhere."""
+        """A gossip message arrived, from any peer."""
         return self.on_messages((raw,), now)
 
     def on_messages(self, raws: Iterable[bytes], now: float) -> list[Action]:
-        """Several messages in the order in which they came."""
+        """Several gossip messages, in order of arrival."""
         for raw in raws:
             self.announcements.on_gossip(raw, self.weights.digests, diverged=self.weights.is_diverged, now=now)
         return self._go_on(now)
 
     def on_answer(self, items: Sequence[bytes], now: float) -> list[Action]:
-        """What a peer knew of a round that was asked for."""
+        """A peer answered `AskAnnouncements`."""
         known = self.gossip_repair.count_known()
         for raw in items:
             self.announcements.on_gossip(raw, self.weights.digests, diverged=self.weights.is_diverged, now=now)
@@ -169,11 +169,11 @@ class RoundEngine:
         return self._go_on(now)
 
     def on_event(self, event: Event, now: float) -> list[Action]:
-        """Something the shell was asked for is done, or failed."""
+        """The shell has completed an action, or it failed."""
         return self.on_events((event,), now)
 
     def on_events(self, events: Iterable[Event], now: float) -> list[Action]:
-        """Several of these in their order."""
+        """Several such events, in order."""
         for event in events:
             self._take(event, now)
         return self._go_on(now)
@@ -217,12 +217,12 @@ class RoundEngine:
         return self._go_on(now)
 
     def on_weights_wanted(self, key: bytes, epoch: int, height: int) -> tuple[bool, list[Action]]:
-        """The peer with this key asks for a copy of a round's weights of this client: will there be one (S7)."""
+        """A peer asks this client to keep a copy of its weights of a round; also return whether it will (S7)."""
         promised = self.healing.help(key, epoch, height)
         return promised, self._x.drain()
 
     def on_stop(self, reason: str) -> list[Action]:
-        """The user wants out: withdraw, say so, end (F26)."""
+        """The user stops the client: send Leave, withdraw and exit (F26)."""
         x = self._x
         if x.member is not None and x.state.run_state in ACTIVE_STATES:
             message = sign_gossip(x.identity, x.state.run_uid, x.epoch, x.height, x.member, Leave())
@@ -251,7 +251,7 @@ class RoundEngine:
         )
 
     def _note_loss(self, before: Coordinator, state: Coordinator) -> None:
-        """P3, P5: work that was given up, and Warmups that came to nothing."""
+        """P3, P5: log steps that were rolled back, and Warmups that failed."""
         if before.run_uid != state.run_uid:
             return
         lost = before.progress.step - state.progress.step
@@ -263,10 +263,10 @@ class RoundEngine:
             self._x.log(kinds.EpochFailed(epoch=before.progress.epoch, reason=reason, steps_lost=max(0, lost)))
 
     def _is_new_epoch(self, state: Coordinator) -> bool:
-        """Whether this epoch, or this forming of it, is seen for the first time.
+        """Whether this epoch, or this attempt to form it, is seen for the first time.
 
-        A Warmup that came to nothing is followed by another one of the same epoch. Once the first round has begun
-        that cannot be, and a start that moves is the server's recovery (K2).
+        A failed Warmup is followed by another one of the same epoch. After the first round has begun, the epoch
+        cannot form again: then a changed start time comes from the server's recovery (K2).
         """
         known = self._epoch_key
         self._epoch_key = (state.progress.epoch, state.epoch.start_timestamp)
@@ -276,7 +276,7 @@ class RoundEngine:
 
     def _enter_epoch(self) -> None:
         x = self._x
-        self.membership.leave_epoch()  # its end may not have been seen
+        self.membership.leave_epoch()  # this client may have missed its end
         x.book.clear()
         self._round_key = None
         self.announcements.clear()
@@ -316,7 +316,7 @@ class RoundEngine:
         self.announcements.review_deferred(self.weights.digests, diverged=self.weights.is_diverged, now=now)
         needed = self.chain.needed_height
         oldest = x.height - STORED_ROUNDS
-        oldest = oldest if needed is None else min(oldest, needed)  # C6: what is not applied yet is kept
+        oldest = oldest if needed is None else min(oldest, needed)  # C6: keep what is not applied yet
         if oldest >= 0:
             x.do(Expire(x.epoch, oldest))
         self.gossip_repair.begin_round(now)
@@ -335,7 +335,7 @@ class RoundEngine:
         if x.member is not None:
             self.announcements.retry(now)
         if self.chain.is_open:
-            self.chain.decide(now)  # what was missing may have come
+            self.chain.decide(now)  # missing tables or results may have arrived
         if self.chain.advance(now):
             self.membership.on_weights_changed()
         if x.state.in_round:

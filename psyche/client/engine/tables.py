@@ -1,4 +1,4 @@
-"""Tables behind the results roots on record: found among what is known, asked for, checked, shown to others (W7)."""
+"""Tables behind the results roots on record: rebuilt from known results, fetched, checked, and served (W7)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,14 +20,14 @@ from psyche.telemetry import kinds
 from psyche.wire.gossip import decode_gossip, is_signed_by
 
 ASK_AGAIN_S: Final = 2.0
-MOST_AT_ONCE: Final = 8  # tables of a round that are asked for within `ASK_AGAIN_S`: each may be 150 kB
-FEW_AT_ONCE: Final = 2  # of those where any one is enough (C1)
-OTHERS_ASKED: Final = 3  # members beside the witness, from its second time on
+MOST_AT_ONCE: Final = 8  # tables of a round asked for within `ASK_AGAIN_S`: each may take 150 kB
+FEW_AT_ONCE: Final = 2  # the same where any one table is enough (C1)
+OTHERS_ASKED: Final = 3  # members asked beside the witness, from the second attempt on
 
 
 @dataclass(slots=True)
 class _Asked:
-    """How often a table was asked for, when last, and whether nobody has answered since."""
+    """How often and when a table was last asked for, and whether the answer is outstanding."""
 
     count: int = 0
     at: float = float("-inf")
@@ -36,7 +36,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class Tables:
-    """What this client knows of the lists behind the roots of records; kept with the rounds that they are of."""
+    """Finds the tables behind the roots of witness records; they are kept in the records of their rounds."""
 
     context: EngineContext
     announcements: Announcements
@@ -44,21 +44,21 @@ class Tables:
     _asked: dict[tuple[int, int], _Asked] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Another epoch."""
+        """Forget everything: a new epoch begins."""
         self._tried.clear()
         self._asked.clear()
 
     def forget_before(self, height: int) -> None:
-        """Rounds below this height are applied."""
+        """Forget rounds below this height: they are applied."""
         self._tried = {key: size for key, size in self._tried.items() if key[0] >= height}
         self._asked = {key: asked for key, asked in self._asked.items() if key[0] >= height}
 
     # --- what is known -----------------------------------------------------------------------------
 
     def find_all(self, record: RoundRecord, deciding: Round) -> dict[int, Mapping[int, bytes]]:
-        """The tables that can be shown, by witness: those that came, and those that known results make up.
+        """The available tables by witness: those received, and those rebuilt from known results.
 
-        Where a root is agreed only its own: no other one decides anything (C1).
+        If a root is agreed, only tables of that root: no other one can decide (C1).
         """
         is_agreed = bool(deciding.flags & RoundFlag.ROOT)
         wanted = [w for w in deciding.witnesses if w.held and (not is_agreed or w.results_root == deciding.agreed_root)]
@@ -66,7 +66,7 @@ class Tables:
         return {w.member: table.commitments for w in wanted if (table := _get_kept(record, w)) is not None}
 
     def show(self, root: bytes) -> tuple[bytes, ...] | None:
-        """The signed results behind a root: one that this client reported, or one on record that it can show."""
+        """The signed results behind a root that this client reported, or can rebuild from the record; else None."""
         for record in self.context.book.all():
             if root in record.tables:
                 return record.tables[root].items
@@ -80,7 +80,7 @@ class Tables:
         return None
 
     def _make_up(self, record: RoundRecord, deciding: Round, witnesses: Iterable[WitnessRecord]) -> None:
-        """Keep the tables that known results make up; each is tried again only when more is known."""
+        """Keep the tables that can be rebuilt from known results; try each again only when more is known."""
         known = record.count_known()
         untried = [w for w in witnesses if self._tried.get((record.height, w.member)) != known]
         lacking = [w for w in untried if _get_kept(record, w) is None]
@@ -91,7 +91,7 @@ class Tables:
             commitments = find_table(witness, owed, deciding.seed, record.epoch, record.height, signed)
             if commitments is not None:
                 record.keep_table(witness.results_root, witness.held, commitments, signed)
-        known = record.count_known()  # what was made up is nothing new
+        known = record.count_known()  # rebuilt tables are not new knowledge
         self._tried.update({(record.height, w.member): known for w in lacking})
 
     # --- what is asked for -------------------------------------------------------------------------
@@ -99,15 +99,15 @@ class Tables:
     def ask(
         self, record: RoundRecord, deciding: Round, witnesses: Iterable[int], now: float, *, is_one_enough: bool = False
     ) -> None:
-        """Ask for these witnesses' tables, the least asked for first, and not for all at once.
+        """Ask for these witnesses' tables, a few at a time, those asked for least often first.
 
-        Where one of them is enough only two are asked, until one of these has let `ASK_AGAIN_S` pass.
+        If one of them is enough, ask for only two until one has been outstanding for `ASK_AGAIN_S`.
         """
         asked = {w: self._asked.setdefault((record.height, w), _Asked()) for w in witnesses}
         is_overdue = any(a.count and now - a.at >= ASK_AGAIN_S for a in asked.values())
         most = FEW_AT_ONCE if is_one_enough and not is_overdue else MOST_AT_ONCE
         due = sorted((w for w, a in asked.items() if now - a.at >= ASK_AGAIN_S), key=lambda w: (asked[w].count, w))
-        questions: dict[tuple[bytes, int, int], int] = {}  # root, held, whom to ask -> one witness that reported these
+        questions: dict[tuple[bytes, int, int], int] = {}  # root, held, member to ask -> a witness that reported them
         for witness in due[: max(0, most - self._count_waiting(record.height, now))]:
             claimed = next(w for w in deciding.witnesses if w.member == witness)
             for member in self._choose_asked(record, deciding, claimed, asked[witness].count):
@@ -120,7 +120,7 @@ class Tables:
         return sum(h == height and a.is_waiting and now - a.at < ASK_AGAIN_S for (h, _), a in self._asked.items())
 
     def _choose_asked(self, record: RoundRecord, deciding: Round, claimed: WitnessRecord, turn: int) -> list[int]:
-        """The witness itself, and later others too, each time others: it may be gone, or hide its table (W7)."""
+        """The witness itself, and from the second attempt on others in turn: it may be gone or hide its table (W7)."""
         witness = [] if claimed.member == self.context.member else [claimed.member]
         alike = {w.member for w in deciding.witnesses if w.results_root == claimed.results_root}
         members, _ = self.context.get_sources(record.members)
@@ -130,7 +130,7 @@ class Tables:
         return [*witness, *(others[(first + i) % len(others)] for i in range(count))]
 
     def on_table(self, event: TableArrived) -> None:
-        """Somebody's answer: kept where it gives the root on record and every entry is signed (C1, C3, R7)."""
+        """Keep a received table if it gives the root on record and every entry is signed (C1, C3, R7)."""
         x = self.context
         asked = self._asked.get((event.height, event.member)) if event.epoch == x.epoch else None
         if asked is not None:
@@ -152,7 +152,7 @@ class Tables:
             self.announcements.note_signed(decode_gossip(raw), record)
 
     def _read(self, record: RoundRecord, claimed: WitnessRecord | None, event: TableArrived) -> ShownTable | None:
-        """The table that an answer holds; None where it does not give its root."""
+        """The table in an answer; None if it does not give its root or an entry is not signed."""
         if claimed is None or claimed.results_root != event.root or not claimed.held:
             return None
         owing = claimed.held & _get_owed(record)
@@ -170,7 +170,7 @@ class Tables:
         return ShownTable(claimed.held, listed, tuple(found[m][1] for m in listed))
 
     def _read_named(self, raw: bytes, record: RoundRecord) -> Gossip | None:
-        """A result of the record's round, its signature not yet looked at; None for anything else."""
+        """A result of the record's round, its signature not yet checked; None for anything else."""
         try:
             message = decode_gossip(raw)
         except WireError:
@@ -185,6 +185,6 @@ def _get_owed(record: RoundRecord) -> int:
 
 
 def _get_kept(record: RoundRecord, witness: WitnessRecord) -> ShownTable | None:
-    """The table of a witness that is kept: another one's root under other bits stands for nothing."""
+    """The kept table of a witness; None if its root was kept under another `held`."""
     table = record.tables.get(witness.results_root)
     return table if table is not None and table.held == witness.held else None

@@ -1,4 +1,4 @@
-"""This member's batch of a round: fetched, trained, announced (sections 5 and 6 of the protocol)."""
+"""This member's batch of a round: fetching, training, announcing (sections 5 and 6 of the protocol)."""
 
 from dataclasses import dataclass, field
 
@@ -25,37 +25,37 @@ class Work:
     height: int = -1
     is_started: bool = False
     is_running: bool = False
-    is_done: bool = False  # announced, given up, or there is none
+    is_done: bool = False  # announced, given up, or no batch is due
     loss: float = float("nan")
     tokens_per_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Training:
-    """Has the trainer train this member's batches, one at a time, and announces what comes of them."""
+    """Has the trainer train this member's batches, one at a time, and announces the results."""
 
     context: EngineContext
     chain: Chain
     announcements: Announcements
     weights: Weights
     work: Work = field(default_factory=Work)
-    prev_commitment: bytes = ZERO32  # of the last result that was announced
-    in_flight: tuple[int, int] | None = None  # epoch and height of a training that still runs in the trainer
-    _cancelling: bool = False  # it was told to end
-    _told: tuple[SentResult, ...] = ()  # outcomes that the running training was told of
+    prev_commitment: bytes = ZERO32  # of the last announced result
+    in_flight: tuple[int, int] | None = None  # epoch and height of the training that runs in the trainer
+    _cancelling: bool = False  # CancelTrain was sent for it
+    _told: tuple[SentResult, ...] = ()  # outcomes passed with the running training
 
     def begin(self) -> None:
-        """An epoch starts."""
+        """Reset for a new epoch."""
         self.work = Work()
 
     def cancel(self) -> None:
-        """End a training that still runs: its round is over (A4), or the weights are wrong (S4)."""
+        """Cancel the running training, if any: its round is over (A4), or the weights are wrong (S4)."""
         if self.in_flight is not None and not self._cancelling:
             self._cancelling = True
             self.context.do(CancelTrain(*self.in_flight))
 
     def enter_round(self, record: RoundRecord | None, height: int) -> None:
-        """A round was first seen; `record` is None where this client does not take part in it."""
+        """Begin a newly seen round and fetch its data; `record` is None if this client does not take part in it."""
         self.work = Work(height)
         batch = self._get_batch(record) if record is not None else None
         if record is not None and batch is not None:
@@ -65,7 +65,7 @@ class Training:
         return record.assignments.get(self.context.member if self.context.member is not None else -1)
 
     def act(self, record: RoundRecord) -> None:
-        """Train as soon as the weights are there; see whether there is anything to wait for."""
+        """Start training as soon as the weights are ready; mark the work as done if there is nothing to train."""
         self._start(record)
         self._settle(record)
 
@@ -95,7 +95,7 @@ class Training:
         )
 
     def _settle(self, record: RoundRecord) -> None:
-        """Members without a batch, behind or diverged have nothing to announce; who is about to be right again may."""
+        """Mark the work as done if this member has no batch or diverged; not while it fetches the agreed weights."""
         x = self.context
         assert x.member is not None, "checked by the caller"
         if self.weights.is_fetching:
@@ -106,7 +106,7 @@ class Training:
             self.work.is_done = True
 
     def on_trained(self, event: Trained, now: float) -> None:
-        """The batch is done: header, signature, announcement; or a reason why there is none."""
+        """The batch is trained: announce the result, or log why it is not sent."""
         x = self.context
         self.in_flight = None
         reply = event.reply
@@ -118,7 +118,7 @@ class Training:
         if reply.cancelled or reply.refused or not reply.payload:
             x.log(kinds.NotSent(height=event.height, reason=reply.refused or "cancelled"))
         elif not timely:
-            # trained to the end, but the next round is already on record: it counts as not applied
+            # trained to the end, but its round is over: it counts as not applied
             self.chain.own.note_unsent(event.height)
             x.log(kinds.NotSent(height=event.height, reason="the round was over"))
         elif self.weights.is_diverged:
@@ -133,7 +133,7 @@ class Training:
             self.work.tokens_per_s = reply.tokens / reply.seconds if reply.seconds > 0 else 0.0
 
     def _retell(self) -> None:
-        """A training that changed nothing has not used what it was told: the next one hears it again."""
+        """The training changed nothing, so it did not use the outcomes passed to it: pass them again next time."""
         self.chain.own.put_back(self._told)
         self._told = ()
 
@@ -185,7 +185,7 @@ class Training:
         )
 
     def on_train_failed(self, event: TrainFailed) -> None:
-        """Nothing to announce this round; the others go on."""
+        """Training failed: nothing to announce in this round."""
         self.in_flight = None
         if not event.trainer_lost:
             self._retell()

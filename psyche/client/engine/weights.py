@@ -1,20 +1,20 @@
-"""How it stands with this client's weights: one value, which `Weights` alone changes (S1 to S9, C6).
+"""The state machine of this client's weights; only `Weights` changes the state (S1 to S9, C6).
 
 | from | transition | to |
 |---|---|---|
-| any | `forget`: another epoch | Absent |
+| any | `forget`: a new epoch begins | Absent |
 | Absent | `begin`: the weights that the epoch starts from are loaded (S8, S9) | Following |
 | any | `lose`: the trainer was lost, the client gave up, or the epoch is over | Absent |
 | Following | `follow`: a digest is not the agreed one (S4) | Diverged |
-| Diverged | `follow`: two digests in a row are agreed ones (S7) | Following |
+| Diverged | `follow`: two digests in a row are the agreed ones (S7) | Following |
 | Diverged | `begin_replay` (S7) | Replaying |
 | Replaying | `end_replay`: the trainer has the replayed weights | Diverged; Following if two of their digests agree |
 | Replaying | `begin_comparison`: the replay cannot be done | Comparing |
 | Comparing | `hold` a round's weights, `release` them, `fetch` the agreed ones | Comparing |
 | Comparing | `end_comparison`: the trainer has the agreed weights | Following |
 
-Sets are applied while Following, while Diverged, and while Comparing as long as nothing is held (`can_apply`).
-What was computed, the digests by height, outlives the weights until the next epoch.
+Sets are applied while Following, while Diverged, and while Comparing with its own weights and no round held
+(`can_apply`). The digests by height are kept until the next epoch, even if the weights are lost.
 """
 
 from collections.abc import Sequence
@@ -33,62 +33,62 @@ AGREEING_TO_HEAL: Final = 2  # digests in a row (S7)
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What the record has said of the weights since it first contradicted them."""
+    """How the weights compare with the record since it first contradicted them."""
 
-    since: int  # the first height whose agreed digest is another one
-    is_contradicted: bool = True  # a digest differs, and no replay has begun since
-    is_replayed: bool = False  # the weights, or those before this replay, come from a replay: it is the judge (S7)
-    agreeing: int = 0  # digests in a row that the record agreed with
-    contradictions: int = 0  # digests of a replay that are not the agreed ones
+    since: int  # the first height at which the digests differ
+    is_contradicted: bool = True  # a digest differed, and no replay has begun since
+    is_replayed: bool = False  # the weights came from a replay before: it is the judge (S7)
+    agreeing: int = 0  # digests in a row that were the agreed ones
+    contradictions: int = 0  # digests of replayed weights that were not the agreed ones
 
     def note(self, *, agrees: bool) -> "Doubt":
-        """One more digest was compared with the agreed one."""
+        """Count one more digest that was compared with the agreed one."""
         if agrees:
             return replace(self, agreeing=self.agreeing + 1)
-        counted = self.contradictions + self.is_replayed  # S7: what counts is how often the replay contradicts
+        counted = self.contradictions + self.is_replayed  # S7: only replayed digests count
         return replace(self, agreeing=0, is_contradicted=True, contradictions=counted)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One round's weights stay in the trainer until those of peers are compared with them."""
+    """The trainer keeps one round's weights until they are compared with those of peers."""
 
     height: int
-    until: float | None = None  # when the transfer from peers ends at the latest; None before it begins
+    until: float | None = None  # deadline of the transfer from peers; None before it begins
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
     """The trainer does not have this epoch's weights."""
 
-    was_diverged: bool = False  # the digests that are still known are not the agreed ones
+    was_diverged: bool = False  # the digests kept from those weights differ from the agreed ones
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The trainer has weights that no agreed digest contradicts."""
+    """The trainer has this epoch's weights, and no agreed digest contradicts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """An agreed digest contradicts the weights, or they were replayed and are not yet agreed with (S4)."""
+    """An agreed digest contradicts the weights, or they were replayed and are not yet confirmed (S4)."""
 
     doubt: Doubt
 
 
 @dataclass(frozen=True, slots=True)
 class Replaying:
-    """The trainer applies the epoch's sets once more, from the certified weights on (S7)."""
+    """The trainer applies the epoch's sets again, starting from the certified weights (S7)."""
 
     doubt: Doubt
 
 
 @dataclass(frozen=True, slots=True)
 class Comparing:
-    """No replay could be made: the weights of one round are compared with those of peers (S7)."""
+    """The replay failed: the weights of one round are compared with those of peers (S7)."""
 
     since: int  # as in `Doubt`
-    weights_kept: bool  # the trainer still has the own, wrong weights
+    weights_kept: bool  # the trainer still has its own, wrong weights
     held: Held | None = None
 
 
@@ -101,33 +101,33 @@ class Weights:
 
     context: EngineContext
     _state: WeightsState = field(default_factory=Absent)
-    next_height: int = 0  # the round whose apply comes next
+    next_height: int = 0  # the next round to apply
     chain: bytes = ZERO32  # c of the last height (S1)
     digests: dict[int, bytes] = field(default_factory=dict)
     full: dict[int, bool] = field(default_factory=dict)  # whether the digest covers all weights (S2)
     chains: dict[int, bytes] = field(default_factory=dict)
-    _checked: set[int] = field(default_factory=set)  # heights whose digest was compared with the agreed one
+    _checked: set[int] = field(default_factory=set)  # heights whose digests were compared
 
     # --- what others read --------------------------------------------------------------------------
 
     @property
     def state(self) -> WeightsState:
-        """How it stands with the weights."""
+        """The state of the weights."""
         return self._state
 
     @property
     def is_loaded(self) -> bool:
-        """Whether this epoch began with its weights in the trainer, and nothing has ended that."""
+        """Whether the trainer has this epoch's weights, right or wrong: any state but Absent."""
         return not isinstance(self._state, Absent)
 
     @property
     def is_diverged(self) -> bool:
-        """Whether own digests say nothing of what others computed (S4)."""
+        """Whether the weights, or the digests kept of lost ones, contradict the record or await confirmation (S4)."""
         return self._state.was_diverged if isinstance(self._state, Absent) else not isinstance(self._state, Following)
 
     @property
     def is_healing(self) -> bool:
-        """Whether the trainer has, or is about to have, other weights than those of the last applied set."""
+        """Whether healing has control of the trainer's weights, so that no set may be applied."""
         match self._state:
             case Replaying():
                 return True
@@ -138,13 +138,13 @@ class Weights:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether the agreed weights are on their way: this round's batch may still be trained."""
+        """Whether the agreed weights are being fetched: this round's batch may still be trained."""
         state = self._state
         return isinstance(state, Comparing) and state.held is not None and state.held.until is not None
 
     @property
     def can_apply(self) -> bool:
-        """Whether the next set may be applied to what is in the trainer."""
+        """Whether the next set may be applied to the trainer's weights."""
         return self.is_loaded and not self.is_healing
 
     def get_last_full_digest(self) -> bytes | None:
@@ -155,25 +155,25 @@ class Weights:
     # --- loading and applying ----------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Another epoch: nothing of the last one counts."""
+        """Forget everything: a new epoch begins."""
         self._state = Absent()
         self.next_height = 0
         for known in (self.digests, self.full, self.chains, self._checked):
             known.clear()
 
     def begin(self, certified: bytes) -> None:
-        """The weights of the epoch's start are there: c(-1) is their digest (S1). Rounds may have begun already."""
+        """The epoch's certified weights are loaded: c(-1) is their digest (S1). Rounds may have begun already."""
         assert isinstance(self._state, Absent), "weights are loaded once"
         self.forget()
         self.chain = certified
         self._state = Following()
 
     def lose(self) -> None:
-        """The trainer's weights are not this epoch's any more, or the client goes without them."""
+        """The trainer's weights are no longer this epoch's, or this client gave up on the epoch."""
         self._state = Absent(self.is_diverged)
 
     def note_applied(self, entry: AppliedSet, reply: ApplyReply) -> None:
-        """The trainer has applied: c and D of that height (S1, S2)."""
+        """Note c and D after an apply (S1, S2)."""
         self.chain = compute_chain_digest(
             self.chain, entry.epoch, entry.height, entry.step, entry.lr_bits, entry.applied
         )
@@ -185,7 +185,7 @@ class Weights:
     # --- agreement ---------------------------------------------------------------------------------
 
     def follow(self, rounds: Sequence[Round], height: int) -> None:
-        """Compare own digests with the agreed ones of the rounds up to this height (S3, S4)."""
+        """Compare own digests with the agreed ones of rounds up to `height` (S3, S4)."""
         for round_ in sorted(rounds, key=lambda r: r.height):
             own = self.digests.get(round_.height)
             known = round_.members and round_.flags & RoundFlag.DIGEST and round_.height not in self._checked
@@ -217,48 +217,48 @@ class Weights:
         self.context.log(kinds.Diverged(height=round_.height, digest=own, agreed=round_.agreed_digest))
 
     def _settle(self) -> None:
-        """The weights in the trainer were checked against an agreed digest: they are right until a digest differs."""
+        """The weights were confirmed by agreed digests: follow the record again."""
         self._state = Following()
         self.context.log(kinds.Healed(height=self.next_height - 1))
 
     # --- healing (S7) ------------------------------------------------------------------------------
 
     def begin_replay(self) -> None:
-        """The trainer is asked to replay every set up to the last applied one."""
+        """The trainer starts to replay every set up to the last applied one."""
         assert isinstance(self._state, Diverged), "only what diverged is replayed"
         self._state = Replaying(replace(self._state.doubt, is_contradicted=False, agreeing=0))
 
     def end_replay(self, event: Healed) -> None:
-        """Digests of the replay take the place of its own; agreement is judged anew."""
+        """Replace the digests by those of the replay, and compare them with the agreed ones again."""
         assert isinstance(self._state, Replaying), "a replay was asked for"
         self._state = Diverged(replace(self._state.doubt, is_replayed=True, agreeing=0))
         self._replace_digests(event)
 
     def begin_comparison(self, *, weights_kept: bool) -> None:
-        """The replay could not be made; `weights_kept`: the trainer still has its own weights."""
+        """The replay failed; `weights_kept`: the trainer still has its own weights."""
         assert isinstance(self._state, Replaying), "a comparison follows a replay that failed"
         self._state = Comparing(self._state.doubt.since, weights_kept)
 
     def hold(self, height: int) -> None:
-        """The trainer's weights stay those of this round until they are compared."""
+        """Keep the trainer's weights at this round until they are compared."""
         assert isinstance(self._state, Comparing), "only a comparison holds weights"
         assert self._state.held is None, "one round is held at a time"
         self._state = replace(self._state, held=Held(height))
 
     def release(self) -> None:
-        """The round that is held has no agreed digest over all weights: sets are applied again."""
+        """The held round has no agreed digest over all weights: apply sets again."""
         assert isinstance(self._state, Comparing), "only a comparison holds weights"
         assert not self.is_fetching, "the trainer is asked to load others"
         self._state = replace(self._state, held=None)
 
     def fetch(self, until: float) -> None:
-        """Peers keep a copy of the agreed weights of the round that is held: the trainer is asked to load them."""
+        """Peers have a copy of the held round's agreed weights: fetching starts and ends at `until` at the latest."""
         assert isinstance(self._state, Comparing), "only a comparison fetches the agreed weights"
         assert self._state.held is not None, "a round is held"
         self._state = replace(self._state, held=replace(self._state.held, until=until))
 
     def end_comparison(self, event: Healed) -> None:
-        """The agreed weights are loaded: its own arithmetic did not give them, so nothing is left to be judged."""
+        """The agreed weights are loaded and checked against the agreed digest: follow the record again."""
         assert self.is_fetching, "the agreed weights were asked for"
         self._replace_digests(event)
         self.context.end_wait("compare", kinds.WaitOutcome.AGREED_LOADED)

@@ -1,4 +1,4 @@
-"""When a round is done for this client, and what it reports of it (A1 to A3, W1 to W6)."""
+"""When this client considers a round done, and its witness report of it (A1 to A3, W1 to W6)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import ZERO32, ClientState, Coordinator, Round, WitnessFlag
 from psyche.core.state.timeline import get_round
 
-GOSSIP_BUDGET = 20  # messages a second that all members together send at most; above that Ready rides in Finished
-NEWCOMER_LATE_LIMIT = 2  # latenesses (H2): from then on no round waits for who is on probation (A1)
+GOSSIP_BUDGET = 20  # messages per second of all members together; above that Ready is sent inside Finished
+NEWCOMER_LATE_LIMIT = 2  # late results (H2) after which rounds stop waiting for a member on probation (A1)
 _OPEN = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
-_MESSAGES = 3  # of a member in a round: Ready, Result, Finished
+_MESSAGES = 3  # per member and round: Ready, Result, Finished
 
 
 @dataclass(frozen=True, slots=True)
 class RoundStanding:
-    """How a round stands for those who wait.
+    """Progress of a round, as this client sees it.
 
-    `all_in`: every awaited member is finished and fetched. `due_in`: what is due of awaited electors is in.
-    `fetched_all`: every announced payload of the attested round is in. `patience_s`: seconds from the round's start
-    after which nobody else is waited for (None: not yet known, or never). `fetch_patience_s`: the same for payloads
-    alone.
+    `all_in`: every awaited member has finished and its payload is here. `due_in`: the announced payloads of awaited
+    electors are here. `fetched_all`: every announced payload of the attested round is here. `patience_s`: seconds
+    from the round's start after which the client stops waiting for others (None: not yet known, or never).
+    `fetch_patience_s`: the same for payloads alone.
     """
 
     all_in: bool
@@ -34,14 +34,14 @@ class RoundStanding:
     fetched_all: bool
     patience_s: float | None
     fetch_patience_s: float | None
-    missing: int  # bitmap: who is not
+    missing: int  # bitmap of the awaited members that are not in
 
 
 def get_awaited(state: Coordinator, record: RoundRecord) -> list[int]:
-    """Whom a round waits for (A1).
+    """The members that a round waits for (A1).
 
-    Electors that are steady, unless a common glitch empties the set, and those that are heard in this round. Members on
-    probation until rounds have waited for them in vain, so that strangers that do nothing cost little.
+    Steady electors (if a common glitch leaves few of them, those without a miss instead), and electors heard in this
+    round. Members on probation only until rounds have waited for them in vain, so that idle strangers cost little.
     """
     present = get_members(record.members & ~record.left & ((1 << len(state.clients)) - 1))
     healthy = {m: state.clients[m] for m in present if state.clients[m].state is ClientState.HEALTHY}
@@ -56,17 +56,17 @@ def get_awaited(state: Coordinator, record: RoundRecord) -> list[int]:
 
 
 def get_pacing(record: RoundRecord, awaited: Iterable[int]) -> list[int]:
-    """Of whom t_q is counted: the electors among those (A2). Else strangers that do nothing would set the pace."""
+    """The awaited electors: only they count for t_q (A2). Otherwise idle strangers would set the pace."""
     return [m for m in awaited if record.electors >> m & 1]
 
 
 def compute_standing(state: Coordinator, record: RoundRecord, attested: RoundRecord | None) -> RoundStanding:
-    """How far the awaited members of the running round are (A2)."""
+    """Compute the progress of the awaited members in the running round (A2)."""
     awaited = get_awaited(state, record)
     announced = 0 if attested is None else get_announced(attested)
     due = [m for m in awaited if announced >> m & 1]
     lacking = compute_bits(m for m in awaited if m not in record.finished_at)
-    # what was fetched and refused, or comes under two commitments, is not waited for either
+    # nor wait for payloads that were refused, or are held under two commitments
     unsettled = 0 if attested is None else announced & ~_get_settled(attested)
     unfetched = compute_bits(due) & unsettled
     straggler = state.config.straggler_percent
@@ -84,16 +84,16 @@ def compute_standing(state: Coordinator, record: RoundRecord, attested: RoundRec
 
 
 def get_announced(attested: RoundRecord) -> int:
-    """Members whose Result of the attested round is known, or seen by more than a third of the members (R5).
+    """Bitmap of members whose Result of the attested round is known, or seen by more than a third of electors (R5).
 
-    Who announced nothing owes this client nothing more: commitments are out before the next round begins.
+    No payload is expected from the others: commitments must be out before the next round begins.
     """
     seen = get_members(attested.get_widely_seen())
     return compute_bits(attested.results) | compute_bits(m for m in seen if m in attested.assignments)
 
 
 def _get_settled(attested: RoundRecord) -> int:
-    """Members of whom no payload is still to come."""
+    """Bitmap of the members whose known results are all held or refused."""
     settled = 0
     for member, results in attested.results.items():
         for result in results.values():
@@ -105,9 +105,9 @@ def _get_settled(attested: RoundRecord) -> int:
 
 
 def is_over_gossip_budget(state: Coordinator) -> bool:
-    """Whether three messages of each member are over the budget, if this round is as long as the last one.
+    """Whether three messages per member exceed the budget, if this round lasts as long as the previous one.
 
-    The record says so, and everybody reads it alike.
+    Computed from the record alone, so that all members come to the same answer.
     """
     current = state.current
     last = get_round(state, current.height - 1) if current.height else None
@@ -119,7 +119,7 @@ def is_over_gossip_budget(state: Coordinator) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What this client would report now of the attested round."""
+    """This client's report of the attested round."""
 
     held: int
     root: bytes
@@ -127,7 +127,7 @@ class Report:
 
 
 def compute_report(attested: RoundRecord | None, held: int | None = None) -> Report:
-    """held, root and commitments of the attested round; `held` restricts it (W6 b)."""
+    """Compute the report of the attested round; `held` restricts it to these members (W6 b)."""
     if attested is None:
         return Report(0, ZERO32, {})
     bits = attested.compute_held() if held is None else held & attested.compute_held()
@@ -137,7 +137,7 @@ def compute_report(attested: RoundRecord | None, held: int | None = None) -> Rep
 
 
 def find_followed(reporting: Round, attested: RoundRecord | None, now: float) -> Report | None:
-    """A report on record of the running round that this client can make its own (W6 b)."""
+    """A report already on record in the running round that this client can repeat as its own (W6 b)."""
     own, records = compute_report(attested), reporting.witnesses
     if attested is None:
         return own if records else None
@@ -152,7 +152,7 @@ def build_witness(
     record: RoundRecord, member: int, report: Report, *, digest: bytes | None, is_full: bool, is_complete: bool,
     now: float, metadata: bytes,
 ) -> WitnessMessage:  # fmt: skip
-    """The witness message of this round; `digest` None says that there is none to vouch for (S4)."""
+    """Build the witness message of this round; `digest` None: this client vouches for no digest (S4)."""
     flags = WitnessFlag(0)
     if is_complete:
         flags |= WitnessFlag.COMPLETE

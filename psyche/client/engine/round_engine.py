@@ -85,7 +85,7 @@ class RoundEngine:
 
     @property
     def has_many_members(self) -> bool:
-        """Whether there are so many members that their messages and payloads are better processed together, in turns."""
+        """Whether there are so many members that messages and payloads are better processed together, in turns."""
         return len(self._x.state.clients) > MANY_MEMBERS
 
     @property

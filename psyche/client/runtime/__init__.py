@@ -1,4 +1,4 @@
-"""The trio shell around the round engine (`shell.Shell`): it executes the actions and feeds the engine what happens.
+"""The trio shell around the round engine (`shell.Shell`): it executes actions and reports events to the engine.
 
 Here belongs whatever waits, reads the clock, or touches files, the trainer, data or the network. What to do next, and
 whether a message is believed, is decided in `client.engine`.

@@ -34,12 +34,12 @@ from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Backend, Network
 
 LOCK_NAME = "client.lock"
-EXIT_NOT_ENDED = 1  # it was asked to leave and had to be ended
+EXIT_NOT_ENDED = 1  # stopped, but the shell had not ended when the grace was over
 OpenBackend = Callable[[ClientSettings, Identity], AbstractAsyncContextManager[Backend]]
 
 
 def load_identity(settings: ClientSettings) -> Identity:
-    """The client's key: from the environment, the file asked for, or one made in the data folder.
+    """Load the client's key: from the environment, the given file, or the data folder, where it is made on first use.
 
     Raises:
         ConfigError: the key cannot be read, or two sources are given.
@@ -61,7 +61,7 @@ def load_identity(settings: ClientSettings) -> Identity:
 
 
 class LazyData:
-    """Opens the run's data when the first batch is asked for: only then model and record are known."""
+    """Opens the run's data when the first batch is requested: only then are the model and the record known."""
 
     def __init__(self, get_state: Callable[[], Coordinator], identity: Identity, settings: ClientSettings) -> None:
         self._get_state = get_state
@@ -97,13 +97,13 @@ class LazyData:
         )
 
     async def aclose(self) -> None:
-        """Close what was opened."""
+        """Close the data provider, if it was opened."""
         if self._provider is not None:
             await self._provider.aclose()
 
 
 def lock_data_dir(path: Path) -> int:
-    """One client per data folder: two would sign with one key.
+    """Lock the data folder for this client: two clients in one folder would sign with one key.
 
     Raises:
         ConfigError: another client uses it.
@@ -121,7 +121,7 @@ def lock_data_dir(path: Path) -> int:
 
 
 def check_sharing(settings: ClientSettings) -> None:
-    """Whether checkpoints can be shared as the settings say.
+    """Check that checkpoints can be shared with these settings.
 
     Raises:
         ConfigError: there is no folder for them, or others could not find it.
@@ -134,7 +134,7 @@ def check_sharing(settings: ClientSettings) -> None:
 
 
 async def run_client(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:
-    """Run one client to its end; the exit code (0: finished or stopped by the user; 130: stopped while it came up).
+    """Run one client to its end; return the exit code (0: finished or stopped by the user; 130: stopped at start-up).
 
     `open_backend` connects to the coordinator's home (`backends.tcp.backend.open_backend` for TCP).
 
@@ -150,17 +150,17 @@ async def run_client(settings: ClientSettings, log: EventSink, open_backend: Ope
 
 
 class Orders:
-    """What signals ask for: before there is a shell, to end at once; then to withdraw first (F26)."""
+    """Handles stop signals: before the shell exists, end at once; afterwards, withdraw first (F26)."""
 
     def __init__(self, stop_grace_s: float) -> None:
         self.shell: Shell | None = None
-        self.code = EXIT_INTERRUPTED  # where the client is ended and does not end
+        self.code = EXIT_INTERRUPTED  # used if the scope is cancelled before the shell ends
         self.is_asked = False
         self.scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
         self._stop_grace_s = stop_grace_s
 
     async def obey(self, signals: AsyncIterator[int]) -> None:
-        """Ctrl-C withdraws and ends within the grace; a second one ends at once."""
+        """On a first signal, withdraw and end within the grace period; on a second one, end at once."""
         async for number in signals:
             if self.shell is None or self.is_asked:
                 self.is_asked = True
@@ -172,13 +172,13 @@ class Orders:
             self.shell.stop(f"stopped by {signal.Signals(number).name}")
 
     def note_end(self, code: int) -> None:
-        """The shell has ended; what is left is to close everything."""
+        """The shell has ended: keep its exit code, and lift the deadline while everything is closed."""
         self.code = code
         self.scope.deadline = math.inf
 
 
 async def _run_obeying(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:
-    """Signals are taken from the first moment on: Ctrl-C inside of a library's task makes any error of it, or none."""
+    """Handle signals from the start: KeyboardInterrupt inside a library's task may surface as any error, or be lost."""
     orders = Orders(settings.stop_grace_s)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_plain_nursery() as nursery:
@@ -188,7 +188,7 @@ async def _run_obeying(settings: ClientSettings, log: EventSink, open_backend: O
                     await _run(settings, log, open_backend, orders)
             except Exception:
                 if orders.shell is not None or not orders.is_asked:
-                    raise  # else it is something half-begun that complains of its end
+                    raise  # otherwise the error comes from cancelling an unfinished start-up
             nursery.cancel_scope.cancel()
     return orders.code
 

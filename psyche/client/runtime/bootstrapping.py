@@ -1,4 +1,4 @@
-"""The nodes that a run without an address book is found by: those named by a person, then those on record (N3)."""
+"""Bootstrap nodes for runs without an address book: those given by the user, then those on record (N3)."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -19,13 +19,13 @@ Place = tuple[bytes, str]  # key and address
 
 
 class Bootstrapping:
-    """Gives the network its bootstrap addresses, and names how each of them stands in the event log.
+    """Gives the network its bootstrap addresses, and logs the progress of connecting to each of them.
 
     Args:
         network: the node.
-        given: what a person has named; wins over what the record names of the same key.
+        given: addresses given by the user; they win over the record's addresses of the same key.
         log: where events go.
-        unix_now: people's clock, for the ends of waits.
+        unix_now: the wall clock, for the deadlines of waits in the log.
     """
 
     def __init__(self, network: Network, given: Sequence[PeerAddress], log: Log, unix_now: Callable[[], float]) -> None:
@@ -35,15 +35,15 @@ class Bootstrapping:
         self._unix_now = unix_now
         self._recorded: list[str] = []
         self._connected: set[Place] = set()
-        self._waits: dict[Place, WaitStarted] = {}  # until when: on trio's clock
+        self._waits: dict[Place, WaitStarted] = {}  # their deadlines are on trio's clock
 
     def start(self) -> None:
-        """Dial what a person has named, as soon as it has a place in the run."""
+        """Dial the user's addresses, each as soon as its key has a place in the run."""
         if self._given:
             self._network.set_bootstrap(self._given)
 
     def follow(self, recorded: list[str]) -> None:
-        """Take up the record's addresses where they have changed, and log what has changed at any of them."""
+        """Pass on the record's addresses if they have changed, and log what has changed at each address."""
         if recorded != self._recorded:
             self._recorded = [*recorded]
             self._network.set_bootstrap([*self._given, *self._read_recorded()])
@@ -65,7 +65,7 @@ class Bootstrapping:
         return found
 
     def _forget_dropped(self) -> None:
-        """Nobody dials any more what the owner has taken off the record."""
+        """Forget the addresses that the owner has taken off the record: nobody dials them any more."""
         named = {(peer.key, peer.address) for peer in self._network.bootstrap()}
         self._connected &= named
         for place in sorted(self._waits.keys() - named):

@@ -1,4 +1,4 @@
-"""Samples of a round, fetched while the trainer is busy with something else."""
+"""Prefetching of a round's samples while the trainer is busy."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from psyche.errors import DataError, PsycheError
 
 @dataclass(slots=True)
 class PendingData:
-    """Samples that are on their way."""
+    """Samples being fetched."""
 
     done: trio.Event = field(default_factory=trio.Event)
     tokens: bytes = b""
@@ -19,19 +19,19 @@ class PendingData:
 
 
 class DataAhead:
-    """Samples by epoch and height: asked for at a round's start, taken when its training begins."""
+    """Samples by epoch and height: requested at a round's start, taken when its training begins."""
 
     def __init__(self, provider: DataProvider) -> None:
         self._provider = provider
         self._pending: dict[tuple[int, int], PendingData] = {}
 
     def expect(self, action: FetchData) -> PendingData:
-        """From now on `take` waits for what `fetch` brings."""
+        """Register a fetch: from now on `take` waits for its result."""
         self._pending[action.epoch, action.height] = pending = PendingData()
         return pending
 
     async def fetch(self, action: FetchData, pending: PendingData) -> None:
-        """Bring the samples, or the error that `take` raises."""
+        """Fetch the samples, or store the error for `take` to raise."""
         try:
             pending.tokens = await self._provider.get(
                 action.start, action.end, epoch=action.epoch, height=action.height
@@ -44,7 +44,7 @@ class DataAhead:
             pending.done.set()
 
     async def take(self, epoch: int, height: int, start: int, end: int) -> bytes:
-        """The tokens of samples `start` to `end` (u32 little-endian), once.
+        """Take the tokens of samples `start` to `end` (u32 little-endian); a prefetch can be taken once.
 
         Raises:
             PsycheError: they could not be fetched.
@@ -58,5 +58,5 @@ class DataAhead:
         return pending.tokens
 
     def expire(self, epoch: int, height: int) -> None:
-        """Nobody will take what is of earlier rounds."""
+        """Drop the samples of earlier rounds."""
         self._pending = {key: pending for key, pending in self._pending.items() if key >= (epoch, height)}

@@ -1,4 +1,4 @@
-"""Files that a client writes for people to look at; each in a thread that waits for the disk."""
+"""Files that a client writes for people to inspect; each is written in a worker thread."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ from psyche.telemetry.kinds import Evidence, get_plain_fields
 
 
 async def write_evidence(folder: Path, epoch: int, event: Evidence) -> None:
-    """An own replay that contradicts agreed digests: kept for whoever wants to judge (section 9, last table)."""
+    """Write down a replay that contradicts agreed digests, as evidence (section 9, last table)."""
     text = json.dumps(get_plain_fields(event), indent=1) + "\n"
     await trio.to_thread.run_sync(_write_file, folder / f"evidence-epoch-{epoch:05d}.json", text.encode())
 
 
 async def write_distro(folder: Path, epoch: int, height: int, body: bytes) -> None:
-    """A payload as it was announced."""
+    """Write a payload as it was announced."""
     await trio.to_thread.run_sync(_write_file, folder / f"epoch-{epoch:05d}-round-{height:06d}.distro", body)
 
 

@@ -1,4 +1,4 @@
-"""Bodies of results: what they must be like before they count as held (R4), and how long they stay in memory."""
+"""Payloads of results: the check before they count as held (R4), and how long they stay in memory."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ def _validate(plan: TransformPlan, body: bytes) -> None:
 
 
 class PayloadCheck:
-    """R4: canonical order, index ranges, finite values, exact length; without torch.
+    """Checks R4: canonical order, index ranges, finite values, exact length; without torch.
 
     Args:
         validate: refuses a body that breaks the plan's format; raises WireError.
@@ -24,7 +24,7 @@ class PayloadCheck:
         self._validate = validate
 
     def set_plan(self, plan: bytes) -> None:
-        """The plan of the loaded model."""
+        """Set the plan of the loaded model."""
         self._plan = decode_plan(plan)
 
     def __call__(self, body: bytes) -> None:
@@ -39,7 +39,7 @@ class PayloadCheck:
 
 
 class PayloadCache:
-    """Bodies by blob id, each with the last round that needs it."""
+    """Payloads by blob id, each with the last round that needs it."""
 
     def __init__(self) -> None:
         self._bodies: dict[bytes, tuple[int, int, bytes]] = {}  # blob id -> epoch, height, body
@@ -48,15 +48,15 @@ class PayloadCache:
         return len(self._bodies)
 
     def keep(self, blob_id: bytes, epoch: int, height: int, body: bytes) -> None:
-        """Two rounds may carry the same bytes: they stay as long as the later one needs them."""
+        """Keep a payload; if two rounds carry the same bytes, keep them as long as the later round needs them."""
         known = self._bodies.get(blob_id, (epoch, height, body))
         self._bodies[blob_id] = (*max((epoch, height), known[:2]), body)
 
     def find(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
-        """The bodies in the order of `blobs`; None where one is not here."""
+        """The payloads in the order of `blobs`; None if one is missing."""
         found = [self._bodies.get(blob) for blob in blobs]
         return None if None in found else tuple(entry[2] for entry in found if entry is not None)
 
     def expire(self, epoch: int, height: int) -> None:
-        """Bodies of earlier rounds go."""
+        """Drop the payloads of earlier rounds."""
         self._bodies = {b: entry for b, entry in self._bodies.items() if entry[:2] >= (epoch, height)}

@@ -1,4 +1,4 @@
-"""Questions to peers. What they answer is a hint, and always checked (W7, S7)."""
+"""Requests to peers. Their answers are hints and always checked (W7, S7)."""
 
 import random
 from typing import Final, Protocol
@@ -15,14 +15,14 @@ SYNC_TIMEOUT_S: Final = 5.0
 
 
 class QueryContext(Protocol):
-    """What becomes of answers."""
+    """Receives the answers."""
 
     def feed(self, event: Event) -> None:
-        """Tell the engine."""
+        """Pass an event to the engine."""
         ...
 
     def take_answer(self, items: tuple[bytes, ...]) -> None:
-        """Announcements that a peer knew."""
+        """Pass a peer's announcements to the engine."""
         ...
 
     def log(self, event: kinds.Event) -> None:
@@ -31,7 +31,7 @@ class QueryContext(Protocol):
 
 
 class PeerQueries:
-    """Asks peers, each question for at most `SYNC_TIMEOUT_S`; `name` spreads over peers whom clients ask."""
+    """Sends requests to peers, each with a time-out of `SYNC_TIMEOUT_S`; `name` seeds the choice of peers."""
 
     def __init__(self, network: Network, context: QueryContext, name: str) -> None:
         self._network = network
@@ -40,10 +40,10 @@ class PeerQueries:
         self._asked = 0
 
     async def ask_announcements(self, action: AskAnnouncements) -> None:
-        """Ask a few peers for what is missing of a round; others are asked the next time."""
+        """Ask a few random peers for the missing announcements of a round; each call draws anew."""
         peers = sorted(self._network.connected())
         request = SyncRequest("announcements", epoch=action.epoch, height=action.height, have=action.have)
-        # which peers are asked is no secret and needs no strong randomness, only spreading
+        # only spreads the load, so the randomness need not be strong
         self._asked += 1
         spread = random.Random(f"{self._name}{action}{self._asked}")  # noqa: S311
         chosen = spread.sample(peers, min(SYNC_PEERS, len(peers)))
@@ -60,7 +60,7 @@ class PeerQueries:
             self._x.take_answer(reply.items)
 
     async def ask_table(self, action: AskTable) -> None:
-        """Ask for the signed results behind a results root; the engine hears of a failure too (W7)."""
+        """Ask for the signed results behind a results root; a failure is reported to the engine too (W7)."""
         items: tuple[bytes, ...] | None = None
         try:
             request = SyncRequest("table", epoch=action.epoch, height=action.height, key=action.root)
@@ -71,7 +71,7 @@ class PeerQueries:
         self._x.feed(TableArrived(action.epoch, action.height, action.member, action.root, items))
 
     async def ask_weights(self, action: AskWeights) -> None:
-        """Ask a member to keep a copy of its weights of a round; who says no is not asked again at once (S7)."""
+        """Ask a member to keep a copy of its weights of a round; only a promise is reported to the engine (S7)."""
         request = SyncRequest("manifest", epoch=action.epoch, height=action.height)
         try:
             reply = await self._network.ask(action.key, request, timeout_s=SYNC_TIMEOUT_S)

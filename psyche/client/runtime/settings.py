@@ -1,4 +1,4 @@
-"""What a person sets for one client."""
+"""A user's settings of one client."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from psyche.wire.peer_address import PeerAddress
 class ClientSettings:
     """Settings of `psyche client train`.
 
-    `local_root` is where relative `Local` paths of the run (model, data) begin. `data_dir` holds
+    `local_root` is the root of the run's `Local` paths (model, data). `data_dir` holds
     snapshots, the replay store and part files; a client that restarts finds its resume snapshot there.
     """
 
@@ -19,17 +19,17 @@ class ClientSettings:
     server_port: int
     data_dir: Path
     identity_path: Path | None = None  # None: data_dir / "identity.key", made on first use
-    server_key: bytes | None = None  # expected public key of the server; None: that of the first that answers
-    bind_ip: str = "0.0.0.0"  # noqa: S104  # a participant wants to be reached
+    server_key: bytes | None = None  # expected public key of the server; None: accept the first that answers
+    bind_ip: str = "0.0.0.0"  # noqa: S104  # peers must be able to reach a participant
     bind_port: int = 0
-    bootstrap: tuple[PeerAddress, ...] = ()  # dialed before whatever the record or the book says of these keys
+    bootstrap: tuple[PeerAddress, ...] = ()  # take precedence over record and address book for these keys
     local_root: Path = field(default_factory=Path.cwd)
     device: str = "auto"
     threads: int = 0  # of torch; 0: all cores
     micro_batch_size: int = 1
     checkpoint_dir: Path | None = None
     keep_steps: int = 3
-    share_checkpoints: bool = False  # checkpoint_dir is one that all clients reach (S10)
+    share_checkpoints: bool = False  # all clients can read checkpoint_dir (S10)
     export_dtype: str = "bfloat16"
     events_path: Path | None = None
     node_name: str = ""

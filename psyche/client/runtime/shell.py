@@ -1,4 +1,4 @@
-"""The trio shell around the round engine: executes its actions, feeds it what happens."""
+"""The trio shell around the round engine: it executes actions and reports events to the engine."""
 
 import math
 from collections.abc import Awaitable, Callable, Iterator
@@ -42,11 +42,11 @@ from psyche.wire.messages import get_kind
 from psyche.wire.ports import Backend, Network, Proof, SyncReply, SyncRequest
 
 T = TypeVar("T")
-FETCHES: Final = 1_024  # payloads asked for: of 256 members, four rounds; the node transfers few of them at a time
+FETCHES: Final = 1_024  # payload fetches at once: 256 members, four rounds; the node limits the transfers itself
 STATISTICS_EVERY_S: Final = 5.0
 IDLE_TICK_S: Final = 1.0
-SMALL_BODY_BYTES: Final = 4_096  # checked sooner than a thread begins to run
-TURN_S: Final = 0.02  # where members are many, what they say and send is looked at so often, and together
+SMALL_BODY_BYTES: Final = 4_096  # checking one is faster than starting a thread
+TURN_S: Final = 0.02  # with many members, messages and payloads are processed together at this interval
 TRAINER_ACTIONS: Final = (
     act.Load, act.Train, act.Apply, act.Heal, act.Compare, act.WriteSnapshot, act.Export, act.FetchSnapshot,
 )  # fmt: skip
@@ -54,7 +54,7 @@ TRAINER_ACTIONS: Final = (
 
 @dataclass(slots=True)
 class Parts:
-    """What a shell is made of; the simulator and the tests put their own in."""
+    """The parts of a shell; the simulator and the tests replace some of them."""
 
     engine: RoundEngine
     backend: Backend
@@ -69,7 +69,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class ShellStatistics:
-    """Of a `Shell`."""
+    """The size of a `Shell`'s state."""
 
     payloads: int  # in memory
     fetches: int  # under way
@@ -96,14 +96,14 @@ class Shell:
         self._queries = PeerQueries(parts.network, self, settings.node_name)
         self._departure = Departure(settings.stop_grace_s, self._tasks.wait_idle, self.log)
         self._fetches = trio.CapacityLimiter(FETCHES)
-        self._next_tick = trio.CancelScope()  # pyright: ignore[reportCallIssue]  # ends when the engine wants to look
+        self._next_tick = trio.CancelScope()  # pyright: ignore[reportCallIssue]  # its deadline is the next tick
         self._addresses: tuple[AddressRecord, ...] = ()
         self._bootstrapping = Bootstrapping(parts.network, settings.bootstrap, self.log, parts.unix_now)
-        self._arrived: list[act.Event] = []  # payloads that the engine hears of in the next turn
-        self._turn_at = math.inf  # when that is
+        self._arrived: list[act.Event] = []  # payload events for the next turn
+        self._turn_at = math.inf  # when the next turn is
         self._replay_writes = 0
         self._replay_idle = trio.Event()
-        self._newest = ZERO32  # digest of the snapshot that was written last
+        self._newest = ZERO32  # digest of the newest snapshot
         self._keeping = trio.Lock()
         self._nursery: trio.Nursery | None = None
 
@@ -115,7 +115,7 @@ class Shell:
         return self._engine.state
 
     def statistics(self) -> ShellStatistics:
-        """What it holds now."""
+        """The size of its state."""
         return ShellStatistics(len(self._payloads), int(self._fetches.borrowed_tokens), self._tasks.open_requests)
 
     def log(self, event: kinds.Event) -> None:
@@ -123,7 +123,7 @@ class Shell:
         self._parts.log.emit(event)
 
     def feed(self, event: act.Event) -> None:
-        """Tell the engine that something is done, and do what follows from it."""
+        """Pass an event to the engine, and execute the resulting actions."""
         if isinstance(event, act.Loaded):
             self._parts.on_loaded(event)
         self._execute(self._engine.on_event(event, trio.current_time()))
@@ -133,13 +133,13 @@ class Shell:
             self._start(self._keep_snapshots)
 
     def take_answer(self, items: tuple[bytes, ...]) -> None:
-        """Tell the engine what a peer knew, and do what follows from it."""
+        """Pass a peer's announcements to the engine, and execute the resulting actions."""
         self._execute(self._engine.on_answer(items, trio.current_time()))
 
     # --- running ----------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Take part until the run is finished, the client has to leave, or `stop` was called; the exit code."""
+        """Take part until the run is finished, the client has to leave, or `stop` is called; return the exit code."""
         self._parts.network.set_sync_handler(self._answer)
         self._bootstrapping.start()
         async with trio.open_nursery() as nursery:
@@ -153,7 +153,7 @@ class Shell:
         return code
 
     def stop(self, reason: str) -> None:
-        """Withdraw and end within the grace (F26)."""
+        """Withdraw and end within the grace period (F26)."""
         self._execute(self._engine.on_stop(reason))
 
     def _execute(self, actions: list[act.Action]) -> None:
@@ -169,7 +169,7 @@ class Shell:
             case act.Publish():
                 self._start(self._publish, action.raw)
             case act.Announce():
-                self._payloads.keep(action.blob_id, action.epoch, action.height, action.body)  # may be applied at once
+                self._payloads.keep(action.blob_id, action.epoch, action.height, action.body)  # may be applied soon
                 self._start(self._announce, action)
             case act.FetchPayload():
                 self._start(self._fetch_payload, action)
@@ -212,16 +212,16 @@ class Shell:
         self._nursery.start_soon(self._guard, function, *args)
 
     async def _guard(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """A task of one action: what fails is an event, not the client's death."""
+        """Run the task of one action; log its failure instead of ending the client."""
         try:
             await function(*args)
-        except (PsycheError, OSError) as error:  # F16: a full disk ends no client either
+        except (PsycheError, OSError) as error:  # F16: not even a full disk ends the client
             self.log(kinds.Error(message=str(error), action=getattr(function, "__name__", "task")))
 
     def _write_log(self, action: act.Log) -> None:
         event = action.event
         if isinstance(event, kinds.WaitStarted | kinds.WaitEnded) and event.until is not None:
-            # the engine's clock is monotonic, people's is not
+            # the engine's deadlines are monotonic; the log needs unix time
             event = replace(event, until=self._parts.unix_now() + event.until - trio.current_time())
         self.log(event)
         if isinstance(event, kinds.Evidence):
@@ -238,7 +238,7 @@ class Shell:
             self._do(act.Exit(1, str(error), kinds.LeaveCause.SERVER))
 
     async def _follow_gossip(self) -> None:
-        """Whatever there is, together: to go on costs the more, the more members there are."""
+        """Pass on all waiting messages together: an engine step gets more expensive with the number of members."""
         messages = self._parts.network.messages()
         async for _, raw in messages:
             raws = [raw, *_take_rest(messages)]
@@ -247,7 +247,7 @@ class Shell:
                 await trio.sleep(TURN_S)
 
     def _feed_soon(self, event: act.PayloadArrived | act.PayloadFailed) -> None:
-        """Tell the engine of a payload, in the next turn where there are very many."""
+        """Pass a payload event to the engine; with many members, in the next turn."""
         if self._engine.has_many_members:
             if not self._arrived:
                 self._turn_at = trio.current_time() + TURN_S
@@ -259,7 +259,7 @@ class Shell:
     async def _tick(self) -> None:
         while True:
             self._next_tick = trio.CancelScope(deadline=self._compute_next_tick())  # pyright: ignore[reportCallIssue]
-            with self._next_tick:  # whatever the engine is told moves the deadline, and wakes nobody
+            with self._next_tick:  # every event moves the deadline without waking this task
                 await trio.sleep_forever()
             now, arrived = trio.current_time(), self._arrived
             self._arrived, self._turn_at = [], math.inf
@@ -272,7 +272,7 @@ class Shell:
         return latest if deadline is None else min(deadline, latest)
 
     def _follow_addresses(self) -> None:
-        """Whatever wakes the client, it looks whom the server has heard of: others may join at any time."""
+        """Pass on changed addresses at every event: others may join at any time."""
         book = tuple(self._parts.backend.address_book())
         if book is not self._addresses and book != self._addresses:
             self._addresses = book
@@ -294,16 +294,16 @@ class Shell:
             self._write_log(action.after)
 
     def _get_proof(self, action: act.Submit) -> Proof:
-        """What the coordinator's home checks: with a join goes where this node can be reached from now on."""
+        """The proof sent with a message: this node's address record with a join, else the action's evidence."""
         return self._parts.network.address_record() if isinstance(action.message, Join) else action.evidence
 
     async def _send(self, action: act.Submit | act.ShareCheckpoint) -> None:
-        """Send a message; that others were faster, or that the coordinator refuses it, is an event."""
+        """Send a message; log it if the message comes too late or the coordinator refuses it."""
         name = get_kind(action.message).name if isinstance(action, act.Submit) else "checkpoint"
         try:
             await (self._submit(action) if isinstance(action, act.Submit) else self._share_checkpoint(action))
         except (WrongRound, InvalidRunState, Halted) as error:
-            self.log(kinds.TooLate(action=name, reason=str(error)))  # T7: others were faster
+            self.log(kinds.TooLate(action=name, reason=str(error)))  # T7: the state has moved on
         except CoordinatorError as error:
             self.log(kinds.RefusedByCoordinator(action=name, code=error.code, reason=str(error)))
         except NotAllowed as error:  # M12: the backend waits until the owner lets this key in
@@ -313,7 +313,7 @@ class Shell:
         settings, state = self._settings, self.state
         own = await self._loader.find_local(action.digest)
         if own is None or settings.checkpoint_dir is None:
-            return  # another epoch has certified other weights meanwhile
+            return  # another epoch has certified newer weights meanwhile
         path = settings.checkpoint_dir / get_shared_name(state.run_id, action.epoch, action.step)
         place = await trio.to_thread.run_sync(share_snapshot, own.path, path, settings.local_root)
         await self._parts.backend.submit(NameCheckpoint(action.epoch, action.digest, place))
@@ -365,7 +365,7 @@ class Shell:
             self._replay_idle = trio.Event()
 
     async def wait_for_replay(self) -> None:
-        """Until every set that was applied is in the replay store, or could not be written."""
+        """Wait until every applied set is in the replay store, or could not be written."""
         while self._replay_writes:
             await self._replay_idle.wait()  # bounded by the disk
 
@@ -377,7 +377,7 @@ class Shell:
     # --- asking peers -----------------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, request: SyncRequest) -> SyncReply:
-        """One question of a peer that has passed hello."""
+        """Answer a request of a peer that has passed hello."""
         if request.kind != "manifest" or request.key:
             return await self._serving.answer(peer, request)
         promised, actions = self._engine.on_weights_wanted(peer, request.epoch, request.height)
@@ -408,7 +408,7 @@ class Shell:
 
 
 def _take_rest(messages: trio.MemoryReceiveChannel[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """What has come and is not read yet."""
+    """The messages that are waiting to be read."""
     with suppress(trio.WouldBlock, trio.EndOfChannel):
         while True:
             yield messages.receive_nowait()[1]

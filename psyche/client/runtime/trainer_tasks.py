@@ -1,4 +1,4 @@
-"""What the engine asks of the trainer, one request after another, and what becomes of a trainer that fails."""
+"""The engine's requests to the trainer, run one after another, and the restart of a failed trainer."""
 
 import contextlib
 import math
@@ -57,7 +57,7 @@ class RestartableTrainer(Trainer, Protocol):
 
 
 class TrainerContext(Protocol):
-    """What the runner needs of the shell."""
+    """What `TrainerTasks` needs of the shell."""
 
     @property
     def state(self) -> Coordinator:
@@ -65,7 +65,7 @@ class TrainerContext(Protocol):
         ...
 
     def feed(self, event: Event) -> None:
-        """Tell the engine."""
+        """Pass an event to the engine."""
         ...
 
     def log(self, event: kinds.Event) -> None:
@@ -73,7 +73,7 @@ class TrainerContext(Protocol):
         ...
 
     async def wait_for_replay(self) -> None:
-        """Until every applied set is in the replay store."""
+        """Wait until every applied set is in the replay store."""
         ...
 
 
@@ -101,9 +101,9 @@ class TrainerTasks:
         self._send, self._receive = trio.open_memory_channel[_Queued](QUEUE)
 
     def put(self, action: TrainerAction) -> None:
-        """Queue a request; never blocks, for the engine has few out at a time.
+        """Queue a request; never blocks, because the engine has few requests open at a time.
 
-        Bodies are taken now: until its turn comes, their round may be over for everybody else.
+        The payloads are looked up now: they may have expired by the time the request runs.
         """
         self._open += 1
         bodies = self._payloads.find(action.blobs) if isinstance(action, Apply) else None
@@ -111,11 +111,11 @@ class TrainerTasks:
 
     @property
     def open_requests(self) -> int:
-        """How many requests are queued or running."""
+        """The number of requests that are queued or running."""
         return self._open
 
     async def cancel(self, action: CancelTrain) -> None:
-        """End a training: queued or running (A4)."""
+        """Cancel a training, queued or running (A4)."""
         key = (action.epoch, action.height)
         self._cancelled.add(key)
         if self._waiting_for_data is not None and self._waiting_for_data[0] == key:
@@ -124,19 +124,19 @@ class TrainerTasks:
             await self._trainer.cancel()
 
     async def wait_idle(self) -> None:
-        """Until nothing is queued or running."""
+        """Wait until nothing is queued or running."""
         while self._open:
             await self._idle.wait()
 
     async def run(self) -> None:
-        """Work off the queue until cancelled."""
+        """Run the queued requests until cancelled."""
         async for action, bodies in self._receive:
             try:
                 await self._do(action, bodies)
             except TrainerFailure as error:
                 self._x.log(kinds.Error(message=str(error), trainer=str(error.kind)))
                 stale = self._take_stale()
-                self._report_lost(action, str(error))  # before the new process, which takes seconds to come up
+                self._report_lost(action, str(error))  # before the restart, which takes seconds
                 for other in stale:
                     self._report_failed(other, "the trainer was lost before its turn came")
                 await self._restart()
@@ -152,7 +152,7 @@ class TrainerTasks:
         self._idle = trio.Event()
 
     def _take_stale(self) -> list[TrainerAction]:
-        """Take out of the queue what was asked of the weights that are lost; those who wait for it must hear."""
+        """Remove queued requests that depend on the lost weights; return those whose failure must be reported."""
         waiting: list[_Queued] = []
         with contextlib.suppress(trio.WouldBlock):
             while True:
@@ -240,7 +240,7 @@ class TrainerTasks:
         self._x.feed(LoadFailed(action.epoch, "; ".join(reasons) or "no source"))
 
     async def _keep_source(self, epoch: int, digest: bytes, chain: bytes) -> None:
-        """What was loaded from elsewhere is kept as an own snapshot too: who lacks the source gets it here (S9, P6)."""
+        """Keep weights loaded from elsewhere as an own snapshot, to serve peers that lack the source (S9, P6)."""
         if await self._loader.find_local(digest) is None:
             progress = self._x.state.progress
             index = progress.epoch_start_data_index
@@ -332,7 +332,7 @@ class TrainerTasks:
     async def _train(self, action: Train) -> None:
         key = (action.epoch, action.height)
         tokens = b""
-        with trio.move_on_after(math.inf) as scope:  # A4: who waits for data holds up the next apply
+        with trio.move_on_after(math.inf) as scope:  # A4: waiting for data delays the next apply
             self._waiting_for_data = (key, scope)
             if key in self._cancelled:
                 scope.cancel()

@@ -1,5 +1,5 @@
-"""Weights on their way: loaded and healed, kept for a replay, given to peers, and put where all can reach them.
+"""Weights between disk, trainer and peers: loading, healing, the replay store, serving, sharing.
 
-Here belongs what finds, checks and hands on snapshots, tensors and the sets behind them. Which weights are the right
-ones is decided in `client.engine`; the arithmetic is the trainer's.
+This package finds, checks and passes on snapshots, tensors and decided sets. Which weights are the right ones is
+decided in `client.engine`; the arithmetic is the trainer's.
 """

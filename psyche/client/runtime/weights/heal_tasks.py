@@ -1,4 +1,4 @@
-"""The trainer's part of healing: replay the epoch's sets, or make up the agreed weights with peers' tensors (S7)."""
+"""The trainer's part of healing: replay the epoch's sets, or assemble the agreed weights with peers' tensors (S7)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +37,7 @@ class HealContext(Protocol):
         ...
 
     async def wait_for_replay(self) -> None:
-        """Until every applied set is in the replay store."""
+        """Wait until every applied set is in the replay store."""
         ...
 
 
@@ -50,11 +50,11 @@ class LoadSource(Protocol):
 
 
 class SetsDiffer(TrainerError):
-    """The agreed weights come of other sets than the record gave this client."""
+    """The agreed weights result from other sets than those this client read from the record."""
 
 
 class HealTasks:
-    """Runs `Heal` and `Compare`; both give an event that says how it went."""
+    """Runs `Heal` and `Compare`; both return an event with the outcome."""
 
     def __init__(
         self, trainer: Trainer, loader: Loader, replay: ReplayStore, context: HealContext, load: LoadSource, *,
@@ -65,11 +65,11 @@ class HealTasks:
         self._replay = replay
         self._x = context
         self._load = load
-        self._folder = snapshots / HEAL_FOLDER  # beside the snapshots, and none of them
+        self._folder = snapshots / HEAL_FOLDER  # beside the snapshots, but not one of them
         self._weights_kept = True
 
     async def do(self, action: Heal | Compare) -> Healed | HealFailed:
-        """Heal, or say why not.
+        """Heal; return `HealFailed` with a reason if that is not possible.
 
         Raises:
             TrainerFailure: the trainer is lost.
@@ -92,9 +92,9 @@ class HealTasks:
     # --- (1) replay -------------------------------------------------------------------------------
 
     async def _replay_sets(self, action: Heal) -> Healed:
-        """The certified snapshot, then every stored set of the epoch, in order."""
+        """Load the certified weights, then apply every stored set of the epoch in order."""
         await self._x.wait_for_replay()
-        for height in range(action.height + 1):  # first, for its own weights may still be of use
+        for height in range(action.height + 1):  # check first: loading replaces weights that may still be of use
             if not await trio.to_thread.run_sync(self._replay.has, action.epoch, height):
                 raise TrainerError(f"the replay store lacks the set of round {height}")
         await self._load_certified(action.certified)
@@ -124,7 +124,7 @@ class HealTasks:
                     return await self._load_checked(source, certified)
             except TrainerFailure:
                 raise
-            except TrainerError as error:  # a disk may lie; peers may still have them
+            except TrainerError as error:  # the disk may be damaged; peers may still have the weights
                 self._x.log(kinds.Error(message=str(error)))
         deadline = trio.current_time() + max(5, state.config.warmup_time)
         fetched = await self._loader.fetch(state, certified, deadline, lambda _done, _total: None)
@@ -133,7 +133,7 @@ class HealTasks:
     # --- (2) comparison ---------------------------------------------------------------------------
 
     async def _compare(self, action: Compare) -> Healed:
-        """This client's tensors where they are those of the agreed manifest, peers' tensors elsewhere."""
+        """Assemble the agreed weights from this client's equal tensors and peers' tensors, and load them."""
         await trio.to_thread.run_sync(remove_folder, self._folder)
         try:
             own = await self._write_own(action) if action.own != ZERO32 else {}
@@ -155,7 +155,7 @@ class HealTasks:
         return Healed(action.epoch, action.height, offer.chain, {action.height: action.agreed}, {action.height: True})
 
     async def _write_own(self, action: Compare) -> Mapping[bytes, Path]:
-        """The files of this client's tensors by blob id."""
+        """Write this client's tensors to files; return these by blob id."""
         path = self._folder / "own"
         request = SnapshotRequest(
             kind="resume", path=str(path), epoch=action.epoch, step=0, data_index=0, chain=action.chain,
@@ -166,7 +166,7 @@ class HealTasks:
         return {blob.blob_id: blob.path for blob in blobs}
 
     async def _find_offer(self, action: Compare) -> Offer:
-        """A manifest that gives the agreed digest; who promised a copy may still be writing it."""
+        """Ask the helpers for a manifest that gives the agreed digest; repeat, since they may still be writing it."""
         reason = "nobody promised them"
         while True:
             for helper in action.helpers:

@@ -1,4 +1,4 @@
-"""Where weights come from: own snapshots, the configured source, peers (S8, S9, P4)."""
+"""Sources of weights: own snapshots, the configured source, peers (S8, S9, P4)."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +32,8 @@ FILES_HINT: Final = (
     "this client takes the run's files from peers and leaves yours as they are; "
     "copy the run's model folder, or remove yours"
 )
-PARTS: Final = ".parts-"  # a fetch that failed goes on where it stopped, if it is of the same weights
-HEAL_FOLDER: Final = ".heal"  # where a comparison puts the agreed weights together (S7)
+PARTS: Final = ".parts-"  # a failed fetch of the same weights is resumed from here
+HEAL_FOLDER: Final = ".heal"  # where a comparison assembles the agreed weights (S7)
 
 
 Log = Callable[[kinds.Event], None]  # writes an event
@@ -49,14 +49,14 @@ class Source:
 
 
 class Loader:
-    """Finds the weights that the record asks for."""
+    """Finds and fetches the weights that the record asks for."""
 
     def __init__(self, network: Network, serving: Serving, snapshots: Path, local_root: Path, log: Log) -> None:
         self._network = network
         self._log = log
-        self._refused: dict[bytes, str] = {}  # who showed something else than `_wanted`, and what was wrong
+        self._refused: dict[bytes, str] = {}  # peers that offered wrong files for `_wanted`, and why
         self._wanted = ZERO32
-        self._told = ""  # in which files its own folder differs, as the user knows
+        self._told = ""  # the differing files last reported to the user
         self._serving = serving
         self._snapshots = snapshots
         self._local_root = local_root
@@ -72,13 +72,13 @@ class Loader:
         return self._local_root / model.checkpoint.name
 
     async def find_local(self, digest: bytes) -> Source | None:
-        """An own snapshot of these weights."""
+        """Find an own snapshot of these weights; None if there is none."""
         snapshots = await trio.to_thread.run_sync(list_snapshots, self._snapshots)
         found = next((s for s in snapshots if s.digest == digest), None)
         return Source(found.path, is_snapshot=True, name=WeightSource.OWN_SNAPSHOT) if found else None
 
     def find_configured(self, state: Coordinator, digest: bytes | None, source_digest: bytes) -> Source | None:
-        """The configured source, or one that a member named (S10), where it gives (or may give) these weights."""
+        """The configured source, or one that a member named (S10), if it has (or may have) these weights."""
         if digest is not None and source_digest not in (digest, ZERO32):
             return None
         named = next(self._iter_named(state), None)
@@ -95,8 +95,8 @@ class Loader:
     def _iter_named(self, state: Coordinator) -> Iterator[Path]:
         """Snapshots on this machine at Local places that members named.
 
-        Any member may name any place: what counts are snapshots below the local root, and of them what a snapshot
-        has. Other folders are not looked into, for their files would be handed on to peers (B21).
+        Any member may name any place. Only snapshots below the local root count: files of other folders would be
+        passed on to peers (B21).
         """
         owners = 1 if state.checkpoint.uploader == NO_UPLOADER else 0
         root = self._local_root.resolve()
@@ -108,7 +108,7 @@ class Loader:
     async def fetch(
         self, state: Coordinator, digest: bytes, deadline: float, progress: Callable[[int, int], None]
     ) -> Source:
-        """Fetch a snapshot from peers: nobody of them is trusted, everything is checked against the digest (S9).
+        """Fetch a snapshot from peers; no peer is trusted, everything is checked against the digest (S9).
 
         Raises:
             NetworkError: no peer has it, or the transfer failed.
@@ -136,10 +136,10 @@ class Loader:
         sources: Sequence[bytes] = (),
         progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> Source:
-        """A snapshot at `path` of the model that a checked `offer` lists, fetched but for what is in `own`.
+        """Assemble a snapshot at `path` from a checked `offer`; fetch what is not in `own`.
 
-        Every part goes to the disk as it comes and is moved to its place: none is held in memory, none kept twice.
-        `own` has files by blob id; `sources` are keys of peers (none: everybody who is connected).
+        Every part is written to disk as it arrives and then moved into place: none is held in memory or kept twice.
+        `own` maps blob ids to files; `sources` are keys of peers (none: all connected peers).
 
         Raises:
             NetworkError: the transfer failed, or there is no room on the disk.
@@ -155,15 +155,15 @@ class Loader:
             list(blobs.items()), asked, folder, deadline=deadline, progress=lambda n: progress(n, total)
         )
         for blob_id in blobs:
-            await self._network.withdraw(blob_id)  # the files move into the snapshot, from where they are offered
+            await self._network.withdraw(blob_id)  # the files move into the snapshot, which offers them again
         await trio.to_thread.run_sync(_assemble, path, state, offer, digest, {**found, **known})
         await trio.to_thread.run_sync(remove_folder, folder)
         return Source(path, is_snapshot=True, name=WeightSource.PEERS)
 
     async def find_leading(self, state: Coordinator, digest: bytes, deadline: float) -> Source | None:
-        """Full-value mode: the copy of the first member that has one, so that all go on from the same (S2).
+        """Full-value mode: the copy of the first member that has one, so that all start from the same copy (S2).
 
-        The digest covers the applied sets only, so it is one member's word which weights these are.
+        The digest covers only the applied sets, so this member is trusted for the values.
         """
         own = await self.find_local(digest)
         own_root = (await trio.to_thread.run_sync(read_snapshot_info, own.path)).weight_root if own else None
@@ -196,10 +196,10 @@ class Loader:
         )
 
     async def ask_offer(self, state: Coordinator, digest: bytes, peer: bytes) -> Offer:
-        """A peer's manifest of the weights with this full digest, checked before anything that it lists is fetched.
+        """Ask a peer for its manifest of the weights with this full digest, and check it.
 
         Raises:
-            NetworkError: it has none, or one that is not that of the digest; then it is not asked for them again.
+            NetworkError: it has none, or one that does not give the digest; then it is not asked for these again.
         """
         name = f"peer {peer.hex()[:8]}"
         if self._is_refused(digest, peer):
@@ -211,7 +211,7 @@ class Loader:
         try:
             if compute_offer_digest(state.model, offer) != digest:
                 raise self._refuse(digest, peer, "showed a manifest that does not give the digest")
-            decode_manifest(offer.manifest)  # names, number and sizes of what it lists
+            decode_manifest(offer.manifest)  # checks names, number and sizes of its entries
         except WireError as error:
             raise self._refuse(digest, peer, f"showed what is not a manifest: {error}") from error
         return offer
@@ -220,7 +220,7 @@ class Loader:
         return digest == self._wanted and peer in self._refused
 
     def _refuse(self, digest: bytes, peer: bytes, reason: str) -> NetworkError:
-        """B25: who lists other weights or files is named, and no source of these weights any more."""
+        """B25: log a peer that lists other weights or files, and do not use it for these weights again."""
         if digest != self._wanted:
             self._wanted, self._refused = digest, {}
         self._refused[peer] = reason
@@ -228,7 +228,7 @@ class Loader:
         return NetworkError(f"peer {peer.hex()[:8]} {reason}")
 
     async def _tell_of_own_files(self, state: Coordinator, offer: Offer) -> None:
-        """Say in which files the configured folder is not the run's; those on record are taken, and it stays."""
+        """Log which files of the configured folder differ from the run's; the folder itself is not changed."""
         if state.checkpoint.uploader != NO_UPLOADER:
             return  # a member named that place, not this client's user
         try:
@@ -237,15 +237,15 @@ class Loader:
         except (PsycheError, OSError):
             return
         differing = describe_files(own, decode_manifest(offer.manifest).files)
-        if differing and differing != self._told:  # the folder is looked at whenever weights are fetched
+        if differing and differing != self._told:  # report once, although every fetch compares
             self._told = differing
             self._log(kinds.ModelFilesDiffer(path=str(path), files=differing, hint=FILES_HINT))
 
     async def keep(self, certified: bytes, newest: bytes) -> None:
         """Keep the certified snapshot and the newest other one; serve both (P6).
 
-        `newest` is the one that was written last: epoch and step do not tell repetitions of
-        the last drain round apart, nor what another run left in this folder.
+        `newest` is the digest of the snapshot written last: epoch and step cannot tell apart repetitions of
+        the last drain round, nor snapshots that another run left in this folder.
         """
         snapshots = await trio.to_thread.run_sync(list_snapshots, self._snapshots)
         others = sorted((s for s in snapshots if s.digest != certified), key=lambda s: s.digest != newest)
@@ -258,20 +258,20 @@ class Loader:
                 await trio.to_thread.run_sync(remove_folder, snapshot.path)
 
     async def remove_leftovers(self) -> None:
-        """Drop what a fetch that failed or was killed left behind; call it once the weights are loaded."""
+        """Remove what failed or killed fetches left behind; to be called once the weights are loaded."""
         await trio.to_thread.run_sync(_remove_leftovers, self._snapshots)
 
     async def read(self, digest: bytes) -> SnapshotInfo | None:
-        """What is known of an own snapshot."""
+        """The description of an own snapshot; None if there is none."""
         source = await self.find_local(digest)
         return await trio.to_thread.run_sync(read_snapshot_info, source.path) if source else None
 
 
 def compute_offer_digest(model: Model, offer: Offer) -> bytes:
-    """The full digest of what a peer offers; in full-value mode it does not cover what the tensors hold (S2).
+    """The full digest of an offer; in full-value mode it does not cover the tensors' values (S2).
 
     Raises:
-        WireError: full-value mode, and the manifest is none.
+        WireError: full-value mode, and the manifest cannot be decoded.
     """
     raw = offer.manifest
     if not model.optimizer.quantize_1bit:
@@ -288,7 +288,7 @@ def _list_parts(offer: Offer) -> Iterator[tuple[bytes, int]]:
 
 
 def _assemble(path: Path, state: Coordinator, offer: Offer, digest: bytes, parts: Mapping[bytes, Path]) -> SnapshotInfo:
-    mark = state.certified  # of which time the weights are, the record says, not the peer
+    mark = state.certified  # epoch and step come from the record, not from the peer
     return assemble_snapshot(
         path,
         manifest=offer.manifest,
@@ -307,7 +307,7 @@ def get_snapshot_folder(epoch: int, step: int, digest: bytes) -> str:
 
 
 def _make_parts_folder(folder: Path) -> None:
-    """The parts of other weights go: nobody will ask for them again, and they are as large as the model."""
+    """Make the folder and remove the parts of other weights: nobody needs them, and they are as large as the model."""
     for other in folder.parent.glob(f"{PARTS}*"):
         if other != folder:
             remove_folder(other)
@@ -320,5 +320,5 @@ def _remove_leftovers(root: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder; what cannot be deleted is left."""
+    """Delete a folder as far as possible; errors are ignored."""
     shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""The replay store: the decided sets of the running and last epochs, with their bodies, on disk (S7).
+"""The replay store: the decided sets of the running and the last epoch, with their payloads, on disk (S7).
 
-One file per height, written whole by rename; the oldest epochs go first when the quota is full.
+One file per height, written atomically by rename; when the quota is full, the oldest epochs are removed first.
 """
 
 import re
@@ -20,7 +20,7 @@ _FOLDER: Final = re.compile(r"epoch-(\d{5})$")
 
 
 class StoredSet(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of the store: the set and its bodies, in order of application."""
+    """One file of the store: the set and its payloads, in order of application."""
 
     epoch: int
     height: int
@@ -46,7 +46,7 @@ class ReplayStore:
         return self._root / f"epoch-{epoch:05d}" / f"{height:06d}.set"
 
     def write(self, entry: AppliedSet, bodies: tuple[bytes, ...]) -> None:
-        """Keep one set; makes room first, the oldest epochs going before others.
+        """Store one set; make room first by removing the oldest epochs.
 
         Raises:
             TrainerError: the running epoch alone fills the quota.
@@ -73,11 +73,11 @@ class ReplayStore:
         temporary.replace(path)
 
     def has(self, epoch: int, height: int) -> bool:
-        """Whether a set is here; whether it can be read, reading shows."""
+        """Whether a set's file exists; it may still be damaged."""
         return self._get_path(epoch, height).is_file()
 
     def read(self, epoch: int, height: int) -> StoredSet | None:
-        """One set, or None if it is not here.
+        """Read one set; None if it is not here.
 
         Raises:
             WireError: the file is damaged.
@@ -111,11 +111,11 @@ class ReplayStore:
             )
 
     def keep_epochs(self, oldest: int, newest: int) -> None:
-        """Drop epochs before `oldest`, whose sets are in every snapshot since, and what another run left here."""
+        """Drop epochs before `oldest`, which every later snapshot includes, and epochs that another run left here."""
         for epoch, folder in list(self._iter_epochs()):
             if not oldest <= epoch <= newest:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def get_size_bytes(self) -> int:
-        """What the store takes on disk."""
+        """The size of the store on disk."""
         return sum(file.stat().st_size for file in self._root.rglob("*.set"))

@@ -1,4 +1,4 @@
-"""What this client gives to others: announcements, witness tables, manifests and tensors."""
+"""What this client serves to peers: announcements, witness tables, manifests and tensors."""
 
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ NOT_FOUND: Final = SyncReply(found=False)
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer says of a snapshot; manifest and chain are checked against the record's digest (S9)."""
+    """A peer's description of a snapshot; manifest and chain are checked against the record's digest (S9)."""
 
     manifest: bytes
     chain: bytes
@@ -33,7 +33,7 @@ class Serving:
         self._offers: dict[bytes, tuple[bytes, tuple[bytes, ...]]] = {}  # digest -> encoded manifest, blob ids
 
     async def answer(self, _peer: bytes, request: SyncRequest) -> SyncReply:
-        """One question of a peer that has passed hello."""
+        """Answer a request of a peer that has passed hello."""
         match request.kind:
             case "announcements":
                 items = self._engine.get_announcements(request.epoch, request.height, request.have)
@@ -48,7 +48,7 @@ class Serving:
                 return NOT_FOUND
 
     async def offer(self, path: Path) -> None:
-        """Serve a snapshot: its manifest by digest, its tensors and model files as blobs, read from where they lie."""
+        """Serve a snapshot: its manifest by digest, its tensors and model files as blobs, read from their files."""
         info = await trio.to_thread.run_sync(read_snapshot_info, path)
         if info.digest in self._offers:
             return
@@ -74,7 +74,7 @@ class Serving:
 
 
 def read_offer(raw: bytes) -> Offer | None:
-    """A peer's answer, or None where it is not one."""
+    """Decode a peer's offer; None if it is malformed."""
     try:
         return msgspec.msgpack.decode(raw, type=Offer)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""Certified weights in a lasting place, and that place on record (S10)."""
+"""Copies of certified weights in a shared folder, and their place on record (S10)."""
 
 import os
 import shutil
@@ -16,12 +16,12 @@ _MARK: Final = "-certified-"
 
 
 def get_shared_name(run_id: str, epoch: int, step: int) -> str:
-    """The folder of an epoch's certified weights."""
+    """The folder name of an epoch's certified weights."""
     return f"{run_id}{_MARK}{epoch:05d}-step-{step:08d}"
 
 
 def check_shared_folder(folder: Path, local_root: Path, run_id: str) -> None:
-    """Whether what is put into `folder` can stand on record.
+    """Check that snapshots in `folder` can be named on record.
 
     Raises:
         ConfigError: others could not find it from their own `local_root`, or its name is too long.
@@ -43,12 +43,12 @@ def _get_name(path: Path, local_root: Path) -> str:
 
 
 def share_snapshot(snapshot: Path, path: Path, local_root: Path) -> Checkpoint:
-    """Put the weights of a snapshot where others can load them; the source to name. Momentum stays at home.
+    """Put a snapshot's weights, without momentum, where others can load them; return the source to name on record.
 
-    Files are linked where the disk allows it, for a snapshot's never change. A folder that is there already stays.
+    Files are hard-linked if the disk allows it, because a snapshot's files never change. An existing folder is kept.
 
     Raises:
-        OSError: the disk refused; nothing half-written is left.
+        OSError: the disk failed; nothing half-written is left.
     """
     if not (path / INFO_NAME).is_file():
         with write_folder(path) as folder:
@@ -62,13 +62,13 @@ def share_snapshot(snapshot: Path, path: Path, local_root: Path) -> Checkpoint:
 def _link(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another disk, or one without links
+    except OSError:  # another disk, or one without hard links
         shutil.copyfile(source, target)
         sync_file(Path(target))
 
 
 def remove_old_shared(root: Path, run_id: str, local_root: Path, kept: Collection[str]) -> None:
-    """Drop what this run has shared here before; what stands on record and the newest stay."""
+    """Remove what this run has shared here before, except places on record and the newest."""
     found = sorted(folder for folder in root.glob(f"{run_id}{_MARK}*") if folder.is_dir())
     for folder in found[:-1]:
         if _get_name(folder, local_root) not in kept:

@@ -1,12 +1,12 @@
-"""Where the time of a run went, folded from its events: of a simulated one while it runs, or of a real one's logs.
+"""Time accounts of a run, folded from its events: of a simulated run while it is played, or from a real run's logs.
 
     accounts = Accounts()
     for line in read_lines(folder):
         accounts.take(line["t"], line["node"], read_event(line))
     accounts.finish()
 
-A member's time in a round is one of these, the first that holds: it was away; it trains; it trains in vain;
-it applies; payloads that are due are announced and not here yet; the round only waits for witnesses; it waits.
+Each moment of a member's time in a round counts as the first of these that holds: it is away; it trains; it trains
+in vain; it applies; due payloads are announced but not here yet; the round only waits for witnesses; it waits.
 """
 
 from collections import Counter, defaultdict
@@ -23,19 +23,19 @@ WORLD: Final = "world"
 SERVER: Final = "server"
 ROUND_STATES: Final = frozenset({"round_train", "round_witness"})
 EPOCH_STATES: Final = ROUND_STATES | {"warmup", "cooldown"}
-PATIENCE_S: Final = 1.5  # a round that goes on for so long after the last thing anybody did waits for somebody
+PATIENCE_S: Final = 1.5  # a round idle for longer than this is waiting for some member
 
 
 class Accounts:
-    """Takes a run's events in the order of time; after `finish` everything is known.
+    """Folds a run's events in order of time; after `finish` all figures are complete.
 
     Args:
-        reference: whose view of the record counts.
-        limit_s: max_round_train_time, where it is known.
+        reference: the node whose view of the record counts.
+        limit_s: max_round_train_time; 0 if unknown.
         overlap: whether results are due one round later.
-        tokens_scale: how many tokens one of the log stands for.
+        tokens_scale: real tokens per token in the log.
 
-    `is_stand_in`: the log is of a small model whose tokens and bytes stand for nobody's.
+    `is_stand_in`: the log is of a small simulated model whose tokens and bytes stand for no real model's.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Accounts:
         self.is_stand_in = False
         self.nodes: dict[str, NodeAccount] = {}
         self.rounds: list[RoundAccount] = []
-        self.phases: defaultdict[str, float] = defaultdict(float)  # seconds by state of the record
+        self.phases: defaultdict[str, float] = defaultdict(float)  # seconds by run state
         self.started = self.ended = 0.0
         self.seen = 0
         self._reference = reference
@@ -57,7 +57,7 @@ class Accounts:
         self._open: RoundAccount | None = None
         self._names: dict[Place, str] = {}  # (epoch, member): node
         self._keys: dict[bytes, str] = {}  # identity: node
-        self._is_told = False  # the log says itself who is a member of each round
+        self._is_told = False  # the log itself names the members of each round
         self._transfers = Transfers()
         self._handlers: dict[type[kinds.Event], Callable[[NodeAccount, float, Any], None]] = {
             kinds.StateChanged: self._on_state, kinds.Member: self._on_member, kinds.RoundStarted: self._on_round,
@@ -71,7 +71,7 @@ class Accounts:
         self._last_arrived: tuple[float, Bound] = (0.0, Bound("none"))
 
     def take(self, t: float, node: str, event: kinds.Event) -> None:
-        """Fold in what happened at a node; `t` on the log's clock, in seconds."""
+        """Fold in one event of a node; `t` on the log's clock, in seconds."""
         self.started = t if not self.seen else self.started
         self.ended = max(self.ended, t)
         self.seen += 1
@@ -90,7 +90,7 @@ class Accounts:
             handler(self._get(node), t, event)
 
     def wants(self, node: str, event: kinds.Event) -> bool:
-        """Whether an event tells anything that is counted."""
+        """Whether `take` uses such an event."""
         return type(event) in self._handlers or node == WORLD
 
     def _get(self, name: str) -> NodeAccount:
@@ -127,7 +127,7 @@ class Accounts:
         self._worked.end = end
 
     def _count_pending(self, running: RoundAccount) -> list[Pending]:
-        """Payloads that are due in a round that closes, and not where they are wanted, cost time until then."""
+        """Count the transfer time of payloads that are due in a closing round and have not arrived; return them."""
         receivers = [node.name for node in self.nodes.values() if running.place in node.present]
         pending = self._transfers.find_pending((running.epoch, running.height - self._delay), receivers)
         for name, since in {one.receiver: one.since for one in reversed(pending)}.items():
@@ -148,21 +148,21 @@ class Accounts:
         return Bound(kind, missing) if is_idle and (missing or kind == "limit") else bound
 
     def _find_missing(self, running: RoundAccount) -> str:
-        """Who was in the round and had not trained when it closed; the first three."""
+        """Name the members that had not trained when the round closed, three at most."""
         late = [n.name for n in self.nodes.values() if running.place in n.present and n.name not in running.trained]
         return ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
 
     def set_batch(self, place: Place, tokens: int) -> None:
-        """How many tokens a round hands out."""
+        """Note how many tokens a round hands out."""
         if place in self._by_place:
             self._by_place[place].batch_tokens = tokens
 
     # --- who is a member -----------------------------------------------------------------------------
 
     def _admit(self, one: RoundAccount) -> None:
-        """Who is a member of the epoch is one of its round, and silent ones too: the record keeps them for a while.
+        """Count the epoch's members into the round, even silent ones: the record keeps these for a while.
 
-        Where it has fewer than were heard of, those are out who were not heard of for longest.
+        If the record has fewer members than that, leave out those that have been silent for longest.
         """
         if self._is_told:
             return
@@ -176,7 +176,7 @@ class Accounts:
             node.present.add(place)
 
     def _take_members(self, event: kinds.RoundMembers) -> None:
-        """The record's own word: nothing else is looked at any more."""
+        """Take a round's members from the log itself; from now on they are not guessed."""
         self._is_told = True
         place = (event.epoch, event.height)
         for name in event.members:
@@ -184,7 +184,7 @@ class Accounts:
         self.set_batch(place, event.tokens)
 
     def _take_withdrawal(self, key: bytes) -> None:
-        """Somebody's connection was gone for too long; the round that runs was still to be its."""
+        """The server withdrew a client whose connection was lost; the running round still counts for it."""
         node = self.nodes.get(self._keys.get(key, ""))
         if node is None:
             return
@@ -198,7 +198,7 @@ class Accounts:
     # --- processes -----------------------------------------------------------------------------------
 
     def _take_world(self, t: float, event: kinds.Event) -> None:
-        """What a simulated world tells of its machines."""
+        """Fold in an event of the simulated world about a machine."""
         match event:
             case kinds.RoundMembers():
                 self._take_members(event)
@@ -233,7 +233,7 @@ class Accounts:
             node.add(What.AWAY, node.away_since, t)
         node.away_since = None
 
-    # --- what clients tell ---------------------------------------------------------------------------
+    # --- events of clients ---------------------------------------------------------------------------
 
     def _on_process(self, node: NodeAccount, t: float, event: kinds.ClientStarted) -> None:
         self._return(node, t)
@@ -268,7 +268,7 @@ class Accounts:
         if (found := self._by_place.get(place)) is not None:
             found.trained[node.name] = round(event.tokens * self._scale)
             if node.out_of != place[0]:
-                node.member_of = place[0]  # the beginning of its epoch may lie before the log's
+                node.member_of = place[0]  # the log may begin after its epoch did
             self._admit_self(node, place)
         self._last_trained = (t, Bound("training", node.name))
 
@@ -280,7 +280,7 @@ class Accounts:
         self._transfers.arrive((node.epoch, event.height), name, node.name)
         needing = self._by_place.get((node.epoch, event.height + self._delay))
         if needing is None:
-            return  # it came before anybody waited for it
+            return  # it arrived before it was due
         sent = self._transfers.get_sent((node.epoch, event.height), name)
         start = needing.start if sent is None else max(needing.start, sent)
         node.add(What.TRANSFER, start, t)
@@ -311,7 +311,7 @@ class Accounts:
     # --- the end -------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Nothing more comes: count."""
+        """End the log: close open rounds and spans, and count."""
         if self._open is not None:
             self._open.end = self.ended
             self._open.closing = self._open.closing or self.ended
@@ -344,45 +344,45 @@ class Accounts:
 
     @property
     def data_rounds(self) -> list[RoundAccount]:
-        """Rounds that trained, and are over."""
+        """Finished rounds with data to train."""
         return [one for one in self.rounds if not one.is_drain and one.seconds > 0]
 
     @property
     def rounds_s(self) -> float:
-        """From the first round with data to the end of the last one."""
+        """Seconds from the first round with data to the end of the last one."""
         rounds = self.data_rounds
         return rounds[-1].end - rounds[0].start if rounds else 0.0
 
     @property
     def before_s(self) -> float:
-        """Start and Warmup: until the first round."""
+        """Seconds before the first round: start and Warmup."""
         return self.rounds[0].start - self.started if self.rounds else 0.0
 
     @property
     def shares(self) -> dict[What, float]:
-        """Of all members' time in rounds with data."""
+        """Shares of all members' time in rounds with data."""
         total = {what: sum(node.times[what] for node in self.nodes.values()) for what in What}
         whole = sum(total.values())
         return {what: total[what] / whole if whole else 0.0 for what in What}
 
     @property
     def bounds(self) -> Counter[tuple[str, str]]:
-        """How many rounds ended with what: (kind, who)."""
+        """How many rounds with data waited last for what: (kind, who)."""
         return Counter((one.bound.kind, one.bound.who) for one in self.data_rounds)
 
     @property
     def tokens(self) -> int:
-        """Tokens whose training counts."""
+        """Trained tokens whose results were applied."""
         return sum(one.tokens for one in self.rounds)
 
     @property
     def lost_tokens(self) -> int:
-        """Tokens handed out or trained in vain."""
+        """Tokens handed out or trained whose results were not applied."""
         return sum(one.lost_tokens for one in self.rounds)
 
     @property
     def whole_training_share(self) -> float:
-        """Of all members' time from the first Warmup to the end of the last Cooldown."""
+        """The share of training in all members' time from the first Warmup to the end of the last Cooldown."""
         if not self.rounds or self._worked is None:
             return 0.0
         start, end = self._worked.start, self._worked.end
@@ -392,26 +392,26 @@ class Accounts:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens whose training counts, by the time from the first round on."""
+        """Trained tokens that were applied, per second from the first round on."""
         seconds = max(one.end for one in self.rounds) - self.rounds[0].start if self.rounds else 0.0
         return self.tokens / seconds if seconds else 0.0
 
     def get_sets(self) -> list[tuple[Place, tuple[str, ...]]]:
-        """The decided sets, in order, with their members' names sorted."""
+        """The decided sets in order, with their members' names sorted."""
         return [(one.place, tuple(sorted(one.members))) for one in self.rounds if one.is_decided]
 
 
-Told = tuple[float, str, kinds.Event]  # when, where, what
+Told = tuple[float, str, kinds.Event]  # time, node, event
 
 
 def find_reference(told: Iterable[Told]) -> str:
-    """Whose view of the record a log has: the server's, else the client's that tells most."""
+    """The node whose view of the record to use: the server, else the client with the most state changes."""
     counts = Counter(node for _, node, event in told if isinstance(event, kinds.StateChanged))
     return SERVER if SERVER in counts or not counts else counts.most_common(1)[0][0]
 
 
 def is_overlapped(told: Iterable[Told]) -> bool:
-    """Whether a log is of a run with overlap: its sets are decided two rounds later at the earliest."""
+    """Whether a log is of a run with overlap: then no set is decided earlier than two rounds later."""
     heights: dict[str, int] = {}
     delays: list[int] = []
     for _, node, event in told:
@@ -423,7 +423,7 @@ def is_overlapped(told: Iterable[Told]) -> bool:
 
 
 def read_accounts(lines: Iterable[Line]) -> Accounts:
-    """The accounts of a log that is over; one of `psyche simulate` says itself what it stands for."""
+    """Make the accounts of a complete log; a log of `psyche simulate` itself says what its tokens stand for."""
     told: list[Told] = [(float(line["t"]), line["node"], read_event(line)) for line in lines]
     reference = find_reference(told)
     stands_for = next((event for _, _, event in told if isinstance(event, kinds.Simulated)), None)

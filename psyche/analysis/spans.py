@@ -1,4 +1,4 @@
-"""Stretches of time, and how much of one lies within others."""
+"""Time spans and their overlaps."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Span:
-    """A stretch of time; seconds on the log's clock."""
+    """A span of time, in seconds on the log's clock."""
 
     start: float
     end: float
 
 
 def find_spans(spans: Sequence[Span], start: float, end: float) -> list[Span]:
-    """Those of rising spans that touch a stretch."""
+    """The spans, of a sorted sequence, that touch the time from `start` to `end`."""
     first = bisect_left(spans, start, key=lambda span: span.end)
     found: list[Span] = []
     for span in spans[first:]:
@@ -25,7 +25,7 @@ def find_spans(spans: Sequence[Span], start: float, end: float) -> list[Span]:
 
 
 def take_out(left: Iterable[Span], taken: Sequence[Span]) -> tuple[float, list[Span]]:
-    """How many seconds of `left` lie within `taken`, and what then is left."""
+    """The seconds of `left` that lie within `taken`, and the rest of `left`."""
     seconds, rest = 0.0, list(left)
     for span in taken:
         parts: list[Span] = []

@@ -1,4 +1,4 @@
-"""Where the time of a run's rounds went, for people and as plain data."""
+"""Time accounts of a run's rounds, as text and as plain data."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -24,7 +24,7 @@ def format_percent(share: float) -> str:
 
 
 def format_times(accounts: Accounts) -> list[str]:
-    """How long rounds took, and what that went to."""
+    """Lines that say how long rounds took and what the time was spent on."""
     times = sorted(one.seconds for one in accounts.data_rounds)
     mean = sum(times) / len(times)
     lines = [
@@ -41,13 +41,13 @@ def format_times(accounts: Accounts) -> list[str]:
 
 
 def compute_shares(nodes: Sequence[NodeAccount]) -> dict[What, float]:
-    """Of the time of all of them together, what went to what."""
+    """Shares of these nodes' total time, by what it was spent on."""
     whole = sum(sum(node.times.values()) for node in nodes)
     return {what: sum(node.times[what] for node in nodes) / whole if whole else 0.0 for what in What}
 
 
 def format_accounts(accounts: Accounts) -> str:
-    """Where the time of any run's rounds went, from its log alone."""
+    """A report of how a run's rounds spent their time, from its log alone."""
     rounds = accounts.data_rounds
     if not rounds:
         return "no round was finished"
@@ -76,7 +76,7 @@ def format_accounts(accounts: Accounts) -> str:
 
 
 def build_accounts_json(accounts: Accounts) -> dict[str, Any]:
-    """Figures of any run's log as plain data; `stand_in`: its tokens and bytes are of no real model."""
+    """The figures of a run's log as plain data; `stand_in`: its tokens and bytes are of no real model."""
     return {
         "stand_in": accounts.is_stand_in,
         "tokens_per_s": accounts.tokens_per_s,

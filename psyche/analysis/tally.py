@@ -1,4 +1,4 @@
-"""What is counted of one client, and of one round; `accounts.py` folds a run's events into these."""
+"""The accounts of one client and of one round; `accounts.py` folds a run's events into them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,15 +6,15 @@ from enum import StrEnum
 
 from psyche.analysis.spans import Span, find_spans, take_out
 
-DIED = "died"  # a notice that no event of the node itself tells
+DIED = "died"  # a notice that comes from no event of the node itself
 Place = tuple[int, int]  # epoch, height
 
 
 class What(StrEnum):
-    """What a member's time is spent on."""
+    """Uses of a member's time."""
 
     TRAIN = "train"
-    VAIN = "vain"  # trained, and broken off because the round was over
+    VAIN = "vain"  # training that was cancelled because the round was over
     APPLY = "apply"
     TRANSFER = "transfer"
     WITNESS = "witness"
@@ -24,7 +24,7 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What befell a client: `what` is `DIED` or the kind of its event, `said` what that says."""
+    """Something that happened to a client: `what` is `DIED` or the kind of its event, `said` the event's text."""
 
     t: float
     what: str
@@ -40,18 +40,18 @@ class NodeAccount:
     times: dict[What, float] = field(
         default_factory=lambda: dict.fromkeys(What, 0.0)
     )  # seconds within rounds with data
-    cut_off: list[Place] = field(default_factory=list)  # its work of these rounds is in no set
+    cut_off: list[Place] = field(default_factory=list)  # rounds whose set lacks its result
     tokens: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
-    weights_received: int = 0  # of a simulated run; in others among the bytes received
-    notices: list[Notice] = field(default_factory=list)  # when it was put out, died, left, and why
+    weights_received: int = 0  # simulated runs only; in others part of bytes_received
+    notices: list[Notice] = field(default_factory=list)  # when and why it was dropped, died or left
     epoch: int = 0
     away_since: float | None = None
     ended_away: bool = False
     round_since: float = 0.0
-    member_of: int | None = None  # the epoch that it is a member of, as far as logs tell
-    out_of: int | None = None  # the epoch that it was put out of
+    member_of: int | None = None  # the epoch that it is a member of, as far as the log shows
+    out_of: int | None = None  # the epoch that it left or was dropped from
     is_applying: bool = False
     training_since: float | None = None
     present: set[Place] = field(default_factory=set)
@@ -59,32 +59,32 @@ class NodeAccount:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process was killed, and did not come back."""
+        """Whether its process was killed and did not come back."""
         return self.ended_away and bool(self.notices) and self.notices[-1].what == DIED
 
     def add(self, what: What, start: float, end: float) -> None:
-        """Add a span; it is joined with those before it that it meets. Ends do not fall."""
+        """Add a span and merge it with earlier ones that it touches. Ends must not decrease."""
         spans = self.spans[what]
         while spans and start <= spans[-1].end:
             start = min(start, spans.pop().start)
         spans.append(Span(start, end))
 
     def leave(self) -> None:
-        """It is a member no more, for the rest of the epoch."""
+        """It is no longer a member, for the rest of the epoch."""
         self.member_of, self.out_of = None, self.epoch if self.member_of is None else self.member_of
 
     def start_process(self) -> None:
-        """Counters begin anew."""
+        """A new process: its counters start at zero."""
         self._before = (self.bytes_sent, self.bytes_received)
 
     def count_bytes(self, sent: int, received: int) -> None:
-        """Take the counters of the running process."""
+        """Add the counters of the running process to those of earlier ones."""
         self.bytes_sent, self.bytes_received = self._before[0] + sent, self._before[1] + received
 
 
 @dataclass(slots=True)
 class Bound:
-    """What a round waited for last: `kind` is training, transfer, patience, limit or none."""
+    """The last thing a round waited for: `kind` is training, transfer, patience, limit or none."""
 
     kind: str
     who: str = ""
@@ -92,7 +92,7 @@ class Bound:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """A description in words."""
         if self.kind == "transfer":
             return f"payload of {self.who} on its way to {self.other}"
         if self.kind in ("patience", "limit"):
@@ -103,23 +103,23 @@ class Bound:
 
 @dataclass(slots=True)
 class RoundAccount:
-    """One round."""
+    """The account of one round."""
 
     epoch: int
     height: int
     step: int
     start: float
-    closing: float = 0.0  # when training had ended
+    closing: float = 0.0  # when RoundTrain ended
     end: float = 0.0
     is_drain: bool = False
     bound: Bound = field(default_factory=lambda: Bound("none"))
     trained: dict[str, int] = field(default_factory=dict)  # tokens, by node
-    batch_tokens: int = 0  # of all members, where it is known
+    batch_tokens: int = 0  # of all members; 0: unknown
     members: tuple[str, ...] = ()  # of the set, once it is decided
-    healthy: int = 0  # how many members the record had when it began; 0: not told
+    healthy: int = 0  # number of healthy members at its start; 0: unknown
     is_void: bool = False
     is_decided: bool = False
-    shares: dict[What, float] = field(default_factory=dict)  # of its members' time
+    shares: dict[What, float] = field(default_factory=dict)  # shares of its members' time
 
     @property
     def place(self) -> Place:
@@ -128,23 +128,23 @@ class RoundAccount:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return self.end - self.start
 
     @property
     def tokens(self) -> int:
-        """Tokens whose training counts."""
+        """Trained tokens whose results were applied."""
         return sum(tokens for node, tokens in self.trained.items() if node in self.members)
 
     @property
     def lost_tokens(self) -> int:
-        """Tokens that were handed out, or trained, in vain; 0 while nothing is decided."""
+        """Tokens handed out or trained whose results were not applied; 0 while nothing is decided."""
         handed_out = max(self.batch_tokens, sum(self.trained.values()))
         return handed_out - self.tokens if self.is_decided else 0
 
 
 def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
-    """How a member's time in a round was spent, in seconds that add up to the round's."""
+    """Seconds of a member's time in a round by use; they add up to the round's duration."""
     left = [Span(one.start, one.end)]
     times: dict[What, float] = {}
     for what in (What.AWAY, What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER):
@@ -155,7 +155,7 @@ def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
 
 
 def sort_nodes(nodes: Iterable[NodeAccount]) -> list[NodeAccount]:
-    """By name, client-2 before client-10."""
+    """Sort by name, client-2 before client-10."""
     return sorted(nodes, key=lambda node: _get_order(node.name))
 
 

@@ -1,4 +1,4 @@
-"""The picture of a run: a row for each client, who trained, fetched, applied, waited, was cut off, away, or out."""
+"""A timeline picture of a run: one row per client, with training, transfers, applies, waits, cut-offs and absences."""
 
 import importlib
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ LABELS: Final = {
     What.WITNESS: "witnesses", What.WAIT: "waits for others", What.AWAY: "away",
 }  # fmt: skip
 CUT_OFF: Final = "#c0392b"
-NO_MEMBER: Final = "#f1e4f5"  # white is only what lies between epochs
+NO_MEMBER: Final = "#f1e4f5"  # white is used only between epochs
 ROW_INCHES: Final = 0.2
 MAX_INCHES: Final = 40.0
 LEGEND_INCHES: Final = 0.55  # below the axis, past its label
 WIDTH_INCHES: Final = 13.0
 DOTS: Final = 110
-MAX_LABELS: Final = 120  # beyond that rows have no names
+MAX_LABELS: Final = 120  # with more rows, names are left out
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture that cannot be drawn, before anything is computed.
+    """Check, before anything is computed, that a picture can be drawn and written.
 
     Raises:
         ConfigError: matplotlib is missing, another format, or no such folder.
@@ -45,7 +45,7 @@ def check_picture(path: Path) -> None:
 
 
 def write_picture(accounts: Accounts, title: str, path: Path) -> None:
-    """Draw all clients of a run; whole or not there. matplotlib is loaded only here."""
+    """Draw all clients of a run; the file is written atomically. matplotlib is imported only here."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -94,9 +94,9 @@ def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: st
 
 
 def get_bars(accounts: Accounts, node: NodeAccount, what: What) -> list[Span]:
-    """The stretches to draw of one kind; later kinds of `COLORS` are drawn over earlier ones."""
+    """The spans to draw of one kind; later kinds of `COLORS` are drawn over earlier ones."""
     present = [one for one in accounts.rounds if one.place in node.present]
-    if what is What.AWAY:  # also while it is no member, and between epochs
+    if what is What.AWAY:  # drawn also while it is no member, and between epochs
         first, last = accounts.rounds[0].start, accounts.rounds[-1].end
         return [Span(max(span.start, first), min(span.end, last)) for span in find_spans(node.spans[what], first, last)]
     if what is What.WAIT:
@@ -107,7 +107,7 @@ def get_bars(accounts: Accounts, node: NodeAccount, what: What) -> list[Span]:
 
 
 def get_absences(accounts: Accounts, node: NodeAccount) -> list[Span]:
-    """The rounds that it is no member of."""
+    """The spans of the rounds that it is no member of."""
     return [Span(one.start, one.end) for one in accounts.rounds if one.place not in node.present]
 
 

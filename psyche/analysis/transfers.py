@@ -1,4 +1,4 @@
-"""Payloads that were announced and are not everywhere yet: what arrives too late, or never, costs a round time too."""
+"""Payloads in transit: those that arrive late, or never, cost a round time too."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ KEPT: Final = 8  # rounds
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A payload on its way, since when."""
+    """A payload in transit from `sender` to `receiver` since `since`."""
 
     sender: str
     receiver: str
@@ -20,29 +20,29 @@ class Pending:
 
 
 class Transfers:
-    """Who has announced a payload of which round, and who has it."""
+    """Tracks which payloads of each round were announced, and where they have arrived."""
 
     def __init__(self) -> None:
         self._sent: defaultdict[Place, dict[str, float]] = defaultdict(dict)
         self._arrived: defaultdict[Place, set[tuple[str, str]]] = defaultdict(set)  # (sender, receiver)
 
     def send(self, place: Place, sender: str, t: float) -> None:
-        """A payload is announced; those of long ago are forgotten."""
+        """Note an announced payload; forget old rounds."""
         self._sent[place][sender] = t
         for old in [one for one in self._sent if one < (place[0], place[1] - KEPT)]:
             del self._sent[old]
             self._arrived.pop(old, None)
 
     def arrive(self, place: Place, sender: str, receiver: str) -> None:
-        """A payload is where it was wanted."""
+        """Note that a payload has arrived."""
         self._arrived[place].add((sender, receiver))
 
     def get_sent(self, place: Place, sender: str) -> float | None:
-        """When a payload was announced."""
+        """When a payload was announced; None if it was not."""
         return self._sent.get(place, {}).get(sender)
 
     def find_pending(self, place: Place, receivers: Iterable[str]) -> list[Pending]:
-        """What these still lack, the longest on its way first."""
+        """The payloads that these receivers lack, the longest in transit first."""
         arrived = self._arrived.get(place, set())
         found = [
             Pending(sender, receiver, since)

@@ -1,4 +1,4 @@
-"""A run step by step: one line for each event, of a simulation or of a real run's event logs.
+"""A listing of a run's events, one line each: of a simulation or of a real run's logs.
 
 lines = read_trace(Path("runs/demo-20261121/events"))
 for line in format_trace(lines, Filter(nodes=("client-1",), kinds=("trained", "applied"))):
@@ -24,13 +24,13 @@ QUIET: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which events are shown.
+    """Selects the events to show.
 
     Args:
-        nodes, kinds: patterns such as client-* or state_*; empty: all, but the frequent kinds only where named.
+        nodes, kinds: patterns such as client-* or state_*; empty: all, except the frequent kinds.
         from_s, to_s: seconds since the first event.
-        height: of the round that an event names.
-        all_kinds: the frequent kinds as well.
+        height: only events that name a round of this height.
+        all_kinds: show the frequent kinds as well.
     """
 
     nodes: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Filter:
 
 
 def read_trace(path: Path) -> list[Line]:
-    """The events of a log, or of all below a folder, by time.
+    """The events of a log, or of all logs below a folder, sorted by time.
 
     Raises:
         ConfigError: there are none.
@@ -70,12 +70,12 @@ def read_trace(path: Path) -> list[Line]:
 
 
 def decode_lines(raws: Iterable[bytes]) -> list[Line]:
-    """The events of a simulation."""
+    """Decode the log lines of a simulation."""
     return [json.loads(raw) for raw in raws]
 
 
 def format_trace(lines: Sequence[Line], wanted: Filter) -> Iterator[str]:
-    """The lines of what is shown: seconds since the first event, node, kind, fields."""
+    """One line per shown event: seconds since the first event, node, kind, fields."""
     first = float(lines[0]["t"]) if lines else 0.0
     for line in lines:
         since_s = float(line["t"]) - first
@@ -84,7 +84,7 @@ def format_trace(lines: Sequence[Line], wanted: Filter) -> Iterator[str]:
 
 
 def describe_line(line: Line) -> str:
-    """One event on one line: time, node, kind, fields."""
+    """Describe an event on one line: time, node, kind, fields."""
     fields = [f"{name}={_shorten(value)}" for name, value in line.items() if name not in ("t", "node", "kind")]
     return f"{line['t']:>12.3f}  {line['node']:<10}  {line['kind']:<20}  {' '.join(fields)}"
 

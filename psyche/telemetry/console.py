@@ -1,7 +1,6 @@
 """A terminal that several writers share: log lines scroll, one status block stays at the bottom.
 
-Without a terminal there is no status block: `set_status` does nothing, and whoever wants to be seen
-prints lines.
+Without a terminal there is no status block: `set_status` does nothing, and writers print lines instead.
 """
 
 import os
@@ -15,9 +14,9 @@ UP = "\x1b[1A"
 
 
 class Console:
-    """Lines and one status block on a stream; may be called from any thread.
+    """Writes lines and one status block to a stream; may be called from any thread.
 
-    A stream that breaks (a closed pipe) silences the console and nothing else.
+    If the stream breaks (a closed pipe), the console falls silent; the program goes on.
     """
 
     def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
@@ -38,7 +37,7 @@ class Console:
             self._write(self._erase() + text + "\n" + self._draw())
 
     def set_status(self, text: str) -> None:
-        """Replace the status block; lines are cut at the terminal's width. Nothing without a terminal."""
+        """Replace the status block, cut to the terminal's width. Without a terminal, do nothing."""
         if not self.live:
             return
         with self._lock:
@@ -67,23 +66,23 @@ class Console:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # a reader that went away, or a closed stream
+        except (OSError, ValueError):  # the reader is gone, or the stream is closed
             self._broken = True
 
-    # What makes a console the stream of a logging handler.
+    # These methods let a logging handler use a console as its stream.
 
     def write(self, text: str) -> int:
-        """Write log text; its last line feed is the console's own."""
+        """Write log text; the console adds the last line feed itself."""
         if text.strip("\n"):
             self.print(text.rstrip("\n"))
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: every write is flushed."""
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that can redraw; `NO_LIVE`, `TERM=dumb` and `CI` say no."""
+    """Whether `stream` is a terminal that can redraw; `NO_LIVE`, `TERM=dumb` or `CI` turn that off."""
     if os.environ.get("NO_LIVE") or os.environ.get("CI") or os.environ.get("TERM", "") in ("", "dumb"):
         return False
     try:

@@ -16,25 +16,25 @@ from typing import Any, Final
 
 from psyche.telemetry import kinds
 
-MAX_LINE_BYTES: Final = 64 << 10  # a longer event loses its fields: a log must not become the memory leak
+MAX_LINE_BYTES: Final = 64 << 10  # a longer event loses its fields, to bound the log
 DEFAULT_MAX_BYTES: Final = 64 << 20  # per file; a demo of 240 rounds writes about 1 MB
-DEFAULT_KEEP: Final = 5  # older files kept beside the running one
+DEFAULT_KEEP: Final = 5  # rotated files kept beside the current one
 MAX_PENDING: Final = 4_096  # events a subscriber may lag behind before the oldest are dropped
 RESERVED: Final = frozenset({"t", "node", "kind"})
 
-Line = dict[str, Any]  # an event as plain data, with when and where it happened
+Line = dict[str, Any]  # an event as plain data, with its time and node
 _encode: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class Subscription:
-    """Events for one live view, newest kept: a slow reader loses the oldest and sees how many in `dropped`."""
+    """A bounded queue of events for one live view: a slow reader loses the oldest; `dropped` counts them."""
 
     def __init__(self, limit: int) -> None:
         self._queue: deque[Line] = deque(maxlen=limit)
         self.dropped = 0
 
     def push(self, line: Line) -> None:
-        """Add an event; the log does this."""
+        """Add an event; called by the log."""
         if len(self._queue) == self._queue.maxlen:
             self.dropped += 1
         self._queue.append(line)
@@ -50,8 +50,8 @@ class Subscription:
 class EventLog:
     """Writes events to a file that rotates at `max_bytes`, and hands them to subscribers.
 
-    `path` None writes nothing (subscribers still hear). May be called from any thread. A full disk
-    never stops a node: lines that could not be written are counted in `lost`.
+    With `path` None nothing is written, but subscribers still get the events. May be called from any thread.
+    A full disk never stops a node: lines that could not be written are counted in `lost`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EventLog:
             self._open(path)
 
     def emit(self, event: kinds.Event) -> None:
-        """Record that something happened."""
+        """Record an event."""
         line: Line = {"t": round(self._now(), 6), "node": self.node, "kind": kinds.get_kind(event)}
         line |= kinds.get_plain_fields(event)
         with self._lock:
@@ -91,14 +91,14 @@ class EventLog:
                 subscription.push(line)
 
     def subscribe(self, limit: int = MAX_PENDING) -> Subscription:
-        """A bounded queue of the events from now on."""
+        """Make a bounded queue that gets the events from now on."""
         subscription = Subscription(limit)
         with self._lock:
             self._subscriptions.append(subscription)
         return subscription
 
     def close(self) -> None:
-        """Close the file; later events reach subscribers only."""
+        """Close the file; later events go to subscribers only."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -108,12 +108,12 @@ class EventLog:
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._size_bytes = os.fstat(self._fd).st_size
         if self._size_bytes and os.pread(self._fd, 1, self._size_bytes - 1) != b"\n":
-            self._append(b"\n")  # a former self was killed within a line: end it, readers skip it
+            self._append(b"\n")  # an earlier process was killed in mid-line: end that line, readers skip it
 
     def _append(self, raw: bytes) -> None:
         try:
             written = os.write(self._fd, raw)
-        except OSError:  # disk full, quota: training goes on without the log
+        except OSError:  # full disk or quota: training goes on without the log
             self.lost += 1
             return
         self._size_bytes += written
@@ -142,7 +142,7 @@ class EventLog:
 
 
 def encode_line(line: Line) -> bytes:
-    """One line with its line feed, at most `MAX_LINE_BYTES`; too long, it keeps only t, node, kind and its size."""
+    """One line with its line feed, at most `MAX_LINE_BYTES`; a longer one keeps only t, node, kind and its size."""
     raw = _encode(line).encode() + b"\n"
     if len(raw) <= MAX_LINE_BYTES:
         return raw
@@ -151,12 +151,12 @@ def encode_line(line: Line) -> bytes:
 
 
 def get_rotated(path: Path, number: int) -> Path:
-    """The path of the `number`-th older file; 0 is the running one."""
+    """The path of the `number`-th rotated file; 0 is the current one."""
     return path if number == 0 else path.with_name(f"{path.name}.{number}")
 
 
 def decode_line(raw: bytes) -> Line | None:
-    """The event of one line, or None where it is torn or is no event."""
+    """Decode one line; None if it is incomplete or not an event."""
     try:
         line = json.loads(raw)
     except ValueError:
@@ -168,14 +168,14 @@ def decode_line(raw: bytes) -> Line | None:
 
 
 def read_event(line: Line) -> kinds.Event:
-    """What a line tells of: `kinds.Unknown` where its kind is of another version, or lacks what it has in this one."""
+    """The event of a line; `kinds.Unknown` if its kind or its fields are of another version."""
     return kinds.read_plain(line["kind"], line)
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """All events at `path`, those of rotated files first; torn lines are skipped.
+    """All events at `path`, those of rotated files first; incomplete lines are skipped.
 
-    `path` may be a file or a folder; of a folder, every `*.jsonl` beneath it is read, merged by time.
+    `path` may be a file or a folder; of a folder, all `*.jsonl` files below it are read and merged by time.
     """
     if path.is_dir():
         return iter(sorted(_read_folder(path), key=lambda line: line["t"]))
@@ -208,9 +208,9 @@ class EventTail:
         self._partial = b""
 
     def read(self, limit_bytes: int = 1 << 20) -> list[Line]:
-        """The events since the last call, at most `limit_bytes` of them; an unfinished line waits for its end.
+        """Read the events since the last call, at most `limit_bytes`; an incomplete line is left for the next call.
 
-        What a rotation moved away unread is read from the rotated file first.
+        Events that a rotation moved away unread are read from the rotated file first.
         """
         lines: list[Line] = []
         rotated = self._get_rotated_away()

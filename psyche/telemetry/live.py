@@ -1,4 +1,4 @@
-"""Runs a node's log lines and status line beside it."""
+"""Shows a node's log lines and status line while it runs."""
 
 import time
 from collections.abc import AsyncIterator
@@ -16,14 +16,14 @@ REFRESH_S: Final = 0.25
 
 
 class Line(Protocol):
-    """A status line: of a client (`StatusLine`), or of another node that knows its state by itself."""
+    """A status line: that of a client (`StatusLine`), or of a node that draws its own."""
 
     def refresh(self) -> None:
-        """Draw what is known now; called a few times a second."""
+        """Draw the current status; called a few times a second."""
         ...
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Draw for the last time."""
         ...
 
 
@@ -31,9 +31,9 @@ class Line(Protocol):
 async def open_live_view(
     log: EventLog, console: Console, mode: Literal["console", "json", "none"], line: Line | None = None
 ) -> AsyncIterator[None]:
-    """While inside: events become log lines, and with `console` a status line stands below them.
+    """Inside the context, print events as log lines and, with `console`, a status line below them.
 
-    `line` None: the one that is folded from the log's events.
+    `line` None: a `StatusLine` folded from the log's events.
     """
     if mode == "none":
         yield

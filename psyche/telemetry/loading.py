@@ -1,4 +1,4 @@
-"""Says that something slow is loaded, and lets Ctrl-C end it at once."""
+"""Announces slow imports, and lets Ctrl-C end the process during them."""
 
 import contextlib
 import os
@@ -7,20 +7,20 @@ import sys
 import threading
 from collections.abc import Iterator
 
-EXIT_INTERRUPTED = 130  # stopped by Ctrl-C, as shells count it
+EXIT_INTERRUPTED = 130  # stopped by Ctrl-C, by shell convention
 
 
 @contextlib.contextmanager
 def loading(what: str) -> Iterator[None]:
-    """While inside, slow libraries are imported: `loading torch ...` on stderr, and Ctrl-C ends the process with 130.
+    """Import slow libraries inside: prints `loading torch ...` on stderr, and Ctrl-C ends the process with 130.
 
-    At once, because a library whose import is interrupted makes any error of it, or none. So nothing may be inside
-    that must be tidied up.
+    It ends at once, because KeyboardInterrupt during an import may surface as any error, or be lost. So the context
+    must not hold anything that needs cleaning up.
     """
     sys.stderr.write(f"loading {what} ...\n")
     sys.stderr.flush()
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's business
+        yield  # only the main thread may set signal handlers
         return
     former = signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     try:

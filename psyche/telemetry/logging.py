@@ -1,4 +1,4 @@
-"""Logging: structlog through the standard library's handlers, so that every library's lines come out alike.
+"""Logging: structlog through the standard library's handlers, so that all libraries' lines look alike.
 
 Messages are one event per line: `12:03:44 info  joined  epoch=3 member=1`, or one JSON object.
 """
@@ -16,7 +16,7 @@ from psyche.telemetry.plain import get_plain
 
 LogMode = Literal["console", "json", "none"]
 LEVELS: Final = ("debug", "info", "warn", "warning", "error", "critical", "off")
-# Libraries that tell of every packet or of every missing optional part; what matters of them reaches us as errors.
+# Libraries that log every packet or every missing optional part; what matters reaches us as exceptions.
 QUIET: Final = {
     "libp2p": "critical",
     "multiaddr": "critical",
@@ -31,7 +31,7 @@ QUIET: Final = {
 
 
 def parse_levels(spec: str) -> tuple[int, dict[str, int]]:
-    """Levels as in `info` or `warn,psyche=debug,libp2p=info`: (default, level by logger name).
+    """Parse levels such as `info` or `warn,psyche=debug,libp2p=info` into (default, level by logger name).
 
     Raises:
         ConfigError: an unknown level.
@@ -62,7 +62,7 @@ def configure_logging(
     write_log: Path | None = None,
     **bound: Any,
 ) -> None:
-    """Send all logging to the console (`console` by default on stderr), as JSON lines to stdout, or nowhere.
+    """Send all logging to the console (by default on stderr), as JSON lines to stdout, or nowhere.
 
     `level` is as in `parse_levels`. `write_log` adds a file of JSON lines beside it. `bound` fields (a node's
     name, a run id) stand on every line. May be called again; the last call counts.
@@ -109,7 +109,7 @@ def _build_handlers(
 
 
 class _StreamHandler(logging.StreamHandler[TextIO]):
-    """A stream handler whose broken stream (a closed pipe) is no error of the program."""
+    """A stream handler that ignores a broken stream (a closed pipe)."""
 
     def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
         super().__init__(stream)

@@ -8,7 +8,7 @@ BUCKETS = 20
 
 
 class Rate:
-    """How much per second over the last `window_s` seconds, from at most `BUCKETS` sums."""
+    """An amount per second over the last `window_s` seconds, computed from at most `BUCKETS` sums."""
 
     def __init__(self, window_s: float = 30.0, *, now: Callable[[], float] = time.monotonic) -> None:
         if window_s <= 0:
@@ -20,29 +20,29 @@ class Rate:
         self._buckets: deque[tuple[int, float]] = deque(maxlen=BUCKETS)  # (bucket number, sum), rising
 
     def add(self, amount: float) -> None:
-        """Count `amount` at the present moment."""
+        """Add `amount` now."""
         self.total += amount
         number = self._get_bucket(self._now())
-        if self._buckets and self._buckets[-1][0] >= number:  # a clock going back counts into the newest bucket
+        if self._buckets and self._buckets[-1][0] >= number:  # if the clock goes back, use the newest bucket
             last, total = self._buckets[-1]
             self._buckets[-1] = (last, total + amount)
         else:
             self._buckets.append((number, amount))
 
     def per_second(self) -> float:
-        """The rate over the window, or over the time since the start where that is shorter."""
+        """The rate over the window, or over the time since the start if that is shorter."""
         now = self._now()
         oldest = self._get_bucket(now) - BUCKETS + 1
         amount = sum(total for number, total in self._buckets if number >= oldest)
         elapsed = min(self._window_s, now - self._start)
-        return amount / max(elapsed, self._window_s / BUCKETS)  # the first moments would show wild figures
+        return amount / max(elapsed, self._window_s / BUCKETS)  # avoids wild figures at the start
 
     def _get_bucket(self, now: float) -> int:
         return int((now - self._start) * BUCKETS / self._window_s)
 
 
 def compute_median(values: Sequence[float]) -> float:
-    """The middle value, the mean of both where there are two; 0 of nothing."""
+    """The median; 0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)

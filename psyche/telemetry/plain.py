@@ -1,4 +1,4 @@
-"""Whatever value as JSON can hold it: for log lines of libraries, and for a status that programs read."""
+"""Any value in a form that JSON can hold: for log lines of libraries, and for machine-readable status."""
 
 import math
 from collections import deque
@@ -12,7 +12,7 @@ _CONTAINERS: Final = (Mapping, list, tuple, deque, set, frozenset)
 
 
 def get_plain(value: object) -> Any:
-    """Bytes as hex, enums by name, other objects as their text, cut at `MAX_TEXT`."""
+    """Convert a value for JSON: bytes as hex, enums by name, other objects as their text, cut at `MAX_TEXT`."""
     if isinstance(value, Enum):
         return value.name.lower() if value.name else value.value
     if value is None or isinstance(value, int):

@@ -8,7 +8,7 @@ import structlog
 from psyche.telemetry import kinds
 from psyche.telemetry.events import RESERVED, Subscription, read_event
 
-# What a person who watches one node wants to read; the rest is there with `--log debug`.
+# Shown by default to a user who watches one node; `--log debug` shows the rest.
 NOTABLE: Final = frozenset({
     kinds.ClientStarted, kinds.ModelLoaded, kinds.Joined, kinds.WarmupReady, kinds.SnapshotWritten, kinds.Exported,
     kinds.Healing, kinds.Healed, kinds.Finished, kinds.Serving, kinds.Left, kinds.ServerListening,
@@ -20,19 +20,19 @@ WARNINGS: Final = frozenset({
     kinds.LoadFailed, kinds.Rollback, kinds.TrainerLost, kinds.Equivocation, kinds.Dropped, kinds.ServerLost,
     kinds.ClientWithdrawn, kinds.SlotGivenUp, kinds.StateMismatch, kinds.SourceRefused, kinds.ModelFilesDiffer,
 })  # fmt: skip
-ERRORS: Final = frozenset({kinds.Error, kinds.ServerDefect, kinds.JournalFailed})  # giving up is the command's own
-# What comes again and again for one reason, and what ends it: told once, and then at most every `AGAIN_S`.
+ERRORS: Final = frozenset({kinds.Error, kinds.ServerDefect, kinds.JournalFailed})  # the command reports giving up
+# Kinds that repeat for one reason, and the kind that ends that: logged once, then at most every `AGAIN_S`.
 REPEATED: Final[dict[type[kinds.Event], type[kinds.Event]]] = {
     kinds.ServerLost: kinds.ServerConnected, kinds.LoadFailed: kinds.ModelLoaded, kinds.Behind: kinds.Healed
 }  # fmt: skip
 AGAIN_S: Final = 30.0
 FOLLOWS_A_STOP: Final = frozenset({kinds.EpochFailed, kinds.Dropped})
-LONG_HEX: Final = 32  # characters from which a hash is shortened for people
+LONG_HEX: Final = 32  # characters from which a hash is shortened
 SHORT_HEX: Final = 12
 
 
 def get_level(event: kinds.Event) -> int:
-    """How loud an event is."""
+    """The log level of an event."""
     kind = type(event)
     if kind in ERRORS or (isinstance(event, kinds.Left) and event.code):
         return logging.ERROR
@@ -42,14 +42,14 @@ def get_level(event: kinds.Event) -> int:
 
 
 class Repeats:
-    """Holds back what was said a moment ago; every event is in the event log all the same."""
+    """Suppresses repeated log lines; the event log still has every event."""
 
     def __init__(self) -> None:
-        # by kind: reason, when it was told, how often since
+        # by kind: reason, when it was logged, how often since
         self._told: dict[type[kinds.Event], tuple[object, float, int]] = {}
 
     def count(self, t: float, event: kinds.Event) -> int:
-        """How often it has come since it was last told, this time included; 0: not worth a line now."""
+        """The number of such events since the last one logged, this one included; 0: do not log it."""
         kind, reason = type(event), getattr(event, "reason", None)
         for repeated, end in REPEATED.items():
             if kind is end:
@@ -65,7 +65,7 @@ class Repeats:
 
 
 class EventPrinter:
-    """Logs what a subscription brings; `shorten` cuts hashes to what a person compares."""
+    """Logs the events of a subscription; `shorten` shortens hashes for reading."""
 
     def __init__(self, subscription: Subscription, *, shorten: bool) -> None:
         self._subscription = subscription
@@ -75,21 +75,21 @@ class EventPrinter:
         self._log = structlog.get_logger("psyche.events")
 
     def refresh(self) -> None:
-        """Log what has come since the last call."""
+        """Log the events since the last call."""
         for line in self._subscription.drain():
             event = read_event(line)
             times = self._repeats.count(line["t"], event)
             if not times:
                 continue
             fields: dict[str, Any] = {k: self._get_shown(v) for k, v in line.items() if k not in RESERVED}
-            if "event" in fields:  # structlog's own name for the message
+            if "event" in fields:  # structlog uses this name for the message
                 fields["event_"] = fields.pop("event")
             if times > 1:
                 fields["times"] = times
             self._log.log(self._get_level(event), line["kind"], **fields)
 
     def _get_level(self, event: kinds.Event) -> int:
-        """What follows from the user's own stop is no warning."""
+        """The log level; consequences of the user's own stop are no warnings."""
         if isinstance(event, kinds.Left) and event.cause is kinds.LeaveCause.STOPPED:
             self._is_stopping = True
         return logging.DEBUG if self._is_stopping and type(event) in FOLLOWS_A_STOP else get_level(event)

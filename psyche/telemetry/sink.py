@@ -1,4 +1,4 @@
-"""Where events go, if anywhere."""
+"""The interface that takes events, and one that drops them."""
 
 from typing import Protocol
 
@@ -6,15 +6,15 @@ from psyche.telemetry.kinds import Event
 
 
 class EventSink(Protocol):
-    """Where the events of a server or client go (`telemetry.EventLog`)."""
+    """Takes the events of a server or client (`telemetry.EventLog`)."""
 
     def emit(self, event: Event) -> None:
-        """Record that something happened."""
+        """Record an event."""
         ...
 
 
 class NoEvents:
-    """Forgets every event."""
+    """Drops every event."""
 
     def emit(self, event: Event) -> None:
         """Do nothing."""

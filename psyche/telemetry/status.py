@@ -1,4 +1,4 @@
-"""What one node is doing, folded from its events: the status line of a client and a row of the testnet's table."""
+"""The status of one node, folded from its events: for a client's status line and the testnet's table."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -13,11 +13,11 @@ from psyche.telemetry.metrics import Rate
 from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds
 
 RATE_WINDOW_S: Final = 30.0
-PLAIN_INTERVAL_S: Final = 15.0  # without a terminal: one line at most this often, and at every change of phase
-IDLE_INTERVAL_S: Final = 600.0  # the same while nothing at all has changed: a sign of life
-NOTE_S: Final = 60.0  # a notice whose cause cannot be seen to end fades after this time
+PLAIN_INTERVAL_S: Final = 15.0  # without a terminal: at most one line per interval, and one per change of phase
+IDLE_INTERVAL_S: Final = 600.0  # the same while nothing has changed: a sign of life
+NOTE_S: Final = 60.0  # a notice is dropped after this time if no event ends its cause
 LEFT: Final = kinds.Left
-LASTING: Final = frozenset({kinds.Behind, kinds.Diverged, kinds.ServerLost, LEFT})  # they stay until their cause ends
+LASTING: Final = frozenset({kinds.Behind, kinds.Diverged, kinds.ServerLost, LEFT})  # kept until their cause ends
 PHASES: Final = {
     RunState.UNINITIALIZED: "not set up",
     RunState.WAITING_FOR_MEMBERS: "waiting for members",
@@ -33,7 +33,7 @@ ROUND_PHASES: Final = frozenset({PHASES[RunState.ROUND_TRAIN], PHASES[RunState.R
 
 @dataclass(slots=True)
 class NodeView:
-    """The last known facts of a node. `update` folds one event in; kinds of other versions change nothing.
+    """The last known facts of a node. `update` folds in one event; kinds of other versions are ignored.
 
     `members` counts the healthy members of the running epoch, `index` is this node's number among them, from 0.
     """
@@ -72,7 +72,7 @@ class NodeView:
     _rate: Rate | None = None
 
     def update(self, t: float, event: kinds.Event) -> None:
-        """Fold in what happened at this node; `t` in unix seconds."""
+        """Fold in an event of this node; `t` in unix seconds."""
         self.updated = t
         handler = HANDLERS.get(type(event))
         if handler is not None:
@@ -85,7 +85,7 @@ class NodeView:
 
     @property
     def waiting(self) -> kinds.WaitStarted | None:
-        """The wait that ends first, where there is one."""
+        """The wait that ends first; None if there is none."""
         waits = sorted(self.waits.values(), key=lambda wait: wait.until if wait.until is not None else float("inf"))
         return waits[0] if waits else None
 
@@ -97,27 +97,27 @@ class NodeView:
         self._rate.add(tokens)
 
     def start(self) -> None:
-        """A new process of this node: what belonged to the former one ends, counters go on."""
+        """A new process of this node: reset the state of the previous one; counters go on."""
         self.starts += 1
         self.phase, self.note, self.note_kind = "starting", "", None
         self.waits.clear()
         self._sent_before, self._received_before = self.bytes_sent, self.bytes_received
 
     def take_note(self, kind: type[kinds.Event], text: str) -> None:
-        """Show a notice until its cause is gone, or for a minute where that cannot be seen."""
+        """Show a notice until its cause is gone, or for a minute if no event tells that."""
         self.note, self.note_kind, self.noted = text, kind, self.updated
 
     def drop_note(self, *causes: type[kinds.Event]) -> None:
-        """The cause of these kinds is gone."""
+        """Drop the notice if it is of one of these kinds: their cause is gone."""
         if self.note_kind in causes:
             self.note, self.note_kind = "", None
 
     def get_note(self, now: float) -> str:
-        """The notice that still holds at `now` (unix seconds); empty where there is none."""
+        """The notice to show at `now` (unix seconds); empty if there is none."""
         return self.note if self.note_kind in LASTING or now - self.noted < NOTE_S else ""
 
     def count_network(self, sent: int, received: int) -> None:
-        """Take the counters of the running process; those of former ones stay added."""
+        """Add the counters of the running process to those of earlier ones."""
         self.bytes_sent = self._sent_before + sent
         self.bytes_received = self._received_before + received
 
@@ -136,7 +136,7 @@ def _on_round(view: NodeView, event: kinds.RoundStarted) -> None:
 
 
 def _on_member(view: NodeView, event: kinds.Member) -> None:
-    view.drop_note(LEFT)  # it had left the epoch before
+    view.drop_note(LEFT)  # it had left an earlier epoch
     view.members, view.index = event.members, event.index
 
 
@@ -155,7 +155,7 @@ def _on_trained(view: NodeView, event: kinds.Trained) -> None:
 
 def _on_applied(view: NodeView, event: kinds.Applied) -> None:
     position = (event.epoch, event.height)
-    if position > view.last_applied and event.count > 0:  # a replay after a restart is no new round
+    if position > view.last_applied and event.count > 0:  # a replay is no new round
         view.rounds_applied += 1
         view.last_applied = position
         view.drop_note(kinds.EpochFailed, kinds.Error, kinds.Behind)
@@ -183,7 +183,7 @@ def _on_network(view: NodeView, event: kinds.Network) -> None:
 def _on_epoch_failed(view: NodeView, event: kinds.EpochFailed) -> None:
     view.epochs_failed += 1
     view.steps_lost += event.steps_lost
-    if view.phase != "left":  # whoever left knows why
+    if view.phase != "left":  # a node that left has a notice that says why
         view.take_note(kinds.EpochFailed, f"epoch given up: {event.reason}")
 
 
@@ -226,7 +226,7 @@ def _on_finished(view: NodeView, event: kinds.Finished) -> None:
     view.step = event.step
     view.waits.clear()
     view.note, view.note_kind = "", None
-    if event.held:  # else the digest is the record's, and this node holds other weights
+    if event.held:  # otherwise the digest is the record's, not that of this node's weights
         view.digest = event.digest.hex()
 
 
@@ -270,7 +270,7 @@ def format_waiting(waiting: kinds.WaitStarted, now: float, names: Mapping[int, s
 
 
 def format_status(view: NodeView, now: float) -> str:
-    """One line: where the node is, how it does, and what it waits for."""
+    """One line: the node's place in the run, its figures, and what it waits for."""
     round_ = f"round {view.height} " if view.phase in ROUND_PHASES else ""
     parts = [f"epoch {view.epoch} {round_}step {view.step}", view.phase]
     if view.loss is not None:
@@ -289,15 +289,15 @@ def format_status(view: NodeView, now: float) -> str:
 
 
 class Pace:
-    """When a line is due where there is no terminal: at once where the stage is new, else every 15 seconds where
-    anything has changed, and every ten minutes where nothing has."""
+    """Decides when to print a line without a terminal: at once if the stage is new, else every 15 seconds if
+    anything has changed, and every ten minutes if nothing has."""
 
     def __init__(self) -> None:
         self._shown_at = float("-inf")
         self._shown: tuple[Hashable, Hashable] = (None, None)
 
     def is_due(self, now: float, stage: Hashable, facts: Hashable) -> bool:
-        """Whether to print at `now` (seconds); true counts as printed."""
+        """Whether to print at `now` (seconds); the caller must print if true."""
         interval_s = IDLE_INTERVAL_S if self._shown[1] == facts else PLAIN_INTERVAL_S
         if stage == self._shown[0] and now - self._shown_at < interval_s:
             return False
@@ -306,7 +306,7 @@ class Pace:
 
 
 def get_stage(phase: str) -> str:
-    """Training and witness alternate several times a second in a small run: they are one stage of a plain line."""
+    """The stage of a phase: training and witness are one stage, since they alternate quickly in small runs."""
     return PHASES[RunState.ROUND_TRAIN] if phase in ROUND_PHASES else phase
 
 
@@ -323,7 +323,7 @@ class StatusLine:
         self._pace = Pace()
 
     def refresh(self) -> None:
-        """Fold in what has come and draw; call it a few times a second."""
+        """Fold in new events and draw; to be called a few times a second."""
         for line in self._subscription.drain():
             self.view.update(line["t"], read_event(line))
         now = self._now()
@@ -333,12 +333,12 @@ class StatusLine:
             self._console.print(format_status(self.view, now))
 
     def close(self) -> None:
-        """Leave the last line standing."""
+        """Draw for the last time, and remove the live line."""
         self.refresh()
         self._console.clear_status()
 
     def _get_facts(self) -> Hashable:
-        """What is worth a new line; neither clocks nor traffic, which never rest."""
+        """The facts whose change is worth a new line; not clocks and traffic, which always change."""
         view = self.view
         what = "" if view.waiting is None else view.waiting.what
         return (view.epoch, view.height, view.step, view.members, view.loss, view.get_note(self._now()), what)

@@ -1,4 +1,4 @@
-"""How numbers are written for people: bytes, seconds, counts, tables."""
+"""Numbers in readable form: bytes, seconds, counts, tables."""
 
 import time
 from collections.abc import Sequence
@@ -37,12 +37,12 @@ def format_count(count: float) -> str:
 
 
 def format_number(count: int, noun: str, plural: str = "") -> str:
-    """`1 member`, `2 members`; `plural` where it is not the noun with an s."""
+    """`1 member`, `2 members`; `plural` if it is not the noun with an s."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def format_clock(unix_s: float) -> str:
-    """The local time of day, `14:03:07`; `the end of time` for one that no clock can show."""
+    """The local time of day, `14:03:07`; `the end of time` if it is out of range."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(unix_s))
     except (OverflowError, ValueError, OSError):

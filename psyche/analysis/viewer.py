@@ -16,7 +16,7 @@ from psyche.errors import ConfigError
 from psyche.telemetry import kinds
 from psyche.telemetry.events import Line, read_lines
 
-MAX_FIELD: Final = 60  # characters of one field in `describe_event`
+MAX_FIELD: Final = 60  # characters of one field in `describe_line`
 QUIET: Final = frozenset(
     map(kinds.get_kind, (kinds.Network, kinds.WaitStarted, kinds.WaitEnded, kinds.PayloadReceived, kinds.ModelFetch))
 )

@@ -1,5 +1,5 @@
 """What a run will do, found by playing it: `psyche simulate`.
 
-Belongs here: a question, its play, its report, and what its owner could change. Does not: worlds and their machines
-(`sim`), and what is read from the event logs of real runs as well (`analysis`).
+This package has the question, its play, the report, and suggestions for the owner. Simulated worlds and machines
+belong to `sim`; accounts that can be made from real runs' event logs too belong to `analysis`.
 """

@@ -1,4 +1,4 @@
-"""A real run beside a simulated one: what is measured in its logs becomes the machines of the simulation."""
+"""Comparison of a real run with a simulated one, whose machines are calibrated from the real run's logs."""
 
 from collections.abc import Sequence
 from statistics import mean, median
@@ -15,11 +15,11 @@ from psyche.sim.faults import CleanExit
 LOOPBACK_MBIT_S = 8_000.0
 LOOPBACK_MS = 0.2
 MIN_S = 1e-4
-SKIPPED = 3  # rounds of an epoch: the first ones of a process load code and fill pipelines
+SKIPPED = 3  # first rounds of an epoch: processes still load code and fill pipelines
 
 
 def measure_machines(run: LoadedRun, real: Accounts, clients: int) -> ClassTable:
-    """One class whose times are the means of what the clients of a real run took."""
+    """Make one machine class from the times measured in a real run."""
     nodes = [node for node in real.nodes.values() if node.present]
     applied = [_get_seconds(span) for node in nodes for span in node.spans[What.APPLY]]
     samples = run.config.global_batch_size_end / clients
@@ -33,16 +33,16 @@ def measure_machines(run: LoadedRun, real: Accounts, clients: int) -> ClassTable
 
 
 def find_training(accounts: Accounts, one: RoundAccount) -> list[float]:
-    """How long each member trained in a round."""
+    """The seconds that each member trained in a round."""
     spans = [find_spans(node.spans[What.TRAIN], one.start, one.end) for node in accounts.nodes.values()]
     return [_get_seconds(found[0]) for found in spans if found]
 
 
 def compute_spread(rounds: Sequence[Sequence[float]]) -> float:
-    """How much members of one round differ, as a share of their mean, evenly to both sides.
+    """Half the width of members' uniformly distributed times in a round, as a share of their mean.
 
-    Of n times the longest is (n - 1) / (n + 1) of that over the mean. What all have in common, such as other work of
-    their machine, is no difference.
+    The longest of n such times is expected (n - 1) / (n + 1) of the spread above the mean. Delays that all members
+    share, such as other load on their machine, do not count.
     """
     over = [(max(times) / mean(times) - 1) * (len(times) + 1) / (len(times) - 1) for times in rounds if len(times) > 1]
     return mean(over) if over else 0.0
@@ -55,13 +55,13 @@ def _get_seconds(span: Span) -> float:
 def play_measured(
     run: LoadedRun, real: Accounts, clients: int, *, latency_ms: float = LOOPBACK_MS, loss_percent: float = 0.0
 ) -> Forecast:
-    """The same run in simulated time, on lines as they were there; who came later or left comes and leaves.
+    """Play a real run again in simulated time, with its lines and with its clients joining and leaving as they did.
 
     Args:
-        run: its configuration.
-        real: what its logs tell.
+        run: configuration of the real run.
+        real: accounts of its logs.
         clients: how many took part in a round.
-        latency_ms, loss_percent: of its lines.
+        latency_ms, loss_percent: of its network lines.
     """
     lines = {"latency_ms": latency_ms, "loss_percent": loss_percent}
     machines = measure_machines(run, real, clients).model_copy(update=lines)
@@ -80,7 +80,7 @@ def play_measured(
 
 
 def _build_latecomer(run: LoadedRun, real: Accounts, machines: ClassTable, epoch: int) -> ClassTable:
-    """A machine that comes while the epoch before its first one is on."""
+    """A machine that joins in the middle of the epoch before its first one."""
     before = [one for one in real.rounds if one.epoch == epoch - 1]
     after_s = before[len(before) // 2].start - real.rounds[0].start if before else 0.0
     formed_s = run.config.waiting_for_members_extra_time + 1 + machines.load_s
@@ -94,16 +94,16 @@ def _get_epochs(accounts: Accounts) -> dict[str, tuple[int, int]]:
 
 
 def get_names(accounts: Accounts) -> list[str]:
-    """All who ever were members, in the order in which they came; of those who came together, by number."""
+    """All clients that ever were members, sorted by first epoch, then by number."""
     epochs = _get_epochs(accounts)
     return sorted(epochs, key=lambda name: (epochs[name][0], len(name), name))
 
 
 def compare_sets(real: Accounts, simulated: Accounts) -> list[str]:
-    """Where the decided sets differ, in words: member by member.
+    """Describe where the decided sets differ.
 
-    Clients have other names there, and places in an epoch are a matter of who joined first. So a member is named by
-    its place among all that ever came.
+    Clients have different names in the two runs, and their index in an epoch depends on the order of joins. So each
+    member is identified by its position in `get_names`.
     """
     ours, theirs = _get_numbered(real), _get_numbered(simulated)
     found = [f"real: {a}, simulated: {b}" for a, b in zip(ours, theirs, strict=False) if a != b]
@@ -122,12 +122,12 @@ def _get_numbered(accounts: Accounts) -> list[tuple[Place, list[int | str]]]:
 
 
 def get_round_times(accounts: Accounts) -> list[float]:
-    """Seconds of rounds with data, the first ones of each epoch left out."""
+    """Seconds of each round with data, without the first ones of each epoch."""
     return [one.seconds for one in accounts.data_rounds if one.height >= SKIPPED]
 
 
 def compare_times(real: Accounts, simulated: Accounts) -> tuple[float, float]:
-    """Median seconds of a round, of both."""
+    """Median seconds of a round in both runs."""
     return _get_median(get_round_times(real)), _get_median(get_round_times(simulated))
 
 

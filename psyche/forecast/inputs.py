@@ -1,4 +1,4 @@
-"""What a person hands to `psyche simulate` beside the run and the profile: faults, and what is to be played again."""
+"""Inputs of `psyche simulate` beside the run and the profile: faults, and scenarios to play again."""
 
 import shlex
 import tomllib

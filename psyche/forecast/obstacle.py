@@ -1,4 +1,4 @@
-"""What a run that does not get on lacked, in words."""
+"""Describes why a simulated run makes no progress."""
 
 from psyche.forecast.play import Forecast
 from psyche.forecast.question import Question
@@ -6,7 +6,7 @@ from psyche.telemetry.text import format_number, format_seconds
 
 
 def describe_obstacle(forecast: Forecast) -> str:
-    """Why a run does not get on: what was seen, in which phase it ended, and what it lacked."""
+    """Describe why a run makes no progress: what was observed, in which phase it ended, and what it lacked."""
     state = forecast.outcome.state
     where = f"{state.run_state.name.lower().replace('_', ' ')}, epoch {state.progress.epoch}"
     seen = f"{forecast.obstacle}; " if forecast.obstacle else ""
@@ -36,7 +36,7 @@ def _describe_lack(forecast: Forecast) -> str:
 
 
 def estimate_slowest_s(question: Question) -> float:
-    """How long the slowest class trains its share of a round, with its own spread."""
+    """Seconds that the slowest class needs to train its share of a round, with its own spread."""
     samples = -(-question.config.global_batch_size_end // question.clients)
     return max(
         (samples * question.workload.sequence_tokens / one.tokens_per_s + one.step_s) * (1 + one.spread_percent / 100)
@@ -46,6 +46,6 @@ def estimate_slowest_s(question: Question) -> float:
 
 
 def estimate_sending_s(question: Question) -> float:
-    """How long the slowest line needs to bring a payload to all others."""
+    """Seconds that the slowest line needs to send a payload to all others."""
     slowest = min(one.up_mbit_s for one, count in zip(question.classes, question.counts, strict=True) if count)
     return question.workload.payload_bytes * (question.clients - 1) * 8e-6 / slowest

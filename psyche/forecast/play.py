@@ -1,4 +1,4 @@
-"""What a run will do, found by playing it: the run owner's configuration, a population, and a seed.
+"""Forecasts a run by playing it, from the owner's configuration, a population, and a seed.
 
 forecast = play(Question(run=run, workload=workload, classes=classes, counts=counts, rounds=10))
 print(format_forecast(forecast))
@@ -20,24 +20,24 @@ from psyche.telemetry.events import Line
 
 @dataclass(slots=True)
 class Forecast:
-    """What came out. `carried` is by client; `lines` is the event log, where it was kept."""
+    """The outcome of a play. `carried` is by client; `lines` is the event log, if it was kept."""
 
     question: Question
     accounts: Accounts
     outcome: Outcome
     exits: list[EarlyExit]
     carried: dict[str, Carried]
-    obstacle: str = ""  # why it was ended before its end
-    missed: tuple[Fault, ...] = ()  # of the question's: they never happened
+    obstacle: str = ""  # why it was stopped early; empty if it was not
+    missed: tuple[Fault, ...] = ()  # faults of the question that never happened
 
     @property
     def stood_still(self) -> bool:
-        """Whether the run did not come to its end."""
+        """Whether the run did not reach its end."""
         return any(violation.name == "I5" for violation in self.outcome.violations)
 
     @property
     def lost_samples(self) -> float:
-        """Samples handed out whose training counts nowhere."""
+        """Samples handed out whose results were not applied."""
         return self.accounts.lost_tokens / self.question.workload.sequence_tokens
 
     @property
@@ -47,22 +47,22 @@ class Forecast:
 
     @property
     def came_to_nothing(self) -> bool:
-        """Whether rounds were played, and no result of any was applied."""
+        """Whether rounds were played but no result was applied."""
         return bool(self.accounts.data_rounds) and not self.accounts.tokens
 
     @property
     def members(self) -> list[NodeAccount]:
-        """Clients that were a member in some round."""
+        """Clients that were members in some round."""
         return [node for node in self.accounts.nodes.values() if node.present]
 
     @property
     def cut_offs(self) -> int:
-        """How often a member's work of a round counted for nothing."""
+        """How often a member's result of a round was not applied."""
         return sum(len(node.cut_off) for node in self.accounts.nodes.values())
 
 
 def play(question: Question, *, on_progress: OnProgress | None = None, keep_lines: bool = False) -> Forecast:
-    """Play a question to its end; takes seconds to minutes of one core.
+    """Play a question to its end; takes seconds to minutes on one core.
 
     Raises:
         ConfigError: it cannot be played.
@@ -86,8 +86,8 @@ def play(question: Question, *, on_progress: OnProgress | None = None, keep_line
 
 
 def build_log(forecast: Forecast) -> bytes:
-    """The event log of a forecast that kept its lines, with what its small model stands for: `read_accounts` gives
-    the forecast's own figures for it.
+    """Build the event log of a forecast that kept its lines, with the scale of its small model: `read_accounts` of it
+    gives the forecast's own figures.
     """
     question, end_s = forecast.question, forecast.outcome.simulated_s
     played = kinds.Simulated(
@@ -111,7 +111,7 @@ def build_log(forecast: Forecast) -> bytes:
 
 
 def find_missed(faults: tuple[Fault, ...], happened: list[Fault]) -> tuple[Fault, ...]:
-    """The faults of a plan that never happened."""
+    """The planned faults that never happened."""
     left = list(happened)
     missed: list[Fault] = []
     for fault in faults:

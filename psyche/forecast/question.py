@@ -1,4 +1,4 @@
-"""What is asked of `psyche simulate`, and the simulated world that answers it."""
+"""A question to `psyche simulate`, and the simulated world that answers it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -24,24 +24,24 @@ from psyche.sim.scenarios.scenario import (
 )
 from psyche.sim.trainer import MachineModel
 
-MOST_ROUNDS: Final = 100_000  # days of a processor
-PART_BYTES: Final = 4 << 20  # what a node writes at once of a large payload
+MOST_ROUNDS: Final = 100_000  # days of processor time
+PART_BYTES: Final = 4 << 20  # a node writes large payloads in parts of this size
 BYTES_PER_MBIT: Final = 125_000
-PATIENCES: Final = 3  # so often as long as a sound run may need for a step
+PATIENCES: Final = 3  # times as long as a sound run may need for a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be found out.
+    """A run to be forecast.
 
     Args:
-        run: as its owner wrote it.
-        workload: what its model means.
-        classes, counts: who takes part, and how many of each.
-        rounds: how many rounds with data.
-        seed: of all chance.
-        faults: beside the failures that the classes have.
-        changes: keys of [config] that are to differ from the run's.
+        run: the run as its owner wrote it.
+        workload: sizes of the real model.
+        classes, counts: classes of machines, and the number of clients of each.
+        rounds: number of rounds with data.
+        seed: of all randomness.
+        faults: in addition to the classes' random failures.
+        changes: [config] keys whose values differ from the run's.
     """
 
     run: LoadedRun
@@ -55,16 +55,16 @@ class Question:
 
     @property
     def config(self) -> Config:
-        """The configuration that is played."""
+        """The configuration to play: the run's, with the changes."""
         return replace(self.run.config, **self.changes)
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return sum(self.counts)
 
     def get_class(self, name: str) -> ClassTable:
-        """The class of a client, by its name."""
+        """The class of the client with this name."""
         number = int(name.removeprefix("client-"))
         for one, count in zip(self.classes, self.counts, strict=True):
             if number < count:
@@ -74,7 +74,7 @@ class Question:
 
 
 def check_question(question: Question) -> None:
-    """Refuse what cannot be played.
+    """Check that a question can be played.
 
     Raises:
         ConfigError: naming the key and the rule.
@@ -90,7 +90,7 @@ def check_question(question: Question) -> None:
 
 
 def build_scenario(question: Question) -> Scenario:
-    """The question as a simulated world."""
+    """Build the simulated world of a question."""
     check_question(question)
     config, workload = question.config, question.workload
     values: dict[str, Any] = {one.name: getattr(config, one.name) for one in fields(Config)}
@@ -110,19 +110,19 @@ def build_scenario(question: Question) -> Scenario:
 
 
 def compute_end_s(question: Question, scenario: Scenario) -> float:
-    """When the played rounds must be over, after everybody has joined and what the plan has is done."""
+    """The time limit of the play: enough for all joins, the rounds, planned faults, and waits for failed machines."""
     joined_s = max(60 * one.joins_after_min for one in question.classes)
     planned = replace(scenario, faults=question.faults)
     epochs = question.rounds // max(1, question.config.rounds_per_epoch) + 2
-    waits_s = epochs * compute_patience_s_of(question)  # each may have to wait for machines that come back
+    waits_s = epochs * compute_patience_s_of(question)  # each epoch may have to wait for machines that come back
     return joined_s + 1.5 * compute_limit_s(planned, build_config(planned)) + waits_s
 
 
 def build_limits(workload: Workload, slowest_bytes_s: float) -> NetworkLimits:
-    """A node's limits, with the same patience for the bytes that a payload, or a part of the weights, stands for.
+    """A node's limits, scaled so that it is as patient as with the real payloads and weights.
 
-    Real tensors come in ranges of about two seconds. A part of the small model's takes longer: each source is asked
-    for one at a time, and another one for the same when the slowest line would have brought it in a third.
+    Real tensors are fetched in ranges of about two seconds. A part of the small model takes longer: each source is
+    asked for one at a time, and a second source only after three times what the slowest line needs for it.
     """
     usual = NetworkLimits()
     slowest = usual.slowest_rate_bytes_s * BODY_BYTES / workload.payload_bytes
@@ -140,7 +140,7 @@ def build_limits(workload: Workload, slowest_bytes_s: float) -> NetworkLimits:
 
 
 def build_class(one: ClassTable, count: int, workload: Workload) -> MachineClass:
-    """A class of the profile as simulated machines."""
+    """Make the simulated machines of a class in the profile."""
 
     def build_line(mbit_s: float) -> LinkConditions:
         return LinkConditions(
@@ -159,7 +159,7 @@ def build_class(one: ClassTable, count: int, workload: Workload) -> MachineClass
 
 
 def draw_failures(question: Question, limit_s: float) -> list[Fault]:
-    """When machines fail, by their classes' mean time to failure."""
+    """Draw random failures of machines from their classes' mean time to failure."""
     found: list[Fault] = []
     for number in range(question.clients):
         name = f"client-{number}"
@@ -177,6 +177,6 @@ def draw_failures(question: Question, limit_s: float) -> list[Fault]:
 
 
 def compute_patience_s_of(question: Question) -> float:
-    """How long no step may be gained before a forecast ends; a machine that comes back may be what all wait for."""
+    """Seconds without progress after which a forecast ends; long enough for a failed machine to come back."""
     back_s = [60 * (one.back_after_min or 0.0) for one in question.classes if one.fails_every_h is not None]
     return PATIENCES * (compute_patience_s(question.config) + max(back_s, default=0.0))

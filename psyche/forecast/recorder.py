@@ -1,4 +1,4 @@
-"""What is written down while a forecast is played: the accounts, who left and why, and what lines carried."""
+"""Records a forecast while it is played: the accounts, early exits and their causes, and bytes carried."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from psyche.sim.trainer import WEIGHTS
 from psyche.sim.world import World
 from psyche.telemetry import kinds
 
-BODY_BYTES: Final = 8  # a simulated payload
+BODY_BYTES: Final = 8  # size of a simulated payload
 PAYLOAD_REPLY: Final = REPLY_HEAD_BYTES + BODY_BYTES
-PARTS: Final = 32  # of the weights, so that they come from many sources at once, as a model's tensors do
+PARTS: Final = 32  # of the weights, so that they are fetched from many sources at once, as a model's tensors are
 PART_REPLY: Final = REPLY_HEAD_BYTES + 4 * WEIGHTS // PARTS
 
 
 @dataclass(slots=True)
 class Carried:
-    """Bytes of one client, at the size of what they stand for: payloads and messages, and apart from them weights."""
+    """Bytes of one client, scaled to the real model: payloads and messages together, weights apart."""
 
     sent: float = 0.0
     received: float = 0.0
@@ -38,7 +38,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """How far a forecast is. `rounds` never falls; `given_up` were played and do not count."""
+    """Progress of a forecast. `rounds` never decreases; `given_up` counts rounds that were rolled back."""
 
     rounds: int
     given_up: int
@@ -46,7 +46,7 @@ class Played:
 
 
 GONE: Final = "its process had died"
-OnProgress = Callable[[Played], None]  # told at every event
+OnProgress = Callable[[Played], None]  # called at every event
 
 
 class ExitCause(StrEnum):
@@ -55,7 +55,7 @@ class ExitCause(StrEnum):
     EJECTED = "ejected"
     SILENT = "silent"
     LATE = "late"
-    NO_REPORT = "no_report"  # as a witness
+    NO_REPORT = "no_report"  # missing as a witness
     NOT_READY = "not_ready"
     DIED = "died"
     CUT_OFF = "cut_off"
@@ -64,7 +64,7 @@ class ExitCause(StrEnum):
 
 @dataclass(slots=True)
 class EarlyExit:
-    """A member that left the epoch before its end; `why` is for people."""
+    """A member that left the epoch before its end; `why` says it in words."""
 
     at_s: float
     name: str
@@ -87,8 +87,8 @@ class Recorder:
         self._states: dict[bytes, ClientState] = {}
         self._closed = self._furthest = self._given_up = 0
         self._place: Place | None = None
-        self._names: dict[bytes, str] = {}  # by key
-        self._lost: dict[bytes, int] = {}  # whom the server withdrew, and for how long it had been away, in seconds
+        self._names: dict[bytes, str] = {}  # key -> client name
+        self._lost: dict[bytes, int] = {}  # key of a client that the server withdrew -> seconds it had been away
         self._epoch_since = 0.0
         self.world: World
 
@@ -108,7 +108,7 @@ class Recorder:
             self.accounts.take(trio.current_time(), node, event)
 
     def _look(self, _: JournalEvent) -> None:
-        """Read from the record, as each of its changes reaches the disk, what no client's event tells."""
+        """At each journalled change of the record, read what no client event shows."""
         state = self.world.shadow.state
         place = (state.progress.epoch, state.current.height)
         if self._place is None or self._place[0] != place[0]:
@@ -123,7 +123,7 @@ class Recorder:
         self._closed, self._furthest = closed, max(closed, self._furthest)
 
     def _tell_members(self, state: Coordinator) -> None:
-        """Whom a round began with, and what it hands out; also in the log."""
+        """Write to the log which members a round began with, and how many tokens it hands out."""
         one = state.current
         names = tuple(self._names[state.clients[member].p2p] for member in get_members(one.members))
         tokens = 0 if one.flags & RoundFlag.DRAIN else one.batch_size * self._tokens
@@ -136,7 +136,7 @@ class Recorder:
             self.exits.append(EarlyExit(now, self._names[client.p2p], *self._judge(client)))
 
     def _judge(self, client: Client) -> tuple[ExitCause, str]:
-        """Why a member is none any more; of one that was withdrawn, what befell it."""
+        """Why a member left the epoch; for a withdrawn one, what happened to its process or connection."""
         node = self.accounts.nodes.get(self._names[client.p2p])
         is_dead = node is not None and node.away_since is not None
         if client.state is not ClientState.WITHDRAWN:
@@ -153,7 +153,7 @@ class Recorder:
 
 
 def describe_exit(client: Client, config: Config) -> tuple[ExitCause, str]:
-    """Why a member is none any more."""
+    """Why a member was dropped, from its state on record."""
     if client.state is ClientState.EJECTED:
         return ExitCause.EJECTED, "signed two results for one round"
     if config.evict_after and client.missed >= config.evict_after:
@@ -166,7 +166,7 @@ def describe_exit(client: Client, config: Config) -> tuple[ExitCause, str]:
 
 
 def build_sizes(workload: Workload) -> dict[int, int]:
-    """What the small model's blobs stand for, by the length of the answers that bring them."""
+    """Real sizes of the small model's blobs, by the length of the replies that carry them."""
     return {
         PAYLOAD_REPLY: max(PAYLOAD_REPLY, workload.payload_bytes),
         PART_REPLY: max(PART_REPLY, workload.weights_bytes // PARTS),
@@ -174,7 +174,7 @@ def build_sizes(workload: Workload) -> dict[int, int]:
 
 
 def count_bytes(recorder: Recorder) -> dict[str, Carried]:
-    """What every client sent and received."""
+    """Count the bytes that each client sent and received."""
     found: dict[str, Carried] = {}
     for host in recorder.world.clients:
         node = recorder.accounts.nodes.get(host.name)
@@ -188,6 +188,6 @@ def count_bytes(recorder: Recorder) -> dict[str, Carried]:
 
 
 def _split(way: AccessLine) -> tuple[float, float]:
-    """Bytes that one way of a line carried: what was no weights, and weights."""
+    """Bytes carried in one direction of a line: all but weights, and weights."""
     weights = way.carried.get(PART_REPLY, 0.0)
     return way.carried_bytes - weights, weights

@@ -1,4 +1,4 @@
-"""A forecast for people, and as plain data."""
+"""A forecast as text and as plain data."""
 
 from dataclasses import asdict
 from typing import Any, Final
@@ -13,7 +13,7 @@ from psyche.forecast.question import Question
 from psyche.forecast.recorder import Carried
 from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
 
-SHOWN: Final = 8  # members that are named one by one
+SHOWN: Final = 8  # members named one by one
 
 
 def format_size(parameters: int) -> str:
@@ -26,7 +26,7 @@ def format_size(parameters: int) -> str:
 
 
 def format_question(question: Question) -> str:
-    """What is played, and what is assumed of it."""
+    """Describe the question and its assumptions."""
     population = ", ".join(
         f"{count} {one.name}" for one, count in zip(question.classes, question.counts, strict=True) if count
     )
@@ -54,7 +54,7 @@ def format_question(question: Question) -> str:
 
 
 def format_forecast(forecast: Forecast) -> str:
-    """The answers."""
+    """Describe the forecast's results."""
     accounts = forecast.accounts
     rounds = accounts.data_rounds
     if not rounds:
@@ -82,7 +82,7 @@ def format_forecast(forecast: Forecast) -> str:
 
 
 def _format_members(forecast: Forecast) -> list[str]:
-    """How many take part, where not all do, and why the others do not."""
+    """If not all clients take part: how many do, and why the others do not."""
     clients, members = forecast.question.clients, len(forecast.members)
     if members == clients:
         return []
@@ -111,7 +111,7 @@ def _format_sums(forecast: Forecast) -> list[str]:
 
 
 def _format_voids(accounts: Accounts) -> list[str]:
-    """Rounds of which nothing was applied, by their heights."""
+    """List the heights of rounds without any applied result."""
     void = [str(one.height) for one in accounts.data_rounds if one.is_void]
     named = ", ".join(void[:SHOWN]) + (f" and {len(void) - SHOWN} more" if len(void) > SHOWN else "")
     return [f"void rounds            {len(void)} (nothing of them was applied: height {named})"] if void else []
@@ -124,7 +124,7 @@ def _format_bounds(forecast: Forecast) -> str:
 
 
 def count_bounds(forecast: Forecast) -> list[tuple[tuple[str, str], int]]:
-    """What rounds waited for last, by kind and class of machine, the most frequent first."""
+    """Count what rounds waited for last, by kind and class of machine, the most frequent first."""
     counts: dict[tuple[str, str], int] = {}
     for (kind, who), number in forecast.accounts.bounds.items():
         classes = sorted({get_class_name(forecast.question, name) for name in who.split(", ") if name})
@@ -134,7 +134,7 @@ def count_bounds(forecast: Forecast) -> list[tuple[tuple[str, str], int]]:
 
 
 def get_class_name(question: Question, name: str) -> str:
-    """The class of a client; empty where the name is none's."""
+    """The class of a client; empty if no client has this name."""
     try:
         return question.get_class(name.split(maxsplit=1)[0]).name
     except (ValueError, IndexError):
@@ -142,7 +142,7 @@ def get_class_name(question: Question, name: str) -> str:
 
 
 def describe_bound(forecast: Forecast, kind: str, who: str) -> str:
-    """What a round waited for, with the class of the machine."""
+    """Describe what a round waited for, with the class of the machine."""
     limit = forecast.question.config.max_round_train_time
     return {
         "training": f"training of class {who}",
@@ -208,7 +208,7 @@ def _format_exits(forecast: Forecast) -> list[str]:
 
 
 def format_defects(forecast: Forecast) -> str:
-    """What the program itself did wrong, with all that is needed to find out why; empty where it is sound."""
+    """Describe defects of the program itself, with everything needed to debug them; empty if there are none."""
     outcome = forecast.outcome
     found = [str(violation) for violation in outcome.violations if violation.name != "I5"]
     if not found:

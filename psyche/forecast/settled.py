@@ -1,6 +1,6 @@
-"""Whether a forecast shows what its run will go on like: the first rounds of a run are not like the rest.
+"""Whether a forecast has reached a steady state: a run's first rounds differ from the rest.
 
-Who is too slow is cut off for some rounds before it is dropped; rounds are shorter afterwards.
+A member that is too slow is cut off for some rounds before it is dropped; afterwards rounds are shorter.
 """
 
 import math
@@ -11,11 +11,11 @@ from psyche.forecast.play import Forecast
 from psyche.forecast.recorder import ExitCause
 
 LAST_SHARE: Final = 0.25  # of the rounds
-IN_A_ROW: Final = 2  # rounds that a member was cut off in, so that it may soon be dropped
+IN_A_ROW: Final = 2  # last rounds in which a member was cut off, so that it may soon be dropped
 
 
 def compute_late_speed(forecast: Forecast) -> float:
-    """Tokens a second from the later half of the rounds on: what they come to once members that go are gone."""
+    """Tokens per second in the second half of the rounds, when slow members have mostly been dropped."""
     rounds = forecast.accounts.data_rounds
     later = rounds[len(rounds) // 2 :]
     if not later:
@@ -25,7 +25,7 @@ def compute_late_speed(forecast: Forecast) -> float:
 
 
 def describe_transient(forecast: Forecast) -> str:
-    """Why more rounds would give other figures; empty where nothing shows that they would."""
+    """Why more rounds would change the figures; empty if nothing suggests that."""
     rounds = forecast.accounts.data_rounds
     if not rounds or forecast.stood_still:
         return ""

@@ -1,7 +1,7 @@
-"""What an owner could change, each tried out: the same population, seed and faults with that one change.
+"""Suggestions for the owner, each tried out: the same population, seed and faults with one change.
 
-A change is proposed for a reason that the forecast shows, and kept only if it helps when it is played: it is better,
-or a trade-off, where less is lost at the price of tokens a second.
+A change is proposed for a reason found in the forecast, and kept only if it helps when played: it is better, or a
+trade-off that loses fewer samples at the price of speed.
 """
 
 import math
@@ -22,9 +22,9 @@ from psyche.forecast.workload import Workload
 from psyche.telemetry.text import format_count, format_number
 
 MAX_TRIED: Final = 6
-GAIN: Final = 0.03  # less is the noise of another course of things
-WORTH: Final = 0.15  # so much speed may go for most of what is lost: a trade-off
-HEADROOM: Final = 1.25  # over the slowest training that was seen
+GAIN: Final = 0.03  # smaller differences are noise
+WORTH: Final = 0.15  # loss of speed that a trade-off may cost if it saves most lost samples
+HEADROOM: Final = 1.25  # over the slowest training
 GOOD_SHARE: Final = 0.97
 LIMITS: Final[Mapping[str, int]] = {"max_round_train_time": 1 << 32, "global_batch_size_end": 0xFFFF}
 Answer = Callable[[Question], Forecast]
@@ -35,9 +35,9 @@ class Idea:
     """A change that may help.
 
     Args:
-        text: the change as it would be written.
-        question: with the change.
-        caution: what else it changes.
+        text: the change as the owner would write it.
+        question: the question with the change.
+        caution: side effects.
     """
 
     text: str
@@ -46,15 +46,15 @@ class Idea:
 
 
 class ChangeVerdict(StrEnum):
-    """What a change is worth."""
+    """The verdict on a change that was played."""
 
-    BETTER = "better"  # more tokens a second, or as many with less lost
-    TRADE_OFF = "trade-off"  # less is lost, and tokens come slower
+    BETTER = "better"  # more tokens per second, or as many with fewer samples lost
+    TRADE_OFF = "trade-off"  # fewer samples lost, but fewer tokens per second
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A change that helped, with what it was like before and after."""
+    """A change that helped, with the forecasts before and after."""
 
     idea: Idea
     before: Forecast
@@ -63,7 +63,7 @@ class Suggestion:
 
     @property
     def text(self) -> str:
-        """For people: the change, and the figures before and after."""
+        """The change in words, with the figures before and after."""
         before, after = self.before, self.after
         figures = [
             ("tokens/s", *(format_count(compute_late_speed(f)) for f in (before, after))),
@@ -76,12 +76,12 @@ class Suggestion:
 
 
 def get_lost_share(forecast: Forecast) -> float:
-    """Of all samples handed out, those in vain."""
+    """The share of samples handed out whose results were not applied."""
     return forecast.lost_samples / forecast.samples if forecast.samples else 0.0
 
 
 def find_ideas(forecast: Forecast, rebuild: Callable[[int], Workload] | None = None) -> list[Idea]:
-    """What the forecast gives reason to try. `rebuild` gives the workload with another compression_topk."""
+    """Find changes worth trying. `rebuild` makes the workload for another compression_topk."""
     found = [*_iter_times(forecast), *_iter_settings(forecast), *_iter_population(forecast)]
     if rebuild is not None:
         found += _iter_sizes(forecast, rebuild)
@@ -93,7 +93,7 @@ def _change(question: Question, text: str, caution: str = "", **changes: int) ->
 
 
 def _iter_times(forecast: Forecast) -> Iterator[Idea]:
-    """Limits that cut members off, or that let all wait for a few."""
+    """Propose other time limits, if they cut members off or make all wait for a few."""
     question, config = forecast.question, forecast.question.config
     slowest_s = estimate_slowest_s(question)
     wanted_s = math.ceil(HEADROOM * slowest_s)
@@ -138,12 +138,12 @@ def _idea_of_batch(forecast: Forecast, size: int) -> Idea:
 
 
 def get_epochs(forecast: Forecast) -> set[int]:
-    """The epochs in which a round was trained."""
+    """The epochs that have a round with data."""
     return {one.epoch for one in forecast.accounts.data_rounds}
 
 
 def _iter_population(forecast: Forecast) -> Iterator[Idea]:
-    """Without the slowest class, where it is not most of the run."""
+    """Propose to leave out the slowest class, unless it is most of the run."""
     question = forecast.question
     there = [place for place, count in enumerate(question.counts) if count]
     slowest = min(there, key=lambda place: question.classes[place].tokens_per_s)
@@ -164,7 +164,7 @@ def _iter_sizes(forecast: Forecast, rebuild: Callable[[int], Workload]) -> Itera
 
 
 def check_ideas(before: Forecast, ideas: list[Idea], *, answer: Answer = play) -> list[Suggestion]:
-    """Play each idea; those that help, the best first, trade-offs last."""
+    """Play each idea; return those that help, the best first, trade-offs last."""
     found: list[Suggestion] = []
     for idea in ideas:
         after = answer(idea.question)
@@ -175,7 +175,7 @@ def check_ideas(before: Forecast, ideas: list[Idea], *, answer: Answer = play) -
 
 
 def format_suggestions(tried: int, found: Sequence[Suggestion], transient: str) -> str:
-    """What came of the changes, those that are better before those that have a price."""
+    """Describe the changes that helped, better ones before trade-offs."""
     head = f"{format_number(tried, 'change')} tried"
     better, traded = ([one for one in found if one.verdict is verdict] for verdict in ChangeVerdict)
     lines = [f"{head}, better were:" if better else f"{head}, none was better", *(f"  {one.text}" for one in better)]
@@ -187,9 +187,9 @@ def format_suggestions(tried: int, found: Sequence[Suggestion], transient: str) 
 
 
 def weigh(before: Forecast, after: Forecast) -> ChangeVerdict | None:
-    """What a change is worth: None where it is worth nothing; standing still never helps.
+    """Judge a change; None if it does not help. A run that stands still never helps.
 
-    Speeds are those of the later rounds, for the first ones of a run are not like the rest.
+    Speeds are those of the later rounds, because a run's first rounds differ from the rest.
     """
     if after.stood_still or after.outcome.violations:
         return None

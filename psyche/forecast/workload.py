@@ -1,8 +1,8 @@
-"""What a run's model means for machines and lines: how large its payloads are, and how long a sample is.
+"""The workload of a run's model: the size of its payloads, and the length of a sample.
 
-The simulated model is small; its payloads stand for those of the model that is asked about. Their size follows
-from the plan that the real trainer makes of the real tensors: exactly where a model.json or config.json says
-what they are, else from the number of parameters alone.
+The simulated model is small; its payloads stand for those of the real model. Their size follows from the
+transform plan that the real trainer makes for the real tensors: exactly if a model.json or config.json gives
+their shapes, else estimated from the number of parameters alone.
 """
 
 import json
@@ -18,19 +18,19 @@ from psyche.telemetry.text import format_count
 
 CONFIG_NAMES: Final = ("config.json", "model.json")
 MAX_CONFIG_BYTES: Final = 1 << 20
-LARGEST: Final = 10**13  # parameters; more are a slip of the pen
+LARGEST: Final = 10**13  # parameters; larger numbers are typing errors
 Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is trained.
+    """The sizes of a model in training.
 
     Args:
-        parameters: of the model; 0 where nobody knows.
-        payload_bytes: of every member's result in every round.
+        parameters: of the model; 0 if unknown.
+        payload_bytes: size of every member's payload in every round.
         sequence_tokens: tokens of a sample.
-        source: where the sizes come from, for people.
+        source: where the sizes come from, in words.
     """
 
     parameters: int
@@ -40,7 +40,7 @@ class Workload:
 
     @property
     def weights_bytes(self) -> int:
-        """Of the model as clients keep it and hand it on: float32."""
+        """Size of the weights as clients store and send them: float32."""
         return 4 * self.parameters
 
 
@@ -82,12 +82,12 @@ def _get_biases(settings: dict[str, Any], layer: Shapes) -> Shapes:
 
 
 def compute_even_shapes(parameters: int, chunk: int) -> Shapes:
-    """Matrices that cut evenly into chunks, as nearly all of a language model's do."""
+    """Shapes of matrices that divide evenly into chunks, as nearly all of a language model's do."""
     return {"weights": (max(1, -(-parameters // chunk**2)) * chunk, chunk)}
 
 
 def count_parameters(shapes: Shapes) -> int:
-    """How many numbers are trained."""
+    """The number of trainable parameters."""
     total = 0
     for dims in shapes.values():
         product = 1
@@ -101,7 +101,7 @@ def compute_payload_bytes(shapes: Shapes, optimizer: Optimizer) -> int:
     """The length of a payload, as the codec writes it.
 
     Raises:
-        ConfigError: an optimizer that sends no payloads.
+        ConfigError: the optimizer sends no payloads.
     """
     if optimizer.kind is not OptimizerKind.DISTRO:
         raise ConfigError(
@@ -114,10 +114,10 @@ def compute_payload_bytes(shapes: Shapes, optimizer: Optimizer) -> int:
 
 
 def compute_workload(run: LoadedRun, *, parameters: int = 0, model_config: Path | None = None) -> Workload:
-    """The workload of a run: of `model_config` or `parameters` where given, else of what lies beside its run.toml.
+    """The workload of a run: from `model_config` or `parameters` if given, else from a file beside its run.toml.
 
     Raises:
-        ConfigError: nothing says how large the model is, or what says it is wrong.
+        ConfigError: the size of the model is not given, or given wrongly.
     """
     if parameters < 0 or parameters > LARGEST:
         raise ConfigError(f"--parameters {parameters}: must be a number of parameters up to {format_count(LARGEST)}")
@@ -141,7 +141,7 @@ def build_workload(model: Model, shapes: Shapes, source: str, parameters: int) -
 
 
 def find_model_config(run: LoadedRun) -> Path | None:
-    """What describes the model's shape: in its Local checkpoint's folder, or beside run.toml."""
+    """Find the file with the model's shape: in its Local checkpoint's folder, or beside run.toml."""
     folders = [run.folder]
     checkpoint = run.model.checkpoint
     if checkpoint.kind is CheckpointKind.LOCAL:
@@ -150,10 +150,10 @@ def find_model_config(run: LoadedRun) -> Path | None:
 
 
 def read_model_settings(path: Path) -> dict[str, Any]:
-    """The settings of a Llama's config.json, or of the one in a folder.
+    """Read a Llama's config.json, or the one in a folder.
 
     Raises:
-        ConfigError: cannot be read, or another architecture.
+        ConfigError: it cannot be read, or is of another architecture.
     """
     path = next((path / name for name in CONFIG_NAMES if (path / name).is_file()), path) if path.is_dir() else path
     try:

@@ -157,7 +157,7 @@ class Accounts:
         if place in self._by_place:
             self._by_place[place].batch_tokens = tokens
 
-    # --- who is a member -----------------------------------------------------------------------------
+    # --- membership ----------------------------------------------------------------------------------
 
     def _admit(self, one: RoundAccount) -> None:
         """Count the epoch's members into the round, even silent ones: the record keeps these for a while.

@@ -40,7 +40,7 @@ class Subscription:
         self._queue.append(line)
 
     def drain(self) -> list[Line]:
-        """Take everything that has come since the last call, oldest first."""
+        """Take the events since the last call, oldest first."""
         lines: list[Line] = []
         while self._queue:
             lines.append(self._queue.popleft())

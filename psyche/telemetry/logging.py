@@ -65,7 +65,7 @@ def configure_logging(
     """Send all logging to the console (by default on stderr), as JSON lines to stdout, or nowhere.
 
     `level` is as in `parse_levels`. `write_log` adds a file of JSON lines beside it. `bound` fields (a node's
-    name, a run id) stand on every line. May be called again; the last call counts.
+    name, a run id) are added to every line. May be called again; the last call counts.
 
     Raises:
         ConfigError: an unknown mode or level, or a log file that cannot be written.

@@ -1,5 +1,5 @@
 """The participant as a pure object: events in, actions out (`round_engine.RoundEngine`).
 
-Here belongs whatever decides: which results are believed, when a round's work is done, how it stands with the weights.
-What waits, reads a clock, touches a file, a model or the network is an action, and belongs in `client.runtime`.
+This package makes the decisions: which results are accepted, when a round's work is done, what state the weights are
+in. Code that waits, reads a clock, or touches files, the model or the network belongs in `client.runtime`.
 """

@@ -109,7 +109,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class AppliedSet:
-    """One line of the replay store: what was applied at the start of a round, and under which numbers (S7)."""
+    """One entry of the replay store: the set applied at the start of a round, and the parameters of the apply (S7)."""
 
     epoch: int
     height: int

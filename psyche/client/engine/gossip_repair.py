@@ -22,7 +22,7 @@ class GossipRepair:
         self._is_waiting = False
 
     def begin_round(self, now: float) -> None:
-        """Begin a round: ask what was announced in the attested one."""
+        """Begin a round: ask for missing announcements of the attested one."""
         self._asked_at, self._every_s, self._is_waiting = now, ASK_FIRST_S, False
         self._ask_for(
             {get_attested_height(self._x.state.config, self._x.state.epoch, self._x.height)} - {self._x.height}

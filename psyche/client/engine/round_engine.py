@@ -76,7 +76,7 @@ class RoundEngine:
         self._round_key: tuple[int, int] | None = None
         self._exited = False
 
-    # --- what others may ask ----------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     @property
     def state(self) -> Coordinator:
@@ -233,7 +233,7 @@ class RoundEngine:
         self._exited = True
         return x.drain()
 
-    # --- how a step of the engine goes ------------------------------------------------------------
+    # --- steps of the engine ----------------------------------------------------------------------
 
     def _note_state(self, state: Coordinator, now: float) -> None:
         seen = (state.run_state, state.progress.epoch, state.current.height)

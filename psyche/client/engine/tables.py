@@ -21,7 +21,7 @@ from psyche.wire.gossip import decode_gossip, is_signed_by
 
 ASK_AGAIN_S: Final = 2.0
 MOST_AT_ONCE: Final = 8  # tables of a round asked for within `ASK_AGAIN_S`: each may take 150 kB
-FEW_AT_ONCE: Final = 2  # the same where any one table is enough (C1)
+FEW_AT_ONCE: Final = 2  # the same if any one table is enough (C1)
 OTHERS_ASKED: Final = 3  # members asked beside the witness, from the second attempt on
 
 
@@ -53,7 +53,7 @@ class Tables:
         self._tried = {key: size for key, size in self._tried.items() if key[0] >= height}
         self._asked = {key: asked for key, asked in self._asked.items() if key[0] >= height}
 
-    # --- what is known -----------------------------------------------------------------------------
+    # --- known tables ------------------------------------------------------------------------------
 
     def find_all(self, record: RoundRecord, deciding: Round) -> dict[int, Mapping[int, bytes]]:
         """The available tables by witness: those received, and those rebuilt from known results.
@@ -94,7 +94,7 @@ class Tables:
         known = record.count_known()  # rebuilt tables are not new knowledge
         self._tried.update({(record.height, w.member): known for w in lacking})
 
-    # --- what is asked for -------------------------------------------------------------------------
+    # --- requests for tables -----------------------------------------------------------------------
 
     def ask(
         self, record: RoundRecord, deciding: Round, witnesses: Iterable[int], now: float, *, is_one_enough: bool = False

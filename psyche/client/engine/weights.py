@@ -37,7 +37,7 @@ class Doubt:
 
     since: int  # the first height at which the digests differ
     is_contradicted: bool = True  # a digest differed, and no replay has begun since
-    is_replayed: bool = False  # the weights came from a replay before: it is the judge (S7)
+    is_replayed: bool = False  # since the first replay: its digests decide (S7)
     agreeing: int = 0  # digests in a row that were the agreed ones
     contradictions: int = 0  # digests of replayed weights that were not the agreed ones
 
@@ -108,7 +108,7 @@ class Weights:
     chains: dict[int, bytes] = field(default_factory=dict)
     _checked: set[int] = field(default_factory=set)  # heights whose digests were compared
 
-    # --- what others read --------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> WeightsState:

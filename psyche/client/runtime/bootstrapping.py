@@ -24,7 +24,7 @@ class Bootstrapping:
     Args:
         network: the node.
         given: addresses given by the user; they win over the record's addresses of the same key.
-        log: where events go.
+        log: writes an event.
         unix_now: the wall clock, for the deadlines of waits in the log.
     """
 

@@ -227,7 +227,7 @@ class Shell:
         if isinstance(event, kinds.Evidence):
             self._start(write_evidence, self._settings.data_dir, self.state.progress.epoch, event)
 
-    # --- what comes in ----------------------------------------------------------------------------
+    # --- events in --------------------------------------------------------------------------------
 
     async def _follow_states(self) -> None:
         try:

@@ -104,8 +104,9 @@ def build_log(forecast: Forecast) -> bytes:
     ]  # fmt: skip
 
     def write(t: float, event: kinds.Event) -> bytes:
-        line: Line = {"t": t, "node": WORLD, "kind": kinds.get_kind(event)}
-        return json.dumps(line | kinds.get_plain_fields(event), separators=(",", ":")).encode() + b"\n"
+        line: Line = {"t": t, "node": WORLD}
+        kinds.fill_line(line, event)
+        return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
     return b"".join((write(0.0, played), *forecast.outcome.lines, *(write(end_s, one) for one in carried)))
 

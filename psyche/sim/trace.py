@@ -38,8 +38,9 @@ class Trace:
 
     def emit(self, node: str, event: kinds.Event) -> None:
         """Log an event of `node`."""
-        line: Line = {"t": round(trio.current_time(), EVENT_DIGITS), "node": node, "kind": kinds.get_kind(event)}
-        raw = _encode(line | kinds.get_plain_fields(event)).encode().replace(self._root, b"") + b"\n"
+        line: Line = {"t": round(trio.current_time(), EVENT_DIGITS), "node": node}
+        kinds.fill_line(line, event)
+        raw = _encode(line).encode().replace(self._root, b"") + b"\n"
         self._hasher.update(raw)
         self.count += 1
         self.last.append(raw)

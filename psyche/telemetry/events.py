@@ -83,8 +83,8 @@ class EventLog:
 
     def emit(self, event: kinds.Event) -> None:
         """Record an event."""
-        line: Line = {"t": round(self._now(), 6), "node": self.node, "kind": kinds.get_kind(event)}
-        line |= kinds.get_plain_fields(event)
+        line: Line = {"t": round(self._now(), 6), "node": self.node}
+        kinds.fill_line(line, event)
         with self._lock:
             self._write(line)
             for subscription in self._subscriptions:

@@ -24,7 +24,9 @@ def make(kind: type[E], **given: object) -> E:
 
 def make_line(t: float, node: str, event: kinds.Event) -> dict[str, Any]:
     """An event as its log line."""
-    return {"t": t, "node": node, "kind": kinds.get_kind(event)} | kinds.get_plain_fields(event)
+    line: dict[str, Any] = {"t": t, "node": node}
+    kinds.fill_line(line, event)
+    return line
 
 
 def _make_blank(hint: Any) -> Any:

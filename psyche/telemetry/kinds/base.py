@@ -70,8 +70,6 @@ _known: dict[str, type[Event]] = {}
 
 def get_kind(event: Event | type[Event]) -> str:
     """The kind's name, as it stands on the line."""
-    if isinstance(event, Unknown):
-        return event.name
     name = event.__struct_config__.tag
     assert isinstance(name, str), "Event gives every class one"
     return name
@@ -90,16 +88,23 @@ def get_fields(cls: type[Event]) -> tuple[Field, ...]:
     return _describe(cls).fields
 
 
-def get_plain_fields(event: Event) -> dict[str, Any]:
-    """The fields of an event as they stand on the line, in order."""
-    if isinstance(event, Unknown):
-        return dict(event.fields)
-    plain: dict[str, Any] = {}
-    for name, default, to_plain, _ in (_described.get(type(event)) or _describe(type(event))).fields:
+def fill_line(line: dict[str, Any], event: Event) -> None:
+    """Add the kind of an event to its line, and the fields, in order."""
+    cls = type(event)
+    kind = _described.get(cls) or _describe(cls)
+    line["kind"] = kind.name
+    for name, default, to_plain, _ in kind.fields:
         value = getattr(event, name)
         if default is REQUIRED or value != default:
-            plain[name] = value if to_plain is None else to_plain(value)
-    return plain
+            line[name] = value if to_plain is None else to_plain(value)
+
+
+def get_plain_fields(event: Event) -> dict[str, Any]:
+    """The fields of an event as they stand on the line, in order."""
+    line: dict[str, Any] = {}
+    fill_line(line, event)
+    del line["kind"]
+    return line
 
 
 def read_plain(kind: str, plain: Mapping[str, Any]) -> Event:

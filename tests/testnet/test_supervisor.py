@@ -218,6 +218,7 @@ sys.exit(trio.run(t.supervisor.run_testnet, settings, t.Console(live=False)))
         try:
             with trio.fail_after(DEADLINE_S):
                 while sum(1 for path in (tmp_path / "run" / "logs").glob("client-*.log") if path.stat().st_size) < 3:
+                    assert process.poll() is None, "the supervisor runs until it is ended"
                     await trio.sleep(0.02)
             os.kill(process.pid, number)
             code = await trio.to_thread.run_sync(process.wait)

@@ -282,7 +282,7 @@ async def test_a_full_disk_ends_the_fetch_with_its_reason(
     async with open_group(2) as (a, b):
         blob = await a.provide(DATA[: 2 * MIB], expires=None)
         monkeypatch.setattr("psyche.network.blobs.sinks.MIN_FREE_BYTES", 1 << 60)
-        with pytest.raises(NetworkError, match="are free"):
+        with pytest.raises(NetworkError, match="free up disk space"):
             await b.fetch_file(blob, [a.key], tmp_path / "x", size_bytes=2 * MIB, deadline=in_seconds(10))
         monkeypatch.undo()
         monkeypatch.setattr("psyche.network.blobs.sinks._write_at", _no_space)

@@ -1,5 +1,8 @@
 """The traces replay to the same bytes, event by event, and are those that the generator writes."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import generate
@@ -37,3 +40,11 @@ def test_about_twenty_traces_hold_every_kind_of_event_and_stay_small() -> None:
     assert len(traces) >= 20
     assert {event["event"] for trace in traces for event in trace.events} == set(KINDS_BY_EVENT)
     assert sum((TRACES / f"{name}.json").stat().st_size for name in NAMES) < 1_500_000
+
+
+def test_the_generator_finds_what_it_imports_when_it_is_run_as_a_script() -> None:
+    """Its own folder and the kits are on pytest's path, but not on that of a person who runs it."""
+    code = f"import runpy; runpy.run_path({generate.__file__!r})"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

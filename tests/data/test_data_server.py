@@ -5,7 +5,6 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -81,17 +80,6 @@ async def connected(server: DataServer, identity: Identity = ALICE) -> AsyncIter
         nursery.cancel_scope.cancel()
 
 
-@pytest.fixture
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read at once: a clock that jumps does not wait for threads."""
-
-    async def run_sync(function: Callable[..., Any], *args: Any, limiter: object = None) -> Any:
-        await trio.lowlevel.checkpoint()
-        return function(*args)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
-
-
 async def ask(frames: FrameStream, epoch: int, height: int, start: int, end: int) -> Rows | Refused:
     await frames.send(encode_request(FetchRequest(epoch, height, start, end)), 5)
     return decode_reply(await frames.receive(60))
@@ -145,7 +133,6 @@ async def test_a_refused_client_raises_at_once_and_names_the_reason(tmp_path: Pa
         await alice.aclose()
 
 
-@pytest.mark.usefixtures("no_threads")
 async def test_a_client_that_sees_the_round_first_is_answered_when_it_begins(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -204,7 +191,7 @@ async def test_strangers_make_room_for_one_another_and_never_for_a_member(tmp_pa
 
 
 async def test_requests_for_a_round_that_never_comes_hold_up_nobody(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, no_threads: None
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_READS", 1)
     server = make_server(tmp_path)
@@ -365,7 +352,6 @@ async def test_another_server_at_the_address_is_not_asked_again(tmp_path: Path) 
             await alice.get(10, 19, epoch=3, height=5)
 
 
-@pytest.mark.usefixtures("no_threads")
 async def test_a_cancelled_fetch_does_not_spoil_the_next(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

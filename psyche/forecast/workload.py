@@ -6,6 +6,7 @@ their shapes, else estimated from the number of parameters alone.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -88,13 +89,7 @@ def compute_even_shapes(parameters: int, chunk: int) -> Shapes:
 
 def count_parameters(shapes: Shapes) -> int:
     """The number of trainable parameters."""
-    total = 0
-    for dims in shapes.values():
-        product = 1
-        for length in dims:
-            product *= length
-        total += product
-    return total
+    return sum(math.prod(dims) for dims in shapes.values())
 
 
 def compute_payload_bytes(shapes: Shapes, optimizer: Optimizer) -> int:

@@ -21,7 +21,6 @@ from psyche.core.state.messages import (
     NameCheckpoint,
     Pause,
     ReclaimSlot,
-    Recover,
     ReportEquivocation,
     Resume,
     SetRates,
@@ -329,15 +328,10 @@ def updates(stage: Stage) -> None:
     run.apply(Update(config=build_config(rounds_per_epoch=2, data_root=build_hash("data"))))
     run.apply(Update(progress=Progress(state.progress.epoch, 40, 7)))
 
-    def go_on() -> None:
-        run.apply(Resume())
-        run.rejoin()
-        run.warm_up()
-
-    go_on()
+    run.resume()
     pause()
     run.apply(Update(model=build_model(checkpoint=HUB, cooldown_sources=1)))
-    go_on()
+    run.resume()
     run.finish_epoch()
 
 
@@ -401,22 +395,18 @@ def departures(stage: Stage) -> None:
 def recovery(stage: Stage) -> None:
     run = stage.build(4, rounds_per_epoch=1, max_round_train_time=60)
 
-    def recover(gap_s: int) -> None:
-        run.now += gap_s
-        run.apply(Recover(gap_s))
-
-    recover(100)
+    run.recover(100)
     run.wait(15)
     run.show(0, 1, 2)
-    recover(1_000)
+    run.recover(1_000)
     run.wait(15)
     run.wait(30)
-    recover(10)
+    run.recover(10)
     run.wait(60)
-    recover(7)
+    run.recover(7)
     run.wait(20)
     run.finish_epoch()
-    recover(3)
+    run.recover(3)
 
 
 @scenario("E1, E2: a delay of four slots; entropy that is not there yet, and some that expired")

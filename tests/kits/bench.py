@@ -10,12 +10,13 @@ The engine's applies and loads are answered at once unless `manual` names them.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kits.log import E, choose
 from kits.results import FIRST_DIGEST, PLAN, WEIGHTS, build_body, build_header, build_result, build_train_reply, sign
-from kits.runs import Run
+from kits.runs import Run, get_equal_keys
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import KnownResult, RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
@@ -168,12 +169,7 @@ class Bench(StateMachine):
     @property
     def run(self) -> Run:
         """The run's members, to act for them."""
-        return Run(self.state, now=self.unix, keys=self.get_keys)
-
-    def get_keys(self, number: int) -> tuple[bytes, bytes]:
-        """Signer and p2p key of a participant, which are equal here."""
-        key = self.identities[number].public
-        return key, key
+        return Run(self.state, now=self.unix, keys=partial(get_equal_keys, self.identities))
 
     def join(self, *numbers: int) -> None:
         self.run.join(*numbers)

@@ -8,7 +8,7 @@
 Everything is deterministic: keys, entropy, commitments and digests are hashes of names.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,16 @@ from psyche.core.committee.results import compute_results_root
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.errors import CoordinatorError
-from psyche.core.state.messages import Join, LeaveRun, ReportEquivocation, WarmupWitness, Withdraw, WitnessMessage
+from psyche.core.state.messages import (
+    Join,
+    LeaveRun,
+    Recover,
+    ReportEquivocation,
+    Resume,
+    WarmupWitness,
+    Withdraw,
+    WitnessMessage,
+)
 from psyche.core.state.roster import find_slot
 from psyche.core.state.state import (
     ZERO32,
@@ -35,6 +44,7 @@ from psyche.core.state.state import (
 from psyche.core.state.timeline import get_attested_round, is_full_digest_height
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_state
 from psyche.testing.state_machine import StateMachine
+from psyche.wire.crypto import Identity
 
 
 @contextmanager
@@ -48,6 +58,12 @@ def expect_refusal(state: Coordinator, error: type[CoordinatorError], rule: str 
     assert type(caught) is error, f"{caught!r} instead of {error.__name__}"
     assert rule in str(caught), f"{caught} does not name {rule}"
     assert encode_state(state) == before, f"{error.__name__} changed the state"
+
+
+def get_equal_keys(identities: Sequence[Identity], number: int) -> tuple[bytes, bytes]:
+    """Signer and p2p key of a participant whose two keys are one."""
+    key = identities[number].public
+    return key, key
 
 
 @dataclass
@@ -70,6 +86,11 @@ class Run(StateMachine):
         """Let time pass, then settle."""
         self.now += seconds
         return self.settle()
+
+    def recover(self, gap_s: int) -> None:
+        """Let the home be away for so long and come back (K2)."""
+        self.now += gap_s
+        self.apply(Recover(gap_s))
 
     # --- membership and Warmup
 
@@ -111,6 +132,12 @@ class Run(StateMachine):
     def get_start_digest(self) -> bytes:
         """The digest that honest members show in Warmup."""
         return self.state.certified.digest if self.state.certified.digest != ZERO32 else build_hash("weights")
+
+    def resume(self) -> None:
+        """Let the owner resume a paused run: everybody joins again, up to round 0 (P9)."""
+        self.apply(Resume())
+        self.rejoin()
+        self.warm_up()
 
     def warm_up(self) -> "Run":
         """Go from joined members to round 0."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from kits.runs import Run
+from kits.runs import Run, get_equal_keys
 from psyche.core.committee.seeds import Entropy
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
@@ -112,14 +113,10 @@ class Members(Run):
     """
 
     def __init__(self, handler: CoordinatorHandler, identities: list[Identity] | None = None) -> None:
-        super().__init__(handler.state, now=handler.now, keys=self._get_keys)
-        self.handler = handler
         self.identities = identities or CLIENTS[:3]
+        super().__init__(handler.state, now=handler.now, keys=partial(get_equal_keys, self.identities))
+        self.handler = handler
         self._ids = 1_000
-
-    def _get_keys(self, number: int) -> tuple[bytes, bytes]:
-        key = self.identities[number].public
-        return key, key
 
     @property
     def run_state(self) -> RunState:

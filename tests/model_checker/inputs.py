@@ -32,6 +32,7 @@ from psyche.core.state.messages import (
     Withdraw,
     WitnessMessage,
 )
+from psyche.core.state.roster import get_healthy
 from psyche.core.state.state import ZERO32, Checkpoint, Client, Coordinator
 from psyche.core.state.timeline import get_attested_round, get_round
 from psyche.testing.builders import build_hash
@@ -136,7 +137,7 @@ class Menu:
         yield from self._offer_owner(state, now)
         yield from self._offer_membership(state)
         if state.run_state is RunState.WARMUP:
-            for member in self._get_healthy(state):
+            for member in get_members(get_healthy(state)):
                 for digest in self._get_shown(state, member):
                     yield build_ready(state, member, digest)
         elif state.in_round:
@@ -198,7 +199,7 @@ class Menu:
                 if slot.state is SlotState.JOINED and slot.active >= state.registry.next_active:
                     yield _build_withdrawal(state, slot.p2p, 0)
         elif "withdraw" in world.inputs and not state.halted:
-            for member in self._get_healthy(state):
+            for member in get_members(get_healthy(state)):
                 yield _build_withdrawal(state, state.clients[member].p2p, member)
         if "leave" in world.inputs:
             for slot in state.registry.slots:
@@ -235,9 +236,6 @@ class Menu:
 
     # --- witnesses
 
-    def _get_healthy(self, state: Coordinator) -> list[int]:
-        return [member for member, client in enumerate(state.clients) if client.state is ClientState.HEALTHY]
-
     def _is_faulty(self, client: Client) -> bool:
         return client.p2p == self._faulty_key
 
@@ -253,7 +251,7 @@ class Menu:
     def _get_speakers(self, state: Coordinator) -> list[int]:
         """Who may still report: every elector of the round is elected in a small world (M10)."""
         sent = {record.member for record in state.current.witnesses}
-        return [m for m in self._get_healthy(state) if state.current.electors >> m & 1 and m not in sent]
+        return [m for m in get_members(get_healthy(state)) if state.current.electors >> m & 1 and m not in sent]
 
     def _get_messages(self, state: Coordinator, member: int) -> Iterator[WitnessMessage]:
         """The different reports that a member may send now.
@@ -305,7 +303,7 @@ class Menu:
         reported = {record.member for record in last.witnesses}
         return [
             m
-            for m in self._get_healthy(state)
+            for m in get_members(get_healthy(state))
             if last.electors >> m & 1
             and m not in reported
             and state.clients[m].witness_checked_height != height

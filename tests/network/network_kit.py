@@ -1,8 +1,8 @@
 """Helpers of the network tests: fixed keys, introductions."""
 
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import trio
 
 from psyche.network.base import BaseNode
+from psyche.network.node import P2PNode, open_node
+from psyche.testing.builders import build_identity
 from psyche.wire.address_record import AddressRecord
 
 RUN = b"\x07" * 32
@@ -53,3 +55,22 @@ class Victim:
     @property
     def port(self) -> int:
         return int(self.record.addresses[0].rsplit("/", 1)[1])
+
+
+@asynccontextmanager
+async def open_beside(number: int, victim: Victim, folder: Path, **settings: Any) -> AsyncIterator[P2PNode]:
+    """A node of this process that knows and allows the victim, and dials it."""
+    async with open_node(build_identity(number), "127.0.0.1", 0, folder, **settings) as node:
+        node.set_plan(RUN, PLAN)
+        node.set_allowed(frozenset({victim.record.p2p}))
+        node.set_addresses([victim.record])
+        yield node
+
+
+@asynccontextmanager
+async def open_peer(number: int, victim: Victim, folder: Path, **settings: Any) -> AsyncIterator[P2PNode]:
+    """The same, connected with the victim."""
+    async with open_beside(number, victim, folder, **settings) as node:
+        with trio.fail_after(VICTIM_S):
+            await node.wait_for_peers(frozenset({victim.record.p2p}))
+        yield node

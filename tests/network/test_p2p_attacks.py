@@ -6,35 +6,22 @@ still be let in, pinged, answered and gossiped with.
 
 import os
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from network_kit import MEMBER, PLAN, PROBE, RUN, VICTIM_S, Victim
+from network_kit import MEMBER, PROBE, RUN, VICTIM_S, Victim, open_beside, open_peer
 
 from psyche.errors import NetworkError
-from psyche.network.node import P2PNode, get_peer_id, open_node
-from psyche.testing.builders import build_identity
+from psyche.network.node import P2PNode, get_peer_id
 from psyche.wire.ports import SyncRequest
 
 pytestmark = pytest.mark.e2e
 STRANGER = 103
 MIB = 1 << 20
 MESH = "/meshsub/1.1.0"
-
-
-@asynccontextmanager
-async def open_peer(number: int, victim: Victim, folder: Path) -> AsyncIterator[P2PNode]:
-    async with open_node(build_identity(number), "127.0.0.1", 0, folder) as node:
-        node.set_plan(RUN, PLAN)
-        node.set_allowed(frozenset({victim.record.p2p}))
-        node.set_addresses([victim.record])
-        with trio.fail_after(VICTIM_S):
-            await node.wait_for_peers(frozenset({victim.record.p2p}))
-        yield node
 
 
 async def assert_alive(victim: Victim, folder: Path) -> int:
@@ -302,10 +289,7 @@ async def test_attack_18_more_streams_than_anyone_needs(victim: Victim, tmp_path
 
 
 async def test_a_stranger_gets_no_further_than_hello(victim: Victim, tmp_path: Path) -> None:
-    async with open_node(build_identity(STRANGER), "127.0.0.1", 0, tmp_path) as node:
-        node.set_plan(RUN, PLAN)
-        node.set_allowed(frozenset({victim.record.p2p}))
-        node.set_addresses([victim.record])
+    async with open_beside(STRANGER, victim, tmp_path) as node:
         with trio.fail_after(VICTIM_S):
             while "not on the allow-list" not in node.refusals().get(victim.record.p2p, ""):
                 await trio.sleep(0.05)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from network_kit import PLAN, PROBE, RUN, VICTIM_S, Victim, introduce, meet
+from network_kit import PROBE, RUN, VICTIM_S, Victim, introduce, meet, open_peer
 
 from psyche.errors import NetworkError
 from psyche.network.limits import NetworkLimits
@@ -220,12 +220,7 @@ async def test_a_node_lets_in_more_visitors_than_it_has_slots(tmp_path: Path) ->
 async def test_a_peer_that_stops_without_a_word_is_noticed(victim: Victim, tmp_path: Path) -> None:
     """SIGSTOP stands for a power cut: no FIN comes, only silence."""
     limits = NetworkLimits(health_check_s=1.0, ping_s=1.0)
-    async with open_node(build_identity(PROBE), "127.0.0.1", 0, tmp_path, limits=limits) as node:
-        node.set_plan(RUN, PLAN)
-        node.set_allowed(frozenset({victim.record.p2p}))
-        node.set_addresses([victim.record])
-        with trio.fail_after(VICTIM_S):
-            await node.wait_for_peers(frozenset({victim.record.p2p}))
+    async with open_peer(PROBE, victim, tmp_path, limits=limits) as node:
         victim.process.send_signal(signal.SIGSTOP)
         try:
             with trio.fail_after(20):
@@ -241,12 +236,7 @@ BLOCKED_S = 60.0
 
 
 async def test_a_node_closes_in_time_with_a_peer_that_takes_nothing(victim: Victim, tmp_path: Path) -> None:
-    async with open_node(build_identity(PROBE), "127.0.0.1", 0, tmp_path) as node:
-        node.set_plan(RUN, PLAN)
-        node.set_allowed(frozenset({victim.record.p2p}))
-        node.set_addresses([victim.record])
-        with trio.fail_after(VICTIM_S):
-            await node.wait_for_peers(frozenset({victim.record.p2p}))
+    async with open_peer(PROBE, victim, tmp_path) as node:
         try:
             stream = await node._transport.open_stream(victim.record.p2p, BLOB)
             victim.process.send_signal(signal.SIGSTOP)

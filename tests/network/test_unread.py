@@ -14,7 +14,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from network_kit import PLAN, PROBE, RUN, VICTIM_S, Victim, introduce, meet
+from network_kit import PLAN, PROBE, RUN, Victim, introduce, meet, open_peer
 from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
@@ -277,12 +277,7 @@ async def test_a_peer_that_takes_nothing_is_closed_and_what_it_holds_is_given_ba
 ) -> None:
     """Pubsub and yamux write without an end to their waiting: it would keep the connection as long as it likes."""
     limits = NetworkLimits(write_s=1.0, health_check_s=600.0)
-    async with open_node(build_identity(PROBE), "127.0.0.1", 0, tmp_path, limits=limits) as node:
-        node.set_plan(RUN, PLAN)
-        node.set_allowed(frozenset({victim.record.p2p}))
-        node.set_addresses([victim.record])
-        with trio.fail_after(VICTIM_S):
-            await node.wait_for_peers(frozenset({victim.record.p2p}))
+    async with open_peer(PROBE, victim, tmp_path, limits=limits) as node:
         (connection,) = get_connections(node)
         victim.process.send_signal(signal.SIGSTOP)
         try:

@@ -17,6 +17,15 @@ from psyche.wire.gossip import decode_gossip, encode_gossip
 ALL = 0b1111
 
 
+def play_round(bench: Bench, results: dict[int, Gossip]) -> None:
+    """A round in which this client trains, and has what the others trained."""
+    bench.train()
+    for member in (1, 2, 3):
+        bench.hear(results[member])
+        bench.feed(act.PayloadArrived(get_commitment(results[member])))
+    close_round(bench, results)
+
+
 def close_round(bench: Bench, results: dict[int, Gossip], *, held: int = ALL) -> None:
     """The other witnesses agree on these results of the round before; the engine sees what follows."""
     known = {m: get_commitment(g) for m, g in results.items() if held >> m & 1}
@@ -344,11 +353,7 @@ def test_who_joined_long_enough_ago_is_no_newcomer_whatever_its_flag() -> None:
 def test_a_trainer_hears_what_became_of_its_results() -> None:
     """R8: applied, and decided against."""
     bench, results = build_bench_without_news()
-    bench.train()
-    for member in (1, 2, 3):
-        bench.hear(results[member])
-        bench.feed(act.PayloadArrived(get_commitment(results[member])))
-    close_round(bench, results)
+    play_round(bench, results)
     assert [(s.height, s.applied) for s in bench.get_all(act.Train)[-1].decided] == [(0, True)]
     bench.train()
     others = {m: build_hash("round 1", m) for m in (1, 2, 3)}
@@ -363,11 +368,7 @@ def test_a_trainer_hears_what_became_of_its_results() -> None:
 def test_a_refused_batch_leaves_the_fates_to_be_told_again() -> None:
     """R8: a training that changed nothing has not used what it was told."""
     bench, results = build_bench_without_news()
-    bench.train()
-    for member in (1, 2, 3):
-        bench.hear(results[member])
-        bench.feed(act.PayloadArrived(get_commitment(results[member])))
-    close_round(bench, results)
+    play_round(bench, results)
     bench.train(payload=b"", refused="non-finite gradient")
     assert bench.get_logs(kinds.NotSent)[-1].reason == "non-finite gradient"
     bench.deliver(1, 2, 3)

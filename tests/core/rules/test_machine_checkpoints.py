@@ -19,7 +19,7 @@ from psyche.core.state.errors import (
 )
 from psyche.core.state.genesis import create_run
 from psyche.core.state.limits import NAME_BYTES, RUN_ID_BYTES
-from psyche.core.state.messages import NameCheckpoint, Pause, Recover, ReportEquivocation
+from psyche.core.state.messages import NameCheckpoint, Pause, ReportEquivocation
 from psyche.core.state.state import (
     ZERO32,
     Checkpoint,
@@ -171,17 +171,11 @@ def test_s10_not_before_cooldown_and_not_before_the_run() -> None:
 # --- K2
 
 
-def recover(run: Run, gap_s: int) -> None:
-    """The home was away for so long, and is back."""
-    run.now += gap_s
-    run.apply(Recover(gap_s))
-
-
 def test_k2_a_restart_is_no_time_out() -> None:
     run = build_run(3, max_round_train_time=60).warm_up()
     run.wait(10)
     before = run.state.current.started_unix
-    recover(run, 5_000)
+    run.recover(5_000)
     assert run.state.current.started_unix == before + 5_000
     assert run.settle() == 0
     assert run.state.state_start_unix == run.now - 10
@@ -193,7 +187,7 @@ def test_k2_at_least_fifteen_seconds_remain_for_reconnecting() -> None:
     run = build_run(3, max_round_train_time=60, epoch_time=1_000).warm_up()
     run.wait(58)
     start = run.state.epoch.start_timestamp
-    recover(run, 100)
+    run.recover(100)
     assert run.state.epoch.start_timestamp == start + 113
     assert run.wait(14) == 0
     assert run.wait(1) == 1
@@ -201,7 +195,7 @@ def test_k2_at_least_fifteen_seconds_remain_for_reconnecting() -> None:
 
 def test_k2_short_phases_start_in_the_future_so_that_the_time_remains() -> None:
     run = build_run(3)
-    recover(run, 1)
+    run.recover(1)
     assert run.wait(14) == 0
     assert run.wait(1) == 1
 
@@ -209,11 +203,11 @@ def test_k2_short_phases_start_in_the_future_so_that_the_time_remains() -> None:
 def test_k2_the_clocks_of_a_warmup_move_where_they_are_set() -> None:
     run = build_run(4, warmup_time=600)
     run.form()
-    recover(run, 50)
+    run.recover(50)
     assert run.state.epoch.ready_quorum_unix == 0
     run.show(0, 1, 2)
     since = run.state.epoch.ready_quorum_unix
-    recover(run, 70)
+    run.recover(70)
     assert run.state.epoch.ready_quorum_unix == since + 70
 
 
@@ -222,7 +216,7 @@ def test_k2_a_halted_run_has_no_clock_to_move(halted: RunState) -> None:
     run = build_run(1)
     run.state.run_state = halted
     before = encode_state(run.state)
-    recover(run, 100)
+    run.recover(100)
     assert encode_state(run.state) == before
 
 
@@ -230,17 +224,17 @@ def test_k2_nothing_moves_when_nothing_was_missed_or_the_clock_went_back() -> No
     run = build_run(1, warmup_time=600)
     run.form()
     before = encode_state(run.state)
-    recover(run, 0)
+    run.recover(0)
     assert encode_state(run.state) == before
     run.now += 20
-    recover(run, -10)
+    run.recover(-10)
     assert encode_state(run.state) == before
 
 
 def test_k2_in_waiting_the_epochs_clocks_stay_those_of_the_last_epoch() -> None:
     run = build_run(1, rounds_per_epoch=1, waiting_for_members_extra_time=60).warm_up().finish_epoch()
     start = run.state.epoch.start_timestamp
-    recover(run, 30)
+    run.recover(30)
     assert run.state.epoch.start_timestamp == start
 
 

@@ -32,12 +32,6 @@ def build_paused() -> Run:
     return run
 
 
-def resume(run: Run) -> None:
-    run.apply(Resume())
-    run.rejoin()
-    run.warm_up()
-
-
 def test_p9_settings_of_a_paused_run_change_and_the_weights_stay_certified() -> None:
     run = build_paused()
     certified, before = replace(run.state.certified), get_config_preimage(run.state)
@@ -45,7 +39,7 @@ def test_p9_settings_of_a_paused_run_change_and_the_weights_stay_certified() -> 
     assert run.state.config.rounds_per_epoch == 5
     assert (run.state.certified, run.state.checkpoint.digest != bytes(32)) == (certified, True)
     assert get_config_preimage(run.state) != before, "config_hash tells old results from new ones"
-    resume(run)
+    run.resume()
     assert run.state.current.step == certified.step
     assert decode_state(encode_state(run.state)) == run.state
 
@@ -83,7 +77,7 @@ def test_p9_another_step_or_sample_is_where_the_run_goes_on(step: int, sample: i
     run.state.epoch.warmup_failures = 1
     run.apply(Update(progress=Progress(run.state.progress.epoch, step, sample)))
     assert (run.state.certified, run.state.checkpoint, run.state.epoch.warmup_failures) == (Mark(), Mark(), 0)
-    resume(run)
+    run.resume()
     assert (run.state.current.step, run.state.current.data_index) == (step, sample)
     run.finish_epoch()
     assert (run.state.progress.step, run.state.progress.epoch_start_data_index) == (step + 2, sample + 24)

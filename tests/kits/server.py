@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from kits.runs import Run, get_equal_keys
@@ -114,7 +113,7 @@ class Members(Run):
 
     def __init__(self, handler: CoordinatorHandler, identities: list[Identity] | None = None) -> None:
         self.identities = identities or CLIENTS[:3]
-        super().__init__(handler.state, now=handler.now, keys=partial(get_equal_keys, self.identities))
+        super().__init__(handler.state, now=handler.now, keys=lambda number: get_equal_keys(self.identities, number))
         self.handler = handler
         self._ids = 1_000
 

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from psyche.config import schema
+from psyche.config import model_schema, schema
+from psyche.config.table import Table
 from psyche.config.values import get_variant_name
 from psyche.core.state import state
 from psyche.core.state.state import (
@@ -17,13 +18,13 @@ from psyche.core.state.state import (
 _ARCHITECTURES: Final = {get_variant_name(member): member for member in state.Architecture}
 _DATA_TYPES: Final = {get_variant_name(member): member for member in state.DataType}
 _TOKEN_SIZES: Final = {get_variant_name(member): member for member in TokenSize}
-_CHECKPOINT_KINDS: Final[dict[type[schema.Table], CheckpointKind]] = {
-    schema.DummyCheckpoint: CheckpointKind.DUMMY,
-    schema.HubCheckpoint: CheckpointKind.HUB,
-    schema.P2PCheckpoint: CheckpointKind.P2P,
-    schema.GcsCheckpoint: CheckpointKind.GCS,
-    schema.P2PGcsCheckpoint: CheckpointKind.P2P_GCS,
-    schema.LocalCheckpoint: CheckpointKind.LOCAL,
+_CHECKPOINT_KINDS: Final[dict[type[Table], CheckpointKind]] = {
+    model_schema.DummyCheckpoint: CheckpointKind.DUMMY,
+    model_schema.HubCheckpoint: CheckpointKind.HUB,
+    model_schema.P2PCheckpoint: CheckpointKind.P2P,
+    model_schema.GcsCheckpoint: CheckpointKind.GCS,
+    model_schema.P2PGcsCheckpoint: CheckpointKind.P2P_GCS,
+    model_schema.LocalCheckpoint: CheckpointKind.LOCAL,
 }
 TOKEN_SIZE_BYTES: Final = {TokenSize.TWO_BYTES: 2, TokenSize.FOUR_BYTES: 4}
 
@@ -43,7 +44,7 @@ def get_progress(table: schema.ProgressTable) -> state.Progress:
     return state.Progress(**table.model_dump())
 
 
-def get_model(table: schema.LlmTable) -> state.Model:
+def get_model(table: model_schema.LlmTable) -> state.Model:
     """Convert `[model.LLM]`."""
     return state.Model(
         architecture=_ARCHITECTURES[table.architecture],
@@ -63,37 +64,39 @@ def get_token_size_bytes(name: str) -> int:
     return TOKEN_SIZE_BYTES[_TOKEN_SIZES[name]]
 
 
-def _get_checkpoint(checkpoint: schema.Checkpoint) -> state.Checkpoint:
+def _get_checkpoint(checkpoint: model_schema.Checkpoint) -> state.Checkpoint:
     if isinstance(checkpoint, str):
         return state.Checkpoint(CheckpointKind.EPHEMERAL)
     kind = _CHECKPOINT_KINDS[type(checkpoint)]
     match checkpoint.content:
-        case schema.HubRepo(repo_id=name, revision=revision) | schema.DummyRepo(repo_id=name, revision=revision):
+        case model_schema.HubRepo(repo_id=name, revision=revision):
             return state.Checkpoint(kind, name, revision)
-        case schema.Bucket(bucket=name, prefix=prefix):
+        case model_schema.DummyRepo(repo_id=name, revision=revision):
+            return state.Checkpoint(kind, name, revision)
+        case model_schema.Bucket(bucket=name, prefix=prefix):
             return state.Checkpoint(kind, name, prefix)
-        case schema.LocalFolder(path=path):
+        case model_schema.LocalFolder(path=path):
             return state.Checkpoint(kind, path)
 
 
-def _get_data_location(location: schema.DataLocation) -> state.DataLocation:
+def _get_data_location(location: model_schema.DataLocation) -> state.DataLocation:
     match location:
-        case schema.ServerData(address=address):
+        case model_schema.ServerData(address=address):
             return state.DataLocation(DataLocationKind.SERVER, address)
-        case schema.LocalData(path=path):
+        case model_schema.LocalData(path=path):
             return state.DataLocation(DataLocationKind.LOCAL, path)
-        case schema.WeightedHttpData(url=url):
+        case model_schema.WeightedHttpData(url=url):
             return state.DataLocation(DataLocationKind.WEIGHTED_HTTP, url)
-        case schema.PreprocessedData(path=path):
+        case model_schema.PreprocessedData(path=path):
             return state.DataLocation(DataLocationKind.PREPROCESSED, path)
-        case schema.HttpData(content=content):
+        case model_schema.HttpData(content=content):
             return _get_http_data(content)
         case str():
             return state.DataLocation(DataLocationKind.DUMMY)
 
 
-def _get_http_data(content: schema.HttpContent) -> state.DataLocation:
-    seed = content.shuffle.seed if isinstance(content.shuffle, schema.SeededShuffle) else None
+def _get_http_data(content: model_schema.HttpContent) -> state.DataLocation:
+    seed = content.shuffle.seed if isinstance(content.shuffle, model_schema.SeededShuffle) else None
     return state.DataLocation(
         DataLocationKind.HTTP,
         http=_get_http_location(content.location),
@@ -102,13 +105,13 @@ def _get_http_data(content: schema.HttpContent) -> state.DataLocation:
     )
 
 
-def _get_http_location(location: schema.HttpLocation) -> state.HttpLocation:
+def _get_http_location(location: model_schema.HttpLocation) -> state.HttpLocation:
     match location:
-        case schema.SingleUrl(url=url):
+        case model_schema.SingleUrl(url=url):
             return state.HttpLocation(HttpLocationKind.SINGLE_URL, url)
-        case schema.Gcp(content=gcp):
+        case model_schema.Gcp(content=gcp):
             return state.HttpLocation(HttpLocationKind.GCP, gcp.bucket_name, gcp.filter_directory)
-        case schema.NumberedFiles(content=files):
+        case model_schema.NumberedFiles(content=files):
             return state.HttpLocation(
                 HttpLocationKind.NUMBERED_FILES,
                 files.url_template,
@@ -118,24 +121,24 @@ def _get_http_location(location: schema.HttpLocation) -> state.HttpLocation:
             )
 
 
-def _get_schedule(schedule: schema.LrSchedule) -> state.LrSchedule:
+def _get_schedule(schedule: model_schema.LrSchedule) -> state.LrSchedule:
     match schedule:
-        case schema.ConstantSchedule():
+        case model_schema.ConstantSchedule():
             kind = ScheduleKind.CONSTANT
-        case schema.LinearSchedule():
+        case model_schema.LinearSchedule():
             kind = ScheduleKind.LINEAR
-        case schema.CosineSchedule():
+        case model_schema.CosineSchedule():
             kind = ScheduleKind.COSINE
-        case schema.WarmupStableDecaySchedule():
+        case model_schema.WarmupStableDecaySchedule():
             kind = ScheduleKind.WARMUP_STABLE_DECAY
     return state.LrSchedule(kind, **schedule.content.model_dump())
 
 
-def _get_optimizer(optimizer: schema.Optimizer) -> state.Optimizer:
+def _get_optimizer(optimizer: model_schema.Optimizer) -> state.Optimizer:
     match optimizer:
-        case schema.DistroOptimizer(content=distro):
+        case model_schema.DistroOptimizer(content=distro):
             return state.Optimizer(OptimizerKind.DISTRO, **distro.model_dump())
-        case schema.AdamWOptimizer(content=adamw):
+        case model_schema.AdamWOptimizer(content=adamw):
             values = adamw.model_dump(exclude={"betas"})
             return state.Optimizer(OptimizerKind.ADAMW, betas=(adamw.betas[0], adamw.betas[1]), **values)
         case str():

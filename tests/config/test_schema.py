@@ -7,7 +7,7 @@ import annotated_types
 import pytest
 from pydantic import Tag
 
-from psyche.config import schema
+from psyche.config import model_schema, schema
 from psyche.config.load import HARMLESS
 from psyche.config.table import Table
 from psyche.config.values import get_variant_name
@@ -18,7 +18,7 @@ PAIRS = [
     (schema.ConfigTable, state.Config, CONFIG),
     (schema.MetadataTable, state.Metadata, METADATA),
     (schema.ProgressTable, state.Progress, PROGRESS),
-    (schema.LlmTable, state.Model, MODEL),
+    (model_schema.LlmTable, state.Model, MODEL),
 ]
 ONLY_ON_RECORD = {"extra_checkpoints"}
 NUMBERS = "BHIQ"
@@ -48,9 +48,9 @@ def test_a_number_is_refused_where_the_record_has_no_room_for_it(table: type[Tab
 @pytest.mark.parametrize(
     ("annotation", "members"),
     [
-        (schema.LlmTable.model_fields["architecture"].annotation, state.Architecture),
-        (schema.LlmTable.model_fields["data_type"].annotation, state.DataType),
-        (schema.TokenBytes, state.TokenSize),
+        (model_schema.LlmTable.model_fields["architecture"].annotation, state.Architecture),
+        (model_schema.LlmTable.model_fields["data_type"].annotation, state.DataType),
+        (model_schema.TokenBytes, state.TokenSize),
         (schema.RunStateName, state.RunState),
     ],
 )
@@ -61,11 +61,11 @@ def test_a_choice_has_the_variants_of_the_core(annotation: Any, members: Any) ->
 @pytest.mark.parametrize(
     ("union", "members"),
     [
-        (schema.Checkpoint, state.CheckpointKind),
-        (schema.DataLocation, state.DataLocationKind),
-        (schema.HttpLocation, state.HttpLocationKind),
-        (schema.LrSchedule, state.ScheduleKind),
-        (schema.Optimizer, state.OptimizerKind),
+        (model_schema.Checkpoint, state.CheckpointKind),
+        (model_schema.DataLocation, state.DataLocationKind),
+        (model_schema.HttpLocation, state.HttpLocationKind),
+        (model_schema.LrSchedule, state.ScheduleKind),
+        (model_schema.Optimizer, state.OptimizerKind),
     ],
 )
 def test_a_union_has_the_variants_of_the_core(union: Any, members: Any) -> None:

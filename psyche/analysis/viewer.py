@@ -1,6 +1,6 @@
 """A listing of a run's events, one line each: of a simulation or of a real run's logs.
 
-lines = read_trace(Path("runs/demo-20261121/events"))
+lines = read_trace([Path("runs/demo-20261121/events")])
 for line in format_trace(lines, Filter(nodes=("client-1",), kinds=("trained", "applied"))):
     print(line)
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 from psyche.errors import ConfigError
 from psyche.telemetry import kinds
-from psyche.telemetry.events import Line, read_lines
+from psyche.telemetry.events import Line, find_logs, read_lines
 
 MAX_FIELD: Final = 60  # characters of one field in `describe_line`
 QUIET: Final = frozenset(
@@ -53,20 +53,23 @@ class Filter:
         return self.all_kinds or line["kind"] not in QUIET
 
 
-def read_trace(path: Path) -> list[Line]:
-    """The events of a log, or of all logs below a folder, sorted by time.
+def read_trace(paths: Iterable[Path]) -> list[Line]:
+    """The events of logs, and of all logs below folders, sorted by time; a log that is named twice counts once.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: one of the paths has none.
     """
-    if not path.exists():
-        raise ConfigError(f"{path}: there is no such file or folder")
-    lines = sorted(read_lines(path), key=lambda line: line["t"])
-    if not lines:
-        raise ConfigError(
-            f"{path}: there are no events; a run's are in its folder events, a client's in its data folder"
-        )
-    return lines
+    files: dict[Path, None] = {}
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: there is no such file or folder")
+        found = find_logs(path)
+        if not any(next(read_lines(file), None) for file in found):
+            raise ConfigError(
+                f"{path}: there are no events; a run's are in its folder events, a client's in its data folder"
+            )
+        files |= dict.fromkeys(file.resolve() for file in found)
+    return sorted((line for file in files for line in read_lines(file)), key=lambda line: line["t"])
 
 
 def decode_lines(raws: Iterable[bytes]) -> list[Line]:

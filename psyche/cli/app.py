@@ -16,8 +16,8 @@ app = make_group(
     "psyche doctor                                         # is this machine ready?",
     "psyche local-testnet start --num-clients 3 --config-path config/demo   # a whole run on this machine",
     "psyche simulate --state config/llama-20m --clients 64 --profile config/profiles/home.toml   # before you begin",
-    "psyche server run --state config/demo --server-port 39400              # a coordinator for others",
-    "psyche client train --run-id demo --server-addr HOST:39400             # take part",
+    "psyche server run --state config/demo --server-port 19400              # a coordinator for others",
+    "psyche client train --run-id demo --server-addr HOST:19400             # take part",
 )
 
 

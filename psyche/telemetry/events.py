@@ -172,18 +172,23 @@ def read_event(line: Line) -> kinds.Event:
     return kinds.read_plain(line["kind"], line)
 
 
+def find_logs(path: Path) -> list[Path]:
+    """The event logs at `path`: itself, or all `*.jsonl` files below it if it is a folder."""
+    return sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+
+
 def read_lines(path: Path) -> Iterator[Line]:
     """All events at `path`, those of rotated files first; incomplete lines are skipped.
 
-    `path` may be a file or a folder; of a folder, all `*.jsonl` files below it are read and merged by time.
+    `path` may be a file or a folder; the logs below a folder are merged by time.
     """
     if path.is_dir():
-        return iter(sorted(_read_folder(path), key=lambda line: line["t"]))
+        return iter(sorted(_read_files(find_logs(path)), key=lambda line: line["t"]))
     return _read_file(path)
 
 
-def _read_folder(folder: Path) -> Iterable[Line]:
-    for path in sorted(folder.rglob("*.jsonl")):
+def _read_files(paths: Iterable[Path]) -> Iterable[Line]:
+    for path in paths:
         yield from _read_file(path)
 
 

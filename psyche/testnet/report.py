@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from psyche.telemetry import kinds
 from psyche.telemetry.events import Line, read_event, read_lines
+from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.status import NodeView
 from psyche.telemetry.text import format_bytes, format_seconds, format_table
 from psyche.testnet.settings import Layout, get_node_name
@@ -183,7 +184,8 @@ def find_problems(report: RunReport) -> list[str]:
     """Return the reasons why a run failed."""
     problems: list[str] = []
     for client in report.clients:
-        if client.exit_code != 0:
+        is_asked = bool(report.stopped) and client.exit_code == EXIT_INTERRUPTED
+        if client.exit_code != 0 and not is_asked:
             problems.append(f"{client.name} ended with exit code {client.exit_code}")
         elif not client.finished and not report.stopped:
             problems.append(f"{client.name} did not finish")

@@ -360,13 +360,37 @@ def test_logs_of_several_nodes_are_read_in_the_order_of_time(tmp_path: Path) -> 
         (tmp_path / node).mkdir()
         lines = [json.dumps(e) for e in build_log().lines if e["node"] == node]
         (tmp_path / node / "events.jsonl").write_text("\n".join(lines) + "\n")
-    times = [event["t"] for event in read_trace(tmp_path)]
+    times = [event["t"] for event in read_trace([tmp_path])]
     assert times == sorted(times)
     assert len(times) > 10
 
 
+def test_logs_of_several_folders_are_one_trace_and_a_log_counts_once(tmp_path: Path) -> None:
+    """As a run's are by default: each client's beside its key, the server's with its journal."""
+    wanted = [event for event in build_log().lines if event["node"] in ("a", "b")]
+    for node in ("a", "b"):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "events.jsonl").write_text(
+            "".join(json.dumps(event) + "\n" for event in wanted if event["node"] == node)
+        )
+    found = read_trace([tmp_path / "b", tmp_path / "a", tmp_path, tmp_path / "a" / "events.jsonl"])
+    assert found == sorted(found, key=lambda event: event["t"])
+    by_time = sorted(wanted, key=lambda event: event["t"])
+    for node in ("a", "b"):
+        assert [e for e in found if e["node"] == node] == [e for e in by_time if e["node"] == node]
+    assert len(found) == len(wanted)
+
+
+def test_each_named_folder_must_have_events(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "events.jsonl").write_text(json.dumps(build_log().lines[0]) + "\n")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ConfigError, match="b: there are no events"):
+        read_trace([tmp_path / "a", tmp_path / "b"])
+
+
 def test_where_there_are_no_events_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there are no events"):
-        read_trace(tmp_path)
+        read_trace([tmp_path])
     with pytest.raises(ConfigError, match="no such file or folder"):
-        read_trace(tmp_path / "missing")
+        read_trace([tmp_path / "missing"])

@@ -43,7 +43,7 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {"39400": str(choose_port()), "39401": str(choose_port())}
+        self.ports = {"19400": str(choose_port()), "19401": str(choose_port())}
         self.terminals: dict[str, Child] = {}
         self._bin = Path(sys.executable).parent
 

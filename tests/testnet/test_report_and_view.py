@@ -112,6 +112,9 @@ def test_a_client_that_never_finished_is_a_problem_unless_the_run_was_stopped() 
     client = ClientReport("client-1", digest="aa", exit_code=0)
     assert find_problems(RunReport("demo", 1.0, [client], 0)) == ["client-1 did not finish"]
     assert find_problems(RunReport("demo", 1.0, [client], 0, stopped="1 minute is over")) == []
+    client.exit_code = 130
+    assert find_problems(RunReport("demo", 1.0, [client], 0)) == ["client-1 ended with exit code 130"]
+    assert find_problems(RunReport("demo", 1.0, [client], 0, stopped="1 minute is over")) == []
     assert find_problems(RunReport("demo", 1.0, [ClientReport("c", exit_code=0, finished=True)], 0)) == [
         "no client has trained a round"
     ]

@@ -64,7 +64,7 @@ try:
     time.sleep(seconds)
 except KeyboardInterrupt:
     log.emit(kinds.Left(reason="stopped by SIGINT", code=0, cause=kinds.LeaveCause.STOPPED))
-    sys.exit(0)
+    sys.exit(130)
 if digest == "crash":
     print("the reason of the crash", flush=True)
     sys.exit(3)
@@ -168,7 +168,7 @@ async def test_killed_clients_come_back(settings: TestnetSettings, monkeypatch: 
             assert testnet.kills == {2: 1}
             nursery.cancel_scope.cancel()
     assert not any(map(is_alive, get_pids(prepared.layout.root)))
-    assert all(code == 0 for code in testnet.exits.values())
+    assert set(testnet.exits.values()) == {130}
 
 
 async def test_a_server_that_dies_ends_the_run_with_its_reason(

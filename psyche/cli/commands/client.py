@@ -22,7 +22,7 @@ GREETING_S = 3.0
 DEFAULT: Final = ClientSettings(run_id="", server_host="", server_port=0, data_dir=Path())
 group = make_group(
     "Take part in a run.",
-    "psyche client train --run-id demo --server-addr 192.0.2.7:39400",
+    "psyche client train --run-id demo --server-addr 192.0.2.7:19400",
     "psyche client show-identity --data-dir ~/psyche/demo",
 )
 
@@ -35,9 +35,9 @@ def _root() -> None:
 @group.command(
     "train",
     epilog=format_examples(
-        "psyche client train --run-id demo --server-addr 192.0.2.7:39400",
-        "psyche client train --run-id demo --server-addr HOST:39400 --checkpoint-dir checkpoints --device cuda",
-        "RUN_ID=demo SERVER_ADDR=HOST:39400 psyche client train --logs json   # options from the environment",
+        "psyche client train --run-id demo --server-addr 192.0.2.7:19400",
+        "psyche client train --run-id demo --server-addr HOST:19400 --checkpoint-dir checkpoints --device cuda",
+        "RUN_ID=demo SERVER_ADDR=HOST:19400 psyche client train --logs json   # options from the environment",
     ),
 )
 def train(
@@ -63,13 +63,13 @@ def train(
     events_dir: opt.EventsDir = None,
     keep_event_files: opt.KeepEventFiles = DEFAULT_KEEP,
     write_gradients_dir: opt.DistroDir = None,
-    node_name: opt.NodeName = "client",
+    node_name: opt.NodeName = DEFAULT.node_name,
 ) -> None:
     """Train in a run until it is finished.
 
     Waits for members, loads the weights (from the run's source, or from peers), trains its share of every round, and
-    exits with 0 when the run is finished. Ctrl-C withdraws and ends within five seconds; a second Ctrl-C ends at once.
-    Started again, it goes on where it was.
+    exits with 0 when the run is finished. Ctrl-C withdraws and ends within five seconds, with exit code 130; a second
+    Ctrl-C ends at once. SIGTERM does the same, with exit code 0. Started again, it goes on where it was.
     """
     from psyche.backends.tcp.dial import parse_server
     from psyche.cli.helpers.interfaces import get_bind_ip
@@ -80,7 +80,6 @@ def train(
     console = Console()
     configure_logging(logs.value, log, console=console, write_log=write_log)
     data_dir = get_data_dir(data_dir, run_id)
-    events_path = (events_dir / node_name if events_dir is not None else data_dir) / "events.jsonl"
     address = parse_server(server_addr, run_id, parse_hex("--server-key", server_key) if server_key else None)
     settings = ClientSettings(
         run_id=run_id,
@@ -99,13 +98,25 @@ def train(
         checkpoint_dir=checkpoint_dir,
         keep_steps=keep_steps,
         share_checkpoints=share_checkpoints,
-        events_path=events_path,
         node_name=node_name,
         distro_dir=write_gradients_dir,
     )
     check_server(address)
-    events = EventLog(events_path, node=node_name, keep=keep_event_files)
+    settings.node_name = node_name or find_node_name(settings)
+    folder = data_dir if events_dir is None else events_dir / settings.node_name
+    events = EventLog(folder / "events.jsonl", node=settings.node_name, keep=keep_event_files)
     raise typer.Exit(run(settings, events, console, logs))
+
+
+def find_node_name(settings: "ClientSettings") -> str:
+    """Find the name of a client that was given none; makes its key if there is none yet.
+
+    Raises:
+        ConfigError: the key cannot be read.
+    """
+    from psyche.client.runtime.app import get_node_name, load_identity
+
+    return get_node_name(load_identity(settings))
 
 
 def check_server(address: "ServerAddress") -> None:

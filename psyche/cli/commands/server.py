@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 group = make_group(
     "Run the coordinator of a training run, and command it.",
     "psyche server validate-config --state config/demo",
-    "psyche server run --state config/demo --server-port 39400",
-    "psyche server pause --server-addr 127.0.0.1:39400 --state-dir psyche-data/server-demo",
+    "psyche server run --state config/demo --server-port 19400",
+    "psyche server pause --server-addr 127.0.0.1:19400 --state-dir psyche-data/server-demo",
 )
 
 State = Annotated[Path, typer.Option(help="run.toml or state.toml, or its folder.")]
@@ -55,7 +55,7 @@ def _root() -> None:
 @group.command(
     "run",
     epilog=format_examples(
-        "psyche server run --state config/demo --server-port 39400",
+        "psyche server run --state config/demo --server-port 19400",
         "psyche server run --state run.toml --data-config data.toml --state-dir state --logs json",
     ),
 )
@@ -179,8 +179,8 @@ def say(text: str) -> None:
 @group.command(
     "status",
     epilog=format_examples(
-        "psyche server status --server-addr 127.0.0.1:39400",
-        "psyche server status --server-addr 127.0.0.1:39400 --json",
+        "psyche server status --server-addr 127.0.0.1:19400",
+        "psyche server status --server-addr 127.0.0.1:19400 --json",
     ),
 )
 def status(

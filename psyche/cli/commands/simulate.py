@@ -377,7 +377,13 @@ def _show(lines: "list[Line]", wanted: "Filter") -> None:
 
 def trace(
     ctx: typer.Context,
-    path: Annotated[Path, typer.Argument(help="An event log, or a folder with some: of a run, or of a simulation.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="LOG_OR_FOLDER...",
+            help="Event logs, and folders with some: of a run's server and clients, or of a simulation.",
+        ),
+    ],
     *,
     node: Nodes = None,
     kind: Kinds = None,
@@ -404,12 +410,14 @@ def trace(
     if is_summed:
         _refuse_unused(ctx, FILTERS, "on figures of a whole run: --summary, --picture, --json")
     _check_outputs(picture, json_file, None)
-    lines = read_trace(path)
+    lines = read_trace(paths)
     if is_summed:
         accounts = read_accounts(lines)
         say = Speaker()
         say(format_accounts(accounts))
-        is_written = _write_figures(say, accounts, str(path), picture, build_accounts_json(accounts), json_file)
+        is_written = _write_figures(
+            say, accounts, ", ".join(map(str, paths)), picture, build_accounts_json(accounts), json_file
+        )
         say.check()
         raise typer.Exit(0 if is_written else 1)
     wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)

@@ -118,7 +118,12 @@ DistroDir = Annotated[
         help="Keep a copy of each of this client's updates in this folder.",
     ),
 ]
-NodeName = Annotated[str, typer.Option(envvar="NODE_NAME", help="This client's name in logs.")]
+NodeName = Annotated[
+    str,
+    typer.Option(
+        envvar="NODE_NAME", help="This client's name in logs. Default: client- and the first digits of its key."
+    ),
+]
 
 
 def parse_bootstrap(texts: list[str]) -> "tuple[PeerAddress, ...]":

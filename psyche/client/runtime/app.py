@@ -34,6 +34,7 @@ from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Backend, Network
 
 LOCK_NAME = "client.lock"
+NAME_DIGITS = 8  # hex digits of the public key in a client's default name
 EXIT_NOT_ENDED = 1  # stopped, but the shell had not ended when the grace was over
 OpenBackend = Callable[[ClientSettings, Identity], AbstractAsyncContextManager[Backend]]
 
@@ -56,8 +57,17 @@ def load_identity(settings: ClientSettings) -> Identity:
         return read_key_file(settings.identity_path)
     path = settings.data_dir / "identity.key"
     if not path.exists():
-        write_key_file(path, make_identity())
+        try:
+            write_key_file(path, make_identity())
+        except FileExistsError:
+            if not path.exists():
+                raise  # otherwise another client has just made it; the lock on the folder admits one of the two
     return read_key_file(path)
+
+
+def get_node_name(identity: Identity) -> str:
+    """Return the name of a client that was given none: different for each key, and the same after a restart."""
+    return f"client-{identity.public.hex()[:NAME_DIGITS]}"
 
 
 class LazyData:
@@ -134,7 +144,9 @@ def check_sharing(settings: ClientSettings) -> None:
 
 
 async def run_client(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:
-    """Run one client to its end; return the exit code (0: finished or stopped by the user; 130: stopped at start-up).
+    """Run one client to its end; return the exit code.
+
+    0: the run is finished, or SIGTERM stopped the client; 130: Ctrl-C stopped it, or either while it started.
 
     `open_backend` connects to the coordinator's home (`backends.tcp.backend.open_backend` for TCP).
 
@@ -156,6 +168,7 @@ class Orders:
         self.shell: Shell | None = None
         self.code = EXIT_INTERRUPTED  # used if the scope is cancelled before the shell ends
         self.is_asked = False
+        self.is_interrupted = False  # by Ctrl-C; a service manager's SIGTERM is no reason for an error code
         self.scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
         self._stop_grace_s = stop_grace_s
 
@@ -167,13 +180,14 @@ class Orders:
                 self.scope.cancel()
                 return
             self.is_asked = True
+            self.is_interrupted = number == signal.SIGINT
             self.code = EXIT_NOT_ENDED
             self.scope.deadline = trio.current_time() + self._stop_grace_s
             self.shell.stop(f"stopped by {signal.Signals(number).name}")
 
-    def note_end(self, code: int) -> None:
-        """The shell has ended: keep its exit code, and lift the deadline while everything is closed."""
-        self.code = code
+    def note_end(self, code: int, *, is_stopped: bool) -> None:
+        """The shell has ended, stopped or by itself: set the exit code; lift the deadline while everything closes."""
+        self.code = EXIT_INTERRUPTED if is_stopped and self.is_interrupted and code == 0 else code
         self.scope.deadline = math.inf
 
 
@@ -243,7 +257,8 @@ async def _participate(
     )
     orders.shell = Shell(parts, settings)
     try:
-        orders.note_end(await orders.shell.run())
+        code = await orders.shell.run()
+        orders.note_end(code, is_stopped=orders.shell.is_stopped)
     finally:
         with trio.move_on_after(1) as scope:
             scope.shield = True

@@ -45,6 +45,11 @@ class Departure:
         await self._ended.wait()
         return self._exit.code if self._exit is not None else 1
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the user stopped the client before the run was finished."""
+        return self._exit is not None and self._exit.cause is kinds.LeaveCause.STOPPED
+
     async def leave(self, action: Exit) -> None:
         """Let the last messages go out, or serve the final weights; then `wait` returns."""
         if self._exit is not None:

@@ -31,7 +31,6 @@ class ClientSettings:
     keep_steps: int = 3
     share_checkpoints: bool = False  # all clients can read checkpoint_dir (S10)
     export_dtype: str = "bfloat16"
-    events_path: Path | None = None
     node_name: str = ""
     distro_dir: Path | None = None  # --write-distro-data: payloads are kept here
     replay_quota_bytes: int = 8 << 30

@@ -152,6 +152,11 @@ class Shell:
         self._log_statistics()
         return code
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` has ended it, and not the end of the run."""
+        return self._departure.is_stopped
+
     def stop(self, reason: str) -> None:
         """Withdraw and end within the grace period (F26)."""
         self._execute(self._engine.on_stop(reason))

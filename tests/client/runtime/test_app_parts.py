@@ -11,7 +11,7 @@ import trio
 from kits.power_loss import watch_disk
 
 from psyche.client.runtime import app
-from psyche.client.runtime.app import LazyData, PayloadCheck, load_identity, lock_data_dir
+from psyche.client.runtime.app import LazyData, PayloadCheck, get_node_name, load_identity, lock_data_dir
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.encoding.plan import compute_plan, encode_plan, get_payload_bytes
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
@@ -39,6 +39,27 @@ def test_a_key_is_made_once_and_readable_by_its_owner_alone(settings: ClientSett
     first = load_identity(settings)
     assert load_identity(settings).public == first.public
     assert stat.S_IMODE((settings.data_dir / "identity.key").stat().st_mode) == 0o600
+
+
+def test_clients_of_different_keys_have_different_names(settings: ClientSettings, tmp_path: Path) -> None:
+    """Otherwise `psyche trace` takes the logs of two clients for those of one."""
+    first = get_node_name(load_identity(settings))
+    settings.data_dir = tmp_path / "other"
+    assert get_node_name(load_identity(settings)) != first
+    settings.data_dir = tmp_path / "data"
+    assert get_node_name(load_identity(settings)) == first
+    assert first == f"client-{load_identity(settings).public.hex()[:8]}"
+
+
+def test_two_clients_that_start_at_once_in_one_folder_take_the_same_key(
+    settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_late(path: Path, identity: Identity) -> None:
+        write_key_file(path, Identity(SECRET))  # the other one was quicker
+        write_key_file(path, identity)
+
+    monkeypatch.setattr(app, "write_key_file", write_late)
+    assert load_identity(settings).public == Identity(SECRET).public
 
 
 def test_a_key_that_a_client_began_with_survives_a_power_cut(settings: ClientSettings, tmp_path: Path) -> None:
@@ -186,6 +207,43 @@ def unstarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ClientSettings
 
 async def test_ctrl_c_while_a_client_comes_up_is_no_error_of_what_it_interrupts(unstarted: ClientSettings) -> None:
     assert await app.run_client(unstarted, EventLog(None, node="n"), open_nothing) == 130
+
+
+class StandIn:
+    """A shell that ends when it is stopped, or is finished already."""
+
+    def __init__(self, *, is_finished: bool) -> None:
+        self.is_stopped = False
+        self._is_finished = is_finished
+        self._ended = trio.Event()
+
+    async def run(self) -> int:
+        await self._ended.wait()
+        return 0
+
+    def stop(self, _reason: str) -> None:
+        self.is_stopped = not self._is_finished
+        self._ended.set()
+
+
+@pytest.mark.parametrize(
+    ("number", "is_finished", "code"),
+    [(signal.SIGINT, False, 130), (signal.SIGTERM, False, 0), (signal.SIGINT, True, 0)],
+    ids=["ctrl-c", "sigterm", "ctrl-c after the end of the run"],
+)
+async def test_a_client_that_ctrl_c_stops_says_so_with_130(
+    settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, is_finished: bool, code: int
+) -> None:
+    shell = StandIn(is_finished=is_finished)
+
+    async def take_part(_settings: object, _log: object, _backend: object, orders: app.Orders) -> None:
+        monkeypatch.setattr(orders, "shell", shell)
+        os.kill(os.getpid(), number)
+        ended = await shell.run()
+        orders.note_end(ended, is_stopped=shell.is_stopped)
+
+    monkeypatch.setattr(app, "_run", take_part)
+    assert await app.run_client(settings, EventLog(None, node="n"), open_nothing) == code
 
 
 async def test_what_keeps_a_client_from_coming_up_is_told(

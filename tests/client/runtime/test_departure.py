@@ -64,6 +64,7 @@ async def test_the_answer_to_a_withdrawal_is_waited_for_but_not_for_long(
                 await trio.sleep(0.01)
         leaving.departure.note_withdrawn()
     assert (leaving.code, leaving.left_at) == (0, pytest.approx(left_s, abs=0.02))
+    assert leaving.departure.is_stopped
 
 
 async def test_the_final_weights_are_served_and_written_to_the_end(autojump_clock: MockClock) -> None:
@@ -90,3 +91,4 @@ async def test_stopping_while_serving_or_writing_ends_at_once_and_well(
     )
     await leaving.leave((0.0, finished), (stopped_s, stopped))
     assert (leaving.code, leaving.left_at) == (0, pytest.approx(stopped_s))
+    assert not leaving.departure.is_stopped

@@ -15,7 +15,7 @@ from psyche.data.corpus import build_demo_corpus
 from psyche.standalone.plot import Curve, write_loss_plot
 from psyche.standalone.progress import ProgressLine
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
-from psyche.standalone.train import TrainResult, train
+from psyche.standalone.train import TrainResult, train_model
 
 ROOT = Path(__file__).parents[1]
 STEPS, QUICK_STEPS = 200, 4
@@ -64,7 +64,7 @@ def main() -> None:
     results: dict[str, TrainResult] = {}
     for name, settings in make_runs(args).items():
         line = ProgressLine()
-        results[name] = train(settings, line)
+        results[name] = train_model(settings, line)
         line.close()
     steps = sorted(step for step in next(iter(results.values())).held_out if step)
     rows = [

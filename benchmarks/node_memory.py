@@ -24,7 +24,7 @@ from typing import Any, Final
 import trio
 from _table import build_parser, finish, print_table
 
-from psyche.network.blobs.messages import BlobRequest, encode_request
+from psyche.network.blobs.messages import BlobRequest, encode_blob_request
 from psyche.network.limits import NetworkLimits
 from psyche.network.node import P2PNode, get_peer_id, open_node
 from psyche.wire.address_record import AddressRecord, sign_address_record
@@ -122,7 +122,7 @@ async def push(node: P2PNode, key: bytes, blob: bytes, pushed: list[int]) -> Non
     transport: Any = node._transport  # noqa: SLF001 - here and below: no honest node does what follows
     connection = transport._swarm.get_connections(get_peer_id(key))[0]  # noqa: SLF001
     stream = await transport._host.new_stream(get_peer_id(key), ["/psyche/blob/1"])  # noqa: SLF001
-    await stream.write(encode_request(BlobRequest(blob, 0, 16)) * 4)
+    await stream.write(encode_blob_request(BlobRequest(blob, 0, 16)) * 4)
     header = struct.pack("!BBHII", 0, 0, 0, stream.muxed_stream.stream_id, FRAME_BYTES)
     for _ in range(PUSH_BYTES // FRAME_BYTES):
         if connection.is_closed:

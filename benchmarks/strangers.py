@@ -52,7 +52,7 @@ from psyche.wire.access import OPEN, Access
 from psyche.wire.address_record import sign_address_record
 from psyche.wire.backend import Request, StatusRequest, encode_message
 from psyche.wire.crypto import Identity
-from psyche.wire.data import MAX_REPLY_BYTES, PURPOSE, FetchRequest, encode_request
+from psyche.wire.data import MAX_REPLY_BYTES, PURPOSE, FetchRequest, encode_data_request
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.tls import open_tls
@@ -240,7 +240,7 @@ async def ask_in_vain(place: Place, number: int) -> None:
             frames = FrameStream(stream, MAX_REPLY_BYTES)
             try:
                 await client_handshake(frames, get_stranger(number), PURPOSE, channel, SERVER.public, 10)
-                await frames.send(encode_request(FetchRequest(60_000, 0, 0, 0)), 10)
+                await frames.send(encode_data_request(FetchRequest(60_000, 0, 0, 0)), 10)
                 await frames.receive(60)
             finally:
                 await frames.aclose()

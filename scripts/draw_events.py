@@ -36,7 +36,7 @@ def draw_subject(module: ModuleType) -> Iterator[str]:
     for cls in get_defined(module, kinds.Event):
         fields = [one.name if one.default is kinds.REQUIRED else f"[{one.name}]" for one in kinds.get_fields(cls)]
         meaning = " ".join(inspect.cleandoc(cls.__doc__ or "").split())
-        yield f"| `{kinds.get_kind(cls)}` | {', '.join(fields)} | {meaning} |"
+        yield f"| `{kinds.get_kind_name(cls)}` | {', '.join(fields)} | {meaning} |"
     yield ""
     for code in get_defined(module, StrEnum):
         values = ", ".join(f"`{one.value}`" for one in code)

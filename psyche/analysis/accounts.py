@@ -296,11 +296,11 @@ class Accounts:
         node.count_bytes(event.bytes_sent, event.bytes_received)
 
     def _on_dropped(self, node: NodeAccount, t: float, event: kinds.Dropped) -> None:
-        node.notices.append(Notice(t, kinds.get_kind(event), event.state.name.lower()))
+        node.notices.append(Notice(t, kinds.get_kind_name(event), event.state.name.lower()))
         node.leave()
 
     def _on_trouble(self, node: NodeAccount, t: float, event: kinds.Left | kinds.NotSent | kinds.TrainerLost) -> None:
-        node.notices.append(Notice(t, kinds.get_kind(event), event.reason))
+        node.notices.append(Notice(t, kinds.get_kind_name(event), event.reason))
 
     def _on_not_sent(self, node: NodeAccount, t: float, event: kinds.NotSent) -> None:
         self._on_trouble(node, t, event)

@@ -17,9 +17,8 @@ from psyche.telemetry import kinds
 from psyche.telemetry.events import Line, find_logs, read_lines
 
 MAX_FIELD: Final = 60  # characters of one field in `describe_line`
-QUIET: Final = frozenset(
-    map(kinds.get_kind, (kinds.Network, kinds.WaitStarted, kinds.WaitEnded, kinds.PayloadReceived, kinds.ModelFetch))
-)
+QUIET_KINDS: Final = (kinds.Network, kinds.WaitStarted, kinds.WaitEnded, kinds.PayloadReceived, kinds.ModelFetch)
+QUIET: Final = frozenset(map(kinds.get_kind_name, QUIET_KINDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from psyche.wire.data import (
     FetchRequest,
     Refused,
     Rows,
-    decode_reply,
-    encode_request,
+    decode_data_reply,
+    encode_data_request,
 )
 from psyche.wire.line.framing import FrameStream, FrameTimeout
 from psyche.wire.line.handshake import HandshakeError, client_handshake
@@ -121,8 +121,8 @@ class RemoteData:
         is_clean = False
         try:
             frames = await self._get_connection()
-            await frames.send(encode_request(request), REPLY_TIMEOUT_S)
-            reply = decode_reply(await _receive(frames))
+            await frames.send(encode_data_request(request), REPLY_TIMEOUT_S)
+            reply = decode_data_reply(await _receive(frames))
             self._check_reply(request, reply)
             is_clean = True
         finally:

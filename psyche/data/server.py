@@ -27,8 +27,8 @@ from psyche.wire.data import (
     PURPOSE,
     FetchRequest,
     Refused,
-    decode_request,
-    encode_reply,
+    decode_data_request,
+    encode_data_reply,
 )
 from psyche.wire.line.framing import ConnectionLost, FrameStream
 from psyche.wire.line.handshake import server_handshake
@@ -151,12 +151,12 @@ class DataServer:
         self._places.identify(place, key)
         while True:
             timeout_s = IDLE_TIMEOUT_S if key in self._now.members else STRANGER_TIMEOUT_S
-            request = decode_request(await frames.receive(timeout_s))
+            request = decode_data_request(await frames.receive(timeout_s))
             if key in self._now.members:
                 await self._wait_for_round(request)
             refused = self._refuse(key, request) or await self._send_rows(frames, request)
             if refused:
-                await frames.send(encode_reply(refused), SEND_TIMEOUT_S)
+                await frames.send(encode_data_reply(refused), SEND_TIMEOUT_S)
                 if key not in self._now.members:
                     return
 

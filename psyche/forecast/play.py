@@ -11,7 +11,7 @@ from psyche.analysis.accounts import WORLD, Accounts, NodeAccount
 from psyche.forecast.question import Question, build_scenario, compute_patience_s_of
 from psyche.forecast.recorder import Carried, EarlyExit, OnProgress, Recorder, count_bytes
 from psyche.sim.faults import Fault
-from psyche.sim.scenarios.scenario import build_model
+from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.stall_detection import StallDetector
 from psyche.sim.world import Outcome, World, simulate
 from psyche.telemetry import kinds
@@ -92,7 +92,7 @@ def build_log(forecast: Forecast) -> bytes:
     question, end_s = forecast.question, forecast.outcome.simulated_s
     played = kinds.Simulated(
         limit_s=question.config.max_round_train_time, overlap=bool(question.config.overlap),
-        sequence_tokens=question.workload.sequence_tokens, played_tokens=build_model().max_seq_len,
+        sequence_tokens=question.workload.sequence_tokens, played_tokens=build_small_model().max_seq_len,
         payload_bytes=question.workload.payload_bytes,
     )  # fmt: skip
     carried = [

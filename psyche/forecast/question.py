@@ -17,8 +17,8 @@ from psyche.sim.runtime import build_rng
 from psyche.sim.scenarios.scenario import (
     MachineClass,
     Scenario,
-    build_config,
-    build_model,
+    build_run_config,
+    build_small_model,
     compute_limit_s,
     compute_patience_s,
 )
@@ -94,7 +94,7 @@ def build_scenario(question: Question) -> Scenario:
     check_question(question)
     config, workload = question.config, question.workload
     values: dict[str, Any] = {one.name: getattr(config, one.name) for one in fields(Config)}
-    small = build_model().max_seq_len  # tokens of a simulated sample
+    small = build_small_model().max_seq_len  # tokens of a simulated sample
     values["total_steps"] = question.rounds + 1
     values["global_batch_size_warmup_tokens"] = (
         config.global_batch_size_warmup_tokens * small // workload.sequence_tokens
@@ -115,7 +115,7 @@ def compute_end_s(question: Question, scenario: Scenario) -> float:
     planned = replace(scenario, faults=question.faults)
     epochs = question.rounds // max(1, question.config.rounds_per_epoch) + 2
     waits_s = epochs * compute_patience_s_of(question)  # each epoch may have to wait for machines that come back
-    return joined_s + 1.5 * compute_limit_s(planned, build_config(planned)) + waits_s
+    return joined_s + 1.5 * compute_limit_s(planned, build_run_config(planned)) + waits_s
 
 
 def build_limits(workload: Workload, slowest_bytes_s: float) -> NetworkLimits:

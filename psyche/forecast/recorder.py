@@ -15,7 +15,7 @@ from psyche.forecast.workload import Workload
 from psyche.network.blobs.messages import REPLY_HEAD_BYTES
 from psyche.network.links import AccessLine
 from psyche.server.journal.events import Event as JournalEvent
-from psyche.sim.scenarios.scenario import build_model
+from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.trainer import WEIGHTS
 from psyche.sim.world import World
 from psyche.telemetry import kinds
@@ -78,7 +78,7 @@ class Recorder:
     def __init__(self, config: Config, workload: Workload, on_progress: OnProgress | None) -> None:
         self.accounts = Accounts(
             limit_s=config.max_round_train_time, overlap=config.overlap,
-            tokens_scale=workload.sequence_tokens / build_model().max_seq_len,
+            tokens_scale=workload.sequence_tokens / build_small_model().max_seq_len,
         )  # fmt: skip
         self.exits: list[EarlyExit] = []
         self._tokens = workload.sequence_tokens
@@ -140,7 +140,7 @@ class Recorder:
         node = self.accounts.nodes.get(self._names[client.p2p])
         is_dead = node is not None and node.away_since is not None
         if client.state is not ClientState.WITHDRAWN:
-            cause, why = describe_exit(client, self._config)
+            cause, why = describe_drop(client, self._config)
             return cause, why + (f": {GONE}" if is_dead else "")
         lost_s = self._lost.pop(client.p2p, None)
         if is_dead:
@@ -152,7 +152,7 @@ class Recorder:
         return ExitCause.LEFT, "left the epoch"
 
 
-def describe_exit(client: Client, config: Config) -> tuple[ExitCause, str]:
+def describe_drop(client: Client, config: Config) -> tuple[ExitCause, str]:
     """Why a member was dropped, from its state on record."""
     if client.state is ClientState.EJECTED:
         return ExitCause.EJECTED, "signed two results for one round"

@@ -87,7 +87,7 @@ def compute_even_shapes(parameters: int, chunk: int) -> Shapes:
     return {"weights": (max(1, -(-parameters // chunk**2)) * chunk, chunk)}
 
 
-def count_parameters(shapes: Shapes) -> int:
+def count_elements(shapes: Shapes) -> int:
     """The number of trainable parameters."""
     return sum(math.prod(dims) for dims in shapes.values())
 
@@ -127,7 +127,7 @@ def compute_workload(run: LoadedRun, *, parameters: int = 0, model_config: Path 
                 "or in its checkpoint's folder -> --model config.json, or --parameters 1e9, or metadata.num_parameters"
             )
         shapes, source = compute_even_shapes(parameters, run.model.optimizer.compression_chunk), "parameters alone"
-    return build_workload(run.model, shapes, source, parameters or count_parameters(shapes))
+    return build_workload(run.model, shapes, source, parameters or count_elements(shapes))
 
 
 def build_workload(model: Model, shapes: Shapes, source: str, parameters: int) -> Workload:

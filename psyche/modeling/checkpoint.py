@@ -16,7 +16,7 @@ from transformers.models.llama import LlamaForCausalLM
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.durable import sync_file, write_file
 from psyche.errors import TrainerError
-from psyche.modeling.model import build_model, get_tensors, read_model_config
+from psyche.modeling.model import build_random_model, get_tensors, read_model_config
 from psyche.modeling.snapshot import (
     CONFIG_NAME,
     MANIFEST_NAME,
@@ -93,7 +93,7 @@ def load_snapshot(info: SnapshotInfo, on_progress: Progress) -> LlamaForCausalLM
         ConfigError: the model's config is not that of a plain Llama.
         TrainerError: a tensor's bytes do not match the manifest, or the tensors do not match the model's config.
     """
-    model = build_model(read_model_config(info.path / MODEL_NAME / CONFIG_NAME))
+    model = build_random_model(read_model_config(info.path / MODEL_NAME / CONFIG_NAME))
     tensors = get_tensors(model)
     expected = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
     if [(entry.name, tuple(entry.dims)) for entry in info.entries] != expected:

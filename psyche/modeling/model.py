@@ -78,7 +78,7 @@ def read_model_config(path: Path) -> LlamaConfig:
         raise ConfigError(f"model config {path}: {error}") from error
 
 
-def build_model(config: LlamaConfig, *, seed: int = 0) -> LlamaForCausalLM:
+def build_random_model(config: LlamaConfig, *, seed: int = 0) -> LlamaForCausalLM:
     """Build an fp32 model with random weights on the CPU; torch's global generator is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -118,7 +118,7 @@ def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequ
     """
     if out_dir.exists() and any(out_dir.iterdir()):
         raise ConfigError(f"model folder {out_dir}: not empty; choose another or remove it")
-    model = build_model(read_model_config(config_path), seed=seed)
+    model = build_random_model(read_model_config(config_path), seed=seed)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent) as temporary:
         folder = Path(temporary) / "model"

@@ -32,7 +32,7 @@ from psyche.core.encoding.manifest import (
     Manifest,
     TensorEntry,
     decode_manifest,
-    describe_files,
+    describe_file_differences,
     encode_manifest,
 )
 from psyche.core.state.state import ZERO32
@@ -349,7 +349,7 @@ def read_snapshot_files(info: SnapshotInfo) -> dict[str, bytes]:
         TrainerError: files differ from the manifest; the message names them.
     """
     files = read_model_files(info.path / MODEL_NAME)
-    differing = describe_files(get_file_entries(files), info.files)
+    differing = describe_file_differences(get_file_entries(files), info.files)
     if differing:
         raise TrainerError(f"snapshot {info.path}: damaged model files: {differing}; use another snapshot")
     return files

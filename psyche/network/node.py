@@ -28,7 +28,14 @@ from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.listening import build_address, get_reachable_addresses, lock_port
-from psyche.network.safe import NOT_SECURE, build_host, build_pubsub, describe_failure, reset_stream, silence_libp2p
+from psyche.network.safe import (
+    NOT_SECURE,
+    build_host,
+    build_pubsub,
+    describe_connection_failure,
+    reset_stream,
+    silence_libp2p,
+)
 from psyche.network.streams import PROTOCOLS, Signal, StreamError
 from psyche.network.unread import Standing, UnreadBudget, give_memory_back
 from psyche.wire.crypto import Identity
@@ -166,7 +173,7 @@ class _LibP2PTransport:
         except NetworkError:
             raise
         except Exception as error:
-            reason = describe_failure(error)
+            reason = describe_connection_failure(error)
             if reason.startswith(NOT_SECURE):
                 _log.info("peer %s at %s: %s", key.hex()[:16], address, reason)
             raise NetworkError(f"peer {key.hex()[:16]} at {address}: {reason}") from error

@@ -6,16 +6,16 @@ from typing import Final
 import trio
 
 from psyche.errors import NetworkError
-from psyche.network.addresses.messages import encode_record
+from psyche.network.addresses.messages import encode_address_record
 from psyche.network.limits import SYNC_REQUEST_BYTES, NetworkLimits
 from psyche.network.peers import PeerTable
 from psyche.network.streams import SYNC, ByteStream, Lease, StreamError, read_frame, write_frame
 from psyche.network.sync import (
     ADDRESSES,
-    decode_reply,
-    decode_request,
-    encode_reply,
-    encode_request,
+    decode_sync_reply,
+    decode_sync_request,
+    encode_sync_reply,
+    encode_sync_request,
     get_reply_limit,
 )
 from psyche.wire.line.turns import AtOnce
@@ -47,10 +47,10 @@ class Questions:
             NetworkError: the peer is not connected, refused, or did not answer in time.
             WireError: the reply is malformed or breaks a limit.
         """
-        raw, limit = encode_request(request), get_reply_limit(request.kind)
+        raw, limit = encode_sync_request(request), get_reply_limit(request.kind)
         try:
             with trio.fail_after(timeout_s):
-                return decode_reply(await self._send(peer, raw, limit))
+                return decode_sync_reply(await self._send(peer, raw, limit))
         except trio.TooSlowError as error:
             raise NetworkError(f"peer {peer.hex()[:16]}: no answer to {request.kind} in {timeout_s:g} s") from error
 
@@ -78,7 +78,7 @@ class Questions:
                 raw = await read_frame(stream, SYNC_REQUEST_BYTES, "sync request")
             if idle.cancelled_caught:
                 return
-            reply = await self._answer(key, decode_request(raw))
+            reply = await self._answer(key, decode_sync_request(raw))
             await write_frame(stream, reply)
             self._statistics.bytes_received += len(raw)
             self._statistics.bytes_sent += len(reply)
@@ -86,14 +86,15 @@ class Questions:
     async def _answer(self, key: bytes, request: SyncRequest) -> bytes:
         """Call the handler; if it fails or takes too long, reply "not found"."""
         if request.kind == ADDRESSES:
-            return encode_reply(SyncReply(True, tuple(map(encode_record, self._peers.get_records(request.key)))))
+            records = self._peers.get_records(request.key)
+            return encode_sync_reply(SyncReply(True, tuple(map(encode_address_record, records))))
         reply = SyncReply(found=False)
         if self.handler is not None:
             try:
                 async with AtOnce(self._handling):
                     with trio.move_on_after(self._limits.serve_sync_s):
                         reply = await self.handler(key, request)
-                return encode_reply(reply)
+                return encode_sync_reply(reply)
             except Exception:  # noqa: BLE001 - nor one of the handler
                 _log.exception("the answer to %s failed", request.kind)
-        return encode_reply(SyncReply(found=False))
+        return encode_sync_reply(SyncReply(found=False))

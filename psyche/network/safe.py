@@ -150,7 +150,7 @@ def _count_frames(muxed: Any) -> None:
     muxed._read_data_body = read_counted_body  # noqa: SLF001
 
 
-def describe_failure(error: BaseException) -> str:
+def describe_connection_failure(error: BaseException) -> str:
     """Describe why a connection failed, in our own words: libp2p's texts may contain bytes from strangers."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
@@ -261,7 +261,7 @@ class Gate:
         except Exception as error:  # noqa: BLE001 - strangers' bytes may raise anything
             if trio.current_time() >= self._tell_at:
                 self._tell_at = trio.current_time() + TELL_S
-                log.info("connection from %s refused: %s", ip, describe_failure(error))
+                log.info("connection from %s refused: %s", ip, describe_connection_failure(error))
             return None
         finally:
             self._pending[ip] -= 1

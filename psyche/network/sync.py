@@ -35,8 +35,8 @@ _request = msgspec.msgpack.Decoder(_Request)
 _reply = msgspec.msgpack.Decoder(_Reply)
 
 
-def encode_request(request: SyncRequest) -> bytes:
-    """Encode a request.
+def encode_sync_request(request: SyncRequest) -> bytes:
+    """Encode a request for `/psyche/sync/1`.
 
     Raises:
         NetworkError: a field is out of range, so that no peer would accept it.
@@ -49,7 +49,7 @@ def encode_request(request: SyncRequest) -> bytes:
     return msgspec.msgpack.encode(wire)
 
 
-def decode_request(raw: bytes) -> SyncRequest:
+def decode_sync_request(raw: bytes) -> SyncRequest:
     """Decode a request.
 
     Raises:
@@ -77,7 +77,7 @@ def get_reply_limit(kind: str) -> int:
     return ADDRESSES_FRAME_BYTES if kind == ADDRESSES else REPLY_FRAME_BYTES
 
 
-def encode_reply(reply: SyncReply) -> bytes:
+def encode_sync_reply(reply: SyncReply) -> bytes:
     """Encode a reply.
 
     Raises:
@@ -88,7 +88,7 @@ def encode_reply(reply: SyncReply) -> bytes:
     return msgspec.msgpack.encode(_Reply(reply.found, list(reply.items)))
 
 
-def decode_reply(raw: bytes) -> SyncReply:
+def decode_sync_reply(raw: bytes) -> SyncReply:
     """Decode a reply.
 
     Raises:

@@ -17,6 +17,6 @@ class SimIdentity(Identity):
         return signature
 
 
-def build_identity(seed: int, name: str) -> SimIdentity:
+def build_machine_identity(seed: int, name: str) -> SimIdentity:
     """The key of a machine of a world."""
     return SimIdentity(blake3_hash(f"psyche/simulator {seed} {name}".encode()))

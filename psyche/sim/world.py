@@ -28,7 +28,7 @@ from psyche.sim.byzantine.programs import build_program
 from psyche.sim.disk import is_writer
 from psyche.sim.faults import Fault
 from psyche.sim.hosts import ClientHost, Host, ServerHost
-from psyche.sim.identity import build_identity
+from psyche.sim.identity import build_machine_identity
 from psyche.sim.invariants.checker import Invariants, Violation
 from psyche.sim.invariants.shadow import Shadow
 from psyche.sim.links.lines import Lines
@@ -37,8 +37,8 @@ from psyche.sim.runtime import build_rng, find_root
 from psyche.sim.scenarios.report import describe_crash, describe_replay
 from psyche.sim.scenarios.scenario import (
     Scenario,
-    build_config,
-    build_model,
+    build_run_config,
+    build_small_model,
     compute_limit_s,
     compute_patience_s,
 )
@@ -89,19 +89,19 @@ class World:
     def __init__(self, scenario: Scenario, folder: Path, *, keep_lines: bool = True) -> None:
         self.scenario = scenario
         self.folder = folder
-        self.config = build_config(scenario)
-        self.model = build_model()
+        self.config = build_run_config(scenario)
+        self.model = build_small_model()
         self.codec = PayloadCodec(self.model.optimizer)
         self.trace = Trace(str(folder), keep_lines=keep_lines)
         self.links = Links(build_rng(scenario.seed, "links"))
         self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, weigh_blobs=scenario.weigh_blob)
         self.lines = Lines(self.links, shares_lines=scenario.shares_lines)
         self.tcp = Tcp(self.links)
-        self.owner = build_identity(scenario.seed, "owner")
-        self.server = ServerHost(self, build_identity(scenario.seed, "server"))
+        self.owner = build_machine_identity(scenario.seed, "owner")
+        self.server = ServerHost(self, build_machine_identity(scenario.seed, "server"))
         self.channel = make_channel(self.server.identity)
         self.clients = [
-            ClientHost(self, number, build_identity(scenario.seed, name), scenario.get_class(number))
+            ClientHost(self, number, build_machine_identity(scenario.seed, name), scenario.get_class(number))
             for number, name in enumerate(scenario.names)
         ]
         self.roots: dict[runtime.Task, Host] = {}

@@ -93,11 +93,11 @@ def _run(settings: TrainSettings, plot: Path | None) -> None:
 
     with loading("torch and the model"):
         from psyche.standalone.progress import ProgressLine
-        from psyche.standalone.train import train as run_training
+        from psyche.standalone.train import train_model
 
     line = ProgressLine()
     try:
-        result = run_training(settings, line)
+        result = train_model(settings, line)
     finally:
         line.close()
     typer.echo(format_result(settings, result))

@@ -66,7 +66,7 @@ class TrainResult:
 OnProgress = Callable[[StepProgress], None]
 
 
-def train(settings: TrainSettings, on_progress: OnProgress = lambda _: None) -> TrainResult:
+def train_model(settings: TrainSettings, on_progress: OnProgress = lambda _: None) -> TrainResult:
     """Train from beginning to end, and export the model if `settings.out` is set.
 
     `on_progress` is called after every step; an exception from it ends the training, nothing is exported.

@@ -269,7 +269,7 @@ def format_waiting(waiting: kinds.WaitStarted, now: float, names: Mapping[int, s
     return text + (f", then {waiting.then}" if waiting.then else "")
 
 
-def format_status(view: NodeView, now: float) -> str:
+def format_node_status(view: NodeView, now: float) -> str:
     """One line: the node's place in the run, its figures, and what it waits for."""
     round_ = f"round {view.height} " if view.phase in ROUND_PHASES else ""
     parts = [f"epoch {view.epoch} {round_}step {view.step}", view.phase]
@@ -328,9 +328,9 @@ class StatusLine:
             self.view.update(line["t"], read_event(line))
         now = self._now()
         if self._console.live:
-            self._console.set_status(format_status(self.view, now))
+            self._console.set_status(format_node_status(self.view, now))
         elif self._pace.is_due(now, get_stage(self.view.phase), self._get_facts()):
-            self._console.print(format_status(self.view, now))
+            self._console.print(format_node_status(self.view, now))
 
     def close(self) -> None:
         """Draw for the last time, and remove the live line."""

@@ -61,7 +61,7 @@ async def finish(prepared: Prepared, settings: TestnetSettings, course: Course, 
         console.print(f"\nafter {report.prompt!r} the trained model wrote {SAMPLE_BYTES} bytes:\n{report.sample}")
     if not settings.keep and not report.problems:
         await trio.to_thread.run_sync(clean, prepared, settings)
-    console.print("\n" + describe_files(prepared, is_drawn=is_drawn, has_model=exported is not None))
+    console.print("\n" + describe_run_files(prepared, is_drawn=is_drawn, has_model=exported is not None))
     return 1 if report.problems else 0
 
 
@@ -104,7 +104,7 @@ def clean(prepared: Prepared, settings: TestnetSettings) -> None:
         shutil.rmtree(layout.checkpoints(number) / "resume", ignore_errors=True)
 
 
-def describe_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -> str:
+def describe_run_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -> str:
     """List the run's files and what to try next."""
     layout = prepared.layout
     root = _get_short(layout.root)

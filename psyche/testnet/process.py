@@ -134,7 +134,7 @@ class Child:
             os.killpg(self.pid, number)
 
 
-def describe_exit(returncode: int | None) -> str:
+def describe_exit_status(returncode: int | None) -> str:
     """Describe an exit status: `exit code 1`, `killed by SIGKILL`, `still running`."""
     if returncode is None:
         return "still running"

@@ -21,7 +21,7 @@ from psyche.testnet import ending
 from psyche.testnet.commands import HOST, get_client_argv, get_owner_argv, get_server_argv, get_trainer_host_argv
 from psyche.testnet.kills import KillPlan, choose_victims, is_time_to_kill, make_kill_plan
 from psyche.testnet.prepare import Prepared, prepare
-from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit, stop_all
+from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit_status, stop_all
 from psyche.testnet.scratch import Scratch
 from psyche.testnet.settings import TestnetSettings, get_node_name
 from psyche.testnet.view import LiveView
@@ -93,7 +93,8 @@ class Testnet:
                     await stream.aclose()
                     return
                 await trio.sleep(POLL_S)
-        raise PsycheError(describe_failure(self.server, f"the server did not answer within {SERVER_START_S:.0f} s"))
+        late = f"the server did not answer within {SERVER_START_S:.0f} s"
+        raise PsycheError(describe_process_failure(self.server, late))
 
     def start_client(self, number: int) -> Child:
         """Start client `number`'s process; call it in trio's main thread."""
@@ -129,7 +130,7 @@ class Testnet:
             self._to_restart.discard(number)
         self.exits[number] = code
         if code != 0:
-            self.view.say(describe_failure(child, f"{child.name} ended: {describe_exit(code)}"))
+            self.view.say(describe_process_failure(child, f"{child.name} ended: {describe_exit_status(code)}"))
 
     async def watch_server(self) -> None:
         """Raise if the server ends without having been asked to.
@@ -139,7 +140,7 @@ class Testnet:
         """
         assert self.server is not None, "call start_server first"
         code = await self.server.wait()
-        raise PsycheError(describe_failure(self.server, f"the server ended: {describe_exit(code)}"))
+        raise PsycheError(describe_process_failure(self.server, f"the server ended: {describe_exit_status(code)}"))
 
     async def run_clients(self) -> None:
         """Run all clients until each has ended."""
@@ -202,7 +203,7 @@ class Testnet:
         self.view.refresh()
 
 
-def describe_failure(child: Child, what: str) -> str:
+def describe_process_failure(child: Child, what: str) -> str:
     """Describe a failure: what happened, the process's last lines of output, and where the rest is."""
     lines = "".join(f"\n    {line}" for line in child.get_last_lines(LAST_LINES))
     return f"{what}; its last lines, all of them in {child.output}:{lines}"

@@ -314,7 +314,7 @@ def encode_message(message: Request | ServerMessage) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_request(raw: bytes) -> Request:
+def decode_backend_request(raw: bytes) -> Request:
     """Decode a request.
 
     Raises:

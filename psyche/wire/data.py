@@ -54,12 +54,12 @@ FetchReply = Rows | Refused
 _NO_BYTES: Final = b"\xc4\x00"  # msgpack
 
 
-def encode_request(request: FetchRequest) -> bytes:
+def encode_data_request(request: FetchRequest) -> bytes:
     """Encode a request."""
     return msgspec.msgpack.encode(request)
 
 
-def decode_request(raw: bytes) -> FetchRequest:
+def decode_data_request(raw: bytes) -> FetchRequest:
     """Decode a request.
 
     Raises:
@@ -71,18 +71,18 @@ def decode_request(raw: bytes) -> FetchRequest:
         raise WireError(f"data request: {error}") from error
 
 
-def encode_reply(reply: FetchReply) -> bytes:
+def encode_data_reply(reply: FetchReply) -> bytes:
     """Encode a reply."""
     return msgspec.msgpack.encode(reply)
 
 
 def encode_rows_head(start: int, end: int, sequence_length: int, token_size_bytes: int, ids_bytes: int) -> bytes:
     """Encode the head of a reply with these rows; exactly `ids_bytes` bytes of token ids must follow."""
-    whole = encode_reply(Rows(start, end, sequence_length, token_size_bytes, b""))
+    whole = encode_data_reply(Rows(start, end, sequence_length, token_size_bytes, b""))
     return whole[: -len(_NO_BYTES)] + b"\xc6" + ids_bytes.to_bytes(4, "big")  # msgpack's bin 32
 
 
-def decode_reply(raw: bytes) -> FetchReply:
+def decode_data_reply(raw: bytes) -> FetchReply:
     """Decode a reply and check that its rows are complete.
 
     Raises:

@@ -24,7 +24,7 @@ from psyche.cli.helpers import checks
 from psyche.cli.helpers.common import Debug, get_leaves, show_errors
 from psyche.cli.helpers.interfaces import get_bind_ip
 from psyche.cli.helpers.progress import format_progress
-from psyche.cli.helpers.serving import ServerLine, format_members, format_status, leaving_nothing_unless_started
+from psyche.cli.helpers.serving import ServerLine, format_members, format_run_status, leaving_nothing_unless_started
 from psyche.core.rules.apply import apply
 from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Join, Pause
@@ -286,7 +286,7 @@ def test_the_server_s_line_counts_the_healthy_members_of_the_epoch() -> None:
         "init_min_clients": 2, "connections": 4,
     }  # fmt: skip
     status = RunStatus(**fields)
-    assert format_status(status, 100.0) == (
+    assert format_run_status(status, 100.0) == (
         "epoch 3 round 5 step 31 of 161 | training for 2 s | 2 of 3 members healthy, 1 client waits for the next epoch"
         " | pauses at the end of this epoch"
     )

@@ -11,7 +11,7 @@ from psyche.data.client import RemoteData
 from psyche.data.local import TokenRows
 from psyche.data.server import DataServer
 from psyche.testing.builders import build_identity
-from psyche.wire.data import Rows, encode_reply
+from psyche.wire.data import Rows, encode_data_reply
 
 SERVER = build_identity("server")
 ALICE = build_identity("alice")
@@ -35,7 +35,7 @@ async def test_rows_that_somebody_on_the_line_adds_are_not_taken_and_none_can_be
             expected = TOKENS[10 * LENGTH : 20 * LENGTH]
             assert await alice.get(10, 19, epoch=3, height=5) == expected.astype("<u4").tobytes()
             first = middle.sessions[0]
-            false = encode_reply(Rows(10, 19, LENGTH, 2, bytes(80)))
+            false = encode_data_reply(Rows(10, 19, LENGTH, 2, bytes(80)))
             await first.client.send_all(struct.pack("<I", len(false)) + false)
             assert await alice.get(10, 19, epoch=3, height=5) == expected.astype("<u4").tobytes()
             assert len(middle.sessions) == 2, "the connection was made anew"

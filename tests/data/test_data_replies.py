@@ -25,8 +25,8 @@ from psyche.wire.data import (
     PURPOSE,
     FetchRequest,
     Rows,
-    decode_reply,
-    encode_request,
+    decode_data_reply,
+    encode_data_request,
 )
 from psyche.wire.line.framing import ConnectionLost, FrameStream
 from psyche.wire.line.handshake import client_handshake
@@ -93,7 +93,7 @@ async def connected(server: DataServer, identity: Identity) -> AsyncIterator[Fra
 
 
 async def send_request(frames: FrameStream, start: int, end: int) -> None:
-    await frames.send(encode_request(FetchRequest(3, 5, start, end)), 5)
+    await frames.send(encode_data_request(FetchRequest(3, 5, start, end)), 5)
 
 
 async def test_members_that_do_not_read_hold_up_nobody(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
@@ -111,7 +111,7 @@ async def test_members_that_do_not_read_hold_up_nobody(tmp_path: Path, autojump_
         async with connected(server, ALICE) as frames:
             asked_at = trio.current_time()
             await send_request(frames, 0, ROWS - 1)
-            reply = decode_reply(await frames.receive(60))
+            reply = decode_data_reply(await frames.receive(60))
         assert isinstance(reply, Rows)
         assert trio.current_time() == asked_at, "on the test's own clock, which jumps where everybody waits"
         nursery.cancel_scope.cancel()
@@ -125,7 +125,7 @@ async def test_a_reply_that_nobody_reads_holds_one_part(tmp_path: Path, autojump
         assert len(source.reads) == 1
         start, end = source.reads[0]
         assert (end - start) * LENGTH * 2 <= PART_BYTES, "not a row more than a part needs"
-        reply = decode_reply(await frames.receive(60))
+        reply = decode_data_reply(await frames.receive(60))
         assert isinstance(reply, Rows)
         assert reply.ids == expected(LENGTH, 0, ROWS - 1)
 
@@ -208,7 +208,7 @@ def test_the_parts_of_a_reply_are_its_rows_whatever_their_length(
         part = reply.read(len(frame))
         assert 0 < len(part) <= PART_BYTES
         frame += part
-    rows = decode_reply(frame)
+    rows = decode_data_reply(frame)
     assert isinstance(rows, Rows)
     assert (rows.start, rows.end, rows.sequence_length) == (1, min(end, 60_000), length)
     ids = np.frombuffer(rows.ids, f"<u{token_size_bytes}").astype("<u2").tobytes()

@@ -25,10 +25,10 @@ from psyche.wire.data import (
     FetchRequest,
     Refused,
     Rows,
-    decode_reply,
-    decode_request,
-    encode_reply,
-    encode_request,
+    decode_data_reply,
+    decode_data_request,
+    encode_data_reply,
+    encode_data_request,
 )
 from psyche.wire.line.framing import ConnectionLost, FrameStream
 from psyche.wire.line.handshake import client_handshake
@@ -81,8 +81,8 @@ async def connected(server: DataServer, identity: Identity = ALICE) -> AsyncIter
 
 
 async def ask(frames: FrameStream, epoch: int, height: int, start: int, end: int) -> Rows | Refused:
-    await frames.send(encode_request(FetchRequest(epoch, height, start, end)), 5)
-    return decode_reply(await frames.receive(60))
+    await frames.send(encode_data_request(FetchRequest(epoch, height, start, end)), 5)
+    return decode_data_reply(await frames.receive(60))
 
 
 async def test_a_client_gets_its_batch_and_any_part_of_it(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ async def test_requests_for_a_round_that_never_comes_hold_up_nobody(
     monkeypatch.setattr(server_module, "MAX_READS", 1)
     server = make_server(tmp_path)
     async with connected(server, BOB) as waiting, connected(server) as frames:
-        await waiting.send(encode_request(FetchRequest(3, 9, 20, 20)), 5)
+        await waiting.send(encode_data_request(FetchRequest(3, 9, 20, 20)), 5)
         await trio.testing.wait_all_tasks_blocked()
         asked_at = trio.current_time()
         assert isinstance(await ask(frames, 3, 5, 10, 10), Rows)
@@ -308,7 +308,7 @@ def lie(change: Callable[[Rows], Rows | Refused]) -> Callable[[DataServer], None
     def patch(server: DataServer) -> None:
         async def send(frames: FrameStream, request: FetchRequest) -> None:
             ids = np.arange(request.start * LENGTH, (request.end + 1) * LENGTH).astype("<u2").tobytes()
-            await frames.send(encode_reply(change(Rows(request.start, request.end, LENGTH, 2, ids))), 5)
+            await frames.send(encode_data_reply(change(Rows(request.start, request.end, LENGTH, 2, ids))), 5)
 
         server._send_rows = send  # type: ignore[assignment, method-assign]
 
@@ -397,12 +397,12 @@ async def test_an_address_in_use_is_told(tmp_path: Path) -> None:
 
 def test_messages_survive_their_bytes_and_nothing_else_does() -> None:
     request = FetchRequest(65_535, 1 << 31, 5, 1 << 60)
-    assert decode_request(encode_request(request)) == request
+    assert decode_data_request(encode_data_request(request)) == request
     for reply in (Rows(3, 4, 2, 2, bytes(8)), Refused("why", may_retry=True)):
-        assert decode_reply(encode_reply(reply)) == reply
+        assert decode_data_reply(encode_data_reply(reply)) == reply
     with pytest.raises(WireError, match="data request"):
-        decode_request(encode_request(FetchRequest(65_536, 0, 0, 0)))
+        decode_data_request(encode_data_request(FetchRequest(65_536, 0, 0, 0)))
     with pytest.raises(WireError, match="data reply"):
-        decode_reply(encode_reply(Rows(4, 3, 2, 2, b"")))
+        decode_data_reply(encode_data_reply(Rows(4, 3, 2, 2, b"")))
     with pytest.raises(WireError, match="data reply"):
-        decode_reply(b"\x92\x05\x00")
+        decode_data_reply(b"\x92\x05\x00")

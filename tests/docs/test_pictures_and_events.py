@@ -49,7 +49,7 @@ def test_every_kind_of_event_is_explained_as_its_class_explains_it() -> None:
 def test_what_is_emitted_reads_back_as_it_was(kind: type[kinds.Event]) -> None:
     event = make(kind)
     line = json.loads(json.dumps(kinds.get_plain_fields(event)))
-    assert kinds.read_plain(kinds.get_kind(kind), line) == event
+    assert kinds.read_plain(kinds.get_kind_name(kind), line) == event
 
 
 def test_the_pictures_are_those_of_the_code() -> None:

@@ -34,7 +34,7 @@ from psyche.forecast.report import (
 from psyche.network.blobs.messages import REPLY_HEAD_BYTES
 from psyche.sim.faults import Hang, Kill
 from psyche.sim.invariants.checker import Violation
-from psyche.sim.scenarios.scenario import build_model
+from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.trainer import SHAPE, TENSOR, WEIGHTS
 from psyche.telemetry.text import format_seconds
 
@@ -151,7 +151,7 @@ def test_a_source_that_stands_still_does_not_keep_the_weights_from_a_newcomer() 
 
 
 def test_the_sizes_of_the_small_models_blobs_are_known(even: Forecast) -> None:
-    optimizer = build_model().optimizer
+    optimizer = build_small_model().optimizer
     plan = compute_plan(
         {TENSOR: SHAPE}, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
     )

@@ -16,7 +16,7 @@ from psyche.forecast.workload import (
     compute_llama_shapes,
     compute_payload_bytes,
     compute_workload,
-    count_parameters,
+    count_elements,
     read_model_settings,
 )
 
@@ -34,14 +34,14 @@ LLAMA_1B = {
     [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 2}, {"attention_bias": True, "mlp_bias": True}],
 )
 def test_the_plan_is_the_one_that_the_real_trainer_makes(changes: dict[str, object], tmp_path: Path) -> None:
-    from psyche.modeling.model import build_model, read_model_config
+    from psyche.modeling.model import build_random_model, read_model_config
 
     settings = json.loads((ROOT / "config" / "demo" / "model.json").read_text()) | changes
     (tmp_path / "model.json").write_text(json.dumps(settings))
-    model = build_model(read_model_config(tmp_path / "model.json"))
+    model = build_random_model(read_model_config(tmp_path / "model.json"))
     real = {name: tuple(p.shape) for name, p in model.named_parameters()}
     ours = compute_llama_shapes(settings, "model.json")
-    assert count_parameters(ours) == count_parameters(real)
+    assert count_elements(ours) == count_elements(real)
     groups = [compute_plan(shapes, 64, 8, one_bit=True).groups for shapes in (ours, real)]
     assert [(g.edges, g.chunks) for g in groups[0]] == [(g.edges, g.chunks) for g in groups[1]]
     assert compute_payload_bytes(ours, DISTRO) == compute_payload_bytes(real, DISTRO)
@@ -49,8 +49,8 @@ def test_the_plan_is_the_one_that_the_real_trainer_makes(changes: dict[str, obje
 
 def test_the_number_of_parameters_alone_gives_nearly_the_same_size() -> None:
     shapes = compute_llama_shapes(LLAMA_1B, "x")
-    assert count_parameters(shapes) == pytest.approx(1.1e9, rel=0.01)
-    guessed = compute_payload_bytes(compute_even_shapes(count_parameters(shapes), 64), DISTRO)
+    assert count_elements(shapes) == pytest.approx(1.1e9, rel=0.01)
+    guessed = compute_payload_bytes(compute_even_shapes(count_elements(shapes), 64), DISTRO)
     assert guessed == pytest.approx(compute_payload_bytes(shapes, DISTRO), rel=0.01)
 
 

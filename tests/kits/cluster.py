@@ -27,7 +27,7 @@ from kits.leftovers import MARK, POLL_S, assert_none_of, assert_nothing_left, ge
 from kits.node import Node, matches
 from psyche.telemetry.events import EventTail, Line
 from psyche.testnet.free_port import choose_port
-from psyche.testnet.process import Child, describe_exit
+from psyche.testnet.process import Child, describe_exit_status
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class Cluster:
         finally:
             await child.end()
         text = "\n".join(child.get_last_lines(100))
-        assert child.returncode == 0, f"psyche {arguments}: {describe_exit(child.returncode)}\n{text}"
+        assert child.returncode == 0, f"psyche {arguments}: {describe_exit_status(child.returncode)}\n{text}"
         return text
 
     async def assert_gone(self, name: str) -> None:
@@ -235,7 +235,7 @@ class Cluster:
             node.codes.append(code)
             node.read()
             if code != 0 and not is_ending:
-                text = f"{node.name} ended: {describe_exit(code)}, while waiting for {what}"
+                text = f"{node.name} ended: {describe_exit_status(code)}, while waiting for {what}"
                 raise AssertionError(f"{text}\n{self.describe()}")
 
     async def until_round(self, epoch: int, height: int, since: float = 0.0) -> Line:

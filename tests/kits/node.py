@@ -8,7 +8,7 @@ from typing import Final
 
 from psyche.telemetry import kinds
 from psyche.telemetry.events import EventTail, Line, read_event
-from psyche.testnet.process import Child, describe_exit
+from psyche.testnet.process import Child, describe_exit_status
 
 SHOWN_EVENTS: Final = 14
 SHOWN_LINES: Final = 6
@@ -40,7 +40,7 @@ class Node:
         """Describe the node's state, its last events and its last output lines."""
         state = "never started" if self.child is None else "running"
         if self.child is not None and not self.child.is_running():
-            state = describe_exit(self.codes[-1] if self.codes else None)
+            state = describe_exit_status(self.codes[-1] if self.codes else None)
         shown = [event for event in self.events if event["kind"] not in QUIET][-SHOWN_EVENTS:]
         lines = [f"{self.name}: {state}, started {self.starts} times"]
         lines += [f"    {_format_event(event)}" for event in shown]

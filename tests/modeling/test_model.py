@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from psyche.errors import ConfigError, TrainerError
-from psyche.modeling.model import build_model, get_parameters, init_model, load_model, read_model_config
+from psyche.modeling.model import build_random_model, get_parameters, init_model, load_model, read_model_config
 
 
 def _write(path: Path, **changes: object) -> Path:
@@ -14,7 +14,7 @@ def _write(path: Path, **changes: object) -> Path:
 
 
 def test_a_written_model_loads_with_equal_weights_in_fp32(tiny_config: Path, tiny_model: Path) -> None:
-    fresh = get_parameters(build_model(read_model_config(tiny_config), seed=7))
+    fresh = get_parameters(build_random_model(read_model_config(tiny_config), seed=7))
     loaded = get_parameters(load_model(tiny_model))
     assert list(fresh) == list(loaded) == sorted(fresh)
     for name, parameter in loaded.items():
@@ -25,14 +25,14 @@ def test_a_written_model_loads_with_equal_weights_in_fp32(tiny_config: Path, tin
 
 def test_making_a_model_leaves_torchs_generator_alone(tiny_config: Path) -> None:
     before = torch.random.get_rng_state()
-    build_model(read_model_config(tiny_config), seed=3)
+    build_random_model(read_model_config(tiny_config), seed=3)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_tied_tensors_are_trained_once(tiny_config: Path) -> None:
     config = read_model_config(tiny_config)
     config.tie_word_embeddings = True
-    names = list(get_parameters(build_model(config)))
+    names = list(get_parameters(build_random_model(config)))
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
 

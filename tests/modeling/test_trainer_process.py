@@ -18,7 +18,7 @@ from psyche.modeling.trainer.frames import (
     Call,
     CallReply,
     Cancel,
-    decode_request,
+    decode_call_body,
     decode_to_child,
     decode_to_parent,
     encode,
@@ -207,7 +207,7 @@ def test_envelopes_survive_the_wire_and_bad_ones_are_refused(load_request: LoadR
     for request, name in ((load_request, "load"), (train_request(0), "train")):
         call = decode_to_child(encode(Call(3, name, msgspec.Raw(encode(request)))))
         assert isinstance(call, Call)
-        assert decode_request(call) == request
+        assert decode_call_body(call) == request
     assert decode_to_child(encode(Cancel(3))) == Cancel(3)
     assert decode_to_parent(encode(CallReply(1, kind="refused", error="no"))) == CallReply(
         1, kind="refused", error="no"
@@ -216,9 +216,9 @@ def test_envelopes_survive_the_wire_and_bad_ones_are_refused(load_request: LoadR
         with pytest.raises(WireError, match="trainer frame"):
             decode(b"\xff")
     with pytest.raises(WireError, match="unknown operation 'dance'"):
-        decode_request(Call(1, "dance", msgspec.Raw(b"\xc0")))
+        decode_call_body(Call(1, "dance", msgspec.Raw(b"\xc0")))
     with pytest.raises(WireError, match="trainer call train"):
-        decode_request(Call(1, "train", msgspec.Raw(encode(load_request))))
+        decode_call_body(Call(1, "train", msgspec.Raw(encode(load_request))))
 
 
 def test_faults_strike_at_their_call_as_often_as_asked() -> None:

@@ -9,10 +9,10 @@ import trio
 from msgspec.structs import replace
 from network_kit import PLAN, RUN, OpenNode
 
-from psyche.network.addresses.messages import MAX_RECORDS, decode_record, encode_record
+from psyche.network.addresses.messages import MAX_RECORDS, decode_address_record, encode_address_record
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
-from psyche.network.sync import encode_reply
+from psyche.network.sync import encode_sync_reply
 from psyche.testing.builders import build_identity
 from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.peer_address import PeerAddress
@@ -97,7 +97,7 @@ async def test_an_address_of_the_book_that_is_wrong_does_not_hide_the_bootstrap_
 
 async def ask(node: BaseNode, peer: BaseNode, key: bytes = b"") -> list[AddressRecord]:
     reply = await node.ask(peer.key, SyncRequest("addresses", key=key), timeout_s=LIMIT_S)
-    return [decode_record(raw) for raw in reply.items]
+    return [decode_address_record(raw) for raw in reply.items]
 
 
 async def test_at_most_32_records_are_told_from_the_key_asked_for_on(open_any: OpenNode) -> None:
@@ -152,7 +152,7 @@ async def play_liar(open_any: OpenNode, lie: list[bytes], wanted: bytes) -> tupl
 
 
 def build_far(number: int, expires_unix: int) -> bytes:
-    return encode_record(sign_address_record(build_identity(number), ["/ip4/127.0.0.1/tcp/1"], expires_unix))
+    return encode_address_record(sign_address_record(build_identity(number), ["/ip4/127.0.0.1/tcp/1"], expires_unix))
 
 
 def build_lies() -> dict[str, tuple[list[bytes], bool]]:
@@ -160,14 +160,14 @@ def build_lies() -> dict[str, tuple[list[bytes], bool]]:
     import time
 
     soon = int(time.time()) + 3_600
-    good = decode_record(build_far(100, soon))
+    good = decode_address_record(build_far(100, soon))
     return {
         "stale": ([build_far(100, soon - 7_200)], False),
         "of the far future": ([build_far(100, 1 << 50)], False),
         "of foreign keys": ([build_far(n, soon) for n in range(101, 131)], False),
-        "badly signed": ([encode_record(replace(good, addresses=("/ip4/192.0.2.66/tcp/1",)))], True),
-        "with a wrong key": ([encode_record(replace(good, p2p=b"short"))], True),
-        "too many addresses": ([encode_record(replace(good, addresses=("/x",) * 9))], True),
+        "badly signed": ([encode_address_record(replace(good, addresses=("/ip4/192.0.2.66/tcp/1",)))], True),
+        "with a wrong key": ([encode_address_record(replace(good, p2p=b"short"))], True),
+        "too many addresses": ([encode_address_record(replace(good, addresses=("/x",) * 9))], True),
         "33 records": ([build_far(100, soon)] * 33, True),
         "10,000 records": ([build_far(100, soon)] * 10_000, True),
         "rubbish": ([b"\xc1rubbish"], True),
@@ -200,7 +200,7 @@ async def test_the_newest_record_of_a_key_wins_whoever_shows_it_first(open_any: 
         assert node.peers.learn_address(newer)
         assert not node.peers.learn_address(older)
         assert node.peers._addresses.get_addresses(older.p2p) == newer.addresses
-        assert len(encode_reply(SyncReply(True, (encode_record(newer),) * MAX_RECORDS))) < 40_000
+        assert len(encode_sync_reply(SyncReply(True, (encode_address_record(newer),) * MAX_RECORDS))) < 40_000
 
 
 async def test_a_home_with_a_book_is_believed_and_peers_are_not_asked(open_any: OpenNode) -> None:

@@ -17,7 +17,7 @@ from psyche.network.blobs import messages
 from psyche.network.streams import StreamError, read_exactly, read_frame, write_frame
 from psyche.testing.builders import build_identity
 from psyche.wire.address_record import sign_address_record
-from psyche.wire.backend import decode_request as decode_backend_request
+from psyche.wire.backend import decode_backend_request
 from psyche.wire.ports import SyncReply, SyncRequest
 
 ME, OTHER = build_identity(1), build_identity(2)
@@ -118,9 +118,9 @@ async def test_bytes_that_are_no_hello_are_refused_cleanly(raw: bytes) -> None:
 )  # fmt: skip
 def test_a_sync_request_is_read_back(kind: str, epoch: int, height: int, have: int, key: bytes) -> None:
     request = SyncRequest(kind, epoch, height, have, key)
-    raw = sync.encode_request(request)
+    raw = sync.encode_sync_request(request)
     assert len(raw) <= 1_024
-    assert sync.decode_request(raw) == request
+    assert sync.decode_sync_request(raw) == request
 
 
 @pytest.mark.parametrize(
@@ -134,17 +134,17 @@ def test_a_sync_request_is_read_back(kind: str, epoch: int, height: int, have: i
 )
 def test_a_sync_request_out_of_bounds_is_not_sent(request_: SyncRequest) -> None:
     with pytest.raises(WireError, match="sync request"):
-        sync.encode_request(request_)
+        sync.encode_sync_request(request_)
 
 
 def test_a_bitmap_of_too_many_members_is_not_sent() -> None:
     with pytest.raises(NetworkError, match="bitmap"):
-        sync.encode_request(SyncRequest("announcements", have=1 << 256))
+        sync.encode_sync_request(SyncRequest("announcements", have=1 << 256))
 
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_sync_message_are_refused_cleanly(raw: bytes) -> None:
-    for decode in (sync.decode_request, sync.decode_reply):
+    for decode in (sync.decode_sync_request, sync.decode_sync_reply):
         try:
             decode(raw)
         except WireError:
@@ -154,35 +154,35 @@ def test_bytes_that_are_no_sync_message_are_refused_cleanly(raw: bytes) -> None:
 @given(st.booleans(), st.lists(st.binary(max_size=50), max_size=20))
 def test_a_sync_reply_is_read_back(found: bool, items: list[bytes]) -> None:
     reply = SyncReply(found, tuple(items))
-    assert sync.decode_reply(sync.encode_reply(reply)) == reply
+    assert sync.decode_sync_reply(sync.encode_sync_reply(reply)) == reply
 
 
 def test_a_sync_reply_above_4_mib_is_refused_on_both_sides() -> None:
     items = (bytes(1 << 20),) * 4
-    assert len(sync.encode_reply(SyncReply(True, items))) <= sync.REPLY_FRAME_BYTES
+    assert len(sync.encode_sync_reply(SyncReply(True, items))) <= sync.REPLY_FRAME_BYTES
     with pytest.raises(WireError, match="at most"):
-        sync.encode_reply(SyncReply(True, (*items, b"x")))
+        sync.encode_sync_reply(SyncReply(True, (*items, b"x")))
     with pytest.raises(WireError, match="at most"):
-        sync.decode_reply(msgspec.msgpack.encode([True, [*items, b"x"]]))
+        sync.decode_sync_reply(msgspec.msgpack.encode([True, [*items, b"x"]]))
 
 
 @given(blob=st.binary(min_size=32, max_size=32), first=st.integers(0, 4_095), count=st.integers(1, 16))
 def test_a_blob_request_is_read_back(blob: bytes, first: int, count: int) -> None:
     for request in (messages.BlobRequest(blob, first, count), messages.BlobRequest(blob)):
-        raw = messages.encode_request(request)
+        raw = messages.encode_blob_request(request)
         assert len(raw) == messages.REQUEST_BYTES
-        assert messages.decode_request(raw) == request
+        assert messages.decode_blob_request(raw) == request
 
 
 @pytest.mark.parametrize("raw", [b"R" + bytes(40), b"M" + bytes(36) + b"\1\0\0\0", b"X" + bytes(40)])
 def test_a_blob_request_of_another_kind_or_count_is_refused(raw: bytes) -> None:
     with pytest.raises(WireError, match="blob request"):
-        messages.decode_request(raw)
+        messages.decode_blob_request(raw)
 
 
 def test_a_range_of_seventeen_chunks_is_refused() -> None:
     with pytest.raises(WireError, match="count 17"):
-        messages.decode_request(messages.encode_request(messages.BlobRequest(bytes(32), 0, 17)))
+        messages.decode_blob_request(messages.encode_blob_request(messages.BlobRequest(bytes(32), 0, 17)))
 
 
 async def test_a_reply_of_10_gb_is_refused_from_its_first_nine_bytes() -> None:
@@ -196,10 +196,10 @@ async def test_a_reply_of_10_gb_is_refused_from_its_first_nine_bytes() -> None:
 
 
 def test_a_manifest_of_another_size_is_refused() -> None:
-    body = messages.encode_manifest(5, bytes(32))
-    assert messages.decode_manifest(body, 5) == bytes(32)
+    body = messages.encode_chunk_list(5, bytes(32))
+    assert messages.decode_chunk_list(body, 5) == bytes(32)
     with pytest.raises(WireError, match="5 bytes, must be 6"):
-        messages.decode_manifest(body, 6)
+        messages.decode_chunk_list(body, 6)
 
 
 NESTED = b"\x91" * 1_100 + b"\xc0"  # a thousand arrays, each in the one before
@@ -208,11 +208,11 @@ NESTED = b"\x91" * 1_100 + b"\xc0"  # a thousand arrays, each in the one before
 @pytest.mark.parametrize(
     ("decode", "raw"),
     [
-        (sync.decode_request, NESTED),
-        (sync.decode_reply, b"\x93\xc3\x90" + NESTED),
-        (sync.decode_reply, NESTED),
-        (addresses.decode_record, NESTED),
-        (addresses.decode_record, b"\x93" + NESTED),
+        (sync.decode_sync_request, NESTED),
+        (sync.decode_sync_reply, b"\x93\xc3\x90" + NESTED),
+        (sync.decode_sync_reply, NESTED),
+        (addresses.decode_address_record, NESTED),
+        (addresses.decode_address_record, b"\x93" + NESTED),
         (decode_backend_request, NESTED),
         (decode_backend_request, b"\x92\x01" + NESTED),
     ],

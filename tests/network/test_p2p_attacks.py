@@ -239,9 +239,9 @@ async def test_attack_16_bytes_past_the_window_of_a_stream_that_nobody_reads(vic
     async with open_peer(MEMBER, victim, tmp_path / "m") as member:
         connection = get_connection(member, victim)
         stream = await open_raw(member, victim, "/psyche/sync/1")
-        from psyche.network.sync import encode_request
+        from psyche.network.sync import encode_blob_request
 
-        raw = encode_request(SyncRequest("announcements", height=14))  # the handler sleeps: nothing more is read
+        raw = encode_blob_request(SyncRequest("announcements", height=14))  # the handler sleeps: nothing more is read
         await stream.write(len(raw).to_bytes(4, "little") + raw)
         header = struct.pack("!BBHII", 0, 0, 0, stream.muxed_stream.stream_id, 65_536)
         with trio.fail_after(VICTIM_S):
@@ -254,13 +254,13 @@ async def test_attack_16_bytes_past_the_window_of_a_stream_that_nobody_reads(vic
 
 
 async def test_attack_17_a_reader_that_asks_for_everything_and_reads_nothing(victim: Victim, tmp_path: Path) -> None:
-    from psyche.network.blobs.messages import BlobRequest, encode_request
+    from psyche.network.blobs.messages import BlobRequest, encode_blob_request
 
     before = await assert_alive(victim, tmp_path)
     async with open_peer(MEMBER, victim, tmp_path / "m") as member:
         for _ in range(8):
             stream = await open_raw(member, victim, "/psyche/blob/1")
-            await stream.write(encode_request(BlobRequest(victim.blob, 0, 16)) * 50)
+            await stream.write(encode_blob_request(BlobRequest(victim.blob, 0, 16)) * 50)
         await trio.sleep(0.5)
         async with open_peer(PROBE, victim, tmp_path / "p") as probe:  # others are served meanwhile
             size = 16 * MIB

@@ -191,11 +191,11 @@ async def open_stranger(number: int, folder: Path, node: P2PNode) -> AsyncIterat
 
 async def push(stranger: P2PNode, node: P2PNode, most: list[int]) -> None:
     """Send frames that nobody reads, window or not, until the connection ends."""
-    from psyche.network.blobs.messages import BlobRequest, encode_request
+    from psyche.network.blobs.messages import BlobRequest, encode_blob_request
 
     (connection,) = get_connections(stranger)
     stream = await stranger._transport._host.new_stream(get_peer_id(node.key), ["/psyche/blob/1"])  # type: ignore[attr-defined]
-    await stream.write(encode_request(BlobRequest(bytes(32), 0, 16))[:-1])  # the node waits for the rest of it
+    await stream.write(encode_blob_request(BlobRequest(bytes(32), 0, 16))[:-1])  # the node waits for the rest of it
     other = struct.pack("!BBHII", 0, 1, 1, stream.muxed_stream.stream_id + 2, 0)  # a stream whose protocol is not named
     header = struct.pack("!BBHII", 0, 0, 0, stream.muxed_stream.stream_id + 2, FRAME_BYTES)
     try:
@@ -311,10 +311,10 @@ async def test_a_stream_that_is_given_up_holds_nothing(tmp_path: Path) -> None:
             await node.wait_for_peers(frozenset({peer.key}))
             await peer.wait_for_peers(frozenset({node.key}))
         blob = await peer.provide(bytes(MIB), expires=None)
-        from psyche.network.blobs.messages import BlobRequest, encode_request
+        from psyche.network.blobs.messages import BlobRequest, encode_blob_request
 
         stream = await node._transport.open_stream(peer.key, "/psyche/blob/1")
-        await stream.write(encode_request(BlobRequest(blob, 0, 1)))
+        await stream.write(encode_blob_request(BlobRequest(blob, 0, 1)))
         with trio.fail_after(20):
             while count_unread(node) < 100_000:
                 await trio.sleep(0.01)

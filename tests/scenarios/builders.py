@@ -11,9 +11,9 @@ from psyche.core.state.limits import MAX_CLIENTS, MAX_WITNESSES, U8_MAX
 from psyche.network.links import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.faults import ClockJump, Degrade, Hang, Kill, LostAnswer, Partition
-from psyche.sim.identity import build_identity
+from psyche.sim.identity import build_machine_identity
 from psyche.sim.runtime import build_rng
-from psyche.sim.scenarios.scenario import MachineClass, Scenario, build_config
+from psyche.sim.scenarios.scenario import MachineClass, Scenario, build_run_config
 from psyche.sim.trainer import MachineModel
 from scenarios.row import Size
 
@@ -82,7 +82,7 @@ def get_halves(size: Size, *, bridge: bool) -> tuple[tuple[str, ...], tuple[str,
 def build_split(size: Size, *, bridge: bool) -> Scenario:
     """F6, F7: the clients part; all of them still reach the server."""
     base = build_base(size, witness_nodes=0, rounds_per_epoch=max(3, min(EPOCH_ROUNDS, size.rounds // 2)))
-    config = build_config(base)
+    config = build_run_config(base)
     for_s = PARTED_ROUNDS * float(config.max_round_train_time + config.round_witness_time)
     return replace(base, faults=(Partition(at_height=2, groups=get_halves(size, bridge=bridge), for_s=for_s),))
 
@@ -230,7 +230,7 @@ def build_other_files(size: Size) -> Scenario:
     cls = base.classes[0]
     bare = replace(cls, count=2, has_model=False, join_s=LATE_S)
     founders = range(size.clients - 2)
-    first = min(founders, key=lambda number: build_identity(size.seed, f"client-{number}").public)
+    first = min(founders, key=lambda number: build_machine_identity(size.seed, f"client-{number}").public)
     return replace(
         base, classes=(replace(cls, count=len(founders)), bare),
         byzantine=(ByzantineMember(who=first, kind="other_files"),),

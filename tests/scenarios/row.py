@@ -84,7 +84,7 @@ class Seen(Generic[E]):
 
 def get_events(outcome: Outcome, kind: type[E], node: str = "") -> list[Seen[E]]:
     """Events of a kind, of one machine or of all."""
-    mark = f'"kind":"{kinds.get_kind(kind)}"'.encode()
+    mark = f'"kind":"{kinds.get_kind_name(kind)}"'.encode()
     lines = decode_lines(raw for raw in outcome.lines if mark in raw)
     found = ((line, read_event(line)) for line in lines if node in ("", line["node"]))
     return [Seen(line["t"], line["node"], event) for line, event in found if isinstance(event, kind)]

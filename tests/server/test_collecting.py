@@ -82,4 +82,4 @@ def test_the_largest_request_to_collect_fits_its_frame() -> None:
     claims = tuple((bytes([i]) * 32, (1 << 64) - 1) for i in range(MAX_CLAIMS))
     raw = wire.encode_message(wire.Request((1 << 62) - 1, wire.build_submit(Collect(claims), op_id=OP)))
     assert len(raw) <= wire.MAX_REQUEST_BYTES
-    assert wire.decode_request(raw).body == wire.build_submit(Collect(claims), op_id=OP)
+    assert wire.decode_backend_request(raw).body == wire.build_submit(Collect(claims), op_id=OP)

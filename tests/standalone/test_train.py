@@ -20,7 +20,7 @@ from psyche.standalone.plot import Curve, compute_average, write_loss_plot
 from psyche.standalone.progress import ProgressLine, format_line
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.steppers import StepReport
-from psyche.standalone.train import StepProgress, train
+from psyche.standalone.train import StepProgress, train_model
 from psyche.telemetry.console import Console
 
 LENGTH = 16
@@ -66,7 +66,7 @@ def make_settings(model: Path, data: Path, **changes: Any) -> TrainSettings:
     ids=["adamw", "one peer", "three peers", "overlap", "values"],
 )
 def test_every_way_of_training_learns(model: Path, data: Path, changes: dict[str, Any]) -> None:
-    result = train(make_settings(model, data, steps=12, **changes))
+    result = train_model(make_settings(model, data, steps=12, **changes))
     assert result.losses[12] < result.losses[1] - 0.1
     assert result.final_held_out < result.held_out[0] - 0.1
     assert sorted(result.held_out) == [0, *range(2, 13, 2)]
@@ -75,7 +75,8 @@ def test_every_way_of_training_learns(model: Path, data: Path, changes: dict[str
 
 def test_a_training_repeats_itself_bit_for_bit(model: Path, data: Path) -> None:
     settings = make_settings(model, data, peers=2, overlap=True)
-    first, second, other = train(settings), train(settings), train(make_settings(model, data, peers=2, seed=1))
+    first, second = train_model(settings), train_model(settings)
+    other = train_model(make_settings(model, data, peers=2, seed=1))
     assert (first.losses, first.held_out) == (second.losses, second.held_out)
     assert first.losses != other.losses
 
@@ -99,20 +100,20 @@ def test_overlap_applies_two_steps_late_and_drains_at_the_end(
 
     monkeypatch.setattr(Distro, "compress", note_compress)
     monkeypatch.setattr(Distro, "apply", note_apply)
-    train(make_settings(model, data, steps=4, overlap=True))
+    train_model(make_settings(model, data, steps=4, overlap=True))
     assert events == [
         "train 1 after none", "train 2 after none", "apply", "train 3 after 1", "apply", "train 4 after 2", "apply",
         "apply",
     ]  # fmt: skip
     events.clear()
-    train(make_settings(model, data, steps=2))
+    train_model(make_settings(model, data, steps=2))
     assert events == ["train 1 after none", "apply", "train 2 after 1", "apply"]
 
 
 def test_the_result_is_exported_whole_and_loads(model: Path, data: Path, tmp_path: Path) -> None:
-    train(make_settings(model, data, out=tmp_path / "out"))
+    train_model(make_settings(model, data, out=tmp_path / "out"))
     first = get_parameters(load_model(tmp_path / "out"))
-    train(make_settings(tmp_path / "out", data, out=tmp_path / "more"))
+    train_model(make_settings(tmp_path / "out", data, out=tmp_path / "more"))
     second = get_parameters(load_model(tmp_path / "more"))
     assert not torch.equal(first["lm_head.weight"], second["lm_head.weight"])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["more", "out"]
@@ -121,14 +122,14 @@ def test_the_result_is_exported_whole_and_loads(model: Path, data: Path, tmp_pat
 def test_a_byte_model_is_exported_with_its_tokenizer(data: Path, tmp_path: Path) -> None:
     config = tmp_path / "model.json"
     config.write_text(json.dumps({**CONFIG, "vocab_size": 256}))
-    train(make_settings(config, data, steps=1, out=tmp_path / "out"))
+    train_model(make_settings(config, data, steps=1, out=tmp_path / "out"))
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
 def test_gradients_that_are_not_finite_end_the_training(model: Path, data: Path) -> None:
     rates = ScheduleSettings(lr=1e30, warmup_steps=0)
     with pytest.raises(TrainerError, match=r"non-finite gradient.*lower --lr"):
-        train(make_settings(model, data, schedule=rates, peers=2))
+        train_model(make_settings(model, data, schedule=rates, peers=2))
 
 
 def test_held_out_rows_are_never_trained_on(data: Path) -> None:

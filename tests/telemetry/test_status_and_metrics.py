@@ -17,7 +17,7 @@ from psyche.telemetry.status import (
     NodeView,
     Pace,
     StatusLine,
-    format_status,
+    format_node_status,
     format_waiting,
 )
 from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds, format_table
@@ -41,7 +41,7 @@ def test_the_status_shows_position_phase_loss_and_traffic() -> None:
         make(kinds.Trained, epoch=2, height=7, loss=2.5, tokens=4000, seconds=0.5),
         make(kinds.Network, bytes_sent=45_088, bytes_received=90_176),
     )
-    line = format_status(view, 3.0)
+    line = format_node_status(view, 3.0)
     assert line.startswith("epoch 2 round 7 step 31 | training | loss 2.500 | 3 healthy members | 2.7k tok/s")
     assert "up 45.1 kB down 90.2 kB" in line
 
@@ -51,9 +51,9 @@ def test_outside_of_rounds_there_is_no_speed() -> None:
         make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, members=1),
         make(kinds.Trained, loss=2.5, tokens=4000, seconds=0.5),
     )
-    assert "1 healthy member | 2.7k tok/s" in format_status(view, 1.0)
+    assert "1 healthy member | 2.7k tok/s" in format_node_status(view, 1.0)
     view.update(2.0, make(kinds.StateChanged, run_state=RunState.COOLDOWN))
-    assert "tok/s" not in format_status(view, 2.0)
+    assert "tok/s" not in format_node_status(view, 2.0)
 
 
 APPLIED = make(kinds.Applied, epoch=1, height=0, count=2, digest=b"\xaa")
@@ -72,25 +72,25 @@ APPLIED = make(kinds.Applied, epoch=1, height=0, count=2, digest=b"\xaa")
     ],
 )
 def test_a_notice_goes_with_its_cause(trouble: kinds.Event, words: str, end: kinds.Event) -> None:
-    assert words in format_status(fold(trouble), 1.0)
-    assert "!" not in format_status(fold(trouble, end), 2.0)
+    assert words in format_node_status(fold(trouble), 1.0)
+    assert "!" not in format_node_status(fold(trouble, end), 2.0)
 
 
 def test_a_notice_whose_end_nobody_sees_fades_and_others_stay() -> None:
     given_up, lost = fold(make(kinds.EpochFailed, reason="x")), fold(make(kinds.ServerLost))
-    assert "given up" in format_status(given_up, NOTE_S - 1)
-    assert "given up" not in format_status(given_up, NOTE_S)
-    assert "cannot reach" in format_status(lost, 9 * NOTE_S)
+    assert "given up" in format_node_status(given_up, NOTE_S - 1)
+    assert "given up" not in format_node_status(given_up, NOTE_S)
+    assert "cannot reach" in format_node_status(lost, 9 * NOTE_S)
 
 
 def test_who_has_left_knows_why_the_epoch_failed() -> None:
     view = fold(make(kinds.Left, reason="stopped by SIGINT"), make(kinds.EpochFailed, reason="x"))
-    assert format_status(view, 2.0).endswith("! stopped by SIGINT")
+    assert format_node_status(view, 2.0).endswith("! stopped by SIGINT")
     assert view.epochs_failed == 1
 
 
 def test_applying_does_not_end_a_divergence() -> None:
-    assert "different weights" in format_status(fold(make(kinds.Diverged), APPLIED), 2.0)
+    assert "different weights" in format_node_status(fold(make(kinds.Diverged), APPLIED), 2.0)
 
 
 def test_members_are_named_as_the_user_knows_them() -> None:
@@ -130,9 +130,9 @@ def test_a_wait_says_for_what_until_when_and_then() -> None:
     clock = time.strftime("%H:%M:%S", time.localtime(100.0))
     expected = f"waiting for 2 payloads until {clock} (4 s), then go on without them"
     assert format_waiting(wait_for("2 payloads", 100.0, "go on without them"), 96.0) == expected
-    assert expected in format_status(view, 96.0)
+    assert expected in format_node_status(view, 96.0)
     view.update(3.0, make(kinds.WaitEnded, what="2 payloads", outcome=kinds.WaitOutcome.DONE))
-    assert "waiting for 1 more member" in format_status(view, 96.0)
+    assert "waiting for 1 more member" in format_node_status(view, 96.0)
 
 
 def test_a_restart_keeps_the_counters_and_drops_the_waits() -> None:

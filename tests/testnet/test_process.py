@@ -11,7 +11,7 @@ import trio
 from kits.leftovers import is_alive, until_dead
 from trio.testing import MockClock
 
-from psyche.testnet.process import LAUNCHER, Child, describe_exit, stop_all
+from psyche.testnet.process import LAUNCHER, Child, describe_exit_status, stop_all
 
 DEADLINE_S = 300.0  # only a broken leash reaches it
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
@@ -150,4 +150,4 @@ async def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
     [(None, "still running"), (0, "exit code 0"), (-9, "killed by SIGKILL"), (-200, "killed by signal 200")],
 )
 def test_an_exit_is_described(returncode: int | None, text: str) -> None:
-    assert describe_exit(returncode) == text
+    assert describe_exit_status(returncode) == text

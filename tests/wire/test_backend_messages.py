@@ -44,7 +44,7 @@ bodies = st.one_of(
 def test_every_request_reads_back_as_it_was_written_and_fits_a_frame(number: int, body: wire.RequestBody) -> None:
     request = wire.Request(number, body)
     raw = wire.encode_message(request)
-    assert wire.decode_request(raw) == request
+    assert wire.decode_backend_request(raw) == request
     assert len(raw) <= wire.MAX_REQUEST_BYTES
 
 
@@ -96,26 +96,26 @@ def test_every_server_message_reads_back_as_it_was_written(message: wire.ServerM
 )
 def test_a_field_out_of_range_is_refused_by_its_place(body: list[Any], place: str) -> None:
     with pytest.raises(WireError) as refused:
-        wire.decode_request(msgspec.msgpack.encode([1, body]))
+        wire.decode_backend_request(msgspec.msgpack.encode([1, body]))
     assert place in str(refused.value)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_a_wire_error(raw: bytes) -> None:
-    for decode in (wire.decode_request, wire.decode_server_message):
+    for decode in (wire.decode_backend_request, wire.decode_server_message):
         with contextlib.suppress(WireError):
             decode(raw)
 
 
 def test_deeply_nested_bytes_are_refused() -> None:
-    for decode in (wire.decode_request, wire.decode_server_message):
+    for decode in (wire.decode_backend_request, wire.decode_server_message):
         with pytest.raises(WireError):
             decode(b"\x91" * 8_000)
 
 
 def test_a_newer_clients_extra_fields_are_ignored() -> None:
     raw = msgspec.msgpack.encode([7, ["submit", 4, b"", None, None, None, "new", {"more": 3}], "and more"])
-    assert wire.decode_request(raw) == wire.Request(7, wire.SubmitRequest(4, b""))
+    assert wire.decode_backend_request(raw) == wire.Request(7, wire.SubmitRequest(4, b""))
 
 
 def test_every_error_of_the_coordinator_crosses_the_wire() -> None:
@@ -140,7 +140,7 @@ def test_a_long_reason_is_cut_so_that_the_reply_can_be_read() -> None:
     assert wire.decode_server_message(wire.encode_message(reply)) == reply
 
 
-@pytest.mark.parametrize("decode", [wire.decode_request, wire.decode_server_message])
+@pytest.mark.parametrize("decode", [wire.decode_backend_request, wire.decode_server_message])
 def test_a_tag_that_is_no_text_is_a_wire_error(decode: Callable[[bytes], object]) -> None:
     with pytest.raises(WireError):
         decode(b"\x91\xa6\x00\x00\x00\x00\x00\x80")

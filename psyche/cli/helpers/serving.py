@@ -92,9 +92,9 @@ class ServerLine:
         if status is None:
             return
         if self._console.live:
-            self._console.set_status(format_status(status, now))
+            self._console.set_status(format_run_status(status, now))
         elif self._pace.is_due(now, get_standing(status), (status.epoch, status.height, status.step)):
-            self._console.print(format_status(status, now))
+            self._console.print(format_run_status(status, now))
 
     def close(self) -> None:
         """Close the status line."""
@@ -111,7 +111,7 @@ def get_standing(status: RunStatus) -> tuple[str, int, int, int, bool]:
     return get_stage(get_phase(status)), status.healthy, status.members, status.waiting, status.pending_pause
 
 
-def format_status(status: RunStatus, now: float) -> str:
+def format_run_status(status: RunStatus, now: float) -> str:
     """One line: where the run is, for how long, and who takes part."""
     phase, since_s = get_phase(status), round(now - status.state_start_unix)
     round_ = f"round {status.height} " if phase in ROUND_PHASES else ""

@@ -145,7 +145,7 @@ def blank_values(manifest: Manifest) -> Manifest:
     return Manifest(tuple(replace(entry, blob_id=bytes(HASH_BYTES)) for entry in manifest.tensors), manifest.files)
 
 
-def describe_files(own: Iterable[FileEntry], right: Iterable[FileEntry]) -> str:
+def describe_file_differences(own: Iterable[FileEntry], right: Iterable[FileEntry]) -> str:
     """Describe in words how the small files `own` differ from `right`; empty if they are equal."""
     here, there = ({file.name: file for file in files} for files in (own, right))
     parts = {

@@ -28,7 +28,7 @@ from psyche.modeling.trainer.frames import (
     Cancel,
     ChildStarted,
     ReplyBody,
-    decode_request,
+    decode_call_body,
     decode_to_child,
     encode,
     receive_frame,
@@ -129,7 +129,7 @@ class CallLoop:
         return CallReply(call.number, kind=FailureKind.CRASHED, error=traceback.format_exc()[-ERROR_CHARACTERS:])
 
     def _run(self, call: Call) -> ReplyBody:
-        request = decode_request(call)
+        request = decode_call_body(call)
 
         def beat() -> None:
             send_frame(self._connection, Beat(call.number))

@@ -122,7 +122,7 @@ def decode_to_parent(raw: bytes) -> ToParent:
         raise WireError(f"trainer frame: {error}") from error
 
 
-def decode_request(call: Call) -> Request:
+def decode_call_body(call: Call) -> Request:
     """Decode the request inside a call.
 
     Raises:

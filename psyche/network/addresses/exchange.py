@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from psyche.errors import NetworkError, WireError
-from psyche.network.addresses.messages import MAX_RECORDS, decode_record
+from psyche.network.addresses.messages import MAX_RECORDS, decode_address_record
 from psyche.network.limits import NetworkLimits
 from psyche.network.peers import PeerTable
 from psyche.wire.ports import SyncReply, SyncRequest
@@ -72,7 +72,7 @@ class AddressExchange:
     def _take(self, items: tuple[bytes, ...]) -> bool:
         if len(items) > MAX_RECORDS:
             raise WireError(f"addresses: {len(items)} records, at most {MAX_RECORDS}")
-        return sum(self._peers.learn_address(decode_record(raw)) for raw in items) > 0
+        return sum(self._peers.learn_address(decode_address_record(raw)) for raw in items) > 0
 
     def _note_liar(self, peer: bytes, reason: str) -> None:
         _log.info("peer %s is not asked for addresses again: %s", peer.hex()[:16], reason)

@@ -15,12 +15,12 @@ MAX_RECORDS: Final = 32  # of one answer (N1)
 _decoder = msgspec.msgpack.Decoder(AddressRecord)
 
 
-def encode_record(record: AddressRecord) -> bytes:
+def encode_address_record(record: AddressRecord) -> bytes:
     """Encode a record as one item of a reply."""
     return msgspec.msgpack.encode(record)
 
 
-def decode_record(raw: bytes) -> AddressRecord:
+def decode_address_record(raw: bytes) -> AddressRecord:
     """Decode one item; the caller checks the signature.
 
     Raises:

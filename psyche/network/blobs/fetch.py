@@ -20,10 +20,10 @@ from psyche.network.blobs.messages import (
     BlobRequest,
     Status,
     compute_chunk_count,
-    compute_manifest_bytes,
+    compute_chunk_list_bytes,
     compute_range_bytes,
-    decode_manifest,
-    encode_request,
+    decode_chunk_list,
+    encode_blob_request,
     read_reply_head,
 )
 from psyche.network.blobs.ranges import Range, RangeScheduler
@@ -364,13 +364,13 @@ class FetchJob:
         if item is None:
             return None
         size = self._targets[item.target].size_bytes
-        wanted = compute_range_bytes(size, item.first, item.count) if item.count else compute_manifest_bytes(size)
+        wanted = compute_range_bytes(size, item.first, item.count) if item.count else compute_chunk_list_bytes(size)
         self._book.asked_bytes += wanted
         return _Asked(item, wanted)
 
     def _encode(self, request: _Asked) -> bytes:
         item = request.item
-        return encode_request(BlobRequest(self._targets[item.target].blob_id, item.first, item.count))
+        return encode_blob_request(BlobRequest(self._targets[item.target].blob_id, item.first, item.count))
 
     async def _receive(self, source: bytes, stream: ByteStream, request: _Asked) -> None:
         statistics = self._book.get_statistics(source)
@@ -403,9 +403,9 @@ class FetchJob:
     async def _receive_body(self, source: bytes, stream: Readable, item: Range) -> None:
         target = self._targets[item.target]
         if not item.count:
-            body = await read_exactly(stream, compute_manifest_bytes(target.size_bytes))
+            body = await read_exactly(stream, compute_chunk_list_bytes(target.size_bytes))
             self._count_bytes(source, len(body))
-            hashes = decode_manifest(body, target.size_bytes)
+            hashes = decode_chunk_list(body, target.size_bytes)
             if compute_blob_id(target.size_bytes, hashes) != target.blob_id:
                 raise _Lie("a manifest that does not belong to its id")
             if not target.hashes:  # a second manifest may arrive after another source took the request over

@@ -54,17 +54,17 @@ def compute_range_bytes(size_bytes: int, first: int, count: int) -> int:
     return min(count * BLOB_CHUNK_BYTES, size_bytes - first * BLOB_CHUNK_BYTES)
 
 
-def compute_manifest_bytes(size_bytes: int) -> int:
+def compute_chunk_list_bytes(size_bytes: int) -> int:
     """Compute the size in bytes of a reply's body that holds a manifest."""
     return _SIZE.size + HASH_BYTES * compute_chunk_count(size_bytes)
 
 
-def encode_request(request: BlobRequest) -> bytes:
+def encode_blob_request(request: BlobRequest) -> bytes:
     """Encode a request as 41 bytes."""
     return _REQUEST.pack(b"R" if request.count else b"M", request.blob_id, request.first, request.count)
 
 
-def decode_request(raw: bytes) -> BlobRequest:
+def decode_blob_request(raw: bytes) -> BlobRequest:
     """Decode a request.
 
     Raises:
@@ -78,12 +78,12 @@ def decode_request(raw: bytes) -> BlobRequest:
     raise WireError(f"blob request: kind {kind!r} with count {count}")
 
 
-def encode_manifest(size_bytes: int, hashes: bytes) -> bytes:
+def encode_chunk_list(size_bytes: int, hashes: bytes) -> bytes:
     """Encode a manifest as the body of a reply."""
     return _SIZE.pack(size_bytes) + hashes
 
 
-def decode_manifest(body: bytes, size_bytes: int) -> bytes:
+def decode_chunk_list(body: bytes, size_bytes: int) -> bytes:
     """Decode the chunk hashes from the manifest of a blob of `size_bytes`.
 
     Raises:

@@ -12,8 +12,8 @@ from psyche.network.blobs.messages import (
     Status,
     compute_chunk_count,
     compute_range_bytes,
-    decode_request,
-    encode_manifest,
+    decode_blob_request,
+    encode_chunk_list,
     encode_reply_head,
 )
 from psyche.network.blobs.store import BlobStore
@@ -56,7 +56,7 @@ class BlobServer:
                 raw = await read_exactly(stream, REQUEST_BYTES)
                 scope.deadline = math.inf
                 async with AtOnce(self._get_limiter(key)), AtOnce(self._total):
-                    await self._answer(stream, decode_request(raw))
+                    await self._answer(stream, decode_blob_request(raw))
 
     def _get_limiter(self, key: bytes) -> trio.CapacityLimiter:
         found = self._per_peer.get(key)
@@ -74,7 +74,7 @@ class BlobServer:
             return
         size, hashes = manifest
         if not request.count:
-            body = encode_manifest(size, hashes)
+            body = encode_chunk_list(size, hashes)
             await self._send(stream, encode_reply_head(Status.OK, len(body)) + body)
         elif request.first + request.count > compute_chunk_count(size):
             await stream.write(encode_reply_head(Status.REFUSED))

@@ -156,13 +156,13 @@ class Hub:
         frames = connection.frames
         key = connection.key = await server_handshake(frames, self._channel, wire.PURPOSE, limits.HANDSHAKE_TIMEOUT_S)
         self._identify(connection, key)
-        hello = wire.decode_request(await frames.receive(limits.HANDSHAKE_TIMEOUT_S))
+        hello = wire.decode_backend_request(await frames.receive(limits.HANDSHAKE_TIMEOUT_S))
         if not isinstance(hello.body, wire.HelloRequest):
             raise WireError(f"the first request is {type(hello.body).__name__}, must be HelloRequest")
         self._handle(connection, key, hello)
         greeted.set()
         while connection.goodbye is None:
-            request = wire.decode_request(await frames.receive(limits.IDLE_TIMEOUT_S))
+            request = wire.decode_backend_request(await frames.receive(limits.IDLE_TIMEOUT_S))
             if key not in self._handler.get_first_keys():
                 await self._wait_as_stranger(connection)
             try:

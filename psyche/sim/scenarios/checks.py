@@ -30,7 +30,7 @@ from psyche.sim.faults import (
     SlowDisk,
     TrainerHang,
 )
-from psyche.sim.scenarios.scenario import MachineClass, Scenario, build_config, build_model
+from psyche.sim.scenarios.scenario import MachineClass, Scenario, build_run_config, build_small_model
 from psyche.sim.trainer import MOST_PARTS, WEIGHTS
 
 MACHINES: Final = re.compile(r"server|all|witnesses|trainers|random:[1-9]\d*|client-(0|[1-9]\d*)")
@@ -205,9 +205,9 @@ def _check_config(scenario: Scenario) -> None:
         if name not in kinds:
             raise ConfigError(f"{name} is unknown; there are {', '.join(sorted(kinds))}")
         _check_field(name, kinds[name], value)
-    config = build_config(scenario)
+    config = build_run_config(scenario)
     try:
-        check_config(config, build_model())
+        check_config(config, build_small_model())
     except ConfigRefused as error:
         raise ConfigError(str(error)) from error
     if scenario.must_advance and config.init_min_clients > scenario.clients:

@@ -138,13 +138,13 @@ DEFAULTS: Mapping[str, int] = {
 }
 
 
-def build_config(scenario: Scenario) -> Config:
+def build_run_config(scenario: Scenario) -> Config:
     """The run's configuration."""
     values: dict[str, Any] = dict(DEFAULTS) | dict(scenario.config)
     return Config(**values)
 
 
-def build_model() -> Model:
+def build_small_model() -> Model:
     """A model for the small trainer."""
     return Model(
         max_seq_len=8,

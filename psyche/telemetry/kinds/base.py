@@ -68,7 +68,7 @@ _described: dict[type[Event], Kind] = {}
 _known: dict[str, type[Event]] = {}
 
 
-def get_kind(event: Event | type[Event]) -> str:
+def get_kind_name(event: Event | type[Event]) -> str:
     """The kind's name, as it stands on the line."""
     name = event.__struct_config__.tag
     assert isinstance(name, str), "Event gives every class one"
@@ -79,7 +79,7 @@ def get_kinds() -> dict[str, type[Event]]:
     """The class of every kind that is imported, by its name; `psyche.telemetry.kinds` imports all."""
     found = Event.__subclasses__()
     if len(_known) != len(found) - 1:
-        _known.update({get_kind(cls): cls for cls in found if cls is not Unknown})
+        _known.update({get_kind_name(cls): cls for cls in found if cls is not Unknown})
     return _known
 
 
@@ -130,7 +130,7 @@ def _describe(cls: type[Event]) -> Kind:
         for one in msgspec.structs.fields(cls):
             default = REQUIRED if one.default is msgspec.NODEFAULT else one.default
             fields.append(Field(one.name, default, _get_writer(hints[one.name]), _get_reader(hints[one.name])))
-        kind = _described[cls] = Kind(get_kind(cls), tuple(fields))
+        kind = _described[cls] = Kind(get_kind_name(cls), tuple(fields))
     return kind
 
 

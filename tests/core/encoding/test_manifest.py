@@ -11,7 +11,7 @@ from psyche.core.encoding.manifest import (
     blank_values,
     compute_slice_chunks,
     decode_manifest,
-    describe_files,
+    describe_file_differences,
     encode_manifest,
     encode_slice,
 )
@@ -149,10 +149,10 @@ def test_files_that_differ_are_told_apart() -> None:
     own = [FileEntry("config.json", 3, b"\x03" * 32), FILES[0], FileEntry("merges.txt", 1, bytes(32))]
     right = [FILES[1], FILES[0], FileEntry("vocab.json", 1, bytes(32))]
     assert (
-        describe_files(own, right)
+        describe_file_differences(own, right)
         == "config.json (different content), vocab.json (missing), merges.txt (not part of the run's model)"
     )
-    assert describe_files(own, own) == ""
+    assert describe_file_differences(own, own) == ""
 
 
 @given(st.integers(0, 300), st.lists(st.integers(0, (1 << 58) - 1), min_size=64, max_size=64))

@@ -12,7 +12,7 @@ from network_kit import OpenGroup
 
 from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
-from psyche.network.blobs.messages import REQUEST_BYTES, Status, decode_request, encode_reply_head
+from psyche.network.blobs.messages import REQUEST_BYTES, Status, decode_blob_request, encode_reply_head
 from psyche.network.limits import ASK_CHUNKS, NetworkLimits
 from psyche.network.streams import ByteStream, read_exactly
 from psyche.wire.crypto import blob_id_of
@@ -38,7 +38,7 @@ class Liar:
             raw = await read_exactly(stream, REQUEST_BYTES)
             self.requests += 1
             recorder = _Recorder()
-            await self.honest._answer(recorder, decode_request(raw))
+            await self.honest._answer(recorder, decode_blob_request(raw))
             await stream.write(await self.twist(stream, bytes(recorder.data)))
 
 
@@ -264,15 +264,15 @@ async def test_many_small_tensors_and_a_large_one_come_from_several_sources(
 
 
 async def test_ranges_out_of_bounds_are_refused_by_a_source(open_group: OpenGroup) -> None:
-    from psyche.network.blobs.messages import BlobRequest, encode_request
+    from psyche.network.blobs.messages import BlobRequest, encode_blob_request
 
     async with open_group(2) as (a, b):
         blob = await a.provide(b"tiny", expires=None)
         async with b.peers.lease(a.key, "/psyche/blob/1") as lease:
             for request in (BlobRequest(blob, 1, 1), BlobRequest(blob, 0, 2), BlobRequest(blob, 0xFFFFFFFF, 16)):
-                await lease.stream.write(encode_request(request))
+                await lease.stream.write(encode_blob_request(request))
                 assert await read_exactly(lease.stream, 9) == encode_reply_head(Status.REFUSED)
-            await lease.stream.write(encode_request(BlobRequest(bytes(32))))
+            await lease.stream.write(encode_blob_request(BlobRequest(bytes(32))))
             assert await read_exactly(lease.stream, 9) == encode_reply_head(Status.UNKNOWN)
 
 

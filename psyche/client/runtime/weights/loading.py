@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from psyche.client.runtime.weights.serving import Offer, Serving, read_offer
-from psyche.core.encoding.manifest import blank_values, decode_manifest, describe_files, encode_manifest
+from psyche.core.encoding.manifest import blank_values, decode_manifest, describe_file_differences, encode_manifest
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, Model
 from psyche.errors import NetworkError, PsycheError, TrainerError, WireError
@@ -236,7 +236,7 @@ class Loader:
             own = await trio.to_thread.run_sync(read_file_entries, path)
         except (PsycheError, OSError):
             return
-        differing = describe_files(own, decode_manifest(offer.manifest).files)
+        differing = describe_file_differences(own, decode_manifest(offer.manifest).files)
         if differing and differing != self._told:  # report once, although every fetch compares
             self._told = differing
             self._log(kinds.ModelFilesDiffer(path=str(path), files=differing, hint=FILES_HINT))

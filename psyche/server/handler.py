@@ -26,6 +26,7 @@ from psyche.server.connections.replies import Answer, ReplyCache
 from psyche.server.evidence import check_report, is_report_true
 from psyche.server.journal.events import Event
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
+from psyche.server.reports import ReportBoard, ReportSummary
 from psyche.server.status import get_earnings, make_status
 from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents
@@ -33,6 +34,7 @@ from psyche.wire import backend as wire
 from psyche.wire.access import AccessMessage, Allow, Disallow
 from psyche.wire.address_record import AddressRecord, check_address_record
 from psyche.wire.messages import AnyMessage
+from psyche.wire.report import SelfReport
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more means that the state machine loops
 _NOT_HERE: Final = (msg.Update, msg.UpdateClientVersion)  # a TCP server keeps its initial settings
@@ -43,6 +45,8 @@ _UNCACHED: Final = (
     wire.SubscribeRequest,
     wire.AllowedRequest,
     wire.EarningsRequest,
+    wire.ReportRequest,
+    wire.MembersRequest,
 )
 
 
@@ -90,6 +94,7 @@ class CoordinatorHandler:
         self._sink = sink or NoEvents()
         self._replies = ReplyCache()
         self._presence = Presence()
+        self.reports = ReportBoard(self._sink)
 
     def handle(self, now: int, sender: bytes, request: wire.Request) -> Answer:
         """Answer one request of the client whose key is `sender`, and let the state settle.
@@ -141,7 +146,17 @@ class CoordinatorHandler:
 
     def get_status(self) -> wire.RunStatus:
         """Return the run's status, for people."""
-        return make_status(self.state, self.now, self.program, self._presence.count, self.access)
+        return make_status(
+            self.state, self.now, self.program, self._presence.count, self.access, self.summarise_reports()
+        )
+
+    def summarise_reports(self) -> ReportSummary:
+        """Sum up what the clients say of themselves (K8)."""
+        return self.reports.summarise(self.state, self.now, self._presence.keys)
+
+    def get_errors(self) -> tuple[SelfReport, ...]:
+        """Return the reports of clients with an error, the latest error first (K8)."""
+        return self.reports.get_errors(self.now, self._presence.keys)
 
     def _advance(self, now: int) -> None:
         self.now = max(self.now, now)
@@ -230,9 +245,7 @@ class CoordinatorHandler:
             self._apply(Event(msg.LeaveRun(), self.state.registry.slots[number].signer))
             self._sink.emit(kinds.SlotGivenUp(key=key, reason=reason, after_s=after_s))
 
-    def _answer(
-        self, sender: bytes, body: wire.RequestBody
-    ) -> wire.Greeting | wire.RunStatus | wire.Earnings | wire.AllowedKeys | None:
+    def _answer(self, sender: bytes, body: wire.RequestBody) -> wire.ReplyBody:
         """Carry out a request; return the body of its reply.
 
         Raises:
@@ -241,25 +254,36 @@ class CoordinatorHandler:
             WireError: the body is malformed.
         """
         match body:
+            case wire.SubscribeRequest():
+                if not self.may_follow(sender):
+                    raise self.access.refuse(sender)
+            case wire.AnnounceRequest():
+                self._put_record(sender, body.record)
+            case wire.ReportRequest():
+                self._check_first(sender)
+                self.reports.put(sender, body.report, self.now)
+            case wire.SubmitRequest():
+                self._submit(sender, body, wire.get_message(body))
+            case _:
+                return self._show(sender, body)
+        return None
+
+    def _show(self, sender: bytes, body: wire.RequestBody) -> wire.ReplyBody:
+        """Answer a question; raises as `_answer`."""
+        match body:
             case wire.HelloRequest():
                 return self._greet(body)
             case wire.StatusRequest():
                 return self.get_status()
-            case wire.SubscribeRequest():
-                if not self.may_follow(sender):
-                    raise self.access.refuse(sender)
-            case wire.PingRequest():
-                return None
             case wire.EarningsRequest():
                 self._check_owner(sender)
                 return get_earnings(self.state)
             case wire.AllowedRequest():
                 return self._list_allowed(sender)
-            case wire.AnnounceRequest():
-                self._put_record(sender, body.record)
-            case wire.SubmitRequest():
-                self._submit(sender, body, wire.get_message(body))
-        return None
+            case wire.MembersRequest():
+                return self._list_members(sender)
+            case _:
+                return None
 
     def _submit(self, sender: bytes, body: wire.SubmitRequest, message: AnyMessage) -> None:
         """Submit a message to the state machine, after the checks that only the home can make."""
@@ -353,6 +377,16 @@ class CoordinatorHandler:
         live = (SlotState.JOINED, SlotState.LEAVING)
         holders = frozenset(slot.p2p for slot in self.state.registry.slots if slot.state in live)
         return FirstKeys(self.access.keys, self.owners | {self.access.join_authority}, holders)
+
+    def _list_members(self, sender: bytes) -> wire.Members:
+        self._check_first(sender)
+        rows = self.reports.list_clients(self.state, self.now, self._presence.keys, with_errors=self._may_allow(sender))
+        return wire.Members(self.now, rows)
+
+    def _check_first(self, sender: bytes) -> None:
+        """Strangers neither write to the table of members nor read it (K8): others could not see what they need."""
+        if sender not in self.get_first_keys():
+            raise wire.NotOwner("only its owner, its clients and keys that may join it see a run's members (K8)")
 
     def _may_allow(self, key: bytes) -> bool:
         return key in self.owners or key == self.access.join_authority

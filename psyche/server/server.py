@@ -9,7 +9,7 @@ state machine ends the server with a clear message.
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from psyche.server.data import RunData, open_run_data
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
+from psyche.server.reports import ReportSummary
 from psyche.server.run import OpenRun, RunDefinition, open_run
 from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents
@@ -38,6 +39,7 @@ from psyche.wire.access import Access
 from psyche.wire.crypto import Identity
 from psyche.wire.line.tls import TlsListener
 from psyche.wire.nursery import open_plain_nursery
+from psyche.wire.report import SelfReport
 
 PROGRAM: Final = f"psyche {__version__}"
 ENTROPY_BYTES: Final = 32
@@ -89,6 +91,7 @@ class ServerSettings:
         data_files: the files of the data server if `data_location` is Server (`config.load_data`).
         sink: receives events (`telemetry.EventLog`).
         on_state: called with every state before it is pushed; must read it at once and not keep it.
+        on_reports: called at every clock tick with what the clients say of themselves (K8), and those with an error.
         unix_time: the wall clock, read once at the start.
         entropy: returns 32 random bytes (E5).
         open_disk: opens the state folder; blocks.
@@ -107,6 +110,7 @@ class ServerSettings:
     data_files: LocalFiles | None = None
     sink: EventSink | None = None
     on_state: Callable[[Coordinator], None] | None = None
+    on_reports: Callable[[ReportSummary, Sequence[SelfReport]], None] | None = None
     unix_time: Callable[[], float] = time.time
     entropy: Callable[[], bytes] = partial(os.urandom, ENTROPY_BYTES)
     open_disk: Callable[[Path], ServerDisk] = FolderDisk
@@ -246,6 +250,8 @@ class _Server:
             self._note_work()
             self._hub.note_book()
             self._hub.end_disallowed()
+            if self._settings.on_reports is not None:
+                self._settings.on_reports(self._handler.summarise_reports(), self._handler.get_errors())
             await trio.sleep(TICK_S)
 
     def _note_work(self) -> None:

@@ -4,6 +4,7 @@ from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import CheckpointKind, ClientState, Coordinator, SlotState
 from psyche.server.access import AllowList
+from psyche.server.reports import ReportSummary
 from psyche.wire.backend import Earnings, RunStatus
 
 
@@ -21,9 +22,11 @@ def get_earnings(state: Coordinator) -> Earnings:
 
 
 def make_status(
-    state: Coordinator, now: int, program: str, connections: int, access: AllowList | None = None
-) -> RunStatus:
+    state: Coordinator, now: int, program: str, connections: int, access: AllowList | None = None,
+    said: ReportSummary | None = None,
+) -> RunStatus:  # fmt: skip
     """Build the status that `psyche server status` shows."""
+    said = said or ReportSummary()
     in_epoch = is_in_epoch(state)
     healthy = {client.signer for client in state.clients if in_epoch and client.state is ClientState.HEALTHY}
     waiting = [
@@ -56,4 +59,8 @@ def make_status(
         checkpoint_sources=get_named_sources(state),
         is_open=access is not None and access.is_open,
         allowed=0 if access is None else len(access.keys),
+        loss=said.loss,
+        tokens_per_s=said.tokens_per_s,
+        reporting=said.reporting,
+        failing=said.failing,
     )

@@ -13,12 +13,14 @@ NOTABLE: Final = frozenset({
     kinds.ClientStarted, kinds.ModelLoaded, kinds.Joined, kinds.WarmupReady, kinds.SnapshotWritten, kinds.Exported,
     kinds.Healing, kinds.Healed, kinds.Finished, kinds.Serving, kinds.Left, kinds.ServerListening,
     kinds.ServerRecovered, kinds.ServerConnected, kinds.ServerStopped, kinds.ClientConnected,
-    kinds.ClientDisconnected, kinds.ConnectionClosed, kinds.JournalNote, kinds.AccessChanged, kinds.EarningsCollected,
+    kinds.ClientDisconnected, kinds.ErrorOver, kinds.ConnectionClosed, kinds.JournalNote, kinds.AccessChanged,
+    kinds.EarningsCollected,
 })  # fmt: skip
 WARNINGS: Final = frozenset({
     kinds.Behind, kinds.Diverged, kinds.EpochFailed, kinds.RefusedByCoordinator, kinds.Refused, kinds.NotSent,
     kinds.LoadFailed, kinds.Rollback, kinds.TrainerLost, kinds.Equivocation, kinds.Dropped, kinds.ServerLost,
-    kinds.ClientWithdrawn, kinds.SlotGivenUp, kinds.StateMismatch, kinds.SourceRefused, kinds.ModelFilesDiffer,
+    kinds.ErrorReported, kinds.ClientWithdrawn, kinds.SlotGivenUp, kinds.StateMismatch, kinds.SourceRefused,
+    kinds.ModelFilesDiffer,
 })  # fmt: skip
 ERRORS: Final = frozenset({kinds.Error, kinds.ServerDefect, kinds.JournalFailed})  # the command reports giving up
 # Kinds that repeat for one reason, and the kind that ends that: logged once, then at most every `AGAIN_S`.

@@ -26,8 +26,9 @@ from psyche.wire.address_record import AddressRecord
 from psyche.wire.messages import BY_NUMBER, MAX_FIELDS_BYTES, AnyMessage, decode_fields, encode_fields, get_kind
 from psyche.wire.msgpack import UNREADABLE
 from psyche.wire.ports import Proof
+from psyche.wire.report import SelfReport
 
-VERSION: Final = 2  # version 1 had a request for each kind of message
+VERSION: Final = 3  # 1 had a request for each kind of message, 2 no reports (K8)
 PURPOSE: Final = "coordinator"  # signed in the handshake
 MAX_REQUEST_BYTES: Final = 8_192  # two signed results, or an address record of 8 addresses, with room to spare
 MAX_SERVER_FRAME_BYTES: Final = 1 << 20  # a full state that does not compress, or a book of 256 records
@@ -98,6 +99,16 @@ class StatusRequest(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     """Asks for the run's status. Anyone may send it."""
 
 
+class ReportRequest(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+    """Says what the client does (K8). For keys that the server prefers to strangers (K7)."""
+
+    report: SelfReport
+
+
+class MembersRequest(msgspec.Struct, frozen=True, array_like=True, tag="members"):
+    """Asks who takes part, and what each says of itself (K8). For keys that the server prefers to strangers (K7)."""
+
+
 RequestBody: TypeAlias = (
     HelloRequest
     | SubscribeRequest
@@ -107,6 +118,8 @@ RequestBody: TypeAlias = (
     | EarningsRequest
     | AllowedRequest
     | StatusRequest
+    | ReportRequest
+    | MembersRequest
 )
 
 
@@ -154,6 +167,10 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     checkpoint_sources: tuple[str, ...] = ()  # named by members; empty: joiners load from the run's initial source
     is_open: bool = False  # whether anybody may join (M12)
     allowed: int = 0  # the number of keys that may join if the run is not open
+    loss: float | None = None  # the median of what the healthy members say of themselves (K8)
+    tokens_per_s: float = 0.0  # of all healthy members together, as they say
+    reporting: int = 0  # connected clients that say what they do
+    failing: int = 0  # clients that report an error
 
 
 class Earnings(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):
@@ -171,6 +188,40 @@ class AllowedKeys(msgspec.Struct, frozen=True, array_like=True, tag="allowed"):
     disallowed: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
 
 
+class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One client of the run: what the server knows of it, and what it says of itself (K8).
+
+    Args:
+        key: its key on the connection.
+        index: its number in the running epoch; None if it is not a member.
+        state: its `ClientState` in the running epoch; None if it is not a member.
+        is_connected: whether it follows the run now.
+        report: what it said last; None if nothing. The error in it is empty unless an owner or the join authority asks.
+        report_age_s: seconds since then.
+        has_error: whether it reports an error.
+        error_age_s: seconds since the server first heard of this error.
+    """
+
+    key: Key
+    index: int | None
+    state: int | None
+    is_connected: bool
+    report: SelfReport | None = None
+    report_age_s: Unsigned63 = 0
+    has_error: bool = False
+    error_age_s: Unsigned63 = 0
+
+
+class Members(msgspec.Struct, frozen=True, array_like=True, tag="members"):
+    """The answer to members: those of the running epoch by index, then others that are here or were a while ago."""
+
+    now_unix: Unsigned63
+    members: tuple[MemberInfo, ...]
+
+
+ReplyBody: TypeAlias = Greeting | RunStatus | Earnings | AllowedKeys | Members | None
+
+
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     """The answer to the request `id`.
 
@@ -184,7 +235,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     message: Text = ""
     on_record: bool = False
     nonce: Unsigned63 = 0
-    body: Greeting | RunStatus | Earnings | AllowedKeys | None = None
+    body: ReplyBody = None
 
 
 class FullState(msgspec.Struct, frozen=True, array_like=True, tag="state"):

@@ -17,6 +17,7 @@ from psyche.core.state.messages import Message
 from psyche.core.state.state import Coordinator
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.peer_address import PeerAddress
+from psyche.wire.report import SelfReport
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
@@ -69,6 +70,13 @@ class Backend(Protocol):
 
     def address_book(self) -> Sequence[AddressRecord]:
         """Return the address records that the home knows."""
+        ...
+
+    def report(self, report: SelfReport) -> None:
+        """Show the run's owner what this client does; does nothing if the home has no place for that (K8).
+
+        Returns at once; a report may be lost, and the next one replaces it.
+        """
         ...
 
 

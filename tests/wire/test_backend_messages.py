@@ -16,6 +16,7 @@ from psyche.errors import BackendError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.address_record import sign_address_record
 from psyche.wire.crypto import Identity
+from psyche.wire.report import SelfReport
 
 KEY = bytes(range(32))
 RECORD = sign_address_record(Identity(KEY), ["/ip4/10.0.0.1/tcp/4001"], 2_000_000_000)
@@ -37,6 +38,11 @@ bodies = st.one_of(
     st.just(wire.AllowedRequest()),
     st.just(wire.EarningsRequest()),
     st.just(wire.StatusRequest()),
+    st.just(wire.MembersRequest()),
+    st.builds(
+        wire.ReportRequest,
+        st.builds(SelfReport, *[st.text(max_size=32)] * 3, *[st.integers(0, 9)] * 3, st.none() | st.floats(-9, 9)),
+    ),
 )
 
 
@@ -71,6 +77,8 @@ def _find_examples(strategy: st.SearchStrategy[Any]) -> list[Any]:
         wire.Reply(4, body=wire.Greeting(1, "run", KEY, "psyche", 5)),
         wire.Reply(6, body=wire.Earnings(((KEY, 2**64 - 1),))),
         wire.Reply(5, body=wire.RunStatus("run", KEY, "p", 1, 2, 3, 4, False, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)),
+        wire.Reply(7, body=wire.Members(1, (wire.MemberInfo(KEY, 0, 1, True, SelfReport("ada"), 2, True, 3),))),
+        wire.Reply(8, body=wire.Members(1, (wire.MemberInfo(KEY, None, None, False),))),
         wire.FullState(1, 2, bytes(16), b"zstd"),
         wire.StateDelta(1, 2, 3, bytes(16), (wire.ChangedBytes(0, b"a"), wire.ChangedBytes(STATE_BYTES - 1, b"b"))),
         wire.BookChange(True, (RECORD,), (KEY,)),

@@ -31,6 +31,7 @@ from psyche.wire.line.turns import AtOnce
 from psyche.wire.messages import AnyMessage
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
+from psyche.wire.report import SelfReport
 
 MAX_PENDING: Final = 32  # half the number of replies that the server keeps for resends (K4)
 PING_S: Final = 5.0
@@ -123,6 +124,7 @@ class TcpBackend:
         self._refused = trio.Event()
         self._permission_wait = ""
         self._record: AddressRecord | None = None
+        self._report: SelfReport | None = None
         self._book: dict[bytes, AddressRecord] = {}
         self._listed: tuple[AddressRecord, ...] = ()  # the book's records; the same object until one changes
 
@@ -199,6 +201,12 @@ class TcpBackend:
     def statistics(self) -> BackendStatistics:
         """Return the current queue sizes."""
         return BackendStatistics(unanswered=len(self._pending))
+
+    def report(self, report: SelfReport) -> None:
+        """Tell the server what this client does (K8); the last report is repeated on every new connection."""
+        self._report = report
+        if not self._permission_wait:
+            self._send(self._encode(wire.ReportRequest(report)))
 
     def address_book(self) -> Sequence[AddressRecord]:
         """Return the address records of the run's nodes; their signatures are checked."""
@@ -277,11 +285,13 @@ class TcpBackend:
         self._clock_offset_s = greeting.now_unix - self._platform.unix_time()
 
     def _renew(self) -> None:
-        """Build the first requests of a new connection: subscription, address record, and unanswered requests."""
+        """Build the first requests of a new connection: subscription, address record, report, unanswered requests."""
         self._is_connected = True
         bodies: list[wire.RequestBody] = [wire.SubscribeRequest()]
         if self._record is not None:
             bodies.append(wire.AnnounceRequest(self._record))
+        if self._report is not None:
+            bodies.append(wire.ReportRequest(self._report))
         self._outbox = [self._encode(body) for body in bodies]
         self._subscription = self._next_id - len(bodies) + 1
         self._outbox += [self._pending[number].frame for number in sorted(self._pending)]

@@ -20,7 +20,7 @@ TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 1.0
 SILENT_S: Final = 1.0  # after this a waiting person is told the reason
 Say = Callable[[str], None]
-_Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings)
+_Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings, wire.Members)
 
 
 def _say_nothing(_text: str) -> None:
@@ -155,6 +155,18 @@ async def get_run_status(
         BackendError: the server refuses, or could not be reached within `timeout_s`.
     """
     return await _carry_out(address, identity, None, timeout_s, say)
+
+
+async def get_members(
+    address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing
+) -> wire.Members:
+    """Return who takes part and what each client says of itself (K8); errors only if an owner asks.
+
+    Raises:
+        NotOwner: `identity` does not command the run, has no place in it and may not join it.
+        BackendError: the server could not be reached within `timeout_s`.
+    """
+    return await _ask_until(address, identity, None, wire.MembersRequest(), wire.Members, timeout_s, say)
 
 
 async def _carry_out(

@@ -32,6 +32,7 @@ _VISITORS_MAY: Final = (
     wire.StatusRequest,
     wire.EarningsRequest,
     wire.AllowedRequest,
+    wire.MembersRequest,
 )
 
 

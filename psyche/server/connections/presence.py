@@ -21,6 +21,11 @@ class Presence:
         """Count the connected keys."""
         return len(self._connected)
 
+    @property
+    def keys(self) -> frozenset[bytes]:
+        """The connected keys."""
+        return frozenset(self._connected)
+
     def connected(self, key: bytes) -> None:
         """Note that a key has connected."""
         self._connected.add(key)

@@ -83,6 +83,22 @@ class SlotGivenUp(Event):
     after_s: int
 
 
+class ErrorReported(Event):
+    """A client says that something keeps it from doing its part; at most one event of a client in 30 s."""
+
+    key: Hex
+    name: str
+    phase: str
+    error: str
+
+
+class ErrorOver(Event):
+    """A client reports no error any more."""
+
+    key: Hex
+    name: str
+
+
 class Access(Event):
     """Who may join, as the server starts."""
 

@@ -1,0 +1,59 @@
+"""What a client says of itself to its run's owner (K8). It is shown to people; no rule reads it, no record holds it."""
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+MAX_NAME_BYTES: Final = 48
+MAX_PHASE_BYTES: Final = 32
+MAX_WAIT_BYTES: Final = 240
+MAX_ERROR_BYTES: Final = 480
+MAX_TOKENS_PER_S: Final = 1e15
+
+Unsigned32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+
+
+class SelfReport(msgspec.Struct, frozen=True, array_like=True):
+    """What a client does now, in its own words; nobody checks whether it is true.
+
+    Args:
+        name: the client's name in logs.
+        phase: the run's phase as the client sees it, or "starting", "connecting", "left".
+        wait: what it waits for; empty if nothing.
+        epoch, height, step: where it is in the run.
+        loss: of its last batch, in nats per token; None before the first.
+        tokens_per_s: trained per second over the last 30 s.
+        error: the last error that it has not overcome; empty if there is none.
+    """
+
+    name: Annotated[str, Meta(max_length=MAX_NAME_BYTES)] = ""
+    phase: Annotated[str, Meta(max_length=MAX_PHASE_BYTES)] = ""
+    wait: Annotated[str, Meta(max_length=MAX_WAIT_BYTES)] = ""
+    epoch: Unsigned32 = 0
+    height: Unsigned32 = 0
+    step: Unsigned32 = 0
+    loss: float | None = None
+    tokens_per_s: Annotated[float, Meta(ge=0, le=MAX_TOKENS_PER_S)] = 0.0
+    error: Annotated[str, Meta(max_length=MAX_ERROR_BYTES)] = ""
+
+
+def clean_report(report: SelfReport) -> SelfReport:
+    """Return the report as it may be sent and shown; its texts may come from anywhere."""
+    return msgspec.structs.replace(
+        report,
+        name=clean_text(report.name, MAX_NAME_BYTES),
+        phase=clean_text(report.phase, MAX_PHASE_BYTES),
+        wait=clean_text(report.wait, MAX_WAIT_BYTES),
+        error=clean_text(report.error, MAX_ERROR_BYTES),
+    )
+
+
+def clean_text(text: str, max_bytes: int) -> str:
+    """Make one line of a text, at most `max_bytes` long in UTF-8.
+
+    Whatever is not printable becomes a blank, several blanks become one: line ends, the escapes of terminals, and
+    characters that turn the direction of writing.
+    """
+    words = "".join(one if one.isprintable() else " " for one in text).split()
+    return " ".join(words).encode()[:max_bytes].decode(errors="ignore").rstrip()

@@ -13,6 +13,7 @@ import trio
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.payloads import PayloadCheck
+from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
@@ -212,6 +213,7 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
     clean_leftovers((settings.checkpoint_dir or settings.data_dir) / "resume")
     threads = settings.threads or os.cpu_count() or 1
     trainer = TrainerProcess(threads=threads, log_path=settings.data_dir / "trainer.log")
+    reporter = log = Reporter(log, settings.node_name)
     log.emit(kinds.ClientStarted(identity=identity.public, run_id=settings.run_id, pid=os.getpid()))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_stop_trainer, trainer)
@@ -221,7 +223,7 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
             open_node(identity, settings.bind_ip, settings.bind_port, settings.data_dir / "network")
         )
         backend = await stack.enter_async_context(open_backend(settings, identity))
-        await _participate(settings, identity, log, backend, network, trainer, orders)
+        await _participate(settings, identity, reporter, backend, network, trainer, orders)
 
 
 async def _stop_trainer(trainer: TrainerProcess) -> None:
@@ -231,7 +233,7 @@ async def _stop_trainer(trainer: TrainerProcess) -> None:
 
 
 async def _participate(
-    settings: ClientSettings, identity: Identity, log: EventSink, backend: Backend, network: Network,
+    settings: ClientSettings, identity: Identity, reporter: Reporter, backend: Backend, network: Network,
     trainer: RestartableTrainer, orders: Orders,
 ) -> None:  # fmt: skip
     engine = RoundEngine(
@@ -250,15 +252,20 @@ async def _participate(
         network=network,
         trainer=trainer,
         data=data,
-        log=log,
+        log=reporter,
         unix_now=time.time,
         check_payload=check,
         on_loaded=on_loaded,
     )
     orders.shell = Shell(parts, settings)
     try:
-        code = await orders.shell.run()
+        async with open_plain_nursery() as nursery:
+            nursery.start_soon(reporter.run, backend)
+            code = await orders.shell.run()
+            nursery.cancel_scope.cancel()
         orders.note_end(code, is_stopped=orders.shell.is_stopped)
+        if code:
+            await reporter.say_last(backend)
     finally:
         with trio.move_on_after(1) as scope:
             scope.shield = True

@@ -1,0 +1,100 @@
+"""Tells the run's home what this client does, for the owner to see (K8): folded from the client's own events."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from psyche.telemetry import kinds
+from psyche.telemetry.sink import EventSink
+from psyche.telemetry.status import NodeView
+from psyche.wire.ports import Backend
+from psyche.wire.report import SelfReport, clean_report
+
+LOOK_S: Final = 0.25
+REPORT_EVERY_S: Final = 5.0  # while something changes
+ERROR_AFTER_S: Final = 1.0  # a new error is not held back longer
+REPEAT_S: Final = 30.0  # while nothing changes
+FAREWELL_S: Final = 0.2  # for the last report to be sent
+_OWN_WILL: Final = frozenset({kinds.LeaveCause.STOPPED, kinds.LeaveCause.FINISHED, kinds.LeaveCause.SERVER})
+_DIALS: Final = frozenset({kinds.Wait.BOOTSTRAP_PLACE, kinds.Wait.BOOTSTRAP_DIAL})  # besides all else that it does
+_CURES: Final = frozenset({kinds.ModelLoaded, kinds.Applied, kinds.Healed})
+
+
+class Reporter:
+    """A sink of events that passes them on, and tells the home what they come to.
+
+    Args:
+        log: receives the events.
+        name: the client's name in logs.
+        unix_now: the wall clock.
+    """
+
+    def __init__(self, log: EventSink, name: str, unix_now: Callable[[], float] = time.time) -> None:
+        self._log = log
+        self._view = NodeView(name)
+        self._unix_now = unix_now
+        self._error = ""
+        self._sent: SelfReport | None = None
+        self._sent_at = 0.0
+
+    def emit(self, event: kinds.Event) -> None:
+        """See `EventSink.emit`."""
+        self._log.emit(event)
+        self._view.update(self._unix_now(), event)
+        kind = type(event)
+        if kind in _CURES:
+            self._error = ""
+        elif kind in _FAILURES:
+            self._error = _FAILURES[kind](event) or self._error
+
+    def make_report(self) -> SelfReport:
+        """Build the report of this moment."""
+        view = self._view
+        waits = [wait for wait in view.waits.values() if wait.wait not in _DIALS]
+        first = min(waits, key=lambda wait: float("inf") if wait.until is None else wait.until, default=None)
+        return clean_report(
+            SelfReport(
+                name=view.node, phase=view.phase, wait="" if first is None else kinds.describe_wait(first),
+                epoch=view.epoch, height=view.height, step=view.step, loss=view.loss, tokens_per_s=view.tokens_per_s,
+                error=self._error,
+            )
+        )  # fmt: skip
+
+    async def run(self, backend: Backend) -> None:
+        """Report until cancelled: soon after an error, and every few seconds while something changes."""
+        while True:
+            report = self.make_report()
+            if self._is_due(report):
+                self._send(backend, report)
+            await trio.sleep(LOOK_S)
+
+    async def say_last(self, backend: Backend) -> None:
+        """Report for the last time, before a process that failed ends."""
+        self._send(backend, self.make_report())
+        await trio.sleep(FAREWELL_S)
+
+    def _is_due(self, report: SelfReport) -> bool:
+        if self._sent is None:
+            return True
+        since_s = trio.current_time() - self._sent_at
+        if report.error != self._sent.error:
+            return since_s >= ERROR_AFTER_S
+        return since_s >= (REPEAT_S if report == self._sent else REPORT_EVERY_S)
+
+    def _send(self, backend: Backend, report: SelfReport) -> None:
+        self._sent, self._sent_at = report, trio.current_time()
+        backend.report(report)
+
+
+def _describe_left(event: kinds.Left) -> str:
+    return "" if event.cause in _OWN_WILL else event.reason
+
+
+_FAILURES: Final[dict[type[kinds.Event], Callable[[Any], str]]] = {
+    kinds.LoadFailed: lambda event: f"cannot load the weights: {event.reason}",
+    kinds.TrainerLost: lambda event: f"the trainer was lost: {event.reason}",
+    kinds.Error: lambda event: event.message,
+    kinds.Left: _describe_left,
+}

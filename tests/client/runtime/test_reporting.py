@@ -1,0 +1,110 @@
+"""K8: what a client tells the home about itself, folded from its own events, and how often."""
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+import trio
+from kits.events import make
+from kits.log import Log
+from trio.testing import MockClock
+
+from psyche.client.runtime.reporting import ERROR_AFTER_S, LOOK_S, REPEAT_S, REPORT_EVERY_S, Reporter
+from psyche.core.state.state import RunState
+from psyche.telemetry import kinds
+from psyche.telemetry.kinds import LeaveCause, Wait
+from psyche.wire.ports import Backend
+from psyche.wire.report import MAX_ERROR_BYTES, SelfReport
+
+TRAINING = make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, epoch=2, height=3, step=40)
+LOAD_FAILED = make(kinds.LoadFailed, reason="config.json: no such file")
+APPLIED = make(kinds.Applied, epoch=2, height=2, count=3)
+
+
+@dataclass
+class Home:
+    """Keeps what it is told, and when."""
+
+    told: list[tuple[float, SelfReport]] = field(default_factory=list)
+
+    def report(self, report: SelfReport) -> None:
+        self.told.append((trio.current_time(), report))
+
+
+def fold(*events: kinds.Event) -> SelfReport:
+    reporter = Reporter(Log(), "ada", unix_now=lambda: 100.0)
+    for event in events:
+        reporter.emit(event)
+    return reporter.make_report()
+
+
+def test_events_are_passed_on_as_they_are() -> None:
+    log = Log()
+    Reporter(log, "ada").emit(TRAINING)
+    assert log.told == [TRAINING]
+
+
+def test_a_report_tells_place_loss_speed_and_wait() -> None:
+    payloads = make(kinds.WaitStarted, what="payloads of members 1", wait=Wait.PAYLOADS, until=9.0)
+    dial = make(kinds.WaitStarted, what="bootstrap peer at /ip4/10.0.0.1", wait=Wait.BOOTSTRAP_DIAL, until=1.0)
+    report = fold(TRAINING, make(kinds.Trained, loss=2.5, tokens=300), dial, payloads)
+    assert (report.name, report.phase, report.wait) == ("ada", "training", "payloads of members 1")
+    assert (report.epoch, report.height, report.step, report.loss) == (2, 3, 40, 2.5)
+    assert report.tokens_per_s > 0
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (LOAD_FAILED, "cannot load the weights: config.json: no such file"),
+        (make(kinds.TrainerLost, reason="killed by SIGKILL"), "the trainer was lost: killed by SIGKILL"),
+        (make(kinds.Error, message="no room on the disk"), "no room on the disk"),
+        (make(kinds.Left, reason="fell behind", cause=LeaveCause.BEHIND), "fell behind"),
+        (make(kinds.Left, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0), ""),
+        (make(kinds.Left, reason="the run is finished", cause=LeaveCause.FINISHED, code=0), ""),
+    ],
+)
+def test_what_keeps_a_client_from_its_part_is_its_error(event: kinds.Event, words: str) -> None:
+    assert fold(TRAINING, event).error == words
+
+
+def test_an_error_outlives_the_epoch_that_failed_by_it_and_a_later_stop() -> None:
+    failed = make(kinds.EpochFailed, reason="Warmup abandoned")
+    stopped = make(kinds.Left, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0)
+    assert fold(LOAD_FAILED, failed, stopped).error.startswith("cannot load")
+
+
+@pytest.mark.parametrize("cure", [APPLIED, make(kinds.ModelLoaded), make(kinds.Healed)])
+def test_an_error_is_over_once_the_client_does_its_part_again(cure: kinds.Event) -> None:
+    assert fold(LOAD_FAILED, cure).error == ""
+
+
+def test_a_long_error_is_cut_to_what_the_home_takes() -> None:
+    assert len(fold(make(kinds.Error, message="é" * 9_000)).error.encode()) == MAX_ERROR_BYTES
+
+
+async def test_a_client_reports_changes_every_five_seconds_and_errors_within_one(autojump_clock: MockClock) -> None:
+    home, reporter = Home(), Reporter(Log(), "ada", unix_now=lambda: 100.0)
+    start = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reporter.run, cast("Backend", home))
+        await trio.sleep(0.1)
+        for height in range(9):
+            reporter.emit(make(kinds.RoundStarted, height=height))
+            await trio.sleep(1)
+        reporter.emit(LOAD_FAILED)
+        await trio.sleep(REPEAT_S + 8)
+        nursery.cancel_scope.cancel()
+    times = [round(at - start, 3) for at, _ in home.told]
+    assert times[:2] == [0, REPORT_EVERY_S]
+    error_at = next(at for at, report in home.told if report.error) - start
+    assert 9 <= error_at <= 9.1 + ERROR_AFTER_S + LOOK_S
+    assert times[-1] - times[-2] == pytest.approx(REPEAT_S, abs=LOOK_S), "unchanged, it is repeated"
+    assert len(times) == 4
+
+
+async def test_a_client_that_fails_reports_once_more_before_it_ends(autojump_clock: MockClock) -> None:
+    home, reporter = Home(), Reporter(Log(), "ada")
+    reporter.emit(make(kinds.Left, reason="the model's plan cannot be used", cause=LeaveCause.UNUSABLE_MODEL, code=1))
+    await reporter.say_last(cast("Backend", home))
+    assert [report.error for _, report in home.told] == ["the model's plan cannot be used"]

@@ -31,8 +31,9 @@ from psyche.core.state.messages import Join, Pause
 from psyche.core.state.state import ZERO32, Metadata, RunState
 from psyche.errors import ConfigError, DataError, PsycheError
 from psyche.server.journal.disk import FolderDisk
+from psyche.server.reports import ReportSummary
 from psyche.standalone.command import check_out
-from psyche.telemetry.console import Console
+from psyche.telemetry.console import CLEAR_LINE, Console
 from psyche.telemetry.loading import loading
 from psyche.testing.builders import build_config, build_model
 from psyche.testnet.free_port import choose_port
@@ -40,6 +41,7 @@ from psyche.wire.access import MAX_KEYS
 from psyche.wire.backend import RunStatus
 from psyche.wire.crypto import Identity
 from psyche.wire.key_file import read_key_file
+from psyche.wire.report import SelfReport
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -276,6 +278,23 @@ def test_the_server_s_line_shows_its_state_at_once_and_when_it_changes() -> None
         "epoch 0 step 1 of 9 | paused for 1 s | goes on with `psyche server resume`"
     ]
     line.close()
+
+
+def test_the_server_s_line_shows_what_its_clients_report_and_their_errors_below_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = io.StringIO()
+    line = ServerLine(Console(stream, live=True), now=lambda: 1_000.0)
+    line.take(create_run(build_config(), build_model(), "r", b"r" * 32, Metadata(), "x", 990))
+    failing = [SelfReport(f"client-{number}", error="no room on the disk") for number in range(4)]
+    line.take_reports(ReportSummary(loss=3.25, tokens_per_s=1_234.0, reporting=6, failing=4), failing)
+    line.refresh()
+    shown = stream.getvalue().split(CLEAR_LINE)[-1]
+    assert " | loss 3.250 | 1.2k tok/s | " in shown
+    assert " | 4 clients report errors\n" in shown
+    assert shown.count("! client-") == 3
+    assert "! client-0: no room on the disk\n" in shown
 
 
 def test_the_server_s_line_counts_the_healthy_members_of_the_epoch() -> None:

@@ -1,5 +1,6 @@
 """An owner's commands and somebody on the line: who is not the server is told nothing, and believed in nothing."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,16 +11,19 @@ from typing import Any
 import pytest
 import trio
 from kits.middle import Middle, open_middle
-from kits.server import CLIENTS, OWNER
+from kits.server import CLIENTS, OWNER, build_record
 from live_kit import SERVER, Server, build_file, open_server
 from typer.testing import CliRunner
 
-from psyche.backends.tcp.owner import get_run_status
+from psyche.backends.tcp.backend import open_backend
+from psyche.backends.tcp.owner import get_members, get_run_status
 from psyche.cli.app import app
+from psyche.core.state.messages import Join
 from psyche.core.state.state import RunState
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.wire.access import OPEN
 from psyche.wire.key_file import write_key_file
+from psyche.wire.report import SelfReport
 
 OWNERS = frozenset({OWNER.public, SERVER.public})
 KEY = CLIENTS[0].public.hex()
@@ -127,3 +131,47 @@ async def test_two_keys_that_disagree_are_refused_before_anybody_is_asked(tmp_pa
         assert result.exit_code == 1
         assert f"--server-key {KEY} is not the key of {line.server.folder / 'server.key'}" in result.stderr
         assert line.middle.sessions == []
+
+
+# the members (K8)
+
+
+async def test_the_owner_reads_what_a_client_reports_and_its_error_also_after_a_restart(tmp_path: Path) -> None:
+    said = SelfReport("ada", "warmup", "the weights of this epoch", error="cannot load the weights: no config.json")
+    async with open_line(tmp_path) as line, open_backend(line.server.address, CLIENTS[0]) as backend:
+        async for _ in backend.states():
+            await backend.submit(Join(CLIENTS[0].public), build_record(CLIENTS[0]))
+            break
+        backend.report(said)
+        await wait_for_report(line, said)
+        shown = await line.command("status", *line.own_key)
+        assert shown.exit_code == 0
+        assert "1 client reports an error" in shown.stdout
+        assert "ada waits for the weights of this epoch" in shown.stdout
+        assert "cannot load the weights: no config.json" in shown.stdout
+        assert max(map(len, shown.stdout.splitlines())) <= 80
+        for stranger in (await line.command("status"), await line.command("status", "--json")):
+            assert stranger.exit_code == 0
+            assert "config.json" not in stranger.output
+        told = json.loads((await line.command("status", "--json", *line.own_key)).stdout)
+        assert told["clients"][0]["report"]["error"] == said.error
+        await line.server.stop()
+        await line.server.start()
+        await wait_for_report(line, said)
+
+
+async def wait_for_report(line: Line, said: SelfReport) -> None:
+    with trio.fail_after(30):
+        while True:
+            rows = (await get_members(line.server.address, OWNER)).members
+            if [row.report for row in rows] == [said]:
+                return
+            await trio.sleep(0.05)
+
+
+async def test_a_key_without_a_place_is_told_whose_key_shows_the_members(tmp_path: Path) -> None:
+    async with open_line(tmp_path) as line:
+        write_key_file(tmp_path / "stranger.key", CLIENTS[5])
+        shown = await line.command("status", "-i", str(tmp_path / "stranger.key"))
+        assert shown.exit_code == 0
+        assert "only its owner, its clients and keys that may join it" in shown.stderr

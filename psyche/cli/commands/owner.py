@@ -88,6 +88,48 @@ def _find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | 
     return found
 
 
+@group.command(
+    "status",
+    epilog=format_examples(
+        "psyche server status --server-addr 127.0.0.1:19400",
+        "psyche server status --server-addr 127.0.0.1:19400 --state-dir psyche-data/server-demo   # and its members",
+        "psyche server status --server-addr 127.0.0.1:19400 --json",
+    ),
+)
+def status(
+    *,
+    server_addr: OwnerAddr,
+    server_key: ServerKey = None,
+    identity_secret_key_path: OwnerKey = None,
+    state_dir: OwnerStateDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Show the state of a run. Anybody may ask.
+
+    With the owner's key also its members: what each says that it does, waits for and achieves, and its last error.
+    Clients of the run may see that too, without the errors. Exit code 1 where the server does not answer.
+    """
+    from psyche.backends.tcp.dial import parse_server
+    from psyche.backends.tcp.owner import get_members, get_run_status
+    from psyche.wire.backend import NotOwner
+    from psyche.wire.key_file import make_identity
+
+    members = None
+    if state_dir is None and identity_secret_key_path is None:
+        key = parse_hex("--server-key", server_key) if server_key else None
+        address, identity = parse_server(server_addr, key=key), make_identity()
+    else:
+        address, identity = open_owner(server_addr, server_key, identity_secret_key_path, state_dir)
+    found = run_async(partial(get_run_status, address, identity, timeout, say=say))
+    if state_dir is not None or identity_secret_key_path is not None:
+        try:
+            members = run_async(partial(get_members, address, identity, timeout, say=say))
+        except NotOwner as error:
+            say(f"warning: {error}")
+    show_status(found, members, as_json=as_json)
+
+
 @dataclass(frozen=True)
 class Owner:
     """The owner's options: which server to command, and with which key."""

@@ -1,7 +1,6 @@
 """`psyche server`: the coordinator of a run."""
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.access import Access
-    from psyche.wire.backend import RunStatus
+    from psyche.wire.backend import Members, RunStatus
     from psyche.wire.crypto import Identity
 
 group = make_group(
@@ -176,46 +175,21 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-@group.command(
-    "status",
-    epilog=format_examples(
-        "psyche server status --server-addr 127.0.0.1:19400",
-        "psyche server status --server-addr 127.0.0.1:19400 --json",
-    ),
-)
-def status(
-    *,
-    server_addr: OwnerAddr,
-    server_key: opt.ServerKey = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    timeout: Timeout = 10.0,
-) -> None:
-    """Show the state of a run. Anybody may ask.
-
-    Exit code 1 where the server does not answer.
-    """
-    from psyche.backends.tcp.dial import parse_server
-    from psyche.backends.tcp.owner import get_run_status
-    from psyche.cli.helpers.common import run_async
-    from psyche.wire.key_file import make_identity
-
-    address = parse_server(server_addr, key=parse_hex("--server-key", server_key) if server_key else None)
-    found = run_async(partial(get_run_status, address, make_identity(), timeout, say=say))
-    show_status(found, as_json=as_json)
-
-
-def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
-    """Print a run's status for people, or as JSON."""
+def show_status(status: "RunStatus", members: "Members | None" = None, *, as_json: bool = False) -> None:
+    """Print a run's status, and its members if they are given, for people or as JSON."""
     import json
 
-    from psyche.cli.helpers.serving import format_members, get_phase
+    from psyche.cli.helpers.members import format_members_table, get_plain_members
+    from psyche.cli.helpers.serving import describe_progress, format_members, get_phase
     from psyche.core.state.state import RunState
     from psyche.telemetry.plain import get_plain
     from psyche.telemetry.text import format_number, format_seconds
 
     if as_json:
         fields = {field: get_plain(getattr(status, field)) for field in status.__struct_fields__}
-        typer.echo(json.dumps(fields | {"run_state": RunState(status.run_state).name.lower()}, indent=2))
+        fields |= {"run_state": RunState(status.run_state).name.lower()}
+        fields |= {} if members is None else {"clients": get_plain_members(members)}
+        typer.echo(json.dumps(fields, indent=2))
         return
     since = format_seconds(max(0, status.now_unix - status.state_start_unix))
     pausing = ", pauses at the end of this epoch" if status.pending_pause else ""
@@ -224,6 +198,9 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
     typer.echo(f"epoch {status.epoch}{round_}, step {status.step} of {status.total_steps}")
     needed = f"; {format_number(status.min_clients, 'is', 'are')} needed to go on" if status.members else ""
     typer.echo(f"{format_members(status)}{needed}; {format_number(status.connections, 'connection')}")
+    failing = [format_number(status.failing, "client reports an error", "clients report errors")]
+    if said := [*describe_progress(status), *(failing if status.failing else [])]:
+        typer.echo(", ".join(said))
     if status.checkpoint_sources:
         typer.echo(f"checkpoint of step {status.checkpoint_step}: {', '.join(status.checkpoint_sources)}")
     if status.earning_rate or status.slashing_rate:
@@ -231,6 +208,10 @@ def show_status(status: "RunStatus", *, as_json: bool = False) -> None:
             f"each epoch from now on pays {status.earning_rate:,} for all its credits; an ejected member loses "
             f"{status.slashing_rate:,}"
         )
+    if members is not None:
+        typer.echo(f"\n{format_members_table(members)}")
+    elif status.failing:
+        typer.echo("to read the errors, name the owner's key: --state-dir or --identity-secret-key-path")
 
 
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":

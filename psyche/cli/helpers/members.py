@@ -1,0 +1,93 @@
+"""The table of a run's clients: what the record knows of each, and what each says of itself (K8)."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Final
+
+from psyche.core.state.state import ClientState
+from psyche.telemetry.plain import get_plain
+from psyche.telemetry.text import format_count, format_seconds, format_table
+from psyche.wire.backend import MemberInfo, Members
+from psyche.wire.report import SelfReport
+
+COLUMNS: Final = 80
+NAME_CHARS: Final = 12
+KEY_DIGITS: Final = 8
+LATE_S: Final = 60  # a client reports at least every 30 s
+HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s")
+NOTHING: Final = SelfReport()
+
+
+def format_members_table(members: Members) -> str:
+    """Lay out the clients as a table, then what they wait for and their errors; at most 80 columns wide."""
+    if not members.members:
+        return "no client is here"
+    rows = [_make_row(one) for one in members.members]
+    table = format_table(HEAD, rows, left=4)
+    return "\n".join([table, *_list_waits(members), *_list_errors(members)])
+
+
+def get_plain_members(members: Members) -> list[dict[str, Any]]:
+    """Return the clients as JSON can hold them: states by name, reports as objects."""
+    return [_get_plain_member(one) for one in members.members]
+
+
+def get_name(member: MemberInfo) -> str:
+    """Return a client's own name, or the beginning of its key."""
+    name = member.report.name if member.report is not None else ""
+    return name or member.key.hex()[:KEY_DIGITS]
+
+
+def _make_row(one: MemberInfo) -> tuple[str, ...]:
+    said = one.report or NOTHING
+    index = "-" if one.index is None else str(one.index)
+    return (
+        f"{index:>3} {said.name[:NAME_CHARS]}".rstrip(),
+        one.key.hex()[:KEY_DIGITS],
+        _describe_state(one),
+        said.phase or "-",
+        "-" if one.report is None else str(said.step),
+        "-" if said.loss is None else f"{said.loss:.3f}",
+        format_count(said.tokens_per_s) if said.tokens_per_s else "-",
+    )
+
+
+def _describe_state(one: MemberInfo) -> str:
+    if not one.is_connected:
+        return "away" if one.state is None else f"{_name_state(one.state)}, away"
+    return "waits" if one.state is None else _name_state(one.state)
+
+
+def _name_state(state: int) -> str:
+    return ClientState(state).name.lower() if state in {*ClientState} else str(state)
+
+
+def _list_waits(members: Members) -> Iterator[str]:
+    """List what is waited for, each thing once, with those that wait for it."""
+    waits: dict[str, list[str]] = {}
+    for one in members.members:
+        if one.report is not None and one.report.wait and one.is_connected:
+            waits.setdefault(one.report.wait, []).append(get_name(one))
+    for what, names in waits.items():
+        yield _wrap(f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for {what}")
+
+
+def _list_errors(members: Members) -> Iterator[str]:
+    for one in members.members:
+        if one.report is None or not one.has_error:
+            continue
+        said = f"{get_name(one)} reports an error since {format_seconds(one.error_age_s)}"
+        if one.report_age_s >= LATE_S:
+            said += f", last heard {format_seconds(one.report_age_s)} ago"
+        yield _wrap(f"{said}: {one.report.error or 'only the owner may read it'}")
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, COLUMNS, subsequent_indent="  ")
+
+
+def _get_plain_member(one: MemberInfo) -> dict[str, Any]:
+    fields = {field: get_plain(getattr(one, field)) for field in one.__struct_fields__ if field != "report"}
+    said = one.report
+    report = None if said is None else {field: get_plain(getattr(said, field)) for field in said.__struct_fields__}
+    return fields | {"state": None if one.state is None else _name_state(one.state), "report": report}

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import trio
@@ -16,8 +17,9 @@ from psyche.testnet.plot import write_plot
 from psyche.testnet.prepare import Prepared
 from psyche.testnet.process import Child
 from psyche.testnet.report import RunReport, build_report, format_report, write_summary
-from psyche.testnet.settings import TestnetSettings, get_node_name
+from psyche.testnet.settings import TestnetSettings
 
+TUTORIAL: Final = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"  # in a checkout
 SAMPLE_S: Final = 300.0  # loading transformers and 200 tokens on a loaded machine; usually 15 s
 SAMPLE_BYTES: Final = 200
 SAMPLE_TEMPERATURE: Final = 0.7  # at 1 a model this small writes nonsense
@@ -105,29 +107,30 @@ def clean(prepared: Prepared, settings: TestnetSettings) -> None:
 
 
 def describe_run_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -> str:
-    """List the run's files and what to try next."""
+    """List the run's files and what to try next, by paths that hold in any folder."""
     layout = prepared.layout
-    root = _get_short(layout.root)
+    root = layout.root
     lines = [f"model    {root}/model"] if has_model else []
-    lines += [f"plot     {root}/{layout.plot.name}"] if is_drawn else []
-    lines += [
-        f"logs     {root}/logs",
-        f"events   {_get_short(layout.events)}",
-        f"summary  {root}/{layout.summary.name}",
-    ]
+    lines += [f"plot     {layout.plot}"] if is_drawn else []
+    lines += [f"logs     {layout.logs}", f"events   {layout.events}", f"summary  {layout.summary}"]
+    program = get_program()
     lines += ["", "to try next:"]
     if has_model:
-        lines.append(f"  {get_program()} model sample {root}/model --prompt 'def main('")
-    events = _get_short(layout.events_of(get_node_name(1)))
-    lines.append(f"  grep wait_started {events} | tail -n 3   # what a client waited for, until when")
-    lines.append(f"  {get_program()} local-testnet start --help")
+        lines.append(f"  {program} model sample {quote(f'{root}/model')} --prompt 'def main('")
+    lines.append(f"  {program} trace {quote(str(layout.events))} --summary   # where the time went")
+    lines.append(f"  {describe_tutorial()}")
     return "\n".join(lines)
 
 
+def describe_tutorial() -> str:
+    """Return where the tutorial is, or the command that explains itself where this is no checkout."""
+    if TUTORIAL.is_file():
+        return f"your own run, step by step: {TUTORIAL}"
+    return f"{get_program()} --help   # your own run"
+
+
 def get_program() -> str:
-    """Return the command that calls psyche from this folder."""
-    return "psyche" if shutil.which("psyche") else str(_get_short(Path(sys.executable).with_name("psyche")))
-
-
-def _get_short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    """Return the command that calls psyche: its name if the shell finds this one, else its path."""
+    own = Path(sys.executable).with_name("psyche")
+    found = shutil.which("psyche")
+    return "psyche" if found is not None and Path(found).resolve() == own.resolve() else quote(str(own))

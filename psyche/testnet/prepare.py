@@ -24,6 +24,7 @@ from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
 from psyche.errors import ConfigError, PsycheError
 from psyche.testnet.free_port import choose_port
+from psyche.testnet.in_use import hold_folder
 from psyche.testnet.process import Child
 from psyche.testnet.settings import Layout, TestnetSettings
 from psyche.wire.key_file import make_identity, write_key_file
@@ -33,7 +34,7 @@ DATA_FILE: Final = "data.toml"
 IDENTITY_FILE: Final = "identity.key"  # in a client's data folder
 TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
 MODEL_TIMEOUT_S: Final = 600.0  # enough for a large model on a slow disk; the demo takes 8 s, most of it imports
-CORPUS_NAME: Final = "standard-library"
+CORPUS_NAME: Final = "standard-library"  # of the one data folder that a testnet makes by itself: the demo's
 LOCK_POLL_S: Final = 0.2
 
 Say = Callable[[str], None]
@@ -60,7 +61,7 @@ def make_layout(settings: TestnetSettings, name: str) -> Layout:
     root = settings.run_dir
     if root is None:
         root = _make_dated_folder(Path("runs"), name)
-    root.mkdir(parents=True, exist_ok=True)
+    hold_folder(root)
     if any(root.iterdir()):
         raise ConfigError(f"--run-dir {root}: is not empty; choose another: each run needs a folder of its own")
     root = root.absolute()
@@ -97,9 +98,11 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
             f"{run.path}: init_min_clients is {run.config.init_min_clients}, with --num-clients {settings.num_clients} "
             "the run would wait for ever; --wait-for-all sets it to the number of clients"
         )
+    find_data(run)  # before anything is made
     for warning in run.warnings:
         say(f"note: {warning}")
     layout = make_layout(settings, run.run_id)
+    hold_folder(settings.cache_dir)
     with removing_on_failure(layout):
         layout.config.mkdir()
         keys = _make_keys(settings, layout)
@@ -178,19 +181,38 @@ async def _run_model_init(config: Path, target: Path, seed: int, output: Path) -
         raise PsycheError(f"making first weights failed: {reason} (see {output})")
 
 
-async def _prepare_data(
-    run: LoadedRun, copy: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say
-) -> Path | None:
-    """Link or create the data; return the held-out file if there is one."""
+def find_data(run: LoadedRun) -> Path | None:
+    """Find where the run's tokens are; None if it needs none.
+
+    Raises:
+        ConfigError: there are none, and they are not those that a testnet can make.
+    """
     location = run.model.data_location
     if location.kind is DataLocationKind.DUMMY:
         return None
-    if location.kind is DataLocationKind.SERVER:
-        wanted = load_data(run.folder / DATA_FILE).folder
+    is_served = location.kind is DataLocationKind.SERVER
+    named_in = run.folder / DATA_FILE if is_served else run.path
+    wanted = load_data(named_in).folder if is_served else run.resolve(location.address)
+    if not has_tokens(wanted) and wanted.name != CORPUS_NAME:
+        file = wanted if wanted.suffix in TOKEN_SUFFIXES else wanted / "train.bin"
+        raise ConfigError(
+            f"{named_in}: no tokens at {wanted}; make them from your text: `psyche data tokenize TEXT --output {file}`"
+        )
+    return wanted
+
+
+async def _prepare_data(
+    run: LoadedRun, copy: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say
+) -> Path | None:
+    """Link the data, or make the demo's; return the held-out file if there is one."""
+    wanted = find_data(run)
+    if wanted is None:
+        return None
+    if run.model.data_location.kind is DataLocationKind.SERVER:
         shutil.copyfile(run.folder / DATA_FILE, layout.config / DATA_FILE)
         link = load_data(layout.config / DATA_FILE).folder
     else:
-        wanted, link = run.resolve(location.address), copy.resolve(location.address)
+        link = copy.resolve(run.model.data_location.address)
     if has_tokens(wanted):
         _link(link, wanted, layout)
         return None

@@ -1,5 +1,6 @@
 """The set-up touches its own environment alone, and says what is missing in one command."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from coverage import CoverageData
 
 from psyche.core.state import bits, config_checks
+from psyche.testnet.in_use import hold_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / "psyche" / "core" / "state"
@@ -90,7 +92,49 @@ def test_a_signal_takes_along_what_was_started() -> None:
     assert "not reached" not in done.stdout
 
 
-@pytest.mark.parametrize("script", ["demo", "test", "setup.sh"])
+def test_cleaning_leaves_a_running_demo_alone_with_what_it_shares(tmp_path: Path) -> None:
+    names = ("demo-20260101-120000", "demo-20260101-120001", "demo-kill-20260101-120000", "my-run-20260101-120000")
+    folders = [tmp_path / "runs" / name for name in (*names, "cache")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("")
+    used = (folders[1], folders[4])
+    program = "import sys, pathlib\nfrom psyche.testnet.in_use import hold_folder\n"
+    program += "for folder in sys.argv[1:]: hold_folder(pathlib.Path(folder))\nprint('held', flush=True)\ninput()"
+    clean = f"source {ROOT}/scripts/clean.sh\ncd {tmp_path}\nclean_runs"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, used)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "held\n"
+        done = bash(clean)
+        running.communicate("\n")
+    left = "left alone, because a run is using them: runs/demo-20260101-120001 runs/cache"
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, left), done.stderr
+    assert [folder for folder in folders if (folder / "file").exists()] == [folders[1], folders[3], folders[4]]
+    assert "left alone" not in bash(clean).stdout
+    assert [folder for folder in folders if folder.exists()] == [folders[3]]
+
+
+def test_a_folder_that_is_removed_while_it_is_being_held_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[int] = []
+    flock = fcntl.flock
+
+    def lose_once(descriptor: int, how: int) -> None:
+        if not removed:
+            (tmp_path / "cache").rmdir()
+            removed.append(descriptor)
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", lose_once)
+    hold_folder(tmp_path / "cache")
+    assert (tmp_path / "cache").is_dir()
+    assert bash(f"flock --nonblock {tmp_path / 'cache'} true").returncode == 1
+
+
+@pytest.mark.parametrize("script", ["demo", "test", "setup.sh", "clean.sh"])
 def test_the_scripts_are_proper_bash(script: str) -> None:
     done = subprocess.run(
         ["/bin/bash", "-n", str(ROOT / "scripts" / script)], capture_output=True, text=True, check=False

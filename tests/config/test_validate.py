@@ -25,8 +25,8 @@ DEMO_DATA = (CONFIG / "demo" / "data.toml").read_text(encoding="utf-8")
 def make_demo(folder: Path) -> tuple[Path, Path]:
     """A run that is ready: model and data are there."""
     (folder / "model").mkdir()
-    (folder / "data" / "train").mkdir(parents=True)
-    (folder / "data" / "train" / "tokens.bin").write_bytes(bytes(512))
+    (folder / "standard-library").mkdir(parents=True)
+    (folder / "standard-library" / "tokens.bin").write_bytes(bytes(512))
     (folder / "run.toml").write_text(DEMO)
     (folder / "data.toml").write_text(DEMO_DATA)
     return folder, folder / "data.toml"
@@ -58,7 +58,7 @@ def test_run_and_data_must_agree(tmp_path: Path) -> None:
     for given in (data, None):  # the one beside the run's file is taken by itself
         code, lines = show(state, given)
         assert code == 1
-        assert "data.toml:4: seq_len: is 64, model.LLM.max_seq_len of run.toml is 128 -> seq_len = 128" in lines[0]
+        assert "data.toml:5: seq_len: is 64, model.LLM.max_seq_len of run.toml is 128 -> seq_len = 128" in lines[0]
 
 
 def test_problems_of_both_files_are_told_together(tmp_path: Path) -> None:

@@ -143,6 +143,19 @@ def test_a_run_with_random_kills_ends_with_equal_digests_and_exit_code_0(make_ru
     assert not waits
     killed = [event for event in testnet.read("testnet") if event["kind"] == "process_killed"]
     assert [event["name"] for event in killed] == ["client-3"] * summary["kills"]
+    assert_next_steps_work(testnet, tmp_path)
+
+
+def assert_next_steps_work(testnet: Testnet, elsewhere: Path) -> None:
+    """What the command proposes at its end can be typed in any folder, and leads on to the tutorial."""
+    *commands, tutorial = testnet.output.read_text().partition("to try next:\n")[2].splitlines()
+    assert [command.split()[1] for command in commands] == ["model", "trace"]
+    for command in commands:
+        done = subprocess.run(
+            ["/bin/bash", "-c", command], cwd=elsewhere, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    assert "# Tutorial" in Path(tutorial.partition(": ")[2]).read_text()
 
 
 def is_preparing(testnet: Testnet) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import trio
 from kits.leftovers import is_alive
 
+from psyche.data.corpus import build_demo_corpus
 from psyche.errors import ConfigError, PsycheError
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import read_lines
@@ -265,13 +266,13 @@ async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: 
     config = tmp_path / "config"
     shutil.copytree(CONFIG / "demo", config)
     (config / "model").mkdir()
-    (config / "data" / "train").mkdir(parents=True)
-    (config / "data" / "train" / "x.bin").write_bytes(bytes(512))
+    (config / "standard-library").mkdir(parents=True)
+    (config / "standard-library" / "x.bin").write_bytes(bytes(512))
     settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
     prepared = await prepare(settings, print)
     copy = prepared.layout.config
     assert (copy / "model").resolve() == config / "model"
-    assert (copy / "data" / "train").resolve() == config / "data" / "train"
+    assert (copy / "standard-library").resolve() == config / "standard-library"
     address = prepared.run.model.data_location.address
     assert address.startswith("127.0.0.1:")
     assert address != "127.0.0.1:20001"
@@ -282,6 +283,41 @@ async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: 
     client = get_client_argv(prepared, settings, 2)
     assert client[client.index("--node-name") + 1] == "client-2"
     assert get_owner_argv(prepared, "pause")[3:5] == ["server", "pause"]
+
+
+@pytest.mark.parametrize("is_served", [True, False], ids=["from the server", "from files"])
+async def test_a_run_without_data_is_refused_before_anything_is_made(tmp_path: Path, is_served: bool) -> None:
+    """It must not train on something else: only the demo's data are made, and those go by their own name."""
+    config = tmp_path / "config"
+    shutil.copytree(CONFIG / "demo", config)
+    run, data = config / "run.toml", config / "data.toml"
+    if is_served:
+        data.write_text(data.read_text().replace('"standard-library"', '"my-text"'))
+    else:
+        run.write_text(run.read_text().replace('Server = "127.0.0.1:20001"', 'Local = "my-text"'))
+    settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
+    with pytest.raises(ConfigError) as error:
+        await prepare(settings, print)
+    place = config / "my-text"
+    assert str(error.value) == (
+        f"{data if is_served else run}: no tokens at {place}; make them from your text: "
+        f"`psyche data tokenize TEXT --output {place / 'train.bin'}`"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config"]
+
+
+async def test_the_demo_s_data_are_made_where_they_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psyche.data.corpus.find_library_sources", lambda: [CONFIG / "demo" / "run.toml"])
+    monkeypatch.setattr(build_demo_corpus, "__defaults__", (100, None))
+    config = tmp_path / "config"
+    shutil.copytree(CONFIG / "demo", config)
+    (config / "model").mkdir()
+    settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
+    prepared = await prepare(settings, print)
+    linked = prepared.layout.config / "standard-library"
+    assert linked.resolve() == tmp_path / "c" / "standard-library" / "train"
+    assert (linked / "corpus.bin").stat().st_size > 1_000
+    assert prepared.held_out == tmp_path / "c" / "standard-library" / "held-out" / "corpus.bin"
 
 
 async def test_a_run_can_wait_for_any_number_of_clients(settings: TestnetSettings) -> None:

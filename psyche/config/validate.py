@@ -104,8 +104,9 @@ def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
         )
     if checkpoint.kind is CheckpointKind.LOCAL and not run.resolve(checkpoint.name).exists():
         found.append(
-            f"model.LLM.checkpoint: no folder {run.resolve(checkpoint.name)} on this machine yet; every client needs "
-            f"it, `psyche model init --config MODEL.json --output {run.resolve(checkpoint.name)}` makes one"
+            f"model.LLM.checkpoint: no folder {run.resolve(checkpoint.name)} on this machine yet; with it here the "
+            "server puts its digest on record, and clients without the folder fetch it from others (S11); "
+            f"`psyche model init --config MODEL.json --output {run.resolve(checkpoint.name)}` makes one"
         )
     return found
 

@@ -3,12 +3,14 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from psyche.core.encoding.account import encode_config, encode_model, encode_state
 from psyche.core.state.genesis import create_run
-from psyche.core.state.state import Config, Coordinator, Metadata, Model, Progress
-from psyche.errors import ConfigError
+from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress
+from psyche.errors import ConfigError, PsycheError
+from psyche.modeling.first_weights import compute_first_digest
 from psyche.server.access import AccessChanges
 from psyche.server.journal.journal import Journal, JournalDisk
 from psyche.server.journal.recovery import create_journal, recover
@@ -74,9 +76,11 @@ def compute_run_uid(server_key: bytes, run_id: str, created_unix: int) -> bytes:
 
 def open_run(
     disk: JournalDisk, file: RunDefinition, server_key: bytes, program: str, now: Callable[[], int], *,
-    accept_loss: bool = False,
+    accept_loss: bool = False, model_folder: Path | None = None,
 ) -> OpenRun:  # fmt: skip
     """Recover the run on the disk, or create it; blocks on the disk. `accept_loss`: see `recover`.
+
+    `model_folder` is where this machine would have the run's model; a new run is bound to the weights there (S11).
 
     Raises:
         ConfigError: the folder holds another run, or this one with other settings.
@@ -92,13 +96,25 @@ def open_run(
         )  # fmt: skip
     created = now()
     uid = compute_run_uid(server_key, file.run_id, created)
+    first_weights, notes = find_first_weights(file.model, model_folder)
     state = create_run(
         file.config, file.model, file.run_id, uid, file.metadata, program, created, progress=file.progress,
-        bootstrap=file.bootstrap,
+        bootstrap=file.bootstrap, first_weights=first_weights,
     )  # fmt: skip
     state.pending_pause = file.pending_pause
     journal = create_journal(disk, created, encode_state(state))
-    return OpenRun(state, journal, created, (), is_new=True, records=0, notes=())
+    return OpenRun(state, journal, created, (), is_new=True, records=0, notes=notes)
+
+
+def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[str, ...]]:
+    """The full digest of the model in `folder`, zero if there is none, and notes for the user (S11)."""
+    if folder is None or not folder.is_dir():
+        return ZERO32, ()
+    try:
+        return compute_first_digest(folder, is_exact=model.optimizer.quantize_1bit), ()
+    except (PsycheError, OSError, ImportError) as error:
+        note = "every client needs the model folder, or a quorum of others that show the same weights (S11)"
+        return ZERO32, (f"the first weights are not on record, so {note}: {error}",)
 
 
 def _check_same(state: Coordinator, file: RunDefinition) -> None:

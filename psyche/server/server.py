@@ -88,6 +88,7 @@ class ServerSettings:
         access: who may join, as set in run.toml (M12); the default admits nobody.
         withdraw_on_disconnect: whether a connection lost for 15 s ends a membership (H6).
         accept_loss: whether records behind a broken place of the journal are given up (K1).
+        model_folder: where this machine would have the run's model; a new run is bound to the weights there (S11).
         data_files: the files of the data server if `data_location` is Server (`config.load_data`).
         sink: receives events (`telemetry.EventLog`).
         on_state: called with every state before it is pushed; must read it at once and not keep it.
@@ -107,6 +108,7 @@ class ServerSettings:
     access: Access = Access()
     withdraw_on_disconnect: bool = True
     accept_loss: bool = False
+    model_folder: Path | None = None
     data_files: LocalFiles | None = None
     sink: EventSink | None = None
     on_state: Callable[[Coordinator], None] | None = None
@@ -152,7 +154,7 @@ async def run_server(settings: ServerSettings, *, task_status: Started = trio.TA
     disk = await trio.to_thread.run_sync(settings.open_disk, settings.state_dir)
     try:
         now = int(settings.unix_time())
-        open_ = partial(open_run, accept_loss=settings.accept_loss)
+        open_ = partial(open_run, accept_loss=settings.accept_loss, model_folder=settings.model_folder)
         opened = await trio.to_thread.run_sync(
             open_, disk, settings.run, settings.identity.public, PROGRAM, lambda: now
         )

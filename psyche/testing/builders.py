@@ -5,6 +5,7 @@ from typing import Any
 
 from psyche.core.state.genesis import create_run
 from psyche.core.state.state import (
+    ZERO32,
     Checkpoint,
     CheckpointKind,
     Config,
@@ -67,10 +68,11 @@ def build_model(**overrides: Any) -> Model:
 
 
 def build_state(
-    config: Config | None = None, model: Model | None = None, *, run_id: str = "test-run", start_unix: int = START_UNIX
-) -> Coordinator:
+    config: Config | None = None, model: Model | None = None, *, run_id: str = "test-run", start_unix: int = START_UNIX,
+    first_weights: bytes = ZERO32,
+) -> Coordinator:  # fmt: skip
     """A newly created run that waits for members."""
     return create_run(
         config or build_config(), model or build_model(), run_id, build_hash("run"), Metadata(name="test"), "test",
-        start_unix,
+        start_unix, first_weights=first_weights,
     )  # fmt: skip

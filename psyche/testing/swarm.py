@@ -19,7 +19,7 @@ from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
-from psyche.core.state.state import Checkpoint, CheckpointKind, Config, Model
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Config, Model
 from psyche.data.dummy import DummyData
 from psyche.data.provider import DataProvider, LocalProvider
 from psyche.network.memory import MemoryHub
@@ -85,18 +85,20 @@ async def open_swarm(
     over: str = "memory",
     make_trainer: Callable[[int], RestartableTrainer] | None = None,
     seed: int = 0,
+    first_weights: bytes = ZERO32,
 ) -> AsyncIterator[Swarm]:
     """A swarm whose nodes are running. Its model folder is `folder / "model"`, which is created if missing.
 
     Args:
         over: "memory" or "libp2p".
         make_trainer: makes the trainer of a client number; None: dummy trainers.
+        first_weights: the digest that the record begins with (S11); zero: none.
     """
     (folder / "model").mkdir(parents=True, exist_ok=True)
     model = model or build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
     config = config or build_config(init_min_clients=clients, min_clients=1)
     # one second of slack: trio's clock starts at any fraction
-    state = build_state(config, model, run_id=RUN_ID, start_unix=START_UNIX - 1)
+    state = build_state(config, model, run_id=RUN_ID, start_unix=START_UNIX - 1, first_weights=first_weights)
     start_unix = START_UNIX - int(trio.current_time())
     coordinator = LocalCoordinator(state, start_unix)
     hub = MemoryHub(random.Random(seed)) if over == "memory" else None  # noqa: S311

@@ -1,5 +1,7 @@
 """One run of three real clients: the server is killed in the middle of a round, later the owner pauses and resumes.
 
+Only one client has the model folder from the start.
+
 The run is made once; each test asks one thing of it.
 """
 
@@ -39,6 +41,7 @@ class Story:
 async def tell(folder: Path, config: Path) -> Story:
     async with open_cluster(folder, config) as cluster:
         story = Story(cluster)
+        cluster.local_roots = {"client-2": folder, "client-3": folder}
         await cluster.start(clients=3)
         await cluster.until_round(epoch=1, height=1)
         story.killed_at = cluster.kill("server")
@@ -77,6 +80,14 @@ def test_all_clients_hold_bit_identical_weights_at_the_end(story: Story) -> None
     digest = story.cluster.assert_equal_weights(*CLIENTS)
     last = {story.cluster.find(name, "applied")[-1]["digest"] for name in CLIENTS}
     assert last == {digest}
+
+
+def test_clients_without_the_model_folder_got_the_first_weights_from_the_one_that_has_it(story: Story) -> None:
+    """S11: the server has put the folder's digest on record."""
+    sources = [story.cluster.find(name, "model_loaded")[0]["source"] for name in CLIENTS]
+    assert sources == ["configured source", "peers", "peers"]
+    digests = {story.cluster.find(name, "warmup_ready")[0]["digest"] for name in CLIENTS}
+    assert len(digests) == 1
 
 
 def get_applied(story: Story, name: str) -> list[tuple[int, int, tuple[int, ...]]]:

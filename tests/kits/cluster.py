@@ -56,6 +56,7 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self._prefix = dict(prefix or {})
         self._addresses = dict(addresses or {})
+        self.local_roots: dict[str, Path] = {}  # of clients that lack the run's model folder
 
     # --- command lines, as a user would type them ------------------------------------------------
 
@@ -91,7 +92,7 @@ class Cluster:
         return self.psyche(
             "client", "train", "--run-id", "e2e", "--server-addr", self.server_address,
             "--bind-p2p-interface", self.address_of(name), "--node-name", name, "--data-dir", self.data_dir(name),
-            "--checkpoint-dir", self.checkpoints(name), "--local-root", self.config,
+            "--checkpoint-dir", self.checkpoints(name), "--local-root", self.local_roots.get(name, self.config),
             "--events-dir", self.folder / "events", "--device", "cpu", "--threads", 1, "--micro-batch-size", 4,
         )  # fmt: skip
 

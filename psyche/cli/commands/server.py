@@ -109,7 +109,6 @@ def run(
     console = Console()
     configure_logging(logs.value, log, console=console, write_log=write_log)
     loaded, data = load_runnable(state, data_config)
-    owners = frozenset(parse_hex("--owner", key) for key in owner or ())
     folder = state_dir or Path("psyche-data") / f"server-{loaded.run_id}"
     events_folder = events_dir / "server" if events_dir else folder
     with leaving_nothing_unless_started(folder, events_folder) as on_start:
@@ -120,10 +119,11 @@ def run(
             state_dir=folder,
             host=bind_ip,
             port=server_port,
-            owners=owners,
+            owners=frozenset(parse_hex("--owner", key) for key in owner or ()),
             access=add_allowed(loaded.access, allow or []),
             withdraw_on_disconnect=withdraw_on_disconnect,
             accept_loss=accept_loss,
+            model_folder=find_model_folder(loaded),
             data_files=data,
             sink=events,
         )
@@ -168,6 +168,14 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
     from psyche.config.validate import validate_config as validate
 
     raise typer.Exit(print_report(validate(state, data_config), typer.echo))
+
+
+def find_model_folder(loaded: "LoadedRun") -> Path | None:
+    """Return where the run's model lies on this machine; None unless it comes from a Local folder."""
+    from psyche.core.state.state import CheckpointKind
+
+    source = loaded.model.checkpoint
+    return loaded.resolve(source.name) if source.kind is CheckpointKind.LOCAL else None
 
 
 def say(text: str) -> None:

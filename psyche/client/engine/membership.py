@@ -22,6 +22,7 @@ from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import EngineContext, RunFacts
 from psyche.client.engine.training import Training
 from psyche.client.engine.weights import Weights
+from psyche.core.committee.elections import compute_quorum
 from psyche.core.encoding.account import get_config_preimage
 from psyche.core.encoding.plan import decode_plan, get_payload_bytes
 from psyche.core.state.errors import CoordinatorError
@@ -60,6 +61,7 @@ class Membership:
     loading: bool = False
     loading_cold: bool = False  # the running load drops the momentum
     load_at: float = 0.0
+    lacks_source: bool = False  # nothing is certified yet, and this client could not load the configured source
     warm_digest: bytes | None = None  # digest of the last warmup_witness
     joined: tuple[int, int] | None = None
     join_at: float = 0.0
@@ -94,6 +96,7 @@ class Membership:
         """Reset for a newly seen epoch."""
         self.warm_digest = None
         self.load_at = 0.0
+        self.lacks_source = False
         self.withdrawn_epoch = None  # a running load goes on: a second one might last into a round
 
     def act(self, now: float) -> None:
@@ -161,8 +164,7 @@ class Membership:
     def _ensure_weights(self, now: float) -> None:
         """Make sure that the trainer has exactly the certified weights (S8); load them if not."""
         x = self.context
-        certified = x.state.certified.digest
-        wanted = None if certified == ZERO32 else certified
+        wanted = self._find_wanted()
         fits = self.weights_digest is not None and wanted in (None, self.weights_digest)
         cold = x.state.epoch.cold_start
         if cold or not x.state.model.optimizer.quantize_1bit:
@@ -182,6 +184,20 @@ class Membership:
         x.wait("weights", wait)
         x.do(Load(x.epoch, wanted, x.state.checkpoint.digest, keep_momentum=not cold))
 
+    def _find_wanted(self) -> bytes | None:
+        """The digest to load: what is certified; None before that, for the configured source, whatever it gives.
+
+        A client that lacks the configured source takes the weights that a quorum of the Healthy members show in this
+        Warmup: no other weights can win then (S8), so it need not trust the peer that serves them (S11).
+        """
+        state = self.context.state
+        if state.certified.digest != ZERO32:
+            return state.certified.digest
+        if not self.lacks_source:
+            return None
+        quorum = compute_quorum(get_healthy(state).bit_count())
+        return next((c.digest for c in state.epoch.start_candidates if c.count >= quorum), None)
+
     def _start_chain(self) -> None:
         assert self.weights_digest is not None, "weights are there"
         if not self.weights.is_loaded:
@@ -190,7 +206,7 @@ class Membership:
     def on_loaded(self, event: Loaded) -> None:
         """The trainer has loaded weights: derive the run's facts from the model."""
         x = self.context
-        self.loading = False
+        self.loading = self.lacks_source = False
         try:
             plan = decode_plan(event.plan)
         except (WireError, CoordinatorError) as error:
@@ -216,6 +232,7 @@ class Membership:
         """No source has the weights yet: try again after a pause."""
         self.loading = False
         self.load_at = now + LOAD_AGAIN_S
+        self.lacks_source = True
         self.context.log(kinds.LoadFailed(reason=event.reason))
 
     def on_trainer_lost(self) -> None:

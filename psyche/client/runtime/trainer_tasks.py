@@ -262,8 +262,9 @@ class TrainerTasks:
         if certified is None:
             folder = self._x.state.model.checkpoint.name
             reasons.append(
-                f"the run's model folder {folder!r} is not here: copy the first weights from whoever made them, and "
-                "name the folder above it with --local-root"
+                f"the run's model folder {folder!r} is not below --local-root, and the record does not say yet which "
+                "weights are the first: this client fetches them once a quorum of the members shows the same ones "
+                "(S11); or copy the folder from whoever made it"
             )
             return None
         state = self._x.state

@@ -16,23 +16,26 @@ from psyche.core.state.config_checks import (
 from psyche.core.state.errors import ConfigRefused
 from psyche.core.state.limits import HASH_BYTES, RUN_ID_BYTES
 from psyche.core.state.messages import Resume
-from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress
+from psyche.core.state.state import ZERO32, Config, Coordinator, Mark, Metadata, Model, Progress
 
 
 def create_run(
     config: Config, model: Model, run_id: str, run_uid: bytes, metadata: Metadata, client_version: str, now: int,
-    *, progress: Progress | None = None, bootstrap: Sequence[str] = (),
+    *, progress: Progress | None = None, bootstrap: Sequence[str] = (), first_weights: bytes = ZERO32,
 ) -> Coordinator:  # fmt: skip
     """Create a run that waits for members from `now` (unix seconds) on. The arguments are copied.
 
     `run_uid` has 32 bytes and identifies the run, even among runs of the same name; every signature covers it.
-    `progress` lets the run begin at a later step. `bootstrap` lists up to four addresses of nodes.
+    `progress` lets the run begin at a later step. `bootstrap` lists up to four addresses of nodes. `first_weights` is
+    the full digest of the weights that the first epoch starts from; zero: a quorum of its members finds it (S11).
 
     Raises:
         ConfigRefused: the configuration, a text or `run_uid` breaks a rule; the message names key and rule.
     """
     progress = progress or Progress()
     _check_names(run_id, run_uid)
+    if len(first_weights) != HASH_BYTES:
+        raise ConfigRefused(f"first_weights: must have {HASH_BYTES} bytes")
     refuse_problems(
         [
             *find_metadata_problems(metadata),
@@ -53,6 +56,11 @@ def create_run(
     )
     apply(state, now, 0, ZERO32, Resume())  # checks the configuration
     state.model = decode_model(encode_model(model))  # rounds the settings that the record holds as float32
+    if first_weights != ZERO32:  # S11
+        state.certified = Mark(
+            first_weights, progress.epoch, step=progress.step, data_index=progress.epoch_start_data_index
+        )
+        state.checkpoint = copy.copy(state.certified)
     return state
 
 

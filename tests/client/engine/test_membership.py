@@ -192,6 +192,56 @@ def test_a_load_that_fails_is_tried_again_after_a_second_and_nothing_false_is_sh
     assert [a.digest for a in bench.get_all(WarmupWitness)] == [load.certified]
 
 
+def test_without_the_model_folder_only_first_weights_that_a_quorum_shows_are_fetched() -> None:
+    """S11: nothing is certified, so a peer could show anything."""
+    bench = build_bench(4, own=3, manual={act.Load})
+    bench.join(0, 1, 2, 3)
+    bench.form()
+    shown = {1: (0, OTHER), 2: (1, FIRST_DIGEST), 3: (2, FIRST_DIGEST)}  # by the number of the try
+    for number in range(4):
+        if number in shown:
+            member, digest = shown[number]
+            bench.apply(WarmupWitness(0, member, digest), bench.state.clients[member].p2p)
+        bench.show()
+        bench.wait(1.1)
+        (*_, load) = bench.get_all(act.Load)
+        assert load.certified is None, "not even half of the members show the same"
+        bench.feed(act.LoadFailed(0, "there is no such folder"))
+
+
+def test_first_weights_that_a_quorum_of_the_healthy_members_shows_are_fetched_and_shown() -> None:
+    """S11, S8: three of four show them, so no other weights can win."""
+    bench = build_bench(4, own=3, manual={act.Load})
+    bench.join(0, 1, 2, 3)
+    bench.form()
+    bench.show()
+    for member in (0, 1, 2):
+        bench.apply(WarmupWitness(0, member, FIRST_DIGEST), bench.state.clients[member].p2p)
+    bench.show()
+    bench.feed(act.LoadFailed(0, "there is no such folder"))
+    bench.wait(1.1)
+    first, load = bench.get_all(act.Load)
+    assert (first.certified, load.certified) == (None, FIRST_DIGEST)
+    bench.feed(bench.build_loaded(load))
+    assert [a.digest for a in bench.get_all(WarmupWitness)] == [FIRST_DIGEST]
+    bench.wait(5.0)
+    assert len(bench.get_all(act.Load)) == 2
+
+
+def test_who_has_the_model_folder_loads_it_whatever_others_show() -> None:
+    """S8: so a folder that differs is noticed, and its client is left out."""
+    bench = build_bench(4, own=3, manual={act.Load})
+    bench.join(0, 1, 2, 3)
+    bench.form()
+    for member in (0, 1, 2):
+        bench.apply(WarmupWitness(0, member, FIRST_DIGEST), bench.state.clients[member].p2p)
+    bench.show()
+    (load,) = bench.get_all(act.Load)
+    assert load.certified is None
+    bench.feed(bench.build_loaded(load, OTHER))
+    assert [a.digest for a in bench.get_all(WarmupWitness)] == [OTHER]
+
+
 def test_after_an_epoch_that_certified_nothing_the_weights_are_loaded_anew() -> None:
     """P3, S8: they have moved on, although the record asks for what was loaded before."""
     bench = build_bench(4, rounds_per_epoch=12, manual=set()).start()

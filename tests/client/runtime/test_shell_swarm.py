@@ -8,13 +8,15 @@ import trio
 from kits.log import choose
 from trio.testing import MockClock
 
-from psyche.core.state.state import Checkpoint, CheckpointKind, RunState
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, RunState
 from psyche.telemetry import kinds
 from psyche.telemetry.events import read_event
 from psyche.telemetry.kinds import WeightSource
 from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
+from psyche.wire.crypto import compute_state_digest
+from psyche.wire.trainer import LoadRequest
 
 LIMIT_S = 3_000
 
@@ -47,6 +49,50 @@ async def test_a_newcomer_without_the_model_gets_the_weights_from_its_peers(
     assert {m.digest for m in swarm.members} == {certified}
     sources = [e.source for e in choose(map(read_event, late.events.drain()), kinds.ModelLoaded)]
     assert sources[0] is kinds.WeightSource.PEERS
+
+
+async def compute_first_weights(folder: Path) -> bytes:
+    """The digest of the weights that dummy trainers load from a model folder."""
+    model = build_model()
+    request = LoadRequest(path=str(folder), is_snapshot=False, model=model, micro_batch_size=1)
+    return compute_state_digest(ZERO32, (await DummyTrainer().load(request)).weight_root)
+
+
+@pytest.mark.parametrize(("clients", "without", "is_on_record"), [(3, 2, True), (4, 1, False)])
+async def test_clients_without_the_model_folder_fetch_the_first_weights_from_members(
+    autojump_clock: MockClock, tmp_path: Path, clients: int, without: int, is_on_record: bool
+) -> None:
+    """S11: of weights on record one member suffices; otherwise a quorum has to show them."""
+    config = build_config(init_min_clients=clients, min_clients=clients, total_steps=5, rounds_per_epoch=4)
+    first = await compute_first_weights(tmp_path / "model") if is_on_record else ZERO32
+    with trio.fail_after(LIMIT_S):
+        async with open_swarm(clients, tmp_path, config=config, first_weights=first) as swarm:
+            for member in swarm.members[:without]:
+                member.shell._loader._local_root = tmp_path / "nowhere"
+            codes = await swarm.run()
+    assert codes == [0] * clients
+    loads = [choose(map(read_event, m.events.drain()), kinds.ModelLoaded)[0].source for m in swarm.members]
+    peers, own = WeightSource.PEERS, WeightSource.CONFIGURED
+    assert loads == [peers] * without + [own] * (clients - without)
+    assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
+
+
+async def test_a_model_folder_that_is_not_the_one_on_record_is_not_used(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """S11: the client with other files says which, and takes the run's from the others."""
+    config = build_config(init_min_clients=3, min_clients=3, total_steps=5, rounds_per_epoch=4)
+    first = await compute_first_weights(tmp_path / "model")
+    (tmp_path / "elsewhere" / "model").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "model" / "config.json").write_text('{"changed": true}')
+    with trio.fail_after(LIMIT_S):
+        async with open_swarm(3, tmp_path, config=config, first_weights=first) as swarm:
+            swarm.members[1].shell._loader._local_root = tmp_path / "elsewhere"
+            codes = await swarm.run()
+    assert codes == [0, 0, 0]
+    seen = [*map(read_event, swarm.members[1].events.drain())]
+    assert choose(seen, kinds.ModelLoaded)[0].source is WeightSource.PEERS
+    assert [event.files for event in choose(seen, kinds.ModelFilesDiffer)] == ["config.json (different content)"]
 
 
 async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(

@@ -26,6 +26,7 @@ from psyche.core.state.state import (
     CheckpointKind,
     ClientState,
     Coordinator,
+    Mark,
     Metadata,
     Progress,
     RunState,
@@ -269,6 +270,29 @@ def test_a_run_may_begin_at_a_later_step() -> None:
     assert create(progress=Progress(step=1_000)).run_state is RunState.FINISHED
 
 
+def test_s11_a_run_may_begin_with_the_digest_of_its_first_weights_on_record() -> None:
+    first = build_hash("first")
+    state = create(first_weights=first, progress=Progress(epoch=3, step=50, epoch_start_data_index=600))
+    assert state.certified == state.checkpoint == Mark(first, epoch=3, step=50, data_index=600)
+    assert state.certified is not state.checkpoint
+    assert decode_state(encode_state(state)) == state
+    assert create().certified == create().checkpoint == Mark()
+
+
+def test_s11_first_weights_on_record_are_the_only_ones_to_start_from() -> None:
+    first = build_hash("first")
+    run = build_run(3)
+    run.state = create(first_weights=first, config=run.state.config)
+    run.join(0, 1, 2)
+    run.form()
+    with expect_refusal(run.state, DigestMismatch):
+        run.show(0, digest=build_hash("other"))
+    run.show(0, 1, 2, digest=first)
+    run.settle()
+    assert run.state.in_round
+    assert run.state.certified == Mark(first, step=1)
+
+
 def test_a_run_may_begin_at_the_last_number_of_each_kind() -> None:
     last = Progress(epoch=65_535, step=(1 << 32) - 1, epoch_start_data_index=(1 << 63) - 1)
     assert create(progress=last).progress == last
@@ -309,6 +333,7 @@ BAD_RUNS: list[tuple[str, Callable[[], Coordinator]]] = [
     ("run_id", lambda: create(run_id="a\0")),
     ("run_uid", lambda: create(run_uid=b"x")),
     ("run_uid", lambda: create(run_uid=ZERO32)),
+    ("first_weights", lambda: create(first_weights=b"x")),
     ("metadata.name", lambda: create(metadata=Metadata(name="x" * 65))),
     ("metadata.description", lambda: create(metadata=Metadata(description="x" * 281))),
     ("metadata.vocab_size", lambda: create(metadata=Metadata(vocab_size=1 << 64))),

@@ -11,7 +11,7 @@ import trio
 from psyche.client.runtime.weights.serving import Offer, Serving, read_offer
 from psyche.core.encoding.manifest import blank_values, decode_manifest, describe_file_differences, encode_manifest
 from psyche.core.state.limits import NO_UPLOADER
-from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, Model
+from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, Mark, Model
 from psyche.errors import NetworkError, PsycheError, TrainerError, WireError
 from psyche.modeling.snapshot import (
     INFO_NAME,
@@ -120,7 +120,7 @@ class Loader:
         self, state: Coordinator, offer: Offer, digest: bytes, deadline: float, progress: Callable[[int, int], None]
     ) -> Source:
         await self._tell_of_own_files(state, offer)
-        mark = state.certified
+        mark = _get_mark(state)
         path = self._snapshots / get_snapshot_folder(mark.epoch, mark.step, digest)
         return await self.assemble(state, offer, digest, deadline, path, progress=progress)
 
@@ -288,7 +288,7 @@ def _list_parts(offer: Offer) -> Iterator[tuple[bytes, int]]:
 
 
 def _assemble(path: Path, state: Coordinator, offer: Offer, digest: bytes, parts: Mapping[bytes, Path]) -> SnapshotInfo:
-    mark = state.certified  # epoch and step come from the record, not from the peer
+    mark = _get_mark(state)
     return assemble_snapshot(
         path,
         manifest=offer.manifest,
@@ -299,6 +299,14 @@ def _assemble(path: Path, state: Coordinator, offer: Offer, digest: bytes, parts
         chain=offer.chain,
         digest=digest,
     )
+
+
+def _get_mark(state: Coordinator) -> Mark:
+    """Epoch, step and next sample of fetched weights: from the record, not from the peer."""
+    if state.certified.digest != ZERO32:
+        return state.certified
+    progress = state.progress  # S11: the first weights of a run that has certified none
+    return Mark(epoch=progress.epoch, step=progress.step, data_index=progress.epoch_start_data_index)
 
 
 def get_snapshot_folder(epoch: int, step: int, digest: bytes) -> str:

@@ -1,0 +1,56 @@
+"""What a run's first weights are: the server puts their digest on record when it makes the run (S11)."""
+
+import json
+import math
+from pathlib import Path
+
+from kits.server import OWNER, MemoryDisk, RunFile
+
+from psyche.core.state.state import Mark
+from psyche.modeling.first_weights import compute_first_digest
+from psyche.server.run import OpenRun, open_run
+from psyche.testing.builders import START_UNIX
+
+
+def write_model_folder(folder: Path) -> None:
+    """A Llama without layers, as small as can be."""
+    folder.mkdir()
+    config = {"num_hidden_layers": 0, "tie_word_embeddings": True, "vocab_size": 2, "hidden_size": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    header: dict[str, object] = {}
+    start = 0
+    for name, dims in {"model.embed_tokens.weight": [2, 2], "model.norm.weight": [2]}.items():
+        end = start + 4 * math.prod(dims)
+        header[name] = {"dtype": "F32", "shape": dims, "data_offsets": [start, end]}
+        start = end
+    raw = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(start))
+
+
+def open_with(folder: Path, disk: MemoryDisk | None = None) -> OpenRun:
+    return open_run(disk or MemoryDisk(), RunFile(), OWNER.public, "test", lambda: START_UNIX, model_folder=folder)
+
+
+def test_a_new_run_is_bound_to_the_weights_in_its_model_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_model_folder(folder)
+    disk = MemoryDisk()
+    opened = open_with(folder, disk)
+    digest = compute_first_digest(folder, is_exact=True)
+    assert opened.state.certified == opened.state.checkpoint == Mark(digest, step=1)
+    assert opened.notes == ()
+    (folder / "config.json").write_text("{}")
+    assert open_with(folder, disk).state.certified.digest == digest, "the run is not new"
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_none_is_no_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_model_folder(folder)
+    (folder / "config.json").unlink()
+    opened = open_with(folder)
+    assert opened.state.certified == opened.state.checkpoint == Mark()
+    (note,) = opened.notes
+    assert "not on record" in note
+    assert "config.json" in note
+    without = open_with(tmp_path / "nowhere")
+    assert (without.state.certified, without.notes) == (Mark(), ())

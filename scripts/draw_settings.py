@@ -1,4 +1,6 @@
-"""Draws the tables of docs/configuration.md, with every key that users write, from `psyche.config`.
+"""Draws docs/configuration.md, with every key that users write, from `psyche.config`.
+
+Every table of keys has an example with values from the schema; kinds with content have a table of kinds too.
 
 python scripts/draw_settings.py           write them
 python scripts/draw_settings.py --check   only report whether the page is stale
@@ -7,24 +9,37 @@ python scripts/draw_settings.py --check   only report whether the page is stale
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
+from pydantic import Tag
 from pydantic.fields import FieldInfo
 
+from psyche.config.describe import get_range, get_unit
 from psyche.config.profile import ProfileFile
 from psyche.config.rewrite import format_value
+from psyche.config.rules import find_unsupported
 from psyche.config.schema import DataFile, RunFile
 from psyche.config.table import Table
+from psyche.core.state.state import Model
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 FILES: Final[dict[str, type[Table]]] = {"run.toml": RunFile, "data.toml": DataFile, "profile.toml": ProfileFile}
 KINDS: Final = {bool: "true or false", int: "whole number", float: "number", str: "text", bytes: "hex digits"}
 PLURALS: Final = {float: "numbers", str: "texts", bytes: "texts of hex digits"}
 LISTS: Final = frozenset({"access.authorization", "class"})
-PLAIN: Final = frozenset({"Ephemeral", "Dummy", "DontShuffle"})  # variants without content
-HEAD: Final = ("| key | value | default | meaning |", "| --- | --- | --- | --- |")
+HEAD: Final = ("| key | value | unit | range | default | meaning |", "| --- | --- | --- | --- | --- | --- |")
+KINDS_HEAD: Final = ("| {name} | written as | can run | meaning |", "| --- | --- | --- | --- |")
 Found = tuple[str, type[Table]]
+
+
+class Variant(NamedTuple):
+    """A variant of a key: its name, its table (str if it has no content), and what it means."""
+
+    name: str
+    table: Any
+    meaning: str
 
 
 def find_types(annotation: Any) -> Iterator[Any]:
@@ -66,12 +81,10 @@ def walk(path: str, table: type[Table]) -> Iterator[Found]:
 
 def describe_value(field: FieldInfo) -> str:
     """Describe the permitted values: a kind of value, or the names of variants."""
-    if tables := find_tables(field.annotation):
-        variants = [get_key(*next(iter(one.model_fields.items()))) for one in tables if is_variant(one)]
-        if not variants:
-            return "tables" if get_origin(field.annotation) is list else "table"
-        plain = [tag for tag in re.findall(r"Tag\(tag='(\w+)'\)", str(field.annotation)) if tag in PLAIN]
-        return draw_choice(dict.fromkeys([*plain, *variants]))
+    if variants := find_variants(field):
+        return draw_choice(one.name for one in variants)
+    if find_tables(field.annotation):
+        return "tables" if get_origin(field.annotation) is list else "table"
     kind = next(one for one in find_types(field.annotation) if one is not type(None))
     if get_origin(kind) is Literal:
         return draw_choice(get_args(kind))
@@ -108,14 +121,81 @@ def describe_table(table: type[Table]) -> str:
     return re.sub(r"^`\[.*?\]+`[:;] ", "", text)
 
 
+def find_variants(field: FieldInfo) -> list[Variant]:
+    """The variants of a key that is one of several."""
+    found: list[Variant] = []
+    for part in get_args(field.annotation):
+        inner, *metadata = get_args(part) if get_origin(part) is Annotated else (part,)
+        tag = next((one.tag for one in metadata if isinstance(one, Tag)), None)
+        if tag is not None:
+            text = next((one.description for one in metadata if isinstance(one, FieldInfo)), None)
+            found.append(Variant(tag, inner, text or describe_table(inner) + "."))
+    return found
+
+
 def draw_table(table: type[Table]) -> list[str]:
-    return [
-        *HEAD,
-        *(
-            f"| `{get_key(name, one)}` | {describe_value(one)} | {describe_default(one)} | {describe_meaning(one)} |"
-            for name, one in table.model_fields.items()
-        ),
-    ]
+    return [*HEAD, *(draw_row(get_key(name, one), one) for name, one in table.model_fields.items())]
+
+
+def draw_row(key: str, field: FieldInfo) -> str:
+    cells = (describe_value(field), get_unit(field), get_range(field), describe_default(field), describe_meaning(field))
+    return f"| `{key}` | {' | '.join(cells)} |"
+
+
+def draw_kinds(path: str, key: str, field: FieldInfo) -> list[str]:
+    """The table of a key's variants; nothing if it has none."""
+    variants = find_variants(field)
+    if not variants:
+        return []
+    head, line = KINDS_HEAD
+    place = f"{path}.{key}"
+    rows = (f"| `{one.name}` | {draw_spelling(place, one)} | {judge(place, one.name)} | {one.meaning} |"
+            for one in variants)  # fmt: skip
+    return ["", head.format(name=f"kinds of `{key}`"), line, *rows]
+
+
+def draw_spelling(place: str, variant: Variant) -> str:
+    """How a variant of the key at `place` is written."""
+    key = place.rpartition(".")[2]
+    if variant.table is str:
+        return f'`{key} = "{variant.name}"`'
+    (field,) = variant.table.model_fields.values()
+    if find_tables(field.annotation):
+        return f"the table `[{place}.{variant.name}]`"
+    return f"`{key} = {draw_value({variant.name: field.examples[0]})}`"
+
+
+def judge(place: str, name: str) -> str:
+    """Whether this version can run a variant of the key at `place`; the server refuses it otherwise."""
+    _, _, key, *below = place.split(".")  # model.LLM.key
+    if below:
+        return judge(f"model.LLM.{key}", below[0])
+    model = Model()
+    part: Any = getattr(model, key)
+    kinds: type[IntEnum] = type(part.kind)
+    part.kind = next(kind for kind in kinds if kind.name.replace("_", "").lower() == name.lower())
+    if any(text.startswith(f"{place} ") for text in find_unsupported(model)):
+        return "not yet"
+    return "yes"
+
+
+def draw_value(value: Any) -> str:
+    """A value of an example as TOML."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{name} = {draw_value(one)}' for name, one in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(draw_value, value))}]"
+    return format_value(value)
+
+
+def draw_example(path: str, table: type[Table]) -> list[str]:
+    """A TOML block with all keys that are needed or have an example; nothing if a needed one has none."""
+    fields = {get_key(name, one): one for name, one in table.model_fields.items()}
+    if any(one.is_required() and not one.examples for one in fields.values()):
+        return []
+    pairs = [f"{key} = {draw_value(one.examples[0])}" for key, one in fields.items() if one.examples]
+    header = f"[[{path}]]" if path in LISTS else f"[{path}]"
+    return ["", "```toml", *([header] if path else []), *pairs, "```"] if pairs else []
 
 
 def draw_file(root: type[Table]) -> list[str]:
@@ -130,6 +210,8 @@ def draw_file(root: type[Table]) -> list[str]:
             text = describe_table(table)
             lines += ["", f"### {names}", "", f"{text[:1].upper()}{text[1:]}."]
         lines += ["", *draw_table(table)]
+        lines += [line for name, one in table.model_fields.items() for line in draw_kinds(paths[0], name, one)]
+        lines += [line for path in paths for line in draw_example(path, table)]
     return lines[1:]
 
 

@@ -1,11 +1,12 @@
 """The table `[access]` of run.toml: who may join (M12)."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from psyche.config.table import Table
+from psyche.config.table import Table, key
+from psyche.config.values import HASH_FORM
 from psyche.wire.access import KEY_BYTES, MAX_KEYS, NOBODY, Access, Authorization
 
 
@@ -24,31 +25,33 @@ def _read_key(value: object) -> object:
 
 
 PublicKey = Annotated[bytes, BeforeValidator(_read_key)]
+_KEYS: Final = f"at most {MAX_KEYS:,}, each {HASH_FORM}"
 
 
 class AuthorizationTable(Table):
     """`[[access.authorization]]`: one grantee who may join, with its delegates."""
 
-    grantee: PublicKey = Field(description="public key, 64 hex digits")
-    delegates: Annotated[list[PublicKey], Field(max_length=MAX_KEYS)] = Field(
-        default_factory=list[bytes], description="public keys of its machines, each 64 hex digits"
+    grantee: PublicKey = key("public key of the grantee", allowed=HASH_FORM, example="ab" * 32)
+    delegates: list[PublicKey] = key(
+        "public keys of its machines", default_factory=list[bytes], max_length=MAX_KEYS, allowed=_KEYS
     )
-    active: bool = Field(default=True, description="false: the entry has no effect")
+    active: bool = key("false: the entry has no effect", default=True)
 
 
 class AccessTable(Table):
     """`[access]`: who may join. Only the server uses it; it is not part of the record."""
 
-    open: bool = Field(default=False, description="true: anybody may join; false: only keys that are allowed")
-    join_authority: PublicKey | None = Field(
-        default=None, description="public key that may allow others, 64 hex digits; left out: the server's own"
+    open: bool = key("true: anybody may join; false: only keys that are allowed", default=False)
+    join_authority: PublicKey | None = key(
+        "public key that may allow others; left out: the server's own", default=None, allowed=HASH_FORM
     )
-    allow: Annotated[list[PublicKey], Field(max_length=MAX_KEYS)] = Field(
-        default_factory=list[bytes], description="public keys that may join, each 64 hex digits"
+    allow: list[PublicKey] = key(
+        "public keys that may join", default_factory=list[bytes], max_length=MAX_KEYS, allowed=_KEYS
     )
-    authorization: Annotated[list[AuthorizationTable], Field(max_length=MAX_KEYS)] = Field(
-        default_factory=list[AuthorizationTable], description="tables with grantee and delegates"
-    )
+    authorization: list[AuthorizationTable] = key(
+        "keys that may join with machines of theirs", default_factory=list[AuthorizationTable], max_length=MAX_KEYS,
+        allowed=f"at most {MAX_KEYS:,}",
+    )  # fmt: skip
 
 
 def get_access(table: AccessTable) -> Access:

@@ -7,6 +7,7 @@ from typing import Any, cast, get_args
 
 from pydantic_core import ErrorDetails
 
+from psyche.config.describe import describe_key
 from psyche.config.problems import Problem
 from psyche.config.scanner import KeyPath
 from psyche.config.table import Table
@@ -108,7 +109,7 @@ def _get_description(root: type[Table], path: KeyPath) -> str:
     for table in tables:
         for name, field in table.model_fields.items():
             if path and (field.alias or name) == path[-1]:
-                return field.description or ""
+                return describe_key(field)
     return ""
 
 

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from psyche.config.load import read_table
 from psyche.config.problems import ConfigProblems, Problem
-from psyche.config.table import Table
+from psyche.config.table import Table, key
 from psyche.core.state.limits import MAX_CLIENTS
 
 NAME_CHARACTERS: Final = 40
@@ -28,34 +28,36 @@ NotNegative = Annotated[float, Field(ge=0)]
 class ClassTable(Table):
     """`[[class]]`: a class of similar machines."""
 
-    name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)] = Field(description="what it is called")
-    count: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = Field(
-        default=None, description="how many there are; or share"
+    name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)] = key(
+        "what it is called", allowed=f"1 to {NAME_CHARACTERS} characters", example="gaming PC"
     )
-    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="share of the machines left over by counts, above 0, at most 1; or count"
+    count: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = key(
+        "how many there are; or share", default=None, unit="machines"
     )
-    tokens_per_s: Positive = Field(description="tokens that one machine trains in a second, above 0")
-    up_mbit_s: Positive = Field(description="Mbit/s that it sends, to all others together, above 0")
-    down_mbit_s: Positive = Field(description="Mbit/s that it receives, above 0")
-    latency_ms: NotNegative = Field(
-        default=20.0, description="milliseconds to a well-connected place and back; two machines see the sum"
+    share: Annotated[float, Field(gt=0, le=1)] | None = key(
+        "share of the machines left over by counts; or count", default=None, example=1.0
     )
-    jitter_ms: NotNegative = Field(default=0.0, description="milliseconds by which that varies at most")
-    loss_percent: Annotated[float, Field(ge=0, lt=100)] = Field(
-        default=0.0, description="percent of packets that are lost, 0 to below 100"
+    tokens_per_s: Positive = key("tokens that one machine trains in a second", unit="tokens/s", example=3_000.0)
+    up_mbit_s: Positive = key("line to all others together", unit="Mbit/s", example=40.0)
+    down_mbit_s: Positive = key("line from all others together", unit="Mbit/s", example=250.0)
+    latency_ms: NotNegative = key(
+        "time to a well-connected place and back; two machines see the sum", default=20.0, unit="milliseconds"
     )
-    spread_percent: Annotated[float, Field(ge=0, lt=100)] = Field(
-        default=5.0, description="percent by which training times vary, to both sides"
+    jitter_ms: NotNegative = key("largest change of the latency", default=0.0, unit="milliseconds")
+    loss_percent: Annotated[float, Field(ge=0, lt=100)] = key(
+        "share of packets that are lost", default=0.0, unit="percent"
     )
-    step_s: NotNegative = Field(default=0.0, description="seconds of a round for optimizer and compression")
-    apply_s: NotNegative = Field(default=0.2, description="seconds to apply a round's results")
-    load_s: NotNegative = Field(default=10.0, description="seconds to load the model")
-    fails_every_h: Positive | None = Field(default=None, description="mean hours to a failure; left out: never")
-    back_after_min: Positive | None = Field(
-        default=None, description="minutes until it is back after a failure; left out: it stays away"
+    spread_percent: Annotated[float, Field(ge=0, lt=100)] = key(
+        "largest change of training times, to both sides", default=5.0, unit="percent"
     )
-    joins_after_min: NotNegative = Field(default=0.0, description="minutes after the start of the run; 0: at once")
+    step_s: NotNegative = key("time of a round for optimizer and compression", default=0.0, unit="seconds")
+    apply_s: NotNegative = key("time to apply a round's results", default=0.2, unit="seconds")
+    load_s: NotNegative = key("time to load the model", default=10.0, unit="seconds")
+    fails_every_h: Positive | None = key("mean time to a failure; left out: never", default=None, unit="hours")
+    back_after_min: Positive | None = key(
+        "time until it is back after a failure; left out: it stays away", default=None, unit="minutes"
+    )
+    joins_after_min: NotNegative = key("time after the start of the run; 0: at once", default=0.0, unit="minutes")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -69,9 +71,7 @@ class ClassTable(Table):
 class ProfileFile(Table):
     """A profile.toml."""
 
-    classes: Annotated[list[ClassTable], Field(min_length=1)] = Field(
-        alias="class", description="at least one [[class]]"
-    )
+    classes: Annotated[list[ClassTable], Field(min_length=1)] = key("the classes", alias="class", allowed="at least 1")
 
 
 def load_profile(path: Path) -> list[ClassTable]:

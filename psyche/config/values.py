@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final, cast
 
@@ -20,19 +21,24 @@ from psyche.core.state.limits import (
 
 SEED_BYTES: Final = 32
 MAX_PORT: Final = 65_535
+SEED_FORM: Final = "32 numbers from 0 to 255, or 64 hex digits"
 
 
-def _limit_bytes(size_bytes: int) -> AfterValidator:
-    def check(text: str) -> str:
-        if (length := len(text.encode())) > size_bytes:
+@dataclass(frozen=True, slots=True)
+class ByteLimit:
+    """A check of a text: at most `size_bytes` of UTF-8, without zero bytes."""
+
+    size_bytes: int
+
+    def __call__(self, text: str) -> str:
+        """Return the text if it passes; raise a validation error otherwise."""
+        if (length := len(text.encode())) > self.size_bytes:
             raise PydanticCustomError(
-                "too_many_bytes", "has {length} bytes, at most {limit}", {"length": length, "limit": size_bytes}
+                "too_many_bytes", "has {length} bytes, at most {limit}", {"length": length, "limit": self.size_bytes}
             )
         if "\0" in text:
             raise PydanticCustomError("zero_byte", "must not contain a zero byte")
         return text
-
-    return AfterValidator(check)
 
 
 def _check_address(text: str) -> str:
@@ -60,7 +66,7 @@ def _read_seed(value: object) -> object:
         items = cast("list[object]", value)
         if len(items) == SEED_BYTES and all(type(i) is int and 0 <= i <= 0xFF for i in items):
             return bytes(cast("list[int]", items))
-    raise PydanticCustomError("seed", "must be 32 numbers from 0 to 255, or 64 hex digits in quotes")
+    raise PydanticCustomError("seed", f"must be {SEED_FORM} in quotes")
 
 
 def _read_root(value: object) -> object:
@@ -100,13 +106,14 @@ U32 = Annotated[int, Field(ge=0, le=0xFFFF_FFFF)]
 Count32 = Annotated[int, Field(ge=1, le=0xFFFF_FFFF)]
 U64 = Annotated[int, Field(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
 F32 = Annotated[float, AfterValidator(_round_to_f32)]
-String = Annotated[str, _limit_bytes(STRING_BYTES)]
-Url = Annotated[str, _limit_bytes(URL_BYTES)]
-Name = Annotated[str, _limit_bytes(NAME_BYTES)]
-Description = Annotated[str, _limit_bytes(DESCRIPTION_BYTES)]
-RunId = Annotated[str, Field(min_length=1), _limit_bytes(RUN_ID_BYTES)]
-LocalPath = Annotated[str, _limit_bytes(LOCAL_PATH_BYTES)]
-Address = Annotated[str, _limit_bytes(STRING_BYTES), AfterValidator(_check_address)]
+String = Annotated[str, AfterValidator(ByteLimit(STRING_BYTES))]
+Url = Annotated[str, AfterValidator(ByteLimit(URL_BYTES))]
+Name = Annotated[str, AfterValidator(ByteLimit(NAME_BYTES))]
+Description = Annotated[str, AfterValidator(ByteLimit(DESCRIPTION_BYTES))]
+RunId = Annotated[str, Field(min_length=1), AfterValidator(ByteLimit(RUN_ID_BYTES))]
+LocalPath = Annotated[str, AfterValidator(ByteLimit(LOCAL_PATH_BYTES))]
+Address = Annotated[str, AfterValidator(ByteLimit(STRING_BYTES)), AfterValidator(_check_address)]
 Seed = Annotated[bytes, BeforeValidator(_read_seed)]
 Root = Annotated[bytes, BeforeValidator(_read_root)]
+HASH_FORM: Final = "64 hex digits"
 EXTERNAL: Final = Discriminator(get_tag)

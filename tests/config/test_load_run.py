@@ -133,7 +133,7 @@ def test_a_state_file_of_the_original_loads(tmp_path: Path) -> None:
     assert run.progress == Progress(3, 60, 480)
     assert run.pending_pause
     (problem,) = fail(tmp_path, TEXT + "[progress]\nstep = 0\n")
-    assert problem == ":47: progress.step: is 0, at least 1 -> the step to begin with, above 0"
+    assert problem == ":47: progress.step: is 0, at least 1 -> the step to begin with (steps, 1 to 2^32 - 1)"
     assert run.metadata == Metadata(name="n", vocab_size=256)
 
 
@@ -229,7 +229,8 @@ def test_an_unknown_key_suggests_the_nearest_known_one(tmp_path: Path) -> None:
 
 def test_a_missing_key_says_what_belongs_there(tmp_path: Path) -> None:
     (problem,) = fail(tmp_path, TEXT.replace("cooldown_time = 30\n", ""))
-    assert problem == ":2: config.cooldown_time: is missing -> add it: seconds for checkpoints after an epoch, above 0"
+    told = "add it: length of the pause after an epoch, in which members save (seconds, 1 to 2^32 - 1)"
+    assert problem == f":2: config.cooldown_time: is missing -> {told}"
     problems = fail(tmp_path, "")
     assert [p.split(":")[1].strip() for p in problems] == ["config", "model"]
     (problem,) = fail(tmp_path, TEXT.replace(OPTIMIZER, ""))
@@ -263,7 +264,7 @@ def test_a_missing_key_says_what_belongs_there(tmp_path: Path) -> None:
          ":34: model.LLM.lr_schedule.Cosine.base_lr: must be a number, is 'fast'"),
         (("model", "LLM", "data_location", "Http", "shuffle"), "Shuffle",
          ":27: model.LLM.data_location.Http.shuffle: 'Shuffle' is unknown -> did you mean DontShuffle?"),
-        (("run_id",), "r" * 33, ":1: run_id: has 33 bytes, at most 32 -> name of the run, at most 32 bytes"),
+        (("run_id",), "r" * 33, ":1: run_id: has 33 bytes, at most 32 -> name of the run, of letters, digits"),
         (("run_id",), "", ":1: run_id: is empty -> name of the run"),
     ],
 )  # fmt: skip

@@ -33,7 +33,7 @@ def test_the_samples_can_be_read(name: str) -> None:
     ("change", "told"),
     [
         ({"tokens_per_s": '"many"'}, "class[0].tokens_per_s: must be a number, is 'many' -> tokens that one machine"),
-        ({"up_mbit_s": "-4"}, "class[0].up_mbit_s: is -4, must be above 0.0 -> Mbit/s that it sends"),
+        ({"up_mbit_s": "-4"}, "class[0].up_mbit_s: is -4, must be above 0.0 -> line to all others together (Mbit/s"),
         ({"up_mbit": "4"}, "class[0].up_mbit: unknown key -> did you mean up_mbit_s?"),
         ({"loss_percent": "100"}, "class[0].loss_percent: is 100, must be below 100"),
         ({"count": "3"}, "class[0]: needs one of count and share, not both"),

@@ -16,7 +16,7 @@ from live_kit import SERVER, Server, build_file, open_server
 from typer.testing import CliRunner
 
 from psyche.backends.tcp.backend import open_backend
-from psyche.backends.tcp.owner import get_members, get_run_status
+from psyche.backends.tcp.owner import ask_members, get_run_status
 from psyche.cli.app import app
 from psyche.core.state.messages import Join
 from psyche.core.state.state import RunState
@@ -163,7 +163,7 @@ async def test_the_owner_reads_what_a_client_reports_and_its_error_also_after_a_
 async def wait_for_report(line: Line, said: SelfReport) -> None:
     with trio.fail_after(30):
         while True:
-            rows = (await get_members(line.server.address, OWNER)).members
+            rows = (await ask_members(line.server.address, OWNER)).members
             if [row.report for row in rows] == [said]:
                 return
             await trio.sleep(0.05)

@@ -157,7 +157,7 @@ async def get_run_status(
     return await _carry_out(address, identity, None, timeout_s, say)
 
 
-async def get_members(
+async def ask_members(
     address: ServerAddress, identity: Identity, timeout_s: float = TIMEOUT_S, say: Say = _say_nothing
 ) -> wire.Members:
     """Return who takes part and what each client says of itself (K8); errors only if an owner asks.

@@ -111,7 +111,7 @@ def status(
     Clients of the run may see that too, without the errors. Exit code 1 where the server does not answer.
     """
     from psyche.backends.tcp.dial import parse_server
-    from psyche.backends.tcp.owner import get_members, get_run_status
+    from psyche.backends.tcp.owner import ask_members, get_run_status
     from psyche.wire.backend import NotOwner
     from psyche.wire.key_file import make_identity
 
@@ -124,7 +124,7 @@ def status(
     found = run_async(partial(get_run_status, address, identity, timeout, say=say))
     if state_dir is not None or identity_secret_key_path is not None:
         try:
-            members = run_async(partial(get_members, address, identity, timeout, say=say))
+            members = run_async(partial(ask_members, address, identity, timeout, say=say))
         except NotOwner as error:
             say(f"warning: {error}")
     show_status(found, members, as_json=as_json)

@@ -32,7 +32,7 @@ def get_plain_members(members: Members) -> list[dict[str, Any]]:
     return [_get_plain_member(one) for one in members.members]
 
 
-def get_name(member: MemberInfo) -> str:
+def _get_name(member: MemberInfo) -> str:
     """Return a client's own name, or the beginning of its key."""
     name = member.report.name if member.report is not None else ""
     return name or member.key.hex()[:KEY_DIGITS]
@@ -67,7 +67,7 @@ def _list_waits(members: Members) -> Iterator[str]:
     waits: dict[str, list[str]] = {}
     for one in members.members:
         if one.report is not None and one.report.wait and one.is_connected:
-            waits.setdefault(one.report.wait, []).append(get_name(one))
+            waits.setdefault(one.report.wait, []).append(_get_name(one))
     for what, names in waits.items():
         yield _wrap(f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for {what}")
 
@@ -76,7 +76,7 @@ def _list_errors(members: Members) -> Iterator[str]:
     for one in members.members:
         if one.report is None or not one.has_error:
             continue
-        said = f"{get_name(one)} reports an error since {format_seconds(one.error_age_s)}"
+        said = f"{_get_name(one)} reports an error since {format_seconds(one.error_age_s)}"
         if one.report_age_s >= LATE_S:
             said += f", last heard {format_seconds(one.report_age_s)} ago"
         yield _wrap(f"{said}: {one.report.error or 'only the owner may read it'}")

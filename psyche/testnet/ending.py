@@ -103,7 +103,6 @@ def clean(prepared: Prepared, settings: TestnetSettings) -> None:
         for path in layout.client(number).glob("*"):
             if path.name not in KEPT:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        shutil.rmtree(layout.checkpoints(number) / "resume", ignore_errors=True)
 
 
 def describe_run_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -> str:

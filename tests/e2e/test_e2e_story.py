@@ -165,8 +165,8 @@ def test_the_checkpoint_loads_with_plain_transformers_and_its_tokenizer_decodes(
     assert isinstance(tokenizer.decode(made[0]), str)
 
 
-def test_the_resume_snapshot_of_the_final_weights_lies_beside_the_checkpoint(story: Story) -> None:
+def test_the_resume_snapshot_of_the_final_weights_is_in_the_data_folder(story: Story) -> None:
     digest = story.cluster.get_final_digests()["client-1"]
-    snapshots = list_snapshots(get_export(story).parent / "resume")
+    snapshots = list_snapshots(story.cluster.data_dir("client-1") / "resume")
     assert digest in {snapshot.digest.hex() for snapshot in snapshots}
     assert len(snapshots) <= 2, "the certified one and the newest other"

@@ -102,10 +102,24 @@ def train(
         distro_dir=write_gradients_dir,
     )
     check_server(address)
+    warn_of_former_snapshots(settings)
     settings.node_name = node_name or find_node_name(settings)
     folder = data_dir if events_dir is None else events_dir / settings.node_name
     events = EventLog(folder / "events.jsonl", node=settings.node_name, keep=keep_event_files)
     raise typer.Exit(run(settings, events, console, logs))
+
+
+def warn_of_former_snapshots(settings: "ClientSettings") -> None:
+    """Say where the snapshots of an older version lie, which this one does not read."""
+    from psyche.client.runtime.app import find_former_snapshots
+
+    former = find_former_snapshots(settings)
+    if former is not None:
+        typer.echo(
+            f"warning: the snapshots of an older version in {former} are not read: snapshots are in the data folder "
+            f"now. To go on from them, move that folder to {settings.snapshots_dir}",
+            err=True,
+        )
 
 
 def find_node_name(settings: "ClientSettings") -> str:

@@ -82,8 +82,8 @@ CheckpointDir = Annotated[
     Path | None,
     typer.Option(
         envvar="CHECKPOINT_DIR",
-        help="Where the trained model is written for you at each epoch's end, as from_pretrained reads it; the "
-        "snapshots then lie in its folder resume. Default: no model is written.",
+        help="Where the trained model is written for you at each epoch's end, as from_pretrained reads it. Default: no "
+        "model is written. What the client itself continues from is in --data-dir.",
     ),
 ]
 ShareCheckpoints = Annotated[

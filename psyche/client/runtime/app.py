@@ -131,6 +131,14 @@ def lock_data_dir(path: Path) -> int:
     return handle
 
 
+def find_former_snapshots(settings: ClientSettings) -> Path | None:
+    """The folder where version 0.1 kept snapshots, if it has some that this client would miss."""
+    former = settings.checkpoint_dir and settings.checkpoint_dir / "resume"
+    if former is None or not former.is_dir() or settings.snapshots_dir.exists():
+        return None
+    return former
+
+
 def check_sharing(settings: ClientSettings) -> None:
     """Check that checkpoints can be shared with these settings.
 
@@ -210,7 +218,7 @@ async def _run_obeying(settings: ClientSettings, log: EventSink, open_backend: O
 
 async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBackend, orders: Orders) -> None:
     identity = load_identity(settings)
-    clean_leftovers((settings.checkpoint_dir or settings.data_dir) / "resume")
+    clean_leftovers(settings.snapshots_dir)
     threads = settings.threads or os.cpu_count() or 1
     trainer = TrainerProcess(threads=threads, log_path=settings.data_dir / "trainer.log")
     reporter = log = Reporter(log, settings.node_name)

@@ -12,6 +12,7 @@ class ClientSettings:
 
     `local_root` is the root of the run's `Local` paths (model, data). `data_dir` holds
     snapshots, the replay store and part files; a client that restarts finds its resume snapshot there.
+    `checkpoint_dir` is where the trained model is written for the user; a client reads nothing from there.
     """
 
     run_id: str
@@ -35,3 +36,8 @@ class ClientSettings:
     distro_dir: Path | None = None  # --write-distro-data: payloads are kept here
     replay_quota_bytes: int = 8 << 30
     stop_grace_s: float = 4.0  # F26: Ctrl-C ends within five seconds
+
+    @property
+    def snapshots_dir(self) -> Path:
+        """The folder of the resume snapshots."""
+        return self.data_dir / "resume"

@@ -83,7 +83,7 @@ class Shell:
         self._parts = parts
         self._engine = parts.engine
         self._settings = settings
-        snapshots = (settings.checkpoint_dir or settings.data_dir) / "resume"
+        snapshots = settings.snapshots_dir
         self._serving = Serving(parts.engine, parts.network)
         self._replay = ReplayStore(settings.data_dir / "replay", settings.replay_quota_bytes)
         self._loader = Loader(parts.network, self._serving, snapshots, settings.local_root, self.log)

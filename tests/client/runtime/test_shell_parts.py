@@ -20,14 +20,14 @@ from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import TURN_S, Parts, Shell
 from psyche.core.state.errors import DigestMismatch, WrongRound
 from psyche.core.state.messages import WarmupWitness, Withdraw
-from psyche.core.state.state import Coordinator
+from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import BackendError, NetworkError, WireError
 from psyche.telemetry import kinds
 from psyche.telemetry.kinds import LeaveCause
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.address_record import AddressRecord
-from psyche.wire.crypto import Identity, blob_id_of
+from psyche.wire.crypto import Identity, blob_id_of, compute_state_digest
 from psyche.wire.ports import NetworkStatistics, SyncReply
 
 LIMIT_S = 1_000
@@ -141,8 +141,7 @@ class ShellNetwork(FakeNetwork):
 
     async def provide(self, data: bytes | Path, *, expires: object) -> bytes:
         await trio.sleep(self.provide_s)
-        assert isinstance(data, bytes)
-        return blob_id_of(data)
+        return blob_id_of(data.read_bytes() if isinstance(data, Path) else data)
 
 
 @dataclass
@@ -157,13 +156,17 @@ class Place:
     log: Log = field(default_factory=Log)
     check: Callable[[bytes], None] = lambda _body: None
     code: int | None = None
+    checkpoint_dir: Path | None = None
+    trainer: DummyTrainer = field(default_factory=DummyTrainer)
 
     def __post_init__(self) -> None:
         parts = Parts(
-            engine=self.engine, backend=self.backend, network=self.network, trainer=DummyTrainer(), data=self.data,  # type: ignore[arg-type]
+            engine=self.engine, backend=self.backend, network=self.network, trainer=self.trainer, data=self.data,  # type: ignore[arg-type]
             log=self.log, unix_now=lambda: 1_000_000.0, check_payload=self.call_check,
         )  # fmt: skip
-        self.settings = ClientSettings(run_id="run", server_host="", server_port=0, data_dir=self.root)
+        self.settings = ClientSettings(
+            run_id="run", server_host="", server_port=0, data_dir=self.root, checkpoint_dir=self.checkpoint_dir
+        )
         self.shell = Shell(parts, self.settings)
 
     def call_check(self, body: bytes) -> None:
@@ -237,6 +240,27 @@ async def test_the_own_body_can_be_applied_before_it_is_offered(autojump_clock: 
     assert place.network.published == []
     await trio.sleep(1.0)
     assert place.network.published == [b"signed"], "announced only once it can be fetched"
+
+
+async def test_a_client_finds_its_snapshots_wherever_its_models_were_written(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """P6: restarted with another --checkpoint-dir, or with none."""
+    trainer = DummyTrainer(weights=bytes(range(32)))
+    digest = compute_state_digest(ZERO32, trainer._get_part())
+    async with trio.open_nursery() as nursery:
+        before = Place(tmp_path / "data", checkpoint_dir=tmp_path / "models", trainer=trainer)
+        nursery.start_soon(before.run)
+        await trio.testing.wait_all_tasks_blocked()
+        (written,) = await before.do(act.WriteSnapshot(0, 3, 4, 12, ZERO32, digest, ZERO32))
+        assert isinstance(written, act.SnapshotWritten)
+        assert written.reply is not None
+        nursery.cancel_scope.cancel()
+    for models in (None, tmp_path / "models", tmp_path / "elsewhere"):
+        after = Place(tmp_path / "data", checkpoint_dir=models)
+        found = await after.shell._loader.find_local(digest)
+        assert found is not None, f"--checkpoint-dir {models}"
+    assert not (tmp_path / "models").exists(), "only models are written there"
 
 
 # --- F16: disks and quotas

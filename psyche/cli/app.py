@@ -5,7 +5,10 @@ from typing import Annotated
 import typer
 
 from psyche import __version__
-from psyche.cli.commands import client, data, doctor, model, owner, simulate, testnet
+from psyche.cli.commands import client, data, doctor, model, server, simulate, testnet
+
+from psyche.cli.commands.run import info, steering, access  # noqa: F401  # isort: skip  # in the order of the help
+from psyche.cli.commands.run import group as run
 from psyche.cli.helpers.common import Debug, format_examples, make_group
 from psyche.standalone import command as train
 
@@ -57,6 +60,7 @@ app.command("simulate", epilog=format_examples(*simulate.EXAMPLES))(simulate.sim
 app.command("trace", epilog=format_examples(*simulate.TRACE_EXAMPLES))(simulate.trace)
 app.add_typer(data.group, name="data")
 app.add_typer(model.group, name="model")
-app.add_typer(owner.group, name="server")  # that of cli.server, with the owner's commands in it
+app.add_typer(server.group, name="server")
+app.add_typer(run.group, name="run")
 app.add_typer(client.group, name="client")
 app.add_typer(testnet.group, name="local-testnet")

@@ -166,6 +166,6 @@ class AllowList:
         """Build the error for a key that may not join, with the way out."""
         why = "was disallowed" if key in self.changes.denied else "is not on the allow list of this run"
         return wire.NotAllowed(
-            f"key {key.hex()} {why}: ask the owner to run `psyche server allow {key.hex()}` "
+            f"key {key.hex()} {why}: ask the owner to run `psyche run allow {key.hex()}` "
             f"(join authority {self.join_authority.hex()})"
         )

@@ -25,7 +25,7 @@ def make_status(
     state: Coordinator, now: int, program: str, connections: int, access: AllowList | None = None,
     said: ReportSummary | None = None,
 ) -> RunStatus:  # fmt: skip
-    """Build the status that `psyche server status` shows."""
+    """Build the status that `psyche run info` shows."""
     said = said or ReportSummary()
     in_epoch = is_in_epoch(state)
     healthy = {client.signer for client in state.clients if in_epoch and client.state is ClientState.HEALTHY}

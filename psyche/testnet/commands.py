@@ -53,6 +53,6 @@ def get_threads(settings: TestnetSettings) -> int:
 
 
 def get_owner_argv(prepared: Prepared, command: str) -> list[str]:
-    """`psyche server pause` or `resume`, with the server's own key."""
-    argv = [sys.executable, "-m", "psyche", "server", command, "--server-addr", f"{HOST}:{prepared.server_port}"]
+    """`psyche run pause` or `resume`, with the server's own key."""
+    argv = [sys.executable, "-m", "psyche", "run", command, "--server-addr", f"{HOST}:{prepared.server_port}"]
     return [*argv, "--state-dir", str(prepared.layout.server)]

@@ -171,30 +171,30 @@ def test_a_progress_line_says_how_far_and_how_long() -> None:
 
 
 def test_status_of_a_server_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from psyche.backends.tcp import owner
+    from psyche.backends.tcp.owner import TcpHome
 
     async def give_up(*_: object, **__: object) -> None:
         await trio.lowlevel.checkpoint()
         raise PsycheError("gave up")
 
-    monkeypatch.setattr(owner, "get_run_status", give_up)
-    result = run("server", "status", "--server-addr", "127.0.0.1:1")
+    monkeypatch.setattr(TcpHome, "get_status", give_up)
+    result = run("run", "info", "--server-addr", "127.0.0.1:1")
     assert result.exit_code == 1
     assert result.output == "error: gave up\n"
 
 
 def test_pause_needs_a_key(tmp_path: Path) -> None:
-    result = run("server", "pause", "--server-addr", "127.0.0.1:1")
+    result = run("run", "pause", "--server-addr", "127.0.0.1:1")
     assert result.exit_code == 1
     assert "--state-dir" in result.output
-    result = run("server", "pause", "--server-addr", "127.0.0.1:1", "--state-dir", str(tmp_path))
+    result = run("run", "pause", "--server-addr", "127.0.0.1:1", "--state-dir", str(tmp_path))
     assert result.exit_code == 1
     assert f"no key {tmp_path / 'server.key'}: --state-dir must be the state folder of the server" in result.output
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rates_need_a_number_that_the_record_can_hold() -> None:
-    command = ("server", "set-future-epoch-rates", "--server-addr", "127.0.0.1:1", "--state-dir", "state")
+    command = ("run", "set-future-epoch-rates", "--server-addr", "127.0.0.1:1", "--state-dir", "state")
     result = run(*command)
     assert result.exit_code == 1
     assert "name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both" in result.output
@@ -275,7 +275,7 @@ def test_the_server_s_line_shows_its_state_at_once_and_when_it_changes() -> None
     clock[0] += 60
     line.refresh()
     assert stream.getvalue().splitlines()[2:] == [
-        "epoch 0 step 1 of 9 | paused for 1 s | goes on with `psyche server resume`"
+        "epoch 0 step 1 of 9 | paused for 1 s | goes on with `psyche run resume`"
     ]
     line.close()
 
@@ -384,9 +384,9 @@ def test_a_server_runs_answers_pauses_resumes_and_leaves_with_ctrl_c(tmp_path: P
         for line in server.stderr:
             if "to take part" in line:
                 break
-        status = run("server", "status", "--server-addr", f"127.0.0.1:{port}", "--json")
+        status = run("run", "info", "--server-addr", f"127.0.0.1:{port}", "--json")
         assert json.loads(status.output)["run_state"] == "waiting_for_members"
-        asked = ("server", "status", "--server-addr", f"127.0.0.1:{port}", "--server-key")
+        asked = ("run", "info", "--server-addr", f"127.0.0.1:{port}", "--server-key")
         assert (
             "waiting for members" in run(*asked, read_key_file(tmp_path / "state" / "server.key").public.hex()).output
         )
@@ -400,13 +400,13 @@ def test_a_server_runs_answers_pauses_resumes_and_leaves_with_ctrl_c(tmp_path: P
         assert wrong.output == "error: this server has run 'dummy', not 'x'\n"
         assert not (tmp_path / "c").exists()
         rates = ("--earning-rate-total-shared", "1000", "--slashing-rate-per-client", "7")
-        paid = run("server", "set-future-epoch-rates", *owner, *rates)
+        paid = run("run", "set-future-epoch-rates", *owner, *rates)
         assert "pays 1,000 for all its credits; an ejected member loses 7" in paid.output
-        nothing = run("server", "collect", "--all", *owner)
+        nothing = run("run", "collect", "--all", *owner)
         assert (nothing.exit_code, nothing.output) == (0, "all earnings are collected already\n")
-        assert run("server", "collect", *owner).output == "error: name a KEY, or --all\n"
-        assert "paused" in run("server", "pause", *owner).output
-        assert "waiting for members" in run("server", "resume", *owner).output
+        assert run("run", "collect", *owner).output == "error: name a KEY, or --all\n"
+        assert "paused" in run("run", "pause", *owner).output
+        assert "waiting for members" in run("run", "resume", *owner).output
         server.send_signal(signal.SIGINT)
         server.stderr.read()
         assert server.wait() == 0

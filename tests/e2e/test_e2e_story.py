@@ -16,7 +16,8 @@ from kits.node import find_overlong_waits
 from kits.run_files import MakeRun
 
 from psyche.backends.tcp.dial import parse_server
-from psyche.backends.tcp.owner import pause_run
+from psyche.backends.tcp.owner import TcpHome
+from psyche.core.state.messages import Pause
 from psyche.modeling.snapshot import list_snapshots
 from psyche.telemetry.events import Line
 from psyche.wire.key_file import read_key_file
@@ -51,12 +52,12 @@ async def tell(folder: Path, config: Path) -> Story:
         await cluster.until_round(epoch=2, height=1)
         story.paused_at = time.time()
         key = read_key_file(cluster.data_dir("server") / "server.key")
-        await pause_run(parse_server(cluster.server_address), key)
+        await TcpHome(parse_server(cluster.server_address), key).command(Pause())
         paused = await cluster.until_state("paused")
         await cluster.until("all clients to see it", lambda: len(cluster.find_all("wait_started", paused["t"])) >= 3)
         story.resumed_at = time.time()
         await cluster.run_command(
-            "server", "resume", "--server-addr", cluster.server_address, "--state-dir", cluster.data_dir("server")
+            "run", "resume", "--server-addr", cluster.server_address, "--state-dir", cluster.data_dir("server")
         )
         story.codes = await cluster.until_ended(*CLIENTS)
         cluster.interrupt("server")

@@ -73,7 +73,7 @@ def test_nobody_joins_a_run_that_says_nothing_of_access() -> None:
     before = encode_state(members.handler.state)
     reply = join(members, ADA)
     assert reply.code == "NotAllowed"
-    assert f"psyche server allow {ADA.public.hex()}" in reply.message
+    assert f"psyche run allow {ADA.public.hex()}" in reply.message
     assert f"join authority {OWNER.public.hex()}" in reply.message
     assert encode_state(members.handler.state) == before
 

@@ -16,7 +16,7 @@ from live_kit import SERVER, Server, build_file, open_server
 from typer.testing import CliRunner
 
 from psyche.backends.tcp.backend import open_backend
-from psyche.backends.tcp.owner import ask_members, get_run_status
+from psyche.backends.tcp.owner import TcpHome
 from psyche.cli.app import app
 from psyche.core.state.messages import Join
 from psyche.core.state.state import RunState
@@ -48,11 +48,11 @@ class Line:
 
     async def command(self, *arguments: str) -> Any:
         """What a command of the owner comes to, over that line."""
-        words = ["server", *arguments, "--server-addr", f"127.0.0.1:{self.middle.port}", "--timeout", "20"]
+        words = ["run", *arguments, "--server-addr", f"127.0.0.1:{self.middle.port}", "--timeout", "20"]
         return await trio.to_thread.run_sync(partial(CliRunner().invoke, app, words))
 
     async def get_run_state(self) -> RunState:
-        return RunState((await get_run_status(self.server.address, OWNER)).run_state)
+        return RunState((await TcpHome(self.server.address, OWNER).get_status()).run_state)
 
     @property
     def state_dir(self) -> tuple[str, str]:
@@ -144,16 +144,16 @@ async def test_the_owner_reads_what_a_client_reports_and_its_error_also_after_a_
             break
         backend.report(said)
         await wait_for_report(line, said)
-        shown = await line.command("status", *line.own_key)
+        shown = await line.command("info", *line.own_key)
         assert shown.exit_code == 0
         assert "1 client reports an error" in shown.stdout
         assert "ada waits for the weights of this epoch" in shown.stdout
         assert "cannot load the weights: no config.json" in shown.stdout
         assert max(map(len, shown.stdout.splitlines())) <= 80
-        for stranger in (await line.command("status"), await line.command("status", "--json")):
+        for stranger in (await line.command("info"), await line.command("info", "--json")):
             assert stranger.exit_code == 0
             assert "config.json" not in stranger.output
-        told = json.loads((await line.command("status", "--json", *line.own_key)).stdout)
+        told = json.loads((await line.command("info", "--json", *line.own_key)).stdout)
         assert told["clients"][0]["report"]["error"] == said.error
         await line.server.stop()
         await line.server.start()
@@ -163,7 +163,7 @@ async def test_the_owner_reads_what_a_client_reports_and_its_error_also_after_a_
 async def wait_for_report(line: Line, said: SelfReport) -> None:
     with trio.fail_after(30):
         while True:
-            rows = (await ask_members(line.server.address, OWNER)).members
+            rows = (await TcpHome(line.server.address, OWNER).get_members()).members
             if [row.report for row in rows] == [said]:
                 return
             await trio.sleep(0.05)
@@ -172,6 +172,6 @@ async def wait_for_report(line: Line, said: SelfReport) -> None:
 async def test_a_key_without_a_place_is_told_whose_key_shows_the_members(tmp_path: Path) -> None:
     async with open_line(tmp_path) as line:
         write_key_file(tmp_path / "stranger.key", CLIENTS[5])
-        shown = await line.command("status", "-i", str(tmp_path / "stranger.key"))
+        shown = await line.command("info", "-i", str(tmp_path / "stranger.key"))
         assert shown.exit_code == 0
         assert "only its owner, its clients and keys that may join it" in shown.stderr

@@ -13,11 +13,11 @@ from live_kit import RATE, open_server
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress
-from psyche.backends.tcp.owner import allow_key, disallow_key, get_allowed, get_run_status
+from psyche.backends.tcp.owner import TcpHome
 from psyche.core.state.messages import Join
 from psyche.telemetry import kinds
 from psyche.wire import backend as wire
-from psyche.wire.access import Access
+from psyche.wire.access import Access, Allow, Disallow
 from psyche.wire.crypto import Identity
 
 ADA, BEN = CLIENTS[:2]
@@ -56,14 +56,14 @@ async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes
     async with open_closed(tmp_path) as server, open_backend(server, ADA, sink=sink) as backend:
         wait = await until(sink, kinds.WaitStarted)
         assert wait.wait is kinds.Wait.PERMISSION
-        assert f"psyche server allow {ADA.public.hex()}" in wait.what
+        assert f"psyche run allow {ADA.public.hex()}" in wait.what
         with trio.move_on_after(5):
             async for _ in backend.states():
                 raise AssertionError("a stranger was shown the state")
         assert backend.address_book() == ()
-        status = await get_run_status(server, ADA)
+        status = await TcpHome(server, ADA).get_status()
         assert (status.run_id, status.allowed) == ("test-run", 0), "the public status is answered"
-        status = await allow_key(server, OWNER, grantee=ADA.public)
+        status = await TcpHome(server, OWNER).command(Allow(ADA.public))
         assert status.allowed == 1
         with trio.fail_after(TIMEOUT_S):
             await join_when_there(backend, ADA)
@@ -77,25 +77,25 @@ async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed
 ) -> None:
     sink = Log()
     async with open_closed(tmp_path) as server:
-        await allow_key(server, OWNER, grantee=ADA.public, delegates=(BEN.public,))
+        await TcpHome(server, OWNER).command(Allow(ADA.public, (BEN.public,)))
         async with open_backend(server, BEN, sink=sink) as backend:
             await join_when_there(backend, BEN)
-            await disallow_key(server, OWNER, key=BEN.public)
+            await TcpHome(server, OWNER).command(Disallow(BEN.public))
             assert "was disallowed" in (await until(sink, kinds.WaitStarted)).what
             with pytest.raises(wire.NotAllowed):
                 await backend.submit(Join(BEN.public), build_record(BEN))
-            found = await get_allowed(server, OWNER)
+            found = await TcpHome(server, OWNER).get_allowed()
             assert found.authorizations == ((ADA.public, ()),)
             assert found.disallowed == (BEN.public,)
-            await allow_key(server, OWNER, grantee=BEN.public)
+            await TcpHome(server, OWNER).command(Allow(BEN.public))
             await until(sink, kinds.WaitEnded)
             await backend.submit(Join(BEN.public), build_record(BEN))
-            assert (await get_run_status(server, ADA)).waiting == 1
+            assert (await TcpHome(server, ADA).get_status()).waiting == 1
 
 
 async def test_a_list_is_shown_to_the_owner_alone(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_closed(tmp_path) as server:
         with pytest.raises(wire.NotOwner):
-            await get_allowed(server, ADA)
+            await TcpHome(server, ADA).get_allowed()
         with pytest.raises(wire.NotOwner):
-            await allow_key(server, ADA, grantee=ADA.public)
+            await TcpHome(server, ADA).command(Allow(ADA.public))

@@ -16,7 +16,7 @@ from live_kit import RATE, SERVER, Script, build_file, follow_all, is_finished, 
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress, ask, parse_server
-from psyche.backends.tcp.owner import get_run_status, pause_run, resume_run, set_rates
+from psyche.backends.tcp.owner import TcpHome
 from psyche.core.encoding.account import encode_state
 from psyche.core.state import errors
 from psyche.core.state.gossip import Evidence
@@ -25,7 +25,10 @@ from psyche.core.state.messages import (
     Join,
     LeaveRun,
     NameCheckpoint,
+    Pause,
     ReportEquivocation,
+    Resume,
+    SetRates,
     WarmupWitness,
     Withdraw,
 )
@@ -159,34 +162,34 @@ async def test_errors_of_the_coordinator_arrive_as_themselves(tmp_path: Path, cl
 
 async def test_owners_pause_and_resume_from_outside_and_anyone_may_ask(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server:
-        status = await get_run_status(server.address, CLIENTS[4])
+        status = await TcpHome(server.address, CLIENTS[4]).get_status()
         assert (status.run_state, status.run_id) == (RunState.WAITING_FOR_MEMBERS, "test-run")
         with pytest.raises(wire.NotOwner):
-            await pause_run(server.address, CLIENTS[4])
-        assert (await pause_run(server.address, OWNER)).run_state == RunState.PAUSED
+            await TcpHome(server.address, CLIENTS[4]).command(Pause())
+        assert (await TcpHome(server.address, OWNER).command(Pause())).run_state == RunState.PAUSED
         with pytest.raises(errors.Halted):
-            await pause_run(server.address, OWNER)
-        assert (await resume_run(server.address, OWNER)).run_state == RunState.WAITING_FOR_MEMBERS
+            await TcpHome(server.address, OWNER).command(Pause())
+        assert (await TcpHome(server.address, OWNER).command(Resume())).run_state == RunState.WAITING_FOR_MEMBERS
         with pytest.raises(errors.CannotResume):
-            await resume_run(server.address, OWNER)
+            await TcpHome(server.address, OWNER).command(Resume())
 
 
 async def test_owners_set_rates_from_outside(tmp_path: Path, clock: SteadyClock) -> None:
     """M7."""
     async with open_server(tmp_path) as server:
         with pytest.raises(wire.NotOwner):
-            await set_rates(server.address, CLIENTS[4], earning=5)
-        assert (await set_rates(server.address, OWNER, earning=1_000)).earning_rate == 1_000
-        status = await set_rates(server.address, OWNER, slashing=7)
+            await TcpHome(server.address, CLIENTS[4]).command(SetRates(earning=5))
+        assert (await TcpHome(server.address, OWNER).command(SetRates(earning=1_000))).earning_rate == 1_000
+        status = await TcpHome(server.address, OWNER).command(SetRates(slashing=7))
         assert (status.earning_rate, status.slashing_rate) == (1_000, 7)
 
 
 async def test_a_run_paused_while_training_can_be_resumed_to_its_end(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path, build_file(rounds_per_epoch=30)) as server, open_scripts(server) as scripts:
         await follow_all(scripts, is_training)
-        assert (await pause_run(server.address, OWNER)).pending_pause
+        assert (await TcpHome(server.address, OWNER).command(Pause())).pending_pause
         await follow_all(scripts, lambda s: s.run_state is RunState.PAUSED)
-        await resume_run(server.address, OWNER)
+        await TcpHome(server.address, OWNER).command(Resume())
         await follow_all(scripts, is_finished)
 
 
@@ -196,7 +199,7 @@ async def test_a_command_to_a_server_that_is_away_gives_up_with_a_reason(clock: 
     with pytest.raises(
         BackendError, match=r"^server 127.0.0.1:1: cannot be reached \(Connection refused\); gave up after 3 s$"
     ):
-        await get_run_status(address, OWNER, timeout_s=3, say=said.append)
+        await TcpHome(address, OWNER, timeout_s=3, say=said.append).get_status()
     (line,) = said  # once, and before it gives up
     assert line.startswith("server 127.0.0.1:1: cannot be reached")
     assert "trying for 3 s" in line

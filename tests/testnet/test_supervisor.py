@@ -282,7 +282,7 @@ async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: 
     assert server[server.index("--server-port") + 1] == str(prepared.server_port)
     client = get_client_argv(prepared, settings, 2)
     assert client[client.index("--node-name") + 1] == "client-2"
-    assert get_owner_argv(prepared, "pause")[3:5] == ["server", "pause"]
+    assert get_owner_argv(prepared, "pause")[3:5] == ["run", "pause"]
 
 
 @pytest.mark.parametrize("is_served", [True, False], ids=["from the server", "from files"])

@@ -8,6 +8,7 @@ import typer
 
 from psyche.cli.helpers import options as opt
 from psyche.cli.helpers.common import format_examples, make_group, parse_hex
+from psyche.cli.helpers.owners import load_server_identity
 from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
@@ -18,14 +19,11 @@ if TYPE_CHECKING:
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.access import Access
-    from psyche.wire.backend import Members, RunStatus
-    from psyche.wire.crypto import Identity
 
 group = make_group(
-    "Run the coordinator of a training run, and command it.",
+    "Run the coordinator of a training run. `psyche run` shows the run and commands it.",
     "psyche server validate-config --state config/demo",
     "psyche server run --state config/demo --server-port 19400",
-    "psyche server pause --server-addr 127.0.0.1:19400 --state-dir psyche-data/server-demo",
 )
 
 State = Annotated[Path, typer.Option(help="run.toml or state.toml, or its folder.")]
@@ -41,9 +39,6 @@ StateDir = Annotated[
         help="Journal and key of the server; a run found there continues. Default: psyche-data/server-RUN_ID.",
     ),
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to try if the server does not answer.")]
-SERVER_KEY_NAME = "server.key"  # in the state folder
-OwnerAddr = Annotated[str, typer.Option(envvar="SERVER_ADDR", help="The coordinator server, host:port.")]
 
 
 @group.callback()
@@ -97,7 +92,7 @@ def run(
     """Keep the record of a run until Ctrl-C.
 
     Every change is in a journal before anybody hears of it: killed and started again with the same folder, the server
-    goes on where it was, and no epoch is lost. Only keys that the owner allows may join: see `psyche server allow`.
+    goes on where it was, and no epoch is lost. Only keys that the owner allows may join: see `psyche run allow`.
     Exits with 0 after Ctrl-C.
     """
     from psyche.cli.helpers.serving import leaving_nothing_unless_started
@@ -178,50 +173,6 @@ def find_model_folder(loaded: "LoadedRun") -> Path | None:
     return loaded.resolve(source.name) if source.kind is CheckpointKind.LOCAL else None
 
 
-def say(text: str) -> None:
-    """Print a progress message on stderr."""
-    typer.echo(text, err=True)
-
-
-def show_status(status: "RunStatus", members: "Members | None" = None, *, as_json: bool = False) -> None:
-    """Print a run's status, and its members if they are given, for people or as JSON."""
-    import json
-
-    from psyche.cli.helpers.members import format_members_table, get_plain_members
-    from psyche.cli.helpers.serving import describe_progress, format_members, get_phase
-    from psyche.core.state.state import RunState
-    from psyche.telemetry.plain import get_plain
-    from psyche.telemetry.text import format_number, format_seconds
-
-    if as_json:
-        fields = {field: get_plain(getattr(status, field)) for field in status.__struct_fields__}
-        fields |= {"run_state": RunState(status.run_state).name.lower()}
-        fields |= {} if members is None else {"clients": get_plain_members(members)}
-        typer.echo(json.dumps(fields, indent=2))
-        return
-    since = format_seconds(max(0, status.now_unix - status.state_start_unix))
-    pausing = ", pauses at the end of this epoch" if status.pending_pause else ""
-    round_ = f", round {status.height}" if status.members else ""
-    typer.echo(f"run {status.run_id!r}: {get_phase(status)} for {since}{pausing}")
-    typer.echo(f"epoch {status.epoch}{round_}, step {status.step} of {status.total_steps}")
-    needed = f"; {format_number(status.min_clients, 'is', 'are')} needed to go on" if status.members else ""
-    typer.echo(f"{format_members(status)}{needed}; {format_number(status.connections, 'connection')}")
-    failing = [format_number(status.failing, "client reports an error", "clients report errors")]
-    if said := [*describe_progress(status), *(failing if status.failing else [])]:
-        typer.echo(", ".join(said))
-    if status.checkpoint_sources:
-        typer.echo(f"checkpoint of step {status.checkpoint_step}: {', '.join(status.checkpoint_sources)}")
-    if status.earning_rate or status.slashing_rate:
-        typer.echo(
-            f"each epoch from now on pays {status.earning_rate:,} for all its credits; an ejected member loses "
-            f"{status.slashing_rate:,}"
-        )
-    if members is not None:
-        typer.echo(f"\n{format_members_table(members)}")
-    elif status.failing:
-        typer.echo("to read the errors, name the owner's key: --state-dir or --identity-secret-key-path")
-
-
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":
     """Load a run that can start, and its data.toml; print warnings about unusual settings.
 
@@ -265,27 +216,3 @@ def add_allowed(access: "Access", keys: list[str]) -> "Access":
             "--allow: the key of zeros belongs to nobody; to let everybody join, write open = true in run.toml"
         )
     return added
-
-
-def load_server_identity(folder: Path | None, path: Path | None, *, create: bool) -> "Identity":
-    """Load the named key, or that of a server's state folder.
-
-    Raises:
-        ConfigError: neither is named, or the key file is missing.
-    """
-    from psyche.errors import ConfigError
-    from psyche.wire.key_file import make_identity, read_key_file, write_key_file
-
-    if path is None and folder is None:
-        raise ConfigError(
-            "name the owner's key: --state-dir FOLDER (the server's state folder), or --identity-secret-key-path FILE"
-        )
-    key = path or (folder or Path()) / SERVER_KEY_NAME
-    if path is None and not key.exists():
-        if not create:
-            raise ConfigError(
-                f"no key {key}: --state-dir must be the state folder of the server, which has its key; on another "
-                "machine name an owner's key with --identity-secret-key-path FILE (`server run --owner` admits it)"
-            )
-        write_key_file(key, make_identity())
-    return read_key_file(key)

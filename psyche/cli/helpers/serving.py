@@ -64,7 +64,7 @@ def describe_access(settings: ServerSettings, bound: BoundServer) -> str:
     if bound.is_open:
         return "warning: the run is open: anybody may join, even to slow it down"
     way = (
-        f"psyche server allow KEY --server-addr 127.0.0.1:{bound.port} --state-dir {settings.state_dir}"
+        f"psyche run allow KEY --server-addr 127.0.0.1:{bound.port} --state-dir {settings.state_dir}"
         "  (the key is what `psyche client show-identity` prints)"
     )
     if bound.allowed:
@@ -154,7 +154,7 @@ def format_members(status: RunStatus) -> str:
     if RunState(status.run_state) is RunState.FINISHED:
         return "no epoch follows"
     if RunState(status.run_state) is RunState.PAUSED:
-        return "goes on with `psyche server resume`"
+        return "goes on with `psyche run resume`"
     return f"{clients}, {format_number(status.init_min_clients, 'is', 'are')} needed to start"
 
 

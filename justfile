@@ -39,6 +39,12 @@ docs:
     .venv/bin/python scripts/draw_layout.py
     .venv/bin/python scripts/draw_settings.py
 
-# Write requirements.lock anew
+# The wheel, in dist/
+wheel:
+    .venv/bin/hatchling build -t wheel
+
+# Write the locks of requirements/ anew: servers have a part of what trainers have, and these of what contributors have
 lock:
-    .venv/bin/uv pip compile --python-version 3.11 --no-header --no-annotate --upgrade --extra train --extra dev -o requirements.lock pyproject.toml
+    .venv/bin/uv pip compile --python-version 3.11 --no-header --no-annotate --upgrade --extra train --extra dev -o requirements/dev.lock pyproject.toml
+    .venv/bin/uv pip compile --python-version 3.11 --no-header --no-annotate --extra train -c requirements/dev.lock -o requirements/train.lock pyproject.toml
+    .venv/bin/uv pip compile --python-version 3.11 --no-header --no-annotate -c requirements/dev.lock -o requirements/server.lock pyproject.toml

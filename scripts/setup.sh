@@ -1,10 +1,11 @@
-# Set-up shared by scripts/demo and scripts/test; sourced, not run.
+# Set-up shared by scripts/install, scripts/demo and scripts/test; sourced, not run.
 # Makes .venv in the checkout, once: later runs see the stamp and go on at once.
+# `set_up train` installs what users need, `set_up dev` the tools of contributors as well.
 # shellcheck shell=bash
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
-STAMP="$VENV/.psyche-stamp"       # what is installed; written last
+STAMP="$VENV/.psyche-stamp"       # what is installed, a line for each set of packages; written last
 UNFINISHED="$ROOT/.setup.unfinished" # an installation has begun and not ended; outside, for it must outlive the folder
 UV_VERSION="0.13.9"
 DOWNLOAD="3.3 GB"
@@ -89,12 +90,27 @@ check_disk() {
     "PyTorch brings its CUDA libraries along, also where there is no GPU: $INSTALLED installed."
 }
 
+# A line for the set of packages `train` or `dev`: its name, and a digest of what it depends on.
 wanted_stamp() {
-  {
-    cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml"
-    printf '%s\n' "$UV_VERSION"
-    "$PYTHON" -c 'import os, sys; print(sys.version, os.path.realpath(sys.base_prefix))'
-  } | sha256sum | cut -d ' ' -f 1
+  local digest
+  digest="$(
+    {
+      cat "$ROOT/requirements/$1.lock" "$ROOT/pyproject.toml"
+      printf '%s\n' "$UV_VERSION"
+      "$PYTHON" -c 'import os, sys; print(sys.version, os.path.realpath(sys.base_prefix))'
+    } | sha256sum | cut -d ' ' -f 1
+  )"
+  printf '%s %s\n' "$1" "$digest"
+}
+
+# The set of packages is installed in the wanted versions.
+is_installed() {
+  [ -e "$STAMP" ] && [ ! -e "$UNFINISHED" ] && grep -qxF "$(wanted_stamp "$1")" "$STAMP"
+}
+
+# dev has everything of train. Where dev was installed it is kept up to date, also by those who need only train.
+choose_packages() {
+  if [ "$1" = dev ] || grep -q '^dev ' "$STAMP" 2>/dev/null; then printf dev; else printf train; fi
 }
 
 # Whether .venv is an environment of its own. One that was interrupted while it was made or removed may lead to the
@@ -126,6 +142,7 @@ has_right_python() {
 }
 
 install_packages() {
+  local lock="requirements/$1.lock"
   export PIP_REQUIRE_VIRTUALENV=1 UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}" UV_NO_PROGRESS=1
   local pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
   # uv does not read pip's settings: pass a mirror on where the user has set one.
@@ -135,11 +152,11 @@ install_packages() {
   if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}" ]; then export UV_DEFAULT_INDEX="$index"; fi
   local uv=("$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" --no-deps)
   cd "$ROOT"
-  if guarded "${pip[@]}" "uv==$UV_VERSION" && guarded "${uv[@]}" -r requirements.lock && guarded "${uv[@]}" -e .; then
+  if guarded "${pip[@]}" "uv==$UV_VERSION" && guarded "${uv[@]}" -r "$lock" && guarded "${uv[@]}" -e .; then
     return
   fi
   say "uv did not manage; trying pip, which takes about two minutes more."
-  guarded "${pip[@]}" --no-deps -r requirements.lock && guarded "${pip[@]}" --no-deps -e . ||
+  guarded "${pip[@]}" --no-deps -r "$lock" && guarded "${pip[@]}" --no-deps -e . ||
     fail "The installation failed; what went wrong stands above." \
       "Without a network nothing can be installed; behind a proxy set https_proxy, with an own certificate SSL_CERT_FILE." \
       "It is safe to run this again."
@@ -147,7 +164,7 @@ install_packages() {
 
 # Everything that the lock names is there, in that version.
 check_packages() {
-  "$VENV/bin/python" - "$ROOT/requirements.lock" <<'END' || fail "The installation is not whole (above)." "Run this again."
+  "$VENV/bin/python" - "$ROOT/requirements/$1.lock" <<'END' || fail "The installation is not whole (above)." "Run this again."
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
@@ -171,19 +188,19 @@ keep_bytecode() {
   export PYTHONPYCACHEPREFIX="$VENV/bytecode"
 }
 
+# The set of packages: train or dev (the default).
 set_up() {
+  local wanted="${1:-dev}" packages
   keep_bytecode
   PYTHON="$(find_python)"
   check_machine
-  local stamp
-  stamp="$(wanted_stamp)"
-  if [ -e "$STAMP" ] && [ ! -e "$UNFINISHED" ] && [ "$(cat "$STAMP")" = "$stamp" ]; then return; fi
+  if is_installed "$wanted"; then return; fi
   exec 9>"$ROOT/.setup.lock"
   if ! flock -n 9; then
     say "Another set-up is at work in this checkout; waiting for it (at most 30 minutes)."
     guarded flock -w 1800 9 || fail "The other set-up did not end within 30 minutes." "Look for it with: fuser -v $ROOT/.setup.lock"
   fi
-  if [ ! -e "$STAMP" ] || [ -e "$UNFINISHED" ] || [ "$(cat "$STAMP")" != "$stamp" ]; then
+  if ! is_installed "$wanted"; then
     [ -e "$STAMP" ] || check_disk
     if [ -e "$STAMP" ]; then
       say "Bringing .venv up to date: seconds, unless versions have changed."
@@ -192,10 +209,11 @@ set_up() {
       say "That takes half a minute on a fast network, about 5 minutes at 100 Mbit/s. Ctrl-C is safe."
     fi
     local started=$SECONDS
+    packages="$(choose_packages "$wanted")"
     make_venv
-    install_packages
-    check_packages
-    printf '%s\n' "$stamp" >"$STAMP.part"
+    install_packages "$packages"
+    check_packages "$packages"
+    { wanted_stamp train && { [ "$packages" = train ] || wanted_stamp dev; }; } >"$STAMP.part"
     mv "$STAMP.part" "$STAMP"
     rm -f "$UNFINISHED"
     say "Set up in $((SECONDS - started)) s ($(du -sm "$VENV" 2>/dev/null | cut -f 1) MB)."

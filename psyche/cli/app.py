@@ -21,6 +21,7 @@ app = make_group(
     "psyche simulate --state config/llama-20m --clients 64 --profile config/profiles/home.toml   # before you begin",
     "psyche server run --state config/demo --server-port 19400              # a coordinator for others",
     "psyche client train --run-id demo --server-addr HOST:19400             # take part",
+    has_completion=True,
 )
 
 
@@ -49,6 +50,7 @@ app.command(
     epilog=format_examples(
         "psyche doctor                      # everything, with what to do where something is wrong",
         "psyche doctor --bind-p2p-port 4001 # also whether that port is free",
+        "psyche doctor --server             # of a server's machine: without torch and libp2p",
         "psyche doctor --json               # for programs; exit code 1 where something fails",
     ),
 )(doctor.doctor)

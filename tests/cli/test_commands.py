@@ -417,7 +417,7 @@ def test_doctor_reports_as_json_and_fails_where_a_check_fails(monkeypatch: pytes
         lambda: checks.Check("python", checks.CheckVerdict.OK, "3.11"),
         lambda: checks.Check("clock", checks.CheckVerdict.WARN, "adrift", "set it"),
     ]
-    monkeypatch.setattr(checks, "get_checks", lambda *_: made)
+    monkeypatch.setattr(checks, "get_checks", lambda *_, **__: made)
     result = run("doctor", "--json")
     assert result.exit_code == 0
     assert [check["verdict"] for check in json.loads(result.output)] == ["ok", "warn"]
@@ -441,6 +441,11 @@ def test_every_check_but_the_heavy_ones_runs_here(tmp_path: Path) -> None:
         "network",
     ]
     assert [check.name for check in found if check.verdict is checks.CheckVerdict.FAIL] == []
+
+
+def test_a_server_needs_neither_torch_nor_libp2p(tmp_path: Path) -> None:
+    left_out = set(checks.get_checks(tmp_path, 0)[:-5]) - set(checks.get_checks(tmp_path, 0, is_server=True))
+    assert left_out == {checks.check_torch, checks.check_libp2p}
 
 
 def test_a_port_in_use_fails_the_check() -> None:

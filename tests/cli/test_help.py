@@ -127,6 +127,28 @@ def test_the_list_of_commands_cuts_no_summary_short(path: tuple[str, ...]) -> No
     assert "…" not in commands
 
 
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("server va", "validate-config"), ("client train --data-d", "--data-dir"), ("client train --logs j", "json")],
+)
+def test_the_tab_key_completes_commands_options_and_values(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, expected: str
+) -> None:
+    monkeypatch.setenv("_PSYCHE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"psyche {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    monkeypatch.setattr(sys, "argv", ["psyche"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.split() == [expected]
+
+
+def test_completion_is_offered_by_the_command_itself() -> None:
+    result = run("--help")
+    assert "--install-completion" in result.output
+    assert "--install-completion" not in run("server", "--help").output
+
+
 def test_an_unknown_option_is_named() -> None:
     result = run("client", "train", "--colour", "red")
     assert result.exit_code == 2

@@ -71,9 +71,44 @@ def test_without_a_usable_python_the_versions_are_named() -> None:
 def test_the_stamp_does_not_depend_on_how_python_is_called(tmp_path: Path) -> None:
     link = tmp_path / "python"
     link.symlink_to(Path(sys.executable).resolve())
-    stamps = {bash(f"PYTHON={path}\nwanted_stamp").stdout for path in (Path(sys.executable).resolve(), link)}
+    stamps = {bash(f"PYTHON={path}\nwanted_stamp dev").stdout for path in (Path(sys.executable).resolve(), link)}
     assert len(stamps) == 1
     assert "" not in stamps
+
+
+@pytest.mark.parametrize(
+    ("installed", "wanted", "is_there", "chosen"),
+    [
+        ([], "train", False, "train"),
+        (["train"], "train", True, "train"),
+        (["train"], "dev", False, "dev"),
+        (["train", "dev"], "train", True, "dev"),
+        (["train", "dev"], "dev", True, "dev"),
+    ],
+)
+def test_the_tools_of_contributors_are_installed_for_them_alone_and_stay(
+    tmp_path: Path, installed: list[str], wanted: str, is_there: bool, chosen: str
+) -> None:
+    stamps = "".join(f"wanted_stamp {packages} >>$STAMP\n" for packages in installed)
+    setting = f"STAMP={tmp_path}/stamp\nUNFINISHED={tmp_path}/unfinished\nPYTHON=$PSYCHE_PYTHON\n{stamps}"
+    done = bash(f"{setting}is_installed {wanted} && echo yes || echo no\nchoose_packages {wanted}")
+    assert done.stdout.split() == ["yes" if is_there else "no", chosen], done.stderr
+    outdated = bash(f"{setting}UV_VERSION=0\nis_installed {wanted} && echo yes || echo no")
+    assert outdated.stdout.split() == ["no"], outdated.stderr
+
+
+@pytest.mark.parametrize("packages", ["train", "dev"])
+def test_a_set_up_installs_the_wanted_packages_and_remembers_it(tmp_path: Path, packages: str) -> None:
+    fakes = (
+        'make_venv() { mkdir -p "$VENV"; }\ncheck_disk() { :; }\n'
+        "install_packages() { echo installs $1; }\ncheck_packages() { echo checks $1; }"
+    )
+    setting = f"ROOT={tmp_path}\nVENV=$ROOT/.venv\nSTAMP=$VENV/stamp\nUNFINISHED=$ROOT/unfinished"
+    copies = f"cp -r {ROOT}/requirements {ROOT}/pyproject.toml $ROOT"
+    done = bash(f"{setting}\n{copies}\n{fakes}\nset_up {packages}\necho again\nset_up train\nset_up {packages}")
+    first, again = done.stdout.split("again\n")
+    assert f"installs {packages}\nchecks {packages}\n" in first, done.stderr
+    assert again == ""
 
 
 SHOW_BYTECODE = '"$PSYCHE_PYTHON" -c "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"'
@@ -134,7 +169,7 @@ def test_a_folder_that_is_removed_while_it_is_being_held_is_made_anew(
     assert bash(f"flock --nonblock {tmp_path / 'cache'} true").returncode == 1
 
 
-@pytest.mark.parametrize("script", ["demo", "test", "setup.sh", "clean.sh"])
+@pytest.mark.parametrize("script", ["demo", "install", "test", "setup.sh", "clean.sh"])
 def test_the_scripts_are_proper_bash(script: str) -> None:
     done = subprocess.run(
         ["/bin/bash", "-n", str(ROOT / "scripts" / script)], capture_output=True, text=True, check=False
@@ -150,6 +185,16 @@ def test_the_tests_explain_themselves_before_anything_is_set_up(flag: str) -> No
     )  # fmt: skip
     assert "bash scripts/test --checks" in done.stdout
     assert done.stderr == ""
+
+
+def test_the_installation_explains_itself_before_it_sets_up_anything() -> None:
+    script = ["/bin/bash", str(ROOT / "scripts" / "install")]
+    env = {"PATH": "/usr/bin:/bin", "PSYCHE_PYTHON": "/bin/false"}
+    done = subprocess.run([*script, "--help"], capture_output=True, text=True, check=True, env=env)
+    assert "Installs the command `psyche` into .venv" in done.stdout
+    refused = subprocess.run([*script, "--demo"], capture_output=True, text=True, check=False, env=env)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "bash scripts/install" in refused.stderr
 
 
 def test_the_demo_explains_itself_before_it_sets_up_anything() -> None:

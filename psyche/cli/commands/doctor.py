@@ -12,6 +12,10 @@ from psyche.cli.helpers import checks
 def doctor(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check, in a list.")] = False,
+    is_server: Annotated[
+        bool,
+        typer.Option("--server", help="The machine of a server or an owner, which needs neither torch nor libp2p."),
+    ] = False,
     data_dir: Annotated[
         Path, typer.Option(help="The folder for snapshots and checkpoints; its disk is checked.")
     ] = Path(),
@@ -25,7 +29,7 @@ def doctor(
     Exit code 1 where something fails.
     """
     found: list[checks.Check] = []
-    for make in checks.get_checks(data_dir, bind_p2p_port):
+    for make in checks.get_checks(data_dir, bind_p2p_port, is_server=is_server):
         check = make()
         found.append(check)
         if not as_json:

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from psyche.cli.helpers.packages import get_install_command
 from psyche.telemetry.text import format_number
 
 IMPORT_TIMEOUT_S: Final = 120  # a cold torch on a slow disk
@@ -25,11 +26,10 @@ WARN_DISK_BYTES: Final = 20 << 30
 FAIL_DISK_BYTES: Final = 2 << 30
 WARN_MEMORY_BYTES: Final = 4 << 30  # three demo clients with their trainers take 3 GB
 WARN_FILES: Final = 1_024
-INSTALL: Final = "in the checkout, `bash scripts/test --checks` installs everything"
 OLDEST_YEAR: Final = 2025  # a clock before this one was never set
 STA_UNSYNC: Final = 0x40
 TIMEX_BYTES: Final = 208
-BASE: Final = ("blake3", "cryptography", "msgspec", "pydantic", "structlog", "trio", "typer", "zstandard")
+BASE: Final = ("blake3", "cryptography", "msgspec", "numpy", "pydantic", "structlog", "trio", "typer", "zstandard")
 
 TORCH_PROBE: Final = """
 import json, torch
@@ -81,14 +81,13 @@ def format_check(check: Check) -> str:
     return f"{line}\n{'':<16}-> {check.advice}" if check.advice else line
 
 
-def get_checks(data_dir: Path, port: int) -> list[Callable[[], Check]]:
-    """Return all checks in the order of the report."""
+def get_checks(data_dir: Path, port: int, *, is_server: bool = False) -> list[Callable[[], Check]]:
+    """Return the checks in the order of the report: of a client's machine, or of a server's."""
     return [
         check_python,
         check_packages,
         check_machine,
-        check_torch,
-        check_libp2p,
+        *([] if is_server else [check_torch, check_libp2p]),
         functools.partial(check_clock, time.time),
         functools.partial(check_disk, data_dir),
         check_open_files,
@@ -109,7 +108,7 @@ def check_packages() -> Check:
     """Check that the packages all commands need are installed, without importing them."""
     missing = [name for name in BASE if not _is_installed(name)]
     if missing:
-        return Check("packages", CheckVerdict.FAIL, f"missing: {', '.join(missing)}", INSTALL)
+        return Check("packages", CheckVerdict.FAIL, f"missing: {', '.join(missing)}", get_install_command())
     return Check("packages", CheckVerdict.OK, ", ".join(f"{name} {metadata.version(name)}" for name in BASE))
 
 
@@ -131,7 +130,7 @@ def check_torch() -> Check:
     """torch is loaded in a process of its own: a broken driver must not end the doctor."""
     facts, problem = _probe(TORCH_PROBE)
     if facts is None:
-        return Check("torch", CheckVerdict.FAIL, problem, INSTALL)
+        return Check("torch", CheckVerdict.FAIL, problem, get_install_command())
     device = facts["device"]
     if facts["count"]:
         return Check(
@@ -147,7 +146,7 @@ def check_libp2p() -> Check:
     """libp2p loads and its keys work."""
     facts, problem = _probe(LIBP2P_PROBE)
     if facts is None:
-        return Check("libp2p", CheckVerdict.FAIL, problem, INSTALL)
+        return Check("libp2p", CheckVerdict.FAIL, problem, get_install_command())
     return Check("libp2p", CheckVerdict.OK, f"{facts['version']}, Ed25519 keys sign and verify")
 
 

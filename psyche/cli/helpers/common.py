@@ -12,6 +12,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
+from psyche.cli.helpers.packages import explain_missing
 from psyche.errors import ConfigError, PsycheError
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 
@@ -38,6 +39,8 @@ class PsycheGroup(TyperGroup):
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except PsycheError as error:
             show_errors(error)
+        except ModuleNotFoundError as error:
+            show_errors(explain_missing(error))
         except BaseExceptionGroup as group:
             show_errors(group)
         raise typer.Exit(EXIT_ERROR)
@@ -71,14 +74,14 @@ def get_leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def make_group(text: str, *examples: str) -> typer.Typer:
-    """Create a group of commands with its explanation and examples."""
+def make_group(text: str, *examples: str, has_completion: bool = False) -> typer.Typer:
+    """Create a group of commands with its explanation and examples; `has_completion` offers `--install-completion`."""
     return typer.Typer(
         cls=PsycheGroup,
         help=text,
         epilog=format_examples(*examples),
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=has_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -1,0 +1,41 @@
+"""The packages that only training needs: the extra `train` of the wheel. Servers and owners do without them."""
+
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import psyche
+from psyche.errors import ConfigError
+
+TRAIN: Final = frozenset(
+    {"ifaddr", "libp2p", "matplotlib", "multiaddr", "safetensors", "tokenizers", "torch", "transformers"}
+)
+PACKAGE: Final = Path(psyche.__file__).parent
+LOCK: Final = PACKAGE / "requirements" / "train.lock"  # is in the wheel alone
+INSTALLER: Final = PACKAGE.parent / "scripts" / "install"  # is in a checkout alone
+
+
+def get_install_command() -> str:
+    """The command that installs what training needs.
+
+    In a wheel's environment it installs the versions that the lock names, without their dependencies: libp2p pins a
+    release of fastecdsa that has to be compiled, and the lock names one with wheels.
+    """
+    if not LOCK.is_file():
+        return f"bash {shlex.quote(str(INSTALLER))}"
+    python, lock = shlex.quote(sys.executable), shlex.quote(str(LOCK))
+    pip = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    return f"{pip} --no-deps -r {lock}"
+
+
+def explain_missing(error: ModuleNotFoundError) -> Exception:
+    """Say how to install a package of the extra `train`; any other missing module is a bug, and returned as it is."""
+    name = (error.name or "").partition(".")[0]
+    if name not in TRAIN:
+        return error
+    return ConfigError(
+        f"this command needs {name}, which is not installed here; this installs all that training needs, without a "
+        f"compiler: {get_install_command()}"
+    )

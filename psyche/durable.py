@@ -5,8 +5,20 @@ disk confirms that, and raises OSError on failure.
 """
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name `path` in an OSError of the block that names nothing, as those of `write` and `fsync` do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def make_folder(path: Path) -> None:
@@ -38,7 +50,7 @@ def sync_file(path: Path) -> None:
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write a file and sync its bytes; its name is safe only once its folder is synced."""
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

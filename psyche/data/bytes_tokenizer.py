@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from psyche.durable import naming
+
 VOCAB_SIZE: Final = 256
 SEPARATOR_ID: Final = 0
 SEPARATOR: Final = "<|end|>"  # the text form of byte 0
@@ -77,4 +79,5 @@ def _get_tokenizer_config() -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    with naming(path):
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

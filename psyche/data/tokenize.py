@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 
 from psyche.data import bytes_tokenizer
 from psyche.data.texts import TextSpan, find_texts, read_pieces, split_texts
+from psyche.durable import naming
 from psyche.errors import DataError
 
 __all__ = [
@@ -183,7 +184,7 @@ def _write(
     output.parent.mkdir(parents=True, exist_ok=True)
     part = get_part_path(output)
     try:
-        with part.open("wb") as stream:
+        with naming(output), part.open("wb") as stream:
             tokens = sum(_write_span(stream, s, tokenizer, size_bytes, counter) for s in spans)
             stream.flush()
             os.fsync(stream.fileno())
@@ -233,7 +234,8 @@ def _write_sidecar(path: Path, written: TokenizedFile) -> None:
     content = {"format": SIDECAR_FORMAT} | asdict(written)
     content["path"] = written.path.name
     part = get_part_path(path)
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    with naming(path):
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     part.replace(path)
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from psyche.durable import naming
 from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.snapshot import CONFIG_NAME
 
@@ -115,6 +117,7 @@ def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequ
 
     Raises:
         ConfigError: the config is invalid, or `out_dir` is not empty.
+        TrainerError: the weights cannot be written.
     """
     if out_dir.exists() and any(out_dir.iterdir()):
         raise ConfigError(f"model folder {out_dir}: not empty; choose another or remove it")
@@ -122,8 +125,11 @@ def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequ
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent) as temporary:
         folder = Path(temporary) / "model"
-        with _quiet():
-            model.save_pretrained(folder)
+        try:
+            with _quiet(), naming(out_dir):
+                model.save_pretrained(folder)
+        except SafetensorError as error:  # in which the library wraps a full disk
+            raise TrainerError(f"model folder {out_dir}: cannot be written: {error}") from error
         for file in extra_files:
             shutil.copyfile(file, folder / file.name)
         folder.rename(out_dir)  # replaces an empty folder

@@ -1,5 +1,6 @@
 """`psyche train` on the command line."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -83,6 +84,7 @@ def train(
     )  # fmt: skip
     settings.check()  # before the seconds that torch takes to load, and the hours of the training
     check_out(out, force=force)
+    check_place("--plot", plot)
     check_inputs({"--model": [model], "--data": data, "--eval-data": eval_data or []})
     _run(settings, plot)
 
@@ -110,14 +112,30 @@ def check_out(out: Path | None, *, force: bool) -> None:
     """Refuse to overwrite: an export replaces the whole folder.
 
     Raises:
-        ConfigError: `out` holds something, and either it is no model or `force` is not set.
+        ConfigError: it cannot be written, or holds something, and either that is no model or `force` is not set.
     """
+    check_place("--out", out)
     if out is None or not (out.is_file() or (out.is_dir() and any(out.iterdir()))):
         return
     if not (out / "config.json").is_file():
         raise ConfigError(f"--out {out}: holds something that is not a model; choose a new or empty folder")
     if not force:
         raise ConfigError(f"--out {out}: holds a model already; choose another folder, or replace it with --force")
+
+
+def check_place(option: str, path: Path | None) -> None:
+    """Check that something can be made at `path`: the end of a training would be too late to learn that it cannot.
+
+    Raises:
+        ConfigError: naming the option and the nearest thing that is there.
+    """
+    if path is None:
+        return
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{option} {path}: {there} is a file; name a path whose parents are folders")
+    if not os.access(there, os.W_OK):
+        raise ConfigError(f"{option} {path}: cannot be written: {there} is read-only")
 
 
 def check_inputs(paths: Mapping[str, Sequence[Path]]) -> None:

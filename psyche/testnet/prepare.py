@@ -22,6 +22,7 @@ from psyche.config.rewrite import set_values
 from psyche.config.rules import find_unsupported
 from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
+from psyche.durable import write_file
 from psyche.errors import ConfigError, PsycheError
 from psyche.testnet.free_port import choose_port
 from psyche.testnet.in_use import hold_folder
@@ -105,6 +106,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
     hold_folder(settings.cache_dir)
     with removing_on_failure(layout):
         layout.config.mkdir()
+        layout.events.mkdir(parents=True, exist_ok=True)
         keys = _make_keys(settings, layout)
         _write_run_file(run, settings, layout)
         copy = load_run(layout.config / source.name)
@@ -139,7 +141,7 @@ def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -
         values["config", "init_min_clients"] = settings.num_clients
         values["config", "min_clients"] = min(run.config.min_clients, settings.num_clients)
     text = set_values(run.path.read_text(encoding="utf-8"), values)
-    (layout.config / run.path.name).write_text(text, encoding="utf-8")
+    write_file(layout.config / run.path.name, text.encode())
 
 
 async def _prepare_model(run: LoadedRun, copy: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from psyche.durable import replace_file
 from psyche.telemetry import kinds
 from psyche.telemetry.events import Line, read_event, read_lines
 from psyche.telemetry.loading import EXIT_INTERRUPTED
@@ -202,9 +203,7 @@ def find_problems(report: RunReport) -> list[str]:
 def write_summary(report: RunReport, path: Path) -> None:
     """Write the whole report as JSON, atomically."""
     content: dict[str, Any] = asdict(report) | {"equal": report.equal}
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    replace_file(path, (json.dumps(content, indent=1) + "\n").encode(), path.with_suffix(".part"))
 
 
 def format_report(report: RunReport) -> str:

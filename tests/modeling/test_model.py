@@ -1,4 +1,5 @@
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,16 @@ def test_a_model_with_missing_tensors_is_refused(tiny_model: Path, tmp_path: Pat
 def test_a_folder_in_use_is_not_overwritten(tiny_config: Path, tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
         init_model(tiny_config, tiny_model, 1)
+
+
+@pytest.mark.parametrize("most_bytes", [0, 8_192], ids=["no byte", "the config alone"])
+def test_a_disk_that_is_full_leaves_no_model_and_is_named(tmp_path: Path, most_bytes: int) -> None:
+    config = _write(tmp_path / "model.json", num_hidden_layers=1, intermediate_size=32, vocab_size=64)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        with pytest.raises((OSError, TrainerError), match="weights"):
+            init_model(config, tmp_path / "weights", seed=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.json"]

@@ -128,9 +128,9 @@ def find_node_name(settings: "ClientSettings") -> str:
     Raises:
         ConfigError: the key cannot be read.
     """
-    from psyche.client.runtime.app import get_node_name, load_identity
+    from psyche.client.runtime.app import get_client_name, load_identity
 
-    return get_node_name(load_identity(settings))
+    return get_client_name(load_identity(settings))
 
 
 def check_server(address: "ServerAddress") -> None:

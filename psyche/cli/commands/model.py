@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psyche.cli.helpers.common import format_examples, make_group
+from psyche.cli.helpers.outputs import check_target
 
 if TYPE_CHECKING:
     from psyche.standalone.sample import Sample
@@ -115,6 +116,7 @@ def sample(
         raise ConfigError(f"{folder}: no config.json there; name a model's folder, as clients export it")
     if held_out is not None and not held_out.is_file():
         raise ConfigError(f"--held-out {held_out}: there is no such file")
+    check_target("--json-file", json_file)
     with loading("torch and the model"):
         from psyche.standalone.sample import sample_model
 

@@ -169,6 +169,8 @@ def check_disk(folder: Path) -> Check:
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir():
+        return Check("disk", CheckVerdict.FAIL, f"{folder} is not a folder", "choose another place with --data-dir")
     free = shutil.disk_usage(folder).free
     found = f"{_gigabytes(free)} free at {folder}"
     if not os.access(folder, os.W_OK):

@@ -12,6 +12,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
+from psyche.cli.helpers.os_errors import describe_os_error
 from psyche.cli.helpers.packages import explain_missing
 from psyche.errors import ConfigError, PsycheError
 from psyche.telemetry.loading import EXIT_INTERRUPTED
@@ -37,7 +38,9 @@ class PsycheGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except PsycheError as error:
+        except BrokenPipeError:
+            raise  # a reader that went away: click ends the command quietly
+        except (PsycheError, OSError) as error:
             show_errors(error)
         except ModuleNotFoundError as error:
             show_errors(explain_missing(error))
@@ -47,20 +50,20 @@ class PsycheGroup(TyperGroup):
 
 
 def show_errors(error: BaseException) -> None:
-    """Print our own errors as messages; re-raise anything else, which is a bug.
+    """Print our own errors and those of the system as messages; re-raise anything else, which is a bug.
 
     Raises:
-        BaseException: `error` itself, if it contains anything but `PsycheError`.
+        BaseException: `error` itself, if it contains anything but `PsycheError` and `OSError`.
         typer.Exit: 130 if it was Ctrl-C in several tasks.
     """
     leaves = list(get_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    if not all(isinstance(leaf, PsycheError) for leaf in leaves):
+    if not all(isinstance(leaf, PsycheError | OSError) for leaf in leaves):
         raise error
     if Debug.on:
         traceback.print_exception(error)
-    messages = list(dict.fromkeys(str(leaf) for leaf in leaves))
+    messages = list(dict.fromkeys(describe_os_error(x) if isinstance(x, OSError) else str(x) for x in leaves))
     for message in messages[:MAX_ERRORS]:
         sys.stderr.write(f"error: {message}\n")
 

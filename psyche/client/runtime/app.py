@@ -66,7 +66,7 @@ def load_identity(settings: ClientSettings) -> Identity:
     return read_key_file(path)
 
 
-def get_node_name(identity: Identity) -> str:
+def get_client_name(identity: Identity) -> str:
     """Return the name of a client that was given none: different for each key, and the same after a restart."""
     return f"client-{identity.public.hex()[:NAME_DIGITS]}"
 

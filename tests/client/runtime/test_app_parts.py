@@ -11,7 +11,7 @@ import trio
 from kits.power_loss import watch_disk
 
 from psyche.client.runtime import app
-from psyche.client.runtime.app import LazyData, PayloadCheck, get_node_name, load_identity, lock_data_dir
+from psyche.client.runtime.app import LazyData, PayloadCheck, get_client_name, load_identity, lock_data_dir
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.encoding.plan import compute_plan, encode_plan, get_payload_bytes
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
@@ -43,11 +43,11 @@ def test_a_key_is_made_once_and_readable_by_its_owner_alone(settings: ClientSett
 
 def test_clients_of_different_keys_have_different_names(settings: ClientSettings, tmp_path: Path) -> None:
     """Otherwise `psyche trace` takes the logs of two clients for those of one."""
-    first = get_node_name(load_identity(settings))
+    first = get_client_name(load_identity(settings))
     settings.data_dir = tmp_path / "other"
-    assert get_node_name(load_identity(settings)) != first
+    assert get_client_name(load_identity(settings)) != first
     settings.data_dir = tmp_path / "data"
-    assert get_node_name(load_identity(settings)) == first
+    assert get_client_name(load_identity(settings)) == first
     assert first == f"client-{load_identity(settings).public.hex()[:8]}"
 
 

@@ -1,0 +1,238 @@
+"""What the operating system refuses is one sentence that names the path: in every command, for every path it takes."""
+
+import errno
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+import trio
+import typer.main
+from typer.testing import CliRunner
+
+from psyche.cli.app import app
+from psyche.cli.helpers import checks
+from psyche.cli.helpers.os_errors import UNNAMED, describe_os_error
+from psyche.errors import BackendError
+from psyche.testnet import supervisor
+from psyche.testnet.prepare import prepare
+from psyche.wire.crypto import Identity
+from psyche.wire.key_file import write_key_file
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FULL: Final = "full"
+OWNER: Final = "--server-addr 127.0.0.1:1 --state-dir state"
+KEY: Final = "01" * 32
+# A call of each command that would work. `ran`: the rest of the command is cut off where it would talk to others.
+CALLS: Final = {
+    "doctor": "",
+    "train": "--model model.json --data data --out trained --plot loss.png",
+    "simulate": "--state my-run --profile home.toml --model model.json --picture p.png --json f.json --events e.jsonl",
+    "trace": "logs --picture p.png --json f.json",
+    "data tokenize": "book.txt -o tokens/train.bin --held-out eval/held-out.bin --held-out-bytes 2",
+    "model init": "--config model.json --output model",
+    "model sample": "model-folder --json-file sample.json",
+    "server run": "--state my-run --state-dir new-state --write-log log.json --events-dir events",
+    "server validate-config": "--state my-run",
+    "client train": "--run-id r --server-addr 127.0.0.1:1 --data-dir client --checkpoint-dir checkpoints",
+    "client show-identity": "--data-dir state-of-client --create",
+    "run set-future-epoch-rates": f"{OWNER} --timeout 0.1 --earning-rate-total-shared 1",
+    "run extend": f"{OWNER} --timeout 0.1 --total-steps 500",
+    "local-testnet start": "--num-clients 1 --wait-for-all --config-path my-run --run-dir run --cache-dir cache",
+}
+
+# Looked at once the run is known, before the client joins: `psyche.client` says what is wrong with them.
+READ_LATER: Final = {("client train", name) for name in ("--local-root", "--checkpoint-dir", "--write-gradients-dir")}
+
+
+class Ran(BackendError):
+    """The command would have begun its work with others."""
+
+
+def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield " ".join(path), command
+    for name, one in (inner or {}).items():
+        if not one.hidden:  # another name of the same
+            yield from walk(one, (*path, name))
+
+
+def get_path_options(command: Any) -> list[Any]:
+    kinds = (Path, list[Path])
+    return [
+        one for one in command.params if getattr(getattr(one, "type_descriptor", None), "annotation", None) in kinds
+    ]
+
+
+COMMANDS: Final = {name: command for name, command in walk(typer.main.get_command(app)) if get_path_options(command)}
+
+
+def find_call(name: str) -> str:
+    """The call of a command; those of the owner are alike but for what they set."""
+    if name in CALLS:
+        return CALLS[name]
+    required = [one for one in COMMANDS[name].params if one.param_type_name == "argument" or one.name == "key"]
+    return f"{KEY if required else ''} {OWNER} --timeout 0.1"
+
+
+# --- a disk on which everything goes wrong
+
+
+_watched: list[tuple[Path, int, bool]] = []  # folder, error, whether reading fails too
+_hook: list[bool] = []
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _watched or event not in ("open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir"):
+        return
+    named = arguments[0]
+    path = Path(os.path.abspath(os.fsdecode(named))) if isinstance(named, str | bytes | os.PathLike) else None  # noqa: PTH100
+    is_read = event == "open" and not int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    for folder, number, is_for_reads in _watched:
+        if path is not None and path.is_relative_to(folder) and (is_for_reads or not is_read):
+            raise OSError(number, os.strerror(number), str(named))
+
+
+@contextmanager
+def a_bad_disk(folder: Path, *, is_full: bool) -> Iterator[None]:
+    """Below `read-only` nothing can be written, below `locked` nothing read either; a full disk takes no byte."""
+    if not _hook:
+        sys.addaudithook(_refuse)
+        _hook.append(True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    _watched.extend([(folder / "read-only", errno.EROFS, False), (folder / "locked", errno.EACCES, True)])
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        _watched.clear()
+
+
+FAULTS: Final[dict[str, Callable[[str], str]]] = {
+    "missing": lambda _good: "nothing/there",
+    "a folder": lambda _good: "folder",
+    "a file": lambda _good: "file",
+    "below a file": lambda _good: "file/x",
+    "read-only": lambda good: f"read-only/{good}",
+    "locked": lambda good: f"locked/{good}",
+    FULL: lambda _good: "on-full-disk/new",
+}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the calls name."""
+    folder = tmp_path_factory.mktemp("good")
+    shutil.copytree(ROOT / "config" / "demo", folder / "my-run")
+    shutil.copy(ROOT / "config" / "demo" / "model.json", folder / "model.json")
+    shutil.copy(ROOT / "config" / "profiles" / "home.toml", folder / "home.toml")
+    for name in ("data", "my-run/standard-library", "my-run/model", "model-folder"):
+        (folder / name).mkdir()
+    for name in ("data/x.bin", "my-run/standard-library/x.bin"):
+        (folder / name).write_bytes(bytes(4096))
+    (folder / "model-folder" / "config.json").write_text("{}")
+    (folder / "book.txt").write_text("hello")
+    (folder / "logs").mkdir()
+    (folder / "logs" / "events.jsonl").write_text('{"t": 1.0, "node": "a", "kind": "finished"}\n')
+    for name in ("state/server.key", "state-of-client/identity.key"):
+        write_key_file(folder / name, Identity(bytes(32)))
+    for name in ("folder", "on-full-disk"):
+        (folder / name).mkdir()
+    (folder / "file").write_text("some text\n" * 9)
+    return folder
+
+
+def renew(place: Path, template: Path) -> None:
+    """The place as it was."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(template, place)
+    for name in ("read-only", "locked"):  # the same files again, with other names
+        (place / name).symlink_to(template)
+    os.chdir(place)
+
+
+@pytest.fixture
+def place(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # and back at the end
+    renew(tmp_path / "place", template)
+    return tmp_path / "place"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of others, and nothing slow is loaded or played."""
+    run = trio.run
+
+    def cut_off(function: Callable[..., Any], *arguments: Any) -> Any:
+        if function is supervisor.run_testnet:
+            run(prepare, arguments[0], str)
+        raise Ran("ran")
+
+    def stop(*_arguments: Any, **_options: Any) -> Any:
+        raise Ran("ran")
+
+    monkeypatch.setattr(trio, "run", cut_off)
+    monkeypatch.setattr("psyche.standalone.command._run", stop)
+    monkeypatch.setattr("psyche.cli.commands.simulate._foretell", stop)
+    monkeypatch.setattr(checks, "get_checks", lambda folder, _port: [lambda: checks.check_disk(folder)])
+    monkeypatch.setitem(sys.modules, "psyche.standalone.sample", SimpleNamespace(sample_model=stop))
+    make = SimpleNamespace(
+        init_model=lambda _config, output, _seed, **_: output.mkdir(parents=True, exist_ok=True) or 1
+    )
+    monkeypatch.setitem(sys.modules, "psyche.modeling.model", make)
+
+
+def change(call: list[str], option: Any, value: str) -> list[str]:
+    """The call with another value of one path option."""
+    if option.param_type_name == "argument":
+        return [value, *call[1:]]
+    for name in option.opts:
+        if name in call:
+            return [*call[: call.index(name) + 1], value, *call[call.index(name) + 2 :]]
+    return [*call, option.opts[-1], value]
+
+
+def find_good(call: list[str], option: Any) -> str:
+    if option.param_type_name == "argument":
+        return call[0]
+    return next((call[call.index(name) + 1] for name in option.opts if name in call), "new")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_path_that_the_system_refuses_is_one_sentence(name: str, place: Path, template: Path) -> None:
+    call = find_call(name).split()
+    for option in get_path_options(COMMANDS[name]):
+        for fault, choose in FAULTS.items():
+            renew(place, template)
+            value = choose(find_good(call, option))
+            with a_bad_disk(place, is_full=fault == FULL):
+                result = CliRunner().invoke(app, [*name.split(), *change(call, option, value)])
+            what = f"psyche {name}: {option.opts[0]} is {fault}\n{result.output}"
+            assert result.exception is None or isinstance(result.exception, SystemExit), f"{what}{result.exception!r}"
+            assert "Traceback" not in result.output, what
+            if result.exit_code == 0 or "error: ran" in result.output:
+                assert fault != "below a file" or (name, option.opts[0]) in READ_LATER, f"{what}: was taken"
+                continue
+            assert result.exit_code == 1, what
+            told = [line for line in result.output.splitlines() if line.startswith(("error: ", "fail "))]  # of doctor
+            assert told, what
+            # a full disk may be met first by a file beside the one that was named
+            assert any(value.split("/")[0] in line for line in told) or (fault == FULL and UNNAMED not in told[0]), what
+
+
+def test_every_error_says_what_to_do_or_at_least_what_it_is() -> None:
+    for number in errno.errorcode:
+        told = describe_os_error(OSError(number, os.strerror(number), "/a/path"))
+        assert told.startswith("/a/path: ")
+        assert len(told) > len("/a/path: ")
+    assert describe_os_error(OSError(errno.EXDEV, "other disk", "/a", None, "/b")) == "/a and /b: other disk"
+    assert describe_os_error(OSError(errno.ENOSPC, "x")).startswith("the system refused an operation: the disk is full")

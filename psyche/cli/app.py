@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from psyche import __version__
-from psyche.cli.commands import client, data, doctor, model, server, simulate, testnet
+from psyche.cli.commands import client, data, doctor, init, model, server, simulate, testnet
 
 from psyche.cli.commands.run import info, steering, access  # noqa: F401  # isort: skip  # in the order of the help
 from psyche.cli.commands.run import group as run
@@ -19,6 +19,7 @@ app = make_group(
     "psyche doctor                                         # is this machine ready?",
     "psyche local-testnet start --num-clients 3 --config-path config/demo   # a whole run on this machine",
     "psyche simulate --state config/llama-20m --clients 64 --profile config/profiles/home.toml   # before you begin",
+    "psyche init own-run --yes                             # the files of a run of your own",
     "psyche server run --state config/demo --server-port 19400              # a coordinator for others",
     "psyche client train --run-id demo --server-addr HOST:19400             # take part",
     has_completion=True,
@@ -54,6 +55,7 @@ app.command(
         "psyche doctor --json               # for programs; exit code 1 where something fails",
     ),
 )(doctor.doctor)
+app.command("init", epilog=format_examples(*init.EXAMPLES))(init.init)
 app.command(
     "train",
     epilog=format_examples(*train.EXAMPLES),

@@ -7,6 +7,7 @@ their shapes, else estimated from the number of parameters alone.
 
 import json
 import math
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from psyche.core.state.state import CheckpointKind, Model, Optimizer, OptimizerK
 from psyche.errors import ConfigError
 from psyche.telemetry.text import format_count
 
-CONFIG_NAMES: Final = ("config.json", "model.json")
+CONFIG_NAMES: Final = ("config.json", "model.json", "model.toml")
 MAX_CONFIG_BYTES: Final = 1 << 20
 LARGEST: Final = 10**13  # parameters; larger numbers are typing errors
 Shapes = dict[str, tuple[int, ...]]
@@ -145,7 +146,7 @@ def find_model_config(run: LoadedRun) -> Path | None:
 
 
 def read_model_settings(path: Path) -> dict[str, Any]:
-    """Read a Llama's config.json, or the one in a folder.
+    """Read a Llama's config, JSON or TOML, or the one in a folder.
 
     Raises:
         ConfigError: it cannot be read, or is of another architecture.
@@ -153,11 +154,12 @@ def read_model_settings(path: Path) -> dict[str, Any]:
     path = next((path / name for name in CONFIG_NAMES if (path / name).is_file()), path) if path.is_dir() else path
     try:
         with path.open("rb") as file:
-            settings = json.loads(file.read(MAX_CONFIG_BYTES))
+            text = file.read(MAX_CONFIG_BYTES).decode()
+        settings = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: is not JSON: {error}") from error
+        raise ConfigError(f"{path}: is not {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: must be a table of settings")
     if settings.get("model_type", "llama") != "llama":

@@ -49,6 +49,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
     leaves = {" ".join(path) for path, command in COMMANDS if not (command.hidden or hasattr(command, "commands"))}
     assert leaves == {
         "doctor",
+        "init",
         "train",
         "data tokenize",
         "model init",

@@ -49,17 +49,27 @@ def init(
     The weights are fp32 safetensors. They are made once, by one person, and everybody loads these files.
     """
     from psyche.errors import ConfigError
-    from psyche.telemetry.loading import loading
 
     if not config.exists():  # before the seconds that torch takes
         raise ConfigError(f"--config {config}: there is no such file or folder")
+    parameters = make_first_weights(config, output, seed, tokenizer)
+    typer.echo(f"{output}: {parameters} parameters, seed {seed}")
+
+
+def make_first_weights(config: Path, output: Path, seed: int, tokenizer: Path | None) -> int:
+    """Write random first weights, and a tokenizer's files beside them; return the number of parameters.
+
+    Raises:
+        ConfigError: the config is invalid, `output` is not empty, or there is no such tokenizer.
+    """
+    from psyche.telemetry.loading import loading
+
     with loading("torch"):
         from psyche.modeling.model import init_model
 
     with tempfile.TemporaryDirectory() as folder:
         extra = get_tokenizer_files(tokenizer, Path(folder))
-        parameters = init_model(config, output, seed, extra_files=extra)
-    typer.echo(f"{output}: {parameters} parameters, seed {seed}")
+        return init_model(config, output, seed, extra_files=extra)
 
 
 def get_tokenizer_files(tokenizer: Path | None, scratch: Path) -> list[Path]:

@@ -1,0 +1,139 @@
+"""`psyche init`: the files of a new run from a few answers."""
+
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from psyche.cli.commands.model import make_first_weights
+from psyche.cli.helpers.questions import Flags, Questions
+from psyche.telemetry.text import format_count, format_number
+
+if TYPE_CHECKING:
+    from psyche.drafting.build import Built, Draft
+
+EXAMPLES: Final = (
+    "psyche init first --yes      # 0.9M parameters, Python's own source code",
+    "psyche init books --data book.txt --members 3 --steps 2000 --yes",
+    "psyche init large --model 20m --no-prepare --yes",
+    "psyche init again --model my-run/model --data my-run/data --yes",
+)
+SEED: Final = 0  # of the first weights
+
+
+def init(
+    folder: Annotated[Path | None, typer.Argument(help="The folder to make.", show_default=False)] = None,
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="1m, 20m, 124m or 1b (about so many parameters), or a Hugging Face folder.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="bytes (every byte is a token), or a tokenizer.json or its folder.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A text file or folder, files of token ids, or stdlib (the source code of Python)."),
+    ] = None,
+    members: Annotated[int | None, typer.Option(help="Clients with which training starts.")] = None,
+    min_members: Annotated[
+        int | None, typer.Option(help="Clients with which it goes on when others leave; default: half of them.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Length of the run in steps; default: usual for the size.")] = None,
+    server_addr: Annotated[
+        str | None, typer.Option(help="The server, host:port, as members reach it; its data server is one port above.")
+    ] = None,
+    prepare: Annotated[
+        bool | None,
+        typer.Option(help="Also write the tokens and first weights; default: unless they are large."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: defaults for what no flag says.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the files of a run that is there.")] = False,
+) -> None:
+    """Make the files of a new run.
+
+    Asks for what no flag says: the model, the data, how many members, how long. Writes run.toml, data.toml and
+    model.toml with comments, the data's tokens and the first weights, checks them, and says what to do next.
+    """
+    from psyche.cli.helpers.interview import ask_draft
+    from psyche.cli.helpers.progress import ProgressBar
+    from psyche.drafting.build import build, check_folder
+
+    questions = Questions(takes_defaults=yes)
+    flags = Flags(folder, model, tokenizer, data, members, min_members, steps, server_addr, prepare)
+    draft = ask_draft(questions, flags)
+    questions.check()
+    check_folder(draft, force=force)
+    make_weights = partial(make_first_weights, seed=SEED, tokenizer=draft.tokenizer_path)
+    with ProgressBar("tokenizing") as bar:
+        built = build(draft, make_weights, bar.set)
+    show_draft(draft, built)
+
+
+def show_draft(draft: "Draft", built: "Built") -> None:
+    """Print what was made, and the commands that come next."""
+    answers, model = draft.answers, draft.model
+    for warning in built.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    batch = model.recipe.member_samples * answers.members
+    trained = answers.steps * batch * model.sequence_tokens
+    typer.echo(
+        f"{draft.folder}: run {answers.run_id!r}, {format_count(model.parameters)} parameters, "
+        f"{format_number(answers.members, 'member')}\n"
+        f"{answers.steps:,} steps of {batch} samples with {model.sequence_tokens:,} tokens: "
+        f"{format_count(trained)} tokens" + format_passes(trained, built.tokens)
+    )
+    show_commands("to be made first:", list_preparations(draft))
+    show_commands("then:" if not draft.is_prepared else "next:", list_next(draft))
+
+
+def show_commands(title: str, lines: list[str]) -> None:
+    """Print commands under a title; nothing if there are none."""
+    if lines:
+        typer.echo("\n".join([title, *(f"  {line}" for line in lines)]))
+
+
+def format_passes(trained: int, tokens: int) -> str:
+    """How often the data is gone through; nothing where it is not counted yet."""
+    if not tokens:
+        return ""
+    return f", {trained / tokens:.2g} times the {format_count(tokens)} of the data"
+
+
+def list_preparations(draft: "Draft") -> list[str]:
+    """The commands that make what was left out."""
+    from psyche.drafting.build import TOKENS_NAME
+    from psyche.drafting.files import DATA_FOLDER, MODEL_FILE, MODEL_FOLDER
+
+    if draft.is_prepared:
+        return []
+    folder = draft.folder
+    tokenizer = "" if draft.tokenizer_path is None else f" --tokenizer {quote(draft.tokenizer_path)}"
+    lines: list[str] = []
+    if draft.data.texts:
+        output = folder / DATA_FOLDER / TOKENS_NAME
+        suffix = " --suffix .py" if draft.data.is_library else ""
+        lines.append(f"psyche data tokenize {quote(draft.data.named)}{suffix}{tokenizer} --output {quote(output)}")
+    if draft.model.size is not None:
+        config, output = quote(folder / MODEL_FILE), quote(folder / MODEL_FOLDER)
+        lines.append(f"psyche model init --config {config} --output {output}{tokenizer}")
+    return lines
+
+
+def list_next(draft: "Draft") -> list[str]:
+    """The commands that begin the run: on this machine alone, and for others."""
+    folder, answers = quote(draft.folder), draft.answers
+    port = draft.server_addr.rpartition(":")[2]
+    return [
+        "# try it, everything on this machine",
+        f"psyche local-testnet start --num-clients {answers.members} --config-path {folder}",
+        "# for real: the server, and each member's client, which waits until its key is allowed",
+        f"psyche server run --state {folder} --server-port {port}",
+        f"psyche client train --run-id {answers.run_id} --server-addr {draft.server_addr} --local-root {folder}",
+    ]
+
+
+def quote(path: Path) -> str:
+    """A path as the shell reads it."""
+    return shlex.quote(str(path))

@@ -1,0 +1,170 @@
+"""The questions of `psyche init`, each answered by its flag, a person or a default."""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from psyche.cli.helpers.questions import Flags, Questions
+from psyche.config.load import RUN_NAME
+from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, U32_MAX
+from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from psyche.drafting.build import Draft
+from psyche.drafting.data_choice import LIBRARY, DataChoice, choose_data
+from psyche.drafting.model_choice import ModelChoice, check_model_folder, choose_folder, choose_size
+from psyche.drafting.plan import Answers
+from psyche.drafting.sizes import SIZES
+from psyche.errors import ConfigError
+from psyche.telemetry.text import format_count
+
+FOLDER: Final = "my-run"
+SIZE: Final = "1m"
+BYTES: Final = "bytes"
+MEMBERS: Final = 2
+ADDRESS: Final = "127.0.0.1:19400"
+MAX_STEPS: Final = U32_MAX - 1
+MAX_PORT: Final = 65_534  # the data server listens one above
+LARGE_PARAMETERS: Final = 200_000_000  # weights of more are made only if somebody asks for them
+LARGE_TEXT_BYTES: Final = 1 << 30
+YES: Final = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
+
+
+def ask_draft(questions: Questions, flags: Flags) -> Draft:
+    """Decide everything about a new run.
+
+    Raises:
+        ConfigError, DataError: an answer is not possible, or what it names cannot be used.
+    """
+    ask = questions.ask
+    folder = ask("FOLDER", flags.folder, "Folder of the run", FOLDER, read_folder)
+    sizes = ", ".join(SIZES)
+    named = ask("--model", flags.model, f"Model: {sizes}, or a Hugging Face folder", SIZE, read_model)
+    model, tokenizer, tokenizer_path = _ask_tokenizer(questions, flags, named)
+    data = ask(
+        "--data", flags.data, f"Data: a text file or folder, token files, or {LIBRARY} (Python's source code)", LIBRARY,
+        lambda text: choose_data(text, tokenizer.vocab_size),
+    )  # fmt: skip
+    members = ask("--members", flags.members, "Members with which training starts", MEMBERS,
+                  partial(read_number, "--members", MAX_CLIENTS))  # fmt: skip
+    least = ask("--min-members", flags.min_members, "Members with which it goes on when others leave",
+                max(1, members // 2), partial(read_number, "--min-members", members))  # fmt: skip
+    round_tokens = members * model.recipe.member_samples * model.sequence_tokens
+    steps = ask(
+        "--steps", flags.steps, f"Steps, each a round that trains {format_count(round_tokens)} tokens",
+        model.recipe.steps, partial(read_number, "--steps", MAX_STEPS),
+    )  # fmt: skip
+    address = ask("--server-addr", flags.server_addr, "The server, as members reach it", ADDRESS, read_address)
+    host, _, port = address.rpartition(":")
+    answers = Answers(make_run_id(folder), members, least, steps, f"{host}:{int(port) + 1}")
+    is_prepared = ask("--prepare or --no-prepare", flags.prepare, "Write tokens and first weights now?",
+                      "yes" if is_small(model, data) else "no", read_yes)  # fmt: skip
+    return Draft(folder, answers, model, data, tokenizer, tokenizer_path, address, is_prepared)
+
+
+def _ask_tokenizer(
+    questions: Questions, flags: Flags, named: str
+) -> tuple[ModelChoice, TextTokenizer, Path | None]:  # fmt: skip
+    """The model, and what makes tokens for it: the tokenizer of its folder, or the one that a new model gets."""
+    if named in SIZES:
+        question = "Tokenizer: bytes, or a tokenizer.json or its folder"
+        tokenizer, path = questions.ask("--tokenizer", flags.tokenizer, question, BYTES, read_tokenizer)
+        return choose_size(named, tokenizer.vocab_size, tokenizer.separator_id), tokenizer, path
+    folder = Path(named)
+    model = choose_folder(folder)
+    tokenizer, path = read_tokenizer(flags.tokenizer or _get_own_tokenizer(folder))
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"--tokenizer {tokenizer.name}: has {tokenizer.vocab_size} tokens, the model's vocabulary is "
+            f"{model.vocab_size}; name the tokenizer that belongs to the model"
+        )
+    return model, tokenizer, path
+
+
+def _get_own_tokenizer(folder: Path) -> str:
+    return str(folder) if (folder / "tokenizer.json").is_file() else BYTES
+
+
+def is_small(model: ModelChoice, data: DataChoice) -> bool:
+    """Whether tokens and first weights are made within minutes."""
+    return (
+        model.parameters <= LARGE_PARAMETERS
+        and sum(path.stat().st_size for path in data.texts) <= LARGE_TEXT_BYTES
+    )  # fmt: skip
+
+
+def make_run_id(folder: Path) -> str:
+    """The name of a run in this folder: the folder's, without what names may not have."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:RUN_ID_BYTES]
+    return name if RUN_NAME.fullmatch(name) else FOLDER
+
+
+def read_folder(text: str) -> Path:
+    """The run's folder.
+
+    Raises:
+        ConfigError: the text is empty.
+    """
+    if not text.strip():
+        raise ConfigError("FOLDER: must not be empty")
+    return Path(text).expanduser()
+
+
+def read_model(text: str) -> str:
+    """A named size, or the folder of a model.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if text not in SIZES:
+        check_model_folder(Path(text).expanduser())
+    return text if text in SIZES else str(Path(text).expanduser())
+
+
+def read_tokenizer(text: str) -> tuple[TextTokenizer, Path | None]:
+    """A tokenizer, and the path of its files; None: the byte tokenizer.
+
+    Raises:
+        DataError: it cannot be loaded, or names no end token.
+    """
+    if text == BYTES:
+        return ByteTokenizer(), None
+    path = Path(text).expanduser()
+    return HuggingFaceTokenizer(path), path
+
+
+def read_number(flag: str, most: int, text: str) -> int:
+    """A whole number from 1 to `most`.
+
+    Raises:
+        ConfigError: it is none, or out of range.
+    """
+    try:
+        number = int(text.replace(",", ""))
+    except ValueError:
+        number = 0
+    if not 1 <= number <= most:
+        raise ConfigError(f"{flag} {text}: must be a whole number from 1 to {most:,}")
+    return number
+
+
+def read_address(text: str) -> str:
+    """A server's address.
+
+    Raises:
+        ConfigError: it is not "host:port", or the data server's port, one above, is not possible.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= MAX_PORT:
+        raise ConfigError(f"--server-addr {text!r}: must be host:port with a port from 1 to {MAX_PORT}")
+    return text
+
+
+def read_yes(text: str) -> bool:
+    """Yes or no.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if text.lower() not in YES:
+        raise ConfigError(f"{text!r}: must be yes or no")
+    return YES[text.lower()]

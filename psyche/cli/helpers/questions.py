@@ -1,0 +1,76 @@
+"""Questions of a command: answered by a flag, by a person on a terminal, or by a default."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from psyche.errors import ConfigError, PsycheError
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the flags of `psyche init` say; None: nothing."""
+
+    folder: Path | None
+    model: str | None
+    tokenizer: str | None
+    data: str | None
+    members: int | None
+    min_members: int | None
+    steps: int | None
+    server_addr: str | None
+    prepare: bool | None
+
+
+def is_terminal() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty()
+
+
+class Questions:
+    """Asks what no flag has answered; off a terminal, without defaults, it collects what is missing.
+
+    Args:
+        takes_defaults: nothing is asked; a default answers (`--yes`).
+    """
+
+    def __init__(self, *, takes_defaults: bool) -> None:
+        self._takes_defaults = takes_defaults
+        self._is_asking = not takes_defaults and is_terminal()
+        self._missing: list[str] = []
+
+    def ask(self, flag: str, given: object, question: str, default: object, read: Callable[[str], _Answer]) -> _Answer:
+        """The answer to one question, read by `read`; a person who answers wrongly is asked again.
+
+        Raises:
+            PsycheError: `read` refuses the flag's value or the default.
+        """
+        if given is not None:
+            return read(str(given))
+        if not self._is_asking:
+            if not self._takes_defaults:
+                self._missing.append(flag)
+            return read(str(default))
+        while True:
+            try:
+                return read(str(typer.prompt(question, default=str(default))))
+            except PsycheError as error:
+                typer.echo(f"  {error}")
+
+    def check(self) -> None:
+        """End here if something was not answered.
+
+        Raises:
+            ConfigError: naming all flags that are missing.
+        """
+        if self._missing:
+            raise ConfigError(
+                f"this is no terminal, so nobody can be asked: name {', '.join(self._missing)}, or take the defaults "
+                "with --yes"
+            )

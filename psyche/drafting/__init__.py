@@ -1,0 +1,1 @@
+"""Drafts a run's files from a few answers: `psyche init`."""

@@ -1,0 +1,242 @@
+"""Writes a new run's folder: whole, or not at all."""
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from psyche.config.load import RUN_FILE_NAMES
+from psyche.config.validate import validate_config
+from psyche.core.encoding.manifest import FILE_NAMES
+from psyche.data.files import SUFFIXES
+from psyche.data.tokenize import TextTokenizer, tokenize
+from psyche.drafting.data_choice import DataChoice
+from psyche.drafting.files import (
+    DATA_FILE,
+    DATA_FOLDER,
+    MODEL_FILE,
+    MODEL_FOLDER,
+    RUN_FILE,
+    write_data_file,
+    write_model_file,
+    write_run_file,
+)
+from psyche.drafting.model_choice import CONFIG_NAME, WEIGHTS_SUFFIX, ModelChoice
+from psyche.drafting.plan import Answers, compute_plan
+from psyche.errors import ConfigError
+
+TOKENS_NAME: Final = "train.bin"
+INDEX_SUFFIX: Final = ".safetensors.index.json"
+Progress = Callable[[int, int], None]
+
+
+class MakeWeights(Protocol):
+    """Writes the first weights that a config file describes into a new folder."""
+
+    def __call__(self, config: Path, output: Path) -> object:
+        """Write them; takes seconds to minutes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Everything that is to be written, decided.
+
+    Args:
+        folder: of the run.
+        answers: what its owner decides.
+        model: its model.
+        data: its data.
+        tokenizer: for texts that are to be tokenized.
+        tokenizer_path: its files, which the model's folder gets; None: the byte tokenizer's.
+        server_addr: the coordinator, host:port, as members reach it.
+        is_prepared: whether tokens and first weights are made at once.
+    """
+
+    folder: Path
+    answers: Answers
+    model: ModelChoice
+    data: DataChoice
+    tokenizer: TextTokenizer
+    tokenizer_path: Path | None
+    server_addr: str
+    is_prepared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What was written: the data's tokens (0: not counted yet), and warnings about unusual settings."""
+
+    tokens: int
+    warnings: tuple[str, ...]
+
+
+def check_folder(draft: Draft, *, force: bool) -> None:
+    """Refuse to overwrite anything without `force`, and never what is not part of a run.
+
+    Raises:
+        ConfigError: naming what is in the way.
+    """
+    folder = draft.folder
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; name a folder")
+    for name in RUN_FILE_NAMES:
+        if name != RUN_FILE and (folder / name).exists():
+            raise ConfigError(f"{folder / name}: is there, and would be read besides {RUN_FILE}; name another folder")
+    for path in _find_targets(draft):
+        if path.is_dir() and not (path / CONFIG_NAME).is_file() and any(path.iterdir()):
+            raise ConfigError(f"{path}: is no model's folder; move it away, or name another folder")
+        if path.exists() and not force:
+            raise ConfigError(f"{path}: is there already; name another folder, or replace it with --force")
+    if draft.data.texts:
+        _check_data_folder(folder / DATA_FOLDER)
+
+
+def _check_data_folder(folder: Path) -> None:
+    """Refuse other files of tokens there: they would be trained on too."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.suffix in SUFFIXES and path.name != TOKENS_NAME:
+            raise ConfigError(f"{path}: would be trained on too; move it away, or name its folder with --data")
+
+
+def _find_targets(draft: Draft) -> list[Path]:
+    folder = draft.folder
+    targets = [folder / RUN_FILE, folder / DATA_FILE]
+    if draft.model.size is not None:
+        targets.append(folder / MODEL_FILE)
+    if not _is_in_place(draft):
+        targets.append(folder / MODEL_FOLDER)
+    if draft.data.texts:
+        targets.append(folder / DATA_FOLDER / TOKENS_NAME)
+    return targets
+
+
+def _is_in_place(draft: Draft) -> bool:
+    """Whether the weights lie already where run.toml names them."""
+    source = draft.model.folder
+    return source is not None and source.resolve() == (draft.folder / MODEL_FOLDER).resolve()
+
+
+def build(draft: Draft, make_weights: MakeWeights, progress: Progress) -> Built:
+    """Write the files, tokens and weights of a run, and check them with the validator.
+
+    All of it is made in a temporary folder and moved when it is complete.
+
+    Args:
+        draft: what to write; `check_folder` has passed.
+        make_weights: makes the first weights of a new model.
+        progress: called with (bytes done, total bytes) of the tokenizing.
+
+    Raises:
+        ConfigError, DataError: something cannot be made, or the validator finds a problem.
+    """
+    folder = draft.folder
+    parent = folder if folder.is_dir() else folder.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.init-", dir=parent) as name:
+        scratch = Path(name) / "run"
+        scratch.mkdir()
+        tokens = _write_all(draft, scratch, make_weights, progress)
+        warnings = _check(draft, scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        _move(scratch, folder, Path(name))
+    return Built(tokens, warnings)
+
+
+def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress: Progress) -> int:
+    model, data = draft.model, draft.data
+    plan = compute_plan(draft.answers, model)
+    (scratch / RUN_FILE).write_text(write_run_file(draft.answers, model, plan), encoding="utf-8")
+    tokens, size_bytes = data.tokens, data.token_size_bytes
+    if data.texts:
+        (scratch / DATA_FOLDER).mkdir()
+        size_bytes = get_token_size_bytes(draft.tokenizer)
+    if data.texts and draft.is_prepared:
+        output = scratch / DATA_FOLDER / TOKENS_NAME
+        tokens = tokenize(data.texts, output, tokenizer=draft.tokenizer, progress=progress).train.tokens
+    text = write_data_file(_get_data_folder(draft), size_bytes, model.sequence_tokens, secrets.token_hex(32))
+    (scratch / DATA_FILE).write_text(text, encoding="utf-8")
+    if model.size is not None:
+        (scratch / MODEL_FILE).write_text(write_model_file(model), encoding="utf-8")
+    if model.folder is not None and not _is_in_place(draft):
+        copy_model(model.folder, scratch / MODEL_FOLDER)
+    elif model.size is not None and draft.is_prepared:
+        make_weights(scratch / MODEL_FILE, scratch / MODEL_FOLDER)
+    return tokens
+
+
+def get_token_size_bytes(tokenizer: TextTokenizer) -> int:
+    """The size in which this tokenizer's ids are written, 2 or 4."""
+    return 2 if tokenizer.vocab_size <= 1 << 16 else 4
+
+
+def _get_data_folder(draft: Draft) -> str:
+    """The folder as data.toml names it: relative where it lies in the run's folder."""
+    at = draft.data.tokens_at
+    if at is None:
+        return DATA_FOLDER
+    root = draft.folder.resolve()
+    return str(at.relative_to(root)) if at.is_relative_to(root) else str(at)
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copy a model's folder: its weights, and the small files that a run keeps (S9)."""
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.name in FILE_NAMES or path.name.endswith((WEIGHTS_SUFFIX, INDEX_SUFFIX)):
+            shutil.copyfile(path, target / path.name)
+
+
+def _check(draft: Draft, scratch: Path) -> tuple[str, ...]:
+    """Validate what was written; return the warnings.
+
+    Raises:
+        ConfigError: there are problems; the message names the files as they will be called.
+    """
+    with _linking(_find_links(draft, scratch)):
+        report = validate_config(scratch)
+    problems = [*map(str, report.problems), *report.unsupported]
+    if problems:
+        raise ConfigError("\n".join(problems).replace(str(scratch), str(draft.folder)))
+    return report.run.warnings if report.run else ()
+
+
+def _find_links(draft: Draft, scratch: Path) -> dict[Path, Path]:
+    """Links from the temporary folder to what lies in the run's folder already, so that it is checked too."""
+    links: dict[Path, Path] = {}
+    if draft.model.folder is not None and _is_in_place(draft):
+        links[scratch / MODEL_FOLDER] = draft.model.folder.resolve()
+    at, root = draft.data.tokens_at, draft.folder.resolve()
+    if at is not None and at != root and at.is_relative_to(root):
+        links[scratch / at.relative_to(root)] = at
+    return links
+
+
+@contextmanager
+def _linking(links: dict[Path, Path]) -> Iterator[None]:
+    for link, target in links.items():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+    try:
+        yield
+    finally:
+        for link in links:
+            link.unlink()
+
+
+def _move(scratch: Path, folder: Path, bin_: Path) -> None:
+    """Move everything to its place; what is replaced goes to `bin_`, which is removed."""
+    for path in sorted(scratch.iterdir()):
+        target = folder / path.name
+        if path.name == DATA_FOLDER:
+            target.mkdir(exist_ok=True)
+            for file in sorted(path.iterdir()):
+                file.replace(target / file.name)
+            continue
+        if target.is_dir():
+            target.rename(bin_ / path.name)
+        path.replace(target)

@@ -1,0 +1,81 @@
+"""The numbers of a new run, computed from what its owner answered."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from psyche.config.schema import ConfigTable
+from psyche.core.state.limits import U16_MAX
+from psyche.drafting.model_choice import ModelChoice
+
+FETCH_BYTES_PER_S: Final = 6_250_000  # 50 Mbit/s: a slow line of those that can take part
+SAVE_BYTES_PER_S: Final = 100_000_000  # a slow disk
+SAVED_BYTES: Final = 16  # of a parameter: weights, momentum, export
+START_S: Final = 60  # a client's processes start, and load torch
+TENS_S: Final = 10
+LEAST_COOLDOWN_S: Final = 3
+WARMUP_SHARE: Final = 20  # the learning rate rises during a twentieth of the run
+FINAL_LR_SHARE: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the owner decides of a run, besides model and data.
+
+    Args:
+        run_id: its name.
+        members: clients with which an epoch starts.
+        min_members: clients with which it goes on.
+        steps: how many are trained.
+        data_server: "host:port" where members fetch samples.
+    """
+
+    run_id: str
+    members: int
+    min_members: int
+    steps: int
+    data_server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The computed settings: `config` for `[config]`; those of the schedule are in steps."""
+
+    config: dict[str, int]
+    schedule_warmup_steps: int
+    final_lr: float
+    cold_start_steps: int
+
+    @property
+    def samples(self) -> int:
+        """Samples that the run trains."""
+        return self.config["global_batch_size_end"] * (self.config["total_steps"] - 1)
+
+
+def compute_plan(answers: Answers, model: ModelChoice) -> Plan:
+    """The settings for these answers and this model."""
+    recipe = model.recipe
+    fetch_s = model.weights_bytes / FETCH_BYTES_PER_S
+    save_s = SAVED_BYTES * model.parameters // SAVE_BYTES_PER_S
+    batch = min(U16_MAX, recipe.member_samples * answers.members)
+    epoch_rounds = min(recipe.epoch_rounds, answers.steps)
+    config = {
+        "warmup_time": _round_up(START_S + 2 * fetch_s, TENS_S),
+        "cooldown_time": max(LEAST_COOLDOWN_S, save_s),
+        "waiting_for_members_extra_time": ConfigTable.model_fields["waiting_for_members_extra_time"].default,
+        "max_round_train_time": recipe.train_s,
+        "round_witness_time": recipe.witness_s,
+        "rounds_per_epoch": epoch_rounds,
+        "total_steps": answers.steps + 1,
+        "init_min_clients": answers.members,
+        "min_clients": answers.min_members,
+        "witness_nodes": 0,
+        "verification_percent": 0,
+        "global_batch_size_start": batch,
+        "global_batch_size_end": batch,
+        "global_batch_size_warmup_tokens": 0,
+    }
+    return Plan(config, answers.steps // WARMUP_SHARE, recipe.base_lr / FINAL_LR_SHARE, epoch_rounds // 10)
+
+
+def _round_up(seconds: float, step: int) -> int:
+    return int(-(-seconds // step) * step)

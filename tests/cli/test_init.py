@@ -1,0 +1,326 @@
+"""`psyche init`: a valid run from a few answers, asked, given or by default; nothing is overwritten."""
+
+import itertools
+import json
+import re
+import shlex
+import tomllib
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer.main
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from psyche.cli.app import app
+from psyche.cli.helpers import questions
+from psyche.config.describe import describe_key
+from psyche.config.load import load_data, load_run
+from psyche.config.schema import ConfigTable, DataFile
+from psyche.config.validate import validate_config
+from psyche.core.committee.schedule import compute_learning_rate
+from psyche.core.encoding.plan import compute_plan
+from psyche.data.bytes_tokenizer import write_tokenizer
+from psyche.data.local import TokenRows
+from psyche.data.tokenize import tokenize
+from psyche.drafting.sizes import SIZES
+from psyche.forecast.workload import compute_llama_shapes, count_elements, read_model_settings
+
+TEXT = "def answer(question: str) -> int:\n    return 42\n" * 200
+PARAMETERS = {"1m": (0.8e6, 1.1e6), "20m": (13e6, 30e6), "124m": (80e6, 130e6), "1b": (0.9e9, 1.3e9)}
+SETTINGS = {
+    "model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32, "eos_token_id": 0,
+}  # fmt: skip
+
+
+def run(*arguments: object, typed: str | None = None) -> Any:
+    return CliRunner().invoke(app, ["init", *(str(argument) for argument in arguments)], input=typed)
+
+
+def make_text(folder: Path) -> Path:
+    (folder / "book.txt").write_text(TEXT)
+    return folder / "book.txt"
+
+
+def make_texts(folder: Path) -> Path:
+    (folder / "books").mkdir()
+    make_text(folder / "books")
+    return folder / "books"
+
+
+def make_tokens(folder: Path) -> Path:
+    tokenize([make_text(folder)], folder / "tokens" / "train.bin")
+    return folder / "tokens" / "train.bin"
+
+
+def make_bare_tokens(folder: Path) -> Path:
+    """Files without a description."""
+    (folder / "bare").mkdir()
+    np.save(folder / "bare" / "a.npy", np.arange(4_096, dtype=np.uint16) % 250)
+    (folder / "bare" / "b.npy").write_bytes((folder / "bare" / "a.npy").read_bytes())
+    return folder / "bare"
+
+
+def make_described_folder(folder: Path) -> Path:
+    """A data.toml, as that of another run, with ids of four bytes."""
+    (folder / "described" / "files").mkdir(parents=True)
+    (folder / "described" / "files" / "t.bin").write_bytes(array("I", [7] * 4_096).tobytes())
+    (folder / "described" / "data.toml").write_text('dir = "files"\ntoken_size = "FourBytes"\nseq_len = 9\n')
+    return folder / "described"
+
+
+def make_model(folder: Path) -> Path:
+    """A model with a tokenizer, without torch."""
+    at = folder / "their-model"
+    write_tokenizer(at)
+    (at / "config.json").write_text(json.dumps(SETTINGS))
+    tensors = {f"{name}.weight": np.zeros(dims, np.float32)
+               for name, dims in compute_llama_shapes(SETTINGS, "test").items()}  # fmt: skip
+    save_file(tensors, at / "model.safetensors")
+    (at / "training_args.bin").write_bytes(b"code")
+    return at
+
+
+KINDS: list[Callable[[Path], Path]] = [make_text, make_texts, make_tokens, make_bare_tokens, make_described_folder]
+
+
+def assert_valid(folder: Path) -> None:
+    report = validate_config(folder)
+    assert (report.problems, report.unsupported) == ((), ())
+    assert report.run is not None
+    assert report.data is not None
+    assert report.run.warnings == ()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_run_of_every_size_on_every_kind_of_data_is_valid_at_once(
+    size: str, kind: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "own-run"
+    result = run(folder, "--model", size, "--data", kind(tmp_path), "--no-prepare", "--yes")
+    assert result.exit_code == 0, result.output
+    assert_valid(folder)
+    settings = read_model_settings(folder / "model.toml")
+    shapes = compute_llama_shapes(settings, "test")
+    least, most = PARAMETERS[size]
+    assert least < count_elements(shapes) < most
+    assert settings["hidden_size"] % settings["num_attention_heads"] == 0
+    assert settings["num_attention_heads"] % settings["num_key_value_heads"] == 0
+    optimizer = load_run(folder).model.optimizer
+    plan = compute_plan(shapes, optimizer.compression_chunk, optimizer.compression_topk, one_bit=True)
+    assert {edge for tensor in plan.tensors if len(tensor.dims) == 2 for edge in tensor.edges} == {
+        optimizer.compression_chunk
+    }, "no tensor is cut into slivers"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_model_that_is_there_is_copied_and_trained_on_every_kind_of_data(
+    kind: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "own-run"
+    result = run(folder, "--model", make_model(tmp_path), "--data", kind(tmp_path), "--yes")
+    assert result.exit_code == 0, result.output
+    assert_valid(folder)
+    files = {path.name for path in (folder / "model").iterdir()}
+    assert files == {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}, "and no code"
+    assert not (folder / "model.toml").exists()
+    data = load_data(folder)
+    assert data.sequence_length == SETTINGS["max_position_embeddings"]
+    rows = TokenRows([data.folder], data.token_size_bytes, data.sequence_length, data.shuffle_seed, 256)
+    assert rows.num_sequences > 100
+
+
+def test_the_answers_are_in_the_files_and_what_follows_from_them_is_computed(tmp_path: Path) -> None:
+    folder = tmp_path / "My run!"
+    flags = ("--members", 5, "--min-members", 3, "--steps", 2_000, "--server-addr", "192.0.2.7:4000")
+    assert run(folder, "--data", make_text(tmp_path), *flags, "--no-prepare", "--yes").exit_code == 0
+    loaded = load_run(folder)
+    config, model = loaded.config, loaded.model
+    assert loaded.run_id == "My-run"
+    assert (config.init_min_clients, config.min_clients, config.total_steps) == (5, 3, 2_001)
+    assert config.global_batch_size_start == config.global_batch_size_end == 40
+    assert model.data_location.address == "192.0.2.7:4001"
+    rates = [compute_learning_rate(model.lr_schedule, step) for step in (1, 100, 2_000)]
+    assert rates[0] < rates[1] == pytest.approx(1e-3)
+    assert rates[2] == pytest.approx(1e-4, rel=0.01), "the schedule ends with the run"
+
+
+def test_a_larger_model_gets_more_time(tmp_path: Path) -> None:
+    text = make_text(tmp_path)
+    times: list[tuple[int, int, int]] = []
+    for size in SIZES:
+        run(tmp_path / size, "--model", size, "--data", text, "--no-prepare", "--yes")
+        config = load_run(tmp_path / size).config
+        times.append((config.warmup_time, config.cooldown_time, config.max_round_train_time))
+    assert times == sorted(times)
+    assert len({one[0] for one in times}) == len(SIZES)
+
+
+def test_every_key_stands_below_what_the_schema_says_of_it(tmp_path: Path) -> None:
+    run(tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--yes")
+    for name, table in (("run.toml", ConfigTable), ("data.toml", DataFile)):
+        text = (tmp_path / "r" / name).read_text()
+        told = " ".join(re.sub(r"(?m)^# ?", "", text).split()).lower()
+        content = tomllib.loads(text)
+        for key in content.get("config", content):
+            assert describe_key(table.model_fields[key]).lower() in told, key
+    for name in ("run.toml", "data.toml", "model.toml"):
+        lines = (tmp_path / "r" / name).read_text().splitlines()
+        bare = [line for above, line in itertools.pairwise(lines)
+                if " = " in line and not line.startswith("#") and not above.startswith("#")]  # fmt: skip
+        assert bare == []
+
+
+def test_a_person_is_asked_what_no_flag_says_and_asked_again_after_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "is_terminal", lambda: True)
+    typed = ["nowhere", "1m", "", str(tmp_path / "missing"), str(make_text(tmp_path)), "0", "4", "9", "", "100", "x:0",
+             "", "maybe", "no"]  # fmt: skip
+    result = run(tmp_path / "r", typed="\n".join(typed) + "\n")
+    assert result.exit_code == 0, result.output
+    for mistake in ("neither a size", "no such file", "--members 0: must be", "--min-members 9: must be a whole number",
+                    "--server-addr 'x:0'", "'maybe': must be yes or no"):  # fmt: skip
+        assert mistake in result.output
+    config = load_run(tmp_path / "r").config
+    assert (config.init_min_clients, config.min_clients, config.total_steps) == (4, 2, 101)
+    asked = result.output.count("]:")
+    again = run(tmp_path / "r2", "--model", "1m", "--data", make_text(tmp_path), "--steps", 5, typed="\n\n\n\nno\n")
+    assert again.exit_code == 0, again.output
+    assert again.output.count("]:") == 5 < asked, "tokenizer, members, least members, address, prepare"
+
+
+def test_off_a_terminal_every_flag_that_is_missing_is_named(tmp_path: Path) -> None:
+    result = run(tmp_path / "r", "--model", "1m", "--steps", 9)
+    assert result.exit_code == 1
+    assert "--tokenizer, --data, --members, --min-members, --server-addr, --prepare or --no-prepare" in result.output
+    assert "--yes" in result.output
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--model", "7b"), "--model 7b: neither a size (1m, 20m, 124m, 1b) nor a model's folder"),
+        (("--model", "."), "no config.json there"),
+        (("--data", "missing.txt"), "--data missing.txt: there is no such file or folder"),
+        (("--tokenizer", "missing"), "missing: no such tokenizer file"),
+        (("--members", "257"), "--members 257: must be a whole number from 1 to 256"),
+        (("--members", "2", "--min-members", "3"), "--min-members 3: must be a whole number from 1 to 2"),
+        (("--steps", "0"), "--steps 0: must be a whole number from 1 to 4,294,967,294"),
+        (("--server-addr", "host:65535"), "must be host:port with a port from 1 to 65534"),
+    ],
+)
+def test_an_impossible_answer_is_told_and_nothing_is_written(
+    arguments: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = () if "--data" in arguments else ("--data", make_text(tmp_path))
+    result = run("r", *arguments, *data, "--yes", "--no-prepare")
+    assert result.exit_code == 1
+    assert told in result.output
+    assert not (tmp_path / "r").exists()
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_nothing_is_overwritten_without_force_and_nothing_else_is_touched_with_it(tmp_path: Path) -> None:
+    folder, text, model = tmp_path / "r", make_text(tmp_path), make_model(tmp_path)
+    assert run(folder, "--model", model, "--data", text, "--yes").exit_code == 0
+    (folder / "notes.txt").write_text("mine")
+    before = read_all(folder)
+    refused = run(folder, "--model", model, "--data", text, "--steps", 7, "--yes")
+    assert refused.exit_code == 1
+    assert f"{folder / 'run.toml'}: is there already" in refused.output
+    assert "--force" in refused.output
+    assert read_all(folder) == before
+    assert run(folder, "--model", model, "--data", text, "--steps", 7, "--yes", "--force").exit_code == 0
+    after = read_all(folder)
+    assert load_run(folder).config.total_steps == 8
+    assert set(after) == set(before), "no rests of the making"
+    assert after["notes.txt"] == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("state.toml", "would be read besides run.toml"),
+        ("data/older.bin", "would be trained on too"),
+        ("model/notes.txt", "is no model's folder"),
+    ],
+)
+def test_what_is_not_of_a_run_stays_also_with_force(name: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "r" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"1234")
+    result = run(tmp_path / "r", "--data", make_text(tmp_path), "--yes", "--force", "--no-prepare")
+    assert result.exit_code == 1
+    assert told in result.output
+    assert read_all(tmp_path / "r") == {name: b"1234"}
+
+
+def test_weights_and_tokens_that_lie_in_the_folder_stay_where_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    make_model(tmp_path).rename(folder / "model")
+    make_tokens(tmp_path).parent.rename(folder / "tokens")
+    before = read_all(folder)
+    result = run(folder, "--model", folder / "model", "--data", folder / "tokens", "--yes")
+    assert result.exit_code == 0, result.output
+    assert_valid(folder)
+    after = read_all(folder)
+    assert {name: content for name, content in after.items() if name in before} == before
+    assert set(after) - set(before) == {"run.toml", "data.toml"}
+    assert load_data(folder).folder == folder / "tokens"
+    assert 'dir = "tokens"' in (folder / "data.toml").read_text(), "so that the folder can be moved"
+
+
+def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    result = run(tmp_path / "r", "--data", tmp_path / "empty.txt", "--yes")
+    assert result.exit_code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
+def test_tokens_of_a_larger_vocabulary_than_the_models_are_refused(tmp_path: Path) -> None:
+    tokens = make_tokens(tmp_path)
+    sidecar = tokens.with_suffix(".json")
+    sidecar.write_text(sidecar.read_text().replace('"vocab_size": 256', '"vocab_size": 32000'))
+    result = run(tmp_path / "r", "--data", tokens, "--yes", "--no-prepare")
+    assert result.exit_code == 1
+    assert "vocabulary of 32000" in result.output
+
+
+def test_a_file_among_other_token_files_is_refused_because_all_would_be_trained_on(tmp_path: Path) -> None:
+    result = run(tmp_path / "r", "--data", make_bare_tokens(tmp_path) / "a.npy", "--yes", "--no-prepare")
+    assert result.exit_code == 1
+    assert "other files of tokens (b.npy)" in result.output
+
+
+@pytest.mark.parametrize("prepare", ["--prepare", "--no-prepare"])
+def test_the_commands_that_come_next_are_commands(prepare: str, tmp_path: Path) -> None:
+    folder = tmp_path / "with blanks"
+    model = ("--model", make_model(tmp_path)) if prepare == "--prepare" else ()  # whose weights are there
+    result = run(folder, "--data", make_text(tmp_path), *model, prepare, "--members", 3, "--yes")
+    lines = [line.strip() for line in result.output.splitlines() if line.startswith("  psyche ")]
+    names = [" ".join(word for word in shlex.split(line)[1:3] if not word.startswith("-")) for line in lines]
+    made = [] if prepare == "--prepare" else ["data tokenize", "model init"]
+    assert names == [*made, "local-testnet start", "server run", "client train"]
+    for line in lines:
+        assert_parses(shlex.split(line)[1:])
+
+
+def assert_parses(arguments: list[str]) -> None:
+    """Raises click's UsageError for an unknown option or a missing one."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[arguments.pop(0)]
+    command.make_context("psyche", arguments)

@@ -21,8 +21,16 @@ class DataError(PsycheError):
     """Training data that cannot be read or used."""
 
 
+class UnusableDataError(DataError):
+    """Training data that does not fit the run's model: trying again does not help."""
+
+
 class TrainerError(PsycheError):
     """The trainer refused or failed an operation."""
+
+
+class UnusableModelError(TrainerError):
+    """A model that the run cannot train: trying again does not help."""
 
 
 class BackendError(PsycheError):

@@ -5,7 +5,7 @@ from typing import Final
 import structlog
 import trio
 
-from psyche.errors import BackendError, DataError, WireError
+from psyche.errors import BackendError, DataError, UnusableDataError, WireError
 from psyche.wire.crypto import Identity
 from psyche.wire.data import (
     LEAST_RATE_BYTES_S,
@@ -76,6 +76,7 @@ class RemoteData:
         `epoch` and `height` name the round; the server checks that it has assigned these samples in it.
 
         Raises:
+            UnusableDataError: a token id is not below `vocab_size`.
             DataError: the server refuses, cannot be reached, or sends something else.
         """
         if not 0 <= start <= end or end - start >= MAX_ROWS:
@@ -161,10 +162,10 @@ class RemoteData:
         ids = np.frombuffer(reply.ids, dtype=f"<u{reply.token_size_bytes}").astype("<u4")
         if self._vocab_size is not None and int(ids.max()) >= self._vocab_size:
             place = int(np.argmax(ids >= self._vocab_size))
-            raise DataError(
+            raise UnusableDataError(
                 f"data server {self._address}: token {int(ids[place])} at position {place % self.sequence_length} of "
                 f"sample {reply.start + place // self.sequence_length} is not below the vocabulary's size "
-                f"{self._vocab_size}"
+                f"{self._vocab_size}; its owner tokenizes with the model's tokenizer"
             )
         return ids.tobytes()
 

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche.errors import DataError
+from psyche.errors import DataError, UnusableDataError
 
 RAW_SUFFIXES: Final = (".bin", ".ds")
 SUFFIXES: Final = (*RAW_SUFFIXES, ".npy")
@@ -75,6 +75,7 @@ def open_token_file(path: Path, token_size_bytes: int, vocab_size: int | None = 
         vocab_size: the sidecar's vocabulary must not be larger; None: not checked.
 
     Raises:
+        UnusableDataError: it was written for a larger vocabulary.
         DataError: the file cannot be used; the message names the file and the reason.
     """
     if token_size_bytes not in _DTYPES:
@@ -135,7 +136,7 @@ def _check_sidecar(path: Path, token_size_bytes: int, vocab_size: int | None) ->
         )
     written = sidecar.get("vocab_size")
     if vocab_size is not None and isinstance(written, int) and written > vocab_size:
-        raise DataError(
+        raise UnusableDataError(
             f"{path}: was tokenized with a vocabulary of {written}, but the model's has {vocab_size}; "
             "tokenize with the model's tokenizer"
         )

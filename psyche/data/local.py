@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from psyche.data.files import TokenArray, TokenFile, find_files, open_token_file
 from psyche.data.permutation import Permutation
-from psyche.errors import DataError
+from psyche.data.scan import ForeignToken, find_foreign_token
+from psyche.errors import DataError, UnusableDataError
 
 MAX_ROWS: Final = 65_535  # a round's batch is a u16
 MAX_REQUEST_BYTES: Final = 1 << 30
@@ -71,7 +72,8 @@ class TokenRows:
         """The rows `start` to `end`, both included: uint32 [rows, sequence_length].
 
         Raises:
-            DataError: the bounds are out of range, a file has changed, or a token id is not below `vocab_size`.
+            DataError: the bounds are out of range, or a file has changed.
+            UnusableDataError: a token id is not below `vocab_size`.
         """
         rows = count_rows(start, end, self.sequence_length)
         places = self._find_places(np.arange(start, end + 1, dtype=np.int64))
@@ -80,7 +82,7 @@ class TokenRows:
         for row, (number, place) in enumerate(zip(numbers.tolist(), places.tolist(), strict=True)):
             first = self._get_first_token(number, place)
             out[row] = self._map(number)[first : first + self.sequence_length]
-        self._check_vocabulary(out, numbers, places)
+        self._check_rows(out, numbers, places)
         return out
 
     def _find_places(self, indexes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -128,16 +130,25 @@ class TokenRows:
                 self._maps.popitem(last=False)
             return self._maps[number]
 
-    def _check_vocabulary(self, rows: NDArray[np.uint32], numbers: NDArray[np.intp], places: NDArray[np.int64]) -> None:
+    def check_vocabulary(self) -> None:
+        """Check ids of all files before anybody trains on them, at most 256 MiB (`find_foreign_token`).
+
+        Raises:
+            UnusableDataError: one of them is not below `vocab_size`.
+        """
+        if self.vocab_size is None:
+            return
+        found = find_foreign_token(self.files, self.vocab_size)
+        if found is not None:
+            raise UnusableDataError(found.describe(self.vocab_size))
+
+    def _check_rows(self, rows: NDArray[np.uint32], numbers: NDArray[np.intp], places: NDArray[np.int64]) -> None:
         if self.vocab_size is None or int(rows.max()) < self.vocab_size:
             return
         row, column = (int(i) for i in np.argwhere(rows >= self.vocab_size)[0])
         file: TokenFile = self.files[int(numbers[row])]
         position = self._get_first_token(int(numbers[row]), int(places[row])) + column
-        raise DataError(
-            f"{file.path}: token {int(rows[row, column])} at position {position} is not below the vocabulary's size "
-            f"{self.vocab_size}; tokenize with the model's tokenizer, or set the right token size"
-        )
+        raise UnusableDataError(ForeignToken(file, position, int(rows[row, column])).describe(self.vocab_size))
 
 
 def count_rows(start: int, end: int, sequence_length: int) -> int:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from psyche.data.local import TokenRows
+
 
 class SampleSource(Protocol):
     """A source of rows of token ids on this machine, by index; reads block."""
@@ -89,7 +91,7 @@ class LocalFiles(Protocol):
         ...
 
 
-def open_files(files: LocalFiles, vocab_size: int | None) -> SampleSource:
+def open_files(files: LocalFiles, vocab_size: int | None) -> "TokenRows":
     """Open local files as a data.toml describes them, for a client or a data server.
 
     Raises:
@@ -100,8 +102,13 @@ def open_files(files: LocalFiles, vocab_size: int | None) -> SampleSource:
     return TokenRows([files.folder], files.token_size_bytes, files.sequence_length, files.shuffle_seed, vocab_size)
 
 
-def open_path(path: Path, sequence_length: int, vocab_size: int | None) -> SampleSource:
-    """Open a file or folder without a data.toml: rows are not shuffled, the files give the token size.
+def open_local(
+    location: DataLocation, files: LocalFiles | None, folder: Path, sequence_length: int, vocab_size: int | None
+) -> "TokenRows":
+    """Open the files of a Local location; without a data.toml, rows are not shuffled, the files give the token size.
+
+    Args:
+        location, files, folder, sequence_length, vocab_size: as for `open_provider`.
 
     Raises:
         DataError: the files cannot be used.
@@ -109,7 +116,15 @@ def open_path(path: Path, sequence_length: int, vocab_size: int | None) -> Sampl
     from psyche.data.files import find_token_size
     from psyche.data.local import TokenRows
 
-    return TokenRows([path], find_token_size(path, vocab_size), sequence_length, None, vocab_size)
+    if files is None:
+        path = folder / Path(location.address).expanduser()
+        return TokenRows([path], find_token_size(path, vocab_size), sequence_length, None, vocab_size)
+    if files.sequence_length != sequence_length:
+        raise DataError(
+            f"{files.folder}: seq_len of its data.toml is {files.sequence_length}, but "
+            f"the model's max_seq_len is {sequence_length}; they must be equal"
+        )
+    return open_files(files, vocab_size)
 
 
 def open_provider(
@@ -141,16 +156,8 @@ def open_provider(
             from psyche.data.dummy import DummyData
 
             return LocalProvider(DummyData(sequence_length, vocab_size))
-        case DataLocationKind.LOCAL if files is not None:
-            if files.sequence_length != sequence_length:
-                raise DataError(
-                    f"{files.folder}: seq_len of its data.toml is {files.sequence_length}, but "
-                    f"the model's max_seq_len is {sequence_length}; they must be equal"
-                )
-            return LocalProvider(open_files(files, vocab_size))
         case DataLocationKind.LOCAL:
-            path = folder / Path(location.address).expanduser()
-            return LocalProvider(open_path(path, sequence_length, vocab_size))
+            return LocalProvider(open_local(location, files, folder, sequence_length, vocab_size))
         case DataLocationKind.SERVER:
             from psyche.data.client import RemoteData
 

@@ -2,10 +2,8 @@
 
 import difflib
 import inspect
-import json
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,41 +17,14 @@ from transformers.utils import logging
 
 from psyche.durable import naming
 from psyche.errors import ConfigError, TrainerError
+from psyche.modeling.model_config import check_settings, read_settings
 from psyche.modeling.snapshot import CONFIG_NAME
 
 WEIGHTS_PATTERN: Final = "*.safetensors"
-_REFUSED_KEYS: Final = ("auto_map", "quantization_config")  # remote code; quantized weights
 _NOTED_KEYS: Final = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "transformers_version"})
 # Keys that transformers writes into a config in addition to the arguments of LlamaConfig.
 _LOAD_DTYPE: Final = torch.float32  # masters are fp32, whatever the dtype in the file
 _FP32_HOLDS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"model config {path}: {error.strerror}") from error
-    try:
-        settings = tomllib.loads(raw.decode()) if path.suffix == ".toml" else json.loads(raw)
-    except ValueError as error:  # the base class of the errors of JSON, TOML and UTF-8
-        raise ConfigError(f"model config {path}: {error}") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"model config {path}: must be a table of settings")
-    return settings
-
-
-def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    for key in _REFUSED_KEYS:
-        if settings.get(key):
-            raise ConfigError(f"model config {path}: {key} is not supported (plain Llama weights, no code)")
-    model_type = settings.get("model_type", "llama")
-    if model_type != "llama":
-        raise ConfigError(f"model config {path}: model_type is {model_type!r}, only 'llama' is supported")
-    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-        value = settings.get(key, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"model config {path}: {key} is {value!r}, must be a whole number above 0")
 
 
 def read_model_config(path: Path) -> LlamaConfig:
@@ -64,8 +35,8 @@ def read_model_config(path: Path) -> LlamaConfig:
             field; the message then suggests the most similar known one.
     """
     path = path / CONFIG_NAME if path.is_dir() else path
-    settings = _read_settings(path)
-    _check_settings(path, settings)
+    settings = read_settings(path)
+    check_settings(path, settings)
     known = set(inspect.signature(LlamaConfig).parameters) | _NOTED_KEYS | {"rope_theta", "rope_scaling", "head_dim"}
     # A file written by transformers may have fields of other versions; in one written by hand they are mistakes.
     if "transformers_version" not in settings:

@@ -28,6 +28,20 @@ def select_device(name: str) -> torch.device:
     return device
 
 
+def try_device(device: torch.device) -> None:
+    """Compute something on a device: a driver may show a GPU that torch cannot use.
+
+    Raises:
+        TrainerError: torch cannot compute on it.
+    """
+    try:
+        torch.ones(8, device=device).sum().item()
+    except Exception as error:  # torch raises errors of many kinds for a driver or a GPU that does not fit
+        raise TrainerError(
+            f"device {str(device)!r}: torch cannot compute on it: {error}; `psyche doctor` says what it finds"
+        ) from error
+
+
 def get_numeric_class(device: torch.device) -> NumericClass:
     """The arithmetic of gradients on a device: fp32 on a CPU, bf16 autocast on CUDA (V6)."""
     return NumericClass.BF16 if device.type == "cuda" else NumericClass.FP32

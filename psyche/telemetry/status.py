@@ -49,6 +49,7 @@ class NodeView:
     digest: str = ""
     agreed: bool | None = None
     rounds_trained: int = 0
+    batches_failed: int = 0
     rounds_applied: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -153,6 +154,10 @@ def _on_trained(view: NodeView, event: kinds.Trained) -> None:
     view.compute_seconds += event.compute_seconds
 
 
+def _on_not_sent(view: NodeView, event: kinds.NotSent) -> None:
+    view.batches_failed += event.failed
+
+
 def _on_applied(view: NodeView, event: kinds.Applied) -> None:
     position = (event.epoch, event.height)
     if position > view.last_applied and event.count > 0:  # a replay is no new round
@@ -242,6 +247,7 @@ HANDLERS: Final[dict[type[kinds.Event], Callable[[NodeView, Any], None]]] = {
     kinds.RoundStarted: _on_round,
     kinds.Member: _on_member,
     kinds.Trained: _on_trained,
+    kinds.NotSent: _on_not_sent,
     kinds.Applied: _on_applied,
     kinds.Digest: _on_digest,
     kinds.WaitStarted: _on_wait_started,

@@ -28,6 +28,7 @@ class ClientReport:
 
     name: str
     rounds_trained: int = 0
+    batches_failed: int = 0  # that could not be trained
     rounds_applied: int = 0
     tokens: int = 0
     loss: float | None = None
@@ -144,8 +145,8 @@ class WaitWatch:
 
 def _copy_view(report: ClientReport, view: NodeView) -> None:
     for name in (
-        "rounds_trained", "rounds_applied", "tokens", "step", "exported", "finished", "starts", "heals",
-        "epochs_failed", "steps_lost", "bytes_sent", "bytes_received",
+        "rounds_trained", "batches_failed", "rounds_applied", "tokens", "step", "exported", "finished", "starts",
+        "heals", "epochs_failed", "steps_lost", "bytes_sent", "bytes_received",
     ):  # fmt: skip
         setattr(report, name, getattr(view, name))
     last = [loss for _, loss in report.losses[-LAST_LOSSES:]]
@@ -213,7 +214,9 @@ def format_report(report: RunReport) -> str:
     lines = [format_table(head, rows), ""]
     failed, lost = _get_worst(report.clients)
     took = format_seconds(report.seconds)
-    lines.append(f"epochs given up: {failed}, steps lost: {lost}, kills: {report.kills}, took {took}")
+    untrained = sum(client.batches_failed for client in report.clients)
+    batches = f"batches not trained: {untrained}, " if untrained else ""
+    lines.append(f"epochs given up: {failed}, steps lost: {lost}, {batches}kills: {report.kills}, took {took}")
     overrun_s = max((client.wait_overrun_s for client in report.clients), default=0.0)
     verdict = (
         f"the latest ended {format_seconds(overrun_s)} after its deadline"

@@ -15,6 +15,18 @@ class SentResult(msgspec.Struct, frozen=True, kw_only=True):
     applied: bool
 
 
+class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask, before anything is loaded, whether the trainer can compute on a device of its machine."""
+
+    device: str
+
+
+class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The device that it will use."""
+
+    device: str
+
+
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Load weights from a folder.
 

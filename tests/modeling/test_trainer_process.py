@@ -11,7 +11,7 @@ import pytest
 import trio
 from kits.leftovers import is_alive, until_dead
 
-from psyche.errors import ConfigError, TrainerError, WireError
+from psyche.errors import ConfigError, TrainerError, UnusableModelError, WireError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE, FaultInjector
 from psyche.modeling.trainer.frames import (
@@ -26,7 +26,7 @@ from psyche.modeling.trainer.frames import (
 from psyche.modeling.trainer.process import TrainerProcess
 from psyche.modeling.trainer.watchdog import Watchdog, WatchdogLimits
 from psyche.wire.line.framing import FrameTimeout
-from psyche.wire.trainer import ApplyRequest, LoadRequest, SnapshotRequest, TrainRequest
+from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, SnapshotRequest, TrainRequest
 
 SAMPLES, LENGTH = 4, 16
 ROOT = Path(__file__).parents[2]
@@ -39,6 +39,19 @@ def train_request(height: int, samples: int = SAMPLES, **changes: object) -> Tra
         sequence_length=LENGTH, decided=(), in_flight=False,
     )  # fmt: skip
     return msgspec.structs.replace(request, **changes)
+
+
+async def check_what_can_never_be_loaded(trainer: TrainerProcess, load_request: LoadRequest) -> None:
+    with pytest.raises(TrainerError, match="'cuda:99'"):
+        await trainer.check(CheckRequest(device="cuda:99"))
+    assert (await trainer.check(CheckRequest(device="cpu"))).device == "cpu"
+    load_request.model.max_seq_len, usual = 33, load_request.model.max_seq_len
+    with pytest.raises(UnusableModelError, match="max_position_embeddings is 32, but the run's max_seq_len is 33"):
+        await trainer.load(load_request)
+    load_request.model.max_seq_len = usual
+    with pytest.raises(TrainerError, match="nowhere") as caught:
+        await trainer.load(msgspec.structs.replace(load_request, path="/nowhere"))
+    assert not isinstance(caught.value, UnusableModelError)  # somebody may bring it
 
 
 async def check_steps_and_halving(trainer: TrainerProcess, load_request: LoadRequest) -> bytes:
@@ -108,6 +121,7 @@ async def check_out_of_memory_and_hang(trainer: TrainerProcess) -> None:
 async def test_a_child_survives_its_faults_and_resumes_after_a_crash(load_request: LoadRequest, tmp_path: Path) -> None:
     """F20, F21: memory running out, a cancel, a crash, a fresh child that resumes, memory for good, a hang."""
     trainer = TrainerProcess(environment={VARIABLE: "oom@2,crash@5"}, log_path=tmp_path / "trainer.log")
+    await check_what_can_never_be_loaded(trainer, load_request)
     payload = await check_steps_and_halving(trainer, load_request)
     await check_cancelling(trainer)
     weight_part = await check_apply_and_snapshot(trainer, payload, tmp_path / "s")

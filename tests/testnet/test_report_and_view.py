@@ -100,6 +100,15 @@ def test_what_differs_is_a_problem(
     assert f"PROBLEM: {problem}" in format_report(report)
 
 
+def test_batches_that_could_not_be_trained_are_counted(layout: Layout) -> None:
+    log = write_client(layout, 1)
+    for reason, failed in (("data: token 4000 is not below", True), ("the round was over", False)):
+        log.emit(kinds.NotSent(height=2, reason=reason, failed=failed))
+    report = build_report(layout, "demo", {1: 1}, {}, 60.0, "")
+    assert report.clients[0].batches_failed == 1
+    assert "epochs given up: 0, steps lost: 0, batches not trained: 1, kills: 0" in format_report(report)
+
+
 def test_a_client_that_does_not_hold_the_certified_weights_shows_its_own_digest() -> None:
     lines = [
         make_line(1.0, "c", kinds.Digest(height=3, digest=b"own", agreed=False)),

@@ -294,10 +294,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """No source can provide the requested weights at the moment."""
+    """No source can provide the requested weights at the moment; `for_good`: this client never can train them."""
 
     epoch: int
     reason: str
+    for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,12 +362,16 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class TrainFailed:
-    """The data or the trainer failed; `trainer_lost`: weights and momentum are gone with the trainer process."""
+    """The data or the trainer failed; `trainer_lost`: weights and momentum are gone with the trainer process.
+
+    `for_good`: the run's data does not fit its model, and never will.
+    """
 
     epoch: int
     height: int
     reason: str
     trainer_lost: bool
+    for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)

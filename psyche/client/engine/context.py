@@ -49,6 +49,7 @@ class EngineContext:
     actions: list[Action] = field(default_factory=list)
     waits: dict[str, WaitStarted] = field(default_factory=dict)
     state_since: float = 0.0  # when this client first saw the current run state
+    has_exited: bool = False  # nothing more is begun
     _sources: "tuple[Coordinator, int, list[int], list[bytes]] | None" = None  # cache of `get_sources`
 
     @property

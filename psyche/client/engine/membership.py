@@ -210,7 +210,7 @@ class Membership:
         try:
             plan = decode_plan(event.plan)
         except (WireError, CoordinatorError) as error:
-            x.do(Exit(1, f"the model's transform plan cannot be used: {error}", LeaveCause.UNUSABLE_MODEL))
+            self.end(LeaveCause.UNUSABLE_MODEL, f"the model's transform plan cannot be used: {error}")
             return
         x.facts = RunFacts(
             plan_hash=blake3_hash(event.plan),
@@ -229,11 +229,13 @@ class Membership:
         x.log(kinds.ModelLoaded(source=event.source, digest=event.digest, parameters=event.parameters))
 
     def on_load_failed(self, event: LoadFailed, now: float) -> None:
-        """No source has the weights yet: try again after a pause."""
+        """No source has the weights yet: try again after a pause. If none ever can, leave."""
         self.loading = False
         self.load_at = now + LOAD_AGAIN_S
         self.lacks_source = True
         self.context.log(kinds.LoadFailed(reason=event.reason))
+        if event.for_good:
+            self.end(LeaveCause.UNUSABLE_MODEL, event.reason)
 
     def on_trainer_lost(self) -> None:
         """Weights and momentum died with the trainer: leave this epoch and load again in the next Warmup."""
@@ -284,6 +286,16 @@ class Membership:
         self._send_withdrawal(x.member, cause, reason)
         x.member = None
         self.weights_digest = None
+
+    def end(self, cause: LeaveCause, reason: str) -> None:
+        """End this client for good, with exit code 1; others must not wait for it (M4)."""
+        x = self.context
+        if x.has_exited:
+            return
+        self.withdraw(cause, reason)
+        self.take_join_back(cause, reason)
+        x.do(Exit(1, reason, cause))
+        x.has_exited = True
 
     def take_join_back(self, cause: LeaveCause, reason: str) -> None:
         """Stop waiting for an epoch to form (M4); otherwise the epoch would include a client that is gone."""

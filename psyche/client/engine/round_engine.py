@@ -74,7 +74,6 @@ class RoundEngine:
         self._seen_state: tuple[RunState, int, int] | None = None
         self._epoch_key: tuple[int, int] | None = None
         self._round_key: tuple[int, int] | None = None
-        self._exited = False
 
     # --- queries ----------------------------------------------------------------------------------
 
@@ -188,6 +187,8 @@ class RoundEngine:
                 self.training.on_train_failed(event)
                 if event.trainer_lost:
                     self.membership.on_trainer_lost()
+                if event.for_good:
+                    self.membership.end(kinds.LeaveCause.UNUSABLE_DATA, event.reason)
             case TrainerLost():
                 self._x.log(kinds.TrainerLost(reason=event.reason))
                 self.membership.on_trainer_lost()
@@ -230,7 +231,7 @@ class RoundEngine:
         self.membership.withdraw(kinds.LeaveCause.STOPPED, reason)
         self.membership.take_join_back(kinds.LeaveCause.STOPPED, reason)
         x.do(Exit(0, reason, kinds.LeaveCause.STOPPED))
-        self._exited = True
+        x.has_exited = True
         return x.drain()
 
     # --- steps of the engine ----------------------------------------------------------------------
@@ -322,7 +323,7 @@ class RoundEngine:
         self.gossip_repair.begin_round(now)
 
     def _go_on(self, now: float) -> list[Action]:
-        if self._exited:
+        if self._x.has_exited:
             return self._x.drain()
         self.healing.act(now)
         self.membership.act(now)

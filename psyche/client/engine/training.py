@@ -192,4 +192,4 @@ class Training:
         if event.epoch == self.context.epoch and event.height == self.work.height:
             self.work.is_running = False
             self.work.is_done = True
-        self.context.log(kinds.NotSent(height=event.height, reason=event.reason))
+        self.context.log(kinds.NotSent(height=event.height, reason=event.reason, failed=True))

@@ -36,7 +36,7 @@ from psyche.client.runtime.weights.heal_tasks import HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32, Coordinator
-from psyche.errors import DataError, NetworkError, PsycheError, TrainerError
+from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.telemetry import kinds
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
@@ -44,6 +44,7 @@ from psyche.wire.ports import Trainer
 from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
+CHECKED_SOURCES: Final = (kinds.WeightSource.OWN_SNAPSHOT, kinds.WeightSource.PEERS)  # known by the digest on record
 TrainerAction = Load | Train | Apply | Heal | Compare | WriteSnapshot | Export | FetchSnapshot
 _Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
@@ -75,6 +76,18 @@ class TrainerContext(Protocol):
     async def wait_for_replay(self) -> None:
         """Wait until every applied set is in the replay store."""
         ...
+
+
+class Reasons(list[str]):
+    """Why no source gave the weights; `for_good`: the run's model itself cannot be trained, whoever brings it."""
+
+    for_good = False
+
+    def note(self, source: Source, error: TrainerError, action: Load) -> None:
+        """Take down why a source was refused."""
+        self.append(f"{source.name}: {error}")
+        is_the_run_s = action.certified is None or source.name in CHECKED_SOURCES
+        self.for_good |= isinstance(error, UnusableModelError) and is_the_run_s
 
 
 class TrainerTasks:
@@ -218,7 +231,7 @@ class TrainerTasks:
     # --- loading ---------------------------------------------------------------------------------
 
     async def _load(self, action: Load) -> None:
-        reasons: list[str] = []
+        reasons = Reasons()
         for source in await self._find_sources(action):
             digest, reply = await self._try_source(source, action, reasons)
             if reply is not None:
@@ -237,7 +250,7 @@ class TrainerTasks:
                 self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
                 await self._loader.remove_leftovers()
                 return
-        self._x.feed(LoadFailed(action.epoch, "; ".join(reasons) or "no source"))
+        self._x.feed(LoadFailed(action.epoch, "; ".join(reasons) or "no source", reasons.for_good))
 
     async def _keep_source(self, epoch: int, digest: bytes, chain: bytes) -> None:
         """Keep weights loaded from elsewhere as an own snapshot, to serve peers that lack the source (S9, P6)."""
@@ -258,14 +271,15 @@ class TrainerTasks:
         deadline = trio.current_time() + max(5, state.config.warmup_time)
         return await self._loader.find_leading(state, certified, deadline)
 
-    async def _fetch(self, certified: bytes | None, reasons: list[str]) -> Source | None:
+    async def _fetch(self, certified: bytes | None, reasons: Reasons) -> Source | None:
         if certified is None:
-            folder = self._x.state.model.checkpoint.name
-            reasons.append(
-                f"the run's model folder {folder!r} is not below --local-root, and the record does not say yet which "
-                "weights are the first: this client fetches them once a quorum of the members shows the same ones "
-                "(S11); or copy the folder from whoever made it"
-            )
+            if not reasons:
+                folder = self._x.state.model.checkpoint.name
+                reasons.append(
+                    f"the run's model folder {folder!r} is not below --local-root, and the record does not say yet "
+                    "which weights are the first: this client fetches them once a quorum of the members shows the same "
+                    "ones (S11); or copy the folder from whoever made it"
+                )
             return None
         state = self._x.state
         deadline = trio.current_time() + max(5, state.config.warmup_time)
@@ -274,13 +288,13 @@ class TrainerTasks:
     def _log_progress(self, done: int, total: int) -> None:
         self._x.log(kinds.ModelFetch(bytes=done, total=total))
 
-    async def _try_source(self, source: Source, action: Load, reasons: list[str]) -> tuple[bytes, LoadReply | None]:
+    async def _try_source(self, source: Source, action: Load, reasons: Reasons) -> tuple[bytes, LoadReply | None]:
         try:
             reply = await self._request_load(source, keep_momentum=action.keep_momentum)
         except TrainerFailure:
             raise
         except TrainerError as error:
-            reasons.append(f"{source.name}: {error}")
+            reasons.note(source, error, action)
             return ZERO32, None
         digest = compute_state_digest(reply.chain, reply.weight_root)
         if action.certified is not None and digest != action.certified:
@@ -317,7 +331,7 @@ class TrainerTasks:
         )
 
     async def _fetch_snapshot(self, action: FetchSnapshot) -> None:
-        reasons: list[str] = []
+        reasons = Reasons()
         load = Load(self._x.state.progress.epoch, action.digest, ZERO32, keep_momentum=False)
         source = await self._loader.find_local(action.digest)
         reply = (await self._try_source(source, load, reasons))[1] if source is not None else None
@@ -340,7 +354,8 @@ class TrainerTasks:
             try:
                 tokens = await self._data.take(action.epoch, action.height, action.start, action.end)
             except (DataError, NetworkError) as error:
-                self._x.feed(TrainFailed(action.epoch, action.height, f"data: {error}", trainer_lost=False))
+                for_good = isinstance(error, UnusableDataError)
+                self._x.feed(TrainFailed(action.epoch, action.height, f"data: {error}", False, for_good))
                 return
             finally:
                 self._waiting_for_data = None

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from psyche.errors import PsycheError, WireError
+from psyche.errors import ConfigError, PsycheError, WireError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE, FaultInjector
 from psyche.modeling.trainer.frames import (
+    REFUSED,
+    UNUSABLE,
     Beat,
     Call,
     CallReply,
@@ -34,7 +36,7 @@ from psyche.modeling.trainer.frames import (
     receive_frame,
     send_frame,
 )
-from psyche.wire.trainer import ApplyRequest, LoadRequest, SnapshotRequest, TrainRequest
+from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, SnapshotRequest, TrainRequest
 
 if TYPE_CHECKING:
     from psyche.modeling.trainer.engine import TrainerEngine
@@ -115,8 +117,10 @@ class CallLoop:
             return CallReply(call.number, body=msgspec.Raw(encode(self._run(call))))
         except TrainerFailure as error:
             return CallReply(call.number, kind=error.kind, error=str(error))
+        except ConfigError as error:
+            return CallReply(call.number, kind=UNUSABLE, error=str(error))
         except PsycheError as error:
-            return CallReply(call.number, kind="refused", error=str(error))
+            return CallReply(call.number, kind=REFUSED, error=str(error))
         except Exception as error:  # noqa: BLE001 - every error is reported to the parent
             return self._report(call, error)
 
@@ -136,6 +140,8 @@ class CallLoop:
             self._faults.strike()
 
         match request:
+            case CheckRequest():
+                return self._engine.check(request)
             case LoadRequest():
                 return self._engine.load(request, beat)
             case TrainRequest():

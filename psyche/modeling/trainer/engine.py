@@ -22,9 +22,16 @@ from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan
 from psyche.core.state.state import ZERO32, Optimizer, OptimizerKind
 from psyche.errors import PsycheError, TrainerError
 from psyche.modeling.checkpoint import export_model, load_momentum, load_snapshot, write_snapshot
-from psyche.modeling.device import get_numeric_class, is_out_of_memory, release_memory, select_device
+from psyche.modeling.device import (
+    get_numeric_class,
+    is_out_of_memory,
+    release_memory,
+    select_device,
+    try_device,
+)
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.model import count_parameters, get_parameters, get_shapes, get_tensors, load_model
+from psyche.modeling.model_config import check_positions
 from psyche.modeling.snapshot import (
     SnapshotInfo,
     get_file_entries,
@@ -38,6 +45,8 @@ from psyche.modeling.weights import compute_blank_root, compute_weight_part, com
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
+    CheckReply,
+    CheckRequest,
     LoadReply,
     LoadRequest,
     SentResult,
@@ -114,11 +123,21 @@ class TrainerEngine:
     def __init__(self) -> None:
         self._loaded: _Loaded | None = None
 
+    def check(self, request: CheckRequest) -> CheckReply:
+        """Check that this machine has the device, and that torch can compute on it.
+
+        Raises:
+            TrainerError: it has not, or torch cannot.
+        """
+        device = select_device(request.device)
+        try_device(device)
+        return CheckReply(device=str(device))
+
     def load(self, request: LoadRequest, beat: Beat = lambda: None) -> LoadReply:
         """Load weights, and the momentum of a snapshot that was made under the same plan.
 
         Raises:
-            ConfigError: the model's config is not a plain Llama's.
+            ConfigError: the model's config is not a plain Llama's, or not one for sequences of this length.
             TrainerError: unreadable or damaged files, an unexpected weight root, an optimizer that no
                 run uses, or an unknown device.
         """
@@ -128,6 +147,7 @@ class TrainerEngine:
             raise TrainerError(f"load: micro_batch_size is {request.micro_batch_size}, must be at least 1")
         device = select_device(request.device)
         model, info, files = _load_source(request, beat)
+        check_positions(Path(request.path), model.config.max_position_embeddings, request.model.max_seq_len)
         loaded = self._prepare(request, _place(model, device), device, files)
         root = _compute_root(loaded, beat)
         if request.expected_weight_root and root != request.expected_weight_root:

@@ -15,6 +15,8 @@ from psyche.wire.msgpack import UNREADABLE
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
+    CheckReply,
+    CheckRequest,
     LoadReply,
     LoadRequest,
     SnapshotReply,
@@ -23,11 +25,14 @@ from psyche.wire.trainer import (
     TrainRequest,
 )
 
+REFUSED: Final = "refused"  # the kind of an error after which the same call may succeed
+UNUSABLE: Final = "unusable"  # the kind of an error of the model itself
 MAX_FRAME_BYTES: Final = 1 << 30  # a decided set of 256 payloads of 4 MiB; both ends are trusted
 
-Request: TypeAlias = LoadRequest | TrainRequest | ApplyRequest | SnapshotRequest
-ReplyBody: TypeAlias = LoadReply | TrainReply | ApplyReply | SnapshotReply
+Request: TypeAlias = CheckRequest | LoadRequest | TrainRequest | ApplyRequest | SnapshotRequest
+ReplyBody: TypeAlias = CheckReply | LoadReply | TrainReply | ApplyReply | SnapshotReply
 OPERATIONS: Final[dict[str, tuple[type[Request], type[ReplyBody]]]] = {
+    "check": (CheckRequest, CheckReply),
     "load": (LoadRequest, LoadReply),
     "train": (TrainRequest, TrainReply),
     "apply": (ApplyRequest, ApplyReply),
@@ -78,7 +83,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
 
 
 class CallReply(msgspec.Struct, frozen=True, tag="reply"):
-    """The end of a call: `body`, or an `error` with its kind ("refused", or a `FailureKind`)."""
+    """The end of a call: `body`, or an `error` with its kind ("refused", "unusable", or a `FailureKind`)."""
 
     number: int
     body: msgspec.Raw = msgspec.Raw(b"\xc0")

@@ -16,12 +16,13 @@ from typing import IO, Any, Final, NoReturn
 import msgspec
 import trio
 
-from psyche.errors import TrainerError, WireError
+from psyche.errors import TrainerError, UnusableModelError, WireError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE as FAULT_VARIABLE
 from psyche.modeling.trainer.frames import (
     MAX_FRAME_BYTES,
     OPERATIONS,
+    UNUSABLE,
     Call,
     CallReply,
     Cancel,
@@ -37,6 +38,8 @@ from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
+    CheckReply,
+    CheckRequest,
     LoadReply,
     LoadRequest,
     SnapshotReply,
@@ -158,8 +161,16 @@ class TrainerProcess:
             self._failed = ""
             await self._ensure_started()
 
+    async def check(self, request: CheckRequest) -> CheckReply:
+        """See `TrainerEngine.check`."""
+        return await self._call("check", request)
+
     async def load(self, request: LoadRequest) -> LoadReply:
-        """See `TrainerEngine.load`. Like every call here, it also raises `TrainerFailure`."""
+        """See `TrainerEngine.load`. Like every call here, it also raises `TrainerFailure`.
+
+        Raises:
+            UnusableModelError: no run, or not this one, can train the model.
+        """
         return await self._call("load", request)
 
     async def train(self, request: TrainRequest) -> TrainReply:
@@ -248,7 +259,7 @@ class TrainerProcess:
             await self._fail(FailureKind.CRASHED, operation, reply.error)
         if reply.kind in set(FailureKind):
             raise TrainerFailure(FailureKind(reply.kind), reply.error)
-        raise TrainerError(reply.error)
+        raise UnusableModelError(reply.error) if reply.kind == UNUSABLE else TrainerError(reply.error)
 
     async def _fail(self, kind: FailureKind, operation: str, reason: str) -> NoReturn:
         """Kill and reap the child, and report how it ended."""

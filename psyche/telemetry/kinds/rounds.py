@@ -40,10 +40,11 @@ class Trained(Event):
 
 
 class NotSent(Event):
-    """The client announces nothing for this round."""
+    """The client announces nothing for this round; `failed`: its batch could not be trained."""
 
     height: int
     reason: str
+    failed: bool = False
 
 
 class ResultSent(Event):

@@ -19,6 +19,7 @@ class LeaveCause(StrEnum):
     TRAINER_LOST = "trainer_lost"
     BANNED = "banned"
     UNUSABLE_MODEL = "unusable_model"
+    UNUSABLE_DATA = "unusable_data"  # token ids that the model does not have
     SERVER = "server"  # the connection was given up
 
 

@@ -16,7 +16,7 @@ from psyche.client.runtime.trainer_tasks import TrainerTasks, remove_old_exports
 from psyche.client.runtime.weights.loading import Source
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32
-from psyche.errors import DataError, NetworkError, TrainerError
+from psyche.errors import DataError, NetworkError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.telemetry import kinds
 from psyche.testing.builders import build_hash
@@ -182,6 +182,35 @@ async def test_without_the_configured_model_the_way_to_get_it_is_said(place: Pla
     assert isinstance(event, act.LoadFailed)
     assert "model folder" in event.reason
     assert "--local-root" in event.reason
+
+
+@pytest.mark.parametrize(
+    ("certified", "error", "for_good"),
+    [
+        (False, UnusableModelError("model_type is 'qwen2'"), True),
+        (False, TrainerError("no room"), False),
+        (True, UnusableModelError("model_type is 'qwen2'"), False),
+    ],
+)
+async def test_a_configured_model_that_cannot_be_trained_is_for_good_only_where_the_run_begins_with_it(
+    place: Place, certified: bool, error: Exception, for_good: bool
+) -> None:
+    """Later, peers have the weights."""
+    place.loader.configured = Source(place.root, is_snapshot=False, name=kinds.WeightSource.CONFIGURED)
+    place.trainer.failures["load"] = [error]
+    (event,) = await place.ask(build_load(build_hash("certified") if certified else None))
+    assert isinstance(event, act.LoadFailed)
+    assert event.for_good == for_good
+    assert str(error) in event.reason
+    assert "is not here" not in event.reason
+
+
+async def test_a_certified_model_that_cannot_be_trained_is_for_good(place: Place) -> None:
+    place.loader.peers, digest = await place.write_snapshot(kinds.WeightSource.PEERS)
+    place.trainer.failures["load"] = [UnusableModelError("max_position_embeddings is 16")]
+    (event,) = await place.ask(build_load(digest))
+    assert isinstance(event, act.LoadFailed)
+    assert event.for_good
 
 
 async def test_a_trainer_that_crashes_while_loading_is_started_again_and_the_load_failed(place: Place) -> None:
@@ -373,8 +402,12 @@ async def test_data_that_cannot_be_had_costs_the_batch_only(place: Place, error:
     place.shell.data_error = error
     (event,) = await place.ask(build_train())
     assert event == act.TrainFailed(0, 0, f"data: {error}", trainer_lost=False)
-    place.shell.data_error = None
+    place.shell.data_error = UnusableDataError("token 4000 is not below the vocabulary's size 4000")
     (event,) = await place.ask(build_train(1))
+    assert isinstance(event, act.TrainFailed)
+    assert event.for_good
+    place.shell.data_error = None
+    (event,) = await place.ask(build_train(2))
     assert isinstance(event, act.Trained)
     assert event.reply.payload
 

@@ -65,6 +65,7 @@ class LoadedRun:
     pending_pause: bool = False
     bootstrap: tuple[str, ...] = ()
     access: Access = field(default_factory=Access)
+    lines: Mapping[KeyPath, int] = field(default_factory=dict[KeyPath, int], repr=False, compare=False)
 
     @property
     def folder(self) -> Path:
@@ -74,6 +75,10 @@ class LoadedRun:
     def resolve(self, relative: str) -> Path:
         """Make a path from the file (a Local checkpoint or data location) absolute."""
         return (self.folder / Path(relative).expanduser()).resolve()
+
+    def make_problem(self, path: KeyPath, what: str, right: str = "") -> Problem:
+        """Make a problem of a key of this file."""
+        return Problem(self.path, get_line(path, self.lines), format_key(path), what, right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,7 @@ def load_run(path: Path) -> LoadedRun:
         pending_pause=table.pending_pause,
         bootstrap=tuple(table.bootstrap),
         access=access,
+        lines=document.lines,
     )
 
 

@@ -97,7 +97,7 @@ def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
         )
     if location.kind is not DataLocationKind.SERVER and data is not None:
         found.append("--data-config is not used: model.LLM.data_location is not 'Server'")
-    if data is not None and not _has_tokens(data.folder):
+    if data is not None and not has_token_files(data.folder):
         found.append(
             f"{data.path}: no token file in {data.folder} yet; `psyche data tokenize TEXT --output "
             f"{data.folder / 'train.bin'}` makes one"
@@ -111,5 +111,6 @@ def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
     return found
 
 
-def _has_tokens(folder: Path) -> bool:
+def has_token_files(folder: Path) -> bool:
+    """Whether a folder has a token file."""
     return folder.is_dir() and any(path.suffix in _TOKEN_SUFFIXES for path in folder.iterdir())

@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import ZERO32
-from psyche.errors import TrainerError
+from psyche.errors import ConfigError, TrainerError
+from psyche.modeling.model_config import check_model_settings, get_sizes, list_tensors
 from psyche.modeling.snapshot import CONFIG_NAME, read_file_entries
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id, compute_state_digest
 
@@ -133,21 +134,11 @@ def _widen(raw: bytes, dtype: str) -> bytes:
 
 def _check_names(folder: Path, stored: Mapping[str, StoredTensor]) -> None:
     config = _read_table(folder / CONFIG_NAME)
-    expected = set(_iter_llama_names(config))
+    try:
+        check_model_settings(folder / CONFIG_NAME, config)
+    except ConfigError as error:
+        raise TrainerError(str(error)) from error
+    expected = {name for name, _ in list_tensors(get_sizes(config))}
     if wrong := sorted(expected ^ stored.keys()):
         what = "is missing" if wrong[0] in expected else "is not part of the model"
         raise TrainerError(f"{folder}: {wrong[0]} {what}, as {CONFIG_NAME} describes it")
-
-
-def _iter_llama_names(config: Mapping[str, Any]) -> Iterator[str]:
-    """The names of a Llama's tensors; a tied output layer has none of its own."""
-    layer = ["input_layernorm.weight", "post_attention_layernorm.weight"]
-    for part, names, bias in (("self_attn", "qkvo", "attention_bias"), ("mlp", ("gate", "up", "down"), "mlp_bias")):
-        for name in names:
-            layer.append(f"{part}.{name}_proj.weight")
-            layer += [f"{part}.{name}_proj.bias"] if config.get(bias) else []
-    yield "model.embed_tokens.weight"
-    yield from (f"model.layers.{n}.{name}" for n in range(config.get("num_hidden_layers", 32)) for name in layer)
-    yield "model.norm.weight"
-    if not config.get("tie_word_embeddings", False):
-        yield "lm_head.weight"

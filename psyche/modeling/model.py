@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from psyche.durable import naming
 from psyche.errors import ConfigError, TrainerError
-from psyche.modeling.model_config import check_settings, read_settings
+from psyche.modeling.model_config import check_model_settings, read_model_fields
 from psyche.modeling.snapshot import CONFIG_NAME
 
 WEIGHTS_PATTERN: Final = "*.safetensors"
@@ -35,8 +35,8 @@ def read_model_config(path: Path) -> LlamaConfig:
             field; the message then suggests the most similar known one.
     """
     path = path / CONFIG_NAME if path.is_dir() else path
-    settings = read_settings(path)
-    check_settings(path, settings)
+    settings = read_model_fields(path)
+    check_model_settings(path, settings)
     known = set(inspect.signature(LlamaConfig).parameters) | _NOTED_KEYS | {"rope_theta", "rope_scaling", "head_dim"}
     # A file written by transformers may have fields of other versions; in one written by hand they are mistakes.
     if "transformers_version" not in settings:

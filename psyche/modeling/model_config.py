@@ -40,7 +40,7 @@ class LlamaSizes:
     mlp_bias: bool
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_model_fields(path: Path) -> dict[str, Any]:
     """Read a JSON or TOML file of a model's fields.
 
     Raises:
@@ -59,7 +59,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+def check_model_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Check that the settings are those of a model that a run can train.
 
     Raises:
@@ -97,7 +97,7 @@ def check_positions(path: Path, max_positions: int, max_seq_len: int) -> None:
 
 
 def get_sizes(settings: Mapping[str, Any]) -> LlamaSizes:
-    """The sizes of a model from settings that passed `check_settings`."""
+    """The sizes of a model from settings that passed `check_model_settings`."""
     given = {**_DEFAULTS, **settings}
     heads: int = given["num_attention_heads"]
     head_size: int = given.get("head_dim") or given["hidden_size"] // heads

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from psyche.core.state.state import LrSchedule, ScheduleKind
 from psyche.errors import ConfigError
+from psyche.modeling.device_name import check_device_name
 
 
 class OptimizerName(StrEnum):
@@ -107,6 +108,7 @@ class TrainSettings:
             raise ConfigError(f"--micro-batch: {self.micro_batch}, must be at least 1")
         if self.peers > self.total_batch:
             raise ConfigError(f"--peers: {self.peers} peers cannot share {self.total_batch} samples (--total-batch)")
+        check_device_name(self.device)
         self._check_optimizer()
 
     def _check_optimizer(self) -> None:

@@ -225,6 +225,12 @@ def _on_left(view: NodeView, event: kinds.Left) -> None:
     view.waits.clear()
 
 
+def _on_cannot_take_part(view: NodeView, event: kinds.CannotTakePart) -> None:
+    view.phase = "left"
+    view.take_note(LEFT, event.reason)
+    view.waits.clear()
+
+
 def _on_finished(view: NodeView, event: kinds.Finished) -> None:
     view.finished = True
     view.phase = "finished"
@@ -263,6 +269,7 @@ HANDLERS: Final[dict[type[kinds.Event], Callable[[NodeView, Any], None]]] = {
     kinds.Error: _on_error,
     kinds.Exported: _on_exported,
     kinds.Left: _on_left,
+    kinds.CannotTakePart: _on_cannot_take_part,
     kinds.Finished: _on_finished,
 }
 

@@ -1,6 +1,6 @@
 """A coordinator in this process: the real state machine, messages by function call, time on trio's clock."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -66,7 +66,7 @@ class LocalBackend:
     coordinator: LocalCoordinator
     key: bytes
 
-    async def states(self) -> AsyncIterator[Coordinator]:
+    async def states(self) -> AsyncGenerator[Coordinator, None]:
         """Yield the newest states; their nonce rises."""
         nonce = -1
         while True:

@@ -18,19 +18,20 @@ from typing import Final
 import trio
 
 from psyche.config.load import LoadedRun, find_run_file, load_data, load_run
+from psyche.config.problems import ConfigProblems
 from psyche.config.rewrite import set_values
 from psyche.config.rules import find_unsupported
 from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
 from psyche.durable import write_file
 from psyche.errors import ConfigError, PsycheError
+from psyche.server.preflight import MODEL_CONFIGS, find_file_problems
 from psyche.testnet.free_port import choose_port
 from psyche.testnet.in_use import hold_folder
 from psyche.testnet.process import Child
 from psyche.testnet.settings import Layout, TestnetSettings
 from psyche.wire.key_file import make_identity, write_key_file
 
-MODEL_CONFIGS: Final = ("model.json", "model.toml")
 DATA_FILE: Final = "data.toml"
 IDENTITY_FILE: Final = "identity.key"  # in a client's data folder
 TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
@@ -100,6 +101,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
             "the run would wait for ever; --wait-for-all sets it to the number of clients"
         )
     find_data(run)  # before anything is made
+    await trio.to_thread.run_sync(_check_files, run)
     for warning in run.warnings:
         say(f"note: {warning}")
     layout = make_layout(settings, run.run_id)
@@ -115,6 +117,17 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         port = choose_port(wanted=settings.server_port)
     is_served = run.model.data_location.kind is DataLocationKind.SERVER
     return Prepared(layout, copy, port, layout.config / DATA_FILE if is_served else None, held_out, keys)
+
+
+def _check_files(run: LoadedRun) -> None:
+    """Refuse what no client could train, before anything is made of it.
+
+    Raises:
+        ConfigProblems: the model or the data does not fit the run.
+    """
+    is_served = run.model.data_location.kind is DataLocationKind.SERVER
+    if problems := find_file_problems(run, load_data(run.folder / DATA_FILE) if is_served else None):
+        raise ConfigProblems(problems)
 
 
 def _make_keys(settings: TestnetSettings, layout: Layout) -> tuple[bytes, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from psyche.errors import ConfigError
+from psyche.modeling.device_name import check_device_name
 
 MAX_CLIENTS = 64  # each takes two processes of several hundred megabytes
 
@@ -49,6 +50,7 @@ class TestnetSettings:
             raise ConfigError(f"--num-clients {self.num_clients}: must be 1 to {MAX_CLIENTS}")
         if self.minutes is not None and self.minutes <= 0:
             raise ConfigError(f"--minutes {self.minutes}: must be above 0")
+        check_device_name(self.device)
 
 
 @dataclass(frozen=True, slots=True)

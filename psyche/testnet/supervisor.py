@@ -10,12 +10,14 @@ from typing import Any, Final
 
 import trio
 
+from psyche.core.state.state import RunState
 from psyche.errors import PsycheError
 from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.loading import EXIT_INTERRUPTED
+from psyche.telemetry.status import PHASES
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
 from psyche.testnet.commands import HOST, get_client_argv, get_owner_argv, get_server_argv, get_trainer_host_argv
@@ -56,6 +58,7 @@ class Testnet:
         self._scratch = Scratch()
         self._trainer_socket = self._scratch.path / "trainers"
         self._to_restart: set[int] = set()
+        self._hopeless = trio.Event()  # set when no epoch can form any longer
         self._at_rest = trio.Event()  # set when no client is in an epoch any longer
 
     def start_server(self) -> Child:
@@ -168,7 +171,26 @@ class Testnet:
             self.view.refresh()
             if self._is_at_rest():
                 self._at_rest.set()
+            if self._find_dead_end():
+                self._hopeless.set()
             await trio.sleep(REFRESH_S)
+
+    async def until_hopeless(self) -> None:
+        """Wait until no epoch can form any more, because clients have failed and too few are left (M3)."""
+        await self._hopeless.wait()
+        self.stopped = self._find_dead_end()
+        self.view.say(f"the run cannot go on: {self.stopped}")
+
+    def _find_dead_end(self) -> str:
+        needed = self.prepared.run.config.init_min_clients
+        failed = sum(1 for code in self.exits.values() if code)
+        left = [number for number, code in self.exits.items() if code is None]
+        if not failed or not left or len(left) >= needed:
+            return ""
+        if any(self.view.clients[number].phase != PHASES[RunState.WAITING_FOR_MEMBERS] for number in left):
+            return ""  # the epoch that runs goes on to its end
+        clients = format_number(failed, "client")
+        return f"{clients} failed, {len(left)} left to wait for members, and an epoch needs {needed} (init_min_clients)"
 
     async def pause(self, reason: str) -> None:
         """Pause the run and wait until its epoch has ended cleanly, at most `DRAIN_S`."""
@@ -272,8 +294,14 @@ async def _train(testnet: Testnet, plan: KillPlan | None) -> None:
             nursery.start_soon(testnet.kill_regularly, plan)
         if minutes is not None:
             nursery.start_soon(_end_after, testnet, minutes, nursery.cancel_scope)
+        nursery.start_soon(_end_if_hopeless, testnet, nursery.cancel_scope)
         await testnet.run_clients()
         nursery.cancel_scope.cancel()
+
+
+async def _end_if_hopeless(testnet: Testnet, scope: trio.CancelScope) -> None:
+    await testnet.until_hopeless()
+    scope.cancel()
 
 
 async def _end_after(testnet: Testnet, minutes: float, scope: trio.CancelScope) -> None:

@@ -5,7 +5,7 @@ Implementations: `backends.tcp.backend` (TCP), `network.node` (libp2p), `network
 or else by its caller.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -52,7 +52,7 @@ class Backend(Protocol):
     raises `BackendError` only when it gives up for good.
     """
 
-    def states(self) -> AsyncIterator[Coordinator]:
+    def states(self) -> AsyncGenerator[Coordinator, None]:
         """Receive states as they change: only the newest, with increasing nonces."""
         ...
 

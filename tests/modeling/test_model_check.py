@@ -10,8 +10,9 @@ import pytest
 from kits.models import LLAMA, write_header, write_model_folder
 from transformers.models.llama import LlamaConfig
 
-from psyche.modeling.model import build_model, count_parameters, get_tensors, load_model
-from psyche.modeling.model_check import INDEX_NAME, check_model
+from psyche.modeling.first_weights import INDEX_NAME
+from psyche.modeling.model import build_random_model, count_parameters, get_tensors, load_model
+from psyche.modeling.model_check import check_model
 from psyche.modeling.model_config import get_sizes, list_tensors
 
 VARIANTS = [
@@ -26,7 +27,7 @@ VARIANTS = [
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_names_and_shapes_of_tensors_are_those_of_transformers(changes: dict[str, Any]) -> None:
     settings = {**LLAMA, **changes}
-    model = build_model(LlamaConfig(**{key: value for key, value in settings.items() if key != "model_type"}))
+    model = build_random_model(LlamaConfig(**{key: value for key, value in settings.items() if key != "model_type"}))
     actual = {name: tuple(tensor.shape) for name, tensor in get_tensors(model).items()}
     assert dict(list_tensors(get_sizes(settings))) == actual
 
@@ -90,11 +91,11 @@ def break_index(folder: Path) -> None:
         (to_bin, ("has pytorch_model.bin, but no .safetensors file", "`save_pretrained`")),
         (lambda folder: (folder / "config.json").unlink(), ("no config.json", "`psyche model init`")),
         (lambda folder: (folder / "model.safetensors").unlink(), ("no model.safetensors", "`psyche model init`")),
-        (cut_off, ("model.safetensors: has", "its header says", "copy it again")),
-        (lie_about_length, ("is not a safetensors file",)),
+        (cut_off, ("model.safetensors: is not a whole", "cut off", "copy the file again")),
+        (lie_about_length, ("is not a whole safetensors file",)),
         (lose_a_tensor, ("the weights lack model.norm.weight",)),
-        (lose_a_shard, ("names model-00002-of-00002.safetensors, which is not there",)),
-        (break_index, (INDEX_NAME, "is damaged")),
+        (lose_a_shard, ("model-00002-of-00002.safetensors: No such file",)),
+        (break_index, (INDEX_NAME, "is not a table")),
     ],
 )
 def test_what_no_run_can_train_is_named_with_a_way_out(

@@ -54,6 +54,8 @@ events, digest, seconds = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv
 log = EventLog(events, node=events.parent.name)
 log.emit(kinds.ClientStarted(identity=b"", run_id="run", pid=os.getpid()))
 log.emit(kinds.StateChanged(run_state=RunState.ROUND_TRAIN, epoch=0, height=0, step=1, members=3))
+if digest == "wait":
+    log.emit(kinds.StateChanged(run_state=RunState.WAITING_FOR_MEMBERS, epoch=1, height=0, step=1, members=0))
 log.emit(
     kinds.Trained(
         epoch=0, height=0, step=1, loss=2.5, tokens=10, seconds=0.1, compute_seconds=0.1, micro_batch_size=1,
@@ -148,6 +150,27 @@ async def test_a_client_that_fails_is_shown_with_its_last_words(
         assert await supervisor.run_testnet(settings, console) == 1
     assert "the reason of the crash" in stream.getvalue()
     assert "PROBLEM: client-2 ended with exit code 3" in stream.getvalue()
+
+
+async def test_a_run_whose_last_clients_would_wait_for_ever_ends_with_the_reason(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first two fail, the third waits: no epoch can form without them (M3)."""
+    use_stand_ins(monkeypatch, {1: "crash", 2: "crash", 3: "wait"})
+    make_waiting = supervisor.get_client_argv
+
+    def make_client(prepared: Prepared, settings: TestnetSettings, number: int) -> list[str]:
+        argv = make_waiting(prepared, settings, number)
+        return [*argv[:-1], "600"] if number == 3 else argv
+
+    monkeypatch.setattr(supervisor, "get_client_argv", make_client)
+    console, stream = make_console()
+    with trio.fail_after(DEADLINE_S):
+        assert await supervisor.run_testnet(settings, console) == 1
+    reason = "2 clients failed, 1 left to wait for members, and an epoch needs 2 (init_min_clients)"
+    assert f"the run cannot go on: {reason}" in stream.getvalue()
+    assert "PROBLEM: client-1 ended with exit code 3" in stream.getvalue()
+    assert not any(map(is_alive, get_pids(tmp_path / "run")))
 
 
 async def test_killed_clients_come_back(settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch) -> None:

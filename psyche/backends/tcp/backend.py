@@ -7,7 +7,7 @@ caller notices only the delay.
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -169,7 +169,7 @@ class TcpBackend:
             failures += 1
             await trio.sleep(delay_s * self._platform.rng.uniform(0.5, 1.0))  # so that clients spread their attempts
 
-    async def states(self) -> AsyncIterator[Coordinator]:
+    async def states(self) -> AsyncGenerator[Coordinator, None]:
         """Receive states as they change: only the newest, with increasing nonces; each is the caller's own copy.
 
         Raises:

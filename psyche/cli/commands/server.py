@@ -154,15 +154,15 @@ def serve(
     ),
 )
 def validate_config(*, state: State, data_config: DataConfig = None) -> None:
-    """Check the configuration of a run.
+    """Check the configuration of a run, and what is here of its model and data.
 
     Says what is wrong, by file, line and key, and what would be right. Exit code 1 where something is wrong; warnings,
-    and what cannot run yet, do not count as wrong.
+    and what cannot run yet, do not count as wrong. Of weights only the headers are read, of tokens at most 256 MiB.
     """
     from psyche.config.validate import print_report
-    from psyche.config.validate import validate_config as validate
+    from psyche.server.preflight import validate_run
 
-    raise typer.Exit(print_report(validate(state, data_config), typer.echo))
+    raise typer.Exit(print_report(validate_run(state, data_config), typer.echo))
 
 
 def find_model_folder(loaded: "LoadedRun") -> Path | None:
@@ -177,14 +177,14 @@ def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, Lo
     """Load a run that can start, and its data.toml; print warnings about unusual settings.
 
     Raises:
-        ConfigError: a setting breaks a rule, is not supported yet, or is missing.
+        ConfigError: a setting breaks a rule, is not supported yet, or is missing, or no client could train the model.
     """
     from psyche.config.problems import ConfigProblems
-    from psyche.config.validate import validate_config as validate
     from psyche.core.state.state import DataLocationKind
     from psyche.errors import ConfigError
+    from psyche.server.preflight import validate_run
 
-    report = validate(state, data_config)
+    report = validate_run(state, data_config)
     if report.problems or report.run is None:
         raise ConfigProblems(report.problems)
     if report.unsupported:

@@ -5,14 +5,16 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.payloads import PayloadCheck
+from psyche.client.runtime.preflight import check_participation
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
@@ -22,7 +24,8 @@ from psyche.config.load import find_local_data
 from psyche.core.state.state import Coordinator, DataLocationKind
 from psyche.data.provider import DataProvider, open_provider
 from psyche.durable import make_folder
-from psyche.errors import ConfigError
+from psyche.errors import ConfigError, TrainerError
+from psyche.modeling.device_name import check_device_name
 from psyche.modeling.snapshot import clean_leftovers
 from psyche.modeling.trainer.process import TrainerProcess
 from psyche.network.node import open_node
@@ -33,6 +36,7 @@ from psyche.wire.crypto import Identity
 from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Backend, Network
+from psyche.wire.trainer import CheckReply, CheckRequest
 
 LOCK_NAME = "client.lock"
 NAME_DIGITS = 8  # hex digits of the public key in a client's default name
@@ -152,6 +156,16 @@ def check_sharing(settings: ClientSettings) -> None:
     check_shared_folder(settings.checkpoint_dir, settings.local_root, settings.run_id)
 
 
+def check_client_settings(settings: ClientSettings) -> None:
+    """Check what can be known before anything is started.
+
+    Raises:
+        ConfigError: there is no such device, or checkpoints cannot be shared with these settings.
+    """
+    check_device_name(settings.device)
+    check_sharing(settings)
+
+
 async def run_client(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:
     """Run one client to its end; return the exit code.
 
@@ -162,7 +176,7 @@ async def run_client(settings: ClientSettings, log: EventSink, open_backend: Ope
     Raises:
         PsycheError: a setting cannot be used, or the server refuses for good.
     """
-    check_sharing(settings)
+    check_client_settings(settings)
     handle = lock_data_dir(settings.data_dir)
     try:
         return await _run_obeying(settings, log, open_backend)
@@ -231,7 +245,36 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
             open_node(identity, settings.bind_ip, settings.bind_port, settings.data_dir / "network")
         )
         backend = await stack.enter_async_context(open_backend(settings, identity))
+        await check_before_join(settings, backend, trainer, reporter)
         await _participate(settings, identity, reporter, backend, network, trainer, orders)
+
+
+class CheckingTrainer(Protocol):
+    """The part of a trainer that is asked before the join."""
+
+    async def check(self, request: CheckRequest) -> CheckReply:
+        """Check that it can compute on the device."""
+        ...
+
+
+async def check_before_join(
+    settings: ClientSettings, backend: Backend, trainer: CheckingTrainer, reporter: Reporter
+) -> None:
+    """Wait for the run's state, and check before the join whether this client can take part (M2); tell the owner.
+
+    Raises:
+        ConfigError, TrainerError: it never can, which ends it with exit code 1.
+        BackendError: the backend gave up for good.
+    """
+    async with aclosing(backend.states()) as states:
+        state = await anext(states)
+    try:
+        await trainer.check(CheckRequest(device=settings.device))
+        await trio.to_thread.run_sync(check_participation, state, settings)
+    except (ConfigError, TrainerError) as error:
+        reporter.emit(kinds.CannotTakePart(reason=str(error)))
+        await reporter.say_last(backend)
+        raise
 
 
 async def _stop_trainer(trainer: TrainerProcess) -> None:

@@ -97,4 +97,5 @@ _FAILURES: Final[dict[type[kinds.Event], Callable[[Any], str]]] = {
     kinds.TrainerLost: lambda event: f"the trainer was lost: {event.reason}",
     kinds.Error: lambda event: event.message,
     kinds.Left: _describe_left,
+    kinds.CannotTakePart: lambda event: f"cannot take part: {event.reason}",
 }

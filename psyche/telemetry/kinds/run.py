@@ -37,6 +37,12 @@ class TrainerStarted(Event):
     pid: int | None
 
 
+class CannotTakePart(Event):
+    """The client never could take part in the run; it ends before it joins."""
+
+    reason: str
+
+
 class TrainerLost(Event):
     """The client's trainer crashed, hung or ran out of memory."""
 

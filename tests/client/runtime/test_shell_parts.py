@@ -1,7 +1,7 @@
 """The shell around the engine, action by action: what fails is an event, never the client's death (F16, F26, P8)."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class FakeBackend:
     given_up: trio.Event = field(default_factory=trio.Event)
     book: tuple[AddressRecord, ...] = ()
 
-    async def states(self) -> AsyncIterator[Coordinator]:
+    async def states(self) -> AsyncGenerator[Coordinator, None]:
         await self.given_up.wait()
         raise BackendError("the server refuses this key")
         yield Coordinator()  # pragma: no cover

@@ -1,0 +1,108 @@
+"""What a client checks before it joins: whether it can take part in this run at all.
+
+A member that can never load its weights holds up everybody's Warmup, in every epoch that it joins.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from psyche.client.engine.context import ACTIVE_STATES
+from psyche.client.runtime.settings import ClientSettings
+from psyche.config.load import find_local_data
+from psyche.config.rules import find_unsupported
+from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, DataLocationKind, RunState
+from psyche.data.provider import open_local
+from psyche.errors import ConfigError, DataError, TrainerError
+from psyche.modeling.first_weights import compute_first_digest
+from psyche.modeling.model_check import ModelCheck, check_model
+from psyche.telemetry.text import format_bytes, format_count
+
+SNAPSHOTS: Final = 3  # P6: two are kept while a third is written
+PARAMETER_BYTES: Final = 8  # in a snapshot: weights and momentum in fp32
+
+
+def check_participation(state: Coordinator, settings: ClientSettings) -> None:
+    """Check that this client can take part in the run; blocks on the disk.
+
+    Args:
+        state: the first state that this client has received.
+        settings: the client's.
+
+    Raises:
+        ConfigError: it never can; the message says why, and what to do.
+    """
+    if state.run_state is RunState.FINISHED:
+        return
+    if problems := list(find_obstacles(state, settings)):
+        raise ConfigError("; ".join(problems))
+
+
+def find_obstacles(state: Coordinator, settings: ClientSettings) -> Iterator[str]:
+    """Find what keeps this client from ever taking part in the run, each with what to do about it."""
+    yield from find_unsupported(state.model)
+    source, has_data = state.model.checkpoint.kind, state.model.data_location.kind is DataLocationKind.LOCAL
+    if source is CheckpointKind.DUMMY and state.certified.digest == ZERO32:
+        yield "the run names no weights: its owner sets model.LLM.checkpoint to a folder"
+    if (source is CheckpointKind.LOCAL or has_data) and not settings.local_root.is_dir():
+        yield (
+            f"--local-root {settings.local_root}: there is no such folder; name the folder that the run's model and "
+            "data lie in"
+        )
+        return
+    model = _check_first_weights(state, settings.local_root)
+    yield from model.problems
+    if has_data:
+        vocab_size = state.metadata.vocab_size or (model.sizes.vocab_size if model.sizes else None)
+        yield from _find_data_problems(state, settings.local_root, vocab_size)
+    yield from _find_disk_problems(settings.snapshots_dir, model.parameters or state.metadata.num_parameters)
+
+
+def _check_first_weights(state: Coordinator, local_root: Path) -> ModelCheck:
+    """Check the configured model if it is here; a client without it takes the weights from peers (S9, S11)."""
+    source, folder = state.model.checkpoint, local_root / state.model.checkpoint.name
+    if source.kind is not CheckpointKind.LOCAL or not folder.is_dir():
+        return ModelCheck(())
+    check = check_model(folder, state.model.max_seq_len)
+    if not check.problems:
+        return check
+    if state.certified.digest == ZERO32:
+        is_needed = state.run_state not in ACTIVE_STATES  # of a running epoch, the weights come from its members
+    else:
+        is_needed = _is_certified(folder, state)
+    return check if is_needed else ModelCheck(())
+
+
+def _is_certified(folder: Path, state: Coordinator) -> bool:
+    """Whether the model folder has the weights on record; then no peer has others."""
+    try:
+        digest = compute_first_digest(folder, is_exact=state.model.optimizer.quantize_1bit)
+    except (TrainerError, OSError):
+        return False
+    return digest == state.certified.digest
+
+
+def _find_data_problems(state: Coordinator, local_root: Path, vocab_size: int | None) -> Iterator[str]:
+    location = state.model.data_location
+    try:
+        files = find_local_data(local_root / location.address)
+        open_local(location, files, local_root, state.model.max_seq_len, vocab_size).check_vocabulary()
+    except (ConfigError, DataError) as error:
+        yield str(error)
+
+
+def _find_disk_problems(snapshots: Path, parameters: int) -> Iterator[str]:
+    """Check the room for snapshots; those of an earlier process count as room, since new ones replace them."""
+    place = snapshots.absolute()
+    while not place.exists():
+        place = place.parent
+    own = sum(file.stat().st_size for file in snapshots.rglob("*") if file.is_file())
+    free = shutil.disk_usage(place).free + own
+    needed = SNAPSHOTS * PARAMETER_BYTES * parameters
+    if free < needed:
+        yield (
+            f"{snapshots}: {format_bytes(free)} are free there, but {SNAPSHOTS} snapshots of a model of "
+            f"{format_count(parameters)} parameters need {format_bytes(needed)}; make room, or name a folder on "
+            "another disk with --data-dir"
+        )

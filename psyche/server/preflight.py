@@ -1,0 +1,75 @@
+"""What a run's owner can know before anybody joins: whether the run's model can be trained, and on these tokens."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from psyche.config.load import LoadedData, LoadedRun, find_local_data
+from psyche.config.problems import ConfigProblems, Problem
+from psyche.config.validate import ConfigReport, has_token_files, validate_config
+from psyche.core.state.state import CheckpointKind, DataLocationKind
+from psyche.data.provider import open_files, open_local
+from psyche.errors import DataError
+from psyche.modeling.model_check import ModelCheck, check_model
+
+MODEL_CONFIGS: Final = ("model.json", "model.toml")  # beside the run's file: what first weights are made from
+_CHECKPOINT: Final = ("model", "LLM", "checkpoint")
+_DATA: Final = ("model", "LLM", "data_location")
+_VOCABULARY: Final = ("metadata", "vocab_size")
+
+
+def validate_run(state: Path, data_config: Path | None = None) -> ConfigReport:
+    """Check a run's configuration as `validate_config` does, and what is on this machine of its model and data.
+
+    Blocks on the disk: of weights only headers are read, of tokens at most 256 MiB.
+    """
+    report = validate_config(state, data_config)
+    if report.run is None:
+        return report
+    return replace(report, problems=(*report.problems, *find_file_problems(report.run, report.data)))
+
+
+def find_file_problems(run: LoadedRun, data: LoadedData | None) -> list[Problem]:
+    """Find what keeps any client from training the run's model on the run's tokens; blocks on the disk.
+
+    Files that are not on this machine are not checked: they may be on the clients'.
+
+    Args:
+        run: the run.
+        data: its data.toml, if its data comes from the server.
+    """
+    model = _check_model(run)
+    problems = [run.make_problem(_CHECKPOINT, text) for text in model.problems]
+    named = run.metadata.vocab_size
+    actual = model.sizes.vocab_size if model.sizes else None
+    if actual and named and actual != named:
+        problems.append(run.make_problem(_VOCABULARY, f"is {named}, the model's is {actual}", f"vocab_size = {actual}"))
+    return [*problems, *_find_data_problems(run, data, actual or named or None)]
+
+
+def _check_model(run: LoadedRun) -> ModelCheck:
+    """Check the first weights, or what they are to be made from; nothing where neither is here."""
+    if run.model.checkpoint.kind is not CheckpointKind.LOCAL:
+        return ModelCheck(())
+    folder = run.resolve(run.model.checkpoint.name)
+    configs = (run.folder / name for name in MODEL_CONFIGS)
+    path = folder if folder.exists() else next((config for config in configs if config.is_file()), None)
+    return ModelCheck(()) if path is None else check_model(path, run.model.max_seq_len)
+
+
+def _find_data_problems(run: LoadedRun, data: LoadedData | None, vocab_size: int | None) -> Iterator[Problem]:
+    location = run.model.data_location
+    if location.kind is DataLocationKind.SERVER and data is not None and has_token_files(data.folder):
+        try:
+            open_files(data, vocab_size).check_vocabulary()
+        except DataError as error:
+            yield Problem(data.path, data.lines.get(("dir",)), "dir", str(error))
+    if location.kind is DataLocationKind.LOCAL and run.resolve(location.address).exists():
+        try:
+            files = find_local_data(run.resolve(location.address))
+            open_local(location, files, run.folder, run.model.max_seq_len, vocab_size).check_vocabulary()
+        except ConfigProblems as error:
+            yield from error.problems
+        except DataError as error:
+            yield run.make_problem(_DATA, str(error))

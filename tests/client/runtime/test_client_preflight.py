@@ -1,0 +1,257 @@
+"""A client that never could take part in the run says so and ends before it joins."""
+
+import json
+import shutil
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from kits.log import Log
+from kits.models import write_model_folder
+
+from psyche.client.runtime import app, preflight
+from psyche.client.runtime.preflight import check_participation
+from psyche.client.runtime.reporting import Reporter
+from psyche.client.runtime.settings import ClientSettings
+from psyche.core.state.state import (
+    Checkpoint,
+    CheckpointKind,
+    Coordinator,
+    DataLocation,
+    DataLocationKind,
+    Mark,
+    OptimizerKind,
+    RunState,
+)
+from psyche.errors import ConfigError, PsycheError, TrainerError
+from psyche.modeling.first_weights import compute_first_digest
+from psyche.telemetry import kinds
+from psyche.telemetry.events import EventLog
+from psyche.testing.builders import build_hash, build_model, build_state
+from psyche.wire.ports import Backend
+from psyche.wire.report import SelfReport
+from psyche.wire.trainer import CheckReply, CheckRequest
+
+FREE_BYTES = 1 << 40
+PARAMETERS = 12_896  # of the kit's model
+
+
+@dataclass
+class Place:
+    """A run whose model and data lie below a client's local root, ready to be trained."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        write_model_folder(self.root / "model")
+        self.write_tokens(63)
+        location = DataLocation(DataLocationKind.LOCAL, address="data")
+        model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"), data_location=location)
+        self.state = build_state(model=model)
+        data_dir = self.root / "client"
+        self.settings = ClientSettings(
+            run_id="run", server_host="", server_port=0, data_dir=data_dir, local_root=self.root
+        )
+
+    def write_tokens(self, largest: int) -> None:
+        (self.root / "data").mkdir(exist_ok=True)
+        (self.root / "data" / "tokens.bin").write_bytes(np.full(64, largest, dtype="<u2").tobytes())
+
+    def rewrite(self, **changes: object) -> None:
+        config = self.root / "model" / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+
+    def describe(self) -> str:
+        """The obstacle; empty if there is none."""
+        try:
+            check_participation(self.state, self.settings)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=FREE_BYTES))
+    return Place(tmp_path)
+
+
+def to_bin(place: Place) -> None:
+    (place.root / "model" / "model.safetensors").rename(place.root / "model" / "pytorch_model.bin")
+
+
+def set_length(place: Place) -> None:
+    place.state.model.max_seq_len = 33
+
+
+def miss_root(place: Place) -> None:
+    place.settings.local_root = place.root / "nowhere"
+
+
+def use_dummy(place: Place) -> None:
+    place.state.model.checkpoint = Checkpoint(CheckpointKind.DUMMY, "none")
+
+
+def use_adamw(place: Place) -> None:
+    place.state.model.optimizer.kind = OptimizerKind.ADAMW
+
+
+def write_data_toml(place: Place) -> None:
+    (place.root / "data" / "data.toml").write_text('dir = "."\ntoken_size = "TwoBytes"\nseq_len = 8\n')
+
+
+def write_sidecar(place: Place) -> None:
+    sidecar = {"format": "psyche/tokens/1", "token_size_bytes": 2, "vocab_size": 4_096}
+    (place.root / "data" / "tokens.json").write_text(json.dumps(sidecar))
+
+
+CASES: dict[str, tuple[Callable[[Place], object], tuple[str, ...]]] = {
+    "qwen2": (lambda p: p.rewrite(model_type="qwen2"), ("model_type is 'qwen2'", "take a Llama model")),
+    "gpt2": (lambda p: p.rewrite(model_type="gpt2"), ("model_type is 'gpt2'", "take a Llama model")),
+    "mistral": (lambda p: p.rewrite(model_type="mistral"), ("model_type is 'mistral'", "take a Llama model")),
+    "weights in .bin": (to_bin, ("has pytorch_model.bin", "write the model again")),
+    "too long sequences": (set_length, ("max_position_embeddings is 32", "max_seq_len is 33", "32 or less")),
+    "tokens beyond the vocabulary": (
+        lambda p: p.write_tokens(64), ("tokens.bin: token 64 at position 0", "tokenize with the model's tokenizer"),
+    ),
+    "tokens of another tokenizer": (write_sidecar, ("was tokenized with a vocabulary of 4096", "the model's has 64")),
+    "a local root that is missing": (miss_root, ("--local-root", "nowhere: there is no such folder; name the folder")),
+    "data that is missing": (lambda p: shutil.rmtree(p.root / "data"), ("data: there is no such file or folder",)),
+    "data of another length": (write_data_toml, ("seq_len of its data.toml is 8", "max_seq_len is 16")),
+    "a run without weights": (use_dummy, ("the run names no weights: its owner sets model.LLM.checkpoint",)),
+    "an optimizer of `psyche train`": (use_adamw, ("'AdamW' trains in one process only",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "words"), CASES.values(), ids=CASES)
+def test_what_never_can_work_is_named_with_a_way_out(
+    place: Place, spoil: Callable[[Place], None], words: tuple[str, ...]
+) -> None:
+    assert place.describe() == ""
+    spoil(place)
+    found = place.describe()
+    assert all(word in found for word in words), found
+
+
+def test_several_obstacles_are_told_together(place: Place) -> None:
+    place.rewrite(max_position_embeddings=8)
+    place.write_tokens(64)
+    assert "max_position_embeddings is 8" in place.describe()
+    assert "token 64" in place.describe()
+
+
+def test_snapshots_need_room_which_those_of_an_earlier_process_are(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 3 * 8 * PARAMETERS
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=needed - 1))
+    assert "resume: 310 kB are free there, but 3 snapshots of a model of 12.9k parameters" in place.describe()
+    (place.settings.data_dir / "resume").mkdir(parents=True)
+    (place.settings.data_dir / "resume" / "old").write_bytes(b"1")
+    assert place.describe() == ""
+
+
+def test_the_owner_s_word_counts_for_the_size_of_a_model_that_is_not_here(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=24_000))
+    shutil.rmtree(place.root / "model")
+    place.state.metadata.num_parameters, place.state.metadata.vocab_size = 1_001, 63
+    assert "need 24.0 kB" in place.describe()
+    assert "token 63 at position 0" in place.describe()
+
+
+@pytest.mark.parametrize(
+    ("certified", "run_state"),
+    [(True, RunState.WAITING_FOR_MEMBERS), (False, RunState.ROUND_TRAIN), (False, RunState.FINISHED)],
+)
+def test_whoever_can_get_the_weights_from_peers_needs_no_model_of_its_own(
+    place: Place, certified: bool, run_state: RunState
+) -> None:
+    """S9."""
+    place.state.certified = Mark(digest=build_hash("weights")) if certified else Mark()
+    place.state.run_state = run_state
+    place.rewrite(model_type="qwen2")
+    assert place.describe() == ""
+
+
+def test_without_a_model_folder_a_client_joins_and_fetches_the_weights(place: Place) -> None:
+    """S11."""
+    shutil.rmtree(place.root / "model")
+    assert place.describe() == ""
+
+
+def test_weights_on_record_that_nobody_can_train_are_an_obstacle_too(place: Place) -> None:
+    """Such a run's server would not start today."""
+    digest = compute_first_digest(place.root / "model", is_exact=True)
+    place.state.certified = Mark(digest=digest)
+    place.state.model.max_seq_len = 33
+    assert "max_position_embeddings is 32" in place.describe()
+
+
+# --- before the join
+
+
+@dataclass
+class FakeBackend:
+    """Shows one state, and keeps what is reported."""
+
+    state: Coordinator
+    reports: list[SelfReport] = field(default_factory=list)
+
+    async def states(self) -> AsyncGenerator[Coordinator, None]:
+        yield self.state
+
+    def report(self, report: SelfReport) -> None:
+        self.reports.append(report)
+
+
+@dataclass
+class FakeTrainer:
+    """Refuses one device."""
+
+    refused: str
+
+    async def check(self, request: CheckRequest) -> CheckReply:
+        await trio.lowlevel.checkpoint()
+        if request.device == self.refused:
+            raise TrainerError(f"device {request.device!r}: this machine has 0 CUDA devices; use cpu")
+        return CheckReply(device=request.device)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "refused", "reason"),
+    [(to_bin, "", "has pytorch_model.bin"), (lambda _place: None, "cuda", "this machine has 0 CUDA devices")],
+)
+async def test_the_owner_is_told_why_a_client_does_not_join(
+    place: Place, autojump_clock: trio.testing.MockClock, spoil: Callable[[Place], None], refused: str, reason: str
+) -> None:
+    log, backend, trainer = Log(), FakeBackend(place.state), FakeTrainer(refused)
+    reporter = Reporter(log, "client")
+    await app.check_before_join(place.settings, cast("Backend", backend), trainer, reporter)
+    assert (log.told, backend.reports) == ([], [])
+    spoil(place)
+    place.settings.device = "cuda"
+    with pytest.raises(PsycheError, match=reason) as caught:
+        await app.check_before_join(place.settings, cast("Backend", backend), trainer, reporter)
+    assert [event.reason for event in log.get(kinds.CannotTakePart)] == [str(caught.value)]
+    assert [report.error for report in backend.reports] == [f"cannot take part: {caught.value}"]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "CPU", "mps"])
+async def test_a_device_that_nobody_has_is_refused_before_anything_is_made(place: Place, device: str) -> None:
+    place.settings.device = device
+    with pytest.raises(ConfigError, match=f"--device {device}: there is no such device; use auto, cpu, cuda or cuda:N"):
+        await app.run_client(place.settings, EventLog(None, node="n"), lambda *_: pytest.fail("it never gets so far"))
+    assert not place.settings.data_dir.exists()
+
+
+def test_the_snapshots_that_are_counted_are_those_that_a_run_keeps() -> None:
+    """P6: two are kept, and a third is written before one of them goes."""
+    assert preflight.SNAPSHOTS == 3

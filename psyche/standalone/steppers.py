@@ -1,8 +1,8 @@
 """One training step: AdamW, or DisTrO among peers that are simulated in this process."""
 
 from collections import deque
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,13 @@ class Stepper(Protocol):
 
         Raises:
             TrainerError: gradients that are not finite.
+        """
+        ...
+
+    def settled(self, lr: float) -> AbstractContextManager[None]:
+        """The model as if the training ended here: updates in flight are applied inside the context, and taken back.
+
+        Held-out losses are measured so: after the same number of updates, whatever the optimizer.
         """
         ...
 
@@ -73,6 +80,10 @@ class AdamWStepper:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return StepReport(gradients.loss, gradients.norm, 4 * sum(p.numel() for p in self._parameters.values()))
+
+    def settled(self, lr: float) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Change nothing: no update is in flight."""
+        return nullcontext()
 
     def finish(self, lr: float) -> None:
         """Do nothing: no update is in flight."""
@@ -121,6 +132,19 @@ class DistroStepper:
                 self._model, self._parameters, tokens, micro_batch_size=self._settings.micro_batch or len(tokens),
                 device=self._device, clip=self._settings.clip,
             )  # fmt: skip
+
+    @contextmanager
+    def settled(self, lr: float) -> Iterator[None]:
+        """See `Stepper.settled`; holds a second copy of the weights meanwhile."""
+        before = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        for payloads in self._on_their_way:
+            self._peers[0].apply(payloads, lr, self._settings.weight_decay)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(before[name])
 
     def _apply(self, lr: float) -> None:
         self._peers[0].apply(self._on_their_way.popleft(), lr, self._settings.weight_decay)

@@ -165,5 +165,8 @@ class _Training:
         is_due = step in {0, self._settings.steps} or (every > 0 and step % every == 0)
         if self._held_out is None or not is_due:
             return None
-        held_out[step] = evaluate(self._model, self._held_out, micro_batch_size=EVAL_MICRO_BATCH, device=self._device)
+        with self._stepper.settled(self._get_lr(step)):
+            held_out[step] = evaluate(
+                self._model, self._held_out, micro_batch_size=EVAL_MICRO_BATCH, device=self._device
+            )
         return held_out[step]

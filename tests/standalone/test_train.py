@@ -81,6 +81,28 @@ def test_a_training_repeats_itself_bit_for_bit(model: Path, data: Path) -> None:
     assert first.losses != other.losses
 
 
+ONE_RATE = ScheduleSettings(name=ScheduleName.CONSTANT, lr=1e-2, warmup_steps=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": OptimizerName.ADAMW}, {}, {"overlap": True}, {"values": True}],
+    ids=["adamw", "distro", "overlap", "values"],
+)
+def test_held_out_losses_are_measured_after_every_update_whatever_the_optimizer(
+    model: Path, data: Path, changes: dict[str, Any]
+) -> None:
+    long = train_model(make_settings(model, data, steps=4, schedule=ONE_RATE, **changes))
+    short = train_model(make_settings(model, data, steps=2, schedule=ONE_RATE, **changes))
+    assert long.held_out[2] == short.held_out[2]
+
+
+def test_measuring_changes_nothing_of_a_training(model: Path, data: Path) -> None:
+    often = train_model(make_settings(model, data, overlap=True, eval_every=1))
+    seldom = train_model(make_settings(model, data, overlap=True, eval_every=0))
+    assert (often.losses, often.final_held_out) == (seldom.losses, seldom.final_held_out)
+
+
 def test_overlap_applies_two_steps_late_and_drains_at_the_end(
     model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,13 +122,13 @@ def test_overlap_applies_two_steps_late_and_drains_at_the_end(
 
     monkeypatch.setattr(Distro, "compress", note_compress)
     monkeypatch.setattr(Distro, "apply", note_apply)
-    train_model(make_settings(model, data, steps=4, overlap=True))
+    train_model(make_settings(model, data, steps=4, overlap=True, eval_every=0))
     assert events == [
         "train 1 after none", "train 2 after none", "apply", "train 3 after 1", "apply", "train 4 after 2", "apply",
         "apply",
     ]  # fmt: skip
     events.clear()
-    train_model(make_settings(model, data, steps=2))
+    train_model(make_settings(model, data, steps=2, eval_every=0))
     assert events == ["train 1 after none", "apply", "train 2 after 1", "apply"]
 
 

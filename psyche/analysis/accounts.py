@@ -9,6 +9,7 @@ Each moment of a member's time in a round counts as the first of these that hold
 in vain; it applies; due payloads are announced but not here yet; the round only waits for witnesses; it waits.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -337,7 +338,7 @@ class Accounts:
                 node.tokens += one.trained[node.name]
             elif one.is_decided and not one.is_drain:
                 node.cut_off.append(one.place)
-        whole = sum(total.values())
+        whole = math.fsum(total.values())
         one.shares = {what: total[what] / whole if whole else 0.0 for what in What}
 
     # --- figures -------------------------------------------------------------------------------------
@@ -361,8 +362,8 @@ class Accounts:
     @property
     def shares(self) -> dict[What, float]:
         """Shares of all members' time in rounds with data."""
-        total = {what: sum(node.times[what] for node in self.nodes.values()) for what in What}
-        whole = sum(total.values())
+        total = {what: math.fsum(node.times[what] for node in self.nodes.values()) for what in What}
+        whole = math.fsum(total.values())
         return {what: total[what] / whole if whole else 0.0 for what in What}
 
     @property
@@ -387,7 +388,7 @@ class Accounts:
             return 0.0
         start, end = self._worked.start, self._worked.end
         members = [node for node in self.nodes.values() if node.present]
-        trained = sum(span.end - span.start for node in members for span in node.spans[What.TRAIN])
+        trained = math.fsum(span.end - span.start for node in members for span in node.spans[What.TRAIN])
         return trained / (len(members) * (end - start)) if members and end > start else 0.0
 
     @property

@@ -1,5 +1,6 @@
 """Time accounts of a run's rounds, as text and as plain data."""
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
@@ -26,7 +27,7 @@ def format_percent(share: float) -> str:
 def format_times(accounts: Accounts) -> list[str]:
     """Lines that say how long rounds took and what the time was spent on."""
     times = sorted(one.seconds for one in accounts.data_rounds)
-    mean = sum(times) / len(times)
+    mean = math.fsum(times) / len(times)
     lines = [
         (
             f"time per round         {format_seconds(median(times))} (median; shortest {format_seconds(times[0])}, "
@@ -42,8 +43,8 @@ def format_times(accounts: Accounts) -> list[str]:
 
 def compute_shares(nodes: Sequence[NodeAccount]) -> dict[What, float]:
     """Shares of these nodes' total time, by what it was spent on."""
-    whole = sum(sum(node.times.values()) for node in nodes)
-    return {what: sum(node.times[what] for node in nodes) / whole if whole else 0.0 for what in What}
+    whole = math.fsum(seconds for node in nodes for seconds in node.times.values())
+    return {what: math.fsum(node.times[what] for node in nodes) / whole if whole else 0.0 for what in What}
 
 
 def format_accounts(accounts: Accounts) -> str:

@@ -1,5 +1,6 @@
 """The accounts of one client and of one round; `accounts.py` folds a run's events into them."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -150,7 +151,7 @@ def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
     for what in (What.AWAY, What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER):
         times[what], left = take_out(left, find_spans(node.spans[what], one.start, one.end))
     times[What.WITNESS], left = take_out(left, [Span(one.closing, one.end)])
-    times[What.WAIT] = sum(span.end - span.start for span in left)
+    times[What.WAIT] = math.fsum(span.end - span.start for span in left)
     return times
 
 

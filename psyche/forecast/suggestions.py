@@ -115,7 +115,7 @@ def _iter_settings(forecast: Forecast) -> Iterator[Idea]:
     question, config = forecast.question, forecast.question.config
     if not config.overlap:
         yield _change(question, "overlap = true", "results count one round later", overlap=True)
-    inside = sum(one.seconds for one in forecast.accounts.data_rounds)
+    inside = math.fsum(one.seconds for one in forecast.accounts.data_rounds)
     if config.rounds_per_epoch and inside < 0.9 * forecast.outcome.simulated_s and len(get_epochs(forecast)) > 1:
         longer = 4 * config.rounds_per_epoch
         text = f"rounds_per_epoch = {longer} instead of {config.rounds_per_epoch}"

@@ -61,6 +61,7 @@ def get_tests(seed: int) -> list[Stage]:
         Stage("tests", [sys.executable, *pytest, *COVER_CORE, "--durations=10", f"-n{WORKERS}", *BY_FILE]),
         Stage("coverage data", [*coverage, "combine", "--quiet"]),
         Stage("coverage of core", [*coverage, "report", "--fail-under=100", "--skip-covered", "-m"]),
+        Stage("other Pythons", [sys.executable, "scripts/check_versions.py"]),
     ]
 
 

@@ -9,7 +9,7 @@ down_mbit_s = 250
 latency_ms = 25
 """
 
-import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -96,12 +96,13 @@ def get_counts(classes: list[ClassTable], clients: int, path: Path) -> list[int]
         ConfigProblems: the counts exceed `clients`, or fall short of it and no class has a share.
     """
     fixed = sum(one.count or 0 for one in classes)
-    shares = [one.share or 0.0 for one in classes]
+    # Exact, as typed: a tie between classes goes to the first, on every version of Python.
+    shares = [Fraction(repr(one.share or 0.0)) for one in classes]
     left = clients - fixed
     if left < 0 or (left > 0 and not any(shares)):
         what = f"the counts add up to {fixed}, but there are {clients} clients"
         raise ConfigProblems([Problem(path, None, "class", what, f"--clients {fixed}, or a class with a share")])
-    exact = [left * share / math.fsum(shares) if share else 0.0 for share in shares]
+    exact = [left * share / sum(shares) if share else Fraction(0) for share in shares]
     counts = [int(number) for number in exact]
     by_rest = sorted(range(len(exact)), key=lambda place: counts[place] - exact[place])
     for place in by_rest[: left - sum(counts)]:

@@ -4,8 +4,6 @@ This covers a resend over TCP as well as a transaction that lands after its retr
 these functions to kinds of messages; messages of other kinds are never repeats.
 """
 
-from dataclasses import replace
-
 from psyche.core.state.messages import (
     HealthCheck,
     Join,
@@ -101,6 +99,6 @@ def _is_waiting(state: Coordinator, slot: Slot) -> bool:
 
 
 def _is_record_of(record: WitnessRecord, message: WitnessMessage) -> bool:
-    plain = replace(message, metadata=b"")  # never stored
+    """Whether all fields are equal; a message's metadata is never stored."""
     names = ("member", "flags", "at_s", "held", "heard", "missing", "broadcast_bloom", "results_root", "state_digest")
-    return all(getattr(record, name) == getattr(plain, name) for name in names)
+    return all(getattr(record, name) == getattr(message, name) for name in names)

@@ -30,6 +30,43 @@ def test_a_repeat_of_a_join_is_on_record_only_under_the_same_keys() -> None:
     assert not is_repeat(run.state, signer, Join(p2p))
 
 
+def test_a_join_is_a_repeat_whatever_others_do() -> None:
+    run = build_run(members=2)
+    run.state.registry.slots[0].state = SlotState.LEAVING
+    assert is_repeat(run.state, build_keys(1)[0], Join(build_keys(1)[1]))
+
+
+def test_a_warmup_witness_names_the_candidate_that_it_showed_of_four() -> None:
+    run = build_run(members=4)
+    run.form()
+    digests = [run.get_start_digest(), *(build_hash(f"other {number}") for number in range(3))]
+    for member, digest in enumerate(digests):
+        run.show(member, digest=digest)
+    assert len(run.state.epoch.start_candidates) == 4
+    for member, client in enumerate(run.state.clients):
+        shown = [is_repeat(run.state, client.p2p, WarmupWitness(0, member, digest)) for digest in digests]
+        assert shown == [member == number for number in range(4)]
+
+
+def test_a_warmup_witness_of_a_candidate_that_is_gone_is_no_repeat() -> None:
+    run = build_run(members=3)
+    run.form()
+    run.show(0)
+    run.show(1, digest=build_hash("other"))
+    run.state.epoch.start_candidates.pop()
+    key = run.state.clients[1].p2p
+    assert not is_repeat(run.state, key, WarmupWitness(0, 1, build_hash("other")))
+
+
+def test_a_member_that_is_not_ready_has_shown_no_certified_weights() -> None:
+    run = build_run(members=2)
+    run.warm_up().finish_epoch()
+    run.rejoin()
+    run.form()
+    key = run.state.clients[0].p2p
+    assert not is_repeat(run.state, key, WarmupWitness(1, 0, run.state.certified.digest))
+
+
 def test_a_repeat_of_a_warmup_witness_is_on_record_only_with_the_digest_it_showed() -> None:
     run = build_run(members=3)
     run.form()
@@ -82,6 +119,14 @@ def test_a_repeat_of_a_witness_is_on_record_only_if_every_field_is_equal(other: 
     assert not is_repeat(run.state, key, _replace(message, other))
 
 
+def test_the_number_of_a_witness_is_its_member_index() -> None:
+    run = build_run(members=3)
+    run.warm_up()
+    message, key = run.build_witness(1), run.state.clients[1].p2p
+    run.send(message)
+    assert is_repeat(run.state, key, message)
+
+
 def _replace(message: WitnessMessage, changes: dict[str, Any]) -> WitnessMessage:
     values = {name: getattr(message, name) for name in WitnessMessage.__slots__}
     return WitnessMessage(**(values | changes))
@@ -109,6 +154,17 @@ def test_a_withdrawal_is_on_record_when_there_is_nothing_left_to_leave() -> None
     assert is_repeat(run.state, key, Withdraw(0, 0)), "the epoch is over"
 
 
+def test_a_withdrawal_is_on_record_for_the_member_that_has_left_alone() -> None:
+    run = build_run(members=3)
+    run.warm_up()
+    run.state.clients[1].state = ClientState.WITHDRAWN
+    key = run.state.clients[1].p2p
+    assert is_repeat(run.state, key, Withdraw(0, 1))
+    assert not is_repeat(run.state, run.state.clients[0].p2p, Withdraw(0, 0))
+    assert not is_repeat(run.state, key, Withdraw(1, 1)), "another epoch"
+    assert not is_repeat(run.state, SENDER, Withdraw(0, 1)), "another key"
+
+
 def test_a_checkpoint_is_on_record_only_with_its_digest_and_source() -> None:
     run = build_run(members=2)
     run.warm_up().finish_epoch()
@@ -124,9 +180,11 @@ def test_an_accusation_is_on_record_for_the_round_it_was_made_in() -> None:
     run = build_run(members=3)
     run.warm_up()
     run.state.clients[1].witness_checked_height = 2
+    run.state.clients[2].witness_checked_height = 1
     assert is_repeat(run.state, SENDER, HealthCheck(0, 2, 1))
+    assert is_repeat(run.state, SENDER, HealthCheck(0, 1, 2)), "the first round that accuses"
     assert not is_repeat(run.state, SENDER, HealthCheck(0, 3, 1)), "another round"
-    assert not is_repeat(run.state, SENDER, HealthCheck(0, 0, 2)), "nobody was accused in round 0"
+    assert not is_repeat(run.state, SENDER, HealthCheck(0, 0, 0)), "nobody was accused in round 0"
     assert not is_repeat(run.state, SENDER, HealthCheck(0, 2, 3)), "no such member"
     assert not is_repeat(run.state, SENDER, HealthCheck(1, 2, 1)), "another epoch"
 

@@ -21,9 +21,11 @@ from psyche.core.state.state import (
     RunState,
     Slot,
     SlotState,
-    WitnessRecord,
 )
 from psyche.core.state.timeline import get_round
+
+# What a record keeps of a witness's message; metadata is never stored.
+RECORDED = ("member", "flags", "at_s", "held", "heard", "missing", "broadcast_bloom", "results_root", "state_digest")
 
 
 def is_joined(state: Coordinator, sender: bytes, message: Join) -> bool:
@@ -60,7 +62,7 @@ def is_witnessed(state: Coordinator, sender: bytes, message: WitnessMessage) -> 
     found = get_round(state, message.height)
     if _get_member(state, message.epoch, message.member, sender) is None or found is None:
         return False
-    return any(_is_record_of(record, message) for record in found.witnesses)
+    return any(all(getattr(record, n) == getattr(message, n) for n in RECORDED) for record in found.witnesses)
 
 
 def is_accused(state: Coordinator, sender: bytes, message: HealthCheck) -> bool:  # noqa: ARG001 - whoever accuses
@@ -96,9 +98,3 @@ def _get_member(state: Coordinator, epoch: int, member: int, sender: bytes) -> C
 def _is_waiting(state: Coordinator, slot: Slot) -> bool:
     """Whether the slot has a join for the next formation or a later one."""
     return slot.state is SlotState.JOINED and slot.active >= state.registry.next_active
-
-
-def _is_record_of(record: WitnessRecord, message: WitnessMessage) -> bool:
-    """Whether all fields are equal; a message's metadata is never stored."""
-    names = ("member", "flags", "at_s", "held", "heard", "missing", "broadcast_bloom", "results_root", "state_digest")
-    return all(getattr(record, name) == getattr(message, name) for name in names)

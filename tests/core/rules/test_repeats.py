@@ -36,16 +36,17 @@ def test_a_join_is_a_repeat_whatever_others_do() -> None:
     assert is_repeat(run.state, build_keys(1)[0], Join(build_keys(1)[1]))
 
 
-def test_a_warmup_witness_names_the_candidate_that_it_showed_of_four() -> None:
-    run = build_run(members=4)
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_warmup_witness_names_the_candidate_that_it_showed_of_several(count: int) -> None:
+    run = build_run(members=count)
     run.form()
-    digests = [run.get_start_digest(), *(build_hash(f"other {number}") for number in range(3))]
+    digests = [run.get_start_digest(), *(build_hash(f"other {number}") for number in range(1, count))]
     for member, digest in enumerate(digests):
         run.show(member, digest=digest)
-    assert len(run.state.epoch.start_candidates) == 4
+    assert len(run.state.epoch.start_candidates) == count
     for member, client in enumerate(run.state.clients):
         shown = [is_repeat(run.state, client.p2p, WarmupWitness(0, member, digest)) for digest in digests]
-        assert shown == [member == number for number in range(4)]
+        assert shown == [member == number for number in range(count)]
 
 
 def test_a_warmup_witness_of_a_candidate_that_is_gone_is_no_repeat() -> None:

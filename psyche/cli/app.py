@@ -7,7 +7,7 @@ import typer
 from psyche import __version__
 from psyche.cli.commands import client, data, doctor, init, model, server, simulate, testnet
 
-from psyche.cli.commands.run import info, steering, access  # noqa: F401  # isort: skip  # in the order of the help
+from psyche.cli.commands.run import info, steering, changes, access  # noqa: F401  # isort: skip  # in the order of the help
 from psyche.cli.commands.run import group as run
 from psyche.cli.helpers.common import Debug, format_examples, make_group
 from psyche.standalone import command as train

@@ -21,7 +21,7 @@ from psyche.errors import BackendError, PsycheError, WireError
 from psyche.server.access import AllowList, FirstKeys
 from psyche.server.book import AddressBook
 from psyche.server.connections.presence import Presence, can_be_given_up, find_departure, has_departure_ahead, is_member
-from psyche.server.connections.push import StateVersion, make_version
+from psyche.server.connections.push import StateVersion, make_full, make_version
 from psyche.server.connections.replies import Answer, ReplyCache
 from psyche.server.evidence import check_report, is_report_true
 from psyche.server.journal.events import Event
@@ -37,7 +37,6 @@ from psyche.wire.messages import AnyMessage
 from psyche.wire.report import SelfReport
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more means that the state machine loops
-_NOT_HERE: Final = (msg.Update, msg.UpdateClientVersion)  # a TCP server keeps its initial settings
 _UNCACHED: Final = (
     wire.HelloRequest,
     wire.StatusRequest,
@@ -47,6 +46,7 @@ _UNCACHED: Final = (
     wire.EarningsRequest,
     wire.ReportRequest,
     wire.MembersRequest,
+    wire.RecordRequest,
 )
 
 
@@ -254,9 +254,11 @@ class CoordinatorHandler:
             WireError: the body is malformed.
         """
         match body:
-            case wire.SubscribeRequest():
+            case wire.SubscribeRequest() | wire.RecordRequest():
                 if not self.may_follow(sender):
                     raise self.access.refuse(sender)
+                if isinstance(body, wire.RecordRequest):
+                    return make_full(self.version, self.now)
             case wire.AnnounceRequest():
                 self._put_record(sender, body.record)
             case wire.ReportRequest():
@@ -291,7 +293,7 @@ class CoordinatorHandler:
             self._change_access(sender, body, message)
             return
         kind = BY_TYPE[type(message)]
-        if kind.sender is Sender.HOME or isinstance(message, _NOT_HERE):
+        if kind.sender is Sender.HOME:
             raise wire.BadRequest(f"{kind.name}: no message to a TCP server")
         if kind.sender is Sender.OWNER:
             self._command(sender, body, message)

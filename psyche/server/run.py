@@ -1,19 +1,22 @@
 """The run of a server: created, or recovered from its folder and checked against the given configuration."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from psyche.core.encoding.account import encode_config, encode_model, encode_state
+from psyche.core.encoding.account import decode_config, decode_model, encode_config, encode_model, encode_state
 from psyche.core.state.genesis import create_run
 from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress
 from psyche.errors import ConfigError, PsycheError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.server.access import AccessChanges
-from psyche.server.journal.journal import Journal, JournalDisk
+from psyche.server.journal.journal import Journal, JournalDisk, JournalError
 from psyche.server.journal.recovery import create_journal, recover
+from psyche.wire.crypto import blake3_hash
+
+FILE_HASH_NAME: Final = "run-file.hash"  # of the settings of the run's file that the record was last equal to
 
 
 class RunDefinition(Protocol):
@@ -89,10 +92,10 @@ def open_run(
     """
     found = recover(disk, accept_loss=accept_loss)
     if found is not None:
-        _check_same(found.state, file)
+        notes = (*found.notes, *_check_file(disk, found.state, file))
         return OpenRun(
-            found.state, found.journal, found.now, found.op_ids, is_new=False, records=found.records,
-            notes=tuple(found.notes), access=found.access,
+            found.state, found.journal, found.now, found.op_ids, is_new=False, records=found.records, notes=notes,
+            access=found.access,
         )  # fmt: skip
     created = now()
     uid = compute_run_uid(server_key, file.run_id, created)
@@ -103,6 +106,7 @@ def open_run(
     )  # fmt: skip
     state.pending_pause = file.pending_pause
     journal = create_journal(disk, created, encode_state(state))
+    _remember_file(disk, file)
     return OpenRun(state, journal, created, (), is_new=True, records=0, notes=notes)
 
 
@@ -117,19 +121,63 @@ def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[
         return ZERO32, (f"the first weights are not on record, so {note}: {error}",)
 
 
-def _check_same(state: Coordinator, file: RunDefinition) -> None:
-    advice = "start it with its original configuration, or give the new run an empty state folder"
+def _check_file(disk: JournalDisk, state: Coordinator, file: RunDefinition) -> tuple[str, ...]:
+    """Check that the file describes this run; return notes for the user.
+
+    The record counts. It may differ from the file where its owner has changed the run since (P9), but not because
+    somebody has edited the file: such changes would have no effect.
+
+    Raises:
+        ConfigError: the file is of another run, or was edited and differs from the record.
+    """
     if state.run_id != file.run_id:
-        raise ConfigError(f"run_id: the state folder holds the run {state.run_id!r}, not {file.run_id!r}; {advice}")
-    if encode_config(state.config) != encode_config(file.config):
-        names = ", ".join(_get_differences(state.config, file.config))
-        raise ConfigError(f"[config] {names}: differs from the run in the state folder; {advice}")
+        raise ConfigError(
+            f"run_id: the state folder holds the run {state.run_id!r}, not {file.run_id!r}; give the new run an empty "
+            "state folder"
+        )
+    differences = ", ".join(_find_differences(state, file))
+    if not differences:
+        _remember_file(disk, file)
+        return ()
+    if FILE_HASH_NAME in disk.names() and disk.read(FILE_HASH_NAME) == _hash_file(file):
+        note = "the owner has changed this since the run's file was written (P9); the run keeps its own settings"
+        return (f"{differences}: {note}",)
+    raise ConfigError(
+        f"{differences}: differs from the run in the state folder; start the server with the file as it was and change "
+        "the run with `psyche run update-config`, or give a new run an empty state folder"
+    )
+
+
+def _find_differences(state: Coordinator, file: RunDefinition) -> Iterator[str]:
+    """Find the keys of a run's file whose values are not those on record; sources of weights are not compared."""
+    config, model = decode_config(encode_config(file.config)), decode_model(encode_model(file.model))
+    for table, recorded, wanted in (("config", state.config, config), ("model.LLM", state.model, model)):
+        for name in type(wanted).__slots__:
+            if "checkpoint" not in name and getattr(recorded, name) != getattr(wanted, name):
+                yield f"{table}.{name}"
     if state.bootstrap != [*file.bootstrap]:
-        raise ConfigError(f"bootstrap: differs from the run in the state folder; {advice}")
-    if encode_model(state.model, zero_checkpoints=True) != encode_model(file.model, zero_checkpoints=True):
-        names = ", ".join(name for name in _get_differences(state.model, file.model) if "checkpoint" not in name)
-        raise ConfigError(f"[model.LLM] {names}: differs from the run in the state folder; {advice}")
+        yield "bootstrap"
 
 
-def _get_differences(one: Config | Model, other: Config | Model) -> list[str]:
-    return [name for name in type(one).__slots__ if getattr(one, name) != getattr(other, name)]
+def _hash_file(file: RunDefinition) -> bytes:
+    """Compute a hash of what `_find_differences` compares."""
+    parts = (
+        encode_config(file.config),
+        encode_model(file.model, zero_checkpoints=True),
+        *map(str.encode, file.bootstrap),
+    )
+    return blake3_hash(*parts)
+
+
+def _remember_file(disk: JournalDisk, file: RunDefinition) -> None:
+    """Remember that the record follows this file; blocks on the disk.
+
+    Raises:
+        JournalError: the disk failed.
+    """
+    if FILE_HASH_NAME in disk.names() and disk.read(FILE_HASH_NAME) == _hash_file(file):
+        return
+    try:
+        disk.replace(FILE_HASH_NAME, _hash_file(file))
+    except OSError as error:
+        raise JournalError(f"state folder: {FILE_HASH_NAME} cannot be written: {error}") from error

@@ -109,6 +109,10 @@ class MembersRequest(msgspec.Struct, frozen=True, array_like=True, tag="members"
     """Asks who takes part, and what each says of itself (K8). For keys that the server prefers to strangers (K7)."""
 
 
+class RecordRequest(msgspec.Struct, frozen=True, array_like=True, tag="record"):
+    """Asks for the full state once, without a subscription. For those that may follow the run."""
+
+
 RequestBody: TypeAlias = (
     HelloRequest
     | SubscribeRequest
@@ -120,6 +124,7 @@ RequestBody: TypeAlias = (
     | StatusRequest
     | ReportRequest
     | MembersRequest
+    | RecordRequest
 )
 
 
@@ -219,7 +224,16 @@ class Members(msgspec.Struct, frozen=True, array_like=True, tag="members"):
     members: tuple[MemberInfo, ...]
 
 
-ReplyBody: TypeAlias = Greeting | RunStatus | Earnings | AllowedKeys | Members | None
+class FullState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
+    """The bytes of the whole state, compressed with zstd."""
+
+    nonce: Unsigned63
+    now_unix: Unsigned63
+    hash: StateHash
+    compressed: bytes
+
+
+ReplyBody: TypeAlias = Greeting | RunStatus | Earnings | AllowedKeys | Members | FullState | None
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
@@ -236,15 +250,6 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     on_record: bool = False
     nonce: Unsigned63 = 0
     body: ReplyBody = None
-
-
-class FullState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
-    """The bytes of the whole state, compressed with zstd."""
-
-    nonce: Unsigned63
-    now_unix: Unsigned63
-    hash: StateHash
-    compressed: bytes
 
 
 class ChangedBytes(msgspec.Struct, frozen=True, array_like=True):

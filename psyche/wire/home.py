@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from psyche.core.state.state import Coordinator
 from psyche.wire.backend import Members, RunStatus
 from psyche.wire.messages import AnyMessage
 
@@ -11,6 +12,14 @@ class Home(Protocol):
 
     async def get_status(self) -> RunStatus:
         """Return a summary of the run, for people.
+
+        Raises:
+            BackendError: the home refuses, or could not be reached in time.
+        """
+        ...
+
+    async def get_record(self) -> Coordinator:
+        """Return the whole record.
 
         Raises:
             BackendError: the home refuses, or could not be reached in time.

@@ -39,6 +39,7 @@ bodies = st.one_of(
     st.just(wire.EarningsRequest()),
     st.just(wire.StatusRequest()),
     st.just(wire.MembersRequest()),
+    st.just(wire.RecordRequest()),
     st.builds(
         wire.ReportRequest,
         st.builds(SelfReport, *[st.text(max_size=32)] * 3, *[st.integers(0, 9)] * 3, st.none() | st.floats(-9, 9)),
@@ -80,6 +81,7 @@ def _find_examples(strategy: st.SearchStrategy[Any]) -> list[Any]:
         wire.Reply(7, body=wire.Members(1, (wire.MemberInfo(KEY, 0, 1, True, SelfReport("ada"), 2, True, 3),))),
         wire.Reply(8, body=wire.Members(1, (wire.MemberInfo(KEY, None, None, False),))),
         wire.FullState(1, 2, bytes(16), b"zstd"),
+        wire.Reply(9, body=wire.FullState(1, 2, bytes(16), b"zstd")),
         wire.StateDelta(1, 2, 3, bytes(16), (wire.ChangedBytes(0, b"a"), wire.ChangedBytes(STATE_BYTES - 1, b"b"))),
         wire.BookChange(True, (RECORD,), (KEY,)),
         wire.Goodbye("Replaced", "by another"),

@@ -1,4 +1,4 @@
-"""An owner's connections to a TCP server: commands, status, allow list, earnings (`psyche run`)."""
+"""An owner's connections to a TCP server: commands, status, record, allow list, earnings (`psyche run`)."""
 
 import secrets
 from collections.abc import Callable
@@ -8,8 +8,11 @@ from typing import Final, TypeVar
 import trio
 
 from psyche.backends.tcp.dial import ServerAddress, ask, dial
+from psyche.backends.tcp.push import read_full
+from psyche.core.encoding.account import decode_state
 from psyche.core.state.limits import MAX_CLAIMS
 from psyche.core.state.messages import Collect
+from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
@@ -22,7 +25,7 @@ TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 1.0
 SILENT_S: Final = 1.0  # after this a waiting person is told the reason
 Say = Callable[[str], None]
-_Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings, wire.Members)
+_Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings, wire.Members, wire.FullState)
 
 
 def _say_nothing(_text: str) -> None:
@@ -50,6 +53,16 @@ class TcpHome:
     async def get_status(self) -> wire.RunStatus:
         """Return the run's status; anybody may ask."""
         return await self._ask(None, wire.StatusRequest(), wire.RunStatus)
+
+    async def get_record(self) -> Coordinator:
+        """Return the whole record.
+
+        Raises:
+            NotAllowed: `identity` may neither join the run nor command it.
+            WireError: the answer cannot be read.
+        """
+        answer = await self._ask(None, wire.RecordRequest(), wire.FullState)
+        return decode_state(read_full(answer))
 
     async def get_members(self) -> wire.Members:
         """Return who takes part and what each client says of itself (K8); errors only if an owner asks.

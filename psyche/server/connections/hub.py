@@ -33,6 +33,7 @@ _VISITORS_MAY: Final = (
     wire.EarningsRequest,
     wire.AllowedRequest,
     wire.MembersRequest,
+    wire.RecordRequest,
 )
 
 

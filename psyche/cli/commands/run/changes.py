@@ -1,0 +1,146 @@
+"""`psyche run update-config` and `extend`: changes to a run on record (P9)."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from psyche.cli.commands.run.group import OWNED, owner_command
+from psyche.cli.commands.run.info import show_status
+from psyche.cli.helpers.owners import Owner, say
+
+if TYPE_CHECKING:
+    from psyche.core.state.messages import Update
+    from psyche.core.state.state import Coordinator
+    from psyche.wire.backend import RunStatus
+    from psyche.wire.home import Home
+
+Build = Callable[["Coordinator"], "Update"]  # from the record to the update of it that is wanted
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show and check the changes, and send nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nothing is asked anyway.")]
+
+
+@owner_command(
+    "update-config",
+    f"psyche run update-config --state my-run {OWNED} --dry-run",
+    f"psyche run update-config --state my-run/run.toml {OWNED} --yes",
+)
+def update_config(
+    *,
+    owner: Owner,
+    state: Annotated[Path, typer.Option(help="run.toml or state.toml with the new settings, or its folder.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Give a run the settings of a run.toml.
+
+    Shows every key that changes, with its old and new value, and asks before it sends them. The run must be paused,
+    unless only [metadata] and bootstrap change. The run keeps its weights, its step and its members. [progress] and
+    [access] of the file have no effect here.
+    """
+    from psyche.config.load import load_run
+    from psyche.config.rules import find_unsupported
+    from psyche.config.update import build_update
+    from psyche.errors import ConfigError
+
+    file = load_run(state)
+    if unsupported := find_unsupported(file.model, file.config):
+        raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in unsupported))
+    for warning in file.warnings:
+        say(f"warning: {warning}")
+    change_run(owner, lambda record: build_update(record, file), dry_run=dry_run, yes=yes)
+
+
+@owner_command(
+    "extend",
+    f"psyche run extend --total-steps 400 {OWNED}",
+    f"psyche run extend --total-steps 400 --stretch-schedule {OWNED}",
+)
+def extend(
+    *,
+    owner: Owner,
+    total_steps: Annotated[int, typer.Option(min=1, help="The step at which the run is to end.")],
+    stretch_schedule: Annotated[
+        bool,
+        typer.Option(
+            "--stretch-schedule",
+            help="Move the end of the learning-rate schedule by as many steps. Otherwise the rate stays at its last "
+            "value once the schedule has ended.",
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Let a run train longer.
+
+    The run must be paused. A finished run cannot be extended; docs/owner.md says how to train its weights further.
+    """
+    from psyche.config.update import build_extension
+
+    def build(record: "Coordinator") -> "Update":
+        return build_extension(record, total_steps, stretch=stretch_schedule)
+
+    if change_run(owner, build, dry_run=dry_run, yes=yes):
+        say(f"write total_steps = {total_steps} in your run.toml too, or a later `update-config` takes it back")
+
+
+def change_run(owner: Owner, build: Build, *, dry_run: bool, yes: bool) -> bool:
+    """Show what an update changes, check it, ask, and send it; return whether it was sent.
+
+    Raises:
+        ConfigError: it cannot be made now, or the record has changed while the owner was asked.
+        CoordinatorError: the result would break a rule.
+        typer.Exit: the owner said no.
+    """
+    from psyche.config.update import check_update
+    from psyche.core.state.messages import Update
+
+    record = owner.run(get_record)
+    update = build(record)
+    if update == Update():
+        say("nothing changes: the run has these settings already")
+        return False
+    show_changes(record, update)
+    check_update(record, update)
+    if dry_run:
+        say("nothing was sent (--dry-run)")
+        return False
+    if not yes and sys.stdin.isatty() and not typer.confirm("Change the run?"):
+        say("nothing was changed")
+        raise typer.Exit(1)
+    show_status(owner.run(lambda home: send_update(home, update, build)))
+    return True
+
+
+def show_changes(record: "Coordinator", update: "Update") -> None:
+    """Print each key that an update changes, with both values, and what else the owner should know of it."""
+    from psyche.config.update import describe_update, find_changes
+    from psyche.telemetry.text import format_table
+
+    rows = [(change.key, change.before, "->", change.after) for change in find_changes(record, update)]
+    typer.echo(format_table(("key", "now", "", "then"), rows, left=4))
+    for note in describe_update(record, update):
+        typer.echo(note)
+
+
+async def get_record(home: "Home") -> "Coordinator":
+    """Return the record of a run."""
+    return await home.get_record()
+
+
+async def send_update(home: "Home", update: "Update", build: Build) -> "RunStatus":
+    """Send an update if it still is what the owner was shown; return the status after it.
+
+    An update repeats the sources of the weights that are on record. With older ones the run would begin again from
+    them (P9), so the record is read once more just before.
+
+    Raises:
+        ConfigError: the record has changed meanwhile.
+    """
+    from psyche.errors import ConfigError
+
+    if build(await home.get_record()) != update:
+        raise ConfigError("the run has changed meanwhile, and nothing was sent: run the command again")
+    return await home.command(update)

@@ -1,0 +1,202 @@
+"""What an owner changes of a run on record: found key by key, checked before it is sent, with the way out (P9)."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kits.runs import Run, build_run
+
+from psyche.config.load import LoadedRun
+from psyche.config.update import (
+    build_extension,
+    build_update,
+    check_update,
+    describe_schedule,
+    find_changes,
+    get_schedule_end,
+)
+from psyche.core.committee.schedule import compute_learning_rate
+from psyche.core.state.errors import ConfigRefused
+from psyche.core.state.messages import Pause, Update
+from psyche.core.state.state import (
+    Checkpoint,
+    CheckpointKind,
+    Coordinator,
+    LrSchedule,
+    Mark,
+    Metadata,
+    RunState,
+    ScheduleKind,
+)
+from psyche.errors import ConfigError
+from psyche.testing.builders import build_config, build_hash, build_model, build_state
+
+COSINE = LrSchedule(ScheduleKind.COSINE, base_lr=2e-3, warmup_steps=10, total_steps=1_000, final_lr=2e-4)
+LINEAR = replace(COSINE, kind=ScheduleKind.LINEAR)
+STABLE = LrSchedule(
+    ScheduleKind.WARMUP_STABLE_DECAY, base_lr=2e-3, warmup_steps=10, stable_steps=500, cosine_decay_steps=400,
+    cosine_decay_final_lr=1e-4, linear_decay_steps=90, linear_decay_final_lr=1e-5,
+)  # fmt: skip
+
+
+def build_paused() -> Run:
+    """Three members, one epoch of two steps certified, paused."""
+    run = build_run(3).warm_up()
+    run.apply(Pause())
+    run.finish_epoch()
+    assert run.state.run_state is RunState.PAUSED
+    return run
+
+
+def build_file(state: Coordinator, **changes: Any) -> LoadedRun:
+    """A run.toml with the settings on record, but for `changes`."""
+    values: dict[str, Any] = {
+        "run_id": state.run_id,
+        "config": state.config,
+        "model": state.model,
+        "metadata": state.metadata,
+        "bootstrap": tuple(state.bootstrap),
+    }
+    return LoadedRun(path=Path("/my/run.toml"), warnings=(), **(values | changes))
+
+
+def test_a_file_with_the_settings_on_record_changes_nothing() -> None:
+    state = build_paused().state
+    update = build_update(state, build_file(state))
+    assert update == Update()
+    assert list(find_changes(state, update)) == []
+
+
+def test_changes_are_named_by_key_with_both_values() -> None:
+    state = build_paused().state
+    model = build_model(lr_schedule=COSINE)
+    model.optimizer = replace(model.optimizer, clip_grad_norm=0.5, compression_topk=8)
+    file = build_file(
+        state, config=replace(state.config, total_steps=50, overlap=False), model=model,
+        metadata=Metadata("new", "a text"), bootstrap=("/ip4/192.0.2.1/tcp/1",),
+    )  # fmt: skip
+    found = {change.key: change[1:] for change in find_changes(state, build_update(state, file))}
+    assert found == {
+        "config.total_steps": ("1000", "50"),
+        "config.overlap": ("true", "false"),
+        "model.LLM.lr_schedule.kind": ("Constant", "Cosine"),
+        "model.LLM.lr_schedule.base_lr": ("0.001", "0.002"),
+        "model.LLM.lr_schedule.warmup_steps": ("0", "10"),
+        "model.LLM.lr_schedule.total_steps": ("0", "1000"),
+        "model.LLM.lr_schedule.final_lr": ("0", "0.0002"),
+        "model.LLM.optimizer.clip_grad_norm": ("none", "0.5"),
+        "model.LLM.optimizer.compression_topk": ("4", "8"),
+        "metadata.name": ('"test"', '"new"'),
+        "metadata.description": ('""', '"a text"'),
+        "bootstrap": ("[]", "['/ip4/192.0.2.1/tcp/1']"),
+    }
+
+
+def test_numbers_that_differ_never_look_alike() -> None:
+    state = build_paused().state
+    rate = 0.001 + 1e-12
+    update = Update(model=replace(state.model, lr_schedule=replace(state.model.lr_schedule, base_lr=rate)))
+    ((_, before, after),) = find_changes(state, update)
+    assert (before, after) == ("0.001", repr(rate))
+
+
+def test_an_update_keeps_the_weights_and_what_members_named() -> None:
+    run = build_paused()
+    run.state.model.checkpoint = Checkpoint(CheckpointKind.LOCAL, "named/by/a/member")
+    run.state.checkpoint = replace(run.state.certified, uploader=1)
+    certified = replace(run.state.certified)
+    update = build_update(run.state, build_file(run.state, model=build_model(max_seq_len=8)))
+    assert [change.key for change in find_changes(run.state, update)] == ["model.LLM.max_seq_len"]
+    run.apply(update)
+    assert (run.state.model.max_seq_len, run.state.certified) == (8, certified)
+    assert run.state.model.checkpoint.name == "named/by/a/member"
+
+
+def test_other_first_weights_are_for_a_run_that_has_not_trained() -> None:
+    other = build_model(checkpoint=Checkpoint(CheckpointKind.DUMMY, "other"))
+    trained = build_paused().state
+    with pytest.raises(
+        ConfigError, match=r"run\.toml: model\.LLM\.checkpoint: the run has trained up to step 2 .* new run"
+    ):
+        build_update(trained, build_file(trained, model=other))
+    new = build_state()
+    (change,) = find_changes(new, build_update(new, build_file(new, model=other)))
+    assert change == ("model.LLM.checkpoint.name", '"test"', '"other"')
+
+
+def test_what_the_digest_on_record_depends_on_stays() -> None:
+    """S2: in full-value mode a digest covers no values, so nobody could show the certified one."""
+    state = build_paused().state
+    model = build_model()
+    model.optimizer.quantize_1bit = False
+    with pytest.raises(ConfigError, match="quantize_1bit cannot change"):
+        build_update(state, build_file(state, model=model))
+
+
+def test_a_file_of_another_run_is_refused() -> None:
+    state = build_paused().state
+    with pytest.raises(ConfigError, match="describes the run 'mine', but the server has 'test-run'"):
+        build_update(state, build_file(state, run_id="mine"))
+
+
+def test_a_run_that_goes_on_is_told_to_pause_first_and_metadata_may_change_even_so() -> None:
+    run = build_run(3).warm_up()
+    longer = build_extension(run.state, 2_000)
+    with pytest.raises(ConfigError, match=r"`psyche run pause`.* says paused.* `psyche run resume`"):
+        check_update(run.state, longer)
+    run.apply(Pause())
+    with pytest.raises(ConfigError, match="pauses when this epoch has ended; then run this command again"):
+        check_update(run.state, longer)
+    check_update(run.state, build_update(run.state, build_file(run.state, metadata=Metadata("new"))))
+    run.finish_epoch()
+    before = replace(run.state.config)
+    check_update(run.state, longer)
+    assert run.state.config == before, "a check changes nothing"
+
+
+def test_a_finished_run_is_told_where_a_new_one_begins() -> None:
+    state = build_paused().state
+    state.run_state, state.progress.step, state.progress.epoch_start_data_index = RunState.FINISHED, 161, 1_280
+    with pytest.raises(ConfigError, match=r"a finished run .* step = 161 and epoch_start_data_index = 1280"):
+        check_update(state, build_extension(state, 2_000))
+
+
+def test_what_breaks_a_rule_is_refused_before_it_is_sent() -> None:
+    state = build_paused().state
+    with pytest.raises(ConfigRefused, match=r"config\.min_clients"):
+        check_update(state, Update(config=build_config(min_clients=0)))
+
+
+def test_an_extension_only_goes_forward() -> None:
+    state = build_paused().state
+    for total_steps in (1_000, 5):
+        with pytest.raises(ConfigError, match="ends at step 1000 already"):
+            build_extension(state, total_steps)
+    (change,) = find_changes(state, build_extension(state, 1_001, stretch=True))
+    assert change == ("config.total_steps", "1000", "1001"), "a constant schedule has no end to move"
+
+
+@pytest.mark.parametrize("schedule", [COSINE, LINEAR, STABLE], ids=lambda schedule: schedule.kind.name)
+def test_a_stretched_schedule_ends_as_much_later_as_the_run_and_otherwise_one_is_told(schedule: LrSchedule) -> None:
+    state = build_paused().state
+    state.model.lr_schedule, state.progress.step = schedule, 800
+    plain = build_extension(state, 1_500)
+    told = describe_schedule(state, plain)
+    assert told is not None
+    assert "at step 1000 and stays there up to step 1500; `extend --stretch-schedule`" in told
+    stretched = build_extension(state, 1_500, stretch=True)
+    assert stretched.model is not None
+    assert get_schedule_end(stretched.model.lr_schedule) == 1_500
+    assert replace(stretched.model, lr_schedule=schedule) == state.model, "all else stays"
+    rates = [compute_learning_rate(s, 800) for s in (schedule, stretched.model.lr_schedule)]
+    assert describe_schedule(state, stretched) == f"learning rate at step 800: {rates[0]:.6g} -> {rates[1]:.6g}"
+
+
+def test_an_extension_begins_no_new_start() -> None:
+    run = build_paused()
+    run.state.model.lr_schedule = COSINE
+    certified = replace(run.state.certified)
+    assert certified != Mark(digest=build_hash("other"))
+    run.apply(build_extension(run.state, 1_500, stretch=True))
+    assert (run.state.certified, run.state.config.total_steps) == (certified, 1_500)

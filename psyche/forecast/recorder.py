@@ -14,7 +14,7 @@ from psyche.core.state.state import Client, ClientState, Config, Coordinator, Ro
 from psyche.forecast.workload import Workload
 from psyche.network.blobs.messages import REPLY_HEAD_BYTES
 from psyche.network.links import AccessLine
-from psyche.server.journal.events import Event as JournalEvent
+from psyche.server.journal.changes import Event as JournalEvent
 from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.trainer import WEIGHTS
 from psyche.sim.world import World

@@ -24,7 +24,7 @@ from psyche.server.connections.presence import Presence, can_be_given_up, find_d
 from psyche.server.connections.push import StateVersion, make_full, make_version
 from psyche.server.connections.replies import Answer, ReplyCache
 from psyche.server.evidence import check_report, is_report_true
-from psyche.server.journal.events import Event
+from psyche.server.journal.changes import Event
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
 from psyche.server.reports import ReportBoard, ReportSummary
 from psyche.server.status import get_earnings, make_status

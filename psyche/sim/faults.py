@@ -20,7 +20,7 @@ import trio
 from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
 from psyche.errors import ConfigError
 from psyche.network.links import LinkConditions
-from psyche.server.journal.events import Event
+from psyche.server.journal.changes import Event
 from psyche.sim.disk import DiskConditions, ServerFiles
 from psyche.telemetry import kinds
 

@@ -21,7 +21,7 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.state import Coordinator, RunState
 from psyche.network.links import Links
 from psyche.network.memory import MemoryHub
-from psyche.server.journal.events import Event
+from psyche.server.journal.changes import Event
 from psyche.server.journal.journal import Record
 from psyche.sim import runtime
 from psyche.sim.byzantine.programs import build_program

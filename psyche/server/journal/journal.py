@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from psyche.core.state.limits import STATE_BYTES
 from psyche.errors import BackendError
-from psyche.server.journal.events import Event, encode_event, get_number
+from psyche.server.journal.changes import Event, encode_event, get_number
 from psyche.wire.backend import OP_ID_BYTES
 from psyche.wire.crypto import blake3_hash
 

@@ -6,7 +6,7 @@ from typing import Final
 from psyche.core.state.messages import HealthCheck, NameCheckpoint, WarmupWitness, WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
-from psyche.server.journal.events import decode_event
+from psyche.server.journal.changes import decode_event
 from psyche.server.journal.journal import JournalDisk, Record, get_numbers, get_segment_name, scan_segment
 
 ASIDE: Final = "broken-"  # prefix of the names of files that were set aside

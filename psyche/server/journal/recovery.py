@@ -13,7 +13,7 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.server.access import AccessChanges, decode_changes
-from psyche.server.journal.events import Event, decode_event
+from psyche.server.journal.changes import Event, decode_event
 from psyche.server.journal.journal import (
     HASH_BYTES,
     KEPT_OP_IDS,

@@ -11,7 +11,7 @@ from psyche.core.encoding.gossip import RESULT_TAG
 from psyche.core.state.limits import HEADER_BYTES
 from psyche.core.state.messages import WarmupWitness, Withdraw, WitnessMessage
 from psyche.core.state.state import Coordinator, RunState
-from psyche.server.journal.events import Event
+from psyche.server.journal.changes import Event
 from psyche.sim.invariants.views import Check, ClientView
 
 

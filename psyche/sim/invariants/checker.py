@@ -35,7 +35,7 @@ from psyche.core.state.state import (
     SlotState,
 )
 from psyche.core.state.timeline import get_round
-from psyche.server.journal.events import Event
+from psyche.server.journal.changes import Event
 from psyche.server.journal.journal import Record
 from psyche.server.journal.recovery import recover
 from psyche.sim.disk import DiskHandle

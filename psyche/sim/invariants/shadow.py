@@ -9,7 +9,7 @@ from collections.abc import Callable
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import Coordinator
-from psyche.server.journal.events import Event, decode_event
+from psyche.server.journal.changes import Event, decode_event
 from psyche.server.journal.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
 from psyche.wire.crypto import blake3_hash
 

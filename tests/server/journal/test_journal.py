@@ -12,7 +12,7 @@ from kits.server import MemoryDisk
 from psyche.core.state.limits import MAX_CLAIMS, STATE_BYTES
 from psyche.core.state.messages import Collect, Pause, SetRates, Tick, Withdraw
 from psyche.server.journal import journal as j
-from psyche.server.journal.events import Event, decode_event, encode_event, get_number
+from psyche.server.journal.changes import Event, decode_event, encode_event, get_number
 from psyche.server.journal.recovery import create_journal, recover
 from psyche.wire.access import MAX_DELEGATES, Allow, Disallow
 from psyche.wire.crypto import blake3_hash

@@ -14,8 +14,8 @@ from psyche.core.state.messages import Pause, Resume
 from psyche.core.state.state import Coordinator
 from psyche.server.journal import disk as server_disk
 from psyche.server.journal import journal as j
+from psyche.server.journal.changes import Event
 from psyche.server.journal.disk import FolderDisk
-from psyche.server.journal.events import Event
 from psyche.server.journal.recovery import recover
 from psyche.server.run import open_run
 from psyche.testing.builders import START_UNIX

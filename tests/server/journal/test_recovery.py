@@ -13,7 +13,7 @@ from psyche.core.state.state import Checkpoint, CheckpointKind, ClientState, Run
 from psyche.errors import ConfigError
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal import journal as j
-from psyche.server.journal.events import Event, decode_event
+from psyche.server.journal.changes import Event, decode_event
 from psyche.server.journal.recovery import create_journal, recover
 from psyche.server.run import compute_run_uid, open_run
 from psyche.testing.builders import START_UNIX, build_config, build_hash

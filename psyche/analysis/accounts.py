@@ -20,6 +20,7 @@ from psyche.analysis.transfers import Pending, Transfers
 from psyche.telemetry import kinds
 from psyche.telemetry.events import Line, read_event
 
+Trouble = kinds.LeftEpoch | kinds.ClientEnded | kinds.NotSent | kinds.TrainerLost
 WORLD: Final = "world"
 SERVER: Final = "server"
 ROUND_STATES: Final = frozenset({"round_train", "round_witness"})
@@ -65,8 +66,8 @@ class Accounts:
             kinds.Applied: self._on_applied, kinds.Trained: self._on_trained, kinds.ResultSent: self._on_sent,
             kinds.PayloadReceived: self._on_payload, kinds.Decided: self._on_decided,
             kinds.Network: self._on_network, kinds.ClientStarted: self._on_process, kinds.Dropped: self._on_dropped,
-            kinds.Left: self._on_trouble, kinds.Withdrew: self._on_withdrew, kinds.NotSent: self._on_not_sent,
-            kinds.TrainerLost: self._on_trouble,
+            kinds.LeftEpoch: self._on_trouble, kinds.ClientEnded: self._on_trouble, kinds.TrainerLost: self._on_trouble,
+            kinds.Withdrew: self._on_withdrew, kinds.NotSent: self._on_not_sent,
         }  # fmt: skip
         self._last_trained: tuple[float, Bound] = (0.0, Bound("none"))
         self._last_arrived: tuple[float, Bound] = (0.0, Bound("none"))
@@ -300,7 +301,7 @@ class Accounts:
         node.notices.append(Notice(t, kinds.get_kind_name(event), event.state.name.lower()))
         node.leave()
 
-    def _on_trouble(self, node: NodeAccount, t: float, event: kinds.Left | kinds.NotSent | kinds.TrainerLost) -> None:
+    def _on_trouble(self, node: NodeAccount, t: float, event: Trouble) -> None:
         node.notices.append(Notice(t, kinds.get_kind_name(event), event.reason))
 
     def _on_not_sent(self, node: NodeAccount, t: float, event: kinds.NotSent) -> None:

@@ -14,7 +14,7 @@ from psyche.core.state.state import Client, ClientState, Config, Coordinator, Ro
 from psyche.forecast.workload import Workload
 from psyche.network.blobs.messages import REPLY_HEAD_BYTES
 from psyche.network.links import AccessLine
-from psyche.server.journal.changes import Event as JournalEvent
+from psyche.server.journal.changes import Change
 from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.trainer import WEIGHTS
 from psyche.sim.world import World
@@ -107,7 +107,7 @@ class Recorder:
         if self.accounts.wants(node, event):
             self.accounts.take(trio.current_time(), node, event)
 
-    def _look(self, _: JournalEvent) -> None:
+    def _look(self, _: Change) -> None:
         """At each journalled change of the record, read what no client event shows."""
         state = self.world.shadow.state
         place = (state.progress.epoch, state.current.height)

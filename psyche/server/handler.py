@@ -24,7 +24,7 @@ from psyche.server.connections.presence import Presence, can_be_given_up, find_d
 from psyche.server.connections.push import StateVersion, make_full, make_version
 from psyche.server.connections.replies import Answer, ReplyCache
 from psyche.server.evidence import check_report, is_report_true
-from psyche.server.journal.changes import Event
+from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
 from psyche.server.reports import ReportBoard, ReportSummary
 from psyche.server.status import get_earnings, make_status
@@ -138,7 +138,7 @@ class CoordinatorHandler:
         """Record the downtime since the last record (K2), so that a restart causes no timeouts."""
         gap_s = max(0, now - self.now)
         self._advance(now)
-        self._apply(Event(msg.Recover(gap_s)))
+        self._apply(Change(msg.Recover(gap_s)))
         for slot in self.state.registry.slots:
             if slot.state is SlotState.JOINED:
                 self._presence.disconnected(slot.p2p, self.now, is_known=True)
@@ -161,7 +161,7 @@ class CoordinatorHandler:
     def _advance(self, now: int) -> None:
         self.now = max(self.now, now)
 
-    def _apply(self, event: Event) -> bool:
+    def _apply(self, change: Change) -> bool:
         """Change the state and record it; returns whether anything changed.
 
         Raises:
@@ -170,7 +170,7 @@ class CoordinatorHandler:
         """
         nonce, was = self.state.nonce, (self.state.run_state, self.state.progress.step)
         try:
-            event.process(self.state, self.now)
+            change.process(self.state, self.now)
             if self.state.nonce == nonce:
                 return False
             raw = encode_state(self.state)
@@ -178,18 +178,18 @@ class CoordinatorHandler:
             raise
         except Exception as error:
             self.state = decode_state(self.version.raw)  # no partial change may remain
-            self._sink.emit(kinds.ServerDefect(event=event.name, error=traceback.format_exc()))
-            raise BackendError(f"internal error while handling {event.name}: {error!r}") from error
+            self._sink.emit(kinds.ServerDefect(change=change.name, error=traceback.format_exc()))
+            raise BackendError(f"internal error while handling {change.name}: {error!r}") from error
         version = make_version(self.journal.last_seq + 1, self.now, self.state, raw)
-        self.journal.append(self.now, event, version.hash)
+        self.journal.append(self.now, change, version.hash)
         self.version = version
-        self._after(event, was)
+        self._after(change, was)
         return True
 
-    def _after(self, event: Event, was: tuple[RunState, int]) -> None:
+    def _after(self, change: Change, was: tuple[RunState, int]) -> None:
         """Handle a recorded change: op ids, events, snapshots."""
-        if event.op_id:
-            self._op_ids.append(event.op_id)
+        if change.op_id:
+            self._op_ids.append(change.op_id)
         state, progress = self.state, self.state.progress
         run_state, step = was
         if progress.step < step:  # P3, P5: the only cases in which progress goes back
@@ -212,7 +212,7 @@ class CoordinatorHandler:
         for _ in range(MAX_TICKS):
             self._withdraw_disallowed()
             try:
-                if not self._apply(Event(msg.Tick(self._entropy()))):
+                if not self._apply(Change(msg.Tick(self._entropy()))):
                     return
             except Halted:
                 return
@@ -239,10 +239,10 @@ class CoordinatorHandler:
         """Withdraw the holder of a slot, and free the slot if it holds nothing of value (H6)."""
         departure = find_departure(self.state, number)
         if departure is not None:
-            self._apply(Event(msg.Withdraw(*departure), key))
+            self._apply(Change(msg.Withdraw(*departure), key))
             self._sink.emit(kinds.ClientWithdrawn(key=key, reason=reason, after_s=after_s))
         if can_be_given_up(self.state, number):
-            self._apply(Event(msg.LeaveRun(), self.state.registry.slots[number].signer))
+            self._apply(Change(msg.LeaveRun(), self.state.registry.slots[number].signer))
             self._sink.emit(kinds.SlotGivenUp(key=key, reason=reason, after_s=after_s))
 
     def _answer(self, sender: bytes, body: wire.RequestBody) -> wire.ReplyBody:
@@ -303,9 +303,9 @@ class CoordinatorHandler:
                 self._join(sender, message, body.record)
             case msg.ReportEquivocation():
                 check_report(self.state, message, body.evidence)
-                self._apply(Event(message, sender))
+                self._apply(Change(message, sender))
             case _:
-                self._apply(Event(message, sender))
+                self._apply(Change(message, sender))
 
     def _note_repeat(self, sender: bytes, request: wire.Request, answered_from: str) -> None:
         self._sink.emit(kinds.RequestRepeated(key=sender, request=wire.get_name(request.body), answered=answered_from))
@@ -344,13 +344,13 @@ class CoordinatorHandler:
         if record is None:
             raise wire.BadRequest("join: the address record is missing (M2)")
         _check_record(sender, record)  # before anything is recorded: otherwise a resend would count as a success
-        event = Event(message, sender)
+        change = Change(message, sender)
         try:
-            self._apply(event)
+            self._apply(change)
         except ClientsFull:
-            if not self._apply(Event(msg.ReclaimSlot())):  # M4
+            if not self._apply(Change(msg.ReclaimSlot())):  # M4
                 raise
-            self._apply(event)
+            self._apply(change)
         self._put_record(sender, record)
 
     def _check_owner(self, sender: bytes) -> None:
@@ -365,7 +365,7 @@ class CoordinatorHandler:
             return
         if isinstance(message, msg.Collect):
             _check_claims(message)
-        self._apply(Event(message, sender, op_id))
+        self._apply(Change(message, sender, op_id))
         if isinstance(message, msg.Collect):
             for signer, amount in message.claims:
                 self._sink.emit(kinds.EarningsCollected(key=signer, amount=amount, op_id=op_id))
@@ -403,12 +403,12 @@ class CoordinatorHandler:
             self.access.check_allow(message.grantee, message.delegates)
         else:
             message = Disallow(message.key, self.access.find_forgettable(message.key))
-        event = Event(message, sender, op_id)
+        change = Change(message, sender, op_id)
         self.access.changes.change(message)
         self.access.refresh()
-        self.journal.append(self.now, event, self.version.hash)
+        self.journal.append(self.now, change, self.version.hash)
         self._op_ids.append(op_id)
-        self._sink.emit(kinds.AccessChanged(change=event.name, allowed=len(self.access.keys)))
+        self._sink.emit(kinds.AccessChanged(change=change.name, allowed=len(self.access.keys)))
 
     def _list_allowed(self, sender: bytes) -> wire.AllowedKeys:
         self._check_authority(sender)

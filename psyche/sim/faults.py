@@ -20,7 +20,7 @@ import trio
 from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
 from psyche.errors import ConfigError
 from psyche.network.links import LinkConditions
-from psyche.server.journal.changes import Event
+from psyche.server.journal.changes import Change
 from psyche.sim.disk import DiskConditions, ServerFiles
 from psyche.telemetry import kinds
 
@@ -87,7 +87,7 @@ class Stage(Protocol):
         ...
 
     @property
-    def record_listeners(self) -> list[Callable[[Event], None]]:
+    def record_listeners(self) -> list[Callable[[Change], None]]:
         """The functions called after each record of the journal."""
         ...
 
@@ -360,14 +360,14 @@ class LostAnswer(Fault):
     async def happen(self, world: Stage) -> None:
         """Break the connection, and note if the request goes on record twice."""
         wanted = {host.key: host.name for host in world.choose(self, self.who)}
-        cut: list[Event] = []
+        cut: list[Change] = []
 
-        def see(event: Event) -> None:
-            key = event.sender
-            if event in cut:
+        def see(change: Change) -> None:
+            key = change.sender
+            if change in cut:
                 world.note(kinds.RecordedTwice(who=wanted[key], what=self.what))
-            elif not cut and type(event.message) is ANSWERED[self.what] and key in wanted:
-                cut.append(event)
+            elif not cut and type(change.message) is ANSWERED[self.what] and key in wanted:
+                cut.append(change)
                 world.note(kinds.AnswerLost(who=wanted[key], what=self.what))
                 world.reset_requests(key)
 

@@ -21,7 +21,7 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.state import Coordinator, RunState
 from psyche.network.links import Links
 from psyche.network.memory import MemoryHub
-from psyche.server.journal.changes import Event
+from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import Record
 from psyche.sim import runtime
 from psyche.sim.byzantine.programs import build_program
@@ -116,7 +116,7 @@ class World:
         self.progress_at = 0.0
         self.longest_wait_s = 0.0  # without progress, while nothing was wrong
         self._nursery: trio.Nursery | None = None
-        self.record_listeners: list[Callable[[Event], None]] = []  # called after each record of the journal
+        self.record_listeners: list[Callable[[Change], None]] = []  # called after each record of the journal
         self._is_lost = False  # stalled with an excuse: more liars than the protocol tolerates
         self._recorded = trio.Event()
         self._ended = trio.Event()
@@ -330,13 +330,13 @@ class World:
         now = (state.progress.epoch, state.current.height if state.in_round else -1)
         return now >= (fault.at_epoch, fault.at_height)
 
-    def _on_record(self, record: Record, event: Event) -> None:
+    def _on_record(self, record: Record, change: Change) -> None:
         before = self.invariants.place
-        self.invariants.check_record(record, event)
+        self.invariants.check_record(record, change)
         if self.invariants.place != before:
             self.progress_at = trio.current_time()
         for listen in tuple(self.record_listeners):
-            listen(event)
+            listen(change)
         self._wake_waiting()
 
     async def _watch(self) -> None:

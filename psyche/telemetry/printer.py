@@ -11,8 +11,8 @@ from psyche.telemetry.events import RESERVED, Subscription, read_event
 # Shown by default to a user who watches one node; `--log debug` shows the rest.
 NOTABLE: Final = frozenset({
     kinds.ClientStarted, kinds.ModelLoaded, kinds.Joined, kinds.WarmupReady, kinds.SnapshotWritten, kinds.Exported,
-    kinds.Healing, kinds.Healed, kinds.Finished, kinds.Serving, kinds.Left, kinds.ServerListening,
-    kinds.ServerRecovered, kinds.ServerConnected, kinds.ServerStopped, kinds.ClientConnected,
+    kinds.Healing, kinds.Healed, kinds.Finished, kinds.Serving, kinds.LeftEpoch, kinds.ClientEnded,
+    kinds.ServerListening, kinds.ServerRecovered, kinds.ServerConnected, kinds.ServerStopped, kinds.ClientConnected,
     kinds.ClientDisconnected, kinds.ErrorOver, kinds.ConnectionClosed, kinds.JournalNote, kinds.AccessChanged,
     kinds.EarningsCollected,
 })  # fmt: skip
@@ -36,7 +36,7 @@ SHORT_HEX: Final = 12
 def get_level(event: kinds.Event) -> int:
     """The log level of an event."""
     kind = type(event)
-    if kind in ERRORS or (isinstance(event, kinds.Left) and event.code):
+    if kind in ERRORS or (isinstance(event, kinds.ClientEnded) and event.code):
         return logging.ERROR
     if kind in WARNINGS:
         return logging.WARNING
@@ -92,7 +92,7 @@ class EventPrinter:
 
     def _get_level(self, event: kinds.Event) -> int:
         """The log level; consequences of the user's own stop are no warnings."""
-        if isinstance(event, kinds.Left) and event.cause is kinds.LeaveCause.STOPPED:
+        if isinstance(event, kinds.LeftEpoch | kinds.ClientEnded) and event.cause is kinds.LeaveCause.STOPPED:
             self._is_stopping = True
         return logging.DEBUG if self._is_stopping and type(event) in FOLLOWS_A_STOP else get_level(event)
 

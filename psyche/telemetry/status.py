@@ -16,8 +16,10 @@ RATE_WINDOW_S: Final = 30.0
 PLAIN_INTERVAL_S: Final = 15.0  # without a terminal: at most one line per interval, and one per change of phase
 IDLE_INTERVAL_S: Final = 600.0  # the same while nothing has changed: a sign of life
 NOTE_S: Final = 60.0  # a notice is dropped after this time if no event ends its cause
-LEFT: Final = kinds.Left
-LASTING: Final = frozenset({kinds.Behind, kinds.Diverged, kinds.ServerLost, LEFT})  # kept until their cause ends
+# Notices of these kinds stay until their cause ends.
+LASTING: Final = frozenset(
+    {kinds.Behind, kinds.Diverged, kinds.ServerLost, kinds.LeftEpoch, kinds.ClientEnded, kinds.CannotTakePart}
+)
 PHASES: Final = {
     RunState.UNINITIALIZED: "not set up",
     RunState.WAITING_FOR_MEMBERS: "waiting for members",
@@ -28,6 +30,8 @@ PHASES: Final = {
     RunState.FINISHED: "finished",
     RunState.PAUSED: "paused",
 }
+LEFT: Final = "left the epoch"
+ENDED: Final = "ended"
 ROUND_PHASES: Final = frozenset({PHASES[RunState.ROUND_TRAIN], PHASES[RunState.ROUND_WITNESS]})
 
 
@@ -137,7 +141,7 @@ def _on_round(view: NodeView, event: kinds.RoundStarted) -> None:
 
 
 def _on_member(view: NodeView, event: kinds.Member) -> None:
-    view.drop_note(LEFT)  # it had left an earlier epoch
+    view.drop_note(kinds.LeftEpoch)
     view.members, view.index = event.members, event.index
 
 
@@ -188,7 +192,7 @@ def _on_network(view: NodeView, event: kinds.Network) -> None:
 def _on_epoch_failed(view: NodeView, event: kinds.EpochFailed) -> None:
     view.epochs_failed += 1
     view.steps_lost += event.steps_lost
-    if view.phase != "left":  # a node that left has a notice that says why
+    if view.phase not in (LEFT, ENDED):  # a node that left has a notice that says why
         view.take_note(kinds.EpochFailed, f"epoch given up: {event.reason}")
 
 
@@ -217,17 +221,23 @@ def _on_exported(view: NodeView, event: kinds.Exported) -> None:
     view.exported = event.path
 
 
-def _on_left(view: NodeView, event: kinds.Left) -> None:
+def _on_left_epoch(view: NodeView, event: kinds.LeftEpoch) -> None:
+    view.phase = LEFT
+    view.take_note(kinds.LeftEpoch, event.reason)
+    view.waits.clear()
+
+
+def _on_ended(view: NodeView, event: kinds.ClientEnded) -> None:
     if view.finished and not event.code:
         return
-    view.phase = "left"
-    view.take_note(LEFT, event.reason)
+    view.phase = ENDED
+    view.take_note(kinds.ClientEnded, event.reason)
     view.waits.clear()
 
 
 def _on_cannot_take_part(view: NodeView, event: kinds.CannotTakePart) -> None:
-    view.phase = "left"
-    view.take_note(LEFT, event.reason)
+    view.phase = ENDED
+    view.take_note(kinds.CannotTakePart, event.reason)
     view.waits.clear()
 
 
@@ -268,7 +278,8 @@ HANDLERS: Final[dict[type[kinds.Event], Callable[[NodeView, Any], None]]] = {
     kinds.Healed: _on_healed,
     kinds.Error: _on_error,
     kinds.Exported: _on_exported,
-    kinds.Left: _on_left,
+    kinds.LeftEpoch: _on_left_epoch,
+    kinds.ClientEnded: _on_ended,
     kinds.CannotTakePart: _on_cannot_take_part,
     kinds.Finished: _on_finished,
 }

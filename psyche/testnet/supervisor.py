@@ -17,7 +17,7 @@ from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.loading import EXIT_INTERRUPTED
-from psyche.telemetry.status import PHASES
+from psyche.telemetry.status import ENDED, PHASES
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
 from psyche.testnet.commands import HOST, get_client_argv, get_owner_argv, get_server_argv, get_trainer_host_argv
@@ -206,7 +206,7 @@ class Testnet:
             await self._at_rest.wait()
 
     def _is_at_rest(self) -> bool:
-        return all(view.phase in ("paused", "finished", "left") for view in self.view.clients.values())
+        return all(view.phase in ("paused", "finished", ENDED) for view in self.view.clients.values())
 
     async def stop(self) -> None:
         """Stop all processes: clients first, so that they can withdraw, then the server."""

@@ -19,7 +19,8 @@ class SelfReport(msgspec.Struct, frozen=True, array_like=True):
 
     Args:
         name: the client's name in logs.
-        phase: the run's phase as the client sees it, or "starting", "connecting", "left".
+        phase: the run's phase as the client sees it, or "starting", "connecting",
+            "left the epoch", "ended".
         wait: what it waits for; empty if nothing.
         epoch, height, step: where it is in the run.
         loss: of its last batch, in nats per token; None before the first.

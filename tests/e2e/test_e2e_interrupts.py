@@ -228,9 +228,9 @@ def test_an_interrupted_client_withdraws_instead_of_being_waited_for(run: Run) -
     assert len(run.cluster.find("server", "client_withdrawn")) <= 2, run.cluster.describe()
     members = [i for i in run.interrupts if i.phase in ("warmup", "round_train", "round_witness")]
     for interrupt in members:
-        left = run.cluster.find(interrupt.name, "left", interrupt.at)
-        assert left, str(interrupt)
-        assert (left[0]["cause"], left[0]["reason"]) == ("stopped", "stopped by SIGINT")
+        ended = run.cluster.find(interrupt.name, "client_ended", interrupt.at)
+        assert ended, str(interrupt)
+        assert (ended[0]["cause"], ended[0]["reason"]) == ("stopped", "stopped by SIGINT")
 
 
 def test_the_run_goes_on_and_loses_nothing(run: Run) -> None:

@@ -193,5 +193,5 @@ def test_ctrl_c_leaves_nothing_running(make_run: MakeRun, tmp_path: Path, moment
         trio.run(assert_nothing_left, testnet.token)
     if moment is is_training:
         for name in ("client-1", "client-2"):
-            left = [event["cause"] for event in testnet.read(name) if event["kind"] == "left"]
-            assert left[-1:] == ["stopped"], testnet.describe()
+            ended = [event["cause"] for event in testnet.read(name) if event["kind"] == "client_ended"]
+            assert ended == ["stopped"], testnet.describe()

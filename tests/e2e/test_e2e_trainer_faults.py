@@ -94,7 +94,7 @@ def test_memory_that_is_never_enough_is_a_clean_leave_with_a_reason(faults: Faul
     (failure,) = get_failures(faults.cluster, "client-1")
     assert failure["trainer"] == "out_of_memory"
     assert "one sequence of 32 tokens" in failure["message"]
-    left = faults.cluster.find("client-1", "left", failure["t"])
+    left = faults.cluster.find("client-1", "left_epoch", failure["t"])
     assert left, faults.cluster.describe()
     assert left[0]["cause"] == "trainer_lost"
 

@@ -72,7 +72,7 @@ class Bench(StateMachine):
                 seen += self.feed(event)
         return seen
 
-    def answer(self, action: act.Action) -> act.Event | None:
+    def answer(self, action: act.Action) -> act.EngineEvent | None:
         """Answer as a fast and honest trainer does."""
         if type(action) in self.manual:
             return None
@@ -104,7 +104,7 @@ class Bench(StateMachine):
             return []
         return self.take_in(self.engine.on_state(decode_state(encode_state(self.state)), self.now))
 
-    def feed(self, event: act.Event) -> list[act.Action]:
+    def feed(self, event: act.EngineEvent) -> list[act.Action]:
         return self.take_in(self.engine.on_event(event, self.now))
 
     def hear(self, message: Gossip | bytes) -> list[act.Action]:

@@ -1,7 +1,7 @@
 """Events of which a test gives only the fields that matter, and sinks that keep events.
 
 log.emit(make(kinds.Trained, height=3, loss=2.5))
-assert sink.get(kinds.Left)[0].code == 1
+assert sink.get(kinds.ClientEnded)[0].code == 1
 """
 
 from enum import Enum

@@ -94,7 +94,7 @@ class Node:
         self.busy_until = max(self.busy_until, self.world.now) + delay
         self.later(self.busy_until - self.world.now, function)
 
-    def feed(self, event: act.Event) -> None:
+    def feed(self, event: act.EngineEvent) -> None:
         self.execute(self.engine.on_event(event, self.world.now))
 
     def execute(self, actions: list[act.Action]) -> None:

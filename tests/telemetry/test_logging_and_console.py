@@ -162,12 +162,12 @@ def test_what_follows_from_the_user_s_stop_is_no_warning() -> None:
     configure_logging("console", "info", console=Console(stream, live=False))
     log = EventLog(None, node="client", now=lambda: 0.0)
     printer = EventPrinter(log.subscribe(), shorten=True)
-    log.emit(kinds.Left(reason="the trainer was lost", cause=kinds.LeaveCause.TRAINER_LOST))
+    log.emit(kinds.LeftEpoch(reason="the trainer was lost", cause=kinds.LeaveCause.TRAINER_LOST))
     log.emit(make(kinds.EpochFailed))
-    log.emit(kinds.Left(reason="interrupted", cause=kinds.LeaveCause.STOPPED))
+    log.emit(kinds.LeftEpoch(reason="interrupted", cause=kinds.LeaveCause.STOPPED))
     log.emit(make(kinds.EpochFailed))
     printer.refresh()
-    assert stream.getvalue().count("left") == 2
+    assert stream.getvalue().count("left_epoch") == 2
     assert stream.getvalue().count("epoch_failed") == 1
 
 

@@ -67,7 +67,7 @@ APPLIED = make(kinds.Applied, epoch=1, height=0, count=2, digest=b"\xaa")
         (make(kinds.Behind), "behind, catches up", make(kinds.Healed)),
         (make(kinds.Diverged), "different weights", make(kinds.Digest, digest=b"\xaa", agreed=True)),
         (make(kinds.Diverged), "different weights", make(kinds.ModelLoaded)),
-        (make(kinds.Left, reason="the trainer was lost"), "trainer was lost", make(kinds.Member, index=1)),
+        (make(kinds.LeftEpoch, reason="the trainer was lost"), "trainer was lost", make(kinds.Member, index=1)),
         (make(kinds.ServerLost), "cannot reach the server", make(kinds.ServerConnected)),
     ],
 )
@@ -83,10 +83,16 @@ def test_a_notice_whose_end_nobody_sees_fades_and_others_stay() -> None:
     assert "cannot reach" in format_node_status(lost, 9 * NOTE_S)
 
 
-def test_who_has_left_knows_why_the_epoch_failed() -> None:
-    view = fold(make(kinds.Left, reason="stopped by SIGINT"), make(kinds.EpochFailed, reason="x"))
+@pytest.mark.parametrize("kind", [kinds.LeftEpoch, kinds.ClientEnded])
+def test_who_has_left_knows_why_the_epoch_failed(kind: type[kinds.Event]) -> None:
+    view = fold(make(kind, reason="stopped by SIGINT"), make(kinds.EpochFailed, reason="x"))
     assert format_node_status(view, 2.0).endswith("! stopped by SIGINT")
     assert view.epochs_failed == 1
+
+
+def test_a_client_that_has_left_its_epoch_is_not_shown_as_ended() -> None:
+    assert " | left the epoch | " in format_node_status(fold(make(kinds.LeftEpoch, reason="behind")), 1.0)
+    assert " | ended | " in format_node_status(fold(make(kinds.ClientEnded, reason="behind")), 1.0)
 
 
 def test_applying_does_not_end_a_divergence() -> None:

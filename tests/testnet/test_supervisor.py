@@ -66,7 +66,7 @@ try:
     print("training", flush=True)
     time.sleep(seconds)
 except KeyboardInterrupt:
-    log.emit(kinds.Left(reason="stopped by SIGINT", code=0, cause=kinds.LeaveCause.STOPPED))
+    log.emit(kinds.ClientEnded(reason="stopped by SIGINT", code=0, cause=kinds.LeaveCause.STOPPED))
     sys.exit(130)
 if digest == "crash":
     print("the reason of the crash", flush=True)

@@ -421,7 +421,7 @@ class SnapshotFetched:
     ok: bool
 
 
-Event = (
+EngineEvent = (
     Loaded | LoadFailed | Healed | HealFailed | WeightsPromised | PayloadArrived | PayloadFailed | Trained
     | TrainFailed | Applied | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched
 )  # fmt: skip

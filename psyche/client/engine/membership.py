@@ -282,7 +282,7 @@ class Membership:
         if x.member is None or self.withdrawn_epoch == x.epoch:
             return
         self.withdrawn_epoch = x.epoch
-        x.log(kinds.Left(reason=reason, cause=cause))
+        x.log(kinds.LeftEpoch(reason=reason, cause=cause))
         self._send_withdrawal(x.member, cause, reason)
         x.member = None
         self.weights_digest = None

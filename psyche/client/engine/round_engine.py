@@ -10,7 +10,7 @@ from typing import Final
 from psyche.client.engine.actions import (
     Action,
     Applied,
-    Event,
+    EngineEvent,
     Exit,
     Expire,
     Healed,
@@ -167,17 +167,17 @@ class RoundEngine:
             self.gossip_repair.on_news()
         return self._go_on(now)
 
-    def on_event(self, event: Event, now: float) -> list[Action]:
+    def on_event(self, event: EngineEvent, now: float) -> list[Action]:
         """The shell has completed an action, or it failed."""
         return self.on_events((event,), now)
 
-    def on_events(self, events: Iterable[Event], now: float) -> list[Action]:
+    def on_events(self, events: Iterable[EngineEvent], now: float) -> list[Action]:
         """Several such events, in order."""
         for event in events:
             self._take(event, now)
         return self._go_on(now)
 
-    def _take(self, event: Event, now: float) -> None:  # noqa: PLR0912  # one line per event
+    def _take(self, event: EngineEvent, now: float) -> None:  # noqa: PLR0912  # one line per event
         match event:
             case PayloadArrived() | PayloadFailed():
                 self.announcements.on_payload(event, now)

@@ -62,7 +62,7 @@ class Departure:
             await trio.sleep(min(FAREWELL_S, self._grace_s))  # time for Leave to be sent
             with trio.move_on_after(min(WITHDRAW_S, self._grace_s)):
                 await self._withdrawn.wait()
-        self._log(kinds.Left(reason=action.reason, code=action.code, cause=action.cause))
+        self._log(kinds.ClientEnded(reason=action.reason, code=action.code, cause=action.cause))
         self._ended.set()
 
     async def _serve(self, seconds: float) -> None:

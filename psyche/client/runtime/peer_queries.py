@@ -5,7 +5,14 @@ from typing import Final, Protocol
 
 import trio
 
-from psyche.client.engine.actions import AskAnnouncements, AskTable, AskWeights, Event, TableArrived, WeightsPromised
+from psyche.client.engine.actions import (
+    AskAnnouncements,
+    AskTable,
+    AskWeights,
+    EngineEvent,
+    TableArrived,
+    WeightsPromised,
+)
 from psyche.errors import NetworkError
 from psyche.telemetry import kinds
 from psyche.wire.ports import Network, SyncRequest
@@ -17,7 +24,7 @@ SYNC_TIMEOUT_S: Final = 5.0
 class QueryContext(Protocol):
     """Receives the answers."""
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: EngineEvent) -> None:
         """Pass an event to the engine."""
         ...
 

@@ -88,7 +88,7 @@ class Reporter:
         backend.report(report)
 
 
-def _describe_left(event: kinds.Left) -> str:
+def _describe_left(event: kinds.LeftEpoch | kinds.ClientEnded) -> str:
     return "" if event.cause in _OWN_WILL else event.reason
 
 
@@ -96,6 +96,7 @@ _FAILURES: Final[dict[type[kinds.Event], Callable[[Any], str]]] = {
     kinds.LoadFailed: lambda event: f"cannot load the weights: {event.reason}",
     kinds.TrainerLost: lambda event: f"the trainer was lost: {event.reason}",
     kinds.Error: lambda event: event.message,
-    kinds.Left: _describe_left,
+    kinds.LeftEpoch: _describe_left,
+    kinds.ClientEnded: _describe_left,
     kinds.CannotTakePart: lambda event: f"cannot take part: {event.reason}",
 }

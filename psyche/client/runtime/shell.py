@@ -99,7 +99,7 @@ class Shell:
         self._next_tick = trio.CancelScope()  # pyright: ignore[reportCallIssue]  # its deadline is the next tick
         self._addresses: tuple[AddressRecord, ...] = ()
         self._bootstrapping = Bootstrapping(parts.network, settings.bootstrap, self.log, parts.unix_now)
-        self._arrived: list[act.Event] = []  # payload events for the next turn
+        self._arrived: list[act.EngineEvent] = []  # payload events for the next turn
         self._turn_at = math.inf  # when the next turn is
         self._replay_writes = 0
         self._replay_idle = trio.Event()
@@ -122,7 +122,7 @@ class Shell:
         """Write an event."""
         self._parts.log.emit(event)
 
-    def feed(self, event: act.Event) -> None:
+    def feed(self, event: act.EngineEvent) -> None:
         """Pass an event to the engine, and execute the resulting actions."""
         if isinstance(event, act.Loaded):
             self._parts.on_loaded(event)

@@ -13,7 +13,7 @@ from psyche.client.engine.actions import (
     Apply,
     CancelTrain,
     Compare,
-    Event,
+    EngineEvent,
     Export,
     FetchSnapshot,
     Heal,
@@ -65,7 +65,7 @@ class TrainerContext(Protocol):
         """The newest state."""
         ...
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: EngineEvent) -> None:
         """Pass an event to the engine."""
         ...
 

@@ -1,6 +1,6 @@
 """The content of journal records: one message per change of the run's state, enough to repeat the change.
 
-The server changes a state only through `Event.process`, both live and in replay, so that a replayed
+The server changes a state only through `Change.process`, both live and in replay, so that a replayed
 journal gives the same bytes (K1, K2).
 """
 
@@ -20,7 +20,7 @@ from psyche.wire.msgpack import UNREADABLE
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Change:
     """A message that changed the run or the home's allow list (M12).
 
     `sender` is the signer's key, or zeros if the home acts by itself; `op_id` identifies an owner's command across
@@ -54,21 +54,21 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
     fields: Annotated[bytes, msgspec.Meta(max_length=MAX_FIELDS_BYTES)]
 
 
-def get_number(event: Event) -> int:
+def get_number(change: Change) -> int:
     """Return the number of the message's kind: the byte before the body."""
-    return get_kind(event.message).number
+    return get_kind(change.message).number
 
 
-def encode_event(event: Event) -> bytes:
-    """Encode an event as a record's body, without a witness's metadata, which is never stored (W5)."""
-    message = event.message
+def encode_change(change: Change) -> bytes:
+    """Encode a change as a record's body, without a witness's metadata, which is never stored (W5)."""
+    message = change.message
     if isinstance(message, WitnessMessage):
         message = replace(message, metadata=b"")
-    sender = b"" if event.sender == ZERO32 else event.sender
-    return msgspec.msgpack.encode(_Body(sender, event.op_id, encode_fields(message)))
+    sender = b"" if change.sender == ZERO32 else change.sender
+    return msgspec.msgpack.encode(_Body(sender, change.op_id, encode_fields(message)))
 
 
-def decode_event(number: int, raw: bytes) -> Event:
+def decode_change(number: int, raw: bytes) -> Change:
     """Decode the body of a record.
 
     Raises:
@@ -76,6 +76,6 @@ def decode_event(number: int, raw: bytes) -> Event:
     """
     try:
         body = msgspec.msgpack.decode(raw, type=_Body)
-        return Event(decode_fields(number, body.fields), body.sender or ZERO32, body.op_id)
+        return Change(decode_fields(number, body.fields), body.sender or ZERO32, body.op_id)
     except (*UNREADABLE, WireError) as error:
         raise WireError(f"journal: message {number} cannot be read: {error}") from error

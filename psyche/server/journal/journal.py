@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from psyche.core.state.limits import STATE_BYTES
 from psyche.errors import BackendError
-from psyche.server.journal.changes import Event, encode_event, get_number
+from psyche.server.journal.changes import Change, encode_change, get_number
 from psyche.wire.backend import OP_ID_BYTES
 from psyche.wire.crypto import blake3_hash
 
@@ -268,10 +268,10 @@ class Journal:
         """Whether the segment has grown so long that a snapshot is due."""
         return self._segment_bytes >= SNAPSHOT_EVERY_BYTES
 
-    def append(self, now: int, event: Event, state_hash: bytes) -> int:
-        """Append the record of an event that led to the state with `state_hash` (BLAKE3); return its number."""
+    def append(self, now: int, change: Change, state_hash: bytes) -> int:
+        """Append the record of a change that led to the state with `state_hash` (BLAKE3); return its number."""
         self.last_seq += 1
-        record = Record(self.last_seq, now, get_number(event), encode_event(event), state_hash[:HASH_BYTES])
+        record = Record(self.last_seq, now, get_number(change), encode_change(change), state_hash[:HASH_BYTES])
         data = encode_record(record)
         assert len(data) <= MAX_RECORD_BYTES, f"journal: a record of {len(data)} bytes could not be read again"
         self._add(self._segment, data)

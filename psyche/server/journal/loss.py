@@ -6,7 +6,7 @@ from typing import Final
 from psyche.core.state.messages import HealthCheck, NameCheckpoint, WarmupWitness, WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
-from psyche.server.journal.changes import decode_event
+from psyche.server.journal.changes import decode_change
 from psyche.server.journal.journal import JournalDisk, Record, get_numbers, get_segment_name, scan_segment
 
 ASIDE: Final = "broken-"  # prefix of the names of files that were set aside
@@ -78,7 +78,7 @@ def find_newest_round(records: tuple[Record, ...]) -> tuple[int, int] | None:
 
 def _get_round(record: Record) -> tuple[int, int] | None:
     try:
-        match decode_event(record.kind, record.body).message:
+        match decode_change(record.kind, record.body).message:
             case WitnessMessage(epoch=epoch, height=height) | HealthCheck(epoch=epoch, height=height):
                 return epoch, height
             case WarmupWitness(epoch=epoch) | NameCheckpoint(epoch=epoch):

@@ -13,7 +13,7 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.server.access import AccessChanges, decode_changes
-from psyche.server.journal.changes import Event, decode_event
+from psyche.server.journal.changes import Change, decode_change
 from psyche.server.journal.journal import (
     HASH_BYTES,
     KEPT_OP_IDS,
@@ -90,10 +90,10 @@ def recover(disk: JournalDisk, *, accept_loss: bool = False) -> RecoveredState |
     op_ids = [*snapshot.op_ids]
     for index, record in enumerate(records):
         is_checked = index % CHECK_EVERY_RECORDS == 0 or index == len(records) - 1
-        event = _replay(state, record, is_checked=is_checked)
-        if isinstance(event.message, Allow | Disallow):
-            access.change(event.message)
-        op_ids += [event.op_id] if event.op_id else []
+        change = _replay(state, record, is_checked=is_checked)
+        if isinstance(change.message, Allow | Disallow):
+            access.change(change.message)
+        op_ids += [change.op_id] if change.op_id else []
     if loss is not None:
         notes.insert(0, f"{loss.describe(state)}. Kept aside: {_set_aside(disk, loss)}")
     last = records[-1] if records else None
@@ -152,12 +152,12 @@ def _set_aside(disk: JournalDisk, loss: Loss) -> str:
         ) from error
 
 
-def _replay(state: Coordinator, record: Record, *, is_checked: bool) -> Event:
-    """Repeat a record's change; return its event."""
+def _replay(state: Coordinator, record: Record, *, is_checked: bool) -> Change:
+    """Repeat a record's change, and return it."""
     where = f"journal: record {record.seq}"
     try:
-        event = decode_event(record.kind, record.body)
-        event.process(state, record.now)
+        change = decode_change(record.kind, record.body)
+        change.process(state, record.now)
     except (CoordinatorError, WireError) as error:
         raise JournalError(
             f"{where} cannot be applied again: {error}; run the version of Psyche that wrote it, or restore a backup"
@@ -167,4 +167,4 @@ def _replay(state: Coordinator, record: Record, *, is_checked: bool) -> Event:
             f"{where} or one of the {CHECK_EVERY_RECORDS - 1} before it gives a different state than "
             "when it was written; run the version of Psyche that wrote it, or restore a backup"
         )
-    return event
+    return change

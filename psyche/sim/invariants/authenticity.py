@@ -11,7 +11,7 @@ from psyche.core.encoding.gossip import RESULT_TAG
 from psyche.core.state.limits import HEADER_BYTES
 from psyche.core.state.messages import WarmupWitness, Withdraw, WitnessMessage
 from psyche.core.state.state import Coordinator, RunState
-from psyche.server.journal.changes import Event
+from psyche.server.journal.changes import Change
 from psyche.sim.invariants.views import Check, ClientView
 
 
@@ -27,9 +27,9 @@ class Authenticity:
         self._hosts = hosts
         self._check = check
 
-    def check_event(self, before: RunState, state: Coordinator, event: Event) -> None:
+    def check_change(self, before: RunState, state: Coordinator, change: Change) -> None:
         """A record of the journal that names a member was sent by that member."""
-        message = event.message
+        message = change.message
         if isinstance(message, WitnessMessage):
             member = state.current.witnesses[-1].member
         elif isinstance(message, WarmupWitness) or (
@@ -40,9 +40,9 @@ class Authenticity:
         else:
             return
         client = state.clients[member]
-        own = event.sender in (client.p2p, client.signer)
-        kind = event.name
-        self._check(own, "I9", f"a {kind} of member {member} from itself", f"from {event.sender.hex()[:16]}")
+        own = change.sender in (client.p2p, client.signer)
+        kind = change.name
+        self._check(own, "I9", f"a {kind} of member {member} from itself", f"from {change.sender.hex()[:16]}")
 
     def check_gossip(self, host: ClientView) -> None:
         """An honest client attributes to a member only messages that the member signed, byte for byte."""

@@ -35,7 +35,7 @@ from psyche.core.state.state import (
     SlotState,
 )
 from psyche.core.state.timeline import get_round
-from psyche.server.journal.changes import Event
+from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import Record
 from psyche.server.journal.recovery import recover
 from psyche.sim.disk import DiskHandle
@@ -145,7 +145,7 @@ class Invariants:
 
     # --- the record, at every one of the journal's ------------------------------------------------------
 
-    def check_record(self, record: Record, event: Event) -> None:
+    def check_record(self, record: Record, change: Change) -> None:
         """Check the state after one more record."""
         state = self.world.shadow.state
         self._check_shadow()
@@ -153,10 +153,10 @@ class Invariants:
         self._check_course(state)
         self._check_round(state)
         self._check_members(state)
-        if not isinstance(event.message, ReportEquivocation):  # evidence is valid whoever submits it (R7)
-            found = event.sender.hex()[:16]
-            self.check(event.sender not in self.ejected, "I7", "no record of a banned member", found)
-        self._authenticity.check_event(self._seen.run_state, state, event)
+        if not isinstance(change.message, ReportEquivocation):  # evidence is valid whoever submits it (R7)
+            found = change.sender.hex()[:16]
+            self.check(change.sender not in self.ejected, "I7", "no record of a banned member", found)
+        self._authenticity.check_change(self._seen.run_state, state, change)
         self.liveness.take_record(state)
         self._remember(state)
         del record

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import Coordinator
-from psyche.server.journal.changes import Event, decode_event
+from psyche.server.journal.changes import Change, decode_change
 from psyche.server.journal.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
 from psyche.wire.crypto import blake3_hash
 
 CHECK_EVERY_RECORDS = 64  # a wrong state stays wrong, so not every record needs the check
-OnRecord = Callable[[Record, Event], None]
+OnRecord = Callable[[Record, Change], None]
 
 
 class Shadow:
@@ -55,16 +55,16 @@ class Shadow:
             self._take(record)
 
     def _take(self, record: Record) -> None:
-        event = decode_event(record.kind, record.body)
-        event.process(self.state, record.now)
+        change = decode_change(record.kind, record.body)
+        change.process(self.state, record.now)
         self.seq, self.now = record.seq, record.now
         self._hashes.add(record.state_hash)
-        message = event.message
+        message = change.message
         if isinstance(message, WitnessMessage):
             self._reports.add((message.epoch, message.height, message.member))
         if record.seq % CHECK_EVERY_RECORDS == 0:
             self.check_hash(record)
-        self._on_record(record, event)
+        self._on_record(record, change)
 
     def check_hash(self, record: Record) -> None:
         """I8: the replayed record gives the state that the server had."""

@@ -118,11 +118,18 @@ class Serving(Event):
     seconds: float
 
 
-class Left(Event):
-    """The client leaves the epoch, or, with an exit code, its process ends."""
+class LeftEpoch(Event):
+    """The client leaves the epoch; its process goes on, unless it ends too."""
 
     reason: str
-    code: int | None = None
+    cause: LeaveCause
+
+
+class ClientEnded(Event):
+    """The client's process ends, with this exit code."""
+
+    reason: str
+    code: int
     cause: LeaveCause
 
 

@@ -27,10 +27,10 @@ class ServerStopped(Event):
 
 
 class ServerDefect(Event):
-    """A defect of the program, in what a connection asked or in an event of the record; the connection is closed."""
+    """A defect of the program, in what a connection asked (it is closed), or in a `change` of the record."""
 
     connection: str = ""
-    event: str = ""
+    change: str = ""
     error: str
 
 

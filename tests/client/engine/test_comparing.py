@@ -361,7 +361,7 @@ def test_a_client_that_cannot_replay_gets_the_agreed_weights_from_others_and_sta
     world.run_until(lambda: world.state.run_state is RunState.COOLDOWN, 300.0)
     assert world.state.progress.epoch == 1
     assert [f.height for f in victim.get_logs(kinds.Healed)]
-    assert victim.get_logs(kinds.Left) == []
+    assert victim.get_logs(kinds.LeftEpoch) == []
     assert victim.get_logs(kinds.Dropped) == []
     assert {slot.strikes for slot in world.state.registry.slots} == {0}
     helpers = [n for n in world.nodes if n is not victim and len(n.disk.snapshots) > 2]
@@ -377,6 +377,6 @@ def test_a_client_whose_peers_give_nothing_leaves_and_comes_back_in_the_next_epo
     spoil(world, 2)
     world.run_to_end()
     world.assert_all_equal()
-    (left,) = [f for f in world.nodes[2].get_logs(kinds.Left) if f.cause is kinds.LeaveCause.WRONG_WEIGHTS]
+    (left,) = [f for f in world.nodes[2].get_logs(kinds.LeftEpoch) if f.cause is kinds.LeaveCause.WRONG_WEIGHTS]
     assert "no peer showed the agreed weights in time" in left.reason
     assert {slot.strikes for slot in world.state.registry.slots} == {0}

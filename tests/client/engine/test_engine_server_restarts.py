@@ -27,7 +27,7 @@ def test_a_server_that_comes_back_costs_no_epoch_and_no_membership(moment: RunSt
     for node in world.nodes:
         assert [f.index for f in node.get_logs(kinds.Member)].count(node.index) >= 3
         assert len([members for members in node.get_applied_sets().values() if members]) == 12
-        assert not node.get_logs(kinds.Left)
+        assert not node.get_logs(kinds.LeftEpoch)
         assert not node.get_logs(kinds.EpochFailed)
 
 

@@ -17,7 +17,7 @@ def test_a_lost_trainer_leaves_the_epoch_and_comes_back_in_the_next() -> None:
     world.run_to_end()
     world.assert_all_equal()
     assert victim.get_logs(kinds.TrainerLost)
-    assert kinds.LeaveCause.TRAINER_LOST in [f.cause for f in victim.get_logs(kinds.Left)]
+    assert kinds.LeaveCause.TRAINER_LOST in [f.cause for f in victim.get_logs(kinds.LeftEpoch)]
     assert len(victim.get_logs(kinds.ModelLoaded)) >= 2
 
 

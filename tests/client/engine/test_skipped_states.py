@@ -67,7 +67,7 @@ def test_a_client_that_missed_the_record_of_a_decision_leaves_the_epoch_at_once(
     bench.blind = False
     bench.show()
     assert [a.member for a in bench.get_all(Withdraw)] == [bench.index]
-    (left,) = bench.get_logs(kinds.Left)[-1:]
+    (left,) = bench.get_logs(kinds.LeftEpoch)[-1:]
     assert left.cause is kinds.LeaveCause.UNSEEN
     assert "round 5" in left.reason
 

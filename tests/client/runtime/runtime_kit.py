@@ -176,7 +176,7 @@ class TaskShell:
     """
 
     state: Coordinator = field(default_factory=lambda: Coordinator(run_id="run", model=build_model()))
-    events: list[act.Event] = field(default_factory=list)
+    events: list[act.EngineEvent] = field(default_factory=list)
     told: Log = field(default_factory=Log)
     bodies: dict[bytes, bytes] = field(default_factory=dict)
     data: trio.Event = field(default_factory=trio.Event)
@@ -184,7 +184,7 @@ class TaskShell:
     replay_written: trio.Event = field(default_factory=trio.Event)
     heard: trio.Event = field(default_factory=trio.Event)
 
-    def feed(self, event: act.Event) -> None:
+    def feed(self, event: act.EngineEvent) -> None:
         self.events.append(event)
         self.heard.set()
         self.heard = trio.Event()

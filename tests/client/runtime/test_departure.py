@@ -47,7 +47,7 @@ async def test_who_has_nothing_to_withdraw_says_farewell_and_leaves(autojump_clo
     leaving = Leaving()
     await leaving.leave((0.0, Exit(3, "banned", LeaveCause.BANNED)))
     assert (leaving.code, leaving.left_at) == (3, pytest.approx(FAREWELL_S))
-    assert leaving.log.kinds == [kinds.Left]
+    assert leaving.log.kinds == [kinds.ClientEnded]
 
 
 @pytest.mark.parametrize(("answered_s", "left_s"), [(1.0, 1.0), (1_000.0, FAREWELL_S + WITHDRAW_S)])
@@ -72,7 +72,7 @@ async def test_the_final_weights_are_served_and_written_to_the_end(autojump_cloc
     leaving = Leaving()
     await leaving.leave((0.0, Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=30.0)))
     assert leaving.left_at == pytest.approx(30.0 + LAST_WRITES_S), "a write that hangs has a limit"
-    assert leaving.log.kinds == [kinds.Serving, kinds.Left]
+    assert leaving.log.kinds == [kinds.Serving, kinds.ClientEnded]
     quick = Leaving()
     quick.writes.set()
     await quick.leave((0.0, Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=30.0)))

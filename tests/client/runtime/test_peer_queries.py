@@ -20,11 +20,11 @@ NOT_CONNECTED = NetworkError("not connected")
 class Context:
     """Remembers what came of the questions."""
 
-    events: list[act.Event] = field(default_factory=list)
+    events: list[act.EngineEvent] = field(default_factory=list)
     heard: list[bytes] = field(default_factory=list)
     log: Log = field(default_factory=Log)
 
-    def feed(self, event: act.Event) -> None:
+    def feed(self, event: act.EngineEvent) -> None:
         self.events.append(event)
 
     def take_answer(self, items: tuple[bytes, ...]) -> None:

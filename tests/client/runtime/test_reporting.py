@@ -59,9 +59,9 @@ def test_a_report_tells_place_loss_speed_and_wait() -> None:
         (LOAD_FAILED, "cannot load the weights: config.json: no such file"),
         (make(kinds.TrainerLost, reason="killed by SIGKILL"), "the trainer was lost: killed by SIGKILL"),
         (make(kinds.Error, message="no room on the disk"), "no room on the disk"),
-        (make(kinds.Left, reason="fell behind", cause=LeaveCause.BEHIND), "fell behind"),
-        (make(kinds.Left, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0), ""),
-        (make(kinds.Left, reason="the run is finished", cause=LeaveCause.FINISHED, code=0), ""),
+        (make(kinds.LeftEpoch, reason="fell behind", cause=LeaveCause.BEHIND), "fell behind"),
+        (make(kinds.ClientEnded, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0), ""),
+        (make(kinds.ClientEnded, reason="the run is finished", cause=LeaveCause.FINISHED, code=0), ""),
     ],
 )
 def test_what_keeps_a_client_from_its_part_is_its_error(event: kinds.Event, words: str) -> None:
@@ -70,7 +70,7 @@ def test_what_keeps_a_client_from_its_part_is_its_error(event: kinds.Event, word
 
 def test_an_error_outlives_the_epoch_that_failed_by_it_and_a_later_stop() -> None:
     failed = make(kinds.EpochFailed, reason="Warmup abandoned")
-    stopped = make(kinds.Left, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0)
+    stopped = make(kinds.ClientEnded, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0)
     assert fold(LOAD_FAILED, failed, stopped).error.startswith("cannot load")
 
 
@@ -105,6 +105,7 @@ async def test_a_client_reports_changes_every_five_seconds_and_errors_within_one
 
 async def test_a_client_that_fails_reports_once_more_before_it_ends(autojump_clock: MockClock) -> None:
     home, reporter = Home(), Reporter(Log(), "ada")
-    reporter.emit(make(kinds.Left, reason="the model's plan cannot be used", cause=LeaveCause.UNUSABLE_MODEL, code=1))
+    unusable = LeaveCause.UNUSABLE_MODEL
+    reporter.emit(make(kinds.ClientEnded, reason="the model's plan cannot be used", cause=unusable, code=1))
     await reporter.say_last(cast("Backend", home))
     assert [report.error for _, report in home.told] == ["the model's plan cannot be used"]

@@ -40,7 +40,7 @@ class SilentEngine(RoundEngine):
 
     def __init__(self) -> None:
         super().__init__(Identity(build_hash("identity")))
-        self.events: list[act.Event] = []
+        self.events: list[act.EngineEvent] = []
         self.heard: list[bytes] = []
         self.ticks: list[float] = []
         self.turns: list[tuple[float, int]] = []
@@ -54,11 +54,11 @@ class SilentEngine(RoundEngine):
     def has_many_members(self) -> bool:
         return self.crowd
 
-    def on_event(self, event: act.Event, now: float) -> list[act.Action]:
+    def on_event(self, event: act.EngineEvent, now: float) -> list[act.Action]:
         self.events.append(event)
         return []
 
-    def on_events(self, events: Iterable[act.Event], now: float) -> list[act.Action]:
+    def on_events(self, events: Iterable[act.EngineEvent], now: float) -> list[act.Action]:
         told = list(events)
         self.events += told
         self.turns.append((now, len(told)))
@@ -175,7 +175,7 @@ class Place:
     async def run(self) -> None:
         self.code = await self.shell.run()
 
-    async def do(self, *actions: act.Action) -> list[act.Event]:
+    async def do(self, *actions: act.Action) -> list[act.EngineEvent]:
         """Execute actions; the events that came of them once everything is at rest."""
         before = len(self.engine.events)
         self.shell._execute(list(actions))
@@ -324,9 +324,9 @@ async def test_a_backend_that_gives_up_ends_the_client_with_an_error(autojump_cl
     place.backend.given_up.set()
     await trio.sleep(5.0)
     assert place.code == 1
-    (left,) = place.log.get(kinds.Left)
-    assert left.cause is LeaveCause.SERVER
-    assert "refuses this key" in left.reason
+    (ended,) = place.log.get(kinds.ClientEnded)
+    assert ended.cause is LeaveCause.SERVER
+    assert "refuses this key" in ended.reason
 
 
 # --- peers

@@ -137,7 +137,8 @@ async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_wei
     seen = [type(read_event(line)) for line in swarm.members[2].events.drain()]
     assert seen.count(kinds.Diverged) == seen.count(kinds.Compared) == seen.count(kinds.Healed) == 1
     assert kinds.Dropped not in seen
-    assert seen.count(kinds.Left) == 1, "at the end"
+    assert kinds.LeftEpoch not in seen
+    assert seen.count(kinds.ClientEnded) == 1
 
 
 @pytest.mark.parametrize("one_bit", [True, False])

@@ -107,7 +107,7 @@ class Place:
             settings=settings, snapshots=self.root / "resume", payloads=self.shell, data=self.shell,  # type: ignore[arg-type]
         )  # fmt: skip
 
-    async def ask(self, *actions: Any) -> list[act.Event]:
+    async def ask(self, *actions: Any) -> list[act.EngineEvent]:
         """Put requests in and wait for as many answers."""
         wanted = len(self.shell.events) + len(actions)
         for action in actions:

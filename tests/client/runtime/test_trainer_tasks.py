@@ -56,7 +56,7 @@ class Shell(TaskShell):
     async def take(self, *_place: int) -> bytes:
         return bytes(4 * 16)
 
-    async def wait_for(self, kind: type[act.Event]) -> act.Event:
+    async def wait_for(self, kind: type[act.EngineEvent]) -> act.EngineEvent:
         while not any(isinstance(event, kind) for event in self.events):
             await self.heard.wait()
         return next(event for event in self.events if isinstance(event, kind))

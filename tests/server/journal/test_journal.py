@@ -12,7 +12,7 @@ from kits.server import MemoryDisk
 from psyche.core.state.limits import MAX_CLAIMS, STATE_BYTES
 from psyche.core.state.messages import Collect, Pause, SetRates, Tick, Withdraw
 from psyche.server.journal import journal as j
-from psyche.server.journal.changes import Event, decode_event, encode_event, get_number
+from psyche.server.journal.changes import Change, decode_change, encode_change, get_number
 from psyche.server.journal.recovery import create_journal, recover
 from psyche.wire.access import MAX_DELEGATES, Allow, Disallow
 from psyche.wire.crypto import blake3_hash
@@ -24,7 +24,7 @@ HASH = blake3_hash(RAW)
 def build_journal(disk: MemoryDisk, records: int = 0) -> j.Journal:
     journal = create_journal(disk, 100, RAW)
     for number in range(records):
-        journal.append(101 + number, Event(Tick(bytes([number % 256]) * 32)), HASH)
+        journal.append(101 + number, Change(Tick(bytes([number % 256]) * 32)), HASH)
     journal.flush()
     return journal
 
@@ -47,33 +47,33 @@ def test_a_record_has_the_bytes_of_k1() -> None:
     assert raw[25:] == b"body8 bytes!"
 
 
-EVENTS = (
-    Event(Tick(bytes(32))),
-    Event(Withdraw(3, 4), b"k" * 32),
-    Event(Pause(), b"o" * 32, bytes(16)),
-    Event(SetRates(None, 7), b"o" * 32, bytes(16)),
-    Event(Collect(((bytes(32), 7), (b"\1" * 32, 8))), b"o" * 32, bytes(16)),
-    Event(Disallow(b"k" * 32, b"f" * 32), b"o" * 32, bytes(16)),
+CHANGES = (
+    Change(Tick(bytes(32))),
+    Change(Withdraw(3, 4), b"k" * 32),
+    Change(Pause(), b"o" * 32, bytes(16)),
+    Change(SetRates(None, 7), b"o" * 32, bytes(16)),
+    Change(Collect(((bytes(32), 7), (b"\1" * 32, 8))), b"o" * 32, bytes(16)),
+    Change(Disallow(b"k" * 32, b"f" * 32), b"o" * 32, bytes(16)),
 )
 
 
-@pytest.mark.parametrize("event", EVENTS)
-def test_an_event_reads_back_as_it_was_written(event: Event) -> None:
-    assert decode_event(get_number(event), encode_event(event)) == event
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_reads_back_as_it_was_written(change: Change) -> None:
+    assert decode_change(get_number(change), encode_change(change)) == change
 
 
 def test_what_a_witness_says_that_is_never_stored_is_not_in_the_journal() -> None:
     message = build_run(1).warm_up().build_witness(0)
-    said = Event(replace(message, metadata=b"fast today"), b"k" * 32)
-    assert decode_event(get_number(said), encode_event(said)) == Event(message, b"k" * 32)
+    said = Change(replace(message, metadata=b"fast today"), b"k" * 32)
+    assert decode_change(get_number(said), encode_change(said)) == Change(message, b"k" * 32)
 
 
 def test_the_largest_command_fits_a_record() -> None:
     claims = tuple((bytes([i]) * 32, (1 << 64) - 1) for i in range(MAX_CLAIMS))
     delegates = tuple(bytes([i]) * 32 for i in range(MAX_DELEGATES))
     for message in (Collect(claims), Allow(b"k" * 32, delegates)):
-        event = Event(message, b"o" * 32, bytes(16))
-        record = j.Record(1, 0, get_number(event), encode_event(event), HASH[:8])
+        change = Change(message, b"o" * 32, bytes(16))
+        record = j.Record(1, 0, get_number(change), encode_change(change), HASH[:8])
         assert len(j.encode_record(record)) <= j.MAX_RECORD_BYTES
 
 
@@ -162,8 +162,8 @@ def test_records_between_two_holes_are_found_too() -> None:
 def test_a_record_of_another_part_of_the_run_does_not_make_a_tail_a_hole() -> None:
     disk = MemoryDisk()
     build_journal(disk, 2)
-    other = j.encode_record(j.Record(9_999, 100, 1, encode_event(Event(Tick(bytes(32)))), HASH[:8]))
-    earlier = j.encode_record(j.Record(1, 100, 1, encode_event(Event(Tick(bytes(32)))), HASH[:8]))
+    other = j.encode_record(j.Record(9_999, 100, 1, encode_change(Change(Tick(bytes(32)))), HASH[:8]))
+    earlier = j.encode_record(j.Record(1, 100, 1, encode_change(Change(Tick(bytes(32)))), HASH[:8]))
     scan = j.scan_segment(disk.files[j.get_segment_name(1)] + bytes(50) + other + earlier, 1)
     assert (len(scan.records), scan.is_torn) == (2, True)
 
@@ -178,7 +178,7 @@ def test_records_appended_together_cost_one_sync() -> None:
     journal = build_journal(disk)
     before = disk.syncs
     for number in range(20):
-        journal.append(200, Event(Tick(bytes([number]) * 32)), HASH)
+        journal.append(200, Change(Tick(bytes([number]) * 32)), HASH)
     assert journal.durable_seq == 0
     assert journal.last_seq == 20
     journal.flush()
@@ -189,10 +189,10 @@ def test_records_appended_together_cost_one_sync() -> None:
 
 def test_nothing_is_durable_until_its_batch_is_committed() -> None:
     journal = build_journal(MemoryDisk())
-    journal.append(200, Event(Tick(bytes(32))), HASH)
+    journal.append(200, Change(Tick(bytes(32))), HASH)
     batch = journal.take()
     assert batch is not None
-    journal.append(201, Event(Tick(bytes(32))), HASH)  # comes while the disk is busy
+    journal.append(201, Change(Tick(bytes(32))), HASH)  # comes while the disk is busy
     journal.write(batch)
     assert journal.durable_seq == 0
     journal.commit(batch)
@@ -204,9 +204,9 @@ def test_two_snapshots_are_kept_and_the_segments_since_the_older_one() -> None:
     disk = MemoryDisk()
     journal = build_journal(disk)
     for number in range(5):
-        journal.append(200 + number, Event(Tick(bytes(32))), HASH)
+        journal.append(200 + number, Change(Tick(bytes(32))), HASH)
         journal.snapshot(200 + number, RAW, ())
-        journal.append(200 + number, Event(Tick(bytes(32))), HASH)
+        journal.append(200 + number, Change(Tick(bytes(32))), HASH)
         journal.flush()
     snapshots, segments = j.get_numbers(disk.names(), "snapshot-"), j.get_numbers(disk.names(), "journal-")
     assert snapshots == [7, 9]
@@ -216,12 +216,12 @@ def test_two_snapshots_are_kept_and_the_segments_since_the_older_one() -> None:
 
 def test_a_snapshot_is_due_when_the_segment_has_four_mebibytes() -> None:
     journal = build_journal(MemoryDisk())
-    size = len(j.encode_record(j.Record(1, 0, 1, encode_event(Event(Tick(bytes(3_000)))), HASH[:8])))
+    size = len(j.encode_record(j.Record(1, 0, 1, encode_change(Change(Tick(bytes(3_000)))), HASH[:8])))
     needed = -(-j.SNAPSHOT_EVERY_BYTES // size)
     for _ in range(needed - 1):
-        journal.append(200, Event(Tick(bytes(3_000))), HASH)
+        journal.append(200, Change(Tick(bytes(3_000))), HASH)
     assert not journal.wants_snapshot
-    journal.append(200, Event(Tick(bytes(3_000))), HASH)
+    journal.append(200, Change(Tick(bytes(3_000))), HASH)
     assert journal.wants_snapshot
     journal.snapshot(200, RAW, ())
     assert not journal.wants_snapshot
@@ -251,7 +251,7 @@ def test_a_snapshot_of_another_version_is_told_as_such_however_long_its_state_is
 def test_a_failing_disk_says_so_and_nothing_becomes_durable() -> None:
     disk = MemoryDisk()
     journal = build_journal(disk)
-    journal.append(200, Event(Tick(bytes(32))), HASH)
+    journal.append(200, Change(Tick(bytes(32))), HASH)
     disk.broken = True
     with pytest.raises(j.JournalError, match=r"Input/output error.*start the server again"):
         journal.flush()
@@ -261,12 +261,12 @@ def test_a_failing_disk_says_so_and_nothing_becomes_durable() -> None:
 def test_after_a_lost_batch_no_later_one_is_written_that_would_leave_a_gap() -> None:
     disk = MemoryDisk()
     journal = build_journal(disk, 2)
-    journal.append(200, Event(Tick(bytes(32))), HASH)
+    journal.append(200, Change(Tick(bytes(32))), HASH)
     disk.broken = True
     with pytest.raises(j.JournalError):
         journal.flush()
     disk.broken = False
-    journal.append(201, Event(Tick(bytes(32))), HASH)
+    journal.append(201, Change(Tick(bytes(32))), HASH)
     with pytest.raises(j.JournalError, match="failed before"):
         journal.flush()
     assert [record.seq for record in read(disk).records] == [1, 2]

@@ -14,7 +14,7 @@ from psyche.core.state.messages import Pause, Resume
 from psyche.core.state.state import Coordinator
 from psyche.server.journal import disk as server_disk
 from psyche.server.journal import journal as j
-from psyche.server.journal.changes import Event
+from psyche.server.journal.changes import Change
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.recovery import recover
 from psyche.server.run import open_run
@@ -48,9 +48,9 @@ def write_run(root: Path) -> tuple[Watch, list[bytes]]:
 
 def _change(state: Coordinator, journal: j.Journal, number: int) -> None:
     op_id = number.to_bytes(16, "little")
-    event = Event(Pause() if number % 2 else Resume(), op_id=op_id)
-    event.process(state, START_UNIX + number)
-    journal.append(START_UNIX + number, event, blake3_hash(encode_state(state)))
+    change = Change(Pause() if number % 2 else Resume(), op_id=op_id)
+    change.process(state, START_UNIX + number)
+    journal.append(START_UNIX + number, change, blake3_hash(encode_state(state)))
 
 
 def find_lost(watch: Watch, states: list[bytes], root: Path) -> list[str]:

@@ -13,7 +13,7 @@ from psyche.core.state.state import Checkpoint, CheckpointKind, ClientState, Run
 from psyche.errors import ConfigError
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal import journal as j
-from psyche.server.journal.changes import Event, decode_event
+from psyche.server.journal.changes import Change, decode_change
 from psyche.server.journal.recovery import create_journal, recover
 from psyche.server.run import compute_run_uid, open_run
 from psyche.testing.builders import START_UNIX, build_config, build_hash
@@ -39,8 +39,8 @@ def record_run(**config: int) -> Recording:
     handler = build_handler(build_file(**config).build_state(), recording.disk)
     append = handler.journal.append
 
-    def append_and_sync(now: int, event: object, state_hash: bytes) -> int:
-        seq = append(now, event, state_hash)
+    def append_and_sync(now: int, change: object, state_hash: bytes) -> int:
+        seq = append(now, change, state_hash)
         handler.journal.flush()
         recording.images[seq] = dict(recording.disk.files)
         recording.states[seq] = encode_state(handler.state)
@@ -76,7 +76,7 @@ def test_a_server_killed_after_any_record_has_the_same_bytes_when_it_is_back(rec
         assert found.journal.last_seq == seq
         for later in range(seq + 1, last + 1):
             record = recording.records[later]
-            decode_event(record.kind, record.body).process(found.state, record.now)
+            decode_change(record.kind, record.body).process(found.state, record.now)
         assert encode_state(found.state) == recording.states[last], f"continued from record {seq}"
 
 
@@ -103,7 +103,7 @@ def test_the_journal_goes_on_after_a_cut_tail(recording: Recording) -> None:
     disk = MemoryDisk(image | {name: image[name][:-3]})
     found = recover(disk)
     assert found is not None
-    found.journal.append(found.now, Event(Tick(bytes(32))), build_hash("state"))
+    found.journal.append(found.now, Change(Tick(bytes(32))), build_hash("state"))
     found.journal.flush()
     first = j.get_numbers(disk.names(), "journal-")[-1]
     assert j.scan_segment(disk.files[name], first).records[-1].seq == seq
@@ -155,10 +155,10 @@ def record_long_run(records: int) -> tuple[dict[str, bytes], list[bytes]]:
     journal = create_journal(disk, START_UNIX, states[0])
     for number in range(1, records + 1):
         op_id = number.to_bytes(16, "little")
-        event = Event(Pause() if number % 2 else Resume(), op_id=op_id)
-        event.process(state, START_UNIX + number)
+        change = Change(Pause() if number % 2 else Resume(), op_id=op_id)
+        change.process(state, START_UNIX + number)
         states.append(encode_state(state))
-        journal.append(START_UNIX + number, event, blake3_hash(states[-1]))
+        journal.append(START_UNIX + number, change, blake3_hash(states[-1]))
     journal.flush()
     return disk.files, states
 
@@ -194,7 +194,7 @@ def test_a_loss_that_is_accepted_is_said_exactly_and_the_broken_file_is_kept(rec
     assert aside in found.notes[0]
     assert disk.files[aside] == damaged[j.get_segment_name(1)]
     assert len(disk.files.get(j.get_segment_name(1), b"")) == offset
-    found.journal.append(found.now, Event(Tick(bytes(32))), build_hash("state"))
+    found.journal.append(found.now, Change(Tick(bytes(32))), build_hash("state"))
     found.journal.flush()
     scan = j.scan_segment(disk.files[j.get_segment_name(1)], 1)
     assert (scan.records[-1].seq, scan.is_broken) == (record, False), "the journal goes on from there"
@@ -244,7 +244,7 @@ def test_a_record_that_gives_another_state_is_a_clear_error() -> None:
     disk = MemoryDisk()
     state = RunFile().build_state()
     journal = create_journal(disk, START_UNIX, encode_state(state))
-    journal.append(START_UNIX, Event(Pause(), op_id=OP), build_hash("not the state after a pause"))
+    journal.append(START_UNIX, Change(Pause(), op_id=OP), build_hash("not the state after a pause"))
     journal.flush()
     with pytest.raises(j.JournalError, match="gives a different state"):
         recover(disk)
@@ -253,11 +253,11 @@ def test_a_record_that_gives_another_state_is_a_clear_error() -> None:
 def test_a_record_that_the_state_machine_refuses_is_a_clear_error() -> None:
     disk = MemoryDisk()
     state = RunFile().build_state()
-    Event(Pause(), op_id=OP).process(state, START_UNIX)
+    Change(Pause(), op_id=OP).process(state, START_UNIX)
     journal = create_journal(disk, START_UNIX, encode_state(state))
     with pytest.raises(Halted):
-        Event(Pause(), op_id=OP).process(state, START_UNIX)
-    journal.append(START_UNIX, Event(Pause(), op_id=OP), build_hash("state"))
+        Change(Pause(), op_id=OP).process(state, START_UNIX)
+    journal.append(START_UNIX, Change(Pause(), op_id=OP), build_hash("state"))
     journal.flush()
     with pytest.raises(j.JournalError, match="cannot be applied again"):
         recover(disk)

@@ -1,4 +1,4 @@
-"""`psyche local-testnet start` as a person calls it: with random kills, and with Ctrl-C."""
+"""`psyche local-testnet start` as a person calls it: with random kills, and with Ctrl-C on a run of `psyche init`."""
 
 import json
 import os
@@ -19,13 +19,16 @@ from kits.cluster import DEADLINE_S
 from kits.leftovers import MARK, POLL_S, assert_nothing_left, get_processes
 from kits.node import find_overlong_waits
 from kits.run_files import MakeRun
+from typer.testing import CliRunner
 
+from psyche.cli.app import app
 from psyche.telemetry.events import Line, read_lines
 
 pytestmark = pytest.mark.e2e
 
 EXIT_INTERRUPTED = 130
 IMPORTS_PER_KILL = 5.0  # a client needs about four times as long to come up as its first half does to be imported
+SOME_ROUNDS = 3
 ATTEMPTS = 3  # a machine that gets faster meanwhile is at the end before the first kill: again, killing twice as often
 
 
@@ -179,13 +182,22 @@ def are_clients_starting(testnet: Testnet) -> bool:
 
 
 def is_training(testnet: Testnet) -> bool:
-    return any(event["kind"] == "trained" for event in testnet.read("client-2"))
+    return sum(event["kind"] == "trained" for event in testnet.read("client-2")) >= SOME_ROUNDS
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a new user's `psyche init` writes: a run that could go on for minutes."""
+    folder = tmp_path_factory.mktemp("init") / "own-run"
+    text = Path(json.__file__).parent
+    result = CliRunner().invoke(app, ["init", str(folder), "--data", str(text), "--steps", "2000", "--yes"])
+    assert result.exit_code == 0, result.output
+    return folder
 
 
 @pytest.mark.parametrize("moment", [is_preparing, are_clients_starting, is_training], ids=lambda m: m.__name__)
-def test_ctrl_c_leaves_nothing_running(make_run: MakeRun, tmp_path: Path, moment: Callable[[Testnet], bool]) -> None:
-    config = make_run(total_steps=2_001, rounds_per_epoch=1_000, init_min_clients=2)
-    with open_testnet(tmp_path / "testnet", config, "--num-clients", "2") as testnet:
+def test_ctrl_c_leaves_nothing_running(own_run: Path, tmp_path: Path, moment: Callable[[Testnet], bool]) -> None:
+    with open_testnet(tmp_path / "testnet", own_run, "--num-clients", "2") as testnet:
         testnet.wait_for(moment.__name__, lambda: moment(testnet))
         testnet.process.send_signal(signal.SIGINT)
         code = testnet.wait()

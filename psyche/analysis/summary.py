@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from psyche.analysis.accounts import Accounts
 from psyche.analysis.tally import Bound, NodeAccount, RoundAccount, What, sort_nodes
-from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
+from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_tables
 
 COLUMNS: Final = (What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER, What.WITNESS, What.WAIT, What.AWAY)
 COLUMN_NAMES: Final = ("training", "in vain", "applying", "payloads", "witnesses", "others", "away")
@@ -71,7 +71,7 @@ def format_accounts(accounts: Accounts) -> str:
             f"tokens per second      {format_count(accounts.tokens_per_s)}",
             f"rounds waited last for {last}",
             "",
-            format_table(head, rows),
+            format_tables(head, rows),
         ]
     )
 

@@ -11,7 +11,7 @@ from psyche.forecast.obstacle import describe_obstacle
 from psyche.forecast.play import Forecast
 from psyche.forecast.question import Question
 from psyche.forecast.recorder import Carried
-from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_table
+from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_tables
 
 SHOWN: Final = 8  # members named one by one
 
@@ -156,8 +156,8 @@ def format_classes(forecast: Forecast) -> str:
     """One row for each class of machines: means over its members."""
     head = (
         "class",
-        "members",
         *COLUMN_NAMES,
+        "members",
         "cut off",
         "tokens",
         "sent/round",
@@ -170,7 +170,8 @@ def format_classes(forecast: Forecast) -> str:
         names = get_class_names(question, one)
         nodes = [node for node in forecast.members if node.name in names]
         if not nodes:
-            rows += [[one.name, f"0 of {count}", *["-"] * (len(head) - 2)]] if count else []
+            none = ["-"] * len(COLUMN_NAMES)
+            rows += [[one.name, *none, f"0 of {count}", *["-"] * (len(head) - len(none) - 2)]] if count else []
             continue
         shares, members = compute_shares(nodes), str(count) if len(nodes) == count else f"{len(nodes)} of {count}"
         sent, received = (
@@ -179,13 +180,13 @@ def format_classes(forecast: Forecast) -> str:
         )
         rows.append(
             [
-                one.name, members, *(format_percent(shares[w]) for w in COLUMNS),
+                one.name, *(format_percent(shares[w]) for w in COLUMNS), members,
                 str(sum(len(node.cut_off) for node in nodes)), format_count(sum(node.tokens for node in nodes)),
                 format_bytes(sent), format_bytes(received),
                 format_bytes(sum(forecast.carried[name].weights_received for name in names)),
             ]
         )  # fmt: skip
-    return format_table(head, rows)
+    return format_tables(head, rows)
 
 
 def get_class_names(question: Question, one: ClassTable) -> list[str]:

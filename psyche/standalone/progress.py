@@ -13,8 +13,8 @@ LIVE_EVERY_S: Final = 0.1
 PLAIN_EVERY_S: Final = 5.0
 
 
-def format_line(progress: StepProgress, held_out: float | None) -> str:
-    """The line of one step; `held_out` is the newest known held-out loss."""
+def format_line(progress: StepProgress, held_out: float | None, columns: int = 120) -> str:
+    """The line of one step; `held_out` is the newest known held-out loss. The last figures go where room is short."""
     done = progress.step / progress.steps
     filled = round(done * BAR_CELLS)
     left_s = progress.seconds * (1 - done) / done
@@ -22,11 +22,16 @@ def format_line(progress: StepProgress, held_out: float | None) -> str:
         f"step {progress.step}/{progress.steps}",
         f"loss {progress.report.loss:.3f}",
         *([] if held_out is None else [f"held out {held_out:.3f}"]),
-        f"lr {progress.lr:.2e}",
-        f"{format_count(progress.tokens / max(progress.seconds, 1e-9))} tokens/s",
         f"{format_seconds(left_s)} left" if done < 1 else format_seconds(progress.seconds),
+        f"{format_count(progress.tokens / max(progress.seconds, 1e-9))} tokens/s",
+        f"lr {progress.lr:.2e}",
     ]
-    return f"[{'#' * filled}{'.' * (BAR_CELLS - filled)}] " + ", ".join(parts)
+    line = f"[{'#' * filled}{'.' * (BAR_CELLS - filled)}] " + parts[0]
+    for part in parts[1:]:
+        if len(line) + len(part) + 2 > columns:
+            break
+        line += f", {part}"
+    return line
 
 
 class ProgressLine:
@@ -42,7 +47,7 @@ class ProgressLine:
     def __call__(self, progress: StepProgress) -> None:
         """Show a step, if enough time has passed since the last one shown."""
         self._held_out = self._held_out if progress.held_out is None else progress.held_out
-        self._line = format_line(progress, self._held_out)
+        self._line = format_line(progress, self._held_out, self._console.columns - 1)
         every_s = LIVE_EVERY_S if self._console.live else PLAIN_EVERY_S
         if self._now() - self._shown_at < every_s and progress.step < progress.steps:
             return

@@ -10,7 +10,7 @@ from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Subscription, read_event
 from psyche.telemetry.metrics import Rate
-from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds
+from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds, lay_out
 
 RATE_WINDOW_S: Final = 30.0
 PLAIN_INTERVAL_S: Final = 15.0  # without a terminal: at most one line per interval, and one per change of phase
@@ -293,8 +293,8 @@ def format_waiting(waiting: kinds.WaitStarted, now: float, names: Mapping[int, s
     return text + (f", then {waiting.then}" if waiting.then else "")
 
 
-def format_node_status(view: NodeView, now: float) -> str:
-    """One line: the node's place in the run, its figures, and what it waits for."""
+def format_node_status(view: NodeView, now: float, columns: int = 0) -> str:
+    """One line: the node's place in the run, its figures, and what it waits for; `columns` as in `lay_out`."""
     round_ = f"round {view.height} " if view.phase in ROUND_PHASES else ""
     parts = [f"epoch {view.epoch} {round_}step {view.step}", view.phase]
     if view.loss is not None:
@@ -305,11 +305,10 @@ def format_node_status(view: NodeView, now: float) -> str:
         parts.append(f"{format_count(view.tokens_per_s)} tok/s")
     if view.bytes_sent or view.bytes_received:
         parts.append(f"up {format_bytes(view.bytes_sent)} down {format_bytes(view.bytes_received)}")
-    if view.waiting is not None:
-        parts.append(format_waiting(view.waiting, now))
+    waits = [] if view.waiting is None else [format_waiting(view.waiting, now)]
     if note := view.get_note(now):
-        parts.append(f"! {note}")
-    return " | ".join(parts)
+        waits.append(f"! {note}")
+    return lay_out(parts, waits, columns)
 
 
 class Pace:
@@ -352,7 +351,7 @@ class StatusLine:
             self.view.update(line["t"], read_event(line))
         now = self._now()
         if self._console.live:
-            self._console.set_status(format_node_status(self.view, now))
+            self._console.set_status(format_node_status(self.view, now, self._console.columns - 1))
         elif self._pace.is_due(now, get_stage(self.view.phase), self._get_facts()):
             self._console.print(format_node_status(self.view, now))
 

@@ -1,7 +1,13 @@
 """Numbers in readable form: bytes, seconds, counts, tables."""
 
+import textwrap
 import time
 from collections.abc import Sequence
+from typing import Final
+
+TEXT_COLUMNS: Final = 79  # what fits on a terminal of 80 without a line that wraps
+GAP: Final = 2  # spaces between the columns of a table
+SEPARATOR: Final = " | "
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -49,15 +55,66 @@ def format_clock(unix_s: float) -> str:
         return "the end of time"
 
 
-def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Columns as wide as their widest cell, two spaces apart; the first `left` columns left-aligned, others right."""
+def format_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, columns: int = 0, spare: Sequence[str] = ()
+) -> str:
+    """Columns as wide as their widest cell, two spaces apart; the first `left` columns left-aligned, others right.
+
+    Where that is wider than `columns` (0: no limit), the columns named in `spare` are left out, the first name first.
+    """
     table = [list(head), *(list(row) for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    left_out = list(spare)
+    while columns and left_out and sum(_get_widths(table)) + GAP * (len(table[0]) - 1) > columns:
+        place = table[0].index(left_out.pop(0))
+        table = [row[:place] + row[place + 1 :] for row in table]
+    widths = _get_widths(table)
     lines = [
-        "  ".join(
+        (" " * GAP)
+        .join(
             cell.ljust(width) if column < left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+        )
+        .rstrip()
         for row in table
     ]
+    return "\n".join(lines)
+
+
+def format_tables(head: Sequence[str], rows: Sequence[Sequence[str]], *, columns: int = TEXT_COLUMNS) -> str:
+    """A table, and where it is wider than `columns` several below each other, each with the first column."""
+    table = [list(head), *(list(row) for row in rows)]
+    widths = _get_widths(table)
+    blocks: list[list[int]] = [[]]
+    used = widths[0]
+    for column in range(1, len(head)):
+        if blocks[-1] and used + GAP + widths[column] > columns:
+            blocks.append([])
+            used = widths[0]
+        blocks[-1].append(column)
+        used += GAP + widths[column]
+    texts = [
+        format_table(first, rest)
+        for first, *rest in ([[row[0], *(row[c] for c in block)] for row in table] for block in blocks)
+    ]
+    return "\n\n".join(texts)
+
+
+def _get_widths(table: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+
+
+def lay_out(parts: Sequence[str], waits: Sequence[str], columns: int = 0) -> str:
+    """`place | figure | figure | wait` on one line where that fits in `columns` (0: no limit).
+
+    Otherwise the waits stand below, whole, on as many lines as they need, and figures at the end are left out.
+    """
+    line = SEPARATOR.join([*parts, *waits])
+    if not columns or len(line) <= columns:
+        return line
+    shown = 1
+    while shown < len(parts) and len(SEPARATOR.join(parts[: shown + 1])) <= columns:
+        shown += 1
+    lines = [SEPARATOR.join(parts[:shown])] if parts else []
+    for wait in waits:
+        lines += textwrap.wrap(wait, columns, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)

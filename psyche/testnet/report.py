@@ -12,13 +12,13 @@ from psyche.telemetry import kinds
 from psyche.telemetry.events import Line, read_event, read_lines
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.status import NodeView
-from psyche.telemetry.text import format_bytes, format_seconds, format_table
+from psyche.telemetry.text import format_bytes, format_seconds, format_tables
 from psyche.testnet.settings import Layout, get_node_name
 
 WEIGHTS: Final = "*.safetensors"
 BF16_BYTES: Final = 2
 LAST_LOSSES: Final = 10  # one round's loss on eight samples is noise
-HEX_SHOWN: Final = 16
+HEX_SHOWN: Final = 8
 MAX_POINTS: Final = 100_000  # samples of one client's loss; older ones are dropped
 
 
@@ -209,14 +209,17 @@ def write_summary(report: RunReport, path: Path) -> None:
 
 def format_report(report: RunReport) -> str:
     """Format the final table and the verdict."""
-    head = ("client", "rounds", "loss", "digest", "weights", "sent", "received", "bf16 all-reduce", "kills", "heals")
+    head = ("client", "rounds", "loss", "digest", "weights", "sent", "received", "kills", "heals")
     rows = [_get_row(client) for client in report.clients]
-    lines = [format_table(head, rows), ""]
+    lines = [format_tables(head, rows), ""]
     failed, lost = _get_worst(report.clients)
     took = format_seconds(report.seconds)
     untrained = sum(client.batches_failed for client in report.clients)
     batches = f"batches not trained: {untrained}, " if untrained else ""
     lines.append(f"epochs given up: {failed}, steps lost: {lost}, {batches}kills: {report.kills}, took {took}")
+    most = max((client.allreduce_bytes for client in report.clients), default=0)
+    if most:
+        lines.append(f"a bf16 all-reduce would have sent {format_bytes(most)} a client")
     overrun_s = max((client.wait_overrun_s for client in report.clients), default=0.0)
     verdict = (
         f"the latest ended {format_seconds(overrun_s)} after its deadline"
@@ -249,7 +252,6 @@ def _get_row(client: ClientReport) -> list[str]:
         client.weights_sha256[:HEX_SHOWN] or "-",
         format_bytes(client.bytes_sent),
         format_bytes(client.bytes_received),
-        format_bytes(client.allreduce_bytes),
         str(client.kills),
         str(client.heals),
     ]

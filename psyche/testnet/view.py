@@ -25,6 +25,12 @@ PLAIN_EVERY_S: Final = 10.0
 PLAIN_SAME_EVERY_S: Final = 60.0
 TELL_AGAIN_S: Final = 30.0
 HEAD: Final = ("client", "epoch", "round", "phase", "loss", "members", "tok/s", "up", "down")
+SPARE: Final = (
+    "down",
+    "up",
+    "tok/s",
+    "members",
+)  # left out of the table where the terminal is too narrow, in this order
 
 
 def describe_notable(event: kinds.Event) -> str:
@@ -141,7 +147,13 @@ class LiveView:
         """Draw the table with a head line above and the clients' waits below, no line wider than the console."""
         now = self._now()
         rows = [self._get_row(view) for view in self.clients.values()]
-        return "\n".join([self._get_head(now), format_table(HEAD, rows), *self._get_waits(now)])
+        return "\n".join(
+            [
+                self._get_head(now),
+                format_table(HEAD, rows, columns=self._console.columns - 1, spare=SPARE),
+                *self._get_waits(now),
+            ]
+        )
 
     def _get_waits(self, now: float) -> list[str]:
         """Return the clients' notices or waits (for what, until when, and what then), merging equal ones."""
@@ -168,7 +180,7 @@ class LiveView:
 
     def _get_head(self, now: float) -> str:
         parts = [f"step {self.step} of {self._total_steps}", format_seconds(now - self._started)]
-        return "  ".join([*parts, self.note]) if self.note else "  ".join(parts)
+        return "\n".join(textwrap.wrap("  ".join([*parts, self.note]), self._console.columns - 1))
 
     def _get_row(self, view: NodeView) -> list[str]:
         loss = "" if view.loss is None else f"{view.loss:.3f}"

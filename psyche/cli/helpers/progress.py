@@ -9,7 +9,8 @@ from typing import Final, Self
 from psyche.telemetry.console import Console
 from psyche.telemetry.text import format_bytes, format_seconds
 
-WIDTH: Final = 30
+WIDTH: Final = 30  # of the bar, where there is room
+SHORTEST: Final = 5
 EVERY_S: Final = 0.1
 PLAIN_EVERY_S: Final = 5.0
 
@@ -45,7 +46,8 @@ class ProgressBar:
         if now - self._shown_at < (EVERY_S if self._console.live else PLAIN_EVERY_S):
             return
         self._shown_at = now
-        text = format_progress(self._title, done, total, now - self._started, self._show, note)
+        columns = self._console.columns - 1
+        text = format_progress(self._title, done, total, now - self._started, self._show, note, columns)
         if self._console.live:
             self._console.set_status(text)
         else:
@@ -53,10 +55,16 @@ class ProgressBar:
 
 
 def format_progress(
-    title: str, done: int, total: int, elapsed_s: float, show: Callable[[int], str] = format_bytes, note: str = ""
-) -> str:
-    """One line with bar, percentage, amounts and the time left at this pace."""
+    title: str, done: int, total: int, elapsed_s: float, show: Callable[[int], str] = format_bytes, note: str = "",
+    columns: int = 120,
+) -> str:  # fmt: skip
+    """One line with bar, percentage, amounts and the time left at this pace; a bar as long as `columns` allow."""
     share = min(1.0, done / total) if total else 1.0
-    bar = "#" * int(share * WIDTH)
     left = f", {format_seconds(elapsed_s * (1 - share) / share)} left" if 0 < share < 1 else ""
-    return f"{title} [{bar:<{WIDTH}}] {share:4.0%} {show(done)} of {show(total)}{f', {note}' if note else ''}{left}"
+    amounts = f"{share:4.0%} {show(done)} of {show(total)}"
+    figures = f"{amounts}{f', {note}' if note else ''}{left}"
+    width = min(WIDTH, columns - len(f"{title} [] {figures}"))
+    if width >= SHORTEST:
+        return f"{title} [{'#' * int(share * width):<{width}}] {figures}"
+    line = f"{title} {figures}"
+    return line if len(line) <= columns else f"{title} {amounts}{left}\n{note}"

@@ -20,7 +20,7 @@ from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.server.status import make_status
 from psyche.telemetry.console import Console
 from psyche.telemetry.status import PHASES, ROUND_PHASES, Pace, get_stage
-from psyche.telemetry.text import format_count, format_number, format_seconds
+from psyche.telemetry.text import format_count, format_number, format_seconds, lay_out
 from psyche.wire.backend import RunStatus
 from psyche.wire.report import SelfReport
 
@@ -102,8 +102,9 @@ class ServerLine:
             return
         status, now = msgspec.structs.replace(self._status, **self._said._asdict()), self._now()
         if self._console.live:
-            errors = [f"! {one.name}: {one.error}" for one in self._failing[:SHOWN_ERRORS]]
-            self._console.set_status("\n".join([format_run_status(status, now), *errors]))
+            columns = self._console.columns - 1
+            errors = [lay_out((), (f"! {one.name}: {one.error}",), columns) for one in self._failing[:SHOWN_ERRORS]]
+            self._console.set_status("\n".join([format_run_status(status, now, columns), *errors]))
         elif self._pace.is_due(now, get_standing(status), (status.epoch, status.height, status.step)):
             self._console.print(format_run_status(status, now))
 
@@ -122,21 +123,21 @@ def get_standing(status: RunStatus) -> tuple[str, int, int, int, bool]:
     return get_stage(get_phase(status)), status.healthy, status.members, status.waiting, status.pending_pause
 
 
-def format_run_status(status: RunStatus, now: float) -> str:
-    """One line: where the run is, for how long, and who takes part."""
+def format_run_status(status: RunStatus, now: float, columns: int = 0) -> str:
+    """One line: where the run is, for how long, and who takes part; `columns` as in `lay_out`."""
     phase, since_s = get_phase(status), round(now - status.state_start_unix)
     round_ = f"round {status.height} " if phase in ROUND_PHASES else ""
     parts = [
         f"epoch {status.epoch} {round_}step {status.step} of {status.total_steps}",
         f"{phase} for {format_seconds(since_s)}" if since_s > 0 else phase,
         *describe_progress(status),
-        format_members(status),
     ]
+    waits = [format_members(status)]
     if status.failing:
-        parts.append(format_number(status.failing, "client reports an error", "clients report errors"))
+        waits.append(format_number(status.failing, "client reports an error", "clients report errors"))
     if status.pending_pause:
-        parts.append("pauses at the end of this epoch")
-    return " | ".join(parts)
+        waits.append("pauses at the end of this epoch")
+    return lay_out(parts, waits, columns)
 
 
 def describe_progress(status: RunStatus) -> list[str]:

@@ -1,0 +1,158 @@
+"""On a terminal of 80 columns no line is longer, and what is waited for is never what is cut."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kits.events import make
+
+from psyche.analysis.summary import COLUMN_NAMES
+from psyche.cli.helpers.progress import format_progress
+from psyche.cli.helpers.serving import ServerLine, format_run_status
+from psyche.core.state.enums import RunState
+from psyche.telemetry import kinds
+from psyche.telemetry.console import Console
+from psyche.telemetry.events import EventLog
+from psyche.telemetry.status import StatusLine, format_waiting
+from psyche.telemetry.text import TEXT_COLUMNS, format_table, format_tables, lay_out
+from psyche.testnet.report import ClientReport, RunReport, format_report
+from psyche.testnet.settings import Layout, get_node_name
+from psyche.testnet.view import LiveView
+from psyche.wire.backend import RunStatus
+
+NOW = 1_000_000.0
+
+
+def assert_narrow(text: str, *whole: str) -> None:
+    """No line is too long, and these stand there in full, if need be on several lines."""
+    assert max(map(len, text.splitlines())) <= TEXT_COLUMNS, text
+    flowing = " ".join(text.split())
+    for one in whole:
+        assert one in flowing, text
+
+
+def make_wait(until: float | None = NOW + 4_000.0) -> kinds.WaitStarted:
+    return kinds.WaitStarted(
+        what="client 3, client 14, client 15, client 92, client 65 and 35 more to finish round 12345", until=until,
+        then="report the results that have arrived, without those that are late", wait=kinds.Wait.OTHERS_FINISHED,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> tuple[Console, list[str]]:
+    """A terminal of 80 columns, and the status blocks that it was asked to show."""
+    shown: list[str] = []
+    monkeypatch.setenv("COLUMNS", "80")
+    console = Console(io.StringIO(), live=True)
+    monkeypatch.setattr(console, "set_status", shown.append)
+    return console, shown
+
+
+def fill(log: EventLog) -> None:
+    """Events after which a client's line is as long as it gets."""
+    log.emit(make(kinds.ClientStarted, run_id="r"))
+    log.emit(kinds.StateChanged(run_state=RunState.ROUND_TRAIN, epoch=1234, height=12345, step=1_234_567, members=256))
+    log.emit(make(kinds.Trained, loss=12.345, tokens=123_456_789, seconds=1.0))
+    log.emit(make(kinds.Network, bytes_sent=123_400_000_000, bytes_received=123_400_000_000))
+    log.emit(make_wait())
+    log.emit(make(kinds.ServerLost))
+
+
+def test_a_client_s_line_keeps_the_wait_whole(narrow: tuple[Console, list[str]]) -> None:
+    console, shown = narrow
+    log = EventLog(None, node="client")
+    line = StatusLine(log.subscribe(), "client", console, now=lambda: NOW)
+    fill(log)
+    line.refresh()
+    assert_narrow(
+        shown[-1], "epoch 1234 round 12345 step 1234567 | training", format_waiting(make_wait(), NOW),
+        "cannot reach the server, tries again",
+    )  # fmt: skip
+
+
+def test_the_server_s_line_keeps_whom_it_waits_for(narrow: tuple[Console, list[str]]) -> None:
+    console, shown = narrow
+    fields: dict[str, Any] = {
+        "run_id": "r", "run_uid": bytes(32), "program": "", "now_unix": 100, "nonce": 1,
+        "run_state": int(RunState.ROUND_TRAIN), "state_start_unix": 0, "pending_pause": True, "epoch": 1234,
+        "height": 12345, "step": 1_234_567, "total_steps": 9_999_999, "healthy": 12, "members": 200, "waiting": 100,
+        "min_clients": 100, "init_min_clients": 200, "connections": 4, "loss": 12.345, "tokens_per_s": 123_456_789.0,
+        "reporting": 200, "failing": 17,
+    }  # fmt: skip
+    members = "12 of 200 members healthy, 100 clients wait for the next epoch"
+    waits = (members, "17 clients report errors", "pauses at the end of this epoch")
+    assert_narrow(format_run_status(RunStatus(**fields), NOW, TEXT_COLUMNS), *waits)
+    line = ServerLine(console, now=lambda: NOW)
+    line._status = RunStatus(**fields)
+    line.refresh()
+    assert_narrow(shown[-1], members)
+
+
+@pytest.mark.parametrize("phase", [RunState.WAITING_FOR_MEMBERS, RunState.ROUND_TRAIN])
+def test_the_table_of_a_testnet_fits_and_keeps_the_waits_whole(
+    phase: RunState, narrow: tuple[Console, list[str]], tmp_path: Path
+) -> None:
+    console, shown = narrow
+    layout = Layout(tmp_path, tmp_path / "events")
+    for number in range(1, 4):
+        log = EventLog(layout.events_of(get_node_name(number)), node=get_node_name(number))
+        fill(log)
+        log.emit(kinds.StateChanged(run_state=phase, epoch=1234, height=12345, step=1_234_567, members=256))
+        log.emit(make(kinds.ServerConnected))
+        log.close()
+    view = LiveView(layout, 3, 9_999_999, console, now=lambda: NOW)
+    view.note = "no more kills: all clients take part in the last epochs"
+    view.refresh()
+    assert_narrow(shown[-1], f"clients 1, 2, 3: {format_waiting(make_wait(), NOW)}", view.note, "loss")
+
+
+def test_the_report_of_a_testnet_fits() -> None:
+    clients = [
+        ClientReport(
+            get_node_name(number),
+            rounds_applied=123_456,
+            loss=12.345,
+            digest="ab" * 32,
+            weights_sha256="cd" * 32,
+            bytes_sent=123_400_000_000,
+            bytes_received=123_400_000_000,
+            allreduce_bytes=10**15,
+            kills=123,
+            heals=123,
+        )
+        for number in (1, 64)
+    ]
+    text = format_report(RunReport("demo", 123_456.0, clients, 246, held_out_loss=1.234))
+    table = text.partition("\n\n")[0]
+    assert_narrow(table, *["client", "rounds", "loss", "digest", "weights", "sent", "received", "kills", "heals"])
+    assert "a bf16 all-reduce would have sent 1000.0 TB a client" in text
+
+
+def test_tables_of_figures_are_cut_into_several_that_fit() -> None:
+    head = ("node", *COLUMN_NAMES, "cut off", "tokens", "sent", "received")
+    rows = [["client-0123abcd", *["100.0 %"] * 7, "123", "123.4M", "123.4 GB", "123.4 GB"] for _ in range(3)]
+    text = format_tables(head, rows)
+    assert_narrow(text)
+    first, second = text.split("\n\n")
+    assert [line.split()[0] for block in (first, second) for line in block.splitlines()] == [
+        "node", *["client-0123abcd"] * 3,
+    ] * 2  # fmt: skip
+    for name in head[1:]:
+        assert (name in first) != (name in second)
+    assert format_tables(head[:5], [row[:5] for row in rows]) == format_table(head[:5], [row[:5] for row in rows])
+
+
+def test_a_table_that_is_still_too_wide_without_its_spare_columns_loses_no_more() -> None:
+    assert format_table(["a" * 90, "b"], [["x", "y"]], columns=20, spare=["b"]) == "a" * 90 + "\nx"
+
+
+def test_a_line_that_fits_stays_one_line() -> None:
+    assert lay_out(["place", "figure"], ["waiting"], 80) == "place | figure | waiting"
+    assert lay_out(["place", "figure", "f" * 90], ["waiting"], 20) == "place | figure\nwaiting"
+
+
+def test_a_bar_gives_its_room_to_the_figures() -> None:
+    note = "3 min 05 s simulated, 12 rounds given up"
+    assert_narrow(format_progress("playing, round", 5, 10, 100.0, str, note, TEXT_COLUMNS), note, "1 min 40 s left")
+    assert "[###" in format_progress("playing, round", 5, 10, 100.0, str, "", TEXT_COLUMNS)

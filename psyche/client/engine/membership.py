@@ -59,7 +59,7 @@ class Membership:
     passed_warmup: int | None = None  # the epoch whose Warmup this process saw as a member (M9)
     synchronised: tuple[int, bytes] | None = None  # epoch and digest of the last load that suits the epoch's start
     loading: bool = False
-    loading_cold: bool = False  # the running load drops the momentum
+    loading_for: tuple[bool, bytes] = (False, b"")  # whether the running load drops the momentum, and its settings
     load_at: float = 0.0
     lacks_source: bool = False  # nothing is certified yet, and this client could not load the configured source
     warm_digest: bytes | None = None  # digest of the last warmup_witness
@@ -177,7 +177,7 @@ class Membership:
         self.weights.lose()
         if self.loading or now < self.load_at:
             return
-        self.loading, self.loading_cold = True, cold
+        self.loading, self.loading_for = True, (cold, get_config_preimage(x.state))
         self.weights_digest = None  # even if they are the right ones: a failed load loses them
         until = x.state_since + x.state.config.warmup_time
         wait = _wait_for(Wait.WEIGHTS, "the weights of this epoch", until, "be dropped from the epoch")
@@ -212,15 +212,16 @@ class Membership:
         except (WireError, CoordinatorError) as error:
             self.end(LeaveCause.UNUSABLE_MODEL, f"the model's transform plan cannot be used: {error}")
             return
+        settings = get_config_preimage(x.state)
         x.facts = RunFacts(
             plan_hash=blake3_hash(event.plan),
-            config_hash=blake3_hash(get_config_preimage(x.state)),
+            config_hash=blake3_hash(settings),
             max_body_bytes=get_payload_bytes(plan),
             numeric_class=event.numeric_class,
             parameters=event.parameters,
         )
         self.weights_digest = event.digest
-        fitting = self.loading_cold == x.state.epoch.cold_start
+        fitting = self.loading_for == (x.state.epoch.cold_start, settings)
         self.synchronised = (event.epoch, event.digest) if fitting else None
         self.training.prev_commitment = event.prev_commitment
         self.chain.own.clear()

@@ -21,7 +21,7 @@ from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
 from psyche.client.runtime.weights.sharing import check_shared_folder
 from psyche.config.load import find_local_data
-from psyche.core.state.state import Coordinator, DataLocationKind
+from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
 from psyche.data.provider import DataProvider, open_provider
 from psyche.durable import make_folder
 from psyche.errors import ConfigError, TrainerError
@@ -76,13 +76,17 @@ def get_client_name(identity: Identity) -> str:
 
 
 class LazyData:
-    """Opens the run's data when the first batch is requested: only then are the model and the record known."""
+    """Opens the run's data when the first batch is requested: only then are the model and the record known.
+
+    Opens it again if the owner has changed where it is or how long its sequences are (P9).
+    """
 
     def __init__(self, get_state: Callable[[], Coordinator], identity: Identity, settings: ClientSettings) -> None:
         self._get_state = get_state
         self._identity = identity
         self._settings = settings
         self._provider: DataProvider | None = None
+        self._opened: tuple[DataLocation, int] | None = None
         self._lock = trio.Lock()
         self.vocab_size: int | None = None
         self.sequence_length = 0
@@ -90,9 +94,14 @@ class LazyData:
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
         """See `DataProvider.get`."""
         async with self._lock:
-            if self._provider is None:
+            model = self._get_state().model
+            wanted = (model.data_location, model.max_seq_len)
+            if self._provider is None or self._opened != wanted:
+                await self.aclose()
                 self._provider = await trio.to_thread.run_sync(self._open)
-        return await self._provider.get(start, end, epoch=epoch, height=height)
+                self._opened = wanted
+            provider = self._provider
+        return await provider.get(start, end, epoch=epoch, height=height)
 
     def _open(self) -> DataProvider:
         model = self._get_state().model
@@ -113,8 +122,9 @@ class LazyData:
 
     async def aclose(self) -> None:
         """Close the data provider, if it was opened."""
-        if self._provider is not None:
-            await self._provider.aclose()
+        provider, self._provider = self._provider, None
+        if provider is not None:
+            await provider.aclose()
 
 
 def lock_data_dir(path: Path) -> int:

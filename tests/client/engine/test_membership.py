@@ -16,6 +16,7 @@ from psyche.core.state.messages import (
     Pause,
     ReportEquivocation,
     Resume,
+    Update,
     WarmupWitness,
     Withdraw,
     WitnessMessage,
@@ -378,6 +379,35 @@ def test_a_pause_in_warmup_takes_effect_at_once_and_the_momentum_goes_too() -> N
     bench.form()
     bench.show()
     assert [a.keep_momentum for a in bench.get_all(act.Load)] == [False]
+
+
+def test_a_load_that_outlasts_a_pause_is_repeated_for_the_settings_that_changed_meanwhile() -> None:
+    """P4, P9: also where both Warmups are of one epoch and of a cold start, so that the load seems to fit."""
+    bench = build_bench(4, manual={act.Load})
+    for command in (Pause(), Resume()):  # an epoch after a pause is a cold start
+        bench.apply(command)
+        bench.show()
+    bench.join(0, 1, 2, 3)
+    bench.form()
+    bench.show()
+    assert bench.state.epoch.cold_start
+    (load,) = bench.get_all(act.Load)
+    bench.apply(Pause())
+    bench.show()
+    optimizer = replace(bench.state.model.optimizer, weight_decay=0.5)
+    bench.apply(Update(model=replace(bench.state.model, optimizer=optimizer)))
+    bench.now += 50
+    bench.apply(Resume())
+    bench.show()
+    bench.forget()
+    bench.join(0, 1, 2, 3)
+    bench.form()
+    bench.show()
+    assert bench.get_all(act.Load) == []
+    bench.feed(bench.build_loaded(load))
+    bench.show()
+    assert [(a.certified, a.keep_momentum) for a in bench.get_all(act.Load)] == [(load.certified, False)]
+    assert bench.get_all(WarmupWitness) == []
 
 
 def test_a_changed_configuration_is_what_headers_name_after_the_resume() -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,20 @@ async def test_data_is_opened_when_the_first_batch_is_asked_for(settings: Client
     first = await data.get(0, 1)
     assert len(first) == 2 * state.model.max_seq_len * 4
     assert await data.get(0, 1) == first
+    await data.aclose()
+
+
+async def test_p9_data_is_opened_again_where_the_owner_has_changed_what_it_is(settings: ClientSettings) -> None:
+    state = Coordinator(model=build_model(data_location=DataLocation(DataLocationKind.DUMMY)))
+    data = LazyData(lambda: state, Identity(SECRET), settings)
+    data.vocab_size = 100
+    short = await data.get(0, 1)
+    state.model = replace(state.model, max_seq_len=2 * state.model.max_seq_len)
+    assert len(await data.get(0, 1)) == 2 * len(short)
+    assert data.sequence_length == state.model.max_seq_len
+    state.model = replace(state.model, data_location=DataLocation(DataLocationKind.LOCAL, address="missing"))
+    with pytest.raises(PsycheError, match="missing"):
+        await data.get(0, 1)
     await data.aclose()
 
 

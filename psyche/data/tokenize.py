@@ -9,12 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from psyche.data import bytes_tokenizer
 from psyche.data.texts import TextSpan, find_texts, read_pieces, split_texts
 from psyche.durable import naming
 from psyche.errors import DataError
+from psyche.wire.tokenizer_files import END_TOKENS, TOKEN_ROLE_FILES, find_token_name
 
 __all__ = [
     "ByteTokenizer",
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 SIDECAR_FORMAT: Final = "psyche/tokens/1"
 MAX_TWO_BYTE_VOCAB: Final = 1 << 16
-_SEPARATORS: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "<|end|>")
 
 Progress = Callable[[int, int], None]
 
@@ -84,7 +84,7 @@ class HuggingFaceTokenizer:
         return self._tokenizer.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False).ids
 
     def _find_separator(self, file: Path, separator: str | None) -> int:
-        wanted = [separator] if separator else [_read_end_token(file.parent), *_SEPARATORS]
+        wanted = [separator] if separator else [_read_end_token(file.parent), *END_TOKENS]
         for token in wanted:
             number: int | None = self._tokenizer.token_to_id(token) if token else None
             if number is not None:
@@ -252,13 +252,7 @@ def _load_tokenizer(file: Path) -> "Tokenizer":
         raise DataError(f"{file}: cannot be loaded: {error}") from error
 
 
-def _read_end_token(folder: Path) -> str:
-    """The end token named in `tokenizer_config.json`; empty if there is none."""
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
-        return ""
-    token: Any = cast("dict[str, Any]", config).get("eos_token") if isinstance(config, dict) else None
-    if isinstance(token, dict):
-        token = cast("dict[str, Any]", token).get("content")
-    return token if isinstance(token, str) else ""
+def _read_end_token(folder: Path) -> str | None:
+    """The end token that the files beside tokenizer.json name; None if there is none."""
+    files = {name: path.read_bytes() for name in TOKEN_ROLE_FILES if (path := folder / name).is_file()}
+    return find_token_name(files, "eos_token")

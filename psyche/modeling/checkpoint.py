@@ -1,14 +1,12 @@
-"""Reading and writing weights: resume snapshots (fp32, exact) and exports for users (Hugging Face folders)."""
+"""Reading and writing resume snapshots: fp32, exact."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers.models.llama import LlamaForCausalLM
@@ -35,8 +33,6 @@ from psyche.modeling.snapshot import (
 from psyche.modeling.weights import get_bytes
 from psyche.wire.crypto import blake3_hash, blob_id_of
 
-EXPORT_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MAX_SHARD_BYTES: Final = 5 << 30  # the largest weight file of an export, as with the Hub's own tools
 Progress = Callable[[], None]
 
 
@@ -120,31 +116,3 @@ def load_momentum(info: SnapshotInfo) -> tuple[dict[str, torch.Tensor], dict[str
         return load_file(info.path / MOMENTUM_NAME), fields
     except (OSError, SafetensorError) as error:
         raise TrainerError(f"snapshot {info.path}: {MOMENTUM_NAME} cannot be read: {error}") from error
-
-
-def export_model(path: Path, tensors: Mapping[str, torch.Tensor], model_files: Mapping[str, bytes], dtype: str) -> None:
-    """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads.
-
-    Args:
-        path: the folder; an existing one is replaced atomically.
-        tensors: the fp32 masters and buffers; copies of them are rounded to `dtype`.
-        model_files: config.json and tokenizer files, written beside the weights.
-        dtype: "float32" or "bfloat16".
-
-    Raises:
-        TrainerError: the dtype is unknown, or the folder cannot be written.
-    """
-    if dtype not in EXPORT_DTYPES:
-        raise TrainerError(f"export {path}: dtype {dtype!r}, must be one of {', '.join(EXPORT_DTYPES)}")
-    rounded = {name: t.detach().to("cpu", EXPORT_DTYPES[dtype]).contiguous() for name, t in tensors.items()}
-    config = json.loads(model_files[CONFIG_NAME])
-    config.pop("torch_dtype", None)
-    files = {**model_files, CONFIG_NAME: json.dumps({**config, "dtype": dtype}, indent=2).encode()}
-    try:
-        with write_folder(path) as folder:
-            save_torch_state_dict(rounded, folder, max_shard_size=MAX_SHARD_BYTES)
-            for file in folder.iterdir():
-                sync_file(file)
-            write_model_files(folder, files)
-    except (OSError, SafetensorError) as error:
-        raise TrainerError(f"export {path}: cannot be written: {error}; free some space there") from error

@@ -14,8 +14,8 @@ from transformers.models.llama import LlamaForCausalLM
 
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.data.bytes_tokenizer import VOCAB_SIZE, write_tokenizer
-from psyche.modeling.checkpoint import export_model
 from psyche.modeling.device import select_device
+from psyche.modeling.export import export_model
 from psyche.modeling.model import (
     WEIGHTS_PATTERN,
     count_parameters,
@@ -24,6 +24,7 @@ from psyche.modeling.model import (
     load_model,
     read_model_config,
 )
+from psyche.modeling.model_card import format_card
 from psyche.modeling.snapshot import read_model_files
 from psyche.modeling.trainer.batch import evaluate
 from psyche.standalone.corpus import Corpus
@@ -86,8 +87,22 @@ def train_model(settings: TrainSettings, on_progress: OnProgress = lambda _: Non
     parameters = get_parameters(model)
     result = _Training(settings, model, parameters, device).execute(on_progress)
     if settings.out is not None:
-        export_model(settings.out, parameters, files, "float32")
+        export_model(settings.out, parameters, files, "float32", build_card(settings, result))
     return result
+
+
+def build_card(settings: TrainSettings, result: TrainResult) -> str:
+    """The model card of a model that was trained in one process."""
+    loss = f"{result.final_held_out:.4f} nats per token" if result.held_out else "not measured"
+    rows = (
+        ("parameters", f"{result.parameters:,}"),
+        ("steps", f"{settings.steps:,} of {settings.total_batch} samples"),
+        ("tokens", f"{result.tokens:,}, in samples of {settings.sequence_length}"),
+        ("optimizer", settings.optimizer.value),
+        ("held-out loss", loss),
+        ("numbers", "float32"),
+    )
+    return format_card(settings.model.name, "A Llama that was trained with `psyche train` on one machine.", rows)
 
 
 def _get_model(settings: TrainSettings) -> tuple[LlamaForCausalLM, dict[str, bytes]]:

@@ -131,7 +131,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Write the current weights to disk.
 
     kind "resume": fp32 tensors as one file each, manifest, momentum, sent values, chain, digest.
-    kind "export": a Hugging Face folder in bf16 or fp32, with the tokenizer.
+    kind "export": a Hugging Face folder with the tokenizer; `dtype` is that of its numbers, `card` its README.md.
     `decided` are the record's decisions on this client's results since the last train; a resume snapshot keeps them.
     """
 
@@ -144,6 +144,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
     prev_commitment: bytes = bytes(32)
     dtype: str = "float32"
+    card: str = ""
     decided: tuple[SentResult, ...] = ()
 
 

@@ -56,6 +56,8 @@ def train(
     micro_batch_size: opt.MicroBatchSize = DEFAULT.micro_batch_size,
     checkpoint_dir: opt.CheckpointDir = None,
     keep_steps: opt.KeepSteps = DEFAULT.keep_steps,
+    export: opt.Export = DEFAULT.export,
+    export_dtype: opt.ExportDtype = opt.Dtype.bfloat16,
     share_checkpoints: opt.ShareCheckpoints = DEFAULT.share_checkpoints,
     logs: opt.LogsOption = opt.Logs.console,
     log: opt.LogLevel = opt.USUAL_LEVEL,
@@ -97,8 +99,9 @@ def train(
         micro_batch_size=micro_batch_size,
         checkpoint_dir=checkpoint_dir,
         keep_steps=keep_steps,
+        export=export,
+        export_dtype=export_dtype.value,
         share_checkpoints=share_checkpoints,
-        node_name=node_name,
         distro_dir=write_gradients_dir,
     )
     check_server(address)

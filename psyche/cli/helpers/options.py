@@ -22,6 +22,14 @@ class Logs(StrEnum):
     none = "none"
 
 
+class Dtype(StrEnum):
+    """Types of numbers in a written model."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 RunId = Annotated[str, typer.Option(envvar="RUN_ID", help="The run to take part in.")]
 ServerAddr = Annotated[str, typer.Option(envvar="SERVER_ADDR", help="The coordinator server, host:port.")]
 ServerKey = Annotated[
@@ -82,8 +90,8 @@ CheckpointDir = Annotated[
     Path | None,
     typer.Option(
         envvar="CHECKPOINT_DIR",
-        help="Where the trained model is written for you at each epoch's end, as from_pretrained reads it. Default: no "
-        "model is written. What the client itself continues from is in --data-dir.",
+        help="Where the trained model is written for you at each epoch's end, as from_pretrained reads it. Default: "
+        "only at the run's end, to models in --data-dir, where the client also keeps what it continues from.",
     ),
 ]
 ShareCheckpoints = Annotated[
@@ -95,9 +103,16 @@ ShareCheckpoints = Annotated[
         "All clients must reach it under the same path below their --local-root.",
     ),
 ]
-KeepSteps = Annotated[
-    int, typer.Option(envvar="KEEP_STEPS", min=1, help="How many models to keep in --checkpoint-dir.")
+KeepSteps = Annotated[int, typer.Option(envvar="KEEP_STEPS", min=1, help="How many written models to keep.")]
+Export = Annotated[
+    bool,
+    typer.Option(
+        "--export/--no-export",
+        envvar="EXPORT",
+        help="Whether to write the trained model as a Hugging Face folder; see --checkpoint-dir.",
+    ),
 ]
+ExportDtype = Annotated[Dtype, typer.Option(envvar="EXPORT_DTYPE", help="The type of the numbers in written models.")]
 LogsOption = Annotated[Logs, typer.Option(envvar="LOGS", help="Lines for people, lines of JSON, or none.")]
 LogLevel = Annotated[str, typer.Option("--log", envvar="LOG", help="Level, also by part: warn,psyche.client=debug.")]
 WriteLog = Annotated[Path | None, typer.Option(envvar="WRITE_LOG", help="Also write log lines (JSON) to this file.")]

@@ -4,6 +4,7 @@ Times named `at` or `deadline` are on the caller's monotonic clock, in seconds.
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from psyche.core.state.gossip import Evidence
@@ -190,13 +191,23 @@ class WriteSnapshot:
     decided: tuple[SentResult, ...] = ()
 
 
+class ExportTime(Enum):
+    """When a client writes the certified weights for users."""
+
+    NEVER = auto()
+    LAST_EPOCH = auto()  # once the run is finished
+    EVERY_EPOCH = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Write the certified weights for users, in the background."""
+    """Write the certified weights for users, in the background; `parameters` is their number, 0 if not known."""
 
     epoch: int
     step: int
+    data_index: int
     digest: bytes
+    parameters: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from psyche.client.engine.actions import (
     Exit,
     Export,
+    ExportTime,
     FetchSnapshot,
     Load,
     Loaded,
@@ -53,7 +54,7 @@ class Membership:
     chain: Chain
     training: Training
     weights: Weights
-    export: bool = False
+    export: ExportTime = ExportTime.NEVER
     share: bool = False
     weights_digest: bytes | None = None  # full digest of the trainer's weights between epochs
     passed_warmup: int | None = None  # the epoch whose Warmup this process saw as a member (M9)
@@ -323,9 +324,15 @@ class Membership:
             return
         self._share_checkpoint()
         self._settle_weights()
-        if self.export and self.weights_digest == certified.digest and self.exported != certified.digest:
-            self.exported = certified.digest
-            x.do(Export(certified.epoch, certified.step, certified.digest))
+        if self.export is ExportTime.EVERY_EPOCH:
+            self._export()
+
+    def _export(self) -> None:
+        """Export the certified weights once, if the trainer has them."""
+        x, mark = self.context, self.context.state.certified
+        if mark.digest not in (ZERO32, self.exported) and self.weights_digest == mark.digest:
+            self.exported = mark.digest
+            x.do(Export(mark.epoch, mark.step, mark.data_index, mark.digest, x.facts.parameters))
 
     def on_snapshot(self, event: SnapshotWritten) -> None:
         """A snapshot was written, or writing it failed."""
@@ -379,9 +386,8 @@ class Membership:
                 x.do(FetchSnapshot(certified))
             if now < x.state_since + max(x.state.config.cooldown_time, 2 * JOIN_AGAIN_S):
                 return
-        if self.export and self.weights_digest == certified and self.exported != certified:
-            self.exported = certified
-            x.do(Export(x.state.certified.epoch, x.state.certified.step, certified))
+        if self.export is not ExportTime.NEVER:
+            self._export()
         self._share_checkpoint()
         self.done = True
         is_held = self.weights_digest == certified

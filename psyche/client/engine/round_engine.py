@@ -13,6 +13,7 @@ from psyche.client.engine.actions import (
     EngineEvent,
     Exit,
     Expire,
+    ExportTime,
     Healed,
     HealFailed,
     Loaded,
@@ -60,7 +61,7 @@ class EngineStatistics:
 class RoundEngine:
     """One participant, from its first state to its exit."""
 
-    def __init__(self, identity: Identity, *, export: bool = False, share: bool = False) -> None:
+    def __init__(self, identity: Identity, *, export: ExportTime = ExportTime.NEVER, share: bool = False) -> None:
         self._x = EngineContext(identity)
         self.announcements = Announcements(self._x)
         self.tables = Tables(self._x, self.announcements)

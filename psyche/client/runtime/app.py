@@ -19,6 +19,7 @@ from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
+from psyche.client.runtime.weights.exporting import get_export_time
 from psyche.client.runtime.weights.sharing import check_shared_folder
 from psyche.config.load import find_local_data
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
@@ -297,9 +298,7 @@ async def _participate(
     settings: ClientSettings, identity: Identity, reporter: Reporter, backend: Backend, network: Network,
     trainer: RestartableTrainer, orders: Orders,
 ) -> None:  # fmt: skip
-    engine = RoundEngine(
-        identity, export=settings.checkpoint_dir is not None, share=settings.share_checkpoints
-    )  # fmt: skip
+    engine = RoundEngine(identity, export=get_export_time(settings), share=settings.share_checkpoints)
     data = LazyData(lambda: engine.state, identity, settings)
     check = PayloadCheck()
 

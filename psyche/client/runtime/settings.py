@@ -31,6 +31,7 @@ class ClientSettings:
     checkpoint_dir: Path | None = None
     keep_steps: int = 3
     share_checkpoints: bool = False  # all clients can read checkpoint_dir (S10)
+    export: bool = True
     export_dtype: str = "bfloat16"
     node_name: str = ""
     distro_dir: Path | None = None  # --write-distro-data: payloads are kept here

@@ -32,6 +32,7 @@ from psyche.client.engine.actions import (
 from psyche.client.runtime.data_ahead import DataAhead
 from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.weights.exporting import build_card, get_export_path, remove_old_exports
 from psyche.client.runtime.weights.heal_tasks import HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
 from psyche.client.runtime.weights.replay import ReplayStore
@@ -433,34 +434,23 @@ class TrainerTasks:
 
     async def _write_export(self, action: Export) -> None:
         """A Hugging Face folder of the certified weights; older ones beyond `keep_steps` go."""
-        root = self._settings.checkpoint_dir
-        assert root is not None, "exports are asked for only where there is a folder for them"
-        path = root / f"{self._x.state.run_id}-step{action.step}"
+        settings, state = self._settings, self._x.state
+        path = get_export_path(settings, action.step)
         reply = await self._trainer.snapshot(
             SnapshotRequest(
                 kind="export",
                 path=str(path),
                 epoch=action.epoch,
                 step=action.step,
-                data_index=0,
+                data_index=action.data_index,
                 chain=ZERO32,
                 digest=action.digest,
-                dtype=self._settings.export_dtype,
+                dtype=settings.export_dtype,
+                card=build_card(state, action, settings.export_dtype),
             )
         )
         self._x.log(kinds.Exported(path=str(path), bytes=reply.size_bytes, step=action.step))
-        await trio.to_thread.run_sync(remove_old_exports, root, self._x.state.run_id, self._settings.keep_steps)
-
-
-def remove_old_exports(root: Path, run_id: str, keep_steps: int) -> None:
-    """Keep the newest exports of a run."""
-    found: list[tuple[int, Path]] = []
-    for folder in root.glob(f"{run_id}-step*"):
-        step = folder.name.removeprefix(f"{run_id}-step")
-        if step.isdigit() and folder.is_dir():
-            found.append((int(step), folder))
-    for _, folder in sorted(found, reverse=True)[max(1, keep_steps) :]:
-        shutil.rmtree(folder, ignore_errors=True)
+        await trio.to_thread.run_sync(remove_old_exports, path.parent, state.run_id, settings.keep_steps)
 
 
 _CANCELLED: Final = TrainReply(

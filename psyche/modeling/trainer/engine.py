@@ -21,7 +21,7 @@ from psyche.core.encoding.manifest import FileEntry
 from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan
 from psyche.core.state.state import ZERO32, Optimizer, OptimizerKind
 from psyche.errors import PsycheError, TrainerError
-from psyche.modeling.checkpoint import export_model, load_momentum, load_snapshot, write_snapshot
+from psyche.modeling.checkpoint import load_momentum, load_snapshot, write_snapshot
 from psyche.modeling.device import (
     get_numeric_class,
     is_out_of_memory,
@@ -30,6 +30,7 @@ from psyche.modeling.device import (
     try_device,
 )
 from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.export import export_model
 from psyche.modeling.model import count_parameters, get_parameters, get_shapes, get_tensors, load_model
 from psyche.modeling.model_config import check_positions
 from psyche.modeling.snapshot import (
@@ -318,7 +319,7 @@ class TrainerEngine:
             case "resume":
                 root = self._write_resume(loaded, path, request, beat)
             case "export":
-                export_model(path, loaded.tensors, loaded.model_files, request.dtype)
+                export_model(path, loaded.tensors, loaded.model_files, request.dtype, request.card)
                 root = _compute_root(loaded, beat)
             case _:
                 raise TrainerError(f"snapshot: kind {request.kind!r}, must be resume or export")

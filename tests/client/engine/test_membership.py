@@ -630,12 +630,24 @@ def test_who_cannot_get_the_final_weights_ends_all_the_same() -> None:
     assert bench.get_logs(kinds.Finished)[-1].held is False
 
 
-def test_the_certified_weights_are_exported_once_where_that_is_wanted() -> None:
-    bench = build_bench(4, total_steps=3, rounds_per_epoch=12)
-    bench.engine = RoundEngine(bench.identities[0], export=True)
-    bench.start()
-    finish_epoch(bench)
-    assert [a.digest for a in bench.get_all(act.Export)] == [bench.state.certified.digest]
+@pytest.mark.parametrize(
+    ("time", "after_an_epoch", "at_the_end"),
+    [(act.ExportTime.NEVER, 0, 0), (act.ExportTime.LAST_EPOCH, 0, 1), (act.ExportTime.EVERY_EPOCH, 1, 1)],
+)
+def test_the_certified_weights_are_exported_once_when_that_is_wanted(
+    time: act.ExportTime, after_an_epoch: int, at_the_end: int
+) -> None:
+    for total_steps, state, exports in (
+        (99, RunState.WAITING_FOR_MEMBERS, after_an_epoch), (3, RunState.FINISHED, at_the_end),
+    ):  # fmt: skip
+        bench = build_bench(4, total_steps=total_steps, rounds_per_epoch=2)
+        bench.engine = RoundEngine(bench.identities[0], export=time)
+        bench.start()
+        finish_epoch(bench)
+        assert bench.state.run_state is state
+        mark = bench.state.certified
+        export = act.Export(mark.epoch, mark.step, mark.data_index, mark.digest, 4096)
+        assert bench.get_all(act.Export) == [export] * exports
 
 
 def test_a_load_that_fails_leaves_no_claim_on_the_weights_that_were_there() -> None:

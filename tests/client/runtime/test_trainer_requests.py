@@ -12,7 +12,8 @@ from runtime_kit import TaskShell, build_train, write_snapshot
 
 from psyche.client.engine import actions as act
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.trainer_tasks import TrainerTasks, remove_old_exports
+from psyche.client.runtime.trainer_tasks import TrainerTasks
+from psyche.client.runtime.weights.exporting import remove_old_exports
 from psyche.client.runtime.weights.loading import Source
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32
@@ -130,6 +131,10 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
         nursery.start_soon(place.tasks.run)
         yield place
         nursery.cancel_scope.cancel()
+
+
+def build_export(step: int) -> act.Export:
+    return act.Export(0, step, 10 * step, build_hash("digest"), 4_096)
 
 
 def build_load(certified: bytes | None = None) -> act.Load:
@@ -446,10 +451,10 @@ async def test_idle_is_when_everything_is_answered_also_what_was_dropped(place: 
     apply = act.Apply(0, 4, 1e-3, (), run_update=False, full_digest=True, random_seed=1)
     place.tasks.put(apply)
     place.tasks.put(apply)
-    place.tasks.put(act.Export(0, 5, build_hash("digest")))
+    place.tasks.put(build_export(5))
     with trio.fail_after(LIMIT_S):
         await place.tasks.wait_idle()
-    place.tasks.put(act.Export(0, 6, build_hash("digest")))
+    place.tasks.put(build_export(6))
     with trio.fail_after(LIMIT_S):
         await place.tasks.wait_idle()
     assert [p.name for p in (place.root / "exports").iterdir()] == ["run-step6"]
@@ -485,7 +490,7 @@ def test_the_newest_export_is_always_kept(tmp_path: Path, keep: int) -> None:
 
 async def test_an_export_replaces_older_ones(place: Place) -> None:
     make_exports(place.root / "exports", *(f"run-step{n}" for n in (1, 2, 3)))
-    place.tasks.put(act.Export(0, 9, build_hash("digest")))
+    place.tasks.put(build_export(9))
     with trio.fail_after(LIMIT_S):
         await place.tasks.wait_idle()
     assert {p.name for p in (place.root / "exports").iterdir()} == {"run-step2", "run-step3", "run-step9"}

@@ -1,0 +1,50 @@
+"""Exports: models for users, where they lie and what their cards say."""
+
+import shutil
+from pathlib import Path
+
+from psyche.client.engine.actions import Export, ExportTime
+from psyche.client.runtime.settings import ClientSettings
+from psyche.core.state.state import Coordinator
+from psyche.modeling.model_card import format_card
+
+
+def get_export_time(settings: ClientSettings) -> ExportTime:
+    """When a client with these settings exports: at each epoch's end only where the user named a folder for it."""
+    if not settings.export:
+        return ExportTime.NEVER
+    return ExportTime.LAST_EPOCH if settings.checkpoint_dir is None else ExportTime.EVERY_EPOCH
+
+
+def get_export_path(settings: ClientSettings, step: int) -> Path:
+    """The folder of the export at this step."""
+    root = settings.checkpoint_dir or settings.data_dir / "models"
+    return root / f"{settings.run_id}-step{step}"
+
+
+def build_card(state: Coordinator, action: Export, dtype: str) -> str:
+    """The model card of an export: what the record says of the model."""
+    metadata, length = state.metadata, state.model.max_seq_len
+    rows = [
+        ("run", f"`{state.run_id}`, uid `{state.run_uid.hex()}`"),
+        ("steps", f"{action.step - 1:,} of {state.config.total_steps - 1:,}"),
+        ("epochs", f"{action.epoch + 1:,}"),
+        ("tokens", f"{action.data_index * length:,}: {action.data_index:,} samples of {length:,}"),
+        ("parameters", f"{action.parameters:,}"),
+        ("numbers", dtype if dtype == "float32" else f"{dtype}, rounded from float32"),
+        ("digest on record", f"`{action.digest.hex()}`"),
+        ("trained with", state.client_version),
+    ]
+    summary = metadata.description or "A Llama that the members of a Psyche run trained together."
+    return format_card(metadata.name or state.run_id, summary, [row for row in rows if row[1] not in ("", "0")])
+
+
+def remove_old_exports(root: Path, run_id: str, keep_steps: int) -> None:
+    """Keep the newest exports of a run."""
+    found: list[tuple[int, Path]] = []
+    for folder in root.glob(f"{run_id}-step*"):
+        step = folder.name.removeprefix(f"{run_id}-step")
+        if step.isdigit() and folder.is_dir():
+            found.append((int(step), folder))
+    for _, folder in sorted(found, reverse=True)[max(1, keep_steps) :]:
+        shutil.rmtree(folder, ignore_errors=True)

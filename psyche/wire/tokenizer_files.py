@@ -1,0 +1,50 @@
+"""What a tokenizer's files say: its tokens' ids, and the tokens with a role. Read without a tokenizer library."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, cast
+
+TOKENIZER_NAME: Final = "tokenizer.json"
+TOKENIZER_CONFIG_NAME: Final = "tokenizer_config.json"
+SPECIAL_TOKENS_NAME: Final = "special_tokens_map.json"
+TOKEN_ROLE_FILES: Final = (TOKENIZER_CONFIG_NAME, SPECIAL_TOKENS_NAME)
+# Tokens that end a text, in tokenizers that do not say which one does.
+END_TOKENS: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "<|end|>")
+
+
+def read_json_table(raw: bytes | None) -> dict[str, Any]:
+    """A JSON table; empty if there is none, or the bytes are something else."""
+    try:
+        table = json.loads(raw or b"{}")
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", table) if isinstance(table, dict) else {}
+
+
+def find_token_name(files: Mapping[str, bytes], role: str) -> str | None:
+    """The token that a tokenizer's files, by name, give a role such as "eos_token"; None if they give it to none."""
+    for name in TOKEN_ROLE_FILES:
+        token = read_json_table(files.get(name)).get(role)
+        if isinstance(token, dict):
+            token = cast("dict[str, Any]", token).get("content")
+        if isinstance(token, str) and token:
+            return token
+    return None
+
+
+def read_token_ids(raw: bytes | None) -> dict[str, int]:
+    """The ids of all tokens in a tokenizer.json, by token; empty if it cannot be read."""
+    table = read_json_table(raw)
+    model = table.get("model")
+    vocab: Any = cast("dict[str, Any]", model).get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, list):  # Unigram: pairs of a token and its score
+        pairs: Iterable[tuple[Any, Any]] = ((pair[0], number) for number, pair in enumerate(cast("list[Any]", vocab)))
+    else:
+        pairs = cast("dict[Any, Any]", vocab).items() if isinstance(vocab, dict) else ()
+    ids = {token: number for token, number in pairs if isinstance(token, str) and isinstance(number, int)}
+    added: Any = table.get("added_tokens")
+    for entry in cast("list[Any]", added) if isinstance(added, list) else ():
+        about = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+        if isinstance(about.get("content"), str) and isinstance(about.get("id"), int):
+            ids[about["content"]] = about["id"]
+    return ids

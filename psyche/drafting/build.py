@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from psyche.config.load import RUN_FILE_NAMES
-from psyche.config.validate import validate_config
 from psyche.core.encoding.manifest import FILE_NAMES
 from psyche.data.files import SUFFIXES
 from psyche.data.tokenize import TextTokenizer, tokenize
@@ -28,6 +27,7 @@ from psyche.drafting.files import (
 from psyche.drafting.model_choice import CONFIG_NAME, WEIGHTS_SUFFIX, ModelChoice
 from psyche.drafting.plan import Answers, compute_plan
 from psyche.errors import ConfigError
+from psyche.server.preflight import validate_run
 
 TOKENS_NAME: Final = "train.bin"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
@@ -198,7 +198,7 @@ def _check(draft: Draft, scratch: Path) -> tuple[str, ...]:
         ConfigError: there are problems; the message names the files as they will be called.
     """
     with _linking(_find_links(draft, scratch)):
-        report = validate_config(scratch)
+        report = validate_run(scratch)
     problems = [*map(str, report.problems), *report.unsupported]
     if problems:
         raise ConfigError("\n".join(problems).replace(str(scratch), str(draft.folder)))

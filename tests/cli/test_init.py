@@ -21,7 +21,6 @@ from psyche.cli.helpers import questions
 from psyche.config.describe import describe_key
 from psyche.config.load import load_data, load_run
 from psyche.config.schema import ConfigTable, DataFile
-from psyche.config.validate import validate_config
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.core.encoding.plan import compute_plan
 from psyche.data.bytes_tokenizer import write_tokenizer
@@ -29,6 +28,7 @@ from psyche.data.local import TokenRows
 from psyche.data.tokenize import tokenize
 from psyche.drafting.sizes import SIZES
 from psyche.forecast.workload import compute_llama_shapes, count_elements, read_model_settings
+from psyche.server.preflight import validate_run
 
 TEXT = "def answer(question: str) -> int:\n    return 42\n" * 200
 PARAMETERS = {"1m": (0.8e6, 1.1e6), "20m": (13e6, 30e6), "124m": (80e6, 130e6), "1b": (0.9e9, 1.3e9)}
@@ -90,7 +90,7 @@ KINDS: list[Callable[[Path], Path]] = [make_text, make_texts, make_tokens, make_
 
 
 def assert_valid(folder: Path) -> None:
-    report = validate_config(folder)
+    report = validate_run(folder)
     assert (report.problems, report.unsupported) == ((), ())
     assert report.run is not None
     assert report.data is not None
@@ -297,6 +297,15 @@ def test_tokens_of_a_larger_vocabulary_than_the_models_are_refused(tmp_path: Pat
     result = run(tmp_path / "r", "--data", tokens, "--yes", "--no-prepare")
     assert result.exit_code == 1
     assert "vocabulary of 32000" in result.output
+
+
+def test_weights_that_are_not_those_of_the_config_are_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path)
+    (model / "config.json").write_text(json.dumps({**SETTINGS, "vocab_size": 4_000}))
+    result = run(tmp_path / "r", "--model", model, "--data", make_text(tmp_path), "--yes")
+    assert result.exit_code == 1
+    assert "model.embed_tokens.weight is" in result.output
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_file_among_other_token_files_is_refused_because_all_would_be_trained_on(tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ transform plan that the real trainer makes for the real tensors: exactly if a mo
 their shapes, else estimated from the number of parameters alone.
 """
 
-import json
 import math
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +14,10 @@ from psyche.config.load import LoadedRun
 from psyche.core.encoding.plan import compute_plan, get_payload_bytes
 from psyche.core.state.state import CheckpointKind, Model, Optimizer, OptimizerKind
 from psyche.errors import ConfigError
+from psyche.modeling.model_config import check_model_settings, get_sizes, list_tensors, read_model_fields
 from psyche.telemetry.text import format_count
 
 CONFIG_NAMES: Final = ("config.json", "model.json", "model.toml")
-MAX_CONFIG_BYTES: Final = 1 << 20
 LARGEST: Final = 10**13  # parameters; larger numbers are typing errors
 Shapes = dict[str, tuple[int, ...]]
 
@@ -50,37 +48,10 @@ def compute_llama_shapes(settings: dict[str, Any], place: str) -> Shapes:
     """The trainable tensors of a Llama with these settings, as the trainer names and shapes them.
 
     Raises:
-        ConfigError: a setting is missing or no whole number above 0.
+        ConfigError: a setting is no whole number above 0, or of another architecture.
     """
-
-    def get(name: str, default: int | None = None) -> int:
-        value = settings.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{place}: {name} is {value!r}, must be a whole number above 0")
-        return value
-
-    hidden, inner, heads = get("hidden_size"), get("intermediate_size"), get("num_attention_heads")
-    key_heads, head = get("num_key_value_heads", heads), get("head_dim", max(1, hidden // heads))
-    layer: Shapes = {
-        "self_attn.q_proj": (heads * head, hidden), "self_attn.k_proj": (key_heads * head, hidden),
-        "self_attn.v_proj": (key_heads * head, hidden), "self_attn.o_proj": (hidden, heads * head),
-        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
-        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-    }  # fmt: skip
-    layer |= _get_biases(settings, layer)
-    shapes: Shapes = {"model.embed_tokens": (get("vocab_size"), hidden), "model.norm": (hidden,)}
-    for number in range(get("num_hidden_layers")):
-        shapes |= {f"model.layers.{number}.{name}": dims for name, dims in layer.items()}
-    if not settings.get("tie_word_embeddings", False):
-        shapes["lm_head"] = (get("vocab_size"), hidden)
-    return shapes
-
-
-def _get_biases(settings: dict[str, Any], layer: Shapes) -> Shapes:
-    parts = [part for part in ("attention", "mlp") if settings.get(f"{part}_bias")]
-    wanted = tuple({"attention": "self_attn.", "mlp": "mlp."}[part] for part in parts)
-    return {f"{name}.bias": dims[:1] for name, dims in layer.items() if wanted and name.startswith(wanted)}
+    check_model_settings(Path(place), settings)
+    return dict(list_tensors(get_sizes(settings)))
 
 
 def compute_even_shapes(parameters: int, chunk: int) -> Shapes:
@@ -152,16 +123,6 @@ def read_model_settings(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is of another architecture.
     """
     path = next((path / name for name in CONFIG_NAMES if (path / name).is_file()), path) if path.is_dir() else path
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_CONFIG_BYTES).decode()
-        settings = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: is not {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: must be a table of settings")
-    if settings.get("model_type", "llama") != "llama":
-        raise ConfigError(f"{path}: model_type is {settings['model_type']!r}, only 'llama' can be trained")
+    settings = read_model_fields(path)
+    check_model_settings(path, settings)
     return settings

@@ -10,6 +10,7 @@ from typing import Any, Final
 from psyche.errors import ConfigError
 
 MODEL_TYPE: Final = "llama"
+MAX_CONFIG_BYTES: Final = 1 << 20
 _REFUSED_KEYS: Final = ("auto_map", "quantization_config")  # remote code; quantized weights
 _DEFAULTS: Final[Mapping[str, int]] = {  # of transformers' LlamaConfig
     "vocab_size": 32_000,
@@ -46,14 +47,15 @@ def read_model_fields(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or is not a table.
     """
+    kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MAX_CONFIG_BYTES).decode()
+        settings = tomllib.loads(text) if kind == "TOML" else json.loads(text)
     except OSError as error:
         raise ConfigError(f"model config {path}: {error.strerror}") from error
-    try:
-        settings = tomllib.loads(raw.decode()) if path.suffix == ".toml" else json.loads(raw)
     except (ValueError, RecursionError) as error:  # ValueError: the base class of the errors of JSON, TOML and UTF-8
-        raise ConfigError(f"model config {path}: {error}") from error
+        raise ConfigError(f"model config {path}: is not {kind}: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"model config {path}: must be a table of settings")
     return settings

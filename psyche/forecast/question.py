@@ -11,7 +11,7 @@ from psyche.errors import ConfigError
 from psyche.forecast.recorder import BODY_BYTES, PARTS, build_sizes
 from psyche.forecast.workload import Workload
 from psyche.network.limits import NetworkLimits
-from psyche.network.links import LinkConditions
+from psyche.network.memory.line import LinkConditions
 from psyche.sim.faults import Failure, Fault
 from psyche.sim.runtime import build_rng
 from psyche.sim.scenarios.scenario import (

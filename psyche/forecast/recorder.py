@@ -13,7 +13,7 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.state import Client, ClientState, Config, Coordinator, RoundFlag
 from psyche.forecast.workload import Workload
 from psyche.network.blobs.messages import REPLY_HEAD_BYTES
-from psyche.network.links import AccessLine
+from psyche.network.memory.line import AccessLine
 from psyche.server.journal.changes import Change
 from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.trainer import WEIGHTS

@@ -5,7 +5,7 @@
 
 The simulated code is the production code: each client is a `client.runtime.shell.Shell` around a `RoundEngine`, its
 `TrainerTasks`, loader, replay store and `backends.tcp.backend.TcpBackend`; the server is `server.server.run_server`
-with hub, handler, journal and recovery; the nodes are `network.memory.MemoryNode`s. They share with the libp2p
+with hub, handler, journal and recovery; the nodes are `network.memory.node.MemoryNode`s. They share with the libp2p
 node everything above the streams: hello, peers, sync, blobs, the inbox, and in runs of up to 16 members the outboxes
 for announcements. In larger runs, and on lines that lose or copy packets, each announcement is a packet of its own.
 There is no gossip mesh. Five things are replaced, each where production has a seam for it:
@@ -14,7 +14,7 @@ There is no gossip mesh. Five things are replaced, each where production has a s
 |---|---|---|
 | time | trio's clock jumps to the next deadline; wall clocks are that plus an offset per machine | `runtime`, `hosts` |
 | order and threads | the scheduler draws from the seed; blocking functions run in turn, without threads | `runtime` |
-| links | latency, jitter, bandwidth, loss, duplication, stalls, partitions | `network.links`, `links.tcp` |
+| links | latency, jitter, bandwidth, loss, duplication, stalls, partitions | `network.memory`, `links.tcp` |
 | disks | the server's is in memory and can tear a write or fill up; the clients' are temporary folders | `disk` |
 | the model | a small one with exact arithmetic, with the timings and sizes of a described machine | `trainer` |
 

@@ -19,7 +19,7 @@ from psyche.telemetry import kinds
 VICTIM: Final = "client-1"
 HEIGHT: Final = 2  # everything that a round may involve is under way: training, applying, fetching, attesting
 PACKAGE: Final = "/psyche/"
-STAND_INS: Final = ("/psyche/sim/", "/psyche/network/links.py", "/psyche/network/memory.py")
+STAND_INS: Final = ("/psyche/sim/", "/psyche/network/memory/")
 
 
 @dataclass(frozen=True, slots=True)

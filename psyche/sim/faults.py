@@ -19,7 +19,7 @@ import trio
 
 from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
 from psyche.errors import ConfigError
-from psyche.network.links import LinkConditions
+from psyche.network.memory.line import LinkConditions
 from psyche.server.journal.changes import Change
 from psyche.sim.disk import DiskConditions, ServerFiles
 from psyche.telemetry import kinds

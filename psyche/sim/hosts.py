@@ -29,8 +29,8 @@ from psyche.data.provider import LocalProvider
 from psyche.errors import PsycheError
 from psyche.modeling.snapshot import clean_leftovers, list_snapshots
 from psyche.network.blobs.store import run_in_thread
-from psyche.network.links import LinkConditions
-from psyche.network.memory import MemoryNode
+from psyche.network.memory.line import LinkConditions
+from psyche.network.memory.node import MemoryNode
 from psyche.server.server import BoundListener, ServerSettings, run_server
 from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.byzantine.programs import wrap_backend, wrap_network

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from psyche.network.links import LinkConditions
+from psyche.network.memory.line import LinkConditions
 from psyche.sim.scenarios.report import find_cause
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.trainer import MachineModel

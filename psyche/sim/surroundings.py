@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from psyche.core.state.state import Config, Coordinator, Model
-from psyche.network.memory import MemoryHub
+from psyche.network.memory.node import MemoryHub
 from psyche.sim.identity import SimIdentity
 from psyche.sim.invariants.checker import Invariants
 from psyche.sim.links.tcp import Tcp

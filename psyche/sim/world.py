@@ -19,8 +19,8 @@ from psyche.core.committee.elections import get_witnesses
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.bits import get_members
 from psyche.core.state.state import Coordinator, RunState
-from psyche.network.links import Links
-from psyche.network.memory import MemoryHub
+from psyche.network.memory.links import Links
+from psyche.network.memory.node import MemoryHub
 from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import Record
 from psyche.sim import runtime

@@ -22,7 +22,7 @@ from psyche.client.runtime.trainer_tasks import RestartableTrainer
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Config, Model
 from psyche.data.dummy import DummyData
 from psyche.data.provider import DataProvider, LocalProvider
-from psyche.network.memory import MemoryHub
+from psyche.network.memory.node import MemoryHub
 from psyche.telemetry.events import EventLog, Subscription
 from psyche.testing.builders import START_UNIX, build_config, build_identity, build_model, build_state
 from psyche.testing.dummy_trainer import DummyTrainer

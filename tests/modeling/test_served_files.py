@@ -23,8 +23,8 @@ from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator, Mar
 from psyche.errors import NetworkError
 from psyche.modeling import snapshot as disk
 from psyche.modeling.trainer.engine import TrainerEngine
-from psyche.network.links import LinkConditions
-from psyche.network.memory import MemoryHub, MemoryNode
+from psyche.network.memory.line import LinkConditions
+from psyche.network.memory.node import MemoryHub, MemoryNode
 from psyche.telemetry import kinds
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import Identity, blake3_hash, blob_id_of, compute_state_digest

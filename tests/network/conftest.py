@@ -13,7 +13,7 @@ from network_kit import MEMBER, PROBE, VICTIM, OpenGroup, OpenNode, Victim, meet
 
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
-from psyche.network.memory import MemoryHub
+from psyche.network.memory.node import MemoryHub
 from psyche.testing.builders import build_identity
 from psyche.wire.address_record import sign_address_record
 

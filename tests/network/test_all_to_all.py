@@ -13,7 +13,8 @@ from network_kit import meet
 from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
-from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
+from psyche.network.memory.line import LinkConditions
+from psyche.network.memory.node import MemoryHub, MemoryNode
 from psyche.sim.runtime import simulated_time
 from psyche.testing.builders import build_identity
 

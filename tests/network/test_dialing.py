@@ -12,7 +12,8 @@ from network_kit import PLAN, RUN
 from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
-from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
+from psyche.network.memory.line import LinkConditions
+from psyche.network.memory.node import MemoryHub, MemoryNode
 from psyche.testing.builders import build_identity
 from psyche.wire.address_record import sign_address_record
 

@@ -6,7 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from psyche.network.links import SEND_BUFFER_BYTES, LinkConditions, Links
+from psyche.network.memory.line import SEND_BUFFER_BYTES, LinkConditions
+from psyche.network.memory.links import Links
 from psyche.network.streams import StreamError, read_exactly
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32

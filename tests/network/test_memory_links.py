@@ -13,7 +13,8 @@ from trio.testing import MockClock
 
 from psyche.errors import NetworkError
 from psyche.network.dialing import MAX_DIALS
-from psyche.network.memory import LinkConditions, MemoryHub, MemoryNode
+from psyche.network.memory.line import LinkConditions
+from psyche.network.memory.node import MemoryHub, MemoryNode
 from psyche.testing.builders import build_identity
 
 MIB = 1 << 20

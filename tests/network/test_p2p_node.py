@@ -254,5 +254,5 @@ async def test_a_node_closes_in_time_with_a_peer_that_takes_nothing(victim: Vict
 
 
 def test_the_memory_twin_starts_without_libp2p() -> None:
-    code = "import sys, psyche.network.memory; sys.exit(any(m.split('.')[0] == 'libp2p' for m in sys.modules))"
+    code = "import sys, psyche.network.memory.node; sys.exit(any(m.split('.')[0] == 'libp2p' for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from psyche.network.links import LinkConditions, Links
+from psyche.network.memory.line import LinkConditions
+from psyche.network.memory.links import Links
 from psyche.network.streams import StreamError
 
 FAR = LinkConditions(latency_s=0.25)

@@ -18,7 +18,7 @@ from network_kit import PLAN, PROBE, RUN, Victim, introduce, meet, open_peer
 from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
-from psyche.network.memory import MemoryHub
+from psyche.network.memory.node import MemoryHub
 from psyche.network.node import P2PNode, get_peer_id, open_node
 from psyche.network.unread import Overflow, Standing, StreamBuffer, StreamBuffers, UnreadBudget
 from psyche.testing.builders import build_identity

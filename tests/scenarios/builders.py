@@ -8,7 +8,7 @@ from typing import Final
 
 from psyche.core.committee.elections import compute_quorum
 from psyche.core.state.limits import MAX_CLIENTS, MAX_WITNESSES, U8_MAX
-from psyche.network.links import LinkConditions
+from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.faults import ClockJump, Degrade, Hang, Kill, LostAnswer, Partition
 from psyche.sim.identity import build_machine_identity

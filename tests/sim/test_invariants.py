@@ -13,7 +13,7 @@ from sim_kit import build, play
 from psyche.core.state.state import Coordinator, RunState
 from psyche.network.announce import Outbox
 from psyche.network.limits import NetworkLimits
-from psyche.network.links import LinkConditions
+from psyche.network.memory.line import LinkConditions
 from psyche.network.streams import ByteStream
 from psyche.sim.faults import Kill
 from psyche.sim.shrink import fails_alike, shrink

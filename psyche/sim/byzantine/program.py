@@ -13,7 +13,7 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError
-from psyche.network.memory import MemoryNode
+from psyche.network.memory.node import MemoryNode
 from psyche.sim.trainer import PayloadCodec
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity

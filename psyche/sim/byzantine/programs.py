@@ -22,7 +22,7 @@ from psyche.core.state.messages import HealthCheck, Message, ReportEquivocation,
 from psyche.core.state.state import RoundFlag, WitnessFlag
 from psyche.core.state.timeline import get_attested_round
 from psyche.errors import BackendError
-from psyche.network.memory import MemoryNode
+from psyche.network.memory.node import MemoryNode
 from psyche.sim.byzantine.forgery import STRANGE_COUNT, Forge, Impersonate, OtherFiles, Swap, build_result
 from psyche.sim.byzantine.program import ByzantineMember, ByzantineProgram, Participant
 from psyche.wire.crypto import blake3_hash, blob_id_of

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Protocol
 
-from psyche.network.links import LinkConditions, Links
+from psyche.network.memory.line import LinkConditions
+from psyche.network.memory.links import Links
 
 
 class End(Protocol):

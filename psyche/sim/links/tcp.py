@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import trio
 
-from psyche.network.links import Links, MemoryStream
+from psyche.network.memory.links import Links
+from psyche.network.memory.pipe import MemoryStream
 from psyche.network.streams import StreamError
 
 BACKLOG = 1_024

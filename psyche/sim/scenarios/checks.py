@@ -15,7 +15,7 @@ from psyche.core.state.limits import U64_MAX
 from psyche.core.state.state import Config
 from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
-from psyche.network.links import LinkConditions
+from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.faults import (
     ANSWERED,

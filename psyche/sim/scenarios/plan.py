@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
-from psyche.network.links import LinkConditions
+from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import KINDS, ByzantineMember
 from psyche.sim.faults import get_table, read_faults
 from psyche.sim.scenarios.checks import check_scenario

@@ -18,7 +18,7 @@ from psyche.core.state.state import (
     Progress,
 )
 from psyche.network.limits import NetworkLimits
-from psyche.network.links import LinkConditions
+from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.faults import Fault, Kill
 from psyche.sim.trainer import MachineModel

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from psyche.network.links import LinkConditions
+from psyche.network.memory.line import LinkConditions
 from psyche.sim import faults
 from psyche.sim.byzantine import programs
 from psyche.sim.byzantine.programs import ByzantineMember

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from psyche.client.runtime.bootstrapping import Bootstrapping
 from psyche.core.state.state import RunState
-from psyche.network.memory import MemoryHub, MemoryNode
+from psyche.network.memory.node import MemoryHub, MemoryNode
 from psyche.telemetry import kinds
 from psyche.telemetry.events import read_event
 from psyche.telemetry.kinds import Wait, WaitStarted

@@ -25,7 +25,10 @@ from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
 from psyche.network.blobs.store import RunIo, run_inline
 from psyche.network.limits import NetworkLimits
-from psyche.network.links import Lane, LinkConditions, Links, MemoryStream, Weigh
+from psyche.network.memory.lane import Lane
+from psyche.network.memory.line import LinkConditions
+from psyche.network.memory.links import Links
+from psyche.network.memory.pipe import MemoryStream, Weigh
 from psyche.network.peers import Peer
 from psyche.network.streams import BLOB
 from psyche.network.unread import UnreadBudget

@@ -156,6 +156,7 @@ def test_the_checkpoint_loads_with_plain_transformers_and_its_tokenizer_decodes(
     export = get_export(story)
     model = AutoModelForCausalLM.from_pretrained(export)
     assert str(model.dtype) == "torch.bfloat16"
+    assert "| steps | 19 of 19 |" in (export / "README.md").read_text(encoding="utf-8").splitlines()
     tokenizer = AutoTokenizer.from_pretrained(export)
     text = "def größe(self) -> None:\n"
     ids = tokenizer(text, return_tensors="pt")["input_ids"]

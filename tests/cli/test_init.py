@@ -299,12 +299,26 @@ def test_tokens_of_a_larger_vocabulary_than_the_models_are_refused(tmp_path: Pat
     assert "vocabulary of 32000" in result.output
 
 
-def test_weights_that_are_not_those_of_the_config_are_refused(tmp_path: Path) -> None:
+def test_token_ids_that_the_model_has_no_place_for_are_found_also_without_a_description(tmp_path: Path) -> None:
+    (tmp_path / "ids").mkdir()
+    np.save(tmp_path / "ids" / "a.npy", np.arange(4_096, dtype=np.uint16))
+    result = run(tmp_path / "r", "--data", tmp_path / "ids", "--yes", "--no-prepare")
+    assert result.exit_code == 1
+    assert "256" in result.output
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"model_type": "qwen2"}, "'qwen2'"), ({"vocab_size": 4_000}, "model.embed_tokens.weight is"), ({"vocab_size": 100}, "--tokenizer")],
+)
+def test_a_model_that_cannot_be_trained_is_refused(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
     model = make_model(tmp_path)
-    (model / "config.json").write_text(json.dumps({**SETTINGS, "vocab_size": 4_000}))
+    (model / "config.json").write_text(json.dumps(SETTINGS | changes))
     result = run(tmp_path / "r", "--model", model, "--data", make_text(tmp_path), "--yes")
     assert result.exit_code == 1
-    assert "model.embed_tokens.weight is" in result.output
+    assert told in result.output
+    assert str(tmp_path / "r") in result.output or "their-model" in result.output
     assert not (tmp_path / "r").exists()
 
 

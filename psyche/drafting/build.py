@@ -195,13 +195,16 @@ def _check(draft: Draft, scratch: Path) -> tuple[str, ...]:
     """Validate what was written; return the warnings.
 
     Raises:
-        ConfigError: there are problems; the message names the files as they will be called.
+        ConfigError: there are problems; the message names the owner's own files, for those written are gone.
     """
     with _linking(_find_links(draft, scratch)):
         report = validate_run(scratch)
-    problems = [*map(str, report.problems), *report.unsupported]
+    problems = [*(one.what for one in report.problems), *report.unsupported]
     if problems:
-        raise ConfigError("\n".join(problems).replace(str(scratch), str(draft.folder)))
+        text = "\n".join(problems)
+        if draft.model.folder is not None:
+            text = text.replace(str(scratch / MODEL_FOLDER), str(draft.model.folder))
+        raise ConfigError(text.replace(str(scratch), str(draft.folder)))
     return report.run.warnings if report.run else ()
 
 

@@ -128,9 +128,10 @@ def list_next(draft: "Draft") -> list[str]:
     return [
         "# try it, everything on this machine",
         f"psyche local-testnet start --num-clients {answers.members} --config-path {folder}",
-        "# for real: the server, and each member's client, which waits until its key is allowed",
+        "# for real: the server; on each member's machine a client, which shows its KEY; then let it in",
         f"psyche server run --state {folder} --server-port {port}",
         f"psyche client train --run-id {answers.run_id} --server-addr {draft.server_addr} --local-root {folder}",
+        f"psyche run allow KEY --server-addr {draft.server_addr} --state-dir psyche-data/server-{answers.run_id}",
     ]
 
 

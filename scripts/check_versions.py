@@ -1,7 +1,7 @@
 """Runs what needs no torch on every other supported Python of this machine, and compares simulated runs.
 
 The tests below must pass on each, and a run simulated there must have the event log that it has here, byte for byte.
-Each version gets an environment in .venv/versions, made by uv from requirements.lock without what is large.
+Each version gets an environment in .venv/versions, made by uv from requirements/dev.lock without what is large.
 A version that is not on this machine is named and skipped.
 """
 
@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 VERSIONS = ["3.11", "3.12", "3.13"]
 # Large, and needed only by what trains or draws.
-LEFT_OUT = re.compile(r"torch|triton|nvidia|cuda|transformers|tokenizers|matplotlib|basedpyright|nodejs", re.IGNORECASE)
+LEFT_OUT = re.compile(
+    r"torch|triton|nvidia|cuda|transformers|tokenizers|matplotlib|basedpyright|nodejs|pyarrow|zensical", re.IGNORECASE
+)
 TESTS = ["tests/core/state", "tests/core/rules", "tests/core/committee", "tests/core/encoding", "tests/conformance",
   "tests/wire", "tests/config", "tests/telemetry"]  # fmt: skip
 SIMULATED = ["-m", "psyche", "simulate", "--state", "config/llama-20m", "--clients", "8", "--profile",
@@ -46,7 +48,7 @@ def get_version(python: Path) -> str | None:
 
 
 def get_packages() -> str:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    lines = (ROOT / "requirements" / "dev.lock").read_text().splitlines()
     return "".join(f"{line}\n" for line in lines if not LEFT_OUT.match(line))
 
 

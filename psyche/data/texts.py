@@ -1,10 +1,22 @@
-"""Text files read as one long text: find them, split off a held-out part, read them in pieces."""
+"""Text files read as one long text: find them, split off a held-out part, read them in pieces.
+
+Files of records (JSON Lines, Parquet) may be among them: see `records`.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from psyche.data.records import (
+    DEFAULT_FIELD,
+    Progress,
+    RecordSpan,
+    has_records,
+    measure_records,
+    read_span,
+    split_records,
+)
 from psyche.errors import DataError
 
 PIECE_BYTES: Final = 1 << 20  # text in memory at once
@@ -13,6 +25,15 @@ _FIRST_CONTINUED: Final = 0x80  # a smaller byte is a whole UTF-8 character
 _SECRET_SUFFIXES: Final = (".key", ".pem")
 _PROBED_BYTES: Final = 8_192  # text has no zero byte; a binary file nearly always has one among its first bytes
 _CHARACTER_BYTES: Final = 4  # the longest UTF-8 character
+_MAGIC: Final = {
+    b"\x1f\x8b": "compressed by gzip: unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd: unpack it first",
+    b"BZh": "compressed by bzip2: unpack it first",
+    b"\xfd7zXZ": "compressed by xz: unpack it first",
+    b"PK\x03\x04": "a ZIP archive, or a document of an office program: extract its text first",
+    b"%PDF-": "a PDF: extract its text first",
+    b"PAR1": "Parquet: give it the ending .parquet",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +45,14 @@ class TextSpan:
     size_bytes: int
     ends_document: bool
 
+    @property
+    def count(self) -> int:
+        """How many documents end in the span."""
+        return int(self.ends_document)
+
+
+Span = TextSpan | RecordSpan
+
 
 def find_texts(inputs: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Path]:
     """Find the text files that `inputs` name; folders are searched recursively, sorted by path.
@@ -31,16 +60,21 @@ def find_texts(inputs: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Pat
     Args:
         inputs: files and folders.
         suffixes: in folders, take only files with these suffixes (".py", ".txt"); empty: all files that look like
-            text. Hidden files, keys and binary files are left out, because all clients will see the data.
+            text, and files of records. Hidden files, keys and other binary files are left out, because all clients
+            will see the data.
 
     Raises:
-        DataError: an input does not exist, or no file is found.
+        DataError: an input does not exist or is binary, or no file is found.
     """
     found: list[Path] = []
     for path in inputs:
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder")
-        found += [path] if path.is_file() else sorted(_search(path, suffixes), key=lambda p: p.as_posix())
+        if path.is_file():
+            _check_text(path)
+            found.append(path)
+        else:
+            found += sorted(_search(path, suffixes), key=lambda p: p.as_posix())
     if not found:
         names = ", ".join(map(str, inputs))
         raise DataError(f"{names}: no text file" + (f" that ends with {' or '.join(suffixes)}" if suffixes else ""))
@@ -52,42 +86,89 @@ def _search(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if is_hidden or not path.is_file():
             continue
-        if path.name.endswith(tuple(suffixes)) if suffixes else _is_text(path):
+        if suffixes:
+            if path.name.endswith(tuple(suffixes)):
+                _check_text(path)
+                yield path
+        elif path.suffix not in _SECRET_SUFFIXES and (has_records(path) or describe_binary(path) is None):
             yield path
 
 
-def _is_text(path: Path) -> bool:
-    if path.suffix in _SECRET_SUFFIXES:
-        return False
+def _check_text(path: Path) -> None:
+    if not has_records(path) and (binary := describe_binary(path)):
+        raise DataError(f"{path}: is no text but {binary}")
+
+
+def describe_binary(path: Path) -> str | None:
+    """What a binary file is, and what to do with it; None for text.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
-            return b"\0" not in file.read(_PROBED_BYTES)
+            start = file.read(_PROBED_BYTES)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
+    known = next((what for magic, what in _MAGIC.items() if start.startswith(magic)), None)
+    return known or ("binary (it has zero bytes); text must be UTF-8" if b"\0" in start else None)
 
 
-def split_texts(texts: Sequence[Path], held_out_bytes: int) -> tuple[list[TextSpan], list[TextSpan]]:
-    """Split the text into a first part and the last `held_out_bytes`; no UTF-8 character is split.
+def split_texts(
+    texts: Sequence[Path], held_out_bytes: int, field: str = DEFAULT_FIELD, measuring: Progress | None = None
+) -> tuple[list[Span], list[Span]]:
+    """Split the text into a first part and the last `held_out_bytes`.
+
+    No UTF-8 character is split, and no record: the part held out is smaller by at most one record. Files of records
+    are read once to measure them; `measuring` is called with (bytes done, about how many there are) of each.
 
     Raises:
         DataError: a file cannot be read, or the first part is empty.
     """
-    sizes = [_get_size(path) for path in texts]
-    cut = sum(sizes) - held_out_bytes
+    whole = [_measure(path, field, measuring) for path in texts]
+    size_bytes = sum(span.size_bytes for span in whole)
+    cut = size_bytes - held_out_bytes
     if cut <= 0:
-        raise DataError(f"holding out {held_out_bytes} of {sum(sizes)} bytes leaves nothing to train on")
-    before: list[TextSpan] = []
-    after: list[TextSpan] = []
+        raise DataError(f"holding out {held_out_bytes} of {size_bytes} bytes leaves nothing to train on")
+    before: list[Span] = []
+    after: list[Span] = []
     position = 0
-    for path, size in zip(texts, sizes, strict=True):
-        if 0 < (inside := cut - position) < size:
-            inside = _find_character(path, inside)
-            before.append(TextSpan(path, 0, inside, ends_document=False))
-            after.append(TextSpan(path, inside, size - inside, ends_document=True))
-        elif size:
-            (before if inside > 0 else after).append(TextSpan(path, 0, size, ends_document=True))
-        position += size
+    for span in whole:
+        if 0 < (inside := cut - position) < span.size_bytes:
+            first, second = _split_text(span, inside) if isinstance(span, TextSpan) else split_records(span, inside)
+            before.append(first)
+            if second.size_bytes:
+                after.append(second)
+        elif span.size_bytes:
+            (before if inside > 0 else after).append(span)
+        position += span.size_bytes
     return before, after
+
+
+def _measure(path: Path, field: str, measuring: Progress | None) -> Span:
+    if has_records(path):
+        return measure_records(path, field, measuring)
+    return TextSpan(path, 0, _get_size(path), ends_document=True)
+
+
+def _split_text(span: TextSpan, size_bytes: int) -> tuple[TextSpan, TextSpan]:
+    inside = _find_character(span.path, size_bytes)
+    first = TextSpan(span.path, 0, inside, ends_document=False)
+    return first, TextSpan(span.path, inside, span.size_bytes - inside, ends_document=True)
+
+
+def read_parts(span: Span) -> Iterator[tuple[bytes, bool]]:
+    """Read the span in parts of documents, each with whether a document ends there.
+
+    Raises:
+        DataError: a file cannot be read, or has changed since it was measured.
+    """
+    if isinstance(span, RecordSpan):
+        yield from ((document, True) for document in read_span(span))
+        return
+    yield from ((piece, False) for piece in read_pieces(span))
+    if span.ends_document:
+        yield b"", True
 
 
 def read_pieces(span: TextSpan) -> Iterator[bytes]:

@@ -6,13 +6,14 @@ for evaluation. Files are written atomically, each with a sidecar that describes
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from psyche.data import bytes_tokenizer
-from psyche.data.texts import TextSpan, find_texts, read_pieces, split_texts
+from psyche.data.records import DEFAULT_FIELD, Progress
+from psyche.data.texts import Span, find_texts, read_parts, split_texts
 from psyche.durable import naming
 from psyche.errors import DataError
 from psyche.wire.tokenizer_files import END_TOKENS, TOKEN_ROLE_FILES, find_token_name
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 SIDECAR_FORMAT: Final = "psyche/tokens/1"
 MAX_TWO_BYTE_VOCAB: Final = 1 << 16
-
-Progress = Callable[[int, int], None]
 
 
 class TextTokenizer(Protocol):
@@ -122,7 +121,9 @@ def tokenize(
     held_out: Path | None = None,
     held_out_bytes: int = 0,
     token_size_bytes: int | None = None,
+    field: str = DEFAULT_FIELD,
     progress: Progress | None = None,
+    measuring: Progress | None = None,
 ) -> TokenizeReport:
     """Write the ids of `texts`, in order, to `output` (`.bin`, little-endian, no header).
 
@@ -133,7 +134,9 @@ def tokenize(
         held_out: the file for the last `held_out_bytes` of the text, in a separate folder.
         held_out_bytes: 0: no split.
         token_size_bytes: 2 or 4; None takes 2 if the vocabulary allows it, otherwise 4.
+        field: the field of records (JSON Lines, Parquet) that is the text; each record is a document.
         progress: called with (bytes done, total bytes), about once per MiB.
+        measuring: the same, while files of records are read once before, to check and to measure them.
 
     Raises:
         DataError: there is nothing to write, a file cannot be read, or the sizes or paths do not fit together.
@@ -141,7 +144,7 @@ def tokenize(
     chosen: TextTokenizer = tokenizer or ByteTokenizer()
     size_bytes = _choose_token_size(chosen, token_size_bytes)
     _check_split(output, held_out, held_out_bytes)
-    before, after = split_texts(texts, held_out_bytes)
+    before, after = split_texts(texts, held_out_bytes, field, measuring)
     counter = _Counter(progress, sum(s.size_bytes for s in (*before, *after)))
     train = _write(output, before, chosen, size_bytes, counter)
     rest = _write(held_out, after, chosen, size_bytes, counter) if held_out is not None else None
@@ -179,7 +182,7 @@ def _check_split(output: Path, held_out: Path | None, held_out_bytes: int) -> No
 
 
 def _write(
-    output: Path, spans: Sequence[TextSpan], tokenizer: TextTokenizer, size_bytes: int, counter: _Counter
+    output: Path, spans: Sequence[Span], tokenizer: TextTokenizer, size_bytes: int, counter: _Counter
 ) -> TokenizedFile:
     output.parent.mkdir(parents=True, exist_ok=True)
     part = get_part_path(output)
@@ -191,7 +194,7 @@ def _write(
         written = TokenizedFile(
             path=output,
             tokens=tokens,
-            documents=sum(s.ends_document for s in spans),
+            documents=sum(s.count for s in spans),
             text_bytes=sum(s.size_bytes for s in spans),
             token_size_bytes=size_bytes,
             vocab_size=tokenizer.vocab_size,
@@ -206,14 +209,15 @@ def _write(
         part.unlink(missing_ok=True)
 
 
-def _write_span(stream: BinaryIO, span: TextSpan, tokenizer: TextTokenizer, size_bytes: int, counter: _Counter) -> int:
+def _write_span(stream: BinaryIO, span: Span, tokenizer: TextTokenizer, size_bytes: int, counter: _Counter) -> int:
     """Append the ids of one span; return their number."""
     tokens = 0
-    for piece in read_pieces(span):
-        tokens += _write_ids(stream, tokenizer.encode(piece), size_bytes)
-        counter.add(len(piece))
-    if span.ends_document:
-        tokens += _write_ids(stream, [tokenizer.separator_id], size_bytes)
+    for part, ends_document in read_parts(span):
+        tokens += _write_ids(stream, tokenizer.encode(part), size_bytes)
+        if ends_document:
+            tokens += _write_ids(stream, [tokenizer.separator_id], size_bytes)
+        if part:
+            counter.add(len(part))
     return tokens
 
 

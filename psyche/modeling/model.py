@@ -87,12 +87,16 @@ def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequ
         The number of trainable parameters.
 
     Raises:
-        ConfigError: the config is invalid, or `out_dir` is not empty.
+        ConfigError: the config is invalid, `out_dir` is not empty, or the tokenizer has more ids than the model.
         TrainerError: the weights cannot be written.
     """
     if out_dir.exists() and any(out_dir.iterdir()):
         raise ConfigError(f"model folder {out_dir}: not empty; choose another or remove it")
-    model = build_random_model(read_model_config(config_path), seed=seed)
+    config = read_model_config(config_path)
+    for file in extra_files:
+        if file.name == "tokenizer.json":
+            _check_tokenizer(file, config.vocab_size)
+    model = build_random_model(config, seed=seed)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent) as temporary:
         folder = Path(temporary) / "model"
@@ -105,6 +109,20 @@ def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequ
             shutil.copyfile(file, folder / file.name)
         folder.rename(out_dir)  # replaces an empty folder
     return count_parameters(get_parameters(model))
+
+
+def _check_tokenizer(file: Path, vocab_size: int) -> None:
+    from tokenizers import Tokenizer
+
+    try:
+        ids = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True).values()
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(f"{file}: is no tokenizer that can be loaded: {error}") from error
+    if (needed := max(ids, default=-1) + 1) > vocab_size:
+        raise ConfigError(
+            f"{file}: has {needed} token ids, but the model's vocab_size is {vocab_size}; "
+            f"set vocab_size to {needed} or more, or take another tokenizer"
+        )
 
 
 def _check_folder(folder: Path) -> None:

@@ -110,3 +110,20 @@ def test_a_disk_that_is_full_leaves_no_model_and_is_named(tmp_path: Path, most_b
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["model.json"]
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
+    from psyche.data.bytes_tokenizer import write_tokenizer
+
+    write_tokenizer(tmp_path / "tokenizer")
+    config = tmp_path / "model.json"
+    _write(config, vocab_size=255)
+    files = [tmp_path / "tokenizer" / "tokenizer.json"]
+    with pytest.raises(
+        ConfigError, match=r"has 256 token ids, but the model's vocab_size is 255; set vocab_size to 256"
+    ):
+        init_model(config, tmp_path / "out", 0, extra_files=files)
+    files[0].write_text("{}")
+    with pytest.raises(ConfigError, match="is no tokenizer that can be loaded"):
+        init_model(config, tmp_path / "out", 0, extra_files=files)
+    assert not (tmp_path / "out").exists()

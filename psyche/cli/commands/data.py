@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psyche.cli.helpers.common import format_examples, make_group
+from psyche.errors import DataError
 from psyche.telemetry.text import format_number
 
 if TYPE_CHECKING:
@@ -28,16 +29,21 @@ def _root() -> None:
         "psyche data tokenize book.txt -o data/train.bin          # bytes: every byte is its own id",
         "psyche data tokenize src/ --suffix .py -o data/train.bin --held-out eval/held-out.bin --held-out-bytes 200000",
         "psyche data tokenize src/ --tokenizer model/tokenizer.json -o data/train.bin",
+        "psyche data tokenize posts.jsonl --field body -o data/train.bin     # one document in each line",
     ),
 )
 def tokenize(
     inputs: Annotated[
-        list[Path], typer.Argument(metavar="FILE_OR_FOLDER...", help="Text files, or folders to search for them.")
+        list[Path],
+        typer.Argument(metavar="FILE_OR_FOLDER...", help="Text, JSON Lines or Parquet, or folders to search."),
     ],
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file of token ids to write (.bin).")],
     suffix: Annotated[
         list[str] | None, typer.Option(help="In folders, only files with this ending; may be repeated.")
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(help="The text's field in .jsonl and .parquet files; default: text.")
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json, or its folder; default: every byte is a token.")
@@ -51,19 +57,26 @@ def tokenize(
 ) -> None:
     """Write the token ids of text files, one document after another.
 
+    Each text file is a document, and so is each record of a JSON Lines or Parquet file.
     The result is whole or not there. A JSON file beside it says what is in it.
     """
     from psyche.cli.helpers.progress import ProgressBar
+    from psyche.data.records import DEFAULT_FIELD, has_records
     from psyche.data.texts import find_texts
     from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer
     from psyche.data.tokenize import tokenize as run
 
     texts = find_texts(inputs, tuple(suffix or ()))
+    if field is not None and not any(map(has_records, texts)):
+        raise DataError(f"--field {field} has no effect: none of the files is .jsonl, .ndjson or .parquet")
     chosen = ByteTokenizer() if tokenizer is None else HuggingFaceTokenizer(tokenizer, separator)
-    with ProgressBar(f"tokenizing {format_number(len(texts), 'file')}") as bar:
+    with (
+        ProgressBar("reading records") as records,
+        ProgressBar(f"tokenizing {format_number(len(texts), 'file')}") as bar,
+    ):
         report = run(
             texts, output, tokenizer=chosen, held_out=held_out, held_out_bytes=held_out_bytes,
-            token_size_bytes=token_size, progress=bar.set,
+            token_size_bytes=token_size, field=field or DEFAULT_FIELD, progress=bar.set, measuring=records.set,
         )  # fmt: skip
     _print(report.train)
     if report.held_out is not None:

@@ -13,6 +13,7 @@ from psyche.server.journal.changes import Change, decode_change
 from psyche.server.journal.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
 from psyche.wire.crypto import blake3_hash
 
+SNAPSHOT = "snapshot-"  # how the names of its files begin
 CHECK_EVERY_RECORDS = 64  # a wrong state stays wrong, so not every record needs the check
 OnRecord = Callable[[Record, Change], None]
 
@@ -72,8 +73,10 @@ class Shadow:
             self.complaints.append(f"record {record.seq} gives another state than the server had")
 
     def take_replace(self, name: str, data: bytes) -> None:
-        """A snapshot has reached the disk; I10: it is the state of its record."""
-        seq = int(name.removeprefix("snapshot-").removesuffix(".bin"))
+        """A snapshot has reached the disk; I10: it is the state of its record. Other files are none of its business."""
+        if not name.startswith(SNAPSHOT):
+            return
+        seq = int(name.removeprefix(SNAPSHOT).removesuffix(".bin"))
         snapshot = decode_snapshot(data, seq)
         if snapshot is None:
             self.complaints.append(f"{name}: cannot be read")

@@ -161,7 +161,7 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
     text = write_data_file(_get_data_folder(draft), size_bytes, model.sequence_tokens, secrets.token_hex(32))
     (scratch / DATA_FILE).write_text(text, encoding="utf-8")
     if model.size is not None:
-        (scratch / MODEL_FILE).write_text(write_model_file(model), encoding="utf-8")
+        (scratch / MODEL_FILE).write_text(write_model_file(model, draft.tokenizer_path), encoding="utf-8")
     if model.folder is not None and not _is_in_place(draft):
         copy_model(model.folder, scratch / MODEL_FOLDER)
     elif model.size is not None and draft.is_prepared:

@@ -1,8 +1,10 @@
 """The text of a new run's files. Keys of run.toml and data.toml are explained by what the schema says of them."""
 
+import shlex
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from psyche.config.convert import TOKEN_SIZE_BYTES
@@ -142,14 +144,15 @@ def write_data_file(folder: str, token_size_bytes: int, sequence_tokens: int, se
     return str(text)
 
 
-def write_model_file(model: ModelChoice) -> str:
-    """The text of model.toml, from which first weights are made."""
+def write_model_file(model: ModelChoice, tokenizer_path: Path | None) -> str:
+    """The text of model.toml, from which first weights are made, with these files of a tokenizer beside them."""
     text = _Text()
     text.say(
         "The shape of the model: fields of a Hugging Face Llama, written by `psyche init`. The weights in the folder "
         f"{MODEL_FOLDER} are made from it; after a change, remove that folder and make them again:"
     )
-    text.lines.append(f"# psyche model init --config {MODEL_FILE} --output {MODEL_FOLDER}")
+    tokenizer = "" if tokenizer_path is None else f" --tokenizer {shlex.quote(str(tokenizer_path.resolve()))}"
+    text.lines.append(f"# psyche model init --config {MODEL_FILE} --output {MODEL_FOLDER}{tokenizer}")
     for name, value in model.settings.items():
         note = _MODEL_NOTES[name]
         text.say(note[:1].upper() + note[1:])

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 import typer.main
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
@@ -194,6 +197,40 @@ def test_a_person_is_asked_what_no_flag_says_and_asked_again_after_a_mistake(
     again = run(tmp_path / "r2", "--model", "1m", "--data", make_text(tmp_path), "--steps", 5, typed="\n\n\n\nno\n")
     assert again.exit_code == 0, again.output
     assert again.output.count("]:") == 5 < asked, "tokenizer, members, least members, address, prepare"
+
+
+def test_a_person_learns_first_that_a_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "is_terminal", lambda: True)
+    (tmp_path / "run.toml").touch()
+    flags = ("--model", "1m", "--tokenizer", "bytes", "--data", make_text(tmp_path), "--members", 2, "--min-members", 1,
+             "--steps", 9, "--server-addr", "127.0.0.1:19400", "--no-prepare")  # fmt: skip
+    result = run(*flags, typed=f"{tmp_path}\n{tmp_path / 'free'}\n")
+    assert result.exit_code == 0, result.output
+    assert f"{tmp_path / 'run.toml'}: is there already" in result.output
+    assert_valid(tmp_path / "free")
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A tokenizer of 1,000 words; the last one ends a text."""
+    at = folder / "their tokenizer"
+    at.mkdir()
+    words = {f"w{number}": number for number in range(999)} | {"</s>": 999}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(at / "tokenizer.json"))
+    return at
+
+
+def test_a_model_has_the_vocabulary_and_the_end_token_of_its_tokenizer(tmp_path: Path) -> None:
+    folder, tokenizer, text = tmp_path / "r", make_tokenizer(tmp_path), tmp_path / "words.txt"
+    text.write_text("w7 w8 w9 " * 500)
+    result = run(folder, "--tokenizer", tokenizer, "--data", text, "--no-prepare", "--yes")
+    assert result.exit_code == 0, result.output
+    settings = read_model_settings(folder / "model.toml")
+    assert (settings["vocab_size"], settings["eos_token_id"]) == (1_024, 999), "rounded up to whole chunks"
+    assert result.output.count(f"--tokenizer '{tokenizer}'") == 2, "for the tokens and for the weights"
+    assert f"--tokenizer '{tokenizer}'" in (folder / "model.toml").read_text()
+    assert_valid(folder)
 
 
 def test_off_a_terminal_every_flag_that_is_missing_is_named(tmp_path: Path) -> None:

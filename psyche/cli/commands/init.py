@@ -61,7 +61,7 @@ def init(
     from psyche.drafting.build import build, check_folder
 
     questions = Questions(takes_defaults=yes)
-    flags = Flags(folder, model, tokenizer, data, members, min_members, steps, server_addr, prepare)
+    flags = Flags(folder, model, tokenizer, data, members, min_members, steps, server_addr, prepare, force)
     draft = ask_draft(questions, flags)
     questions.check()
     check_folder(draft, force=force)

@@ -11,6 +11,7 @@ from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, U32_MAX
 from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from psyche.drafting.build import Draft
 from psyche.drafting.data_choice import LIBRARY, DataChoice, choose_data
+from psyche.drafting.files import RUN_FILE
 from psyche.drafting.model_choice import ModelChoice, check_model_folder, choose_folder, choose_size
 from psyche.drafting.plan import Answers
 from psyche.drafting.sizes import SIZES
@@ -36,7 +37,7 @@ def ask_draft(questions: Questions, flags: Flags) -> Draft:
         ConfigError, DataError: an answer is not possible, or what it names cannot be used.
     """
     ask = questions.ask
-    folder = ask("FOLDER", flags.folder, "Folder of the run", FOLDER, read_folder)
+    folder = ask("FOLDER", flags.folder, "Folder of the run", FOLDER, partial(read_folder, flags.force))
     sizes = ", ".join(SIZES)
     named = ask("--model", flags.model, f"Model: {sizes}, or a Hugging Face folder", SIZE, read_model)
     model, tokenizer, tokenizer_path = _ask_tokenizer(questions, flags, named)
@@ -98,15 +99,16 @@ def make_run_id(folder: Path) -> str:
     return name if RUN_NAME.fullmatch(name) else FOLDER
 
 
-def read_folder(text: str) -> Path:
+def read_folder(may_replace: bool, text: str) -> Path:
     """The run's folder.
 
     Raises:
-        ConfigError: the text is empty.
+        ConfigError: there is a run already: a person learns it before all other questions.
     """
-    if not text.strip():
-        raise ConfigError("FOLDER: must not be empty")
-    return Path(text).expanduser()
+    folder = Path(text).expanduser()
+    if (folder / RUN_FILE).exists() and not may_replace:
+        raise ConfigError(f"{folder / RUN_FILE}: is there already; name another folder, or replace it with --force")
+    return folder
 
 
 def read_model(text: str) -> str:

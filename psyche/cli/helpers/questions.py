@@ -26,6 +26,7 @@ class Flags:
     steps: int | None
     server_addr: str | None
     prepare: bool | None
+    force: bool
 
 
 def is_terminal() -> bool:

@@ -39,6 +39,10 @@ docs:
     .venv/bin/python scripts/draw_layout.py
     .venv/bin/python scripts/draw_settings.py
 
+# The documentation as a site in build/site, with its links checked
+site:
+    .venv/bin/zensical build --strict
+
 # The wheel, in dist/
 wheel:
     .venv/bin/hatchling build -t wheel

@@ -133,7 +133,6 @@ def test_show_identity_reads_the_key_of_the_environment(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--run-id", "demo", "--server-addr", "nowhere"), 'must be "host:port"'),
         (("--run-id", "a/b", "--server-addr", "h:1"), "--data-dir"),
         (("--run-id", "demo", "--server-addr", "h:1", "--server-key", "12"), "64 hex digits"),
         (("--run-id", "demo", "--server-addr", "h:1", "--bind-p2p-interface", "moon9"), "moon9"),
@@ -149,6 +148,24 @@ def test_a_client_refuses_what_it_cannot_use(
     result = run("client", "train", *arguments)
     assert result.exit_code == 1
     assert message in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command", [("client", "train", "--run-id", "demo"), ("server", "status"), ("server", "pause")]
+)
+def test_what_is_no_server_s_address_is_refused_at_once(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for address in ("http://192.0.2.7:19400", "tcp://h:1", "h:1/", "h", "h:", ":1", "h:0", "h:65536", "h 2:1", "a@h:1"):
+        result = run(*command, "--server-addr", address)
+        assert result.exit_code == 2, address
+        assert "'--server-addr'" in result.output
+        assert "must be HOST:PORT" in " ".join(result.output.split())
+    assert "leave out what is before //" in run(*command, "--server-addr", "http://192.0.2.7:19400").output
+    monkeypatch.setenv("SERVER_ADDR", "https://h")
+    assert run(*command).exit_code == 2
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,7 @@
 """Dialing a coordinator server: connect by TLS, prove both keys, agree on version and run."""
 
 import os
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -18,6 +19,8 @@ from psyche.wire.line.tls import TlsConnection, open_tls
 CONNECT_TIMEOUT_S: Final = 10.0
 REPLY_TIMEOUT_S: Final = 10.0
 PROGRAM: Final = f"psyche {__version__}"
+_HOST: Final = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[^\s/@?#\[\]]+")  # an IPv6 address in brackets, or a name
+_PORT: Final = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +40,15 @@ class ServerAddress:
 
 
 def parse_server(text: str, run_id: str = "", key: bytes | None = None) -> ServerAddress:
-    """Parse an address of the form "host:port".
+    """Parse an address of the form HOST:PORT.
 
     Raises:
-        BackendError: the text has another form.
+        BackendError: the text has another form; the message says which form it must have.
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise BackendError(f'server address {text!r}: must be "host:port", port 1 to 65535')
+    if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
+        hint = "; leave out what is before // and after the port" if "/" in text else ""
+        raise BackendError(f"server address {text!r}: must be HOST:PORT, such as 192.0.2.7:19400{hint}")
     return ServerAddress(host=host.strip("[]"), port=int(port), run_id=run_id, key=key)
 
 

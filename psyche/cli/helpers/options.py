@@ -30,8 +30,27 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+def check_server_addr(text: str) -> str:
+    """Refuse an address that no server can have, before anything else is done.
+
+    Raises:
+        typer.BadParameter: it is not HOST:PORT.
+    """
+    from psyche.backends.tcp.dial import parse_server
+    from psyche.errors import BackendError
+
+    try:
+        parse_server(text)
+    except BackendError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
 RunId = Annotated[str, typer.Option(envvar="RUN_ID", help="The run to take part in.")]
-ServerAddr = Annotated[str, typer.Option(envvar="SERVER_ADDR", help="The coordinator server, host:port.")]
+ServerAddr = Annotated[
+    str,
+    typer.Option(envvar="SERVER_ADDR", callback=check_server_addr, help="The coordinator server, host:port."),
+]
 ServerKey = Annotated[
     str | None,
     typer.Option(

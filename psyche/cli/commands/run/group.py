@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from psyche.cli.commands.server import group as server_group
+from psyche.cli.helpers import options as opt
 from psyche.cli.helpers.common import format_examples, make_group
 from psyche.cli.helpers.owners import Owner
 
@@ -22,7 +23,9 @@ group = make_group(
     f"psyche run pause {OWNED}",
     f"psyche run resume {OWNED}",
 )
-ServerAddr = Annotated[str, typer.Option(envvar="SERVER_ADDR", help="The run's server, host:port.")]
+ServerAddr = Annotated[
+    str, typer.Option(envvar="SERVER_ADDR", callback=opt.check_server_addr, help="The run's server, host:port.")
+]
 ServerKey = Annotated[
     str | None,
     typer.Option(

@@ -27,6 +27,7 @@ from psyche.wire.ports import BootstrapPeer
 _log: Final = logging.getLogger("psyche.network")
 MAX_REFUSALS: Final = 256
 FAREWELL_S: Final = 1.0
+NO_PLACE: Final = "no place in the run yet"  # for a key without a slot; newcomers get one when they join
 
 
 class Transport(Protocol):
@@ -183,7 +184,7 @@ class PeerTable:
         self.dialer.forget_unknown()
         for key in list(self._peers):
             if key not in keys:
-                self.drop(key, "not on the allow-list any more")
+                self.drop(key, "no place in the run any more")
         self.dialer.dial_now(new)
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
@@ -291,7 +292,8 @@ class PeerTable:
         peer = self._peers.get(key)
         if peer is None:
             return
-        _log.info("peer %s is closed: %s", key.hex()[:16], reason)
+        level = logging.DEBUG if reason == NO_PLACE else logging.INFO  # newcomers knock until they have joined
+        _log.log(level, "peer %s is closed: %s", key.hex()[:16], reason)
         if len(self.refusals) < MAX_REFUSALS or key in self.refusals:
             self.refusals[key] = reason
         if peer.admitted.is_set():
@@ -312,7 +314,7 @@ class PeerTable:
     def _judge(self, key: bytes, theirs: hello.Hello) -> str:
         hello.check_hello(theirs, key)
         if key not in self.allowed:
-            return "not on the allow-list"
+            return NO_PLACE
         return hello.get_refusal(self._get_hello(), theirs)
 
     async def wait_for_hello(self, key: bytes) -> str:
@@ -330,7 +332,7 @@ class PeerTable:
 
     async def _offer_hello(self, peer: Peer) -> None:
         if self.run_uid == ZERO32 or peer.key not in self.allowed:
-            self.drop(peer.key, "not on the allow-list" if self.run_uid != ZERO32 else "this node has no run yet")
+            self.drop(peer.key, NO_PLACE if self.run_uid != ZERO32 else "this node has no run yet")
             return
 
         async def offer(stream: ByteStream) -> hello.Hello:

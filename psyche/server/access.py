@@ -164,8 +164,8 @@ class AllowList:
 
     def refuse(self, key: bytes) -> wire.NotAllowed:
         """Build the error for a key that may not join, with the way out."""
-        why = "was disallowed" if key in self.changes.denied else "is not on the allow list of this run"
-        return wire.NotAllowed(
-            f"key {key.hex()} {why}: ask the owner to run `psyche run allow {key.hex()}` "
-            f"(join authority {self.join_authority.hex()})"
-        )
+        if key in self.changes.denied:
+            why = f"key {key.hex()} was disallowed: ask the owner, who can run"
+        else:
+            why = f"key {key.hex()} is not on the allow list of this run yet: send it to the owner, who runs"
+        return wire.NotAllowed(f"{why} `psyche run allow {key.hex()}` (join authority {self.join_authority.hex()})")

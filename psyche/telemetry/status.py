@@ -90,9 +90,8 @@ class NodeView:
 
     @property
     def waiting(self) -> kinds.WaitStarted | None:
-        """The wait that ends first; None if there is none."""
-        waits = sorted(self.waits.values(), key=lambda wait: wait.until if wait.until is not None else float("inf"))
-        return waits[0] if waits else None
+        """The wait that ends first; of those without an end, first that for the server, which all others need."""
+        return min(self.waits.values(), key=_get_urgency, default=None)
 
     def count_tokens(self, tokens: int) -> None:
         """Add trained tokens to total and rate."""
@@ -251,6 +250,10 @@ def _on_finished(view: NodeView, event: kinds.Finished) -> None:
         view.digest = event.digest.hex()
 
 
+def _get_urgency(wait: kinds.WaitStarted) -> tuple[float, bool]:
+    return float("inf") if wait.until is None else wait.until, wait.wait is not kinds.Wait.SERVER
+
+
 TROUBLES: Final = {
     kinds.Behind: "behind, catches up",
     kinds.Diverged: "holds different weights than the others, heals",
@@ -305,8 +308,10 @@ def format_node_status(view: NodeView, now: float, columns: int = 0) -> str:
         parts.append(f"{format_count(view.tokens_per_s)} tok/s")
     if view.bytes_sent or view.bytes_received:
         parts.append(f"up {format_bytes(view.bytes_sent)} down {format_bytes(view.bytes_received)}")
-    waits = [] if view.waiting is None else [format_waiting(view.waiting, now)]
-    if note := view.get_note(now):
+    waiting = view.waiting
+    waits = [] if waiting is None else [format_waiting(waiting, now)]
+    is_said = view.note_kind is kinds.ServerLost and waiting is not None and waiting.wait is kinds.Wait.SERVER
+    if (note := view.get_note(now)) and not is_said:
         waits.append(f"! {note}")
     return lay_out(parts, waits, columns)
 

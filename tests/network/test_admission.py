@@ -1,5 +1,6 @@
 """Hello: who is let in, who is told why not, and who is closed."""
 
+import logging
 from contextlib import AsyncExitStack
 
 import pytest
@@ -74,7 +75,23 @@ async def test_a_stranger_is_closed_and_told(open_any: OpenNode) -> None:
         a, stranger = await open_two(stack, open_any)
         introduce([a, stranger])
         a.set_allowed(frozenset())
-        await until_refused(stranger, a.key, "not on the allow-list")
+        await until_refused(stranger, a.key, "no place in the run yet")
+
+
+async def test_that_a_newcomer_must_wait_for_its_place_is_no_news_on_either_side(
+    open_any: OpenNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "psyche.network")
+    async with AsyncExitStack() as stack:
+        member, newcomer = await open_two(stack, open_any)
+        introduce([member, newcomer])
+        member.set_allowed(frozenset({member.key}))
+        await until_refused(newcomer, member.key, "no place in the run yet")
+        assert "is closed" not in caplog.text
+        newcomer.set_plan(OTHER, PLAN)
+        member.set_allowed(frozenset({member.key, newcomer.key}))
+        await until_refused(newcomer, member.key, "another run")
+        assert "is closed: another run" in caplog.text
 
 
 async def test_who_drops_off_the_allow_list_is_closed_and_comes_back_with_it(open_group: OpenGroup) -> None:

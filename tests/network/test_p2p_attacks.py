@@ -291,7 +291,7 @@ async def test_attack_18_more_streams_than_anyone_needs(victim: Victim, tmp_path
 async def test_a_stranger_gets_no_further_than_hello(victim: Victim, tmp_path: Path) -> None:
     async with open_beside(STRANGER, victim, tmp_path) as node:
         with trio.fail_after(VICTIM_S):
-            while "not on the allow-list" not in node.refusals().get(victim.record.p2p, ""):
+            while "no place in the run yet" not in node.refusals().get(victim.record.p2p, ""):
                 await trio.sleep(0.05)
     await assert_alive(victim, tmp_path)
 

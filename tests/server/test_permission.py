@@ -56,7 +56,12 @@ async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes
     async with open_closed(tmp_path) as server, open_backend(server, ADA, sink=sink) as backend:
         wait = await until(sink, kinds.WaitStarted)
         assert wait.wait is kinds.Wait.PERMISSION
-        assert f"psyche run allow {ADA.public.hex()}" in wait.what
+        assert (wait.what, wait.then) == ("the owner to allow this client's key", "join")
+        told = sink.get(kinds.NotAllowedYet)[0].message
+        assert f"psyche run allow {ADA.public.hex()}" in told
+        assert "joins by itself" in told
+        await trio.sleep(60)
+        assert len(sink.get(kinds.NotAllowedYet)) == 1, "once, although it asks again and again"
         with trio.move_on_after(5):
             async for _ in backend.states():
                 raise AssertionError("a stranger was shown the state")
@@ -81,7 +86,7 @@ async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed
         async with open_backend(server, BEN, sink=sink) as backend:
             await join_when_there(backend, BEN)
             await TcpHome(server, OWNER).command(Disallow(BEN.public))
-            assert "was disallowed" in (await until(sink, kinds.WaitStarted)).what
+            assert "was disallowed" in (await until(sink, kinds.NotAllowedYet)).message
             with pytest.raises(wire.NotAllowed):
                 await backend.submit(Join(BEN.public), build_record(BEN))
             found = await TcpHome(server, OWNER).get_allowed()

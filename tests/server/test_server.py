@@ -377,6 +377,29 @@ async def test_whoever_waits_for_a_backend_that_is_stopped_hears_of_it(clock: St
     assert all("was stopped" in reason for reason in reasons)
 
 
+async def test_who_cannot_reach_the_server_waits_for_it_by_name_and_reason(tmp_path: Path, clock: SteadyClock) -> None:
+    sink = Log()
+    async with open_server(tmp_path) as server, trio.open_nursery() as nursery:
+        await server.stop()
+        backend = TcpBackend(server.address, CLIENTS[0], sink=sink)
+        nursery.start_soon(backend.run)
+        with trio.fail_after(20 * RATE):
+            while not sink.get(kinds.WaitStarted):
+                await trio.sleep(0.1)
+        (wait,) = sink.get(kinds.WaitStarted)
+        assert wait.wait is kinds.Wait.SERVER
+        assert wait.what == f"server 127.0.0.1:{server.port}: cannot be reached (Connection refused)"
+        await trio.sleep(20)
+        assert len(sink.get(kinds.WaitStarted)) == 1, "it is one wait, however often it tries"
+        await server.start()
+        with trio.fail_after(20 * RATE):
+            while not sink.get(kinds.WaitEnded):
+                await trio.sleep(0.1)
+        (ended,) = sink.get(kinds.WaitEnded)
+        assert (ended.what, ended.outcome) == (wait.what, kinds.WaitOutcome.CONNECTED)
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: SteadyClock) -> None:
     sink, accepted = Log(), 0
 
@@ -411,8 +434,21 @@ async def test_records_whose_signature_is_wrong_never_reach_the_address_book(clo
 def test_a_server_address_is_read_from_text() -> None:
     address = parse_server("[::1]:39405", run_id="run")
     assert (address.host, address.port, address.run_id) == ("::1", 39_405, "run")
-    for text in ("", "host", "host:", "host:0", "host:65536", ":5", "host:x"):
-        with pytest.raises(BackendError, match="host:port"):
+    assert parse_server("host-2.example:19400").host == "host-2.example"
+    for text in (
+        "",
+        "host",
+        "host:",
+        "host:0",
+        "host:65536",
+        ":5",
+        "host:x",
+        "host:٣",
+        "http://host:5",
+        "host:5/",
+        "a b:5",
+    ):
+        with pytest.raises(BackendError, match="must be HOST:PORT"):
             parse_server(text)
 
 

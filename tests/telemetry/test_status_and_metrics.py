@@ -141,6 +141,18 @@ def test_a_wait_says_for_what_until_when_and_then() -> None:
     assert "waiting for 1 more member" in format_node_status(view, 96.0)
 
 
+def test_a_lost_server_is_named_once_and_before_what_cannot_come_without_it() -> None:
+    permission = make(kinds.WaitStarted, what="the owner to allow this key", wait=kinds.Wait.PERMISSION)
+    server = make(kinds.WaitStarted, what="server a:1: cannot be reached (Connection refused)", wait=kinds.Wait.SERVER)
+    view = fold(permission, make(kinds.ServerLost), server)
+    line = format_node_status(view, 3.0)
+    assert "waiting for server a:1: cannot be reached (Connection refused)" in line
+    assert "!" not in line
+    view.update(4.0, make(kinds.WaitEnded, what=server.what))
+    view.update(4.0, make(kinds.ServerConnected))
+    assert "waiting for the owner to allow this key" in format_node_status(view, 4.0)
+
+
 def test_a_restart_keeps_the_counters_and_drops_the_waits() -> None:
     view = fold(
         make(kinds.ClientStarted),

@@ -122,7 +122,8 @@ class TcpBackend:
         self._subscription = -1  # the request that subscribes to the run
         self._refusals = 0  # refusals in a row, because the owner has not allowed this key yet (M12)
         self._refused = trio.Event()
-        self._permission_wait = ""
+        self._refusal = ""  # the server's reason
+        self._waits: dict[kinds.Wait, kinds.WaitStarted] = {}
         self._record: AddressRecord | None = None
         self._report: SelfReport | None = None
         self._book: dict[bytes, AddressRecord] = {}
@@ -162,7 +163,7 @@ class TcpBackend:
             except (BackendError, WireError) as error:
                 if isinstance(error, _FATAL) and not (isinstance(error, WrongServer) and self.connects):
                     raise  # knowing the right key, it assumes a man in the middle and retries
-                self._sink.emit(kinds.ServerLost(reason=str(error), tries=failures))
+                self._note_lost(error, failures)
             if trio.current_time() - started_s > BACK_OFF_S[-1]:  # back off if the server closes at once
                 failures = 0
             delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
@@ -205,7 +206,7 @@ class TcpBackend:
     def report(self, report: SelfReport) -> None:
         """Tell the server what this client does (K8); the last report is repeated on every new connection."""
         self._report = report
-        if not self._permission_wait:
+        if kinds.Wait.PERMISSION not in self._waits:
             self._send(self._encode(wire.ReportRequest(report)))
 
     def address_book(self) -> Sequence[AddressRecord]:
@@ -268,6 +269,7 @@ class TcpBackend:
             self.address = replace(self.address, key=server)  # trust on first use if no key was expected (K6)
             self._check_greeting(greeting)
             self.connects += 1
+            self._end_wait(kinds.Wait.SERVER, kinds.WaitOutcome.CONNECTED)
             self._renew()
             self._sink.emit(kinds.ServerConnected(run_id=greeting.run_id, program=greeting.program))
             await self._talk(frames)
@@ -355,25 +357,41 @@ class TcpBackend:
             pending.answered.set()
 
     def _note_permission(self, reply: wire.Reply) -> None:
-        """Show a named wait: for the owner to allow this key (M12)."""
-        wait = f"permission to join: {reply.message}"
+        """Show a named wait: for the owner to allow this key (M12). What to do about it is said once."""
         if reply.code == wire.NotAllowed.__name__:
             self._refusals += 1
             self._refused.set()
-            if wait != self._permission_wait:
-                self._end_permission_wait(kinds.WaitOutcome.REPLACED)
-                self._permission_wait = wait
-                started = kinds.WaitStarted(what=wait, until=None, then="join", wait=kinds.Wait.PERMISSION)
-                self._sink.emit(started)
+            self._wait_for(kinds.Wait.PERMISSION, "the owner to allow this client's key", "join")
+            if reply.message != self._refusal:
+                self._refusal = reply.message
+                self._sink.emit(kinds.NotAllowedYet(message=f"{reply.message}. This client then joins by itself"))
         elif not reply.code:
-            self._refusals = 0
-            self._end_permission_wait(kinds.WaitOutcome.ALLOWED)
+            self._refusals, self._refusal = 0, ""
+            self._end_wait(kinds.Wait.PERMISSION, kinds.WaitOutcome.ALLOWED)
 
-    def _end_permission_wait(self, outcome: kinds.WaitOutcome) -> None:
-        if self._permission_wait:
-            what, wait = self._permission_wait, kinds.Wait.PERMISSION
-            self._sink.emit(kinds.WaitEnded(what=what, until=None, outcome=outcome, wait=wait))
-        self._permission_wait = ""
+    def _note_lost(self, error: PsycheError, tries: int) -> None:
+        """Show a named wait: for the server, and why it cannot be reached."""
+        reason = str(error)
+        self._sink.emit(kinds.ServerLost(reason=reason, tries=tries))
+        if isinstance(error, wire.NotAllowed):
+            return  # the server is there: the next answer to the subscription says what is waited for
+        server = f"server {self.address.host}:{self.address.port}"
+        what = reason if reason.startswith(server) else f"{server}: {reason}"
+        self._wait_for(kinds.Wait.SERVER, what, "connect again" if self.connects else "connect")
+
+    def _wait_for(self, wait: kinds.Wait, what: str, then: str) -> None:
+        """Log that a wait has started, unless it goes on."""
+        known = self._waits.get(wait)
+        if known is not None and known.what == what:
+            return
+        self._end_wait(wait, kinds.WaitOutcome.REPLACED)
+        self._waits[wait] = kinds.WaitStarted(what=what, until=None, then=then, wait=wait)
+        self._sink.emit(self._waits[wait])
+
+    def _end_wait(self, wait: kinds.Wait, outcome: kinds.WaitOutcome) -> None:
+        known = self._waits.pop(wait, None)
+        if known is not None:
+            self._sink.emit(kinds.WaitEnded(what=known.what, until=None, outcome=outcome, wait=wait))
 
     def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
         self._clock_offset_s = now_unix - self._platform.unix_time()

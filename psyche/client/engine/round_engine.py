@@ -324,7 +324,7 @@ class RoundEngine:
         self.gossip_repair.begin_round(now)
 
     def _go_on(self, now: float) -> list[Action]:
-        if self._x.has_exited:
+        if self._x.has_exited or self._seen_state is None:  # nothing is known of the run before its first state
             return self._x.drain()
         self.healing.act(now)
         self.membership.act(now)

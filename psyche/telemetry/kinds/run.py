@@ -49,6 +49,12 @@ class TrainerLost(Event):
     reason: str
 
 
+class NotAllowedYet(Event):
+    """The owner has not allowed this client's key; it joins by itself as soon as it is allowed."""
+
+    message: str
+
+
 class Joined(Event):
     """The client has a place in the run."""
 

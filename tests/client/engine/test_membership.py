@@ -69,6 +69,14 @@ def restart_before_round_0(bench: Bench) -> None:
 # --- M2: joining
 
 
+def test_before_it_has_seen_the_run_a_client_does_nothing_and_blames_nobody() -> None:
+    """Its server may be away: only the connection knows what is waited for."""
+    engine = RoundEngine(build_bench(4).identities[0])
+    assert engine.on_tick(1.0) == []
+    assert engine.on_events((), 2.0) == []
+    assert engine.waits() == ()
+
+
 def test_a_client_joins_whenever_the_run_waits_for_members() -> None:
     """M2."""
     bench = build_bench(4)

@@ -195,7 +195,7 @@ async def test_a_reply_of_10_gb_is_refused_from_its_first_nine_bytes() -> None:
         await messages.read_reply_head(Tape(b"\x01\x05" + bytes(7)), 1 << 20)
 
 
-def test_a_manifest_of_another_size_is_refused() -> None:
+def test_a_chunk_list_of_another_size_is_refused() -> None:
     body = messages.encode_chunk_list(5, bytes(32))
     assert messages.decode_chunk_list(body, 5) == bytes(32)
     with pytest.raises(WireError, match="5 bytes, must be 6"):

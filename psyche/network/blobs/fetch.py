@@ -1,45 +1,35 @@
 """Fetching blobs from peers: ranges are requested from free sources, every chunk is checked, and no source is trusted.
 
 A source that stalls or goes away loses its ranges to another; one that sends a wrong chunk, a wrong
-manifest or a wrong length is banned for the run. Chunks are stored one by one as they come, so a
+chunk list or a wrong length is banned for the run. Chunks are stored one by one as they come, so a
 source that dies costs at most the chunk it was sending.
 """
 
-import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import trio
 
 from psyche.errors import NetworkError, WireError
 from psyche.network.blobs.messages import (
-    HASH_BYTES,
-    BlobRequest,
     Status,
-    compute_chunk_count,
     compute_chunk_list_bytes,
     compute_range_bytes,
     decode_chunk_list,
-    encode_blob_request,
     read_reply_head,
 )
+from psyche.network.blobs.patience import PatientStream, SourceStalled
+from psyche.network.blobs.planner import FIRST_RETRY_S, LONGEST_RETRY_S, AskedRange, RequestPlanner, Target
 from psyche.network.blobs.ranges import Range, RangeScheduler
-from psyche.network.blobs.sinks import Sink, SinkError
-from psyche.network.limits import ASK_CHUNKS, WINDOW_BYTES, NetworkLimits
-from psyche.network.rates import SourceStatistics
+from psyche.network.blobs.sinks import SinkError
+from psyche.network.blobs.sources import SourceBook
 from psyche.network.streams import BLOB, ByteStream, Lease, Readable, Signal, read_exactly
-from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
+from psyche.wire.crypto import compute_blob_id
 
-_log: Final = logging.getLogger("psyche.network")
-FIRST_RETRY_S: Final = 0.25
-LONGEST_RETRY_S: Final = 4.0
 LEAST_SOURCES: Final = 8  # how many sources are asked for a payload before its fetch gives way to a waiting one
 LOOK_S: Final = 0.25  # how often an idle fetch checks whether another fetch waits
-WINDOW_TARGET_S: Final = 4.0  # the requests in flight to a source take about this time at its rate
-MAX_SOURCES: Final = 1_024
 
 
 class Peers(Protocol):
@@ -56,105 +46,8 @@ class Peers(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Target:
-    """One blob to fetch; a blob of one chunk has no chunk hashes until it has arrived."""
-
-    blob_id: bytes
-    size_bytes: int
-    sink: Sink
-    hashes: bytes = b""
-
-    @property
-    def chunks(self) -> int:
-        """The number of chunks of the blob."""
-        return compute_chunk_count(self.size_bytes)
-
-    def is_right(self, chunk: int, data: bytes) -> bool:
-        """Whether `data` matches the hash of that chunk."""
-        found = blake3_hash(data)
-        if self.chunks == 1:
-            return compute_blob_id(self.size_bytes, found) == self.blob_id
-        return found == self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
-
-
-@dataclass(slots=True)
-class SourceBook:
-    """Statistics and bans of the node's sources, kept across fetches; bans are cleared when the run changes."""
-
-    limits: NetworkLimits
-    banned: dict[bytes, str] = field(default_factory=dict)
-    statistics: dict[bytes, SourceStatistics] = field(default_factory=dict)
-    bytes_received: int = 0
-    asked_bytes: int = 0  # requested by all fetches together and not received yet
-
-    def get_statistics(self, key: bytes) -> SourceStatistics:
-        """Return the statistics of a source."""
-        found = self.statistics.get(key)
-        if found is None:
-            if len(self.statistics) >= MAX_SOURCES:
-                self.statistics.pop(next(iter(self.statistics)))
-            found = self.statistics[key] = SourceStatistics(self.limits.slowest_rate_bytes_s)
-        return found
-
-    def ban(self, key: bytes, why: str) -> None:
-        """Stop fetching from this source for the rest of the run."""
-        if len(self.banned) < MAX_SOURCES:
-            self.banned[key] = why
-        _log.warning("source %s is banned for the run: %s", key.hex()[:16], why)
-
-
 class _Lie(NetworkError):
     """The source sent invalid data and is to be banned."""
-
-
-class _Stall(NetworkError):
-    """The source did not deliver in time."""
-
-    def __init__(self, message: str, waited_s: float) -> None:
-        super().__init__(message)
-        self.waited_s = waited_s
-
-
-class _Patient:
-    """A stream whose reads have two timeouts: one for the next bytes and one for the whole reply."""
-
-    def __init__(self, stream: ByteStream, idle_s: float, limit_s: float) -> None:
-        self._stream = stream
-        self._idle_s = idle_s
-        self._limit_s = limit_s
-        self._until = trio.current_time() + limit_s
-        self._scope = trio.CancelScope(deadline=self._until)  # pyright: ignore[reportCallIssue]
-
-    async def run(self, function: Callable[["_Patient"], Awaitable[None]]) -> None:
-        """Call `function`, which reads from this stream, under both timeouts.
-
-        Raises:
-            _Stall: a read took too long.
-        """
-        with self._scope:
-            await function(self)
-        if self._scope.cancelled_caught:
-            if trio.current_time() >= self._until:
-                raise _Stall(f"nothing complete within {self._limit_s:.1f} s", self._limit_s)
-            raise _Stall(f"sends nothing for {self._idle_s:.1f} s", self._idle_s)
-
-    async def read_some(self, max_bytes: int) -> bytes:
-        idle_until = trio.current_time() + self._idle_s
-        if idle_until >= self._until:
-            return await self._stream.read_some(max_bytes)
-        self._scope.deadline = idle_until
-        data = await self._stream.read_some(max_bytes)
-        self._scope.deadline = self._until
-        return data
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A request in flight."""
-
-    item: Range
-    size_bytes: int
 
 
 class FetchJob:
@@ -184,13 +77,13 @@ class FetchJob:
         self._parallel = parallel
         self._progress = progress
         self._scheduler = RangeScheduler([t.chunks for t in targets])
+        self._planner = RequestPlanner(self._targets, self._scheduler, book)
         self._changed = Signal()
         self._present = 0
         self._unfinished = len(self._targets)
         self._writing: set[tuple[int, int]] = set()
         self._fatal: SinkError | None = None
         self._failures: dict[bytes, str] = {}  # the last failure of each source
-        self._lacks: dict[tuple[bytes, int], tuple[float, float]] = {}  # (source, target) -> (until, delay)
         self.bytes_by_source: dict[bytes, int] = {}
 
     async def run(self, deadline: float) -> None:
@@ -214,7 +107,7 @@ class FetchJob:
     async def _open_targets(self) -> None:
         for number, target in enumerate(self._targets):
             if target.chunks > 1:
-                self._scheduler.want_manifest(number)
+                self._scheduler.want_chunk_list(number)
             else:
                 await self._open_target(number, b"")
 
@@ -294,7 +187,7 @@ class FetchJob:
         if not self._peers.is_connected(source):
             self._failures[source] = "not connected"
             return
-        first = self._take(source)
+        first = self._planner.take(source)
         if first is None:
             return
         asked = deque([first])
@@ -306,7 +199,7 @@ class FetchJob:
         except (_Lie, WireError) as error:
             self._failures[source] = str(error)
             self._book.ban(source, str(error))
-        except _Stall as error:
+        except SourceStalled as error:
             self._failures[source] = str(error)
             self._book.get_statistics(source).add_stall(error.waited_s)
         except SinkError as error:
@@ -315,90 +208,44 @@ class FetchJob:
             self._failures[source] = str(error)
         finally:
             for request in asked:
-                self._book.asked_bytes -= request.size_bytes
-                self._scheduler.drop(request.item)
+                self._planner.give_back(request)
             self._changed.notify()
 
-    async def _exchange(self, source: bytes, stream: ByteStream, asked: deque[_Asked]) -> None:
+    async def _exchange(self, source: bytes, stream: ByteStream, asked: deque[AskedRange]) -> None:
         """Keep requests in flight and read the replies in order; `asked[0]` is not sent yet."""
-        await stream.write(self._encode(asked[0]))
+        await stream.write(self._planner.encode(asked[0]))
         while asked:
-            more = self._take_more(source, asked)
+            more = self._planner.take_more(source, asked)
             if more:
                 asked.extend(more)
-                await stream.write(b"".join(self._encode(m) for m in more))
+                await stream.write(b"".join(map(self._planner.encode, more)))
             await self._receive(source, stream, asked[0])
-            self._book.asked_bytes -= asked.popleft().size_bytes
+            self._planner.note_answered(asked.popleft())
             self._changed.notify()
-            if not asked and (following := self._take(source)) is not None:
+            if not asked and (following := self._planner.take(source)) is not None:
                 asked.append(following)
-                await stream.write(self._encode(following))
+                await stream.write(self._planner.encode(following))
 
-    def _take_more(self, source: bytes, asked: deque[_Asked]) -> list[_Asked]:
-        more: list[_Asked] = []
-        room = self._book.get_statistics(source).compute_window(WINDOW_TARGET_S, WINDOW_BYTES, 2 * BLOB_CHUNK_BYTES)
-        room -= sum(a.size_bytes for a in asked)
-        room = min(room, self._limits.asked_bytes - self._book.asked_bytes)
-        large = sum(a.size_bytes > BLOB_CHUNK_BYTES for a in asked)
-        while len(asked) + len(more) < self._limits.blobs_in_flight and room >= BLOB_CHUNK_BYTES and large < 2:
-            request = self._take(source, room // BLOB_CHUNK_BYTES, take_over=False)
-            if request is None:
-                break
-            more.append(request)
-            room -= request.size_bytes
-            large += request.size_bytes > BLOB_CHUNK_BYTES
-        return more
-
-    def _take(self, source: bytes, max_chunks: int = ASK_CHUNKS, *, take_over: bool = True) -> _Asked | None:
-        now = trio.current_time()
-        statistics = self._book.get_statistics(source)
-        wish = statistics.compute_chunks(BLOB_CHUNK_BYTES, self._limits.range_target_s, ASK_CHUNKS)
-        room = (self._limits.asked_bytes - self._book.asked_bytes) // BLOB_CHUNK_BYTES
-
-        def is_usable(target: int) -> bool:
-            return self._lacks.get((source, target), (0.0, 0.0))[0] <= now
-
-        item = self._scheduler.take(source, now, max(1, min(wish, max_chunks, room)), is_usable)
-        if item is None and take_over:
-            item = self._scheduler.take_over(source, now, now - self._limits.take_over_s, is_usable)
-        if item is None:
-            return None
-        size = self._targets[item.target].size_bytes
-        wanted = compute_range_bytes(size, item.first, item.count) if item.count else compute_chunk_list_bytes(size)
-        self._book.asked_bytes += wanted
-        return _Asked(item, wanted)
-
-    def _encode(self, request: _Asked) -> bytes:
-        item = request.item
-        return encode_blob_request(BlobRequest(self._targets[item.target].blob_id, item.first, item.count))
-
-    async def _receive(self, source: bytes, stream: ByteStream, request: _Asked) -> None:
+    async def _receive(self, source: bytes, stream: ByteStream, request: AskedRange) -> None:
         statistics = self._book.get_statistics(source)
         at_least_s = self._limits.file_progress_s if self._parallel else self._limits.min_progress_s
         idle_s = statistics.compute_limit_s(0, at_least_s)
         limit_s = statistics.compute_limit_s(request.size_bytes, at_least_s)
 
-        async def read(patient: _Patient) -> None:
+        async def read(patient: PatientStream) -> None:
             started = trio.current_time()
             status = await read_reply_head(patient, request.size_bytes)
             began = trio.current_time()
             statistics.add_wait(began - started)
             if status != Status.OK:
-                self._process_refusal(source, request.item, status)
+                self._failures[source] = f"does not have it ({status.name.lower()})"
+                self._planner.note_lack(source, request.item)
                 return
             await self._receive_body(source, patient, request.item)
             statistics.add_transfer(request.size_bytes, trio.current_time() - began)
             self._scheduler.finish(request.item)
 
-        await _Patient(stream, idle_s, limit_s).run(read)
-
-    def _process_refusal(self, source: bytes, item: Range, status: Status) -> None:
-        """Note that the source lacks the blob: ask it again later, and the others now."""
-        now = trio.current_time()
-        delay = min(2 * self._lacks.get((source, item.target), (0.0, FIRST_RETRY_S / 2))[1], LONGEST_RETRY_S)
-        self._lacks[source, item.target] = (now + delay, delay)
-        self._failures[source] = f"does not have it ({status.name.lower()})"
-        self._scheduler.drop(item)
+        await PatientStream(stream, idle_s, limit_s).run(read)
 
     async def _receive_body(self, source: bytes, stream: Readable, item: Range) -> None:
         target = self._targets[item.target]
@@ -407,8 +254,8 @@ class FetchJob:
             self._count_bytes(source, len(body))
             hashes = decode_chunk_list(body, target.size_bytes)
             if compute_blob_id(target.size_bytes, hashes) != target.blob_id:
-                raise _Lie("a manifest that does not belong to its id")
-            if not target.hashes:  # a second manifest may arrive after another source took the request over
+                raise _Lie("a chunk list that does not belong to its id")
+            if not target.hashes:  # a second list may arrive after another source took the request over
                 await self._open_target(item.target, hashes)
             return
         for chunk in range(item.first, item.first + item.count):

@@ -6,9 +6,11 @@ from pathlib import Path
 import trio
 
 from psyche.errors import NetworkError
-from psyche.network.blobs.fetch import FetchJob, Peers, SourceBook, Target
+from psyche.network.blobs.fetch import FetchJob, Peers
 from psyche.network.blobs.messages import check_blob_size
+from psyche.network.blobs.planner import Target
 from psyche.network.blobs.sinks import MemorySink, PartFile, check_room
+from psyche.network.blobs.sources import SourceBook
 from psyche.network.blobs.store import BlobStore, RunIo
 from psyche.network.blobs.turn import FetchTurn
 from psyche.network.limits import NetworkLimits

@@ -1,9 +1,9 @@
 """`/psyche/blob/1` as bytes: fixed requests of 41 bytes, replies of status, length and body.
 
-`M` id: requests the manifest, which is the u64 size and the BLAKE3 hash of every 1 MiB chunk.
+`M` id: requests the chunk list, which is the u64 size and the BLAKE3 hash of every 1 MiB chunk.
 `R` id first count: requests the bytes of `count` <= 16 chunks, starting at chunk `first`.
 Requests may be pipelined; replies come in the order of the requests. A blob of one chunk needs no
-manifest: its id can be computed from its bytes.
+chunk list: its id can be computed from its bytes.
 """
 
 import struct
@@ -37,7 +37,7 @@ _STATUSES: Final = frozenset(map(int, Status))
 
 @dataclass(frozen=True, slots=True)
 class BlobRequest:
-    """A request for a range of chunks, or for the manifest if `count` is 0."""
+    """A request for a range of chunks, or for the chunk list if `count` is 0."""
 
     blob_id: bytes
     first: int = 0
@@ -55,7 +55,7 @@ def compute_range_bytes(size_bytes: int, first: int, count: int) -> int:
 
 
 def compute_chunk_list_bytes(size_bytes: int) -> int:
-    """Compute the size in bytes of a reply's body that holds a manifest."""
+    """Compute the size in bytes of a reply's body that holds a chunk list."""
     return _SIZE.size + HASH_BYTES * compute_chunk_count(size_bytes)
 
 
@@ -79,19 +79,19 @@ def decode_blob_request(raw: bytes) -> BlobRequest:
 
 
 def encode_chunk_list(size_bytes: int, hashes: bytes) -> bytes:
-    """Encode a manifest as the body of a reply."""
+    """Encode a chunk list as the body of a reply."""
     return _SIZE.pack(size_bytes) + hashes
 
 
 def decode_chunk_list(body: bytes, size_bytes: int) -> bytes:
-    """Decode the chunk hashes from the manifest of a blob of `size_bytes`.
+    """Decode the chunk hashes from the chunk list of a blob of `size_bytes`.
 
     Raises:
-        WireError: the manifest gives another size.
+        WireError: the list gives another size.
     """
     (size,) = _SIZE.unpack_from(body)
     if size != size_bytes:
-        raise WireError(f"blob manifest: {size} bytes, must be {size_bytes}")
+        raise WireError(f"blob chunk list: {size} bytes, must be {size_bytes}")
     return body[_SIZE.size :]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Range:
-    """`count` chunks of blob number `target`, starting at chunk `first`; `count` 0 means its manifest."""
+    """`count` chunks of blob number `target`, starting at chunk `first`; `count` 0 means its chunk list."""
 
     target: int
     first: int
@@ -31,16 +31,16 @@ class RangeScheduler:
         self._left = list(chunk_counts)
         self._queue: deque[Range] = deque()
         self._held: dict[Range, tuple[bytes, float]] = {}
-        self._wanted_manifests: set[int] = set()
+        self._wanted_lists: set[int] = set()
 
-    def want_manifest(self, target: int) -> None:
-        """Queue the manifest of a blob."""
-        self._wanted_manifests.add(target)
+    def want_chunk_list(self, target: int) -> None:
+        """Queue the chunk list of a blob."""
+        self._wanted_lists.add(target)
         self._queue.append(Range(target, 0, 0))
 
     def want(self, target: int) -> None:
-        """Queue all missing chunks of a blob; its manifest is no longer needed."""
-        self._wanted_manifests.discard(target)
+        """Queue all missing chunks of a blob; its chunk list is no longer needed."""
+        self._wanted_lists.discard(target)
         done = self._done[target]
         for first, count in _find_runs(done, 0, len(done)):
             self._queue.append(Range(target, first, count))
@@ -122,14 +122,14 @@ class RangeScheduler:
         return [target for target, left in enumerate(self._left) if left]
 
     def _get_missing_runs(self, item: Range) -> list[tuple[int, int]]:
-        """Return the missing parts of a range as (first, count); a missing manifest is (0, 0)."""
+        """Return the missing parts of a range as (first, count); a missing chunk list is (0, 0)."""
         if item.count:
             return _find_runs(self._done[item.target], item.first, item.first + item.count)
-        return [(0, 0)] if item.target in self._wanted_manifests else []
+        return [(0, 0)] if item.target in self._wanted_lists else []
 
 
 def _overlap(one: Range, other: Range) -> bool:
-    """Whether two ranges share a chunk or the manifest."""
+    """Whether two ranges share a chunk or the chunk list."""
     if one.target != other.target or not one.count or not other.count:
         return one.target == other.target and one.count == other.count
     return one.first < other.first + other.count and other.first < one.first + one.count

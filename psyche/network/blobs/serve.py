@@ -68,11 +68,11 @@ class BlobServer:
         return found
 
     async def _answer(self, stream: ByteStream, request: BlobRequest) -> None:
-        manifest = self._store.get_manifest(request.blob_id)
-        if manifest is None:
+        found = self._store.get_chunk_list(request.blob_id)
+        if found is None:
             await stream.write(encode_reply_head(Status.UNKNOWN))
             return
-        size, hashes = manifest
+        size, hashes = found
         if not request.count:
             body = encode_chunk_list(size, hashes)
             await self._send(stream, encode_reply_head(Status.OK, len(body)) + body)

@@ -109,7 +109,7 @@ class BlobStore:
         for path in self._folder.glob("*.blob"):
             path.unlink(missing_ok=True)
 
-    def get_manifest(self, blob_id: bytes) -> tuple[int, bytes] | None:
+    def get_chunk_list(self, blob_id: bytes) -> tuple[int, bytes] | None:
         """Return the size and chunk hashes of a blob, or None if it is not offered."""
         entry = self._entries.get(blob_id)
         return (entry.size_bytes, entry.hashes) if entry else None

@@ -82,7 +82,7 @@ async def test_a_wrong_chunk_bans_its_source_and_another_finishes(open_group: Op
         assert liar.requests == asked, "a banned source is not asked again in this run"
 
 
-async def test_a_manifest_of_another_blob_bans_its_source(open_group: OpenGroup) -> None:
+async def test_a_chunk_list_of_another_blob_bans_its_source(open_group: OpenGroup) -> None:
     data = DATA[: 2 * MIB]
     async with open_group(3) as (a, b, c):
 
@@ -93,7 +93,7 @@ async def test_a_manifest_of_another_blob_bans_its_source(open_group: OpenGroup)
         Liar(a, twist)
         blob = await provide_all([a, b], data)
         assert await c.fetch(blob, [a.key, b.key], size_bytes=len(data), deadline=in_seconds(20)) == data
-        assert "manifest" in c.banned()[a.key]
+        assert "chunk list" in c.banned()[a.key]
 
 
 async def test_a_length_of_10_gb_is_refused_before_allocation_and_bans(open_group: OpenGroup) -> None:
@@ -197,8 +197,8 @@ async def test_a_source_that_dies_costs_at_most_one_range(open_group: OpenGroup,
         )
         assert (tmp_path / "copy").read_bytes() == DATA
         assert died
-        manifests = 2 * (8 + 32 * 13)
-        assert c.statistics().bytes_received <= len(DATA) + ASK_CHUNKS * MIB + manifests + 4_096
+        chunk_lists = 2 * (8 + 32 * 13)
+        assert c.statistics().bytes_received <= len(DATA) + ASK_CHUNKS * MIB + chunk_lists + 4_096
         assert c.banned() == {}
 
 

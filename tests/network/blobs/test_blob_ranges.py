@@ -37,21 +37,21 @@ def test_a_dropped_range_comes_back_first_without_what_was_delivered() -> None:
     assert [(r.first, r.count) for r in take_all(scheduler, B)] == [(1, 1), (3, 1)]
 
 
-def test_nothing_of_a_blob_is_handed_out_before_its_manifest() -> None:
+def test_nothing_of_a_blob_is_handed_out_before_its_chunk_list() -> None:
     scheduler = RangeScheduler([5])
-    scheduler.want_manifest(0)
-    (manifest,) = take_all(scheduler, A)
-    assert manifest.count == 0
+    scheduler.want_chunk_list(0)
+    (chunk_list,) = take_all(scheduler, A)
+    assert chunk_list.count == 0
     scheduler.want(0)
     assert sum(r.count for r in take_all(scheduler, A)) == 5
 
 
-def test_a_manifest_that_came_meanwhile_is_not_asked_for_again() -> None:
+def test_a_chunk_list_that_came_meanwhile_is_not_asked_for_again() -> None:
     scheduler = RangeScheduler([2])
-    scheduler.want_manifest(0)
-    (manifest,) = take_all(scheduler, A)
+    scheduler.want_chunk_list(0)
+    (chunk_list,) = take_all(scheduler, A)
     scheduler.want(0)
-    scheduler.drop(manifest)
+    scheduler.drop(chunk_list)
     assert [r.count for r in take_all(scheduler, B)] == [2]
 
 
@@ -87,9 +87,9 @@ def test_what_is_late_is_asked_of_one_source_after_the_other_and_not_of_all_at_o
     assert (copy.first, copy.count) == (1, 3)
 
 
-def test_a_late_manifest_is_asked_of_one_more_source() -> None:
+def test_a_late_chunk_list_is_asked_of_one_more_source() -> None:
     scheduler = RangeScheduler([4])
-    scheduler.want_manifest(0)
+    scheduler.want_chunk_list(0)
     take_all(scheduler, A)
     assert scheduler.take_over(B, 9.0, 5.0, always) is not None
     assert scheduler.take_over(C, 10.0, 6.0, always) is None

@@ -31,6 +31,7 @@ class Redial:
     next_at: float = 0.0
     delay_s: float = 0.0
     is_dialing: bool = False
+    is_rescheduled: bool = False  # since the running dial began: what was scheduled then holds when it ends
     failure: str = ""  # why the last dial failed
     silences: int = 0  # slow failed dials in a row; a new address does not reset them
     was_here: bool = False
@@ -156,6 +157,7 @@ class Dialer:
     def _schedule(self, key: bytes, wait_s: float) -> Redial:
         redial = self._redials.setdefault(key, Redial())
         redial.next_at, redial.delay_s = trio.current_time() + wait_s, self._limits.redial_first_s
+        redial.is_rescheduled = True
         return redial
 
     def forget_unknown(self) -> None:
@@ -184,7 +186,7 @@ class Dialer:
                 if redial.is_dialing or not self._wanted.is_wanted(key):
                     continue
                 if redial.next_at <= trio.current_time():
-                    redial.is_dialing = True
+                    redial.is_dialing, redial.is_rescheduled = True, False
                     self._start_soon(self._dial, key, redial)
                 else:
                     next_at = min(next_at, redial.next_at)
@@ -202,8 +204,9 @@ class Dialer:
                     break
         finally:
             redial.is_dialing = False
-            redial.next_at = trio.current_time() + redial.delay_s * (0.5 + 0.5 * self._rng.random())
-            redial.delay_s = min(2 * redial.delay_s, self._limits.redial_longest_s)
+            if not redial.is_rescheduled:
+                redial.next_at = trio.current_time() + redial.delay_s * (0.5 + 0.5 * self._rng.random())
+                redial.delay_s = min(2 * redial.delay_s, self._limits.redial_longest_s)
             self._wake.notify()
 
     async def _dial_at(self, key: bytes, address: str, redial: Redial) -> bool:

@@ -178,3 +178,18 @@ async def test_an_address_that_changes_while_it_waits_for_its_turn_is_not_dialed
         tell(visitor, [peer])
         await measure_meeting_s(visitor, peer)
         assert set(dialed) == set(there().addresses)
+
+
+async def test_an_address_that_comes_during_a_dial_is_dialed_as_soon_as_that_dial_ends(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """The pause after a failed dial is for the old address; the new one has not failed yet."""
+    hub = MemoryHub(random.Random(1), LinkConditions(latency_s=0.001))
+    async with open_visitor(hub, tmp_path) as visitor, open_peer(hub, tmp_path, visitor) as peer:
+        identity, (address,) = build_identity(2), peer.address_record().addresses
+        visitor.set_allowed(frozenset({visitor.key, peer.key}))
+        visitor.set_addresses([sign_address_record(identity, ADDRESSES[:1], 1 << 40)])
+        await trio.sleep(DIAL_S / 2)
+        visitor.set_addresses([sign_address_record(identity, [address], (1 << 40) + 1)])
+        pause_s = NetworkLimits().redial_first_s
+        assert await measure_meeting_s(visitor, peer) < DIAL_S / 2 + pause_s / 2

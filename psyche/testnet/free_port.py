@@ -11,8 +11,9 @@ ATTEMPTS: Final = 64
 FIRST_PORT: Final = 20_000
 FEWEST_PORTS: Final = 1_000  # with fewer ports than this, the system's own choice is better
 EPHEMERAL_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# Each port given out is held for the life of this process by a UDP socket of the same number, which other processes
-# that choose a port cannot bind. This does not block TCP.
+MAX_GIVEN: Final = 256  # ports held at a time; the oldest is let go: whoever asked for it has bound it by then
+# Each port given out is held by a UDP socket of the same number, which other processes that choose a port cannot bind.
+# This does not block TCP.
 _given: Final[dict[int, socket.socket]] = {}
 
 
@@ -71,4 +72,6 @@ def _reserve(host: str, port: int) -> bool:
         holder.close()
         return False
     _given[port] = holder
+    if len(_given) > MAX_GIVEN:
+        _given.pop(next(iter(_given))).close()
     return True

@@ -69,6 +69,17 @@ def test_a_port_is_not_given_to_two_processes(monkeypatch: pytest.MonkeyPatch) -
         choose_port()
 
 
+def test_only_so_many_ports_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_port, "_given", {})
+    monkeypatch.setattr(free_port, "MAX_GIVEN", 3)
+    first, *others = (choose_port() for _ in range(4))
+    assert list(free_port._given) == others
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
+        again.bind(("127.0.0.1", first))
+    for holder in free_port._given.values():
+        holder.close()
+
+
 def test_a_port_that_is_given_is_none_that_the_system_gives() -> None:
     first, last = map(int, free_port.EPHEMERAL_PORTS.read_text().split())
     assert not any(first <= choose_port() <= last for _ in range(20))

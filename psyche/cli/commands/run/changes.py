@@ -1,6 +1,7 @@
 """`psyche run update-config` and `extend`: changes to a run on record (P9)."""
 
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -116,13 +117,14 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool, yes: bool) -> bool:
 
 def show_changes(record: "Coordinator", update: "Update") -> None:
     """Print each key that an update changes, with both values, and what else the owner should know of it."""
+    from psyche.cli.helpers.members import COLUMNS
     from psyche.config.update import describe_update, find_changes
     from psyche.telemetry.text import format_table
 
     rows = [(change.key, change.before, "->", change.after) for change in find_changes(record, update)]
     typer.echo(format_table(("key", "now", "", "then"), rows, left=4))
     for note in describe_update(record, update):
-        typer.echo(note)
+        typer.echo(textwrap.fill(note, COLUMNS))
 
 
 async def get_record(home: "Home") -> "Coordinator":

@@ -1,0 +1,173 @@
+"""The state of a run as a page of text or as JSON, once or again and again (`psyche run info`)."""
+
+import dataclasses
+import json
+import shutil
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Final
+
+import trio
+
+from psyche.backends.tcp.owner import TcpHome
+from psyche.cli.helpers.members import COLUMNS, format_members_table, get_plain_members
+from psyche.cli.helpers.owners import say
+from psyche.cli.helpers.serving import describe_progress, format_members, get_phase
+from psyche.core.state.state import RunState
+from psyche.errors import BackendError
+from psyche.telemetry.console import Console
+from psyche.telemetry.plain import get_plain
+from psyche.telemetry.text import format_clock, format_number, format_seconds
+from psyche.wire.backend import Members, NotOwner, RequestRefused, RunStatus
+from psyche.wire.home import Home
+from psyche.wire.line.handshake import HandshakeError
+
+EVERY_S: Final = 2.0
+
+
+def format_run(status: RunStatus, members: Members | None = None) -> str:
+    """Lay out a run's status, and its members if they are given; at most 80 columns wide, but for names."""
+    return "\n".join(_describe(status, members))
+
+
+def _describe(status: RunStatus, members: Members | None) -> Iterator[str]:
+    since = format_seconds(max(0, status.now_unix - status.state_start_unix))
+    pausing = ", pauses at the end of this epoch" if status.pending_pause else ""
+    round_ = f", round {status.height}" if status.members else ""
+    yield f"run {status.run_id!r}: {get_phase(status)} for {since}{pausing}"
+    yield f"epoch {status.epoch}{round_}, step {status.step} of {status.total_steps}"
+    needed = f"; {format_number(status.min_clients, 'is', 'are')} needed to go on" if status.members else ""
+    yield _wrap(f"{format_members(status)}{needed}; {format_number(status.connections, 'connection')}")
+    failing = [format_number(status.failing, "client reports an error", "clients report errors")]
+    if said := [*describe_progress(status), *(failing if status.failing else [])]:
+        yield ", ".join(said)
+    if status.checkpoint_sources:
+        yield _wrap(f"checkpoint of step {status.checkpoint_step}: {', '.join(status.checkpoint_sources)}")
+    if status.earning_rate or status.slashing_rate:
+        yield _wrap(
+            f"each epoch from now on pays {status.earning_rate:,} for all its credits; an ejected member loses "
+            f"{status.slashing_rate:,}"
+        )
+    if members is not None:
+        yield f"\n{format_members_table(members)}"
+    elif status.failing:
+        yield "to read the errors, name the owner's key: --state-dir or -i FILE"
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def get_plain_run(status: RunStatus, members: Members | None = None) -> dict[str, Any]:
+    """Return a run's status, and its members if they are given, as JSON can hold them: states by name, keys as hex."""
+    fields = {field: get_plain(getattr(status, field)) for field in status.__struct_fields__}
+    fields |= {"run_state": RunState(status.run_state).name.lower()}
+    return fields | ({} if members is None else {"clients": get_plain_members(members)})
+
+
+async def ask_once(home: Home, with_members: bool, as_json: bool) -> str:
+    """Return the state of a run as text or JSON.
+
+    Raises:
+        BackendError: the home refuses, or could not be reached in time.
+    """
+    status, members = await _ask(home, with_members=with_members)
+    return json.dumps(get_plain_run(status, members), indent=2) if as_json else format_run(status, members)
+
+
+async def _ask(home: Home, *, with_members: bool) -> tuple[RunStatus, Members | None]:
+    """Ask for status and members; there are none if the key may not see them."""
+    status = await home.get_status()
+    if not with_members:
+        return status, None
+    try:
+        return status, await home.get_members()
+    except NotOwner as error:
+        say(f"warning: {error}")
+        return status, None
+
+
+async def watch_until_signal(home: TcpHome, with_members: bool, as_json: bool) -> None:
+    """Show the state of a run again and again until it is finished, or until SIGINT or SIGTERM.
+
+    Raises:
+        BackendError: the home refuses, or could not be reached the first time.
+    """
+    quiet = dataclasses.replace(home, say=lambda _text: None)
+    view = WatchView(Console(sys.stdout), as_json=as_json)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def end() -> None:
+                async for _ in signals:
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(end)
+            await watch_run(quiet, view, with_members=with_members)
+            nursery.cancel_scope.cancel()
+    view.close()
+
+
+class WatchView:
+    """A page that is drawn in place on a terminal; elsewhere each state is printed below the one before."""
+
+    def __init__(self, console: Console, *, as_json: bool = False) -> None:
+        self._console = console
+        self._as_json = as_json
+        self._page: list[str] = []
+
+    def show(self, status: RunStatus, members: Members | None) -> None:
+        """Show a state of the run."""
+        if self._as_json:
+            self._console.print(json.dumps(get_plain_run(status, members)))
+            return
+        self._page = format_run(status, members).splitlines()
+        self._draw(f"at {format_clock(status.now_unix)}; Ctrl-C ends this")
+
+    def show_problem(self, problem: str) -> None:
+        """Show why there is no newer state; the last one stays."""
+        if self._as_json:
+            say(problem)
+        else:
+            self._draw(f"{problem}; trying again, Ctrl-C ends this")
+
+    def _draw(self, last: str) -> None:
+        if not self._console.live:
+            self._console.print("\n".join([*self._page, last, ""]))
+            return
+        rows = max(1, shutil.get_terminal_size().lines - 3)
+        cut = len(self._page) - rows
+        page = self._page if cut <= 0 else [*self._page[:rows], f"... {cut} more lines do not fit on this terminal"]
+        self._console.set_status("\n".join([*page, last]))
+
+    def close(self) -> None:
+        """Leave the last state on the terminal."""
+        self._console.clear_status()
+        if self._console.live and self._page:
+            self._console.print("\n".join(self._page))
+
+
+async def watch_run(home: Home, view: WatchView, *, with_members: bool) -> None:
+    """Show the state of a run every two seconds until it is finished.
+
+    Raises:
+        BackendError: the home refuses, or could not be reached the first time.
+    """
+    has_answered = False
+    while True:
+        try:
+            status, members = await _ask(home, with_members=with_members)
+        except (HandshakeError, RequestRefused):
+            raise
+        except BackendError as error:
+            if not has_answered:
+                raise
+            view.show_problem(str(error))
+        else:
+            has_answered = True
+            view.show(status, members)
+            if status.run_state == RunState.FINISHED:
+                return
+        await trio.sleep(EVERY_S)

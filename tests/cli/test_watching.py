@@ -1,0 +1,149 @@
+"""`psyche run info --watch`: the state of a run in place, through gaps, to its end or Ctrl-C; and as JSON."""
+
+import io
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock
+
+from psyche.backends.tcp.dial import ServerAddress
+from psyche.backends.tcp.owner import TcpHome
+from psyche.cli.helpers import watching
+from psyche.cli.helpers.watching import WatchView, ask_once, format_run, get_plain_run, watch_run, watch_until_signal
+from psyche.core.state.state import RunState
+from psyche.errors import BackendError
+from psyche.telemetry.console import Console
+from psyche.testing.builders import build_identity
+from psyche.wire.backend import MemberInfo, Members, NotOwner, RunStatus
+from psyche.wire.report import SelfReport
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "owner.md"
+KEY = bytes(range(32))
+TRAINING = RunStatus(
+    "my-run", KEY, "psyche", 1_000, 5, RunState.ROUND_TRAIN, 990, False, 2, 7, 61, 161, 2, 3, 1, 2, 2, 4,
+    checkpoint_step=41, checkpoint_sources=("LOCAL /a/long/path/to/the/folder/that/all/share", "LOCAL " + "/path" * 9),
+    loss=2.5, tokens_per_s=9_800.0, reporting=3, failing=1,
+)  # fmt: skip
+FINISHED = msgspec.structs.replace(TRAINING, run_state=RunState.FINISHED, step=161, members=0)
+MEMBERS = Members(
+    1_000,
+    (
+        MemberInfo(KEY, 0, 0, True, SelfReport("ada", "training", "", 2, 7, 61, 2.5, 4_900.0), 3),
+        MemberInfo(KEY[::-1], 1, 1, False, SelfReport("ben", "warmup", error="no disk: " + "x" * 99), 90, True, 95),
+    ),
+)
+
+
+@dataclass
+class FakeHome:
+    """Answers with these states in turn; an error among them is raised."""
+
+    answers: Iterator[RunStatus | BackendError]
+    members: Members | NotOwner = field(default_factory=lambda: MEMBERS)
+    on_ask: Callable[[], object] = lambda: None
+
+    async def get_status(self) -> RunStatus:
+        await trio.lowlevel.checkpoint()
+        self.on_ask()
+        answer = next(self.answers)
+        if isinstance(answer, BackendError):
+            raise answer
+        return answer
+
+    async def get_members(self) -> Members:
+        await trio.lowlevel.checkpoint()
+        if isinstance(self.members, NotOwner):
+            raise self.members
+        return self.members
+
+    async def get_record(self) -> Any:
+        raise AssertionError("nobody asks")
+
+    async def command(self, message: object) -> Any:
+        raise AssertionError("nobody commands")
+
+
+def test_the_page_of_a_run_has_loss_speed_members_and_errors_and_fits_80_columns() -> None:
+    page = format_run(TRAINING, MEMBERS)
+    assert max(map(len, page.splitlines())) <= 80
+    for words in ("run 'my-run': training for 10 s", "epoch 2, round 7, step 61 of 161", "loss 2.500, 9.8k tok/s",
+                  "2 of 3 members healthy", "1 client reports an error", "ada", "dropped, away", "no disk",
+                  ):  # fmt: skip
+        assert words in page
+    assert "--state-dir" in format_run(TRAINING), "the way to the errors"
+    assert "no disk" not in format_run(TRAINING)
+
+
+async def test_watching_redraws_in_place_outlives_gaps_and_ends_with_the_run(autojump_clock: MockClock) -> None:
+    stream = io.StringIO()
+    home = FakeHome(iter([TRAINING, BackendError("server x:1: cannot be reached"), TRAINING, FINISHED]))
+    view = WatchView(Console(stream, live=True))
+    await watch_run(home, view, with_members=True)
+    assert trio.current_time() == pytest.approx(3 * watching.EVERY_S)
+    view.close()
+    drawn = stream.getvalue()
+    assert "server x:1: cannot be reached; trying again" in drawn
+    last = re.split(r"\x1b\[2K", drawn)[-1].strip("\n").splitlines()
+    assert last[0] == "run 'my-run': finished for 10 s", "the last state stays, once"
+    assert "Ctrl-C" not in "".join(last)
+
+
+async def test_a_page_that_is_longer_than_the_terminal_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "10")
+    stream = io.StringIO()
+    crowd = Members(1_000, tuple(MEMBERS.members[0] for _ in range(256)))
+    WatchView(Console(stream, live=True)).show(TRAINING, crowd)
+    assert stream.getvalue().count("\n") == 8
+    assert "more lines do not fit on this terminal" in stream.getvalue()
+
+
+async def test_a_server_that_never_answered_is_an_error(autojump_clock: MockClock) -> None:
+    with pytest.raises(BackendError, match="gave up"):
+        await watch_run(
+            FakeHome(iter([BackendError("gave up")])), WatchView(Console(io.StringIO())), with_members=False
+        )
+
+
+async def test_programs_get_a_line_of_json_for_each_state_with_the_keys_of_the_page(autojump_clock: MockClock) -> None:
+    stream = io.StringIO()
+    home = FakeHome(iter([TRAINING, FINISHED]))
+    await watch_run(home, WatchView(Console(stream, live=False), as_json=True), with_members=True)
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [one["run_state"] for one in told] == ["round_train", "finished"]
+    assert told[0]["loss"] == 2.5
+    assert [one["state"] for one in told[0]["clients"]] == ["healthy", "dropped"]
+    assert json.loads(await ask_once(FakeHome(iter([TRAINING])), with_members=False, as_json=True)) == get_plain_run(
+        TRAINING
+    )
+
+
+async def test_a_key_that_may_not_see_members_sees_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = await ask_once(FakeHome(iter([TRAINING]), NotOwner("not yours")), with_members=True, as_json=False)
+    assert page == format_run(TRAINING)
+    assert capsys.readouterr().err == "warning: not yours\n"
+
+
+async def test_ctrl_c_ends_watching_cleanly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = TcpHome(ServerAddress(host="127.0.0.1", port=1), build_identity("anybody"))
+    fake = FakeHome(iter([TRAINING] * 9), on_ask=lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(TcpHome, "get_status", lambda _: fake.get_status())
+    with trio.fail_after(30):
+        await watch_until_signal(home, with_members=False, as_json=False)
+    assert "run 'my-run': training" in capsys.readouterr().out
+
+
+def test_the_page_on_owning_lists_every_key_of_the_json() -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(get_plain_run(TRAINING, MEMBERS)) <= listed
+    (client, *_) = get_plain_run(TRAINING, MEMBERS)["clients"]
+    assert set(client) | set(client["report"]) <= listed

@@ -500,3 +500,19 @@ def test_the_settings_of_adamw_have_exactly_these_bytes() -> None:
     expected = struct.pack("<IfffBB2xff", OptimizerKind.ADAMW, 0.5, 0.25, 2.0, 0, 1, 0.0, 1.0)
     assert OPTIMIZER.write(optimizer) == expected.ljust(32, b"\0")
     assert OPTIMIZER.read(OPTIMIZER.write(optimizer)) == optimizer
+
+
+def test_a_variant_that_is_too_long_is_refused_beside_a_short_one() -> None:
+    class Kind(IntEnum):
+        SHORT = 0
+        LONG = 1
+
+    @dataclass
+    class Value:
+        kind: Kind = Kind.SHORT
+        first: int = 0
+        second: int = 0
+
+    variants = {Kind.SHORT: (u32("first"),), Kind.LONG: (u32("first"), u32("second"))}
+    with pytest.raises(AssertionError, match="Value: a variant is too long"):
+        TaggedLayout(Value, Kind, 8, variants)

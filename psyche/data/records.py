@@ -128,13 +128,9 @@ def _describe_missing_field(where: str, field: str, names: list[str]) -> str:
 
 
 def _read_parquet(path: Path, field: str) -> Iterator[str | None]:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise DataError(
-            f"{path}: pyarrow, which reads Parquet, is not installed; it is in the `train` extra"
-        ) from error
+    import pyarrow as pa
+    from pyarrow import parquet
+
     try:
         with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ RUNS = {
 }
 NEEDS = {
     "client train": (f"client train --run-id x --server-addr 127.0.0.1:1 --data-dir {WORK}/x", "libp2p"),
+    "data tokenize of Parquet": (f"data tokenize {WORK}/rows.parquet --output {WORK}/rows.bin", "pyarrow"),
     "model init": (f"model init --config {ROOT}/config/demo/model.json --output {WORK}/model", "torch"),
     "train": (f"train --model {ROOT}/config/demo/model.json --data {WORK}/run/data", "torch"),
 }
@@ -36,6 +38,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     """Name of the command -> its exit code and output."""
     folder = tmp_path_factory.mktemp("base")
     (folder / "text.txt").write_text("Plain text, and a little more of it.\n" * 200)
+    (folder / "rows.parquet").write_bytes(b"PAR1")
     (folder / "run" / "data").mkdir(parents=True)
     (folder / "run" / "data" / "train.bin").write_bytes(bytes(20_000))
     dummy = (ROOT / "config" / "dummy" / "run.toml").read_text()
@@ -109,3 +112,16 @@ def test_a_lock_has_all_that_the_package_asks_for(lock: str, extras: list[str]) 
 
 def test_the_packages_that_only_training_needs_are_those_of_its_extra() -> None:
     assert get_names(PROJECT["optional-dependencies"]["train"]) == packages.TRAIN
+
+
+def test_the_wheel_holds_the_package_its_types_and_the_lock(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        names = [name for name in files.namelist() if ".dist-info/" not in name]
+        assert files.read("psyche/requirements/train.lock") == (ROOT / "requirements" / "train.lock").read_bytes()
+    assert {name.partition("/")[0] for name in names} == {"psyche"}
+    assert "psyche/py.typed" in names
+    here = {str(path.relative_to(ROOT)) for path in (ROOT / "psyche").rglob("*.py")}
+    assert here <= set(names)

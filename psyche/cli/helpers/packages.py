@@ -10,7 +10,7 @@ import psyche
 from psyche.errors import ConfigError
 
 TRAIN: Final = frozenset(
-    {"ifaddr", "libp2p", "matplotlib", "multiaddr", "safetensors", "tokenizers", "torch", "transformers"}
+    {"ifaddr", "libp2p", "matplotlib", "multiaddr", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"}
 )
 PACKAGE: Final = Path(psyche.__file__).parent
 LOCK: Final = PACKAGE / "requirements" / "train.lock"  # is in the wheel alone

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 from kits.leftovers import is_alive
+from kits.models import write_model_folder
 
 from psyche.data.corpus import build_demo_corpus
 from psyche.errors import ConfigError, PsycheError
@@ -288,7 +289,7 @@ async def test_a_run_folder_that_holds_something_is_refused(settings: TestnetSet
 async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: Path) -> None:
     config = tmp_path / "config"
     shutil.copytree(CONFIG / "demo", config)
-    (config / "model").mkdir()
+    write_model_folder(config / "model", vocab_size=256, max_position_embeddings=128)
     (config / "standard-library").mkdir(parents=True)
     (config / "standard-library" / "x.bin").write_bytes(bytes(512))
     settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
@@ -334,7 +335,7 @@ async def test_the_demo_s_data_are_made_where_they_are_missing(tmp_path: Path, m
     monkeypatch.setattr(build_demo_corpus, "__defaults__", (100, None))
     config = tmp_path / "config"
     shutil.copytree(CONFIG / "demo", config)
-    (config / "model").mkdir()
+    write_model_folder(config / "model", vocab_size=256, max_position_embeddings=128)
     settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
     prepared = await prepare(settings, print)
     linked = prepared.layout.config / "standard-library"

@@ -154,7 +154,7 @@ def serve(
     ),
 )
 def validate_config(*, state: State, data_config: DataConfig = None) -> None:
-    """Check the configuration of a run, and what is here of its model and data.
+    """Check a run's configuration, model and data.
 
     Says what is wrong, by file, line and key, and what would be right. Exit code 1 where something is wrong; warnings,
     and what cannot run yet, do not count as wrong. Of weights only the headers are read, of tokens at most 256 MiB.

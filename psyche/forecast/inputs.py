@@ -28,7 +28,7 @@ def load_faults(path: Path, clients: int) -> tuple[Fault, ...]:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
     tables = values.pop("fault", [])
     if values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"{path}: {', '.join(values) or 'fault'}: there is nothing but [[fault]] tables in a plan")
+        raise ConfigError(f"{path}: {', '.join(values) or 'fault'}: a plan of faults contains only [[fault]] tables")
     try:
         found = read_faults(tables)
         for number, fault in enumerate(found):
@@ -58,7 +58,7 @@ def find_scenario(text: str) -> Scenario:
         return draw_scenario(int(text))
     path = Path(text)
     if not path.is_file():
-        raise ConfigError(f"--replay {text}: must be a seed (a number), or a scenario's TOML file")
+        raise ConfigError(f"--replay {text}: must be a seed (a number), or the TOML file of a scenario")
     return load_scenario(path)
 
 

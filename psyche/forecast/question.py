@@ -82,8 +82,8 @@ def check_question(question: Question) -> None:
     config, clients = question.config, question.clients
     if clients < config.init_min_clients:
         raise ConfigError(
-            f"{question.run.path}: config.init_min_clients is {config.init_min_clients}, and there are {clients} "
-            "clients: no epoch would ever form -> more --clients, or a lower init_min_clients"
+            f"{question.run.path}: config.init_min_clients is {config.init_min_clients}, but only {clients} "
+            "clients take part, so no epoch could ever form -> raise --clients, or lower init_min_clients"
         )
     if not 1 <= question.rounds <= MOST_ROUNDS:
         raise ConfigError(f"--rounds {question.rounds}: must be from 1 to {MOST_ROUNDS}")

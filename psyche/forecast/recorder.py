@@ -146,7 +146,7 @@ class Recorder:
         if is_dead:
             return ExitCause.DIED, GONE
         if node is not None and any(one.what == DIED and one.t >= self._epoch_since for one in node.notices):
-            return ExitCause.DIED, f"{GONE}, and a new one came"
+            return ExitCause.DIED, "its process died and was started again"
         if lost_s is not None:
             return ExitCause.CUT_OFF, f"was cut off from the server for {lost_s} s"
         return ExitCause.LEFT, "left the epoch"

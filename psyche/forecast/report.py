@@ -36,7 +36,7 @@ def format_question(question: Question) -> str:
         [
             f"{question.run.run_id}: {format_number(question.clients, 'client')} ({population}), seed {question.seed}",
             (
-                f"model of {size} parameters, {work.sequence_tokens} tokens a sample: "
+                f"model of {size} parameters, {work.sequence_tokens} tokens per sample: "
                 f"payloads of {format_bytes(work.payload_bytes)} (size from {work.source})"
             ),
             (
@@ -45,9 +45,9 @@ def format_question(question: Question) -> str:
                 f"max_round_train_time {config.max_round_train_time} s"
             ),
             (
-                "assumed: everybody has the first weights on disk; who comes back and lacks some fetches "
+                "assumed: every client has the first weights on disk; one that comes back and lacks weights fetches "
                 f"{format_bytes(work.weights_bytes) if work.parameters else 'nothing of size'} (float32) from others; "
-                "a line carries its Mbit/s for all transfers together"
+                "all transfers of a machine share its line"
             ),
         ]
     )
@@ -65,7 +65,7 @@ def format_forecast(forecast: Forecast) -> str:
         (
             f"{format_number(len(rounds), 'round')} in {format_seconds(accounts.rounds_s)}, "
             f"{format_number(len({one.epoch for one in rounds}), 'epoch')}; "
-            f"before them {format_seconds(accounts.before_s)} of start and Warmup"
+            f"after {format_seconds(accounts.before_s)} of start-up and Warmup"
         ),
         *_format_members(forecast),
         "",
@@ -114,7 +114,7 @@ def _format_voids(accounts: Accounts) -> list[str]:
     """List the heights of rounds without any applied result."""
     void = [str(one.height) for one in accounts.data_rounds if one.is_void]
     named = ", ".join(void[:SHOWN]) + (f" and {len(void) - SHOWN} more" if len(void) > SHOWN else "")
-    return [f"void rounds            {len(void)} (nothing of them was applied: height {named})"] if void else []
+    return [f"void rounds            {len(void)} (no result of them was applied: height {named})"] if void else []
 
 
 def _format_bounds(forecast: Forecast) -> str:
@@ -215,8 +215,8 @@ def format_defects(forecast: Forecast) -> str:
     if not found:
         return ""
     head = (
-        "A DEFECT of the program. Please report it, with this command and its run.toml, profile and plan of faults "
-        f"(seed {forecast.question.seed}), and with these last events:"
+        "This is a DEFECT of the program. Please report it, with this command and its run.toml, profile and plan of "
+        f"faults (seed {forecast.question.seed}), and with these last events:"
     )
     return "\n".join([head, *outcome.last, *(f"violated {one}" for one in found)])
 

@@ -119,7 +119,7 @@ def _iter_settings(forecast: Forecast) -> Iterator[Idea]:
     if config.rounds_per_epoch and inside < 0.9 * forecast.outcome.simulated_s and len(get_epochs(forecast)) > 1:
         longer = 4 * config.rounds_per_epoch
         text = f"rounds_per_epoch = {longer} instead of {config.rounds_per_epoch}"
-        yield _change(question, text, "who comes late waits longer", rounds_per_epoch=longer)
+        yield _change(question, text, "latecomers wait longer", rounds_per_epoch=longer)
     doubled = 2 * config.global_batch_size_end
     if forecast.accounts.shares[What.TRAIN] < GOOD_SHARE and doubled <= LIMITS["global_batch_size_end"]:
         yield _idea_of_batch(forecast, doubled)
@@ -160,7 +160,7 @@ def _iter_sizes(forecast: Forecast, rebuild: Callable[[int], Workload]) -> Itera
     topk = forecast.question.run.model.optimizer.compression_topk
     if forecast.accounts.shares[What.TRANSFER] > 1 - GOOD_SHARE and topk > 1:
         question = replace(forecast.question, workload=rebuild(topk // 2))
-        yield Idea(f"compression_topk = {topk // 2} instead of {topk}", question, "each round then tells less")
+        yield Idea(f"compression_topk = {topk // 2} instead of {topk}", question, "each update then carries less")
 
 
 def check_ideas(before: Forecast, ideas: list[Idea], *, answer: Answer = play) -> list[Suggestion]:
@@ -178,11 +178,17 @@ def format_suggestions(tried: int, found: Sequence[Suggestion], transient: str) 
     """Describe the changes that helped, better ones before trade-offs."""
     head = f"{format_number(tried, 'change')} tried"
     better, traded = ([one for one in found if one.verdict is verdict] for verdict in ChangeVerdict)
-    lines = [f"{head}, better were:" if better else f"{head}, none was better", *(f"  {one.text}" for one in better)]
+    lines = [
+        f"{head}; these were better:" if better else f"{head}; none was better",
+        *(f"  {one.text}" for one in better),
+    ]
     if traded:
-        lines += ["trade-offs: less is lost, and tokens come slower:", *(f"  {one.text}" for one in traded)]
+        lines += [
+            "trade-offs: fewer samples are lost, but tokens come more slowly:",
+            *(f"  {one.text}" for one in traded),
+        ]
     if found:
-        lines.append("tokens/s here are those of the later half of the rounds")
+        lines.append("tokens/s are those of the second half of the rounds")
     return "\n".join([*lines, *([f"these figures may change; {transient}"] if found and transient else ())])
 
 

@@ -71,9 +71,7 @@ def compute_payload_bytes(shapes: Shapes, optimizer: Optimizer) -> int:
         ConfigError: the optimizer sends no payloads.
     """
     if optimizer.kind is not OptimizerKind.DISTRO:
-        raise ConfigError(
-            f"model.LLM.optimizer: {optimizer.kind.name} sends no payloads; what can be simulated is Distro"
-        )
+        raise ConfigError(f"model.LLM.optimizer: {optimizer.kind.name} sends no payloads; only Distro can be simulated")
     plan = compute_plan(
         shapes, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
     )
@@ -95,7 +93,7 @@ def compute_workload(run: LoadedRun, *, parameters: int = 0, model_config: Path 
         parameters = parameters or run.metadata.num_parameters
         if not parameters:
             raise ConfigError(
-                f"{run.path}: nothing says how large the model is: there is no {' or '.join(CONFIG_NAMES)} beside it "
+                f"{run.path}: the size of the model is not known: there is no {' or '.join(CONFIG_NAMES)} beside it "
                 "or in its checkpoint's folder -> --model config.json, or --parameters 1e9, or metadata.num_parameters"
             )
         shapes, source = compute_even_shapes(parameters, run.model.optimizer.compression_chunk), "parameters alone"

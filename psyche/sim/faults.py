@@ -434,11 +434,11 @@ def read_fault(values: Mapping[str, Any]) -> Fault:
     cls = KINDS.get(str(values.get("kind")))
     if cls is None:
         said = f"kind {values['kind']!r} is unknown" if "kind" in values else "kind is missing"
-        raise ConfigError(f"{said}; there are {', '.join(KINDS)}")
+        raise ConfigError(f"{said}; known are {', '.join(KINDS)}")
     known = {field.name for field in fields(cls)}
     given = {name: _freeze(value) for name, value in values.items() if name != "kind"}
     if unknown := sorted(set(given) - known):
-        raise ConfigError(f"{', '.join(unknown)} is unknown in a {cls.kind}; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"{', '.join(unknown)} is unknown in a {cls.kind}; known are {', '.join(sorted(known))}")
     return cls(**given)
 
 

@@ -83,7 +83,7 @@ class StallDetector:
         if self.given_up >= GIVEN_UP:
             self.obstacle = f"{format_number(self.given_up, 'epoch')} in a row came to nothing"
         elif now - self._since_s > self._patience_s:
-            self.obstacle = f"no step was gained for {format_seconds(now - self._since_s)}"
+            self.obstacle = f"no step was completed for {format_seconds(now - self._since_s)}"
 
     def _is_disturbed(self) -> bool:
         return any(fault.for_s and fault in self._planned for fault in self._world.under_way)

@@ -289,7 +289,9 @@ class SimTrainer:
                 )
         forgotten = sorted(one for one in self._sent if not request.height - LATEST_OUTCOME <= one < request.height)
         if forgotten:
-            self.complaints.append(f"round {request.height}: never told of the results of {forgotten}")
+            self.complaints.append(
+                f"round {request.height}: the trainer was never told what became of its results of {forgotten}"
+            )
 
     def _retell(self, request: TrainRequest) -> None:
         """A cancelled batch undoes everything, also the outcomes that it was told (A4)."""

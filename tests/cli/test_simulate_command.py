@@ -102,7 +102,7 @@ def test_suggestions_are_played_and_printed(profile: Path, tmp_path: Path) -> No
     figures = tmp_path / "f.json"
     result = run(*BASE, "--profile", profile, "--json", figures)
     assert result.exit_code == 0, result.output
-    assert re.search(r"\n\d changes? tried, (better were:|none was better)", result.output)
+    assert re.search(r"\n\d changes? tried; (these were better:|none was better)", result.output)
     for one in json.loads(figures.read_text())["suggestions"]:
         assert f"  {one['change']}: tokens/s" in result.output
         assert one["verdict"] in ("better", "trade-off")
@@ -158,7 +158,7 @@ def test_bytes_are_shown_where_nothing_else_is_said() -> None:
         (("--faults", "missing.toml"), "missing.toml: cannot be read"),
         (("--picture", "run.svg"), "must end in .png"),
         (("--json", "no/such/f.json"), "there is no folder"),
-        (("--clients", "1"), "config.init_min_clients is 2, and there are 1 clients"),
+        (("--clients", "1"), "config.init_min_clients is 2, but only 1 clients"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_played(change: tuple[str, str], told: str, profile: Path) -> None:
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_told_before_anything_is_played(change: tuple[str, str]
 def test_what_cannot_be_replayed_is_told(tmp_path: Path) -> None:
     result = run("simulate", "--replay", "nothing")
     assert result.exit_code == 1
-    assert "must be a seed (a number), or a scenario's TOML file" in result.output
+    assert "must be a seed (a number), or the TOML file of a scenario" in result.output
     path = tmp_path / "scenario.toml"
     path.write_text("[[byzantine]]\nwho = 99\nkind = 'replay'\n")
     result = run("simulate", "--replay", path)
@@ -247,7 +247,7 @@ def test_what_a_plan_has_for_later_than_the_end_is_told(profile: Path, tmp_path:
     plan.write_text(f"{table}2.0\n{table}5000.0\n")
     result = run(*BASE, "--profile", profile, "--no-suggestions", "--faults", plan)
     assert result.exit_code == 0, result.output
-    assert re.search(r"\nfault\[1\], kill at 5000 s, never happened: all was over after \d+ s\n", result.output)
+    assert re.search(r"\nfault\[1\], kill at 5000 s, never happened: the simulation ended after \d+ s\n", result.output)
     assert "fault[0]" not in result.output
 
 
@@ -262,7 +262,7 @@ def test_a_run_that_is_shorter_than_what_is_played_is_told(profile: Path, tmp_pa
     text = (ROOT / "config" / "dummy" / "run.toml").read_text()
     (tmp_path / "run.toml").write_text(re.sub(r"total_steps = \d+", "total_steps = 1", text, count=1))
     result = run(*BASE, "--profile", profile, "--no-suggestions", "--rounds", "2", "--state", tmp_path)
-    assert "the run itself would end sooner: its total_steps is 1, 2 rounds are played\n" in result.output
+    assert "the real run ends sooner: its total_steps is 1, but 2 rounds are simulated\n" in result.output
 
 
 def test_a_plan_that_is_no_text_is_named_once(profile: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_what_the_page_says_of_its_example_holds(outputs: dict[str, str]) -> Non
         assert part in TEXT, part
     assert "\nnot settled; play more rounds: members were still leaving\n" in answer
     assert "max_round_train_time = 43" not in answer, "slower for ever than a run that drops the laptops"
-    tried = re.search(r"\d changes tried, better were:", answer)
+    tried = re.search(r"\d changes tried; these were better:", answer)
     assert tried is not None
     assert tried[0] in TEXT
 

@@ -83,7 +83,7 @@ def test_the_time_of_the_rounds_is_told_apart_from_start_and_warmup(even: Foreca
     first = format_forecast(even).splitlines()[0]
     assert first == (
         f"4 rounds in {format_seconds(accounts.rounds_s)}, 1 epoch; "
-        f"before them {format_seconds(accounts.before_s)} of start and Warmup"
+        f"after {format_seconds(accounts.before_s)} of start-up and Warmup"
     )
     assert build_json(even)["rounds_s"] == accounts.rounds_s
 
@@ -187,7 +187,7 @@ def test_payloads_that_never_arrive_are_what_rounds_wait_for_and_the_answer_says
     assert (second.bound.kind, second.is_void) == ("transfer", True)
     text = format_forecast(stuck)
     assert text.startswith("THE RUN LEARNS NOTHING: 0 tokens per second")
-    assert "void rounds            2 (nothing of them was applied: height 0, 1)" in text
+    assert "void rounds            2 (no result of them was applied: height 0, 1)" in text
     found = build_json(stuck)
     assert found["came_to_nothing"]
     assert [one["void"] for one in found["rounds"]][:2] == [True, True]
@@ -415,7 +415,7 @@ def test_each_idea_has_its_reason(even: Forecast, uneven: Forecast) -> None:
 
 def test_more_members_than_there_are_clients_are_refused() -> None:
     question = build_question((build_machines(), 4), init_min_clients=5)
-    with pytest.raises(ConfigError, match=r"config.init_min_clients is 5, and there are 4 clients"):
+    with pytest.raises(ConfigError, match=r"config.init_min_clients is 5, but only 4 clients"):
         play(question)
 
 
@@ -469,15 +469,18 @@ def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:
         ("[fault]\nkind = 'kill'", "fault: there is nothing but"),
         ("x = 1", "x: there is nothing but"),
         ("fault = [3]", "fault: there is nothing but"),
-        ('[[fault]]\nkind = "flood"', r"fault\[0\]: kind 'flood' is unknown; there are kill"),
+        ('[[fault]]\nkind = "flood"', r"fault\[0\]: kind 'flood' is unknown; known are kill"),
         ('[[fault]]\nkind = "kill"\nwhom = ["a"]', r"fault\[0\]: .*whom is unknown"),
-        ('[[fault]]\nkind = "kill"\nwho = ["client-4"]', r"'client-4' is no machine: server, client-0 to client-3"),
-        ('[[fault]]\nkind = "partition"\nfor_s = 1\ngroups = [["client-0"], ["me"]]', "'me' is no machine"),
+        (
+            '[[fault]]\nkind = "kill"\nwho = ["client-4"]',
+            r"'client-4' is not a machine; write server, client-0 to client-3",
+        ),
+        ('[[fault]]\nkind = "partition"\nfor_s = 1\ngroups = [["client-0"], ["me"]]', "'me' is not a machine"),
         ('[[fault]]\nkind = "kill"\nwho = ["server"]\nat_s = -1', "at_s is -1, must be a number of seconds"),
         ('[[fault]]\nkind = "kill"\nwho = ["server"]\nat_s = "soon"', "at_s is 'soon'"),
-        ('[[fault]]\nkind = "bit_flip"\nwho = ["server"]', r"fault\[0\]: who: a bit_flip befalls clients"),
-        ('[[fault]]\nwho = ["server"]', r"plan.toml: fault\[0\]: kind is missing; there are kill"),
-        ('[[fault]]\nkind = "kill"\nwho = ["random:5"]', "who: 'random:5' is more than there are: random:4 are all"),
+        ('[[fault]]\nkind = "bit_flip"\nwho = ["server"]', r"fault\[0\]: who: a bit_flip can hit clients only"),
+        ('[[fault]]\nwho = ["server"]', r"plan.toml: fault\[0\]: kind is missing; known are kill"),
+        ('[[fault]]\nkind = "kill"\nwho = ["random:5"]', "who: 'random:5' asks for too many: there are only 4"),
         ('[[fault]]\nkind = "degrade"\nwho = ["all"]\nfor_s = 1', r"fault\[0\]: latency_s, .*: one must be above 0"),
         (
             '[[fault]]\nkind = "degrade"\nwho = ["all"]\nfor_s = 1\nloss = 0.5\nup = false\ndown = false',

@@ -19,7 +19,7 @@ def test_a_run_whose_members_are_all_gone_for_good_ends_soon_and_says_what_it_la
     forecast = play(question)
     assert forecast.stood_still
     assert forecast.outcome.simulated_s < 3 * HOUR_S
-    assert "no step was gained for " in forecast.obstacle
+    assert "no step was completed for " in forecast.obstacle
     assert "an epoch needs 4 clients, 0 were there" in format_forecast(forecast)
 
 

@@ -63,13 +63,13 @@ def test_a_trade_off_is_called_one_with_both_figures_and_stands_last(uneven: For
     found = suggest.check_ideas(base, [idea, replace(idea, text="batch = 3")], answer=lambda _: next(answers))
     assert [one.verdict for one in found] == [ChangeVerdict.BETTER, ChangeVerdict.TRADE_OFF]
     lines = format_suggestions(2, found, "").splitlines()
-    assert lines[0] == "2 changes tried, better were:"
+    assert lines[0] == "2 changes tried; these were better:"
     assert lines[1].startswith("  batch = 3: tokens/s ")
-    assert lines[2] == "trade-offs: less is lost, and tokens come slower:"
+    assert lines[2] == "trade-offs: fewer samples are lost, but tokens come more slowly:"
     assert lines[3].startswith("  limit = 2: tokens/s ")
     assert "samples lost " in lines[3]
     only = format_suggestions(1, [Suggestion(idea, base, base, ChangeVerdict.TRADE_OFF)], "play more rounds")
-    assert only.startswith("1 change tried, none was better\ntrade-offs")
+    assert only.startswith("1 change tried; none was better\ntrade-offs")
     assert only.endswith("these figures may change; play more rounds")
 
 

@@ -74,7 +74,7 @@ def test_the_size_comes_from_what_is_named_else_from_beside_the_run_else_from_it
 
 
 def test_a_run_that_does_not_say_how_large_its_model_is_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"nothing says how large the model is.*--parameters 1e9"):
+    with pytest.raises(ConfigError, match=r"the size of the model is not known.*--parameters 1e9"):
         compute_workload(load_run(RUN))
 
 

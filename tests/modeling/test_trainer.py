@@ -158,7 +158,7 @@ def test_gradients_are_clipped_by_their_global_norm(tiny_model: Path) -> None:
         (bytes(8), 1, 3, "8 bytes for 1 x 3"),
         (b"", 0, 4, "0 samples of 4"),
         (bytes(4), 1, 1, "1 samples of 1"),
-        (np.array([1, 2, 64, 3], "<u4").tobytes(), 2, 2, "token id 64 at sample 1, position 0: vocabulary is 64"),
+        (np.array([1, 2, 64, 3], "<u4").tobytes(), 2, 2, "token id 64 at sample 1, position 0: the vocabulary has 64"),
     ],
 )
 def test_tokens_that_do_not_fit_are_refused(raw: bytes, samples: int, length: int, text: str) -> None:

@@ -191,7 +191,7 @@ async def test_a_child_that_cannot_start_is_reported_with_its_own_words(tmp_path
     trainer = TrainerProcess(environment={VARIABLE: "sneeze@1"}, log_path=log)
     with pytest.raises(TrainerFailure, match=r"crashed during start.*exit status 1") as caught:
         await trainer.start()
-    assert "'sneeze@1' is not kind" in str(caught.value)
+    assert "'sneeze@1' must have the form kind" in str(caught.value)
 
 
 def test_the_parent_imports_no_torch() -> None:

@@ -110,7 +110,7 @@ def test_a_result_whose_fate_is_never_told_is_reported() -> None:
     with pytest.MonkeyPatch.context() as patch:
         violations = simulate(build(), prepare=forget).violations
     assert {violation.name for violation in violations} == {"R8"}
-    assert "never told of the results of [1]" in violations[0].found
+    assert "never told what became of its results of [1]" in violations[0].found
 
 
 def test_what_a_former_life_complained_of_is_not_forgotten() -> None:

@@ -156,9 +156,7 @@ def test_an_error_that_ends_a_simulation_says_what_a_violation_says(
     scenario = build(faults=(Kill(at_s=9.0, who=("client-1",), for_s=2.0),), total_steps=4)
     monkeypatch.setattr(soak, "draw_scenario", lambda seed: scenario.with_origin(f"--seed {seed}"))
     text = soak.play_seed(9).failure
-    assert text.startswith(
-        "seed 1: the simulation itself ended with ZeroDivisionError('on purpose')\nreplay: --seed 9\n"
-    )
+    assert text.startswith("seed 1: the simulation itself failed: ZeroDivisionError('on purpose')\nreplay: --seed 9\n")
     lines = text.splitlines()
     assert len([line for line in lines if line[:12].strip().replace(".", "").isdigit()]) == 50
     assert lines[-1] == "ZeroDivisionError: on purpose"
@@ -190,6 +188,4 @@ def test_an_error_in_a_world_that_cannot_be_drawn_has_its_seed(monkeypatch: pyte
     soak = load("soak")
     monkeypatch.setattr(soak, "draw_scenario", {}.__getitem__)
     text = soak.play_seed(9).failure
-    assert text.startswith(
-        "seed 9: the simulation itself ended with KeyError(9)\nreplay: python scripts/soak.py --seed 9"
-    )
+    assert text.startswith("seed 9: the simulation itself failed: KeyError(9)\nreplay: python scripts/soak.py --seed 9")

@@ -34,9 +34,11 @@ TRACE_EXAMPLES = (
     "psyche trace runs/demo-20261121-160920/events --summary --picture run.png",
 )
 
-Nodes = Annotated[list[str] | None, typer.Option("--node", help="Only this node, as in client-*; may be repeated.")]
+Nodes = Annotated[
+    list[str] | None, typer.Option("--node", help="Only events of this node, for example client-*; may be repeated.")
+]
 Kinds = Annotated[
-    list[str] | None, typer.Option("--kind", help="Only this kind of event, as in state_*; may be repeated.")
+    list[str] | None, typer.Option("--kind", help="Only this kind of event, for example state_*; may be repeated.")
 ]
 From = Annotated[float, typer.Option("--from", min=0, help="Only from this second on; the first event is at 0.")]
 To = Annotated[float | None, typer.Option("--to", min=0, help="Only up to this second.")]
@@ -72,16 +74,16 @@ def simulate(
     rounds: Annotated[
         int,
         typer.Option(
-            help="How many rounds are played, up to 100000; of 16 clients one takes about a second, of 64 about 25."
+            help="Rounds to simulate, at most 100000. A round of 16 clients takes about a second, of 64 about 25."
         ),
     ] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices; the same seed gives the same run.")] = 0,
     parameters: Annotated[
-        str, typer.Option(help="Parameters of the model, as in 1e9, if no config.json is beside the run.")
+        str, typer.Option(help="Parameters of the model, for example 1e9, if the run has no config.json.")
     ] = "",
     model: Annotated[Path | None, typer.Option(help="The model's config.json, if it is elsewhere.")] = None,
     no_suggestions: Annotated[
-        bool, typer.Option("--no-suggestions", help="Do not look for better settings: takes a fifth of the time.")
+        bool, typer.Option("--no-suggestions", help="Do not try other settings; takes a fifth of the time.")
     ] = False,
     picture: Picture = None,
     json_file: Json = None,
@@ -89,8 +91,8 @@ def simulate(
     replay: Annotated[
         str | None,
         typer.Option(
-            help="Instead: play a seed of the project's own tests, or a scenario's TOML file, step by step. None "
-            "of the options above apply to it; those below apply to it alone."
+            help="Instead of a forecast: play a seed of the project's own tests, or a scenario's TOML file, and show "
+            "its events. The options above have no effect on it; those below apply to it alone."
         ),
     ] = None,
     node: Nodes = None,
@@ -102,9 +104,9 @@ def simulate(
 ) -> None:
     """Play a run in simulated time, before it begins.
 
-    The real clients and the real server run; only training, lines and disks are made up, with the times of your
-    machines and the payload sizes of your model. Tells how long rounds take and what they wait for, what is lost and
-    who is dropped, and proposes settings that were better when they were tried.
+    The real clients and the real server run; only training, lines and disks are simulated, with the times of
+    your machines and the payload sizes of your model. Shows how long rounds take and what they wait for, what
+    is lost and who is dropped, and proposes settings that were better when they were tried.
 
     Exit code 1 where the run would stand still or learn nothing, where the replayed scenario breaks a promise, and
     after any error, which is a line on stderr; 2 for options that do not exist; 130 after Ctrl-C, 143 after SIGTERM.
@@ -224,7 +226,7 @@ def describe_length(question: "Question") -> list[str]:
     total = question.config.total_steps
     if total > question.rounds:
         return []
-    return [f"the run itself would end sooner: its total_steps is {total}, {question.rounds} rounds are played"]
+    return [f"the real run ends sooner: its total_steps is {total}, but {question.rounds} rounds are simulated"]
 
 
 def find_remarks(forecast: "Forecast") -> list[str]:
@@ -238,7 +240,9 @@ def find_remarks(forecast: "Forecast") -> list[str]:
     end = format_seconds(forecast.outcome.simulated_s)
     for number, fault in enumerate(forecast.question.faults):
         if any(fault is one for one in forecast.missed):
-            found.append(f"fault[{number}], {fault.kind} at {fault.at_s:g} s, never happened: all was over after {end}")
+            found.append(
+                f"fault[{number}], {fault.kind} at {fault.at_s:g} s, never happened: the simulation ended after {end}"
+            )
     return found
 
 
@@ -392,7 +396,7 @@ def trace(
     height: Height = None,
     all_kinds: AllKinds = False,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Instead of events: where the time of the run's rounds went.")
+        bool, typer.Option("--summary", help="Show where the time of the run's rounds went, instead of events.")
     ] = False,
     picture: Picture = None,
     json_file: Json = None,

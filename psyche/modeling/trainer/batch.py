@@ -49,13 +49,17 @@ def decode_tokens(raw: bytes, samples: int, sequence_length: int, vocab_size: in
         TrainerError: the length does not fit, or an id is outside the vocabulary (named with its place).
     """
     if samples < 1 or sequence_length < MIN_SEQUENCE_LENGTH:
-        raise TrainerError(f"batch: {samples} samples of {sequence_length} tokens; needs 1 of at least 2")
+        raise TrainerError(
+            f"batch: {samples} samples of {sequence_length} tokens, must be at least 1 sample of 2 tokens"
+        )
     if len(raw) != 4 * samples * sequence_length:
         raise TrainerError(f"batch: {len(raw)} bytes for {samples} x {sequence_length} token ids of 4 bytes")
     ids = np.frombuffer(raw, dtype="<u4").astype(np.int64).reshape(samples, sequence_length)
     if (largest := int(ids.max())) >= vocab_size:
         row, column = divmod(int(ids.argmax()), sequence_length)
-        raise TrainerError(f"batch: token id {largest} at sample {row}, position {column}: vocabulary is {vocab_size}")
+        raise TrainerError(
+            f"batch: token id {largest} at sample {row}, position {column}: the vocabulary has {vocab_size}"
+        )
     return torch.from_numpy(ids)
 
 

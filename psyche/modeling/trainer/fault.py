@@ -44,7 +44,7 @@ class FaultInjector:
         for part in filter(None, text.split(",")):
             match = _FAULT.fullmatch(part.strip())
             if match is None:
-                raise ConfigError(f"{VARIABLE}: {part!r} is not kind[:operation]@call[xtimes]")
+                raise ConfigError(f"{VARIABLE}: {part!r} must have the form kind[:operation]@call[xtimes]")
             kind, operation, call, times = match.groups()
             self._faults.append(_Fault(kind, operation or "train", int(call), int(times or 1)))
 
@@ -69,4 +69,4 @@ class FaultInjector:
             os._exit(CRASH_STATUS)
         while kind == "hang":
             time.sleep(3600)
-        raise MemoryError("asked for by the environment")
+        raise MemoryError(f"requested by {VARIABLE}")

@@ -61,7 +61,7 @@ class TrainerHost:
             raw, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
             request = msgspec.json.decode(raw, type=Spawn)
         except (OSError, *UNREADABLE) as error:
-            print(f"trainer host: a request was not understood: {error}", file=sys.stderr)  # noqa: T201 - its log
+            print(f"trainer host: cannot read a request: {error}", file=sys.stderr)  # noqa: T201 - its log
             connection.close()
             return
         if len(descriptors) != 2:

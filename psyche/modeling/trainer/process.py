@@ -91,7 +91,7 @@ async def _wait(process: Process) -> None:
 
 def _describe_status(status: int | None) -> str:
     if status is None:
-        return "it does not end"
+        return "still running after SIGKILL"
     if status >= 0:
         return f"exit status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
@@ -296,9 +296,9 @@ class TrainerProcess:
         try:
             started = decode_to_parent(await child.stream.receive(self._watchdog.limits.start_s))
             if not isinstance(started, ChildStarted):
-                raise WireError(f"trainer: said {type(started).__name__} before ChildStarted")
+                raise WireError(f"trainer: sent {type(started).__name__} before ChildStarted")
         except FrameTimeout:
-            await self._fail(FailureKind.HUNG, "start", f"not up within {self._watchdog.limits.start_s:.0f} s")
+            await self._fail(FailureKind.HUNG, "start", f"did not start within {self._watchdog.limits.start_s:.0f} s")
         except (ConnectionLost, WireError) as error:
             await self._fail(FailureKind.CRASHED, "start", str(error))
         except trio.Cancelled:

@@ -172,7 +172,7 @@ class Accuse(ByzantineProgram):
         record = host.find_record(host.get_state().current.height - 1)
         signed = list(record.signed.get(member, {}).values()) if record is not None else []
         if len(signed) != 1:
-            raise BackendError("there is nothing to report: it signed nothing, or two results indeed")
+            raise BackendError("nothing to report: the member signed no result, or really signed two")
         message = decode_gossip(signed[0])
         other = replace(message, body=build_result(message.body, train_count=STRANGE_COUNT))
         report = ReportEquivocation(message.epoch, message.height, member)

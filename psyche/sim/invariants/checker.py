@@ -267,7 +267,7 @@ class Invariants:
     def check_event(self, node: str, event: kinds.Event) -> None:
         """Check one event of any machine."""
         if isinstance(event, kinds.Crashed | kinds.ServerDefect):
-            self.fail("no defects", "no process dies of an error of ours", f"{node}: {event.error}")
+            self.fail("no defects", "no process dies of a defect of the program", f"{node}: {event.error}")
         host = self._hosts.get(node)
         if host is None or not host.is_honest:
             return

@@ -64,7 +64,7 @@ def _check_field(name: str, kind: object, value: Any) -> None:
     elif kind is bool:
         _require(isinstance(value, bool), name, value, "true or false")
     elif kind is str:
-        _require(isinstance(value, str), name, value, "a text")
+        _require(isinstance(value, str), name, value, "a string")
     elif kind == NAMES:
         _require(_is_names(value), name, value, 'a list of machines, as in ["client-0"]')
     elif kind == GROUPS:
@@ -113,22 +113,22 @@ def check_fault(fault: Fault, clients: int) -> None:
     for field, names in (("who", getattr(fault, "who", ())), ("groups", [one for group in groups for one in group])):
         _check_machines(field, names, clients)
         if "server" in names and not isinstance(fault, SERVERS_TOO):
-            raise ConfigError(f"{field}: a {fault.kind} befalls clients, not the server")
+            raise ConfigError(f"{field}: a {fault.kind} can hit clients only, not the server")
     if isinstance(fault, LostAnswer):
         _require(fault.what in ANSWERED, "what", fault.what, f"one of {', '.join(ANSWERED)}")
     if isinstance(fault, LASTING):
-        _require(fault.for_s > 0, "for_s", fault.for_s, f"above 0: a {fault.kind} of no time does nothing")
+        _require(fault.for_s > 0, "for_s", fault.for_s, f"above 0: a {fault.kind} of 0 s has no effect")
     if isinstance(fault, Degrade):
         _check_degrade(fault)
     if isinstance(fault, ClockJump):
-        _require(fault.offset_s, "offset_s", fault.offset_s, "another number than 0: the clock would not jump")
+        _require(fault.offset_s, "offset_s", fault.offset_s, "a number other than 0, or the clock does not jump")
 
 
 def _check_degrade(fault: Degrade) -> None:
     if not any(getattr(fault, name) for name in WORSE):
-        raise ConfigError(f"{', '.join(WORSE)}: one must be above 0, or nothing is degraded")
+        raise ConfigError(f"{', '.join(WORSE)}: at least one must be above 0, or the fault has no effect")
     if not fault.up and not fault.down:
-        raise ConfigError("up, down: one must be true, or no line is degraded")
+        raise ConfigError("up, down: at least one must be true, or the fault has no effect")
 
 
 def _check_machines(field: str, names: Iterable[str], clients: int) -> None:
@@ -136,9 +136,11 @@ def _check_machines(field: str, names: Iterable[str], clients: int) -> None:
         found = MACHINES.fullmatch(name)
         if found is None or (found[1] and int(found[1]) >= clients):
             known = "client-0" if clients == 1 else f"client-0 to client-{clients - 1}"
-            raise ConfigError(f"{field}: {name!r} is no machine: server, {known}, random:N, witnesses, trainers or all")
+            raise ConfigError(
+                f"{field}: {name!r} is not a machine; write server, {known}, random:N, witnesses, trainers or all"
+            )
         if name.startswith("random:") and int(name.removeprefix("random:")) > clients:
-            raise ConfigError(f"{field}: {name!r} is more than there are: random:{clients} are all clients")
+            raise ConfigError(f"{field}: {name!r} asks for too many: there are only {clients} clients")
 
 
 def check_scenario(scenario: Scenario) -> None:
@@ -203,7 +205,7 @@ def _check_config(scenario: Scenario) -> None:
     kinds = {field.name: field.type for field in fields(Config)}
     for name, value in given.items():
         if name not in kinds:
-            raise ConfigError(f"{name} is unknown; there are {', '.join(sorted(kinds))}")
+            raise ConfigError(f"{name}: unknown key; known are {', '.join(sorted(kinds))}")
         _check_field(name, kinds[name], value)
     config = build_run_config(scenario)
     try:
@@ -212,6 +214,6 @@ def _check_config(scenario: Scenario) -> None:
         raise ConfigError(str(error)) from error
     if scenario.must_advance and config.init_min_clients > scenario.clients:
         raise ConfigError(
-            f"init_min_clients is {config.init_min_clients}, and there are {scenario.clients} clients: "
-            "no epoch would ever form"
+            f"init_min_clients is {config.init_min_clients}, but the scenario has only {scenario.clients} clients, "
+            "so no epoch could ever form; lower it, or add clients"
         )

@@ -62,16 +62,16 @@ def _read_class(values: Mapping[str, Any]) -> MachineClass:
 def _read_byzantine(values: Mapping[str, Any]) -> ByzantineMember:
     found = _build(ByzantineMember, values)
     if found.kind not in tuple(KINDS):
-        raise ConfigError(f"byzantine: kind {found.kind!r} is unknown; there are {', '.join(KINDS)}")
+        raise ConfigError(f"byzantine: kind {found.kind!r} is unknown; known are {', '.join(KINDS)}")
     return found
 
 
 def _build(cls: type[Any], values: Any) -> Any:
     known = {field.name for field in dataclasses.fields(cls) if field.init}
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{cls.__name__}: {values!r} is no table; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"{cls.__name__}: {values!r} is not a table; its keys are {', '.join(sorted(known))}")
     if unknown := sorted(set(values) - known):
-        raise ConfigError(f"{cls.__name__}: {', '.join(unknown)} is unknown; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"{cls.__name__}: {', '.join(unknown)} is unknown; known are {', '.join(sorted(known))}")
     try:
         return cls(**values)
     except TypeError as error:

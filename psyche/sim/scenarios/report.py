@@ -18,7 +18,7 @@ def describe_replay(scenario: Scenario) -> list[str]:
         return [f"replay: {scenario.origin}"]
     plan = write_scenario(scenario)
     if not _is_whole(plan, scenario):
-        return ["replay: no plan says all of this scenario; it can only be played by the code that made it"]
+        return ["replay: a plan cannot express all of this scenario; only the code that built it can play it again"]
     return [
         "replay: save what follows as plan.toml, then python scripts/soak.py --plan plan.toml",
         "# plan.toml begins",
@@ -30,7 +30,7 @@ def describe_replay(scenario: Scenario) -> list[str]:
 def describe_crash(scenario: Scenario, error: BaseException, last: Sequence[str]) -> str:
     """Describe a simulation that an exception ended, with the last events before it."""
     cause = find_cause(error)
-    head = f"{scenario.name} seed {scenario.seed}: the simulation itself ended with {cause!r}".lstrip()
+    head = f"{scenario.name} seed {scenario.seed}: the simulation itself failed: {cause!r}".lstrip()
     lines = "".join(traceback.format_exception(cause)).splitlines()
     return "\n".join([head, *describe_replay(scenario), *last, *lines[-TRACEBACK_LINES:]])
 

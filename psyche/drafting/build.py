@@ -157,7 +157,9 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
         size_bytes = get_token_size_bytes(draft.tokenizer)
     if data.texts and draft.is_prepared:
         output = scratch / DATA_FOLDER / TOKENS_NAME
-        tokens = tokenize(data.texts, output, tokenizer=draft.tokenizer, progress=progress).train.tokens
+        tokens = tokenize(
+            data.texts, output, tokenizer=draft.tokenizer, field=data.field, progress=progress
+        ).train.tokens
     text = write_data_file(_get_data_folder(draft), size_bytes, model.sequence_tokens, secrets.token_hex(32))
     (scratch / DATA_FILE).write_text(text, encoding="utf-8")
     if model.size is not None:

@@ -8,6 +8,7 @@ from typing import Final
 from psyche.config.load import load_data
 from psyche.data.corpus import find_library_sources
 from psyche.data.files import SUFFIXES, find_files, find_token_size, open_token_file
+from psyche.data.records import DEFAULT_FIELD
 from psyche.data.texts import find_texts
 from psyche.errors import ConfigError
 
@@ -19,6 +20,7 @@ class DataChoice:
     """Training data: `texts`, found at `named`, or `tokens` ids of `token_size_bytes` each in folder `tokens_at`."""
 
     texts: tuple[Path, ...] = ()
+    field: str = DEFAULT_FIELD  # of the texts that are records
     named: Path = Path()
     tokens_at: Path | None = None
     token_size_bytes: int = 0
@@ -30,11 +32,12 @@ class DataChoice:
         return self.named == Path(sysconfig.get_path("stdlib"))
 
 
-def choose_data(named: str, vocab_size: int) -> DataChoice:
+def choose_data(named: str, vocab_size: int, field: str = DEFAULT_FIELD) -> DataChoice:
     """The data that --data names: text, files of token ids, or the standard library's source code.
 
     Args:
         named: a file or folder, or `LIBRARY`.
+        field: the text's field in files of records.
         vocab_size: of the tokenizer; no file of token ids may be described with a larger one.
 
     Raises:
@@ -50,7 +53,7 @@ def choose_data(named: str, vocab_size: int) -> DataChoice:
         described = load_data(path)
         path, size_bytes = described.folder, described.token_size_bytes
     if not _has_tokens(path):
-        return DataChoice(texts=tuple(find_texts([path])), named=path)
+        return DataChoice(texts=tuple(find_texts([path])), field=field, named=path)
     size_bytes = size_bytes or find_token_size(path, vocab_size)
     path = path if path.is_dir() else _get_folder(path)
     files = [open_token_file(file, size_bytes, vocab_size) for file in find_files([path])]

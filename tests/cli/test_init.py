@@ -388,3 +388,16 @@ def assert_parses(arguments: list[str]) -> None:
     while hasattr(command, "commands"):
         command = command.commands[arguments.pop(0)]
     command.make_context("psyche", arguments)
+
+
+def test_records_give_the_field_that_is_named(tmp_path: Path) -> None:
+    rows = tmp_path / "posts.jsonl"
+    rows.write_text(json.dumps({"body": TEXT}) + "\n")
+    flags = ("--model", make_model(tmp_path), "--data", rows, "--yes")
+    refused = run(tmp_path / "r", *flags)
+    assert "has no field 'text'; name one with --field (there are: 'body')" in refused.output
+    done = run(tmp_path / "r", *flags, "--field", "body")
+    assert done.exit_code == 0, done.output
+    assert np.fromfile(tmp_path / "r/data/train.bin", dtype="<u2").tolist() == [*TEXT.encode(), 0]
+    left_out = run(tmp_path / "later", "--model", "1m", *flags[2:], "--field", "body", "--no-prepare")
+    assert f"tokenize {rows} --field body" in left_out.output.replace("\n", " ")

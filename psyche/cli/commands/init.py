@@ -34,8 +34,11 @@ def init(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="A text file or folder, files of token ids, or stdlib (the source code of Python)."),
+        typer.Option(
+            help="Text, .jsonl, .parquet or token ids, a folder of them, or stdlib (the source code of Python)."
+        ),
     ] = None,
+    field: Annotated[str, typer.Option(help="The text's field in .jsonl and .parquet files.")] = "text",
     members: Annotated[int | None, typer.Option(help="Clients with which training starts.")] = None,
     min_members: Annotated[
         int | None, typer.Option(help="Clients with which it goes on when others leave; default: half of them.")
@@ -61,7 +64,7 @@ def init(
     from psyche.drafting.build import build, check_folder
 
     questions = Questions(takes_defaults=yes)
-    flags = Flags(folder, model, tokenizer, data, members, min_members, steps, server_addr, prepare, force)
+    flags = Flags(folder, model, tokenizer, data, field, members, min_members, steps, server_addr, prepare, force)
     draft = ask_draft(questions, flags)
     questions.check()
     check_folder(draft, force=force)
@@ -103,6 +106,7 @@ def format_passes(trained: int, tokens: int) -> str:
 
 def list_preparations(draft: "Draft") -> list[str]:
     """The commands that make what was left out."""
+    from psyche.data.records import DEFAULT_FIELD
     from psyche.drafting.build import TOKENS_NAME
     from psyche.drafting.files import DATA_FOLDER, MODEL_FILE, MODEL_FOLDER
 
@@ -114,6 +118,7 @@ def list_preparations(draft: "Draft") -> list[str]:
     if draft.data.texts:
         output = folder / DATA_FOLDER / TOKENS_NAME
         suffix = " --suffix .py" if draft.data.is_library else ""
+        suffix += f" --field {shlex.quote(draft.data.field)}" if draft.data.field != DEFAULT_FIELD else ""
         lines.append(f"psyche data tokenize {quote(draft.data.named)}{suffix}{tokenizer} --output {quote(output)}")
     if draft.model.size is not None:
         config, output = quote(folder / MODEL_FILE), quote(folder / MODEL_FOLDER)

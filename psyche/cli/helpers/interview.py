@@ -43,7 +43,7 @@ def ask_draft(questions: Questions, flags: Flags) -> Draft:
     model, tokenizer, tokenizer_path = _ask_tokenizer(questions, flags, named)
     data = ask(
         "--data", flags.data, f"Data: a text file or folder, token files, or {LIBRARY} (Python's source code)", LIBRARY,
-        lambda text: choose_data(text, tokenizer.vocab_size),
+        lambda text: choose_data(text, tokenizer.vocab_size, flags.field),
     )  # fmt: skip
     members = ask("--members", flags.members, "Members with which training starts", MEMBERS,
                   partial(read_number, "--members", MAX_CLIENTS))  # fmt: skip

@@ -21,6 +21,7 @@ class Flags:
     model: str | None
     tokenizer: str | None
     data: str | None
+    field: str
     members: int | None
     min_members: int | None
     steps: int | None

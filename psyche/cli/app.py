@@ -16,12 +16,12 @@ app = make_group(
     "Train one language model together over the open internet.\n\n"
     "Several clients, each with a copy of the model, train on different data; they exchange tiny compressed "
     "updates and hold bit-identical weights after every round. A coordinator server keeps the record of who did what.",
-    "psyche doctor                                         # is this machine ready?",
-    "psyche local-testnet start --num-clients 3 --config-path config/demo   # a whole run on this machine",
-    "psyche simulate --state config/llama-20m --clients 64 --profile config/profiles/home.toml   # before you begin",
-    "psyche init own-run --yes                             # the files of a run of your own",
-    "psyche server run --state config/demo --server-port 19400              # a coordinator for others",
-    "psyche client train --run-id demo --server-addr HOST:19400             # take part",
+    "psyche doctor                                   # is this machine ready?",
+    "psyche local-testnet start --num-clients 3 --config-path config/demo",
+    "psyche init own-run --yes                       # the files of your own run",
+    "psyche simulate --state my-run --clients 8 --profile home.toml",
+    "psyche server run --state my-run --server-port 19400 --state-dir server",
+    "psyche client train --run-id my-run --server-addr 127.0.0.1:19400",
     has_completion=True,
 )
 
@@ -49,10 +49,10 @@ def _root(
 app.command(
     "doctor",
     epilog=format_examples(
-        "psyche doctor                      # everything, with what to do where something is wrong",
-        "psyche doctor --bind-p2p-port 4001 # also whether that port is free",
-        "psyche doctor --server             # of a server's machine: without torch and libp2p",
-        "psyche doctor --json               # for programs; exit code 1 where something fails",
+        "psyche doctor                       # everything, with what to do",
+        "psyche doctor --bind-p2p-port 4001  # also whether that port is free",
+        "psyche doctor --server              # without torch and libp2p",
+        "psyche doctor --json                # for programs",
     ),
 )(doctor.doctor)
 app.command("init", epilog=format_examples(*init.EXAMPLES))(init.init)

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from psyche.standalone.train import TrainResult
 
 EXAMPLES: Final = (
-    "psyche train --model config/demo/model.json --data corpus/train --eval-data corpus/held-out",
-    "psyche train --model my-model --data tokens.bin --optimizer adamw --lr 3e-3 --steps 400 --out trained",
-    "psyche train --model my-model --data tokens.bin --peers 3 --overlap --plot loss.png   # as a run does it",
+    "psyche train --model config/demo/model.json --data my-run/data",
+    "psyche train --model my-run/model --data my-run/data --optimizer adamw \\",
+    "    --lr 3e-3 --steps 400 --out trained",
+    "psyche train --model my-run/model --data my-run/data --peers 3 --overlap \\",
+    "    --plot loss.png                              # as a run does it",
 )
 DEFAULT: Final = TrainSettings(model=Path(), data=())
 

@@ -1,5 +1,7 @@
 """Every command explains itself; the entry point answers fast."""
 
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +37,34 @@ def test_every_command_teaches_with_examples(path: tuple[str, ...]) -> None:
     assert result.exit_code == 0
     examples = result.output.partition("Examples:")[2]
     assert "psyche " in examples
+
+
+def get_examples() -> Iterator[tuple[str, str]]:
+    """The examples of all help pages, continued lines joined, each with the page that has it."""
+    for path, command in COMMANDS:
+        printed = (command.epilog or "").partition("Examples:\n")[2]
+        for example in re.sub(r" \\\n +", " ", printed).splitlines():
+            yield " ".join(path), example.strip()
+
+
+def test_every_example_is_what_its_command_takes() -> None:
+    """All of its options exist, none that is needed is missing, and nothing stands for what the reader must fill in."""
+    whole = typer.main.get_command(app)
+    for page, example in get_examples():
+        words = shlex.split(re.sub(r"\$\(.*?\)", "01" * 32, example), comments=True)
+        context, command = whole.make_context("psyche", words[words.index("psyche") + 1 :]), whole
+        while hasattr(command, "commands"):
+            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            with pytest.MonkeyPatch.context() as patch:
+                for setting in words[: words.index("psyche")]:
+                    patch.setenv(*setting.split("=", 1))
+                context = command.make_context(name, rest, parent=context)
+        assert not re.search(r"\b(HOST|KEY|RUN|192\.0\.2\.\d+)\b", example), f"{page}: {example}"
+
+
+def test_no_line_of_an_example_is_wider_than_a_terminal() -> None:
+    lines = [line for _, command in COMMANDS for line in (command.epilog or "").splitlines()]
+    assert [line for line in lines if len(line) > 79] == []
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ GREETING_S = 3.0
 DEFAULT: Final = ClientSettings(run_id="", server_host="", server_port=0, data_dir=Path())
 group = make_group(
     "Take part in a run.",
-    "psyche client train --run-id demo --server-addr 192.0.2.7:19400",
-    "psyche client show-identity --data-dir ~/psyche/demo",
+    "psyche client show-identity --run-id my-run --create",
+    "psyche client train --run-id my-run --server-addr 127.0.0.1:19400",
 )
 
 
@@ -35,9 +35,10 @@ def _root() -> None:
 @group.command(
     "train",
     epilog=format_examples(
-        "psyche client train --run-id demo --server-addr 192.0.2.7:19400",
-        "psyche client train --run-id demo --server-addr HOST:19400 --checkpoint-dir checkpoints --device cuda",
-        "RUN_ID=demo SERVER_ADDR=HOST:19400 psyche client train --logs json   # options from the environment",
+        "psyche client train --run-id my-run --server-addr 127.0.0.1:19400",
+        "psyche client train --run-id my-run --server-addr 127.0.0.1:19400 \\",
+        "    --local-root my-run --data-dir ada --checkpoint-dir ada/models",
+        "RUN_ID=my-run SERVER_ADDR=127.0.0.1:19400 psyche client train --logs json",
     ),
 )
 def train(
@@ -192,8 +193,8 @@ def run(settings: "ClientSettings", events: "EventLog", console: "Console", logs
 @group.command(
     "show-identity",
     epilog=format_examples(
-        "psyche client show-identity --run-id demo                 # the key that this run's client uses here",
-        "psyche client show-identity -i my.key --create            # make one",
+        "psyche client show-identity --run-id my-run --create   # the key used here",
+        "psyche client show-identity -i my.key --create         # a key of its own",
     ),
 )
 def show_identity(

@@ -26,10 +26,11 @@ def _root() -> None:
 @group.command(
     "tokenize",
     epilog=format_examples(
-        "psyche data tokenize book.txt -o data/train.bin          # bytes: every byte is its own id",
-        "psyche data tokenize src/ --suffix .py -o data/train.bin --held-out eval/held-out.bin --held-out-bytes 200000",
-        "psyche data tokenize src/ --tokenizer model/tokenizer.json -o data/train.bin",
-        "psyche data tokenize posts.jsonl --field body -o data/train.bin     # one document in each line",
+        "psyche data tokenize book.txt -o data/train.bin   # every byte is a token",
+        "psyche data tokenize src/ --suffix .py -o data/train.bin \\",
+        "    --held-out eval/held-out.bin --held-out-bytes 2000",
+        "psyche data tokenize src/ --tokenizer my-run/model -o data/train.bin",
+        "psyche data tokenize posts.jsonl --field body -o data/train.bin",
     ),
 )
 def tokenize(

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 group = make_group(
     "Make a run's first weights; let a trained model write.",
-    "psyche model init --config config/demo/model.json --output config/demo/model",
+    "psyche model init --config config/demo/model.json --output new-model",
+    "psyche model sample my-run/model --prompt 'def main('",
 )
 
 
@@ -28,9 +29,10 @@ def _root() -> None:
 @group.command(
     "init",
     epilog=format_examples(
-        "psyche model init --config model.toml --output model            # byte tokenizer beside it",
-        "psyche model init --config model.toml --output model --seed 7   # other weights",
-        "psyche model init --config model.toml --output model --tokenizer my/tokenizer.json",
+        "psyche model init --config config/demo/model.json --output first",
+        "psyche model init --config config/demo/model.json --output other --seed 7",
+        "psyche model init --config config/demo/model.json --output third \\",
+        "    --tokenizer my-run/model",
     ),
 )
 def init(
@@ -99,8 +101,8 @@ def get_tokenizer_files(tokenizer: Path | None, scratch: Path) -> list[Path]:
 @group.command(
     "sample",
     epilog=format_examples(
-        "psyche model sample runs/demo-20260101-120000/model --prompt 'def main('",
-        "psyche model sample trained --bytes 400 --temperature 0.5 --seed 3",
+        "psyche model sample my-run/model --prompt 'def main('",
+        "psyche model sample my-run/model --bytes 40 --temperature 0.5 --seed 3",
     ),
 )
 def sample(

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 group = make_group(
     "Run the coordinator of a training run. `psyche run` shows the run and commands it.",
-    "psyche server validate-config --state config/demo",
-    "psyche server run --state config/demo --server-port 19400",
+    "psyche server validate-config --state my-run",
+    "psyche server run --state my-run --server-port 19400 --state-dir server",
 )
 
 State = Annotated[Path, typer.Option(help="run.toml or state.toml, or its folder.")]
@@ -49,8 +49,9 @@ def _root() -> None:
 @group.command(
     "run",
     epilog=format_examples(
-        "psyche server run --state config/demo --server-port 19400",
-        "psyche server run --state run.toml --data-config data.toml --state-dir state --logs json",
+        "psyche server run --state my-run --server-port 19400 --state-dir server",
+        "psyche server run --state my-run/run.toml --data-config my-run/data.toml \\",
+        "    --state-dir other-server --logs json",
     ),
 )
 def run(
@@ -149,8 +150,9 @@ def serve(
 @group.command(
     "validate-config",
     epilog=format_examples(
-        "psyche server validate-config --state config/demo",
-        "psyche server validate-config --state run.toml --data-config data.toml",
+        "psyche server validate-config --state my-run",
+        "psyche server validate-config --state my-run/run.toml \\",
+        "    --data-config my-run/data.toml",
     ),
 )
 def validate_config(*, state: State, data_config: DataConfig = None) -> None:

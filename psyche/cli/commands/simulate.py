@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from psyche.telemetry.events import Line
 
 EXAMPLES = (
-    "psyche simulate --state my-run/run.toml --clients 64 --profile config/profiles/home.toml",
-    "psyche simulate --state my-run --clients 16 --profile p.toml --parameters 1e9 --rounds 50 --picture run.png",
-    "psyche simulate --state my-run --clients 16 --profile p.toml --faults plan.toml --json figures.json",
-    "psyche simulate --state my-run --clients 16 --profile p.toml --no-suggestions --events run.jsonl",
-    "psyche simulate --replay 4711 --node client-2 --from 30 --to 60   # a seed of the project's own tests",
+    "psyche simulate --state my-run --clients 8 --profile home.toml",
+    "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",
+    "    --parameters 1e9 --no-suggestions --picture run.png",
+    "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",
+    "    --faults plan.toml --no-suggestions --json f.json --events run.jsonl",
+    "psyche simulate --replay 4711 --kind decided   # a seed of the tests",
 )
 TRACE_EXAMPLES = (
-    "psyche trace runs/demo-20261121-160920/events                    # all nodes of a testnet, by time",
-    "psyche trace psyche-data/my-run --kind 'state_*' --kind decided",
-    "psyche trace run.jsonl --node client-3 --from 120 --to 180 --all-kinds",
-    "psyche trace runs/demo-20261121-160920/events --summary --picture run.png",
+    "psyche trace run.jsonl                           # everybody, by time",
+    "psyche trace server ada ben --kind 'state_*' --kind joined",
+    "psyche trace run.jsonl --node client-3 --from 20 --all-kinds",
+    "psyche trace run.jsonl --summary --picture time.png",
 )
 
 Nodes = Annotated[

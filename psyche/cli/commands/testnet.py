@@ -40,9 +40,9 @@ def _root() -> None:
     "start",
     epilog=format_examples(
         "psyche local-testnet start --num-clients 3 --config-path config/demo",
-        "psyche local-testnet start --num-clients 3 --config-path config/demo-kill --random-kill-num 1 \\",
-        "    --random-kill-interval 20",
-        "psyche local-testnet start --num-clients 8 --config-path my-run --minutes 10 --write-distro-data",
+        "psyche local-testnet start --num-clients 3 --config-path config/demo-kill \\",
+        "    --random-kill-num 1 --random-kill-interval 20",
+        "psyche local-testnet start --num-clients 4 --config-path my-run --minutes 10",
     ),
 )
 def start(

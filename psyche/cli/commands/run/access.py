@@ -16,8 +16,11 @@ Key = Annotated[str, typer.Argument(help="Public key, 64 hex digits: `psyche cli
 
 @owner_command(
     "allow",
-    f"psyche run allow KEY {OWNED}",
-    f"psyche run allow KEY --delegate KEY --delegate KEY {OWNED}",
+    'psyche run allow "$(psyche client show-identity --data-dir ada)" \\',
+    f"    {OWNED}",
+    'psyche run allow "$(psyche client show-identity --data-dir ada)" \\',
+    '    --delegate "$(psyche client show-identity --data-dir ben)" \\',
+    f"    {OWNED}",
     former="allow",
 )
 def allow_key(
@@ -44,7 +47,12 @@ def allow_key(
     show_allowed(owner.command(Allow(parse_hex("KEY", key), delegates)))
 
 
-@owner_command("disallow", f"psyche run disallow KEY {OWNED}", former="disallow")
+@owner_command(
+    "disallow",
+    'psyche run disallow "$(psyche client show-identity --data-dir ben)" \\',
+    f"    {OWNED}",
+    former="disallow",
+)
 def disallow_key(*, key: Key, owner: Owner) -> None:
     """Stop a key and its delegates from joining.
 
@@ -83,7 +91,8 @@ def allowed(*, owner: Owner) -> None:
 @owner_command(
     "collect",
     f"psyche run collect --all {OWNED}",
-    f"psyche run collect KEY {OWNED}",
+    'psyche run collect "$(psyche client show-identity --data-dir ada)" \\',
+    f"    {OWNED}",
     former="collect",
 )
 def collect(

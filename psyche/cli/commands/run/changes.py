@@ -25,8 +25,10 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a te
 
 @owner_command(
     "update-config",
-    f"psyche run update-config --state my-run {OWNED} --dry-run",
-    f"psyche run update-config --state my-run/run.toml {OWNED} --yes",
+    "psyche run update-config --state my-run --dry-run \\",
+    f"    {OWNED}",
+    "psyche run update-config --state my-run --yes \\",
+    f"    {OWNED}",
 )
 def update_config(
     *,
@@ -56,8 +58,10 @@ def update_config(
 
 @owner_command(
     "extend",
-    f"psyche run extend --total-steps 400 {OWNED}",
-    f"psyche run extend --total-steps 400 --stretch-schedule {OWNED}",
+    "psyche run extend --total-steps 6000 \\",
+    f"    {OWNED}",
+    "psyche run extend --total-steps 8000 --stretch-schedule \\",
+    f"    {OWNED}",
 )
 def extend(
     *,

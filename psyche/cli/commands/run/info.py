@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @owner_command(
     "info",
     f"psyche run info {ADDRESS}",
-    f"psyche run info {OWNED} --watch   # and its members, every two seconds",
+    f"psyche run info {OWNED} --watch",
     f"psyche run info {ADDRESS} --json",
     former="status",
 )

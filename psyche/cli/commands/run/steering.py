@@ -36,7 +36,8 @@ def resume(*, owner: Owner) -> None:
 
 @owner_command(
     "set-future-epoch-rates",
-    f"psyche run set-future-epoch-rates {OWNED} --earning-rate-total-shared 1000",
+    "psyche run set-future-epoch-rates --earning-rate-total-shared 1000 \\",
+    f"    {OWNED}",
     former="set-future-epoch-rates",
 )
 def set_future_epoch_rates(

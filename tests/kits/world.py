@@ -119,7 +119,7 @@ class Node:
                 self.world.gossip(self, action.raw)
             case act.FetchPayload():
                 self.later(self.pace.fetch_s, lambda: self.fetched(action))
-            case act.FetchData() | act.SetPeers() | act.SetPlan() | act.Export():
+            case act.FetchData() | act.SetPeers() | act.SetPlan() | act.Export() | act.FetchAhead():
                 pass
             case act.CancelTrain():
                 self.cancelled.add(action.height)

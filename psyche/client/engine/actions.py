@@ -227,6 +227,13 @@ class FetchSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchAhead:
+    """Fetch weights to the disk before the Warmup that needs them. Answer with `FetchedAhead`."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class AskAnnouncements:
     """Ask peers for signed messages of a round from members not in `have`."""
 
@@ -283,8 +290,8 @@ class Exit:
 Action = (
     Submit | Publish | Announce
     | FetchPayload | FetchData | Train | CancelTrain | Apply | StoreReplay | Load | Heal | AskWeights | Compare
-    | WriteSnapshot | Export | ShareCheckpoint | FetchSnapshot | AskAnnouncements | AskTable | SetPeers | SetPlan
-    | Expire | Log | Exit
+    | WriteSnapshot | Export | ShareCheckpoint | FetchSnapshot | FetchAhead | AskAnnouncements | AskTable | SetPeers
+    | SetPlan | Expire | Log | Exit
 )  # fmt: skip
 
 
@@ -425,6 +432,14 @@ class TableArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchedAhead:
+    """These weights are on the disk, or cannot be fetched now."""
+
+    digest: bytes
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotFetched:
     """P8: the certified snapshot was fetched (`ok`) or is not available now."""
 
@@ -434,5 +449,5 @@ class SnapshotFetched:
 
 EngineEvent = (
     Loaded | LoadFailed | Healed | HealFailed | WeightsPromised | PayloadArrived | PayloadFailed | Trained
-    | TrainFailed | Applied | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched
+    | TrainFailed | Applied | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched | FetchedAhead
 )  # fmt: skip

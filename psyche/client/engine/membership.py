@@ -6,6 +6,8 @@ from psyche.client.engine.actions import (
     Exit,
     Export,
     ExportTime,
+    FetchAhead,
+    FetchedAhead,
     FetchSnapshot,
     Load,
     Loaded,
@@ -72,6 +74,8 @@ class Membership:
     unwritten: WriteSnapshot | None = None  # the last request, if writing it failed
     write_at: float = 0.0
     shared: bytes = ZERO32
+    ahead: bytes = ZERO32  # digest of the weights that are fetched, or being fetched, before their Warmup
+    ahead_at: float = 0.0
     fetching: bool = False
     fetch_at: float = 0.0
     done: bool = False
@@ -111,7 +115,7 @@ class Membership:
             case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS:
                 self._take_part(now)
             case RunState.COOLDOWN:
-                self._cool_down()
+                self._cool_down(now)
             case RunState.FINISHED:
                 self._finish(now)
             case RunState.PAUSED | RunState.UNINITIALIZED:
@@ -131,6 +135,8 @@ class Membership:
                 x.do(Exit(1, "this key is banned from the run", LeaveCause.BANNED))
             return
         if slot is not None and self._has_joined(slot):
+            if slot.active == registry.next_active:
+                self._fetch_ahead(now)
             joined = sum(map(self._has_joined, registry.slots))
             missing = max(0, x.state.config.init_min_clients - joined)
             who = f"{missing} more member{'s' if missing > 1 else ''}" if missing else "the epoch to form"
@@ -141,6 +147,24 @@ class Membership:
         if self.joined != key or now >= self.join_at:
             self.joined, self.join_at = key, now + JOIN_AGAIN_S
             x.do(Submit(Join(x.identity.public), after=Log(kinds.Joined(epoch=x.epoch))))  # M2
+
+    def _fetch_ahead(self, now: float) -> None:
+        """Begin to fetch the weights of the next epoch before its Warmup, half of which a slow line may outlast (T8).
+
+        In full-value mode the weights are chosen among the members that the Warmup has (S2).
+        """
+        x = self.context
+        certified = x.state.certified.digest
+        if certified in (ZERO32, self.weights_digest, self.ahead) or now < self.ahead_at:
+            return
+        if x.state.model.optimizer.quantize_1bit:
+            self.ahead = certified
+            x.do(FetchAhead(certified))
+
+    def on_fetched_ahead(self, event: FetchedAhead, now: float) -> None:
+        """The next epoch's weights are on the disk, or have to be asked for again."""
+        if not event.ok and self.ahead == event.digest:
+            self.ahead, self.ahead_at = ZERO32, now + LOAD_AGAIN_S
 
     # --- Warmup ----------------------------------------------------------------------------------
 
@@ -315,7 +339,7 @@ class Membership:
 
     # --- Cooldown and the end --------------------------------------------------------------------
 
-    def _cool_down(self) -> None:
+    def _cool_down(self, now: float) -> None:
         x = self.context
         x.end_wait("next epoch", WaitOutcome.EPOCH_ENDS)
         self.find_member()
@@ -326,6 +350,9 @@ class Membership:
         self._settle_weights()
         if self.export is ExportTime.EVERY_EPOCH:
             self._export()
+        slot = self.get_slot()
+        if x.member is None and slot is not None and slot.until <= x.state.registry.next_active:
+            self._fetch_ahead(now)
 
     def _export(self) -> None:
         """Export the certified weights once, if the trainer has them."""

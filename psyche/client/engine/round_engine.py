@@ -14,6 +14,7 @@ from psyche.client.engine.actions import (
     Exit,
     Expire,
     ExportTime,
+    FetchedAhead,
     Healed,
     HealFailed,
     Loaded,
@@ -118,7 +119,9 @@ class RoundEngine:
         x = self._x
         times = [self.announcements.get_next_retry(), self.gossip_repair.get_deadline(), self.healing.get_deadline()]
         membership = self.membership
-        times += [t for t in (membership.load_at, membership.join_at, membership.fetch_at) if t > now]
+        times += [
+            t for t in (membership.load_at, membership.join_at, membership.fetch_at, membership.ahead_at) if t > now
+        ]
         record = x.current
         if record is not None and x.member is not None:
             times += self.duty.get_deadlines(record)
@@ -213,6 +216,8 @@ class RoundEngine:
                 self.chain.follow(now)
             case SnapshotFetched():
                 self.membership.on_snapshot_fetched(event, now)
+            case FetchedAhead():
+                self.membership.on_fetched_ahead(event, now)
 
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed."""

@@ -49,6 +49,7 @@ SMALL_BODY_BYTES: Final = 4_096  # checking one is faster than starting a thread
 TURN_S: Final = 0.02  # with many members, messages and payloads are processed together at this interval
 TRAINER_ACTIONS: Final = (
     act.Load, act.Train, act.Apply, act.Heal, act.Compare, act.WriteSnapshot, act.Export, act.FetchSnapshot,
+    act.FetchAhead,
 )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ class Shell:
         self._execute(self._engine.on_event(event, trio.current_time()))
         if isinstance(event, act.SnapshotWritten) and event.reply is not None:
             self._newest = event.digest
-        if isinstance(event, act.SnapshotWritten | act.Loaded):
+        if isinstance(event, act.SnapshotWritten | act.Loaded | act.FetchedAhead):
             self._start(self._keep_snapshots)
 
     def take_answer(self, items: tuple[bytes, ...]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -15,6 +16,8 @@ from psyche.client.engine.actions import (
     Compare,
     EngineEvent,
     Export,
+    FetchAhead,
+    FetchedAhead,
     FetchSnapshot,
     Heal,
     HealFailed,
@@ -40,13 +43,14 @@ from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.telemetry import kinds
+from psyche.telemetry.kinds import WeightSource
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
 from psyche.wire.ports import Trainer
 from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
 CHECKED_SOURCES: Final = (kinds.WeightSource.OWN_SNAPSHOT, kinds.WeightSource.PEERS)  # known by the digest on record
-TrainerAction = Load | Train | Apply | Heal | Compare | WriteSnapshot | Export | FetchSnapshot
+TrainerAction = Load | Train | Apply | Heal | Compare | WriteSnapshot | Export | FetchSnapshot | FetchAhead
 _Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
 
@@ -107,6 +111,7 @@ class TrainerTasks:
         self._payloads = payloads
         self._data = data
         self._heal = HealTasks(trainer, loader, replay, context, self._request_load, snapshots=snapshots)
+        self._ahead = ZERO32  # digest of the weights that were last fetched before their Warmup
         self._cancelled: set[tuple[int, int]] = set()
         self._training: tuple[int, int] | None = None
         self._waiting_for_data: tuple[tuple[int, int], trio.CancelScope] | None = None
@@ -171,7 +176,9 @@ class TrainerTasks:
         with contextlib.suppress(trio.WouldBlock):
             while True:
                 waiting.append(self._receive.receive_nowait())
-        kept = [queued for queued in waiting if isinstance(queued[0], Load | Heal | Compare | FetchSnapshot)]
+        kept = [
+            queued for queued in waiting if isinstance(queued[0], Load | Heal | Compare | FetchSnapshot | FetchAhead)
+        ]
         for queued in kept:
             self._send.send_nowait(queued)
         self._close(len(waiting) - len(kept))
@@ -193,6 +200,8 @@ class TrainerTasks:
                 await self._write_export(action)
             case FetchSnapshot():
                 await self._fetch_snapshot(action)
+            case FetchAhead():
+                await self._fetch_ahead(action)
 
     async def _restart(self) -> None:
         try:
@@ -224,6 +233,8 @@ class TrainerTasks:
                 self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, Path(), None, action))
             case FetchSnapshot():
                 self._x.feed(SnapshotFetched(action.digest, ok=False))
+            case FetchAhead():
+                self._x.feed(FetchedAhead(action.digest, ok=False))
             case Apply():
                 self._x.feed(TrainerLost(reason))
             case Export():
@@ -268,7 +279,8 @@ class TrainerTasks:
     async def _find_own(self, certified: bytes) -> Source | None:
         state = self._x.state
         if state.model.optimizer.quantize_1bit:
-            return await self._loader.find_local(certified)
+            own = await self._loader.find_local(certified)
+            return replace(own, name=WeightSource.PEERS) if own is not None and certified == self._ahead else own
         deadline = trio.current_time() + max(5, state.config.warmup_time)
         return await self._loader.find_leading(state, certified, deadline)
 
@@ -342,6 +354,20 @@ class TrainerTasks:
         if reply is None:
             raise TrainerError("; ".join(reasons))
         self._x.feed(SnapshotFetched(action.digest, ok=True))
+
+    async def _fetch_ahead(self, action: FetchAhead) -> None:
+        """Fetch weights to the disk in the turn of a load, so that the load of their Warmup waits and finds them."""
+        state, digest = self._x.state, action.digest
+        is_here = self._loader.find_configured(state, digest, state.checkpoint.digest) is not None
+        if not is_here and await self._loader.find_local(digest) is None:
+            self._ahead = digest
+            deadline = trio.current_time() + state.config.cooldown_time + state.config.warmup_time
+            try:
+                await self._loader.fetch(state, digest, deadline, self._log_progress)
+            except NetworkError:  # the load in Warmup says why, if that is still so
+                self._x.feed(FetchedAhead(digest, ok=False))
+                return
+        self._x.feed(FetchedAhead(digest, ok=True))
 
     # --- training and applying -------------------------------------------------------------------
 

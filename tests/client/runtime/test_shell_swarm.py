@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -93,6 +94,33 @@ async def test_a_model_folder_that_is_not_the_one_on_record_is_not_used(
     seen = [*map(read_event, swarm.members[1].events.drain())]
     assert choose(seen, kinds.ModelLoaded)[0].source is WeightSource.PEERS
     assert [event.files for event in choose(seen, kinds.ModelFilesDiffer)] == ["config.json (different content)"]
+
+
+async def test_a_newcomer_whose_line_is_too_slow_for_warmup_fetches_ahead_and_is_admitted(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """T8: it takes 8 s, of which Warmup has 5 s. In Cooldown it begins with the weights of the next epoch."""
+    fetch_s = 8.0
+    config = build_config(
+        init_min_clients=2, min_clients=2, total_steps=40, rounds_per_epoch=4, warmup_time=10, cooldown_time=5
+    )
+    with trio.fail_after(LIMIT_S):
+        async with open_swarm(3, tmp_path, config=config, make_trainer=lambda _: DummyTrainer(train_s=0.5)) as swarm:
+            late = swarm.members[2]
+            late.shell._loader._local_root = tmp_path / "nowhere"
+            fetch_many = late.network.fetch_many
+
+            async def fetch_slowly(*arguments: Any, **more: Any) -> dict[bytes, Path]:
+                await trio.sleep(fetch_s)
+                return await fetch_many(*arguments, **more)
+
+            late.network.fetch_many = fetch_slowly  # type: ignore[method-assign]
+            codes = await swarm.run(delays={2: 12.0})
+    assert codes == [0, 0, 0]
+    events = [*map(read_event, late.events.drain())]
+    assert choose(events, kinds.Dropped), "its first Warmup was too short"
+    assert choose(events, kinds.Trained), "it was admitted later"
+    assert swarm.coordinator.state.registry.slots[2].proven
 
 
 async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(

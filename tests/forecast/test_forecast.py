@@ -466,9 +466,9 @@ def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("[[fault", "is not TOML"),
-        ("[fault]\nkind = 'kill'", "fault: there is nothing but"),
-        ("x = 1", "x: there is nothing but"),
-        ("fault = [3]", "fault: there is nothing but"),
+        ("[fault]\nkind = 'kill'", "fault: a plan of faults contains only"),
+        ("x = 1", "x: a plan of faults contains only"),
+        ("fault = [3]", "fault: a plan of faults contains only"),
         ('[[fault]]\nkind = "flood"', r"fault\[0\]: kind 'flood' is unknown; known are kill"),
         ('[[fault]]\nkind = "kill"\nwhom = ["a"]', r"fault\[0\]: .*whom is unknown"),
         (

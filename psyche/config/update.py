@@ -21,7 +21,7 @@ PAGE: Final = "docs/owner.md"
 FIGURES: Final = 6  # of a number; all of them if two numbers would look alike
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """One key whose value changes, and both values as people write them."""
 
     key: str
@@ -136,7 +136,7 @@ def describe_schedule(state: Coordinator, update: Update) -> str | None:
     )
 
 
-def find_changes(state: Coordinator, update: Update) -> Iterator[Change]:
+def find_changes(state: Coordinator, update: Update) -> Iterator[KeyChange]:
     """Find the keys of a run.toml whose values on record an update changes."""
     parts = (
         ("config", state.config, update.config),
@@ -149,12 +149,12 @@ def find_changes(state: Coordinator, update: Update) -> Iterator[Change]:
             yield from _compare(key, before, after)
 
 
-def _compare(key: str, before: object, after: object) -> Iterator[Change]:
+def _compare(key: str, before: object, after: object) -> Iterator[KeyChange]:
     if is_dataclass(before) and is_dataclass(after):
         for field in fields(before):
             yield from _compare(f"{key}.{field.name}", getattr(before, field.name), getattr(after, field.name))
     elif before != after:
-        yield Change(key, *_format_pair(before, after))
+        yield KeyChange(key, *_format_pair(before, after))
 
 
 def _format_pair(before: object, after: object) -> tuple[str, str]:

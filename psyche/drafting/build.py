@@ -25,7 +25,7 @@ from psyche.drafting.files import (
     write_run_file,
 )
 from psyche.drafting.model_choice import CONFIG_NAME, WEIGHTS_SUFFIX, ModelChoice
-from psyche.drafting.plan import Answers, compute_plan
+from psyche.drafting.plan import Answers, compute_run_plan
 from psyche.errors import ConfigError
 from psyche.server.preflight import validate_run
 
@@ -149,12 +149,12 @@ def build(draft: Draft, make_weights: MakeWeights, progress: Progress) -> Built:
 
 def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress: Progress) -> int:
     model, data = draft.model, draft.data
-    plan = compute_plan(draft.answers, model)
+    plan = compute_run_plan(draft.answers, model)
     (scratch / RUN_FILE).write_text(write_run_file(draft.answers, model, plan), encoding="utf-8")
     tokens, size_bytes = data.tokens, data.token_size_bytes
     if data.texts:
         (scratch / DATA_FOLDER).mkdir()
-        size_bytes = get_token_size_bytes(draft.tokenizer)
+        size_bytes = choose_token_size(draft.tokenizer)
     if data.texts and draft.is_prepared:
         output = scratch / DATA_FOLDER / TOKENS_NAME
         tokens = tokenize(
@@ -171,7 +171,7 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
     return tokens
 
 
-def get_token_size_bytes(tokenizer: TextTokenizer) -> int:
+def choose_token_size(tokenizer: TextTokenizer) -> int:
     """The size in which this tokenizer's ids are written, 2 or 4."""
     return 2 if tokenizer.vocab_size <= 1 << 16 else 4
 

@@ -51,7 +51,7 @@ class Plan:
         return self.config["global_batch_size_end"] * (self.config["total_steps"] - 1)
 
 
-def compute_plan(answers: Answers, model: ModelChoice) -> Plan:
+def compute_run_plan(answers: Answers, model: ModelChoice) -> Plan:
     """The settings for these answers and this model."""
     recipe = model.recipe
     fetch_s = model.weights_bytes / FETCH_BYTES_PER_S

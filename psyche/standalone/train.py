@@ -87,11 +87,11 @@ def train_model(settings: TrainSettings, on_progress: OnProgress = lambda _: Non
     parameters = get_parameters(model)
     result = _Training(settings, model, parameters, device).execute(on_progress)
     if settings.out is not None:
-        export_model(settings.out, parameters, files, "float32", build_card(settings, result))
+        export_model(settings.out, parameters, files, "float32", build_training_card(settings, result))
     return result
 
 
-def build_card(settings: TrainSettings, result: TrainResult) -> str:
+def build_training_card(settings: TrainSettings, result: TrainResult) -> str:
     """The model card of a model that was trained in one process."""
     loss = f"{result.final_held_out:.4f} nats per token" if result.held_out else "not measured"
     rows = (

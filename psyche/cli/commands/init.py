@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from psyche.cli.commands.model import make_first_weights
-from psyche.cli.helpers.questions import Flags, Questions
+from psyche.cli.helpers.questions import Flags, Interviewer
 from psyche.telemetry.text import format_count, format_number
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def init(
     from psyche.cli.helpers.progress import ProgressBar
     from psyche.drafting.build import build, check_folder
 
-    questions = Questions(takes_defaults=yes)
+    questions = Interviewer(takes_defaults=yes)
     flags = Flags(folder, model, tokenizer, data, field, members, min_members, steps, server_addr, prepare, force)
     draft = ask_draft(questions, flags)
     questions.check()

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from psyche.cli.helpers.questions import Flags, Questions
+from psyche.cli.helpers.questions import Flags, Interviewer
 from psyche.config.load import RUN_NAME
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, U32_MAX
 from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
@@ -30,7 +30,7 @@ LARGE_TEXT_BYTES: Final = 1 << 30
 YES: Final = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
 
 
-def ask_draft(questions: Questions, flags: Flags) -> Draft:
+def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
     """Decide everything about a new run.
 
     Raises:
@@ -63,7 +63,7 @@ def ask_draft(questions: Questions, flags: Flags) -> Draft:
 
 
 def _ask_tokenizer(
-    questions: Questions, flags: Flags, named: str
+    questions: Interviewer, flags: Flags, named: str
 ) -> tuple[ModelChoice, TextTokenizer, Path | None]:  # fmt: skip
     """The model, and what makes tokens for it: the tokenizer of its folder, or the one that a new model gets."""
     if named in SIZES:

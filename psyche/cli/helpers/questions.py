@@ -35,7 +35,7 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-class Questions:
+class Interviewer:
     """Asks what no flag has answered; off a terminal, without defaults, it collects what is missing.
 
     Args:

@@ -35,7 +35,7 @@ from psyche.client.engine.actions import (
 from psyche.client.runtime.data_ahead import DataAhead
 from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.weights.exporting import build_card, get_export_path, remove_old_exports
+from psyche.client.runtime.weights.exporting import build_run_card, get_export_path, remove_old_exports
 from psyche.client.runtime.weights.heal_tasks import HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
 from psyche.client.runtime.weights.replay import ReplayStore
@@ -472,7 +472,7 @@ class TrainerTasks:
                 chain=ZERO32,
                 digest=action.digest,
                 dtype=settings.export_dtype,
-                card=build_card(state, action, settings.export_dtype),
+                card=build_run_card(state, action, settings.export_dtype),
             )
         )
         self._x.log(kinds.Exported(path=str(path), bytes=reply.size_bytes, step=action.step))

@@ -7,7 +7,7 @@ import pytest
 
 from psyche.client.engine.actions import Export, ExportTime
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.weights.exporting import build_card, get_export_path, get_export_time
+from psyche.client.runtime.weights.exporting import build_run_card, get_export_path, get_export_time
 from psyche.core.state.state import Metadata
 from psyche.testing.builders import build_config, build_hash, build_model, build_state
 
@@ -39,7 +39,7 @@ def test_the_card_of_a_run_says_what_the_record_says_of_the_model() -> None:
     state = build_state(build_config(total_steps=241), build_model(max_seq_len=128))
     state.metadata = Metadata(name="My | run", description="Poems,\nby many.")
     digest = build_hash("weights")
-    card = build_card(state, Export(2, 241, 5_760, digest, 900_000), "bfloat16")
+    card = build_run_card(state, Export(2, 241, 5_760, digest, 900_000), "bfloat16")
     for line in (
         "# My \\| run",
         "Poems, by many.",
@@ -57,7 +57,7 @@ def test_the_card_of_a_run_says_what_the_record_says_of_the_model() -> None:
 def test_what_is_not_known_is_not_in_the_card() -> None:
     state = build_state()
     state.metadata = Metadata()
-    card = build_card(state, Export(0, 2, 8, build_hash("weights"), 0), "float32")
+    card = build_run_card(state, Export(0, 2, 8, build_hash("weights"), 0), "float32")
     assert "| parameters |" not in card
     assert "# test-run" in card.splitlines()
     assert "| numbers | float32 |" in card.splitlines()

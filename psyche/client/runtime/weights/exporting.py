@@ -22,7 +22,7 @@ def get_export_path(settings: ClientSettings, step: int) -> Path:
     return root / f"{settings.run_id}-step{step}"
 
 
-def build_card(state: Coordinator, action: Export, dtype: str) -> str:
+def build_run_card(state: Coordinator, action: Export, dtype: str) -> str:
     """The model card of an export: what the record says of the model."""
     metadata, length = state.metadata, state.model.max_seq_len
     rows = [

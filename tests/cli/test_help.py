@@ -92,6 +92,8 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "run disallow",
         "run allowed",
         "run set-future-epoch-rates",
+        "run update-config",
+        "run extend",
         "run info",
         "run collect",
         "client train",

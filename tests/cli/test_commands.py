@@ -83,6 +83,17 @@ def test_ctrl_c_within_tasks_is_130() -> None:
     assert exit_.value.exit_code == 130
 
 
+def test_ctrl_c_at_a_question_is_130_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr("psyche.cli.helpers.questions.is_terminal", lambda: True)
+    monkeypatch.setattr(typer, "prompt", interrupt)
+    result = run("init", str(tmp_path / "first"))
+    assert (result.exit_code, result.output) == (130, "\nStopped; nothing was changed.\n")
+    assert not (tmp_path / "first").exists()
+
+
 def test_text_becomes_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello")
     result = run("data", "tokenize", str(tmp_path / "a.txt"), "-o", str(tmp_path / "data" / "train.bin"))

@@ -38,6 +38,9 @@ class PsycheGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
+        except typer.Abort:  # Ctrl-C or the end of the input at a question
+            typer.echo("\nStopped; nothing was changed.", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
             raise  # a reader that went away: click ends the command quietly
         except (PsycheError, OSError) as error:

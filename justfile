@@ -37,6 +37,7 @@ docs:
     .venv/bin/python scripts/draw_architecture.py
     .venv/bin/python scripts/draw_events.py
     .venv/bin/python scripts/draw_layout.py
+    .venv/bin/python scripts/draw_peer_protocol.py
     .venv/bin/python scripts/draw_settings.py
 
 # The documentation as a site in build/site, with its links checked

@@ -165,7 +165,7 @@ class AllowList:
     def refuse(self, key: bytes) -> wire.NotAllowed:
         """Build the error for a key that may not join, with the way out."""
         if key in self.changes.denied:
-            why = f"key {key.hex()} was disallowed: ask the owner, who can run"
+            why = "the owner has disallowed this key; ask them to allow it again, by"
         else:
-            why = f"key {key.hex()} is not on the allow list of this run yet: send it to the owner, who runs"
-        return wire.NotAllowed(f"{why} `psyche run allow {key.hex()}` (join authority {self.join_authority.hex()})")
+            why = "the owner has not allowed this key yet; send it to them, and they allow it by"
+        return wire.NotAllowed(f"{why} `psyche run allow {key.hex()} --server-addr HOST:PORT --state-dir FOLDER`")

@@ -88,7 +88,10 @@ class EventPrinter:
                 fields["event_"] = fields.pop("event")
             if times > 1:
                 fields["times"] = times
-            self._log.log(self._get_level(event), line["kind"], **fields)
+            text = line["kind"]
+            if self._shorten and "message" in fields:  # a sentence for people, not a value
+                text = f"{text}: {fields.pop('message')}"
+            self._log.log(self._get_level(event), text, **fields)
 
     def _get_level(self, event: kinds.Event) -> int:
         """The log level; consequences of the user's own stop are no warnings."""

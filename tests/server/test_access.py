@@ -74,7 +74,6 @@ def test_nobody_joins_a_run_that_says_nothing_of_access() -> None:
     reply = join(members, ADA)
     assert reply.code == "NotAllowed"
     assert f"psyche run allow {ADA.public.hex()}" in reply.message
-    assert f"join authority {OWNER.public.hex()}" in reply.message
     assert encode_state(members.handler.state) == before
 
 
@@ -83,7 +82,7 @@ def test_an_open_run_takes_everybody_but_who_was_disallowed() -> None:
     assert join(members, ADA).code == ""
     assert members.ask(OWNER.public, disallow(BEN)).code == ""
     reply = join(members, BEN)
-    assert (reply.code, "was disallowed" in reply.message) == ("NotAllowed", True)
+    assert (reply.code, "has disallowed this key" in reply.message) == ("NotAllowed", True)
 
 
 def test_a_grantee_and_its_delegates_may_join_where_the_authorization_is_active() -> None:

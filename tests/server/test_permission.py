@@ -86,7 +86,7 @@ async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed
         async with open_backend(server, BEN, sink=sink) as backend:
             await join_when_there(backend, BEN)
             await TcpHome(server, OWNER).command(Disallow(BEN.public))
-            assert "was disallowed" in (await until(sink, kinds.NotAllowedYet)).message
+            assert "has disallowed this key" in (await until(sink, kinds.NotAllowedYet)).message
             with pytest.raises(wire.NotAllowed):
                 await backend.submit(Join(BEN.public), build_record(BEN))
             found = await TcpHome(server, OWNER).get_allowed()

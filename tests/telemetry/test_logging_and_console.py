@@ -180,3 +180,13 @@ def test_a_status_block_that_is_the_same_is_not_drawn_again() -> None:
     assert stream.getvalue() == drawn
     console.set_status("two")
     assert stream.getvalue() != drawn
+
+
+def test_a_message_for_people_is_a_sentence_of_its_line() -> None:
+    stream = io.StringIO()
+    configure_logging("console", "info", console=Console(stream, live=False))
+    log = EventLog(None, node="client", now=lambda: 0.0)
+    printer = EventPrinter(log.subscribe(), shorten=True)
+    log.emit(kinds.NotAllowedYet(message="the owner has not allowed this key yet"))
+    printer.refresh()
+    assert "not_allowed_yet: the owner has not allowed this key yet" in stream.getvalue()

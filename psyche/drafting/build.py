@@ -1,5 +1,6 @@
 """Writes a new run's folder: whole, or not at all."""
 
+import os
 import secrets
 import shutil
 import tempfile
@@ -92,8 +93,19 @@ def check_folder(draft: Draft, *, force: bool) -> None:
             raise ConfigError(f"{path}: is no model's folder; move it away, or name another folder")
         if path.exists() and not force:
             raise ConfigError(f"{path}: is there already; name another folder, or replace it with --force")
+        _check_sources(draft, path)
     if draft.data.texts:
         _check_data_folder(folder / DATA_FOLDER)
+
+
+def _check_sources(draft: Draft, target: Path) -> None:
+    """Refuse to replace a folder in which something lies that the new run is to use."""
+    sources = [draft.model.folder, draft.data.tokens_at]
+    if not draft.is_prepared:  # otherwise they are read before anything is replaced
+        sources += [draft.tokenizer_path, draft.data.named if draft.data.texts else None]
+    for source in sources:
+        if source is not None and source.resolve().is_relative_to(target.resolve()):
+            raise ConfigError(f"{source}: lies in {target}, which --force replaces; move it away")
 
 
 def _check_data_folder(folder: Path) -> None:
@@ -143,7 +155,7 @@ def build(draft: Draft, make_weights: MakeWeights, progress: Progress) -> Built:
         tokens = _write_all(draft, scratch, make_weights, progress)
         warnings = _check(draft, scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        _move(scratch, folder, Path(name))
+        _move(draft, scratch, Path(name))
     return Built(tokens, warnings)
 
 
@@ -223,6 +235,8 @@ def _find_links(draft: Draft, scratch: Path) -> dict[Path, Path]:
 
 @contextmanager
 def _linking(links: dict[Path, Path]) -> Iterator[None]:
+    """Have these links while the block runs; nothing of them is left."""
+    parents = dict.fromkeys(parent for link in links for parent in link.parents if not parent.exists())  # deepest first
     for link, target in links.items():
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
@@ -231,17 +245,22 @@ def _linking(links: dict[Path, Path]) -> Iterator[None]:
     finally:
         for link in links:
             link.unlink()
+        for parent in parents:
+            parent.rmdir()
 
 
-def _move(scratch: Path, folder: Path, bin_: Path) -> None:
-    """Move everything to its place; what is replaced goes to `bin_`, which is removed."""
+def _move(draft: Draft, scratch: Path, bin_: Path) -> None:
+    """Move everything to its place; what it replaces goes to `bin_`, which is removed.
+
+    What is still to be made replaces what was there too: nobody is to train the former run's model or tokens.
+    """
+    for number, target in enumerate(_find_targets(draft)):
+        if os.path.lexists(target):
+            target.rename(bin_ / str(number))
     for path in sorted(scratch.iterdir()):
-        target = folder / path.name
         if path.name == DATA_FOLDER:
-            target.mkdir(exist_ok=True)
+            (draft.folder / DATA_FOLDER).mkdir(exist_ok=True)
             for file in sorted(path.iterdir()):
-                file.replace(target / file.name)
-            continue
-        if target.is_dir():
-            target.rename(bin_ / path.name)
-        path.replace(target)
+                file.replace(draft.folder / DATA_FOLDER / file.name)
+        else:
+            path.rename(draft.folder / path.name)

@@ -320,6 +320,42 @@ def test_weights_and_tokens_that_lie_in_the_folder_stay_where_they_are(tmp_path:
     assert 'dir = "tokens"' in (folder / "data.toml").read_text(), "so that the folder can be moved"
 
 
+def test_tokens_below_another_folder_of_the_run_stay_with_all_that_lies_beside_them(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    tokens = folder / "corpus" / "tokens"
+    tokens.mkdir(parents=True)
+    make_tokens(tmp_path).rename(tokens / "train.bin")
+    (folder / "corpus" / "notes.md").write_text("precious")
+    result = run(folder, "--model", make_model(tmp_path), "--data", tokens, "--yes")
+    assert result.exit_code == 0, result.output
+    assert (folder / "corpus" / "notes.md").read_text() == "precious"
+    assert load_data(folder).folder == tokens
+    assert_valid(folder)
+
+
+def test_with_force_nothing_of_the_former_run_passes_for_what_is_still_to_be_made(tmp_path: Path) -> None:
+    folder, text = tmp_path / "r", make_text(tmp_path)
+    assert run(folder, "--model", make_model(tmp_path), "--data", text, "--yes").exit_code == 0
+    result = run(folder, "--model", "20m", "--data", text, "--yes", "--force", "--no-prepare")
+    assert result.exit_code == 0, result.output
+    assert not (folder / "model").exists(), "the weights of another model"
+    assert not (folder / "data" / "train.bin").exists()
+
+
+@pytest.mark.parametrize("flag", ["--model", "--data", "--tokenizer"])
+def test_a_folder_that_force_would_replace_is_no_source_for_what_replaces_it(flag: str, tmp_path: Path) -> None:
+    folder, text = tmp_path / "r", make_text(tmp_path)
+    assert run(folder, "--model", make_model(tmp_path), "--data", text, "--yes").exit_code == 0
+    inside = folder / "model" / "inside"
+    source = make_tokens(tmp_path).parent if flag == "--data" else tmp_path / "their-model"
+    source.rename(inside)
+    flags = {"--model": "1m", "--data": str(text), flag: str(inside)}
+    result = run(folder, *(word for pair in flags.items() for word in pair), "--yes", "--force", "--no-prepare")
+    assert result.exit_code == 1
+    assert f"{inside}: lies in {folder / 'model'}, which --force replaces; move it away" in result.output
+    assert inside.is_dir()
+
+
 def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     result = run(tmp_path / "r", "--data", tmp_path / "empty.txt", "--yes")

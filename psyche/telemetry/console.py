@@ -31,6 +31,11 @@ class Console:
         """The width to lay out for; 120 without a terminal."""
         return shutil.get_terminal_size((120, 40)).columns if self.live else 120
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the reader is gone: nothing is written any longer."""
+        return self._broken
+
     def print(self, text: str = "") -> None:
         """Write whole lines above the status block."""
         with self._lock:

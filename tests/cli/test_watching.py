@@ -131,6 +131,43 @@ async def test_a_key_that_may_not_see_members_sees_the_run(capsys: pytest.Captur
     assert capsys.readouterr().err == "warning: not yours\n"
 
 
+async def test_a_key_that_may_not_see_members_is_told_once_while_it_watches(
+    autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = FakeHome(iter([TRAINING, TRAINING, FINISHED]), NotOwner("not yours"))
+    await watch_run(home, WatchView(Console(io.StringIO(), live=True)), with_members=True)
+    assert capsys.readouterr().err == "warning: not yours\n"
+
+
+async def test_watching_ends_when_nobody_reads_any_longer(autojump_clock: MockClock) -> None:
+    class Unread(io.StringIO):
+        def write(self, s: str, /) -> int:
+            raise BrokenPipeError
+
+    asked: list[int] = []
+    home = FakeHome(iter([TRAINING] * 3), on_ask=lambda: asked.append(1))
+    view = WatchView(Console(Unread(), live=False), as_json=True)
+    with pytest.raises(BrokenPipeError):
+        await watch_run(home, view, with_members=False)
+    assert asked == [1]
+
+
+async def test_an_error_leaves_the_last_state_on_the_terminal_and_the_message_below_it(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    home = TcpHome(ServerAddress(host="127.0.0.1", port=1), build_identity("anybody"))
+    fake, stream = FakeHome(iter([TRAINING, NotOwner("not yours")])), io.StringIO()
+    monkeypatch.setattr(TcpHome, "get_status", lambda _: fake.get_status())
+    monkeypatch.setattr(watching, "Console", lambda _: Console(stream, live=True))
+    with pytest.raises(NotOwner) as raised:
+        await watch_until_signal(home, with_members=False, as_json=False)
+    assert str(raised.value) == "not yours"
+    last = re.split(r"\x1b\[2K", stream.getvalue())[-1]
+    assert last.startswith("run 'my-run': training")
+    assert last.endswith("\n")
+    assert "Ctrl-C" not in last
+
+
 async def test_ctrl_c_ends_watching_cleanly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

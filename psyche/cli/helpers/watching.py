@@ -1,7 +1,9 @@
 """The state of a run as a page of text or as JSON, once or again and again (`psyche run info`)."""
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 import signal
 import sys
@@ -23,6 +25,7 @@ from psyche.telemetry.text import format_clock, format_number, format_seconds
 from psyche.wire.backend import Members, NotOwner, RequestRefused, RunStatus
 from psyche.wire.home import Home
 from psyche.wire.line.handshake import HandshakeError
+from psyche.wire.nursery import open_plain_nursery
 
 EVERY_S: Final = 2.0
 
@@ -94,20 +97,23 @@ async def watch_until_signal(home: TcpHome, with_members: bool, as_json: bool) -
 
     Raises:
         BackendError: the home refuses, or could not be reached the first time.
+        BrokenPipeError: nobody reads what is printed any longer.
     """
     quiet = dataclasses.replace(home, say=lambda _text: None)
     view = WatchView(Console(sys.stdout), as_json=as_json)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
+        try:
+            async with open_plain_nursery() as nursery:
 
-            async def end() -> None:
-                async for _ in signals:
-                    nursery.cancel_scope.cancel()
+                async def end() -> None:
+                    async for _ in signals:
+                        nursery.cancel_scope.cancel()
 
-            nursery.start_soon(end)
-            await watch_run(quiet, view, with_members=with_members)
-            nursery.cancel_scope.cancel()
-    view.close()
+                nursery.start_soon(end)
+                await watch_run(quiet, view, with_members=with_members)
+                nursery.cancel_scope.cancel()
+        finally:
+            view.close()  # an error's message goes below the page
 
 
 class WatchView:
@@ -119,12 +125,18 @@ class WatchView:
         self._page: list[str] = []
 
     def show(self, status: RunStatus, members: Members | None) -> None:
-        """Show a state of the run."""
+        """Show a state of the run.
+
+        Raises:
+            BrokenPipeError: nobody reads it any longer.
+        """
         if self._as_json:
             self._console.print(json.dumps(get_plain_run(status, members)))
-            return
-        self._page = format_run(status, members).splitlines()
-        self._draw(f"at {format_clock(status.now_unix)}; Ctrl-C ends this")
+        else:
+            self._page = format_run(status, members).splitlines()
+            self._draw(f"at {format_clock(status.now_unix)}; Ctrl-C ends this")
+        if self._console.is_broken:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def show_problem(self, problem: str) -> None:
         """Show why there is no newer state; the last one stays."""
@@ -154,11 +166,13 @@ async def watch_run(home: Home, view: WatchView, *, with_members: bool) -> None:
 
     Raises:
         BackendError: the home refuses, or could not be reached the first time.
+        BrokenPipeError: nobody reads what is printed any longer.
     """
     has_answered = False
     while True:
         try:
             status, members = await _ask(home, with_members=with_members)
+            with_members = members is not None  # a key that may not see them is told so once
         except (HandshakeError, RequestRefused):
             raise
         except BackendError as error:

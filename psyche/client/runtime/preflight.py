@@ -5,6 +5,7 @@ A member that can never load its weights holds up everybody's Warmup, in every e
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,8 @@ from psyche.client.engine.context import ACTIVE_STATES
 from psyche.client.runtime.settings import ClientSettings
 from psyche.config.load import find_local_data
 from psyche.config.rules import find_unsupported
-from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, DataLocationKind, RunState
+from psyche.core.state.limits import NO_UPLOADER
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, DataLocationKind, RunState
 from psyche.data.provider import open_local
 from psyche.errors import ConfigError, DataError, TrainerError
 from psyche.modeling.first_weights import compute_first_digest
@@ -41,17 +43,17 @@ def check_participation(state: Coordinator, settings: ClientSettings) -> None:
 
 def find_obstacles(state: Coordinator, settings: ClientSettings) -> Iterator[str]:
     """Find what keeps this client from ever taking part in the run, each with what to do about it."""
-    yield from find_unsupported(state.model)
-    source, has_data = state.model.checkpoint.kind, state.model.data_location.kind is DataLocationKind.LOCAL
-    if source is CheckpointKind.DUMMY and state.certified.digest == ZERO32:
+    source, has_data = _get_source(state), state.model.data_location.kind is DataLocationKind.LOCAL
+    yield from find_unsupported(replace(state.model, checkpoint=source))
+    if source.kind is CheckpointKind.DUMMY and state.certified.digest == ZERO32:
         yield "the run names no weights: its owner sets model.LLM.checkpoint to a folder"
-    if (source is CheckpointKind.LOCAL or has_data) and not settings.local_root.is_dir():
+    if (source.kind is CheckpointKind.LOCAL or has_data) and not settings.local_root.is_dir():
         yield (
             f"--local-root {settings.local_root}: there is no such folder; name the folder that the run's model and "
             "data lie in"
         )
         return
-    model = _check_first_weights(state, settings.local_root)
+    model = _check_first_weights(state, source, settings.local_root)
     yield from model.problems
     if has_data:
         vocab_size = state.metadata.vocab_size or (model.sizes.vocab_size if model.sizes else None)
@@ -59,10 +61,19 @@ def find_obstacles(state: Coordinator, settings: ClientSettings) -> Iterator[str
     yield from _find_disk_problems(settings.snapshots_dir, model.parameters or state.metadata.num_parameters)
 
 
-def _check_first_weights(state: Coordinator, local_root: Path) -> ModelCheck:
+def _get_source(state: Coordinator) -> Checkpoint:
+    """The source of weights that the owner named, or a folder of no name.
+
+    S10: any member may have put a place of any kind in its stead. That says nothing of the run, and the weights of
+    the record are with the peers all the same.
+    """
+    return state.model.checkpoint if state.checkpoint.uploader == NO_UPLOADER else Checkpoint(CheckpointKind.LOCAL)
+
+
+def _check_first_weights(state: Coordinator, source: Checkpoint, local_root: Path) -> ModelCheck:
     """Check the configured model if it is here; a client without it takes the weights from peers (S9, S11)."""
-    source, folder = state.model.checkpoint, local_root / state.model.checkpoint.name
-    if source.kind is not CheckpointKind.LOCAL or not folder.is_dir():
+    folder = local_root / source.name
+    if source.kind is not CheckpointKind.LOCAL or not source.name or not folder.is_dir():
         return ModelCheck(())
     check = check_model(folder, state.model.max_seq_len)
     if not check.problems:

@@ -187,6 +187,24 @@ def test_without_a_model_folder_a_client_joins_and_fetches_the_weights(place: Pl
     assert place.describe() == ""
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        Checkpoint(CheckpointKind.HUB, "liar/none"),
+        Checkpoint(CheckpointKind.GCS, "liar", "none"),
+        Checkpoint(CheckpointKind.LOCAL, "small"),
+    ],
+)
+def test_no_place_that_a_member_names_keeps_others_from_joining(place: Place, named: Checkpoint) -> None:
+    """S10: any member may name any place, whatever lies there on this machine."""
+    place.state.metadata.vocab_size = 0
+    place.state.certified = Mark(digest=build_hash("weights"), epoch=1)
+    place.state.checkpoint = Mark(digest=build_hash("weights"), epoch=1, uploader=3)
+    place.state.model.checkpoint = named
+    write_model_folder(place.root / "small", vocab_size=63)  # the data has token 63
+    assert place.describe() == ""
+
+
 def test_weights_on_record_that_nobody_can_train_are_an_obstacle_too(place: Place) -> None:
     """Such a run's server would not start today."""
     digest = compute_first_digest(place.root / "model", is_exact=True)

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 from runtime_kit import CHAIN, FILES, KEYS, Place, answer_with, build_offer
+from trio.testing import MockClock
 
-from psyche.client.runtime.weights.loading import PARTS, compute_offer_digest, get_snapshot_folder
+from psyche.client.runtime.weights.loading import MANIFEST_TIMEOUT_S, PARTS, compute_offer_digest, get_snapshot_folder
 from psyche.client.runtime.weights.serving import read_offer
 from psyche.core.encoding.manifest import TensorEntry, decode_manifest, encode_manifest
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, Mark
@@ -102,6 +104,29 @@ async def test_a_manifest_that_does_not_give_the_digest_is_refused_and_the_next_
     source = await place.fetch(digest)
     assert read_snapshot_info(source.path).digest == digest
     assert [peer for peer, _ in place.network.asked] == [first, second, third]
+
+
+async def test_silent_peers_delay_a_fetch_by_less_than_their_timeouts(
+    place: Place, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T8: half of a Warmup is all that a client has."""
+    offer, digest = build_offer()
+    *silent, honest = sorted(KEYS[1:])
+    place.network.answers = {honest: answer_with(offer)}
+    ask = place.network.ask
+
+    async def keep_silent(peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
+        if peer in silent:
+            await trio.sleep(timeout_s)
+            raise NetworkError("no answer")
+        return await ask(peer, request, timeout_s=timeout_s)
+
+    monkeypatch.setattr(place.network, "ask", keep_silent)
+    monkeypatch.setattr(place.network, "connected", lambda: frozenset(KEYS[1:]))
+    began = trio.current_time()
+    source = await place.fetch(digest)
+    assert read_snapshot_info(source.path).digest == digest
+    assert trio.current_time() - began < MANIFEST_TIMEOUT_S
 
 
 @pytest.mark.parametrize("raw", [b"", b"noise", msgspec.msgpack.encode({"manifest": 5})])

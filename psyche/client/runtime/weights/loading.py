@@ -25,9 +25,11 @@ from psyche.modeling.snapshot import (
 from psyche.telemetry import kinds
 from psyche.telemetry.kinds import WeightSource
 from psyche.wire.crypto import blake3_hash, compute_state_digest
+from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Network, SyncRequest
 
 MANIFEST_TIMEOUT_S: Final = 10.0
+NEXT_PEER_S: Final = 0.5  # how long a silent peer keeps the next one from being asked for a manifest
 FILES_HINT: Final = (
     "this client takes the run's files from peers and leaves yours as they are; "
     "copy the run's model folder, or remove yours"
@@ -113,7 +115,7 @@ class Loader:
         Raises:
             NetworkError: no peer has it, or the transfer failed.
         """
-        offer = await self._find_offer(state, digest)
+        offer = await self._find_offer(state, digest, deadline)
         return await self._fetch_offer(state, offer, digest, deadline, progress)
 
     async def _fetch_offer(
@@ -184,13 +186,29 @@ class Loader:
     def _get_sources(self) -> list[bytes]:
         return sorted(self._network.connected())
 
-    async def _find_offer(self, state: Coordinator, digest: bytes) -> Offer:
+    async def _find_offer(self, state: Coordinator, digest: bytes, deadline: float) -> Offer:
+        """Ask one peer after another, and the next one too while a peer is silent; the first right manifest counts."""
         reasons: list[str] = []
-        for peer in self._get_sources():
+        found: list[Offer] = []
+
+        async def ask(peer: bytes, answered: trio.Event) -> None:
             try:
-                return await self.ask_offer(state, digest, peer)
+                found.append(await self.ask_offer(state, digest, peer))
             except NetworkError as error:
                 reasons.append(str(error))
+            else:
+                nursery.cancel_scope.cancel()
+            answered.set()
+
+        async with open_plain_nursery() as nursery:
+            nursery.cancel_scope.deadline = deadline
+            for peer in self._get_sources():
+                answered = trio.Event()
+                nursery.start_soon(ask, peer, answered)
+                with trio.move_on_after(NEXT_PEER_S):
+                    await answered.wait()
+        if found:
+            return found[0]
         raise NetworkError(
             f"no peer has the weights {digest.hex()[:16]}: {'; '.join(reasons) or 'no peer is connected'}"
         )

@@ -9,12 +9,12 @@ import torch
 
 from psyche.durable import sync_file, write_file
 from psyche.errors import TrainerError
+from psyche.modeling.model_card import CARD_NAME
 from psyche.modeling.snapshot import write_folder, write_model_files
 from psyche.modeling.user_files import build_user_files
 
 EXPORT_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_SHARD_BYTES: Final = 5 << 30  # the largest weight file of an export, as with the Hub's own tools
-CARD_NAME: Final = "README.md"
 INDEX_NAME: Final = "model.safetensors.index.json"
 _FORMAT_NAMES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ALIGN_BYTES: Final = 8

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+CARD_NAME: Final = "README.md"
 _HEAD: Final = """\
 ---
 library_name: transformers

@@ -79,7 +79,7 @@ def get_client_name(identity: Identity) -> str:
 class LazyData:
     """Opens the run's data when the first batch is requested: only then are the model and the record known.
 
-    Opens it again if the owner has changed where it is or how long its sequences are (P9).
+    Opens it again if the owner has changed where it is, how long its sequences are, or the model's vocabulary (P9).
     """
 
     def __init__(self, get_state: Callable[[], Coordinator], identity: Identity, settings: ClientSettings) -> None:
@@ -87,7 +87,7 @@ class LazyData:
         self._identity = identity
         self._settings = settings
         self._provider: DataProvider | None = None
-        self._opened: tuple[DataLocation, int] | None = None
+        self._opened: tuple[DataLocation, int, int | None] | None = None
         self._lock = trio.Lock()
         self.vocab_size: int | None = None
         self.sequence_length = 0
@@ -96,7 +96,7 @@ class LazyData:
         """See `DataProvider.get`."""
         async with self._lock:
             model = self._get_state().model
-            wanted = (model.data_location, model.max_seq_len)
+            wanted = (model.data_location, model.max_seq_len, self.vocab_size)
             if self._provider is None or self._opened != wanted:
                 await self.aclose()
                 self._provider = await trio.to_thread.run_sync(self._open)
@@ -243,7 +243,8 @@ async def _run_obeying(settings: ClientSettings, log: EventSink, open_backend: O
 
 async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBackend, orders: Orders) -> None:
     identity = load_identity(settings)
-    clean_leftovers(settings.snapshots_dir)
+    for folder in (settings.snapshots_dir, settings.models_dir):
+        clean_leftovers(folder)
     threads = settings.threads or os.cpu_count() or 1
     trainer = TrainerProcess(threads=threads, log_path=settings.data_dir / "trainer.log")
     reporter = log = Reporter(log, settings.node_name)

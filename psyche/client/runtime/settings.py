@@ -42,3 +42,8 @@ class ClientSettings:
     def snapshots_dir(self) -> Path:
         """The folder of the resume snapshots."""
         return self.data_dir / "resume"
+
+    @property
+    def models_dir(self) -> Path:
+        """The folder of the exports of a client whose user named none; no other client writes there."""
+        return self.data_dir / "models"

@@ -35,7 +35,7 @@ from psyche.client.engine.actions import (
 from psyche.client.runtime.data_ahead import DataAhead
 from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.weights.exporting import build_run_card, get_export_path, remove_old_exports
+from psyche.client.runtime.weights.exporting import build_run_card, get_export_path, measure_export, remove_old_exports
 from psyche.client.runtime.weights.heal_tasks import HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
 from psyche.client.runtime.weights.replay import ReplayStore
@@ -459,9 +459,15 @@ class TrainerTasks:
         self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, path, reply))
 
     async def _write_export(self, action: Export) -> None:
-        """A Hugging Face folder of the certified weights; older ones beyond `keep_steps` go."""
+        """A Hugging Face folder of the certified weights; older ones beyond `keep_steps` go.
+
+        One of the same weights is left alone: an earlier process wrote it, and its user may have added to it since.
+        """
         settings, state = self._settings, self._x.state
         path = get_export_path(settings, action.step)
+        if size := await trio.to_thread.run_sync(measure_export, path, action.digest, settings.export_dtype):
+            self._x.log(kinds.Exported(path=str(path), bytes=size, step=action.step))
+            return
         reply = await self._trainer.snapshot(
             SnapshotRequest(
                 kind="export",

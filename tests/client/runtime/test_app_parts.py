@@ -16,7 +16,7 @@ from psyche.client.runtime.app import LazyData, PayloadCheck, get_client_name, l
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.encoding.plan import compute_plan, encode_plan, get_payload_bytes
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
-from psyche.errors import ConfigError, NetworkError, PsycheError, WireError
+from psyche.errors import ConfigError, NetworkError, PsycheError, TrainerError, WireError
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_model
 from psyche.wire.crypto import Identity
@@ -182,6 +182,8 @@ async def test_p9_data_is_opened_again_where_the_owner_has_changed_what_it_is(se
     state.model = replace(state.model, max_seq_len=2 * state.model.max_seq_len)
     assert len(await data.get(0, 1)) == 2 * len(short)
     assert data.sequence_length == state.model.max_seq_len
+    data.vocab_size = 2
+    assert max(memoryview(await data.get(0, 9)).cast("I")) < 2
     state.model = replace(state.model, data_location=DataLocation(DataLocationKind.LOCAL, address="missing"))
     with pytest.raises(PsycheError, match="missing"):
         await data.get(0, 1)
@@ -287,6 +289,27 @@ async def test_what_keeps_a_client_from_coming_up_is_told(
     monkeypatch.setattr(app, "_run", fail)
     with pytest.raises(NetworkError, match="the port is taken"):
         await app.run_client(unstarted, EventLog(None, node="n"), open_nothing)
+
+
+async def test_what_a_killed_client_has_half_written_is_removed_and_what_it_was_replacing_restored(
+    settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoTrainer(StandIn):
+        async def start(self) -> None:
+            raise TrainerError("it does not start")
+
+    async def stop(_trainer: NoTrainer) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(app, "TrainerProcess", lambda **_how: NoTrainer(is_finished=True))
+    monkeypatch.setattr(app, "_stop_trainer", stop)
+    for root in ("resume", "models"):
+        for left in ("kept", ".run-step9.tmp-77-abcd", ".run-step5.old-77-abcd"):
+            (settings.data_dir / root / left).mkdir(parents=True)
+    with pytest.raises(TrainerError, match="it does not start"):
+        await app.run_client(settings, EventLog(None, node="n"), open_nothing)
+    for root in ("resume", "models"):
+        assert {path.name for path in (settings.data_dir / root).iterdir()} == {"kept", "run-step5"}
 
 
 def open_nothing(_settings: ClientSettings, _identity: Identity) -> AbstractAsyncContextManager[Backend]:

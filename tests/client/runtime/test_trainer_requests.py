@@ -1,5 +1,7 @@
 """What the trainer is asked and what is made of its answers (S7 to S9, A4, P6, P8)."""
 
+import json
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +57,7 @@ class Trainer(DummyTrainer):
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         self.note(f"snapshot {request.kind}")
         if request.kind == "export":
+            shutil.rmtree(request.path, ignore_errors=True)
             Path(request.path).mkdir(parents=True)
             return SnapshotReply(path=request.path, size_bytes=1, weight_root=ZERO32, seconds=0.0)
         return await super().snapshot(request)
@@ -495,3 +498,23 @@ async def test_an_export_replaces_older_ones(place: Place) -> None:
         await place.tasks.wait_idle()
     assert {p.name for p in (place.root / "exports").iterdir()} == {"run-step2", "run-step3", "run-step9"}
     assert place.shell.events == [], "nobody waits for an export"
+
+
+@pytest.mark.parametrize(
+    ("digest", "dtype", "is_left"),
+    [("digest", "bfloat16", True), ("other", "bfloat16", False), ("digest", "float32", False)],
+)
+async def test_an_export_of_the_same_weights_is_left_as_its_user_made_it(
+    place: Place, digest: str, dtype: str, is_left: bool
+) -> None:
+    """A client that is started again after the end of its run has the same weights to export."""
+    folder = place.root / "exports" / "run-step9"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text(f"Licence: mine. `{build_hash(digest).hex()}`")
+    (folder / "config.json").write_text(json.dumps({"dtype": dtype}))
+    (folder / "converted.gguf").write_bytes(b"GGUF")
+    place.tasks.put(build_export(9))
+    with trio.fail_after(LIMIT_S):
+        await place.tasks.wait_idle()
+    assert (folder / "converted.gguf").exists() == is_left
+    assert [event.path for event in place.shell.told.get(kinds.Exported)] == [str(folder)]

@@ -6,7 +6,9 @@ from pathlib import Path
 from psyche.client.engine.actions import Export, ExportTime
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.state.state import Coordinator
-from psyche.modeling.model_card import format_card
+from psyche.modeling.model_card import CARD_NAME, format_card
+from psyche.modeling.snapshot import CONFIG_NAME
+from psyche.wire.tokenizer_files import read_json_table
 
 
 def get_export_time(settings: ClientSettings) -> ExportTime:
@@ -18,7 +20,7 @@ def get_export_time(settings: ClientSettings) -> ExportTime:
 
 def get_export_path(settings: ClientSettings, step: int) -> Path:
     """The folder of the export at this step."""
-    root = settings.checkpoint_dir or settings.data_dir / "models"
+    root = settings.checkpoint_dir or settings.models_dir
     return root / f"{settings.run_id}-step{step}"
 
 
@@ -37,6 +39,18 @@ def build_run_card(state: Coordinator, action: Export, dtype: str) -> str:
     ]
     summary = metadata.description or "A Llama that the members of a Psyche run trained together."
     return format_card(metadata.name or state.run_id, summary, [row for row in rows if row[1] not in ("", "0")])
+
+
+def measure_export(path: Path, digest: bytes, dtype: str) -> int:
+    """The bytes of a folder that is an export of these weights in this type; 0 if it is none."""
+    try:
+        card = (path / CARD_NAME).read_text(errors="replace")
+        config = read_json_table((path / CONFIG_NAME).read_bytes())
+        if digest.hex() not in card or config.get("dtype") != dtype:
+            return 0
+        return sum(file.stat().st_size for file in path.iterdir())
+    except OSError:
+        return 0
 
 
 def remove_old_exports(root: Path, run_id: str, keep_steps: int) -> None:

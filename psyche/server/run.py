@@ -16,7 +16,9 @@ from psyche.server.journal.journal import Journal, JournalDisk, JournalError
 from psyche.server.journal.recovery import create_journal, recover
 from psyche.wire.crypto import blake3_hash
 
-FILE_HASH_NAME: Final = "run-file.hash"  # of the settings of the run's file that the record was last equal to
+FILE_HASH_NAME: Final = "run-file.hash"  # of the run's file that the record was last equal to, and of changes since
+HASH_BYTES: Final = 32
+KEPT_CHANGES: Final = 64
 
 
 class RunDefinition(Protocol):
@@ -124,8 +126,8 @@ def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[
 def _check_file(disk: JournalDisk, state: Coordinator, file: RunDefinition) -> tuple[str, ...]:
     """Check that the file describes this run; return notes for the user.
 
-    The record counts. It may differ from the file where its owner has changed the run since (P9), but not because
-    somebody has edited the file: such changes would have no effect.
+    The record counts. It may differ from the file where its owner has changed the run since (P9), also more than once,
+    but not because somebody has edited the file: such changes would have no effect.
 
     Raises:
         ConfigError: the file is of another run, or was edited and differs from the record.
@@ -139,7 +141,7 @@ def _check_file(disk: JournalDisk, state: Coordinator, file: RunDefinition) -> t
     if not differences:
         _remember_file(disk, file)
         return ()
-    if FILE_HASH_NAME in disk.names() and disk.read(FILE_HASH_NAME) == _hash_file(file):
+    if hash_settings(file) in _read_hashes(disk):
         note = "the owner has changed this since the run's file was written (P9); the run keeps its own settings"
         return (f"{differences}: {note}",)
     raise ConfigError(
@@ -159,14 +161,27 @@ def _find_differences(state: Coordinator, file: RunDefinition) -> Iterator[str]:
         yield "bootstrap"
 
 
-def _hash_file(file: RunDefinition) -> bytes:
-    """Compute a hash of what `_find_differences` compares."""
-    parts = (
-        encode_config(file.config),
-        encode_model(file.model, zero_checkpoints=True),
-        *map(str.encode, file.bootstrap),
-    )
+def hash_settings(of: Coordinator | RunDefinition) -> bytes:
+    """Compute a hash of what `_find_differences` compares, of the record or of a run's file."""
+    parts = (encode_config(of.config), encode_model(of.model, zero_checkpoints=True), *map(str.encode, of.bootstrap))
     return blake3_hash(*parts)
+
+
+def _read_hashes(disk: JournalDisk) -> list[bytes]:
+    """Read the hashes of the run's file as it was when the record was last equal to it, and of all settings since."""
+    raw = disk.read(FILE_HASH_NAME) if FILE_HASH_NAME in disk.names() else b""
+    return [raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES)]
+
+
+def remember_change(disk: JournalDisk, settings_hash: bytes) -> None:
+    """Remember settings that an owner has given the run: a file that has them was sent, not just edited (P9).
+
+    Raises:
+        JournalError: the disk failed.
+    """
+    known = _read_hashes(disk)
+    if settings_hash not in known:
+        _write_hashes(disk, [*known[:1], *known[1:][-KEPT_CHANGES:], settings_hash])
 
 
 def _remember_file(disk: JournalDisk, file: RunDefinition) -> None:
@@ -175,9 +190,13 @@ def _remember_file(disk: JournalDisk, file: RunDefinition) -> None:
     Raises:
         JournalError: the disk failed.
     """
-    if FILE_HASH_NAME in disk.names() and disk.read(FILE_HASH_NAME) == _hash_file(file):
-        return
+    hashes = [hash_settings(file)]
+    if _read_hashes(disk) != hashes:
+        _write_hashes(disk, hashes)
+
+
+def _write_hashes(disk: JournalDisk, hashes: list[bytes]) -> None:
     try:
-        disk.replace(FILE_HASH_NAME, _hash_file(file))
+        disk.replace(FILE_HASH_NAME, b"".join(hashes))
     except OSError as error:
         raise JournalError(f"state folder: {FILE_HASH_NAME} cannot be written: {error}") from error

@@ -32,7 +32,7 @@ from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
 from psyche.server.reports import ReportSummary
-from psyche.server.run import OpenRun, RunDefinition, open_run
+from psyche.server.run import OpenRun, RunDefinition, hash_settings, open_run, remember_change
 from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access
@@ -158,7 +158,7 @@ async def run_server(settings: ServerSettings, *, task_status: Started = trio.TA
         opened = await trio.to_thread.run_sync(
             open_, disk, settings.run, settings.identity.public, PROGRAM, lambda: now
         )
-        await _Server(settings, opened).run(task_status)
+        await _Server(settings, opened, disk).run(task_status)
     finally:
         disk.close()
 
@@ -179,9 +179,11 @@ def _make_handler(settings: ServerSettings, opened: OpenRun) -> CoordinatorHandl
 
 
 class _Server:
-    def __init__(self, settings: ServerSettings, opened: OpenRun) -> None:
+    def __init__(self, settings: ServerSettings, opened: OpenRun, disk: JournalDisk) -> None:
         self._settings = settings
         self._opened = opened
+        self._disk = disk
+        self._config = opened.state.config
         self._sink = settings.sink or NoEvents()
         self._clock = RunClock(settings.unix_time(), opened.now)
         self._handler = _make_handler(settings, opened)
@@ -276,9 +278,17 @@ class _Server:
                 scope.shield = True  # a batch that is taken must be written, or later ones would leave a gap
                 await trio.to_thread.run_sync(journal.write, batch)
                 journal.commit(batch)
+                await self._remember_change()
             self._durable = version
             self._news.set()
             self._hub.note_durable()
+
+    async def _remember_change(self) -> None:
+        """Remember the settings of an update, which has put a new config into the state (P9)."""
+        state = self._handler.state
+        if state.config is not self._config:
+            self._config = state.config
+            await trio.to_thread.run_sync(remember_change, self._disk, hash_settings(state))
 
     async def _push(self) -> None:
         """Push the durable state, at most every 100 ms unless the run's phase has changed (K5)."""

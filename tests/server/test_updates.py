@@ -153,3 +153,22 @@ async def test_an_owner_gives_a_run_the_settings_of_a_file(tmp_path: Path, clock
         code, said = await command(server, tmp_path, "update-config", "--state", str(path))
         assert (code, said.count("nothing changes: the run has these settings already")) == (0, 1)
         assert encode_state(await TcpHome(server.address, OWNER).get_record()) == encode_state(record)
+
+
+async def test_p9_a_server_comes_back_with_any_file_that_was_sent_to_it(tmp_path: Path) -> None:
+    first = build_quick_file()
+    sent, last = (build_longer(first, steps) for steps in (60, 70))
+    async with open_server(tmp_path, first) as server:
+        home = TcpHome(server.address, OWNER)
+        await home.command(Pause())
+        for file in (sent, last):
+            await home.command(Update(config=file.config))
+        await server.stop()
+    state_dir = tmp_path / "state"
+    async with open_server(tmp_path, sent) as server:
+        assert (await TcpHome(server.address, OWNER).get_record()).config.total_steps == 70
+        await server.stop()
+    with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match=r"total_steps"), flatten_subgroups=True):
+        async with open_server(tmp_path, build_longer(first, 65)):
+            pass
+    assert len((state_dir / "run-file.hash").read_bytes()) == 3 * 32

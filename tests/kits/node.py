@@ -15,7 +15,14 @@ SHOWN_LINES: Final = 6
 QUIET: Final = frozenset({"network", "payload_received", "model_fetch"})  # left out of a failure's message
 LATE_S: Final = 5.0  # how late a loaded machine may notice that a wait is over
 WITHOUT_DEADLINE: Final = frozenset(
-    {kinds.Wait.MORE_MEMBERS, kinds.Wait.FORMATION, kinds.Wait.OWNER, kinds.Wait.NEXT_EPOCH}
+    {
+        kinds.Wait.MORE_MEMBERS,
+        kinds.Wait.FORMATION,
+        kinds.Wait.OWNER,
+        kinds.Wait.NEXT_EPOCH,
+        kinds.Wait.SERVER,
+        kinds.Wait.PERMISSION,
+    }
 )
 
 

@@ -1,6 +1,7 @@
 """The replay store on disk: what it keeps, what it drops, what it refuses (S7, I6)."""
 
 import dataclasses
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,16 @@ def test_only_the_running_epoch_and_the_last_one_are_kept(tmp_path: Path) -> Non
     store.keep_epochs(2, 3)
     assert list_sets(tmp_path) == ["epoch-00002/000000.set", "epoch-00003/000000.set"]
     assert (tmp_path / "notes").is_dir()
+
+
+def test_a_set_is_stored_while_old_epochs_are_dropped(tmp_path: Path) -> None:
+    """Both happen after an epoch's end, each in a thread; files that vanish do not stop the writer."""
+    store = ReplayStore(tmp_path, 1 << 20)
+    for height in range(300):
+        store.write(build_entry(1, height), BODIES)
+    dropping = threading.Thread(target=store.keep_epochs, args=(2, 3))
+    dropping.start()
+    for height in range(50):
+        store.write(build_entry(3, height), BODIES)
+    dropping.join()
+    assert list_sets(tmp_path) == [f"epoch-00003/{height:06d}.set" for height in range(50)]

@@ -5,6 +5,7 @@ One file per height, written atomically by rename; when the quota is full, the o
 
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,7 @@ class ReplayStore:
     def __init__(self, root: Path, quota_bytes: int) -> None:
         self._root = root
         self._quota_bytes = quota_bytes
+        self._changing = threading.Lock()  # writing measures the store, which fails while files vanish
         root.mkdir(parents=True, exist_ok=True)
 
     def _get_path(self, epoch: int, height: int) -> Path:
@@ -65,12 +67,13 @@ class ReplayStore:
             bodies=bodies,
         )
         raw = msgspec.msgpack.encode(stored)
-        self._make_room(len(raw), entry.epoch)
         path = self._get_path(entry.epoch, entry.height)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(raw)
-        temporary.replace(path)
+        with self._changing:
+            self._make_room(len(raw), entry.epoch)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".tmp")
+            temporary.write_bytes(raw)
+            temporary.replace(path)
 
     def has(self, epoch: int, height: int) -> bool:
         """Whether a set's file exists; it may still be damaged."""
@@ -112,9 +115,10 @@ class ReplayStore:
 
     def keep_epochs(self, oldest: int, newest: int) -> None:
         """Drop epochs before `oldest`, which every later snapshot includes, and epochs that another run left here."""
-        for epoch, folder in list(self._iter_epochs()):
-            if not oldest <= epoch <= newest:
-                shutil.rmtree(folder, ignore_errors=True)
+        with self._changing:
+            for epoch, folder in list(self._iter_epochs()):
+                if not oldest <= epoch <= newest:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def get_size_bytes(self) -> int:
         """The size of the store on disk."""

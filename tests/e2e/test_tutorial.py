@@ -1,4 +1,4 @@
-"""The tutorial, as it stands on the page: every file written, every command run, in a fresh folder."""
+"""The tutorial, as it stands on the page: every command run, in a fresh folder."""
 
 import contextlib
 import re
@@ -62,11 +62,7 @@ class Reader:
         text = block.text
         for number, port in self.ports.items():
             text = text.replace(number, port)
-        if "file" in block.options:
-            path = self.folder / block.options["file"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        elif "terminal" in block.options:
+        if "terminal" in block.options:
             self._open_terminal(block.options["terminal"], text)
         elif "kill" in block.options:
             self.terminals[block.options["kill"]].send(signal.SIGKILL)
@@ -82,8 +78,6 @@ class Reader:
         return f"cd {shlex.quote(str(self.folder))} && export PATH={shlex.quote(str(self._bin))}:$PATH && {command}"
 
     async def _run(self, command: str, options: dict[str, str]) -> None:
-        for name in options.get("wait", "").split():
-            assert await self.terminals[name].wait() == 0, self.terminals[name].get_last_lines(20)
         wanted = re.compile(options.get("until", ""))
         while True:
             done = await trio.run_process(

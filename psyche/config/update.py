@@ -110,6 +110,9 @@ def describe_update(state: Coordinator, update: Update) -> Iterator[str]:
     """Describe what the owner should know of an update besides the keys that change."""
     if note := describe_schedule(state, update):
         yield note
+    end, step = (update.config or state.config).total_steps, state.progress.step
+    if end <= step:
+        yield f"the run has trained up to step {step - 1}: with total_steps {end} it ends as soon as it goes on"
     model = update.model or state.model
     kinds = {state.model.data_location.kind, model.data_location.kind}
     reads = (state.model.data_location, state.model.max_seq_len), (model.data_location, model.max_seq_len)

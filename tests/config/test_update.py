@@ -13,6 +13,7 @@ from psyche.config.update import (
     build_update,
     check_update,
     describe_schedule,
+    describe_update,
     find_changes,
     get_schedule_end,
 )
@@ -166,6 +167,14 @@ def test_what_breaks_a_rule_is_refused_before_it_is_sent() -> None:
     state = build_paused().state
     with pytest.raises(ConfigRefused, match=r"config\.min_clients"):
         check_update(state, Update(config=build_config(min_clients=0)))
+
+
+def test_an_end_before_the_step_that_is_reached_is_told() -> None:
+    state = build_paused().state
+    update = Update(config=replace(state.config, total_steps=state.progress.step))
+    assert any("it ends as soon as it goes on" in note for note in describe_update(state, update))
+    later = Update(config=replace(state.config, total_steps=state.progress.step + 1))
+    assert not any("ends as soon" in note for note in describe_update(state, later))
 
 
 def test_an_extension_only_goes_forward() -> None:

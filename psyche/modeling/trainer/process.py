@@ -271,7 +271,7 @@ class TrainerProcess:
         if kind is FailureKind.CRASHED:
             reason = f"{reason} ({_describe_status(child.process.returncode if status is None else status)})"
         self._failed = f"it {kind.value} during {operation}"
-        text = f"trainer {kind.value} during {operation}: {reason}; restart it and load the resume snapshot again"
+        text = f"trainer {kind.value} during {operation}: {reason}; start it again: it goes on from the newest snapshot"
         raise TrainerFailure(kind, text + self._read_log_tail())
 
     def _read_log_tail(self) -> str:

@@ -27,6 +27,7 @@ from psyche.drafting.files import (
 )
 from psyche.drafting.model_choice import CONFIG_NAME, WEIGHTS_SUFFIX, ModelChoice
 from psyche.drafting.plan import Answers, compute_run_plan
+from psyche.durable import naming
 from psyche.errors import ConfigError
 from psyche.server.preflight import validate_run
 
@@ -149,7 +150,7 @@ def build(draft: Draft, make_weights: MakeWeights, progress: Progress) -> Built:
     folder = draft.folder
     parent = folder if folder.is_dir() else folder.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.init-", dir=parent) as name:
+    with naming(folder), tempfile.TemporaryDirectory(prefix=f".{folder.name}.init-", dir=parent) as name:
         scratch = Path(name) / "run"
         scratch.mkdir()
         tokens = _write_all(draft, scratch, make_weights, progress)

@@ -1,6 +1,7 @@
 """What the operating system refuses is one sentence that names the path: in every command, for every path it takes."""
 
 import errno
+import json
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ from typing import Any, Final
 import pytest
 import trio
 import typer.main
+from kits.models import write_model_folder
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
@@ -32,6 +34,7 @@ KEY: Final = "01" * 32
 # A call of each command that would work. `ran`: the rest of the command is cut off where it would talk to others.
 CALLS: Final = {
     "doctor": "",
+    "init": "first --yes --no-prepare --data book.txt",
     "train": "--model model.json --data data --out trained --plot loss.png",
     "simulate": "--state my-run --profile home.toml --model model.json --picture p.png --json f.json --events e.jsonl",
     "trace": "logs --picture p.png --json f.json",
@@ -43,6 +46,7 @@ CALLS: Final = {
     "client train": "--run-id r --server-addr 127.0.0.1:1 --data-dir client --checkpoint-dir checkpoints",
     "client show-identity": "--data-dir state-of-client --create",
     "run set-future-epoch-rates": f"{OWNER} --timeout 0.1 --earning-rate-total-shared 1",
+    "run update-config": f"{OWNER} --timeout 0.1 --state my-run",
     "run extend": f"{OWNER} --timeout 0.1 --total-steps 500",
     "local-testnet start": "--num-clients 1 --wait-for-all --config-path my-run --run-dir run --cache-dir cache",
 }
@@ -135,7 +139,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "config" / "demo", folder / "my-run")
     shutil.copy(ROOT / "config" / "demo" / "model.json", folder / "model.json")
     shutil.copy(ROOT / "config" / "profiles" / "home.toml", folder / "home.toml")
-    for name in ("data", "my-run/standard-library", "my-run/model", "model-folder"):
+    write_model_folder(folder / "my-run" / "model", **json.loads((folder / "model.json").read_text()))
+    for name in ("data", "my-run/standard-library", "model-folder"):
         (folder / name).mkdir()
     for name in ("data/x.bin", "my-run/standard-library/x.bin"):
         (folder / name).write_bytes(bytes(4096))
@@ -183,7 +188,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trio, "run", cut_off)
     monkeypatch.setattr("psyche.standalone.command._run", stop)
     monkeypatch.setattr("psyche.cli.commands.simulate._foretell", stop)
-    monkeypatch.setattr(checks, "get_checks", lambda folder, _port: [lambda: checks.check_disk(folder)])
+    monkeypatch.setattr(checks, "get_checks", lambda folder, _port, **_: [lambda: checks.check_disk(folder)])
     monkeypatch.setitem(sys.modules, "psyche.standalone.sample", SimpleNamespace(sample_model=stop))
     make = SimpleNamespace(
         init_model=lambda _config, output, _seed, **_: output.mkdir(parents=True, exist_ok=True) or 1

@@ -255,7 +255,7 @@ def test_a_class_named_with_an_article_reads_well(even: Forecast) -> None:
 
 
 def test_who_trains_in_vain_has_that_in_its_row(uneven: Forecast) -> None:
-    head, *rows = format_classes(uneven).splitlines()
+    head, *rows = format_classes(uneven).partition("\n\n")[0].splitlines()
     column = re.split(r"  +", head).index("in vain")
     shares = {row.split()[0]: re.split(r"  +", row)[column] for row in rows}
     assert shares["home"] == "0.0 %"
@@ -322,8 +322,7 @@ def test_who_comes_after_the_epoch_has_formed_is_no_member_of_its_rounds(crowded
 
 
 def test_means_of_a_class_are_over_its_members(crowded: Forecast) -> None:
-    row = re.split(r"  +", format_classes(crowded).splitlines()[1])
-    assert row[1] == "3 of 8"
+    assert re.search(r"  members  .*\n.*  3 of 8  ", format_classes(crowded))
     each = ROUNDS * 2 * crowded.question.workload.payload_bytes
     assert [crowded.carried[node.name].sent for node in crowded.members] == pytest.approx([each] * 3, rel=0.05)
 
@@ -481,12 +480,15 @@ def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:
         ('[[fault]]\nkind = "bit_flip"\nwho = ["server"]', r"fault\[0\]: who: a bit_flip can hit clients only"),
         ('[[fault]]\nwho = ["server"]', r"plan.toml: fault\[0\]: kind is missing; known are kill"),
         ('[[fault]]\nkind = "kill"\nwho = ["random:5"]', "who: 'random:5' asks for too many: there are only 4"),
-        ('[[fault]]\nkind = "degrade"\nwho = ["all"]\nfor_s = 1', r"fault\[0\]: latency_s, .*: one must be above 0"),
+        (
+            '[[fault]]\nkind = "degrade"\nwho = ["all"]\nfor_s = 1',
+            r"latency_s, .*: at least one must be above 0",
+        ),
         (
             '[[fault]]\nkind = "degrade"\nwho = ["all"]\nfor_s = 1\nloss = 0.5\nup = false\ndown = false',
             "up, down: ",
         ),
-        ('[[fault]]\nkind = "clock"\nwho = ["all"]', r"fault\[0\]: offset_s is 0.0, must be another number than 0"),
+        ('[[fault]]\nkind = "clock"\nwho = ["all"]', r"fault\[0\]: offset_s is 0.0, must be a number other than 0"),
         ('[[fault]]\nkind = "hang"\nwho = ["server"]', r"fault\[0\]: for_s is 0.0, must be above 0"),
     ],
 )

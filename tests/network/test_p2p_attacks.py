@@ -239,9 +239,9 @@ async def test_attack_16_bytes_past_the_window_of_a_stream_that_nobody_reads(vic
     async with open_peer(MEMBER, victim, tmp_path / "m") as member:
         connection = get_connection(member, victim)
         stream = await open_raw(member, victim, "/psyche/sync/1")
-        from psyche.network.sync import encode_blob_request
+        from psyche.network.sync import encode_sync_request
 
-        raw = encode_blob_request(SyncRequest("announcements", height=14))  # the handler sleeps: nothing more is read
+        raw = encode_sync_request(SyncRequest("announcements", height=14))  # the handler sleeps: nothing more is read
         await stream.write(len(raw).to_bytes(4, "little") + raw)
         header = struct.pack("!BBHII", 0, 0, 0, stream.muxed_stream.stream_id, 65_536)
         with trio.fail_after(VICTIM_S):

@@ -1,30 +1,14 @@
 """What a run's first weights are: the server puts their digest on record when it makes the run (S11)."""
 
-import json
-import math
 from pathlib import Path
 
+from kits.models import write_model_folder
 from kits.server import OWNER, MemoryDisk, RunFile
 
 from psyche.core.state.state import Mark
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.server.run import OpenRun, open_run
 from psyche.testing.builders import START_UNIX
-
-
-def write_model_folder(folder: Path) -> None:
-    """A Llama without layers, as small as can be."""
-    folder.mkdir()
-    config = {"num_hidden_layers": 0, "tie_word_embeddings": True, "vocab_size": 2, "hidden_size": 2}
-    (folder / "config.json").write_text(json.dumps(config))
-    header: dict[str, object] = {}
-    start = 0
-    for name, dims in {"model.embed_tokens.weight": [2, 2], "model.norm.weight": [2]}.items():
-        end = start + 4 * math.prod(dims)
-        header[name] = {"dtype": "F32", "shape": dims, "data_offsets": [start, end]}
-        start = end
-    raw = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(start))
 
 
 def open_with(folder: Path, disk: MemoryDisk | None = None) -> OpenRun:

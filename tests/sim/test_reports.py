@@ -81,7 +81,7 @@ def test_a_plan_that_is_shown_says_all(scenario: Scenario) -> None:
 
 def test_what_no_plan_can_say_has_none() -> None:
     assert (
-        "can only be played by the code"
+        "only the code that built it can play it again"
         in describe_replay(build(1, byzantine=(ByzantineMember(who=9, kind="mute"),)))[0]
     )
 

@@ -50,7 +50,7 @@ def test_a_number_that_makes_no_sense_is_refused_with_its_bounds(script: str, op
         (["--plan", "missing.toml"], "missing.toml: cannot be read: No such file or directory"),
         (["--plan", "."], ".: cannot be read: Is a directory"),
         (["--plan", "bad.toml"], "bad.toml: scenario: Invalid value (at line 1, column 8)"),
-        (["--plan", "wrong.toml"], "wrong.toml: Scenario: sead is unknown; there are"),
+        (["--plan", "wrong.toml"], "wrong.toml: Scenario: sead is unknown; known are"),
         (["--seed", "1", "--events", "nowhere/log"], "--events nowhere/log: cannot be written: No such file"),
     ],
 )

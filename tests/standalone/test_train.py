@@ -219,7 +219,7 @@ def test_progress_is_one_line_on_a_terminal_and_few_lines_elsewhere() -> None:
         assert stream.getvalue().count("\n") == breaks
         assert "held out 2.250" in stream.getvalue().splitlines()[-1]
     assert format_line(make_progress(2), None) == (
-        "[############............] step 2/4, loss 2.500, lr 1.00e-03, 1.0k tokens/s, 2 s left"
+        "[############............] step 2/4, loss 2.500, 2 s left, 1.0k tokens/s, lr 1.00e-03"
     )
 
 

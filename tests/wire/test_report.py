@@ -67,12 +67,12 @@ def test_a_report_out_of_range_is_refused(place: int, value: Any) -> None:
     fields = [*PLAIN]
     fields[place] = value
     with pytest.raises(WireError, match=rf"\[1\]\[{place}\]"):
-        wire.decode_request(msgspec.msgpack.encode([1, ["report", fields]]))
+        wire.decode_backend_request(msgspec.msgpack.encode([1, ["report", fields]]))
 
 
 @given(st.builds(SelfReport, *[st.text(max_size=600)] * 3, error=st.text(max_size=2_000)))
 def test_a_cleaned_report_is_accepted_whatever_its_texts_were(report: SelfReport) -> None:
     request = wire.Request(1, wire.ReportRequest(clean_report(report)))
     raw = wire.encode_message(request)
-    assert wire.decode_request(raw) == request
+    assert wire.decode_backend_request(raw) == request
     assert len(raw) <= 1_000

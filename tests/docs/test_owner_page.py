@@ -27,9 +27,8 @@ def test_a_command_of_the_page_is_one_of_the_program_with_these_options(line: st
 def test_the_run_that_goes_on_from_a_finished_one_can_start_as_the_page_says(tmp_path: Path) -> None:
     (head,) = re.findall(r"^```toml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     name, _, progress = head.partition("\n\n")
-    tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    (first,) = re.findall(r"^```toml file=my-run/run\.toml\n(.*?)^```$", tutorial, re.MULTILINE | re.DOTALL)
-    changed = re.sub(r"total_steps = \d+", "total_steps = 5000", first.replace('run_id = "my-run"', name))
+    first = (ROOT / "config" / "llama-20m" / "run.toml").read_text(encoding="utf-8")
+    changed = re.sub(r"total_steps = \d+", "total_steps = 5000", first.replace('run_id = "llama-20m"', name))
     (tmp_path / "run.toml").write_text(f"{changed}\n{progress}")
     run = load_run(tmp_path)
     assert (run.run_id, run.progress.step, run.progress.epoch_start_data_index) == ("second-run", 161, 1_280)

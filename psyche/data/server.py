@@ -123,7 +123,8 @@ class DataServer:
         try:
             listeners = await trio.open_tcp_listeners(port, host=host)
         except OSError as error:
-            raise DataError(f"data server: cannot listen on {host}:{port}: {error.strerror}") from error
+            why = f"{error.strerror}; name another port in data_location of run.toml"
+            raise DataError(f"data server: cannot listen on {host}:{port}: {why}") from error
         bound: int = listeners[0].socket.getsockname()[1]
         _log.info("serving data", host=host, port=bound, sequences=self._source.num_sequences)
         task_status.started(bound)

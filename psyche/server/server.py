@@ -227,7 +227,8 @@ class _Server:
         try:
             return await self._settings.listen(host, port, self._settings.identity)
         except OSError as error:
-            raise ConfigError(f"server: cannot listen on {host}:{port}: {error.strerror or error}") from error
+            why = f"{error.strerror or error}; choose another port with --server-port"
+            raise ConfigError(f"server: cannot listen on {host}:{port}: {why}") from error
 
     def _report_recovery(self) -> None:
         access = self._handler.access

@@ -5,7 +5,7 @@ from typing import Final
 
 SENTENCES: Final = {
     errno.ENOENT: "there is no such file or folder",
-    errno.EEXIST: "exists already; name another path, or remove it first",
+    errno.EEXIST: "exists already; name another path",
     errno.EISDIR: "is a folder; name a file",
     errno.ENOTDIR: "a part of this path is a file; name a path whose parents are folders",
     errno.EACCES: "permission denied; change its permissions, or name another path",

@@ -180,7 +180,7 @@ def check_client_settings(settings: ClientSettings) -> None:
 async def run_client(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:
     """Run one client to its end; return the exit code.
 
-    0: the run is finished, or SIGTERM stopped the client; 130: Ctrl-C stopped it, or either while it started.
+    0: the run is finished, or SIGTERM stopped the client; 130: Ctrl-C stopped it.
 
     `open_backend` connects to the coordinator's home (`backends.tcp.backend.open_backend` for TCP).
 
@@ -210,6 +210,8 @@ class Orders:
         """On a first signal, withdraw and end within the grace period; on a second one, end at once."""
         async for number in signals:
             if self.shell is None or self.is_asked:
+                if not self.is_asked and number == signal.SIGTERM:
+                    self.code = 0
                 self.is_asked = True
                 self.scope.cancel()
                 return

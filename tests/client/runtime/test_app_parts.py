@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -314,3 +315,15 @@ async def test_what_a_killed_client_has_half_written_is_removed_and_what_it_was_
 
 def open_nothing(_settings: ClientSettings, _identity: Identity) -> AbstractAsyncContextManager[Backend]:
     raise AssertionError("it never gets so far")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+async def test_a_stop_before_the_shell_exists_ends_at_once_with_the_signal_s_code(number: int, code: int) -> None:
+    async def signals() -> AsyncIterator[int]:
+        yield number
+
+    orders = app.Orders(stop_grace_s=1.0)
+    with orders.scope:
+        await orders.obey(signals())
+        await trio.sleep_forever()
+    assert (orders.code, orders.is_asked) == (code, True)

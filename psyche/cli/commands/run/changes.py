@@ -107,8 +107,8 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool, yes: bool) -> bool:
     if update == Update():
         say("nothing changes: the run has these settings already")
         return False
-    show_changes(record, update)
     check_update(record, update)
+    show_changes(record, update)
     if dry_run:
         say("nothing was sent (--dry-run)")
         return False

@@ -1,6 +1,9 @@
 """The table of message kinds: journals, requests and instructions on a chain hold its numbers."""
 
+from typing import get_type_hints
+
 from psyche.core.rules.apply import BY_TYPE, KINDS, Sender
+from psyche.core.state.messages import Collect, Sized
 
 # A new message takes the next free number, and none is ever used again.
 NUMBERS = {
@@ -21,3 +24,8 @@ def test_whoever_reports_an_equivocation_is_asked_for_evidence_not_for_a_key() -
 
 def test_each_type_of_message_has_one_kind() -> None:
     assert list(BY_TYPE.values()) == list(KINDS)
+
+
+def test_a_collection_has_as_many_claims_as_one_record_of_a_journal_holds() -> None:
+    claims = get_type_hints(Collect, include_extras=True)["claims"]
+    assert claims.__metadata__ == (Sized(1, 64),)

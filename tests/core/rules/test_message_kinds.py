@@ -1,9 +1,8 @@
 """The table of message kinds: journals, requests and instructions on a chain hold its numbers."""
 
-from typing import get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from psyche.core.rules.apply import BY_TYPE, KINDS, Sender
-from psyche.core.state.messages import Collect, Sized
 
 # A new message takes the next free number, and none is ever used again.
 NUMBERS = {
@@ -26,6 +25,44 @@ def test_each_type_of_message_has_one_kind() -> None:
     assert list(BY_TYPE.values()) == list(KINDS)
 
 
-def test_a_collection_has_as_many_claims_as_one_record_of_a_journal_holds() -> None:
-    claims = get_type_hints(Collect, include_extras=True)["claims"]
-    assert claims.__metadata__ == (Sized(1, 64),)
+# The least and the most of each field that has bounds, then those of its entries; sizes for bytes, texts and lists.
+BOUNDS = {
+    "tick.entropy": [(32, 32)],
+    "join.p2p": [(32, 32)],
+    "join.expires_unix": [(0, 9_223_372_036_854_775_807)],
+    "withdraw.epoch": [(0, 65_535)],
+    "withdraw.member": [(0, 255)],
+    "warmup_witness.epoch": [(0, 65_535)],
+    "warmup_witness.member": [(0, 255)],
+    "warmup_witness.digest": [(32, 32)],
+    "health_check.epoch": [(0, 65_535)],
+    "health_check.height": [(0, 4_294_967_295)],
+    "health_check.member": [(0, 255)],
+    "checkpoint.epoch": [(0, 65_535)],
+    "checkpoint.digest": [(32, 32)],
+    "checkpoint.source": [(0, 128)],
+    "report_equivocation.epoch": [(0, 65_535)],
+    "report_equivocation.height": [(0, 4_294_967_295)],
+    "report_equivocation.member": [(0, 255)],
+    "recover.gap_s": [(0, 9_223_372_036_854_775_807)],
+    "recover.reconnect_s": [(0, 9_223_372_036_854_775_807)],
+    "set_rates.earning": [(0, 9_223_372_036_854_775_807)],
+    "set_rates.slashing": [(0, 9_223_372_036_854_775_807)],
+    "collect.claims": [(1, 64), (32, 32), (1, None)],
+    "update.bootstrap": [(0, 4), (0, 128)],
+    "update_client_version.version": [(0, 96)],
+}
+
+
+def find_bounds(hint: Any) -> list[tuple[Any, ...]]:
+    inner = [bound for argument in get_args(hint) for bound in find_bounds(argument)]
+    return [*map(tuple, hint.__metadata__), *inner] if get_origin(hint) is Annotated else inner
+
+
+def test_the_bounds_of_messages_are_those_that_every_home_enforces() -> None:
+    hints = {
+        f"{kind.name}.{name}": hint
+        for kind in KINDS
+        for name, hint in get_type_hints(kind.type, include_extras=True).items()
+    }
+    assert {name: bounds for name, hint in hints.items() if (bounds := find_bounds(hint))} == BOUNDS

@@ -5,7 +5,6 @@ python scripts/draw_events.py --check   only report whether the page is stale
 """
 
 import inspect
-import re
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -13,12 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+import page_blocks
+
 from psyche.telemetry import kinds
 from psyche.telemetry.kinds import network, rounds, run, server, simulator, testnet, waits, weights
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "events.md"
 SUBJECTS: Final = (run, rounds, weights, waits, network, server, testnet, simulator)
-BLOCK: Final = re.compile(r"(<!-- BEGIN kinds -->\n).*?(<!-- END kinds -->)", re.DOTALL)
 
 
 def get_defined(module: ModuleType, base: type) -> list[type]:
@@ -43,26 +43,13 @@ def draw_subject(module: ModuleType) -> Iterator[str]:
         yield from (f"{inspect.cleandoc(code.__doc__ or '').removesuffix('.')}: {values}.", "")
 
 
-def draw_page(text: str) -> str:
-    block = "\n" + "\n".join(line for module in SUBJECTS for line in draw_subject(module))
-    drawn, times = BLOCK.subn(lambda match: match[1] + block + match[2], text)
-    if times != 1:
-        raise ValueError(f"the markers of the kinds are there {times} times, must be once")
-    return drawn
+def draw_subjects() -> list[str]:
+    lines = [line for module in SUBJECTS for line in draw_subject(module)]
+    return lines[:-1]  # without the empty line after the last
 
 
-def main(arguments: list[str]) -> int:
-    text = PAGE.read_text(encoding="utf-8")
-    drawn = draw_page(text)
-    if arguments == ["--check"]:
-        print("up to date" if drawn == text else "stale: run `python scripts/draw_events.py`")
-        return int(drawn != text)
-    if arguments:
-        print(__doc__)
-        return 2
-    PAGE.write_text(drawn, encoding="utf-8")
-    return 0
+BLOCKS: Final = {"kinds": draw_subjects}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(page_blocks.run("draw_events.py", __doc__, sys.argv[1:], [PAGE], BLOCKS))

@@ -7,7 +7,6 @@ A block is between `<!-- BEGIN name -->` and `<!-- END name -->`, on one of the 
 """
 
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -16,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+
+import page_blocks
 
 from psyche.core.committee.elections import compute_liar_bound, compute_quorum
 from psyche.core.encoding.fields import Field
@@ -401,37 +402,5 @@ BLOCKS: Final[dict[str, Callable[[], list[str]]]] = {
 }
 
 
-def draw_pages(texts: Sequence[str]) -> list[str]:
-    """The pages with every block redrawn.
-
-    Raises:
-        ValueError: a block's markers do not occur exactly once on all pages together.
-    """
-    drawn = list(texts)
-    for name, draw in BLOCKS.items():
-        pattern = re.compile(rf"(<!-- BEGIN {name} -->\n).*?(<!-- END {name} -->)", re.DOTALL)
-        block = "\n" + "\n".join(draw()) + "\n\n"
-        found = [pattern.subn(lambda match, block=block: match[1] + block + match[2], text) for text in drawn]
-        times = sum(count for _, count in found)
-        if times != 1:
-            raise ValueError(f"the markers of {name!r} are there {times} times, must be once")
-        drawn = [text for text, _ in found]
-    return drawn
-
-
-def main(arguments: list[str]) -> int:
-    texts = [page.read_text(encoding="utf-8") for page in PAGES]
-    drawn = draw_pages(texts)
-    if arguments == ["--check"]:
-        print("up to date" if drawn == texts else "stale: run `python scripts/draw_layout.py`")
-        return int(drawn != texts)
-    if arguments:
-        print(__doc__)
-        return 2
-    for page, text in zip(PAGES, drawn, strict=True):
-        page.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(page_blocks.run("draw_layout.py", __doc__, sys.argv[1:], PAGES, BLOCKS))

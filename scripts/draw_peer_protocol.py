@@ -7,13 +7,13 @@ Every example is made by the encoder that the programs use, from fixed keys: tho
 and 32 bytes 02.
 """
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, get_args
 
 import msgspec
+import page_blocks
 import trio
 from hex_tables import (
     Part,
@@ -468,33 +468,5 @@ BLOCKS: Final[dict[str, Callable[[], list[str]]]] = {
 }
 
 
-def draw_page(text: str) -> str:
-    """The page with every block redrawn.
-
-    Raises:
-        ValueError: a block's markers do not occur exactly once.
-    """
-    for name, draw in BLOCKS.items():
-        block = "\n" + "\n".join(draw()) + "\n\n"
-        pattern = re.compile(rf"(<!-- BEGIN {name} -->\n).*?(<!-- END {name} -->)", re.DOTALL)
-        text, times = pattern.subn(lambda match, block=block: match[1] + block + match[2], text)
-        if times != 1:
-            raise ValueError(f"the markers of {name!r} are there {times} times, must be once")
-    return text
-
-
-def main(arguments: list[str]) -> int:
-    text = PAGE.read_text(encoding="utf-8")
-    drawn = draw_page(text)
-    if arguments == ["--check"]:
-        print("up to date" if drawn == text else "stale: run `python scripts/draw_peer_protocol.py`")
-        return int(drawn != text)
-    if arguments:
-        print(__doc__)
-        return 2
-    PAGE.write_text(drawn, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(page_blocks.run("draw_peer_protocol.py", __doc__, sys.argv[1:], [PAGE], BLOCKS))

@@ -10,9 +10,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
+import page_blocks
 from pydantic import Tag
 from pydantic.fields import FieldInfo
 
@@ -215,30 +217,8 @@ def draw_file(root: type[Table]) -> list[str]:
     return lines[1:]
 
 
-def draw_page(text: str) -> str:
-    """The page with every block redrawn.
-
-    Raises:
-        ValueError: the markers of a file's block do not occur exactly once.
-    """
-    for name, root in FILES.items():
-        block = "\n" + "\n".join(draw_file(root)) + "\n\n"
-        pattern = re.compile(rf"(<!-- BEGIN {name} -->\n).*?(<!-- END {name} -->)", re.DOTALL)
-        text, times = pattern.subn(lambda match, block=block: match[1] + block + match[2], text)
-        if times != 1:
-            raise ValueError(f"the markers of {name!r} are there {times} times, must be once")
-    return text
-
-
-def main(arguments: list[str]) -> int:
-    text = PAGE.read_text(encoding="utf-8")
-    drawn = draw_page(text)
-    if arguments == ["--check"]:
-        print("up to date" if drawn == text else "stale: run `python scripts/draw_settings.py`")
-        return int(drawn != text)
-    PAGE.write_text(drawn, encoding="utf-8")
-    return 0
+BLOCKS: Final = {name: partial(draw_file, root) for name, root in FILES.items()}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(page_blocks.run("draw_settings.py", __doc__, sys.argv[1:], [PAGE], BLOCKS))

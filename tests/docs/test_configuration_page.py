@@ -1,16 +1,13 @@
 """docs/configuration.md says which keys there are, what they take and what they are when left out."""
 
-import importlib.util
 import re
-import sys
 import tomllib
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from kits.scripts import load
 
 from psyche.config.load import LoadedRun, load_data, load_run
 from psyche.config.problems import ConfigProblems
@@ -29,17 +26,6 @@ RUN = (ROOT / "config" / "demo" / "run.toml").read_text(encoding="utf-8")
 CHOICES = ("checkpoint", "data_location", "lr_schedule", "optimizer")  # keys of [model.LLM] that have variants
 
 
-@cache
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_settings", ROOT / "scripts" / "draw_settings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def read_rows(heading: str) -> dict[str, tuple[str, ...]]:
     """The rows of the table below a heading, by key."""
     block = PAGE.read_text(encoding="utf-8").partition(f"### {heading}\n")[2].partition("\n#")[0]
@@ -47,8 +33,8 @@ def read_rows(heading: str) -> dict[str, tuple[str, ...]]:
 
 
 def test_the_page_is_that_of_the_code() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert load_script().draw_page(text) == text, "stale: run `python scripts/draw_settings.py`"
+    script = load("draw_settings")
+    assert script.page_blocks.find_stale([PAGE], script.BLOCKS) == {}, "stale: run `python scripts/draw_settings.py`"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sim.script_kit import load
+from kits.scripts import load
 
 circles = load("check_circles")
 

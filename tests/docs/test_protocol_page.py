@@ -4,16 +4,15 @@ import copy
 import importlib
 import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from kits.runs import Run, build_run
+from kits.scripts import load
 
 from psyche.core.committee.seeds import Entropy
 from psyche.core.rules.apply import PHASES
@@ -23,6 +22,7 @@ from psyche.core.state.state import RunState
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "protocol.md"
 REFERENCE = ROOT / "docs" / "protocol-reference.md"
+SCRIPT = load("draw_layout")
 MOST_WORDS = 4_300  # of the page, its diagram and tables included: twenty minutes
 RULE = re.compile(r"\b[LTRWCASEHMPKVN]\d{1,2}\b")
 RULE_IN_TEST_NAME = re.compile(r"(?<=_)[trwcasehmpkvn]\d{1,2}(?=_|\b)")
@@ -43,17 +43,6 @@ def read_page() -> str:
 def read_reference() -> str:
     """Every rule and byte."""
     return REFERENCE.read_text(encoding="utf-8")
-
-
-@cache
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_layout", ROOT / "scripts" / "draw_layout.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def iterate_sources() -> Iterator[tuple[Path, str]]:
@@ -83,8 +72,8 @@ def get_names_without_code() -> set[str]:
 
 
 def test_the_tables_are_those_of_the_code() -> None:
-    texts = [read_page(), read_reference()]
-    assert load_script().draw_pages(texts) == texts, "a page is stale: run `python scripts/draw_layout.py`"
+    stale = SCRIPT.page_blocks.find_stale([PAGE, REFERENCE], SCRIPT.BLOCKS)
+    assert stale == {}, "a page is stale: run `python scripts/draw_layout.py`"
 
 
 def test_the_story_is_short() -> None:
@@ -216,7 +205,7 @@ def test_fields_marked_as_not_used_are_used_nowhere_in_core() -> None:
     core = [path for path, _ in iterate_sources() if path.relative_to(ROOT).parts[:2] == ("psyche", "core")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in core if path.name not in plumbing)
     read_by_elections = {"tie_breaker_tasks", "joined_height", "numeric_class", "flags"}  # always zero all the same
-    for label, names in load_script().NOT_USED_YET.items():
+    for label, names in SCRIPT.NOT_USED_YET.items():
         for name in names - read_by_elections:
             assert not re.search(rf"\.{name}\b", text), f"{label}.{name} is used: take it out of NOT_USED_YET"
     for name in ("tie_breaker_tasks", "joined_height"):

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kits.scripts import load
 from scenarios.named import ROWS, get_command, play_row
 from scenarios.row import Size
-from script_kit import load
 from sim_kit import build
 
 from psyche.forecast.inputs import load_scenario

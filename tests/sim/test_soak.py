@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from kits.scripts import SCRIPTS, load
 from scenarios.named import ROWS
 from scenarios.row import Judgement, Size
-from script_kit import SCRIPTS, load
 
 from psyche.sim.invariants.checker import Invariants
 from psyche.sim.scenarios.plan import write_scenario

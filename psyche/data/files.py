@@ -15,6 +15,7 @@ RAW_SUFFIXES: Final = (".bin", ".ds")
 SUFFIXES: Final = (*RAW_SUFFIXES, ".npy")
 SIDECAR_FORMAT: Final = "psyche/tokens/1"
 MAX_SIDECAR_BYTES: Final = 1 << 16
+MAX_TWO_BYTE_VOCAB: Final = 1 << 16
 _DTYPES: Final = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
@@ -99,7 +100,12 @@ def find_token_size(path: Path, vocab_size: int | None) -> int:
         return int(sidecar["token_size_bytes"])
     if first.suffix == ".npy":
         return next((size for size in _DTYPES if _read_npy_header(first)[2] == _DTYPES[size]), 2)
-    return 2 if vocab_size is None or vocab_size <= 1 << 16 else 4
+    return 2 if vocab_size is None else compute_token_size(vocab_size)
+
+
+def compute_token_size(vocab_size: int) -> int:
+    """The least size in bytes, 2 or 4, of the token ids of a vocabulary."""
+    return 2 if vocab_size <= MAX_TWO_BYTE_VOCAB else 4
 
 
 def get_sidecar_path(path: Path) -> Path:

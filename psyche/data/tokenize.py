@@ -9,9 +9,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from psyche.data import bytes_tokenizer
+from psyche.data.files import SIDECAR_FORMAT, compute_token_size
 from psyche.data.records import DEFAULT_FIELD, Progress
 from psyche.data.texts import Span, find_texts, read_parts, split_texts
 from psyche.durable import naming
@@ -31,9 +32,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-SIDECAR_FORMAT: Final = "psyche/tokens/1"
-MAX_TWO_BYTE_VOCAB: Final = 1 << 16
 
 
 class TextTokenizer(Protocol):
@@ -166,7 +164,7 @@ class _Counter:
 
 
 def _choose_token_size(tokenizer: TextTokenizer, wanted: int | None) -> int:
-    smallest = 2 if tokenizer.vocab_size <= MAX_TWO_BYTE_VOCAB else 4
+    smallest = compute_token_size(tokenizer.vocab_size)
     if wanted is None:
         return smallest
     if wanted not in (2, 4) or wanted < smallest:

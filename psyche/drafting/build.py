@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from psyche.config.load import RUN_FILE_NAMES
 from psyche.core.encoding.manifest import FILE_NAMES
-from psyche.data.files import SUFFIXES
+from psyche.data.files import SUFFIXES, compute_token_size
 from psyche.data.tokenize import TextTokenizer, tokenize
 from psyche.drafting.data_choice import DataChoice
 from psyche.drafting.files import (
@@ -167,7 +167,7 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
     tokens, size_bytes = data.tokens, data.token_size_bytes
     if data.texts:
         (scratch / DATA_FOLDER).mkdir()
-        size_bytes = choose_token_size(draft.tokenizer)
+        size_bytes = compute_token_size(draft.tokenizer.vocab_size)
     if data.texts and draft.is_prepared:
         output = scratch / DATA_FOLDER / TOKENS_NAME
         tokens = tokenize(
@@ -182,11 +182,6 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
     elif model.size is not None and draft.is_prepared:
         make_weights(scratch / MODEL_FILE, scratch / MODEL_FOLDER)
     return tokens
-
-
-def choose_token_size(tokenizer: TextTokenizer) -> int:
-    """The size in which this tokenizer's ids are written, 2 or 4."""
-    return 2 if tokenizer.vocab_size <= 1 << 16 else 4
 
 
 def _get_data_folder(draft: Draft) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kits.runs import Run, build_run
+from kits.runs import build_paused_run, build_run
 
 from psyche.config.load import LoadedRun
 from psyche.config.update import (
@@ -41,15 +41,6 @@ STABLE = LrSchedule(
 )  # fmt: skip
 
 
-def build_paused() -> Run:
-    """Three members, one epoch of two steps certified, paused."""
-    run = build_run(3).warm_up()
-    run.apply(Pause())
-    run.finish_epoch()
-    assert run.state.run_state is RunState.PAUSED
-    return run
-
-
 def build_file(state: Coordinator, **changes: Any) -> LoadedRun:
     """A run.toml with the settings on record, but for `changes`."""
     values: dict[str, Any] = {
@@ -63,14 +54,14 @@ def build_file(state: Coordinator, **changes: Any) -> LoadedRun:
 
 
 def test_a_file_with_the_settings_on_record_changes_nothing() -> None:
-    state = build_paused().state
+    state = build_paused_run().state
     update = build_update(state, build_file(state))
     assert update == Update()
     assert list(find_changes(state, update)) == []
 
 
 def test_changes_are_named_by_key_with_both_values() -> None:
-    state = build_paused().state
+    state = build_paused_run().state
     model = build_model(lr_schedule=COSINE)
     model.optimizer = replace(model.optimizer, clip_grad_norm=0.5, compression_topk=8)
     file = build_file(
@@ -95,7 +86,7 @@ def test_changes_are_named_by_key_with_both_values() -> None:
 
 
 def test_numbers_that_differ_never_look_alike() -> None:
-    state = build_paused().state
+    state = build_paused_run().state
     rate = 0.001 + 1e-12
     update = Update(model=replace(state.model, lr_schedule=replace(state.model.lr_schedule, base_lr=rate)))
     ((_, before, after),) = find_changes(state, update)
@@ -103,7 +94,7 @@ def test_numbers_that_differ_never_look_alike() -> None:
 
 
 def test_an_update_keeps_the_weights_and_what_members_named() -> None:
-    run = build_paused()
+    run = build_paused_run()
     run.state.model.checkpoint = Checkpoint(CheckpointKind.LOCAL, "named/by/a/member")
     run.state.checkpoint = replace(run.state.certified, uploader=1)
     certified = replace(run.state.certified)
@@ -116,7 +107,7 @@ def test_an_update_keeps_the_weights_and_what_members_named() -> None:
 
 def test_other_first_weights_are_for_a_run_that_has_not_trained() -> None:
     other = build_model(checkpoint=Checkpoint(CheckpointKind.DUMMY, "other"))
-    trained = build_paused().state
+    trained = build_paused_run().state
     with pytest.raises(
         ConfigError, match=r"run\.toml: model\.LLM\.checkpoint: the run has trained up to step 2 .* new run"
     ):
@@ -128,7 +119,7 @@ def test_other_first_weights_are_for_a_run_that_has_not_trained() -> None:
 
 def test_what_the_digest_on_record_depends_on_stays() -> None:
     """S2: in full-value mode a digest covers no values, so nobody could show the certified one."""
-    state = build_paused().state
+    state = build_paused_run().state
     model = build_model()
     model.optimizer.quantize_1bit = False
     with pytest.raises(ConfigError, match="quantize_1bit cannot change"):
@@ -136,7 +127,7 @@ def test_what_the_digest_on_record_depends_on_stays() -> None:
 
 
 def test_a_file_of_another_run_is_refused() -> None:
-    state = build_paused().state
+    state = build_paused_run().state
     with pytest.raises(ConfigError, match="describes the run 'mine', but the server has 'test-run'"):
         build_update(state, build_file(state, run_id="mine"))
 
@@ -157,20 +148,20 @@ def test_a_run_that_goes_on_is_told_to_pause_first_and_metadata_may_change_even_
 
 
 def test_a_finished_run_is_told_where_a_new_one_begins() -> None:
-    state = build_paused().state
+    state = build_paused_run().state
     state.run_state, state.progress.step, state.progress.epoch_start_data_index = RunState.FINISHED, 161, 1_280
     with pytest.raises(ConfigError, match=r"a finished run .* step = 161 and epoch_start_data_index = 1280"):
         check_update(state, build_extension(state, 2_000))
 
 
 def test_what_breaks_a_rule_is_refused_before_it_is_sent() -> None:
-    state = build_paused().state
+    state = build_paused_run().state
     with pytest.raises(ConfigRefused, match=r"config\.min_clients"):
         check_update(state, Update(config=build_config(min_clients=0)))
 
 
 def test_an_end_before_the_step_that_is_reached_is_told() -> None:
-    state = build_paused().state
+    state = build_paused_run().state
     update = Update(config=replace(state.config, total_steps=state.progress.step))
     assert any("it ends as soon as it goes on" in note for note in describe_update(state, update))
     later = Update(config=replace(state.config, total_steps=state.progress.step + 1))
@@ -178,7 +169,7 @@ def test_an_end_before_the_step_that_is_reached_is_told() -> None:
 
 
 def test_an_extension_only_goes_forward() -> None:
-    state = build_paused().state
+    state = build_paused_run().state
     for total_steps in (1_000, 5):
         with pytest.raises(ConfigError, match="ends at step 1000 already"):
             build_extension(state, total_steps)
@@ -188,7 +179,7 @@ def test_an_extension_only_goes_forward() -> None:
 
 @pytest.mark.parametrize("schedule", [COSINE, LINEAR, STABLE], ids=lambda schedule: schedule.kind.name)
 def test_a_stretched_schedule_ends_as_much_later_as_the_run_and_otherwise_one_is_told(schedule: LrSchedule) -> None:
-    state = build_paused().state
+    state = build_paused_run().state
     state.model.lr_schedule, state.progress.step = schedule, 800
     plain = build_extension(state, 1_500)
     told = describe_schedule(state, plain)
@@ -203,7 +194,7 @@ def test_a_stretched_schedule_ends_as_much_later_as_the_run_and_otherwise_one_is
 
 
 def test_an_extension_begins_no_new_start() -> None:
-    run = build_paused()
+    run = build_paused_run()
     run.state.model.lr_schedule = COSINE
     certified = replace(run.state.certified)
     assert certified != Mark(digest=build_hash("other"))

@@ -10,6 +10,4 @@ PAGE = ROOT / "docs" / "peer-protocol.md"
 
 def test_the_tables_and_examples_are_those_of_the_code() -> None:
     script = load("draw_peer_protocol")
-    assert script.page_blocks.find_stale([PAGE], script.BLOCKS) == {}, (
-        "stale: run scripts/draw_peer_protocol.py"
-    )
+    assert script.page_blocks.find_stale([PAGE], script.BLOCKS) == {}, "stale: run scripts/draw_peer_protocol.py"

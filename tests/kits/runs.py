@@ -23,6 +23,7 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import (
     Join,
     LeaveRun,
+    Pause,
     Recover,
     ReportEquivocation,
     Resume,
@@ -256,6 +257,15 @@ def build_run(members: int = 3, *, model: Model | None = None, **config: Any) ->
     """A run in WaitingForMembers with this many joined participants; keywords override the configuration."""
     run = Run(build_state(build_config(**config), model))
     run.join(*range(members))
+    return run
+
+
+def build_paused_run() -> Run:
+    """Three members, one epoch of two steps certified, paused."""
+    run = build_run(3).warm_up()
+    run.apply(Pause())
+    run.finish_epoch()
+    assert run.state.run_state is RunState.PAUSED
     return run
 
 

@@ -369,6 +369,17 @@ def test_after_a_pause_everybody_joins_again_and_loads_with_zero_momentum() -> N
     assert len(bench.get_all(act.Load)) == 1
 
 
+def resume_and_form(bench: Bench) -> None:
+    """The run goes on after a pause: the same four members join again, and the engine sees its Warmup."""
+    bench.now += 50
+    bench.apply(Resume())
+    bench.show()
+    bench.forget()
+    bench.join(0, 1, 2, 3)
+    bench.form()
+    bench.show()
+
+
 def test_a_pause_in_warmup_takes_effect_at_once_and_the_momentum_goes_too() -> None:
     """P4: what was loaded before the pause was loaded with momentum, and perhaps for other settings."""
     bench = build_bench(4, rounds_per_epoch=1).start()
@@ -379,13 +390,7 @@ def test_a_pause_in_warmup_takes_effect_at_once_and_the_momentum_goes_too() -> N
     bench.apply(Pause())
     bench.show()
     assert bench.state.run_state is RunState.PAUSED
-    bench.now += 50
-    bench.apply(Resume())
-    bench.show()
-    bench.forget()
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    resume_and_form(bench)
     assert [a.keep_momentum for a in bench.get_all(act.Load)] == [False]
 
 
@@ -404,13 +409,7 @@ def test_a_load_that_outlasts_a_pause_is_repeated_for_the_settings_that_changed_
     bench.show()
     optimizer = replace(bench.state.model.optimizer, weight_decay=0.5)
     bench.apply(Update(model=replace(bench.state.model, optimizer=optimizer)))
-    bench.now += 50
-    bench.apply(Resume())
-    bench.show()
-    bench.forget()
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    resume_and_form(bench)
     assert bench.get_all(act.Load) == []
     bench.feed(bench.build_loaded(load))
     bench.show()

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from kits.runs import Run, build_run, expect_refusal
+from kits.runs import build_paused_run, expect_refusal
 
 from psyche.core.encoding.account import decode_state, encode_state, get_config_preimage
 from psyche.core.state.errors import CannotUpdate, ConfigRefused
 from psyche.core.state.limits import MAX_DATA_INDEX
-from psyche.core.state.messages import Pause, Resume, Update, UpdateClientVersion
+from psyche.core.state.messages import Resume, Update, UpdateClientVersion
 from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
@@ -23,17 +23,8 @@ from psyche.testing.builders import build_config, build_hash, build_model
 HUB = Checkpoint(CheckpointKind.HUB, "org/other", "main")
 
 
-def build_paused() -> Run:
-    """Three members, one epoch of two steps certified, paused."""
-    run = build_run(3).warm_up()
-    run.apply(Pause())
-    run.finish_epoch()
-    assert run.state.run_state is RunState.PAUSED
-    return run
-
-
 def test_p9_settings_of_a_paused_run_change_and_the_weights_stay_certified() -> None:
-    run = build_paused()
+    run = build_paused_run()
     certified, before = replace(run.state.certified), get_config_preimage(run.state)
     run.apply(Update(config=build_config(rounds_per_epoch=5)))
     assert run.state.config.rounds_per_epoch == 5
@@ -45,7 +36,7 @@ def test_p9_settings_of_a_paused_run_change_and_the_weights_stay_certified() -> 
 
 
 def test_p9_an_update_that_changes_nothing_is_no_event() -> None:
-    run = build_paused()
+    run = build_paused_run()
     before, state = encode_state(run.state), run.state
     run.apply(Update())
     run.apply(Update(state.config, state.model, state.progress, state.metadata, tuple(state.bootstrap)))
@@ -54,7 +45,7 @@ def test_p9_an_update_that_changes_nothing_is_no_event() -> None:
 
 
 def test_p9_new_weights_begin_like_a_first_epoch() -> None:
-    run = build_paused()
+    run = build_paused_run()
     step, epoch = run.state.progress.step, run.state.progress.epoch
     run.apply(Update(model=build_model(checkpoint=HUB)))
     assert (run.state.certified, run.state.checkpoint, run.state.model.checkpoint) == (Mark(), Mark(), HUB)
@@ -73,7 +64,7 @@ def test_p9_new_weights_begin_like_a_first_epoch() -> None:
 
 @pytest.mark.parametrize(("step", "sample"), [(40, 24), (3, 7), (1, 0)])
 def test_p9_another_step_or_sample_is_where_the_run_goes_on(step: int, sample: int) -> None:
-    run = build_paused()
+    run = build_paused_run()
     run.state.epoch.warmup_failures = 1
     run.apply(Update(progress=Progress(run.state.progress.epoch, step, sample)))
     assert (run.state.certified, run.state.checkpoint, run.state.epoch.warmup_failures) == (Mark(), Mark(), 0)
@@ -84,7 +75,7 @@ def test_p9_another_step_or_sample_is_where_the_run_goes_on(step: int, sample: i
 
 
 def test_p9_the_epoch_number_stays_but_for_a_run_that_is_new() -> None:
-    run = build_paused()
+    run = build_paused_run()
     for epoch in (0, 2):
         with expect_refusal(run.state, ConfigRefused, "progress.epoch"):
             run.apply(Update(progress=replace(run.state.progress, epoch=epoch)))
@@ -98,7 +89,7 @@ MOMENTS = [state for state in RunState if state not in (RunState.UNINITIALIZED, 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_p9_while_the_run_goes_on_only_metadata_and_addresses_change(moment: RunState) -> None:
-    run = build_paused()
+    run = build_paused_run()
     run.state.run_state = moment
     state, before = run.state, get_config_preimage(run.state)
     for changes in ({"config": state.config}, {"model": state.model}, {"progress": state.progress}):
@@ -116,7 +107,7 @@ def test_p9_while_the_run_goes_on_only_metadata_and_addresses_change(moment: Run
 
 
 def test_p9_what_would_come_out_is_checked_as_a_whole() -> None:
-    run = build_paused()
+    run = build_paused_run()
     refused: list[tuple[dict[str, object], str]] = [
         ({"config": build_config(min_clients=0)}, "config.min_clients"),
         ({"model": build_model(max_seq_len=0)}, "model.LLM.max_seq_len"),
@@ -135,7 +126,7 @@ def test_p9_what_would_come_out_is_checked_as_a_whole() -> None:
 
 
 def test_p9_settings_stand_on_record_as_it_can_hold_them() -> None:
-    run = build_paused()
+    run = build_paused_run()
     optimizer = replace(build_model().optimizer, compression_decay=0.999)
     assert optimizer.kind is OptimizerKind.DISTRO
     run.apply(Update(model=replace(run.state.model, optimizer=optimizer)))
@@ -145,14 +136,14 @@ def test_p9_settings_stand_on_record_as_it_can_hold_them() -> None:
 
 
 def test_p9_a_shorter_run_that_is_done_finishes_when_it_is_resumed() -> None:
-    run = build_paused()
+    run = build_paused_run()
     run.apply(Update(config=build_config(total_steps=2)))
     run.apply(Resume())
     assert run.state.run_state is RunState.FINISHED
 
 
 def test_p9_the_version_changes_while_the_run_is_paused() -> None:
-    run = build_paused()
+    run = build_paused_run()
     nonce = run.state.nonce
     run.apply(UpdateClientVersion("v2"))
     assert (run.state.client_version, run.state.nonce) == ("v2", nonce + 1)

@@ -32,17 +32,30 @@ worlds *arguments:
 mutants *arguments:
     .venv/bin/python scripts/mutants.py {{arguments}}
 
+# Changes of the Rust rules that neither traces nor random events notice: `just faults --sample 100`
+faults *arguments:
+    .venv/bin/python scripts/faults.py {{arguments}}
+
+# Random events in core and in the compiled rules, of fresh seeds: `just twins --events 1000000`
+twins *arguments:
+    PYTHONPATH=tests .venv/bin/python -m twins {{arguments}}
+
 # Pictures and tables of the documentation that follow from the code
 docs:
     .venv/bin/python scripts/draw_architecture.py
     .venv/bin/python scripts/draw_events.py
     .venv/bin/python scripts/draw_layout.py
     .venv/bin/python scripts/draw_peer_protocol.py
+    .venv/bin/python scripts/draw_peer_training.py
     .venv/bin/python scripts/draw_settings.py
 
 # The documentation as a site in build/site, with its links checked
 site:
     .venv/bin/zensical build --strict
+
+# The Solana programs, from source: `just programs --program coordinator`
+programs *arguments:
+    bash scripts/build-programs {{arguments}}
 
 # The wheel, in dist/
 wheel:

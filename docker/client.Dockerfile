@@ -14,11 +14,12 @@ RUN --mount=type=bind,source=requirements,target=/requirements \
 RUN --mount=type=bind,target=/source \
     --mount=type=cache,target=/var/cache/uv \
     uv pip install --no-deps /source
-RUN useradd --create-home --uid 1000 psyche && install -d -o psyche -g psyche /data
+RUN useradd --create-home --uid 1000 psyche && install -d -o psyche -g psyche /data /my-run
 
 USER psyche
 WORKDIR /data
-# Key, snapshots and models. Mount the run's folder, with the first weights, at /my-run.
+# Key, snapshots and models. Mount the run's folder, with the first weights, at /my-run; a client without it gets the
+# weights from others.
 VOLUME /data
 ENV DATA_DIR=/data LOCAL_ROOT=/my-run BIND_P2P_PORT=4001
 EXPOSE 4001

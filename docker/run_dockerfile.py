@@ -174,8 +174,16 @@ def run_step(image: Image, rest: str, context: Path) -> None:
 
 
 def find_cache() -> str:
-    """The folder of uv's cache on this machine."""
-    uv = Path(sys.prefix, "bin", "uv")
+    """The folder of uv's cache on this machine.
+
+    Raises:
+        SystemExit: there is no uv.
+    """
+    uv = shutil.which("uv", path=f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ.get('PATH', '')}")
+    if uv is None:
+        sys.exit(
+            "not run: there is no `uv`; use the Python of a checkout: .venv/bin/python docker/run_dockerfile.py FILE"
+        )
     told = subprocess.run([uv, "cache", "dir"], capture_output=True, text=True, check=True).stdout.strip()
     Path(told).mkdir(parents=True, exist_ok=True)
     return told

@@ -26,6 +26,7 @@ from psyche.core.encoding.records import FieldLayout, RecordLayout, TaggedLayout
 from psyche.core.encoding.tables import ACCOUNT, PARTS, WITNESS_HEAD
 from psyche.core.rules.apply import KINDS, Kind
 from psyche.core.state import enums, messages, state
+from psyche.core.state.errors import REFUSALS
 from psyche.core.state.gossip import Finished, GossipBody, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.limits import (
     BLOOM_BITS,
@@ -220,6 +221,12 @@ def draw_enumerations() -> list[str]:
     return draw_table(("name", "values"), ((k.__name__, ", ".join(f"{int(m)} {m.name}" for m in k)) for k in kinds))
 
 
+def draw_refusals() -> list[str]:
+    """The numbers of the refusals, with the first line of each class's documentation."""
+    rows = ((number, f"`{one.__name__}`", (one.__doc__ or "").splitlines()[0]) for number, one in REFUSALS.items())
+    return draw_table(("number", "refusal", "meaning"), rows)
+
+
 # --- messages -------------------------------------------------------------------------------------------
 
 
@@ -399,6 +406,7 @@ BLOCKS: Final[dict[str, Callable[[], list[str]]]] = {
     "account": draw_account,
     "records": draw_records,
     "enumerations": draw_enumerations,
+    "refusals": draw_refusals,
 }
 
 

@@ -23,6 +23,7 @@ from hex_tables import (
     draw_frame,
     draw_kinds,
     draw_table,
+    frame,
     get_fields,
     split,
     split_head,
@@ -31,8 +32,9 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX, signature_validator
 
-from psyche.core.state import errors as core_errors
-from psyche.core.state.errors import CoordinatorError
+from psyche.client.runtime.weights.serving import Offer
+from psyche.core.encoding.manifest import encode_manifest
+from psyche.core.state.errors import REFUSALS
 from psyche.core.state.gossip import Leave
 from psyche.core.state.limits import MAX_ADDRESSES, MAX_MESSAGE_BYTES
 from psyche.core.state.messages import Join
@@ -44,7 +46,15 @@ from psyche.network.limits import NetworkLimits
 from psyche.network.node import get_peer_id
 from psyche.server.connections import limits as server_limits
 from psyche.wire import address_record, backend, data
-from psyche.wire.crypto import BLOB_CHUNK_BYTES, MAX_BLOB_BYTES, Identity, blob_id_of, compute_chunk_hashes
+from psyche.wire.crypto import (
+    BLOB_CHUNK_BYTES,
+    MAX_BLOB_BYTES,
+    Identity,
+    blake3_hash,
+    blob_id_of,
+    compute_chunk_hashes,
+    compute_state_digest,
+)
 from psyche.wire.gossip import encode_gossip, get_signed_bytes, sign_gossip
 from psyche.wire.line import handshake
 from psyche.wire.line.length import pack_length
@@ -221,11 +231,6 @@ def draw_sync() -> list[str]:
         split_head(5), ("kind", b"\xad" + b"announcements"), ("epoch 3", b"\x03"), ("height 258", b"\xcd\x01\x02"),
         ("have: members 0, 5", b"\xc4\x20" + (0b100001).to_bytes(32, "little")), ("key: empty", b"\xc4\x00"),
     ]  # fmt: skip
-    asked = sync.encode_sync_request(SyncRequest("addresses", key=key))
-    asked_parts: list[Part] = [
-        split_head(5), ("kind", b"\xa9" + b"addresses"), ("epoch", b"\x00"), ("height", b"\x00"),
-        ("have", b"\xc4\x20" + bytes(32)), ("key", b"\xc4\x20" + key),
-    ]  # fmt: skip
     record = encode_address_record(build_record(ALICE, 4001))
     reply = sync.encode_sync_reply(SyncReply(True, (record,)))
     reply_parts: list[Part] = [
@@ -234,16 +239,41 @@ def draw_sync() -> list[str]:
     ]  # fmt: skip
     return [
         "A question for announcements:", "", *draw_example(add_length(parts), frame(request)), "",
-        "A question for addresses:", "", *draw_example(add_length(asked_parts), frame(asked)), "",
+        "A question for addresses:", "", *draw_question("addresses", key), "",
         "Its answer, with one record:", "", *draw_example(add_length(reply_parts), frame(reply)), "",
+        *draw_manifest_answer(), "",
         "The answer of a peer that has nothing:", "",
         *draw_example(add_length([split_head(2), ("found", b"\xc2"), ("items: none", b"\x90")]),
                       frame(sync.encode_sync_reply(SyncReply(False)))),
     ]  # fmt: skip
 
 
-def frame(body: bytes) -> bytes:
-    return pack_length(len(body)) + body
+def draw_question(kind: str, key: bytes) -> list[str]:
+    """A question for something by its key."""
+    parts: list[Part] = [
+        split_head(5), ("kind", bytes([0xA0 + len(kind)]) + kind.encode()), ("epoch", b"\x00"), ("height", b"\x00"),
+        ("have", b"\xc4\x20" + bytes(32)), ("key", b"\xc4\x20" + key),
+    ]  # fmt: skip
+    return draw_example(add_length(parts), frame(sync.encode_sync_request(SyncRequest(kind, key=key))))
+
+
+def draw_manifest_answer() -> list[str]:
+    """The question for weights without a tensor or file, and the answer."""
+    manifest, chain = encode_manifest((), ()), b"\x0e" * 32
+    key = compute_state_digest(chain, blake3_hash(manifest))
+    offer = msgspec.msgpack.encode(Offer(manifest=manifest, chain=chain, epoch=3, step=7, data_index=1_000))
+    parts: list[Part] = [
+        split_head(2), ("found", b"\xc3"), ("items: array of 1", b"\x91"),
+        ("item 0: bin", b"\xc4" + bytes([len(offer)])), ("map of 5", b"\x85"),
+        ("manifest", b"\xa8manifest" + b"\xc4" + bytes([len(manifest)]) + manifest),
+        ("chain", b"\xa5chain\xc4\x20" + chain), ("epoch 3", b"\xa5epoch\x03"), ("step 7", b"\xa4step\x07"),
+        ("data_index 1,000", b"\xaadata_index\xcd\x03\xe8"),
+    ]  # fmt: skip
+    reply = sync.encode_sync_reply(SyncReply(True, (offer,)))
+    return [
+        "A question for weights, here of a model without tensors and files, and its answer:", "",
+        *draw_question("manifest", key), "", *draw_example(add_length(parts), frame(reply)),
+    ]  # fmt: skip
 
 
 def draw_blobs() -> list[str]:
@@ -388,11 +418,9 @@ def draw_nested() -> list[str]:
 
 def draw_codes() -> list[str]:
     """Every code of a refusal, with the first line of its class's documentation."""
-    found: list[tuple[str, str]] = []
-    for module, base in ((backend, BackendError), (core_errors, CoordinatorError)):
-        kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]
-        own = [one for one in kinds if one.__module__ == module.__name__ and one is not CoordinatorError]
-        found += [(f"`{one.__name__}`", (one.__doc__ or "").splitlines()[0]) for one in own]
+    kinds = [one for one in vars(backend).values() if isinstance(one, type) and issubclass(one, BackendError)]
+    own = [one for one in kinds if one.__module__ == backend.__name__]
+    found = [(f"`{one.__name__}`", (one.__doc__ or "").splitlines()[0]) for one in (*own, *REFUSALS.values())]
     return draw_table(("code", "meaning"), found)
 
 

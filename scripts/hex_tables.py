@@ -66,10 +66,14 @@ def add_length(parts: Sequence[Part]) -> list[Part]:
     return [("length", pack_length(sum(len(part) for _, part in parts))), *parts]
 
 
+def frame(body: bytes) -> bytes:
+    """A message with its length before it."""
+    return pack_length(len(body)) + body
+
+
 def draw_frame(value: msgspec.Struct) -> list[str]:
     """A frame with one message."""
-    whole = msgspec.msgpack.encode(value)
-    return draw_example(add_length(split(value)), pack_length(len(whole)) + whole)
+    return draw_example(add_length(split(value)), frame(msgspec.msgpack.encode(value)))
 
 
 # --- types ----------------------------------------------------------------------------------------------

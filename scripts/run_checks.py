@@ -6,6 +6,7 @@ With arguments: runs pytest only, with these arguments. With --checks: neither t
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,16 @@ def get_tests(seed: int) -> list[Stage]:
         Stage("coverage of core", [*coverage, "report", "--fail-under=100", "--skip-covered", "-m"]),
         Stage("other Pythons", [sys.executable, "scripts/check_versions.py"]),
     ]
+
+
+def get_programs() -> list[Stage]:
+    """The Solana programs: built again where a commit of the last day changed them, else only compared by digests.
+
+    Their rules are tested where there is a cargo.
+    """
+    build = ["bash", "scripts/build-programs"]
+    stages = [Stage("built programs", [*build, "--check", "--recent"])]
+    return [*stages, Stage("rules in Rust", [*build, "--test"])] if shutil.which("cargo") else stages
 
 
 def get_simulations(seed: int) -> Stage:
@@ -165,7 +176,7 @@ def main(arguments: list[str]) -> int:
     if only_checks:
         return summarize([run(stage) for stage in get_checks()], seed, time.monotonic() - started)
     with running_beside(get_simulations(seed)) as finish_simulations:
-        outcomes = [run(stage) for stage in [*get_checks(), *get_tests(seed)]]
+        outcomes = [run(stage) for stage in [*get_checks(), *get_programs(), *get_tests(seed)]]
         outcomes.append(finish_simulations())
     return summarize(outcomes, seed, time.monotonic() - started)
 

@@ -298,7 +298,7 @@ class Accounts:
         node.count_bytes(event.bytes_sent, event.bytes_received)
 
     def _on_dropped(self, node: NodeAccount, t: float, event: kinds.Dropped) -> None:
-        node.notices.append(Notice(t, kinds.get_kind_name(event), event.state.name.lower()))
+        node.notices.append(Notice(t, kinds.get_kind_name(event), event.reason or event.state.name.lower()))
         node.leave()
 
     def _on_trouble(self, node: NodeAccount, t: float, event: Trouble) -> None:

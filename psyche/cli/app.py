@@ -19,7 +19,7 @@ app = make_group(
     "psyche doctor                                   # is this machine ready?",
     "psyche local-testnet start --num-clients 3 --config-path config/demo",
     "psyche init own-run --yes                       # the files of your own run",
-    "psyche simulate --state my-run --clients 8 --profile home.toml",
+    "psyche simulate --state my-run --clients 4 --profile home.toml",
     "psyche server run --state my-run --server-port 19400 --state-dir server",
     "psyche client train --run-id my-run --server-addr 127.0.0.1:19400",
     has_completion=True,

@@ -43,12 +43,12 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
 def _find_unsupported_settings(config: Config) -> list[str]:
     """Find safety settings without effect in this version: ignoring them would be worse than a refusal."""
     found: list[str] = []
-    if config.reveal_gate:
-        found.append("config.reveal_gate cannot be true yet: bodies are served as soon as they are announced (R6)")
-    if config.canary_permille:
-        found.append("config.canary_permille cannot be above 0 yet: there are no canaries (V10)")
+    if config.reveal_gate:  # R6
+        found.append("config.reveal_gate cannot be true yet: bodies are served as soon as they are announced")
+    if config.canary_permille:  # V10
+        found.append("config.canary_permille cannot be above 0 yet: there are no canaries")
     if config.min_stake:
-        found.append("config.min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join (M5)")
+        found.append("config.min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join")
     return found
 
 
@@ -60,7 +60,7 @@ def find_warnings(config: Config, model: Model) -> list[str]:
     if config.verification_percent:
         found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
     if config.entropy_delay:
-        found.append("config.entropy_delay is for the chain; a TCP server uses 0 (E5)")
+        found.append("config.entropy_delay is for the chain; a TCP server uses 0")
     if 0 < config.global_batch_size_start < config.init_min_clients:
         found.append(
             f"config.global_batch_size_start {config.global_batch_size_start} is below init_min_clients "

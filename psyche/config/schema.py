@@ -200,7 +200,7 @@ class RunFile(Table):
 class DataFile(Table):
     """A data.toml: the data that a data server or a Local data location provides."""
 
-    dir: str = key("folder with .bin or .npy files, relative to this file", min_length=1, example="data")
-    token_size: TokenBytes = key("size of a token id in .bin files", example="TwoBytes")
+    dir: str = key("folder with .bin, .ds or .npy files, relative to this file", min_length=1, example="data")
+    token_size: TokenBytes = key("size of a token id", example="TwoBytes")
     seq_len: Count32 = key("length of a sequence; equal to max_seq_len of the run", unit="tokens", example=512)
     shuffle_seed: Seed | None = key("seed of the order; left out: not shuffled", default=None, allowed=SEED_FORM)

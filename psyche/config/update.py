@@ -195,13 +195,13 @@ def _explain_moment(state: Coordinator) -> str:
     if state.run_state is RunState.FINISHED:
         progress = state.progress
         return (
-            "the run is finished, and a finished run does not change (P8): train its last weights further in a new "
+            "the run is finished, and a finished run does not change: train its last weights further in a new "
             f"run, with step = {progress.step} and epoch_start_data_index = {progress.epoch_start_data_index} under "
             f"[progress] ({PAGE} shows how)"
         )
     if state.pending_pause:
-        return "the run is not paused yet (P9): it pauses when this epoch has ended; then run this command again"
+        return "the run is not paused yet: it pauses when this epoch has ended; then run this command again"
     return (
-        "the run is going on, and these keys can change only while it is paused (P9): run `psyche run pause`, wait "
+        "the run is going on, and these keys can change only while it is paused: run `psyche run pause`, wait "
         "until `psyche run info` says paused, run this command again, then `psyche run resume`"
     )

@@ -9,6 +9,7 @@ from psyche.config.load import LoadedData, LoadedRun, load_data, load_run
 from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.rules import find_unsupported
 from psyche.core.state.state import CheckpointKind, DataLocationKind
+from psyche.telemetry.text import format_number
 
 _TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
 
@@ -73,7 +74,9 @@ def print_report(report: ConfigReport, write: Callable[[str], None]) -> int:
         count = len(report.problems)
         write(f"{count} problem{'s' if count > 1 else ''}; nothing can run with this")
     elif report.run:
+        count = len(report.warnings)
         verdict = "valid, but this version cannot run it" if report.unsupported else "fine"
+        verdict += f", but see the {format_number(count, 'warning')}" if count and not report.unsupported else ""
         write(f"{report.run.path}: {verdict}, run {report.run.run_id!r}")
     return report.exit_code
 
@@ -105,10 +108,16 @@ def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
     if checkpoint.kind is CheckpointKind.LOCAL and not run.resolve(checkpoint.name).exists():
         found.append(
             f"model.LLM.checkpoint: no folder {run.resolve(checkpoint.name)} on this machine yet; with it here the "
-            "server puts its digest on record, and clients without the folder fetch it from others (S11); "
-            f"`psyche model init --config MODEL.json --output {run.resolve(checkpoint.name)}` makes one"
+            "server puts its digest on record, and clients without the folder fetch it from others; "
+            f"`psyche model init --config {_find_model_file(run)} --output {run.resolve(checkpoint.name)}` makes one"
         )
     return found
+
+
+def _find_model_file(run: LoadedRun) -> str:
+    """The file beside the run's that describes its model, as `psyche init` writes it, or a word for one."""
+    named = [run.folder / name for name in ("model.toml", "model.json")]
+    return next((str(path) for path in named if path.is_file()), "FILE")
 
 
 def has_token_files(folder: Path) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from psyche.data.files import TokenFile
 
 MAX_SCANNED_BYTES: Final = 256 << 20  # less than a second from memory; larger files are scanned in places
+LEAST_BYTES: Final = 4096  # of each file
 PIECE_BYTES: Final = 1 << 20
 
 
@@ -50,10 +51,16 @@ def find_foreign_token(
 
 
 def _list_pieces(file: TokenFile, share: float) -> Iterator[tuple[int, int]]:
-    """First and end of the pieces to scan, in tokens: `share` of the file, at least one piece."""
+    """First and end of the pieces to scan, in tokens: about `share` of the file, and something of each file.
+
+    Of a file that is too small for a piece of its share, so many tokens are scanned as that is: thousands of small
+    files would cost a whole piece each.
+    """
     piece = PIECE_BYTES // file.token_size_bytes
     count = -(-file.tokens // piece)
-    scanned = max(1, int(count * share)) if count else 0
+    scanned = int(count * share)
+    if not scanned and count:
+        yield 0, min(file.tokens, max(LEAST_BYTES // file.token_size_bytes, int(file.tokens * share)))
     for number in range(scanned):
         first = number * count // scanned * piece
         yield first, min(first + piece, file.tokens)

@@ -123,10 +123,12 @@ def split_texts(
     are read once to measure them; `measuring` is called with (bytes done, about how many there are) of each.
 
     Raises:
-        DataError: a file cannot be read, or the first part is empty.
+        DataError: a file cannot be read, all are empty, or the first part is.
     """
     whole = [_measure(path, field, measuring) for path in texts]
     size_bytes = sum(span.size_bytes for span in whole)
+    if not size_bytes:
+        raise DataError(f"{', '.join(str(path) for path in texts[:3])}: there is no text in there; name other files")
     cut = size_bytes - held_out_bytes
     if cut <= 0:
         raise DataError(f"holding out {held_out_bytes} of {size_bytes} bytes leaves nothing to train on")

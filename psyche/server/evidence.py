@@ -18,16 +18,16 @@ def check_evidence(state: Coordinator, first: bytes, second: bytes) -> tuple[int
     one, other = _read(first), _read(second)
     named = (one.run_uid, one.epoch, one.height, one.member)
     if named != (other.run_uid, other.epoch, other.height, other.member):
-        raise InvalidEvidence("the two results are not of one member for one round (R7)")
+        raise InvalidEvidence("the two results are not of one member for one round")
     if one.run_uid != state.run_uid or one.epoch != state.progress.epoch:
-        raise InvalidEvidence("the results are of another run or epoch (R7)")
+        raise InvalidEvidence("the results are of another run or epoch")
     if one.member >= len(state.clients):
-        raise InvalidEvidence(f"member {one.member} does not exist (R7)")
+        raise InvalidEvidence(f"member {one.member} does not exist")
     if _get_commitment(one) == _get_commitment(other):
-        raise InvalidEvidence("both results have the same commitment (R7)")
+        raise InvalidEvidence("both results have the same commitment")
     key = state.clients[one.member].p2p
     if not (is_signed_by(one, key) and is_signed_by(other, key)):
-        raise InvalidEvidence("a result is not signed by the member's key (R7)")
+        raise InvalidEvidence("a result is not signed by the member's key")
     return one.epoch, one.height, one.member
 
 
@@ -38,9 +38,9 @@ def check_report(state: Coordinator, report: ReportEquivocation, evidence: tuple
         InvalidEvidence: the evidence is missing, proves nothing, or is against another member or round.
     """
     if evidence is None:
-        raise InvalidEvidence("a report must come with two signed results (R7)")
+        raise InvalidEvidence("a report must come with two signed results")
     if check_evidence(state, *evidence) != (report.epoch, report.height, report.member):
-        raise InvalidEvidence("the results are of another round or member than the report (R7)")
+        raise InvalidEvidence("the results are of another round or member than the report")
 
 
 def is_report_true(state: Coordinator, report: ReportEquivocation, evidence: tuple[bytes, bytes] | None) -> bool:
@@ -58,7 +58,7 @@ def _read(raw: bytes) -> Gossip:
     except WireError as error:
         raise InvalidEvidence(f"evidence: {error}") from error
     if not isinstance(message.body, Result):
-        raise InvalidEvidence("only results can be evidence (R7)")
+        raise InvalidEvidence("only results can be evidence")
     return message
 
 

@@ -340,9 +340,9 @@ class CoordinatorHandler:
         if not self.access.may_join(sender):  # M12
             raise self.access.refuse(sender)
         if message != msg.Join(sender):
-            raise wire.BadRequest("join: on TCP the connection's key is the p2p key, and does not expire (M1)")
+            raise wire.BadRequest("join: on TCP the connection's key is the p2p key, and does not expire")
         if record is None:
-            raise wire.BadRequest("join: the address record is missing (M2)")
+            raise wire.BadRequest("join: the address record is missing")
         _check_record(sender, record)  # before anything is recorded: otherwise a resend would count as a success
         change = Change(message, sender)
         try:
@@ -388,7 +388,7 @@ class CoordinatorHandler:
     def _check_first(self, sender: bytes) -> None:
         """Strangers neither write to the table of members nor read it (K8): others could not see what they need."""
         if sender not in self.get_first_keys():
-            raise wire.NotOwner("only its owner, its clients and keys that may join it see a run's members (K8)")
+            raise wire.NotOwner("only its owner, its clients and keys that may join it see a run's members")
 
     def _may_allow(self, key: bytes) -> bool:
         return key in self.owners or key == self.access.join_authority
@@ -427,7 +427,7 @@ class CoordinatorHandler:
 
 def _get_op_id(body: wire.SubmitRequest) -> bytes:
     if body.op_id is None:
-        raise wire.BadRequest(f"{wire.get_name(body)}: a command must have an op id (K3)")
+        raise wire.BadRequest(f"{wire.get_name(body)}: a command must have an op id")
     return body.op_id
 
 
@@ -447,7 +447,7 @@ def _check_record(sender: bytes, record: AddressRecord) -> None:
 
 def _check_claims(message: msg.Collect) -> None:
     if any(amount is None for _, amount in message.claims):  # otherwise a resend could return another amount
-        raise wire.BadRequest("collect: the amount is missing (M11)")
+        raise wire.BadRequest("collect: the amount is missing")
 
 
 def is_on_record(state: Coordinator, sender: bytes, body: wire.RequestBody) -> bool:

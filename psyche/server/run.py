@@ -119,7 +119,7 @@ def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[
     try:
         return compute_first_digest(folder, is_exact=model.optimizer.quantize_1bit), ()
     except (PsycheError, OSError, ImportError) as error:
-        note = "every client needs the model folder, or a quorum of others that show the same weights (S11)"
+        note = "every client needs the model folder, or a quorum of others that show the same weights"
         return ZERO32, (f"the first weights are not on record, so {note}: {error}",)
 
 
@@ -142,7 +142,7 @@ def _check_file(disk: JournalDisk, state: Coordinator, file: RunDefinition) -> t
         _remember_file(disk, file)
         return ()
     if hash_settings(file) in _read_hashes(disk):
-        note = "the owner has changed this since the run's file was written (P9); the run keeps its own settings"
+        note = "the owner has changed this since the run's file was written; the run keeps its own settings"
         return (f"{differences}: {note}",)
     raise ConfigError(
         f"{differences}: differs from the run in the state folder; start the server with the file as it was and change "

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from psyche.standalone.train import TrainResult
 
 EXAMPLES: Final = (
-    "psyche train --model config/demo/model.json --data my-run/data",
+    "psyche train --model config/demo/model.json --data my-run/data --steps 10",
     "psyche train --model my-run/model --data my-run/data --optimizer adamw \\",
-    "    --lr 3e-3 --steps 400 --out trained",
+    "    --lr 3e-3 --steps 100 --out trained",
     "psyche train --model my-run/model --data my-run/data --peers 3 --overlap \\",
-    "    --plot loss.png                              # as a run does it",
+    "    --steps 30 --plot loss.png                   # as a run does it",
 )
 DEFAULT: Final = TrainSettings(model=Path(), data=())
 
@@ -29,7 +29,9 @@ def train(
     model: Annotated[Path, typer.Option(help="Model folder, or a config file (TOML or JSON) to make one from.")],
     data: Annotated[list[Path], typer.Option(help="Token file (.bin, .npy) or folder; may be repeated.")],
     eval_data: Annotated[list[Path] | None, typer.Option(help="Held-out tokens; default: the end of --data.")] = None,
-    eval_tokens: Annotated[int, typer.Option(help="Tokens held out at the end of --data.")] = DEFAULT.eval_tokens,
+    eval_tokens: Annotated[
+        int | None, typer.Option(help="Tokens held out at the end of --data; default: a tenth, at most 200,000.")
+    ] = DEFAULT.eval_tokens,
     eval_every: Annotated[
         int, typer.Option(help="Steps between evaluations; 0: only at the end.")
     ] = DEFAULT.eval_every,

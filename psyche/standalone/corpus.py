@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from psyche.data.local import TokenRows
 from psyche.data.permutation import Permutation
 from psyche.errors import ConfigError
+
+MOST_HELD_OUT: Final = 200_000  # of their own accord: more make an evaluation slower, not better
 
 
 class Corpus:
@@ -22,7 +25,8 @@ class Corpus:
         sequence_length: token ids per row.
         vocab_size: every id must be below it.
         seed: seed of the order.
-        eval_tokens: number of tokens held out at the end if there are no `eval_paths`.
+        eval_tokens: number of tokens held out at the end if there are no `eval_paths`; None: a tenth of them, but
+            at most `MOST_HELD_OUT`.
 
     Raises:
         DataError: a file cannot be used.
@@ -38,7 +42,7 @@ class Corpus:
         vocab_size: int,
         *,
         seed: int,
-        eval_tokens: int,
+        eval_tokens: int | None,
     ) -> None:
         self._data = TokenRows(paths, token_size_bytes, sequence_length, None, vocab_size)
         if eval_paths:
@@ -47,12 +51,14 @@ class Corpus:
             self.train_rows = self._data.num_sequences
         else:
             self._held_out = self._data
+            tokens = self._data.num_sequences * sequence_length
+            eval_tokens = min(MOST_HELD_OUT, tokens // 10) if eval_tokens is None else eval_tokens
             self.held_out_rows = -(-eval_tokens // sequence_length)
             self.train_rows = self._first_held_out = self._data.num_sequences - self.held_out_rows
         if self.train_rows < 1:
             raise ConfigError(
                 f"--eval-tokens: {eval_tokens} of {self._data.num_sequences * sequence_length} tokens held out leave "
-                "nothing to train on"
+                "nothing to train on; hold out fewer, or take more --data"
             )
         self._seed = hashlib.sha256(f"psyche train {seed}".encode()).digest()
         self._pass = -1

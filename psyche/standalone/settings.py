@@ -56,7 +56,8 @@ class TrainSettings:
     """All settings of a stand-alone training.
 
     `model` is a Hugging Face folder or a config file. `micro_batch` None is a peer's whole share.
-    Held-out rows come from `eval_data`, or else from the last `eval_tokens` of `data` (0: nothing is evaluated);
+    Held-out rows come from `eval_data`, or else from the last `eval_tokens` of `data` (0: nothing is evaluated; None: a
+    tenth, at most 200,000);
     `eval_sequences` of them are used every `eval_every` steps (0: at the end only). DisTrO's settings
     (`chunk`, `topk`, `decay`, `values`, `peers`, `overlap`) are unused with AdamW, and so is
     AdamW's `betas` with DisTrO.
@@ -86,7 +87,7 @@ class TrainSettings:
     seed: int = 0
     device: str = "auto"
     threads: int | None = None
-    eval_tokens: int = 200_000
+    eval_tokens: int | None = None
     eval_sequences: int = 256
     eval_every: int = 100
 
@@ -100,7 +101,7 @@ class TrainSettings:
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')}: {getattr(self, name)}, must be at least 1")
         for name in ("eval_tokens", "eval_every", "weight_decay", "seed"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')}: {getattr(self, name)}, must not be negative")
         if self.token_size_bytes not in {2, 4}:
             raise ConfigError(f"--token-size: {self.token_size_bytes}, must be 2 or 4 bytes")

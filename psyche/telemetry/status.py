@@ -18,7 +18,15 @@ IDLE_INTERVAL_S: Final = 600.0  # the same while nothing has changed: a sign of 
 NOTE_S: Final = 60.0  # a notice is dropped after this time if no event ends its cause
 # Notices of these kinds stay until their cause ends.
 LASTING: Final = frozenset(
-    {kinds.Behind, kinds.Diverged, kinds.ServerLost, kinds.LeftEpoch, kinds.ClientEnded, kinds.CannotTakePart}
+    {
+        kinds.Behind,
+        kinds.Diverged,
+        kinds.ServerLost,
+        kinds.LeftEpoch,
+        kinds.ClientEnded,
+        kinds.CannotTakePart,
+        kinds.Dropped,
+    }
 )
 PHASES: Final = {
     RunState.UNINITIALIZED: "not set up",
@@ -140,7 +148,7 @@ def _on_round(view: NodeView, event: kinds.RoundStarted) -> None:
 
 
 def _on_member(view: NodeView, event: kinds.Member) -> None:
-    view.drop_note(kinds.LeftEpoch)
+    view.drop_note(kinds.LeftEpoch, kinds.Dropped)
     view.members, view.index = event.members, event.index
 
 
@@ -220,6 +228,10 @@ def _on_exported(view: NodeView, event: kinds.Exported) -> None:
     view.exported = event.path
 
 
+def _on_dropped(view: NodeView, event: kinds.Dropped) -> None:
+    view.take_note(kinds.Dropped, format_drop(event))
+
+
 def _on_left_epoch(view: NodeView, event: kinds.LeftEpoch) -> None:
     view.phase = LEFT
     view.take_note(kinds.LeftEpoch, event.reason)
@@ -230,7 +242,8 @@ def _on_ended(view: NodeView, event: kinds.ClientEnded) -> None:
     if view.finished and not event.code:
         return
     view.phase = ENDED
-    view.take_note(kinds.ClientEnded, event.reason)
+    dropped = f"; {view.note}" if view.note_kind is kinds.Dropped else ""
+    view.take_note(kinds.ClientEnded, event.reason + dropped)
     view.waits.clear()
 
 
@@ -245,13 +258,19 @@ def _on_finished(view: NodeView, event: kinds.Finished) -> None:
     view.phase = "finished"
     view.step = event.step
     view.waits.clear()
-    view.note, view.note_kind = "", None
+    if view.note_kind is not kinds.Dropped:  # the last line of a client that is no member any more still says why
+        view.note, view.note_kind = "", None
     if event.held:  # otherwise the digest is the record's, not that of this node's weights
         view.digest = event.digest.hex()
 
 
 def _get_urgency(wait: kinds.WaitStarted) -> tuple[float, bool]:
     return float("inf") if wait.until is None else wait.until, wait.wait is not kinds.Wait.SERVER
+
+
+def format_drop(event: kinds.Dropped) -> str:
+    """`dropped from the epoch: not heard: ...`; why is not known of the logs of older versions."""
+    return f"dropped from the epoch: {event.reason}" if event.reason else "dropped from the epoch"
 
 
 TROUBLES: Final = {
@@ -281,6 +300,7 @@ HANDLERS: Final[dict[type[kinds.Event], Callable[[NodeView, Any], None]]] = {
     kinds.Healed: _on_healed,
     kinds.Error: _on_error,
     kinds.Exported: _on_exported,
+    kinds.Dropped: _on_dropped,
     kinds.LeftEpoch: _on_left_epoch,
     kinds.ClientEnded: _on_ended,
     kinds.CannotTakePart: _on_cannot_take_part,

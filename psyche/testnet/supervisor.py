@@ -1,10 +1,12 @@
 """The supervisor: starts a server and its clients, watches them, kills some on request, and leaves nothing running."""
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -56,7 +58,7 @@ class Testnet:
         self.kills: dict[int, int] = {}
         self.stopped = ""
         self._scratch = Scratch()
-        self._trainer_socket = self._scratch.path / "trainers"
+        self._trainer_socket = Path(os.environ.get(HOST_VARIABLE) or self._scratch.path / "trainers")
         self._to_restart: set[int] = set()
         self._hopeless = trio.Event()  # set when no epoch can form any longer
         self._at_rest = trio.Event()  # set when no client is in an epoch any longer
@@ -69,15 +71,19 @@ class Testnet:
         return self.server
 
     def start_trainers(self) -> None:
-        """Start the host that imports torch once for all; a client that cannot reach it starts its own trainer."""
+        """Start the host that imports torch once for all, unless the environment names one that is there.
+
+        A client that cannot reach it starts its own trainer.
+        """
+        if self._trainer_socket.exists():
+            return
         argv = get_trainer_host_argv(self._trainer_socket)
         self.trainers = Child("trainers", argv, output=self.prepared.layout.logs / "trainers.log")
 
     async def wait_for_trainers(self) -> None:
         """Wait until the host answers, ends, or takes too long; without it the clients only start more slowly."""
-        assert self.trainers is not None, "call start_trainers first"
         with trio.move_on_after(TRAINERS_START_S):
-            while self.trainers.is_running():
+            while self.trainers is not None and self.trainers.is_running():
                 if await trio.Path(self._trainer_socket).exists():
                     return
                 await trio.sleep(POLL_S)
@@ -273,6 +279,7 @@ async def run_testnet(settings: TestnetSettings, console: Console) -> int:
 async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Console) -> int:
     started = time.monotonic()
     prepared = await prepare(settings, console.print)
+    console.print("starting the server, and loading torch once for all clients (about 10 s)")
     try:
         async with open_testnet(prepared, settings, console) as testnet:
             console.print(f"server on {HOST}:{prepared.server_port}, files in {prepared.layout.root}")

@@ -10,7 +10,7 @@ import trio
 from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventTail, read_event
-from psyche.telemetry.status import NodeView, format_waiting
+from psyche.telemetry.status import NodeView, format_drop, format_waiting
 from psyche.telemetry.text import (
     format_bytes,
     format_clock,
@@ -48,7 +48,7 @@ def describe_notable(event: kinds.Event) -> str:
         case kinds.TrainerLost():
             text = f"lost its trainer: {event.reason}"
         case kinds.Dropped():
-            text = "was dropped from the epoch"
+            text = f"was {format_drop(event)}"
         case kinds.SourceRefused():
             text = f"refuses peer {event.peer.hex()}, which {event.reason}"
         case kinds.ModelFilesDiffer():

@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from psyche.core.rules.apply import Sender
-from psyche.core.state import errors as core_errors
-from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.errors import REFUSALS
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
 from psyche.errors import BackendError, PsycheError, WireError
@@ -337,11 +336,7 @@ _SERVER_ERRORS: Final[dict[str, type[BackendError]]] = {
         ShuttingDown,
     )
 }
-_CORE_ERRORS: Final[dict[str, type[CoordinatorError]]] = {
-    name: kind
-    for name, kind in vars(core_errors).items()
-    if isinstance(kind, type) and issubclass(kind, CoordinatorError)
-}
+_CORE_ERRORS: Final = {kind.__name__: kind for kind in REFUSALS.values()}
 _request_decoder: Final = msgspec.msgpack.Decoder(Request)
 _server_decoder: Final = msgspec.msgpack.Decoder(ServerMessage)
 _encoder: Final = msgspec.msgpack.Encoder()

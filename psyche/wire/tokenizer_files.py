@@ -16,7 +16,7 @@ def read_json_table(raw: bytes | None) -> dict[str, Any]:
     """A JSON table; empty if there is none, or the bytes are something else."""
     try:
         table = json.loads(raw or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", table) if isinstance(table, dict) else {}
 
@@ -38,7 +38,8 @@ def read_token_ids(raw: bytes | None) -> dict[str, int]:
     model = table.get("model")
     vocab: Any = cast("dict[str, Any]", model).get("vocab") if isinstance(model, dict) else None
     if isinstance(vocab, list):  # Unigram: pairs of a token and its score
-        pairs: Iterable[tuple[Any, Any]] = ((pair[0], number) for number, pair in enumerate(cast("list[Any]", vocab)))
+        entries = [cast("list[Any]", entry) if isinstance(entry, list) else [] for entry in cast("list[Any]", vocab)]
+        pairs: Iterable[tuple[Any, Any]] = ((entry[0], number) for number, entry in enumerate(entries) if entry)
     else:
         pairs = cast("dict[Any, Any]", vocab).items() if isinstance(vocab, dict) else ()
     ids = {token: number for token, number in pairs if isinstance(token, str) and isinstance(number, int)}

@@ -171,12 +171,11 @@ def test_what_is_no_server_s_address_is_refused_at_once(
     monkeypatch.chdir(tmp_path)
     for address in ("http://192.0.2.7:19400", "tcp://h:1", "h:1/", "h", "h:", ":1", "h:0", "h:65536", "h 2:1", "a@h:1"):
         result = run(*command, "--server-addr", address)
-        assert result.exit_code == 2, address
-        assert "'--server-addr'" in result.output
-        assert "must be HOST:PORT" in " ".join(result.output.split())
+        assert result.exit_code == 1, address
+        assert result.output.startswith(f"error: --server-addr {address!r}: must be HOST:PORT")
     assert "leave out what is before //" in run(*command, "--server-addr", "http://192.0.2.7:19400").output
     monkeypatch.setenv("SERVER_ADDR", "https://h")
-    assert run(*command).exit_code == 2
+    assert "--server-addr 'https://h'" in run(*command).output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -418,6 +418,15 @@ def test_the_commands_that_come_next_are_commands(prepare: str, tmp_path: Path) 
         assert_parses(shlex.split(line)[1:])
 
 
+def test_two_clients_of_one_machine_do_not_collide_if_they_are_started_as_told(tmp_path: Path) -> None:
+    output = run(tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 2, "--yes").output
+    (client,) = [line for line in output.splitlines() if line.startswith("  psyche client train")]
+    assert client.endswith(" --data-dir client-1")
+    (told,) = [line for line in output.splitlines() if line.startswith("  # several clients on one machine")]
+    assert "--data-dir" in told
+    assert "--threads" in told
+
+
 def assert_parses(arguments: list[str]) -> None:
     """Raises click's UsageError for an unknown option or a missing one."""
     command: Any = typer.main.get_command(app)

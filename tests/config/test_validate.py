@@ -85,6 +85,16 @@ def test_missing_pieces_around_the_files_are_warnings(tmp_path: Path) -> None:
     assert "--data-config is not used" in show(tmp_path, tmp_path)[1][0]
 
 
+def test_of_a_missing_model_the_owner_is_told_the_command_that_makes_it(tmp_path: Path) -> None:
+    state, _ = make_demo(tmp_path)
+    (tmp_path / "model").rmdir()
+    assert f"`psyche model init --config FILE --output {tmp_path / 'model'}` makes one" in show(state)[1][0]
+    (tmp_path / "model.toml").touch()
+    code, lines = show(state)
+    assert f"`psyche model init --config {tmp_path / 'model.toml'} --output {tmp_path / 'model'}`" in lines[0]
+    assert (code, lines[-1]) == (0, f"{tmp_path / 'run.toml'}: fine, but see the 1 warning, run 'demo'")
+
+
 def test_what_cannot_run_yet_is_told_and_is_no_error() -> None:
     code, lines = show(CONFIG / "sample")
     assert code == 0

@@ -35,9 +35,42 @@ from psyche.core.state.messages import (
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Config, Coordinator, Metadata, Model, Progress
 
 TRACES = Path(__file__).parent / "traces"
+FOUND = Path(__file__).parent / "found"  # what random events found once; no scenario writes these
 TRACE_NAMES = {"recover": "process_recovery", "set_rates": "process_rates"}  # others have the name of their kind
 KINDS_BY_EVENT = {TRACE_NAMES.get(kind.name, kind.name): kind for kind in KINDS}
 SENDER_NAMES = {Join: "signer", LeaveRun: "signer"}  # others: "sender"
+
+# What messages can be refused with. Rates and versions that break a rule cannot be written down; an election never
+# fails (InvalidCommitteeSelection).
+REFUSED_WITH = {
+    "tick": {"Halted"},
+    "join": {"Halted", "InvalidJoin", "Banned", "StakeTooLow", "ClientsFull"},
+    "leave": {"UnknownMember", "Banned", "InvalidWithdraw"},
+    "withdraw": {"Halted", "WrongRound", "UnknownMember", "InvalidWithdraw"},
+    "warmup_witness": {
+        "Halted", "WrongRound", "UnknownMember", "DuplicateWitness", "InvalidRunState", "InvalidWitness",
+        "DigestMismatch", "TooManyCandidates",
+    },
+    "witness": {
+        "Halted", "InvalidRunState", "WrongRound", "UnknownMember", "InvalidWitness", "DuplicateWitness",
+        "WitnessesFull", "InvalidBloom",
+    },
+    "health_check": {
+        "Halted", "InvalidRunState", "WrongRound", "UnknownMember", "NoActiveRound", "InvalidHealthCheck",
+    },
+    "checkpoint": {
+        "Halted", "WrongRound", "InvalidRunState", "UnknownMember", "DigestMismatch", "InvalidCheckpoint",
+    },
+    "report_equivocation": {"Halted", "WrongRound", "NoActiveRound", "UnknownMember", "InvalidEvidence"},
+    "pause": {"Halted"},
+    "resume": {"CannotResume", "ConfigRefused"},
+    "process_recovery": set[str](),
+    "reclaim_slot": set[str](),
+    "process_rates": set[str](),
+    "collect": {"UnknownMember", "InvalidCollection"},
+    "update": {"CannotUpdate", "ConfigRefused"},
+    "update_client_version": {"CannotUpdate"},
+}  # fmt: skip
 
 PARTS: dict[str, Callable[[Any], Any]] = {
     "config": lambda value: decode_config(unpack(value)),
@@ -109,7 +142,7 @@ def write_event(now: int, slot: int, sender: bytes, message: Message) -> dict[st
         case WitnessMessage():
             event["message"] = message
         case Collect():
-            ((event["signer"], event["amount"]),) = message.claims
+            event["claims"] = [[signer.hex(), amount] for signer, amount in message.claims]
         case _:
             event |= {f.name: getattr(message, f.name) for f in fields(message)}
     return {name: write_value(value) for name, value in event.items()}
@@ -123,7 +156,7 @@ def read_event(event: dict[str, Any]) -> tuple[int, int, bytes, Message]:
     if kind.type is WitnessMessage:
         message: Message = decode_witness(unpack(event["message"]))
     elif kind.type is Collect:
-        message = Collect(((bytes.fromhex(event["signer"]), event["amount"]),))
+        message = Collect(tuple((bytes.fromhex(signer), amount) for signer, amount in event["claims"]))
     else:
         message = kind.type(**{f.name: read_value(f.name, event[f.name]) for f in fields(kind.type)})
     return event.get("now", 0), event.get("slot", 0), sender, message
@@ -139,11 +172,14 @@ class Trace:
     events: list[dict[str, Any]] = field(default_factory=list)
     end: bytes = b""
 
-    def write(self) -> None:
+    def format(self) -> str:
         head = {"what": self.what, "start": pack(self.start)}
         lines = [json.dumps(head)[1:-1], '"events": [\n' + ",\n".join(map(json.dumps, self.events)) + "\n]"]
         lines.append(json.dumps({"end": pack(self.end)})[1:-1])
-        (TRACES / f"{self.name}.json").write_text("{" + ",\n".join(lines) + "}\n")
+        return "{" + ",\n".join(lines) + "}\n"
+
+    def write(self) -> None:
+        (TRACES / f"{self.name}.json").write_text(self.format())
 
 
 def read_trace(path: Path) -> Trace:

@@ -8,6 +8,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the kits, as pytest has it
 sys.path.insert(0, str(Path(__file__).parent))
 
+import corner_scenarios
+import epoch_scenarios
 from conformance_stage import SCENARIOS, Stage, iter_traces, scenario
 from conformance_traces import TRACES
 from kits.runs import Run, build_run
@@ -32,6 +34,7 @@ from psyche.core.state.messages import (
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Metadata, Progress, Slot, SlotState, WitnessFlag
 from psyche.testing.builders import build_config, build_hash, build_keys, build_model
 
+MODULES = (corner_scenarios, epoch_scenarios)  # whose scenarios are registered when they are imported
 NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
 HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
 
@@ -468,11 +471,16 @@ def refusals(stage: Stage) -> None:
     stage.refused(lambda: run.send(good))
 
 
-@scenario("256 members, 32 witnesses: the round that attests 256 results")
+@scenario("256 members, 32 witnesses: the round that attests 256 results; the most bits that a filter may have")
 def full_house(stage: Stage) -> None:
     run = build_run(256, rounds_per_epoch=1, global_batch_size_start=300, global_batch_size_end=300).warm_up()
     run.run_round()
     stage.begin(run)
+    first = next(member for member in run.get_speaking_witnesses() if member not in (5, 77, 255))
+    for bits in (1_401, 1_400):
+        bloom = ((1 << bits) - 1).to_bytes(320, "big")
+        with suppress(CoordinatorError):
+            run.send(run.build_witness(first, broadcast_bloom=bloom))
     run.run_round(silent={5, 77, 255})
 
 

@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import generate
 import pytest
 from conformance_stage import record
-from conformance_traces import KINDS_BY_EVENT, TRACES, read_trace, replay, unpack
+from conformance_traces import FOUND, KINDS_BY_EVENT, REFUSED_WITH, TRACES, read_trace, replay, unpack
 
 from psyche.core.encoding.account import encode_state
+from psyche.core.state.errors import REFUSALS
 
 
 def read_event(event: dict[str, Any]) -> dict[str, Any]:
@@ -18,11 +20,12 @@ def read_event(event: dict[str, Any]) -> dict[str, Any]:
 
 
 NAMES = sorted(path.stem for path in TRACES.glob("*.json"))
+PATHS = sorted([*TRACES.glob("*.json"), *FOUND.glob("*.json")])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_trace_replays_to_the_same_bytes(name: str) -> None:
-    trace = read_trace(TRACES / f"{name}.json")
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_trace_replays_to_the_same_bytes(path: Path) -> None:
+    trace = read_trace(path)
     assert encode_state(replay(trace)) == trace.end
 
 
@@ -34,12 +37,20 @@ def test_a_trace_is_what_the_generator_writes(name: str) -> None:
     assert [read_event(event) for event in kept.events] == [read_event(event) for event in fresh.events]
 
 
-def test_about_twenty_traces_hold_every_kind_of_event_and_stay_small() -> None:
+def test_the_traces_hold_every_kind_of_event_with_every_refusal_and_stay_small() -> None:
     assert sorted(generate.SCENARIOS) == NAMES
-    traces = [read_trace(TRACES / f"{name}.json") for name in NAMES]
-    assert len(traces) >= 20
-    assert {event["event"] for trace in traces for event in trace.events} == set(KINDS_BY_EVENT)
-    assert sum((TRACES / f"{name}.json").stat().st_size for name in NAMES) < 1_500_000
+    events = [event for name in NAMES for event in read_trace(TRACES / f"{name}.json").events]
+    assert len(NAMES) >= 50
+    assert REFUSED_WITH.keys() == KINDS_BY_EVENT.keys()
+    assert {event["event"] for event in events if "error" not in event} == set(KINDS_BY_EVENT)
+    refused = {(event["event"], event["error"]) for event in events if "error" in event}
+    assert refused == {(kind, error) for kind, errors in REFUSED_WITH.items() for error in errors}
+    assert sum((TRACES / f"{name}.json").stat().st_size for name in NAMES) < 2_500_000
+
+
+def test_every_refusal_but_that_of_an_impossible_election_can_be_met() -> None:
+    met = {error for errors in REFUSED_WITH.values() for error in errors}
+    assert {kind.__name__ for kind in REFUSALS.values()} - met == {"InvalidCommitteeSelection"}
 
 
 def test_the_generator_finds_what_it_imports_when_it_is_run_as_a_script() -> None:

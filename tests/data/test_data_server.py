@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair
 
+from psyche.backends.tcp.dial import dial, parse_server
 from psyche.data import client as client_module
 from psyche.data import server as server_module
 from psyche.data.client import RemoteData
@@ -31,7 +32,7 @@ from psyche.wire.data import (
     encode_data_request,
 )
 from psyche.wire.line.framing import ConnectionLost, FrameStream
-from psyche.wire.line.handshake import client_handshake
+from psyche.wire.line.handshake import HandshakeError, client_handshake
 from psyche.wire.line.tls import TlsConnection, make_channel
 
 SERVER = build_identity("server")
@@ -406,3 +407,12 @@ def test_messages_survive_their_bytes_and_nothing_else_does() -> None:
         decode_data_reply(encode_data_reply(Rows(4, 3, 2, 2, b"")))
     with pytest.raises(WireError, match="data reply"):
         decode_data_reply(b"\x92\x05\x00")
+
+
+async def test_whoever_takes_its_port_for_that_of_the_run_s_server_is_told_the_other_one(tmp_path: Path) -> None:
+    async with running(make_server(tmp_path)) as address:
+        port = int(address.rpartition(":")[2])
+        with pytest.raises(
+            HandshakeError, match=rf"the port of the run's data.*--server-addr 127\.0\.0\.1:{port - 1}$"
+        ):
+            await dial(parse_server(address), ALICE)

@@ -49,3 +49,10 @@ def test_large_files_are_scanned_in_places_that_lie_evenly(tmp_path: Path) -> No
     last = find_foreign_token([open_token_file(write(tmp_path / "c.bin", 0), 2), large, small], 7, max_bytes=1)
     assert last is not None
     assert last.file is small, "a place of each file is scanned"
+
+
+def test_of_many_small_files_not_much_more_is_read_than_of_a_large_one(tmp_path: Path) -> None:
+    tokens, foreign = 40_000, 30_000
+    files = [open_token_file(write(tmp_path / f"{n}.bin", tokens, {foreign: 7}), 2) for n in range(4)]
+    assert find_foreign_token(files, 7, max_bytes=tokens) is None, "an eighth of each, at most"
+    assert find_foreign_token(files, 7) is not None

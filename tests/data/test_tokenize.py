@@ -83,7 +83,7 @@ def test_no_piece_and_no_cut_splits_a_character_and_nothing_is_lost(
     sources = [write(folder, f"{i}.txt", document.encode()) for i, document in enumerate(documents)]
     total = sum(len(document.encode()) for document in documents)
     if held_out >= total:
-        with pytest.raises(DataError, match="leaves nothing to train on"):
+        with pytest.raises(DataError, match=r"leaves nothing to train on|there is no text in there"):
             split_texts(sources, held_out)
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -240,3 +240,10 @@ def test_a_folder_gives_no_keys_and_no_binary_files(tmp_path: Path) -> None:
     (tmp_path / "tokens.bin").write_bytes(bytes(100))
     (tmp_path / "text").write_text("hello")
     assert find_texts([tmp_path]) == [tmp_path / "text"]
+
+
+def test_files_without_any_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(DataError, match=r"a\.txt: there is no text in there; name other files"):
+        tokenize([tmp_path / "a.txt"], tmp_path / "out" / "x.bin")
+    assert not (tmp_path / "out" / "x.bin").exists()

@@ -1,13 +1,14 @@
-"""docs/peer-protocol.md says what the code does: its tables and examples are drawn from it."""
+"""The pages for builders of peers say what the code does: their tables and examples are drawn from it."""
 
 from pathlib import Path
 
+import pytest
 from kits.scripts import load
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "peer-protocol.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_tables_and_examples_are_those_of_the_code() -> None:
-    script = load("draw_peer_protocol")
-    assert script.page_blocks.find_stale([PAGE], script.BLOCKS) == {}, "stale: run scripts/draw_peer_protocol.py"
+@pytest.mark.parametrize("name", ["peer_protocol", "peer_training"])
+def test_the_tables_and_examples_are_those_of_the_code(name: str) -> None:
+    script, page = load(f"draw_{name}"), DOCS / f"{name.replace('_', '-')}.md"
+    assert script.page_blocks.find_stale([page], script.BLOCKS) == {}, f"stale: run scripts/draw_{name}.py"

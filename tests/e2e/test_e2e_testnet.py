@@ -22,6 +22,7 @@ from kits.run_files import MakeRun
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
+from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.events import Line, read_lines
 
 pytestmark = pytest.mark.e2e
@@ -84,7 +85,7 @@ def open_testnet(folder: Path, config: Path, *arguments: str) -> Iterator[Testne
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, MARK: f"{token}/testnet/1"},
+            env={**os.environ, HOST_VARIABLE: "", MARK: f"{token}/testnet/1"},  # with a host of its own
             start_new_session=True,
         )
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from clean_root import NoCleanRoot
 from kits.run_files import MakeRun
-from run_dockerfile import Image, build, find_hindrance, is_root, open_scratch, read_steps
+from run_dockerfile import Image, build, find_cache, find_hindrance, is_root, open_scratch, read_steps
 
 from psyche.testnet.free_port import choose_port
 
@@ -23,6 +23,13 @@ COMPILERS = ("cc", "gcc", "g++", "ld", "make")
 def test_steps_are_read_without_comments_and_with_their_continued_lines() -> None:
     text = '# syntax\nFROM a\n# why\nRUN one && \\\n    # not this\n    two\nCMD ["x"]\n'
     assert read_steps(text) == [("FROM", "a"), ("RUN", "one &&  two"), ("CMD", '["x"]')]
+
+
+def test_without_uv_the_script_says_which_python_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"there is no `uv`; use the Python of a checkout: \.venv/bin/python"):
+        find_cache()
 
 
 def test_both_images_have_the_installer_that_the_scripts_use() -> None:

@@ -1,6 +1,5 @@
 """The tutorial, as it stands on the page: every command run, in a fresh folder."""
 
-import contextlib
 import re
 import shlex
 import signal
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import trio
+from kits.run_files import choose_neighbours
 
-from psyche.errors import PsycheError
-from psyche.testnet.free_port import choose_port
 from psyche.testnet.process import Child, stop_all
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
@@ -38,15 +36,6 @@ def read_blocks() -> list[Block]:
         pairs = (option.partition("=") for option in shlex.split(options))
         found.append(Block(language, {name: value for name, _, value in pairs}, text))
     return found
-
-
-def choose_neighbours() -> int:
-    """A free port whose neighbour above, on which `psyche init` puts the data server, is free as well."""
-    while True:
-        port = choose_port()
-        with contextlib.suppress(PsycheError):
-            choose_port(wanted=port + 1)
-            return port
 
 
 class Reader:

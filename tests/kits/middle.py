@@ -23,12 +23,15 @@ class Session:
     ended: trio.Event = field(default_factory=trio.Event)
 
     async def run(self) -> None:
-        """Copy bytes both ways until one end closes."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._carry_to_server, nursery.cancel_scope)
-            nursery.start_soon(self._carry_to_client, nursery.cancel_scope)
-        await self.hang_up()
-        self.ended.set()
+        """Copy bytes both ways until one end closes, or the middle does."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._carry_to_server, nursery.cancel_scope)
+                nursery.start_soon(self._carry_to_client, nursery.cancel_scope)
+        finally:
+            with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
+                await self.hang_up()
+            self.ended.set()
 
     async def hang_up(self) -> None:
         """Cut the connection."""

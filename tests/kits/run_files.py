@@ -1,11 +1,13 @@
 """A run's files for tests: a tiny model, its configuration, some tokens."""
 
+import contextlib
 import json
 from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from psyche.errors import PsycheError
 from psyche.testnet.free_port import choose_port
 
 MakeRun = Callable[..., Path]  # the type of the fixture `make_run`
@@ -83,6 +85,15 @@ token_size = "TwoBytes"
 seq_len = 32
 shuffle_seed = [{seed}]
 """
+
+
+def choose_neighbours() -> int:
+    """A free port whose neighbour above, on which `psyche init` puts the data server, is free as well."""
+    while True:
+        port = choose_port()
+        with contextlib.suppress(PsycheError):
+            choose_port(wanted=port + 1)
+            return port
 
 
 def write_model(folder: Path) -> Path:

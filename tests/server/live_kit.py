@@ -95,13 +95,14 @@ class Script:
 
     async def follow(self, until: Callable[[Coordinator], bool]) -> Coordinator:
         """Do what each state asks for, until one is as wanted."""
-        async for state in self.backend.states():
-            self.state = state
-            self.nonces.append(state.nonce)
-            self.seen.append((state.run_state, state.progress.epoch, state.current.height))
-            if until(state):
-                return state
-            await self.act(state)
+        async with contextlib.aclosing(self.backend.states()) as states:
+            async for state in states:
+                self.state = state
+                self.nonces.append(state.nonce)
+                self.seen.append((state.run_state, state.progress.epoch, state.current.height))
+                if until(state):
+                    return state
+                await self.act(state)
         raise AssertionError("states end only by an error")
 
     async def act(self, state: Coordinator) -> None:

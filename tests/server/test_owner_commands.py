@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 import trio
 from kits.middle import Middle, open_middle
 from kits.server import CLIENTS, OWNER, build_record
-from live_kit import SERVER, Server, build_file, open_server
+from live_kit import SERVER, Server, build_file, follow_all, is_training, open_scripts, open_server
 from typer.testing import CliRunner
 
 from psyche.backends.tcp.backend import open_backend
@@ -114,6 +114,19 @@ async def test_commands_reach_the_server_that_they_mean_and_say_nothing_to_warn_
         assert await line.get_run_state() is RunState.WAITING_FOR_MEMBERS
 
 
+async def test_a_run_that_is_still_to_pause_says_so_to_who_resumes_it(tmp_path: Path) -> None:
+    async with open_line(tmp_path) as line, open_scripts(line.server) as scripts:
+        await follow_all(scripts, is_training)
+        early = await line.command("resume", *line.state_dir)
+        assert (early.exit_code, early.stdout) == (1, "")
+        assert early.stderr == "error: the run is not paused: it is training, and there is nothing to resume\n"
+        assert (await line.command("pause", *line.state_dir)).exit_code == 0
+        refused = await line.command("resume", *line.state_dir)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert "The pause takes effect at the end of this epoch" in refused.stderr
+        assert "`psyche run info --watch`" in refused.stderr
+
+
 async def test_without_the_server_s_key_a_command_warns_once_and_names_the_option(tmp_path: Path) -> None:
     async with open_line(tmp_path) as line:
         result = await line.command("pause", *line.own_key)
@@ -139,9 +152,9 @@ async def test_two_keys_that_disagree_are_refused_before_anybody_is_asked(tmp_pa
 async def test_the_owner_reads_what_a_client_reports_and_its_error_also_after_a_restart(tmp_path: Path) -> None:
     said = SelfReport("ada", "warmup", "the weights of this epoch", error="cannot load the weights: no config.json")
     async with open_line(tmp_path) as line, open_backend(line.server.address, CLIENTS[0]) as backend:
-        async for _ in backend.states():
+        async with aclosing(backend.states()) as states:
+            await anext(states)
             await backend.submit(Join(CLIENTS[0].public), build_record(CLIENTS[0]))
-            break
         backend.report(said)
         await wait_for_report(line, said)
         shown = await line.command("info", *line.own_key)

@@ -174,6 +174,11 @@ def test_held_out_files_stand_apart(data: Path) -> None:
         Corpus([data], [], 2, LENGTH, 64, seed=0, eval_tokens=10_000)
 
 
+def test_of_a_small_text_a_tenth_is_held_out_unless_the_user_says_how_much(data: Path) -> None:
+    corpus = Corpus([data], [], 2, LENGTH, 64, seed=3, eval_tokens=None)
+    assert (corpus.train_rows, corpus.held_out_rows) == (57, 7)
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

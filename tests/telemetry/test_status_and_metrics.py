@@ -83,6 +83,16 @@ def test_a_notice_whose_end_nobody_sees_fades_and_others_stay() -> None:
     assert "cannot reach" in format_node_status(lost, 9 * NOTE_S)
 
 
+def test_the_last_line_of_a_dropped_client_says_why_it_was_dropped() -> None:
+    dropped = make(kinds.Dropped, reason="too slow: ...")
+    assert "! dropped from the epoch: too slow: ..." in format_node_status(fold(dropped), 1e6)
+    stopped = fold(dropped, make(kinds.ClientEnded, reason="stopped by SIGINT"))
+    assert "! stopped by SIGINT; dropped from the epoch: too slow: ..." in format_node_status(stopped, 1e6)
+    finished = fold(dropped, make(kinds.Finished, held=False))
+    assert "! dropped from the epoch: too slow: ..." in format_node_status(finished, 1e6)
+    assert "dropped" not in format_node_status(fold(dropped, make(kinds.Member, index=1)), 1e6)
+
+
 @pytest.mark.parametrize("kind", [kinds.LeftEpoch, kinds.ClientEnded])
 def test_who_has_left_knows_why_the_epoch_failed(kind: type[kinds.Event]) -> None:
     view = fold(make(kind, reason="stopped by SIGINT"), make(kinds.EpochFailed, reason="x"))

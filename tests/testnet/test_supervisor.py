@@ -16,11 +16,13 @@ from kits.models import write_model_folder
 
 from psyche.data.corpus import build_demo_corpus
 from psyche.errors import ConfigError, PsycheError
+from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import read_lines
 from psyche.testnet import supervisor
 from psyche.testnet.commands import get_client_argv, get_owner_argv, get_server_argv
 from psyche.testnet.prepare import Prepared, prepare
+from psyche.testnet.process import Child
 from psyche.testnet.settings import TestnetSettings
 
 DEADLINE_S = 300.0  # only a broken supervisor reaches it
@@ -130,6 +132,24 @@ async def test_a_run_whose_clients_agree_ends_with_0_and_leaves_nothing(
     assert not any(map(is_alive, get_pids(tmp_path / "run")))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["equal"] is True
     assert (tmp_path / "run" / "loss.png").exists()
+
+
+async def test_nobody_looks_at_an_empty_screen_while_server_and_torch_start(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stand_ins(monkeypatch)
+    console, stream = make_console()
+    seen: list[str] = []
+    start = supervisor.Testnet.start_server
+
+    def start_server(testnet: supervisor.Testnet) -> Child:
+        seen.append(stream.getvalue())
+        return start(testnet)
+
+    monkeypatch.setattr(supervisor.Testnet, "start_server", start_server)
+    with trio.fail_after(DEADLINE_S):
+        await supervisor.run_testnet(settings, console)
+    assert "starting the server" in seen[0]
 
 
 async def test_a_run_whose_digests_differ_ends_with_1(
@@ -342,6 +362,18 @@ async def test_the_demo_s_data_are_made_where_they_are_missing(tmp_path: Path, m
     assert linked.resolve() == tmp_path / "c" / "standard-library" / "train"
     assert (linked / "corpus.bin").stat().st_size > 1_000
     assert prepared.held_out == tmp_path / "c" / "standard-library" / "held-out" / "corpus.bin"
+
+
+async def test_a_host_of_trainers_that_the_environment_names_is_used(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "host").touch()
+    monkeypatch.setenv(HOST_VARIABLE, str(tmp_path / "host"))
+    use_stand_ins(monkeypatch)
+    monkeypatch.setattr(supervisor, "get_trainer_host_argv", lambda _socket: pytest.fail("a second one is started"))
+    with trio.fail_after(DEADLINE_S):
+        assert await supervisor.run_testnet(settings, make_console()[0]) == 0
+    assert (tmp_path / "host").exists()
 
 
 async def test_a_run_can_wait_for_any_number_of_clients(settings: TestnetSettings) -> None:

@@ -12,12 +12,14 @@ from psyche import __version__
 from psyche.errors import BackendError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
+from psyche.wire.data import PURPOSE as DATA_PURPOSE
 from psyche.wire.line.framing import FrameStream
-from psyche.wire.line.handshake import client_handshake
-from psyche.wire.line.tls import TlsConnection, open_tls
+from psyche.wire.line.handshake import HandshakeError, client_handshake
+from psyche.wire.line.tls import Channel, TlsConnection, open_tls
 
 CONNECT_TIMEOUT_S: Final = 10.0
 REPLY_TIMEOUT_S: Final = 10.0
+DATA_SERVICE: Final = f"the {DATA_PURPOSE} service"  # in a data server's refusal
 PROGRAM: Final = f"psyche {__version__}"
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[^\s/@?#\[\]]+")  # an IPv6 address in brackets, or a name
 _PORT: Final = re.compile(r"[0-9]{1,5}")
@@ -48,7 +50,7 @@ def parse_server(text: str, run_id: str = "", key: bytes | None = None) -> Serve
     host, _, port = text.rpartition(":")
     if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
         hint = "; leave out what is before // and after the port" if "/" in text else ""
-        raise BackendError(f"server address {text!r}: must be HOST:PORT, such as 192.0.2.7:19400{hint}")
+        raise BackendError(f"--server-addr {text!r}: must be HOST:PORT, such as 192.0.2.7:19400{hint}")
     return ServerAddress(host=host.strip("[]"), port=int(port), run_id=run_id, key=key)
 
 
@@ -77,7 +79,7 @@ async def dial(address: ServerAddress, identity: Identity, connect: Connect = op
     frames = FrameStream(connection.stream, wire.MAX_SERVER_FRAME_BYTES, max_send_bytes=wire.MAX_REQUEST_BYTES)
     channel = connection.channel
     try:
-        await client_handshake(frames, identity, wire.PURPOSE, channel, address.key, CONNECT_TIMEOUT_S)
+        await _shake_hands(frames, identity, channel, address)
         hello = wire.HelloRequest(wire.VERSION, address.run_id, PROGRAM)
         greeting = (await ask(frames, wire.Request(0, hello))).body
         if not isinstance(greeting, wire.Greeting):
@@ -86,6 +88,19 @@ async def dial(address: ServerAddress, identity: Identity, connect: Connect = op
         await frames.aclose()  # forcefully: does not wait, even when cancelled
         raise
     return Dialed(frames, channel.server, greeting)
+
+
+async def _shake_hands(frames: FrameStream, identity: Identity, channel: Channel, address: ServerAddress) -> None:
+    try:
+        await client_handshake(frames, identity, wire.PURPOSE, channel, address.key, CONNECT_TIMEOUT_S)
+    except HandshakeError as error:
+        if DATA_SERVICE not in str(error):
+            raise
+        raise HandshakeError(
+            f"server {address.host}:{address.port}: this is the port of the run's data; that of the server itself is "
+            f"the one that `psyche server run` prints, by default one below: --server-addr {address.host}:"
+            f"{address.port - 1}"
+        ) from error
 
 
 async def _connect(address: ServerAddress, connect: Connect) -> TlsConnection:

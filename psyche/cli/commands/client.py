@@ -9,6 +9,7 @@ import typer
 
 from psyche.cli.helpers import options as opt
 from psyche.cli.helpers.common import format_examples, make_group, parse_hex
+from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
 from psyche.client.runtime.settings import ClientSettings
 from psyche.telemetry.events import DEFAULT_KEEP
 
@@ -105,12 +106,29 @@ def train(
         share_checkpoints=share_checkpoints,
         distro_dir=write_gradients_dir,
     )
+    check_places(settings, events_dir)
     check_server(address)
-    warn_of_former_snapshots(settings)
     settings.node_name = node_name or find_node_name(settings)
     folder = data_dir if events_dir is None else events_dir / settings.node_name
     events = EventLog(folder / "events.jsonl", node=settings.node_name, keep=keep_event_files)
     raise typer.Exit(run(settings, events, console, logs))
+
+
+def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
+    """Check device and folders, before anything is made and anybody is asked; print a warning of old snapshots.
+
+    Raises:
+        ConfigError: there is no such device, or a folder cannot be read or written.
+    """
+    from psyche.modeling.device_name import check_device_name
+
+    check_device_name(settings.device)
+    check_source_folder("--local-root", settings.local_root)
+    check_target_folder("--data-dir", settings.data_dir)
+    check_target_folder("--checkpoint-dir", settings.checkpoint_dir)
+    check_target_folder("--write-gradients-dir", settings.distro_dir)
+    check_target_folder("--events-dir", events_dir)
+    warn_of_former_snapshots(settings)
 
 
 def warn_of_former_snapshots(settings: "ClientSettings") -> None:

@@ -129,14 +129,15 @@ def list_preparations(draft: "Draft") -> list[str]:
 def list_next(draft: "Draft") -> list[str]:
     """The commands that begin the run: on this machine alone, and for others."""
     folder, answers = quote(draft.folder), draft.answers
-    port = draft.server_addr.rpartition(":")[2]
+    address, port = f"--server-addr {draft.server_addr}", draft.server_addr.rpartition(":")[2]
     return [
         "# try it, everything on this machine",
         f"psyche local-testnet start --num-clients {answers.members} --config-path {folder}",
-        "# for real: the server; on each member's machine a client, which shows its KEY; then let it in",
+        "# for real: the server; for each member a client, which shows its KEY; then let it in",
         f"psyche server run --state {folder} --server-port {port}",
-        f"psyche client train --run-id {answers.run_id} --server-addr {draft.server_addr} --local-root {folder}",
-        f"psyche run allow KEY --server-addr {draft.server_addr} --state-dir psyche-data/server-{answers.run_id}",
+        f"psyche client train --run-id {answers.run_id} {address} --local-root {folder} --data-dir client-1",
+        f"psyche run allow KEY {address} --state-dir psyche-data/server-{answers.run_id}",
+        "# several clients on one machine: each with another --data-dir, and with its share of the cores (--threads)",
     ]
 
 

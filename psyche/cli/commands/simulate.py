@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from psyche.telemetry.events import Line
 
 EXAMPLES = (
-    "psyche simulate --state my-run --clients 8 --profile home.toml",
+    "psyche simulate --state my-run --clients 4 --profile home.toml",
     "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",
     "    --parameters 1e9 --no-suggestions --picture run.png",
     "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",

@@ -34,15 +34,11 @@ def check_server_addr(text: str) -> str:
     """Refuse an address that no server can have, before anything else is done.
 
     Raises:
-        typer.BadParameter: it is not HOST:PORT.
+        BackendError: it is not HOST:PORT.
     """
     from psyche.backends.tcp.dial import parse_server
-    from psyche.errors import BackendError
 
-    try:
-        parse_server(text)
-    except BackendError as error:
-        raise typer.BadParameter(str(error)) from error
+    parse_server(text)
     return text
 
 

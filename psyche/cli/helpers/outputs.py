@@ -1,4 +1,4 @@
-"""Output files of long commands: checked before the work begins, and written independently at its end."""
+"""Output files and folders of long commands: checked before the work begins; files are written at its end."""
 
 import contextlib
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+from psyche.cli.helpers.os_errors import describe_reason
 from psyche.errors import ConfigError
 
 
@@ -60,6 +61,40 @@ def _try_to_write(path: Path, parent: Path) -> None:
         return
     with tempfile.TemporaryFile(dir=parent):
         return
+
+
+def check_target_folder(option: str, path: Path | None) -> None:
+    """Check that files can be written in a folder, which need not be there yet; nothing is made.
+
+    Raises:
+        ConfigError: naming the option, the folder and the reason.
+    """
+    if path is None:
+        return
+    try:
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{option} {path}: is a file; name a folder")
+        nearest = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(b"x")  # a full disk takes names, but no bytes
+            file.flush()
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {describe_reason(error)}") from error
+
+
+def check_source_folder(option: str, path: Path) -> None:
+    """Check that a folder that is read from is there.
+
+    Raises:
+        ConfigError: naming the option, the folder and the reason.
+    """
+    try:
+        with os.scandir(path):
+            return
+    except NotADirectoryError:
+        raise ConfigError(f"{option} {path}: is a file, or below one; name a folder") from None
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {describe_reason(error)}") from error
 
 
 def write_outputs(outputs: Sequence[Output], say: "Speaker") -> bool:

@@ -65,8 +65,14 @@ class Owner:
         return TcpHome(parse_server(self.server_addr, key=key), identity, self.timeout_s, say)
 
     def run(self, function: "Callable[[TcpHome], Awaitable[_Found]]") -> _Found:
-        """Call an async function with the run's home; return its result."""
-        return run_async(function, self.open())
+        """Call an async function with the run's home; return its result.
+
+        Raises:
+            BackendError: the home refuses, or could not be reached in time; the message says what to do.
+        """
+        from psyche.cli.helpers.refusals import call_in_words
+
+        return run_async(call_in_words, function, self.open())
 
     def command(self, message: "AnyMessage") -> "RunStatus":
         """Send a command to the run; return the status after it."""
@@ -109,8 +115,9 @@ def load_server_identity(folder: Path | None, path: Path | None, *, create: bool
     if path is None and not key.exists():
         if not create:
             raise ConfigError(
-                f"no key {key}: --state-dir must be the state folder of the server, which has its key; on another "
-                "machine name an owner's key with --identity-secret-key-path FILE (`server run --owner` admits it)"
+                f"no key {key}: --state-dir must be the state folder of the server, which has its key; where the "
+                "key is elsewhere, and on another machine, name an owner's key with --identity-secret-key-path FILE "
+                "(`server run --owner` admits others)"
             )
         write_key_file(key, make_identity())
     return read_key_file(key)

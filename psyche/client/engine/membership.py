@@ -29,9 +29,10 @@ from psyche.core.committee.elections import compute_quorum
 from psyche.core.encoding.account import get_config_preimage
 from psyche.core.encoding.plan import decode_plan, get_payload_bytes
 from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.limits import WITNESS_SILENCE_LIMIT
 from psyche.core.state.messages import Join, WarmupWitness, Withdraw
 from psyche.core.state.roster import get_healthy
-from psyche.core.state.state import ZERO32, ClientState, RunState, Slot, SlotState
+from psyche.core.state.state import ZERO32, Client, ClientState, Config, RunState, Slot, SlotState
 from psyche.errors import WireError
 from psyche.telemetry import kinds
 from psyche.telemetry.kinds import LeaveCause, Wait, WaitOutcome, WaitStarted
@@ -43,6 +44,26 @@ JOIN_AGAIN_S = 5.0
 
 def _wait_for(wait: Wait, what: str, until: float | None, then: str) -> WaitStarted:
     return WaitStarted(what=what, until=until, then=then, wait=wait)
+
+
+def explain_drop(client: Client, config: Config) -> str:
+    """Explain to a dropped client's user what the record holds against it, and what helps (H2, H4, T8)."""
+    if client.state is not ClientState.DROPPED:
+        return ""
+    if client.late >= config.late_limit:
+        return (
+            f"too slow: its results of {config.late_limit} rounds came after the others had gone on; give it more of "
+            "the machine (--threads, --device), a faster line, or ask the run's owner for longer rounds "
+            f"(max_round_train_time is {config.max_round_train_time} s)"
+        )
+    if client.missed >= config.evict_after:
+        return (
+            f"not heard: {config.evict_after} rounds went by without a sign of it; check its line, and whether the "
+            "machine slept or was overloaded"
+        )
+    if client.witness_missed >= WITNESS_SILENCE_LIMIT:
+        return "its reports on the rounds were missing; check its line, and whether the machine was overloaded"
+    return "the epoch began without it: its weights were not ready in time, or not those of the others"
 
 
 NEXT_EPOCH = _wait_for(Wait.NEXT_EPOCH, "the next epoch: this client is not a member of the running one", None, "join")
@@ -284,7 +305,8 @@ class Membership:
         index = x.find_self()
         there = index is not None and x.is_healthy(index)
         if x.member is not None and index is not None and not there:
-            x.log(kinds.Dropped(state=x.state.clients[index].state))
+            client = x.state.clients[index]
+            x.log(kinds.Dropped(state=client.state, reason=explain_drop(client, x.state.config)))
         taking_part = there and self.passed_warmup == x.epoch and self.withdrawn_epoch != x.epoch
         x.member = index if taking_part else None
 

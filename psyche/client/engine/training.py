@@ -116,11 +116,12 @@ class Training:
             self.work.is_running = False
         timely = event.epoch == x.epoch and event.height == self.work.height and x.state.in_round
         if reply.cancelled or reply.refused or not reply.payload:
-            x.log(kinds.NotSent(height=event.height, reason=reply.refused or "cancelled"))
+            cut = "cancelled" if timely else "its round ended before this client had trained its samples"
+            x.log(kinds.NotSent(height=event.height, reason=reply.refused or cut))
         elif not timely:
             # trained to the end, but its round is over: it counts as not applied
             self.chain.own.note_unsent(event.height)
-            x.log(kinds.NotSent(height=event.height, reason="the round was over"))
+            x.log(kinds.NotSent(height=event.height, reason="trained too late: the round was over"))
         elif self.weights.is_diverged:
             self.chain.own.note_unsent(event.height)
             reason = "this client's digest is not the agreed one"  # S4

@@ -8,7 +8,7 @@ import trio
 
 from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink
-from psyche.telemetry.status import NodeView
+from psyche.telemetry.status import NodeView, format_drop
 from psyche.wire.ports import Backend
 from psyche.wire.report import SelfReport, clean_report
 
@@ -97,6 +97,7 @@ _FAILURES: Final[dict[type[kinds.Event], Callable[[Any], str]]] = {
     kinds.TrainerLost: lambda event: f"the trainer was lost: {event.reason}",
     kinds.Error: lambda event: event.message,
     kinds.LeftEpoch: _describe_left,
+    kinds.Dropped: format_drop,
     kinds.ClientEnded: _describe_left,
     kinds.CannotTakePart: lambda event: f"cannot take part: {event.reason}",
 }

@@ -291,7 +291,7 @@ class TrainerTasks:
                 reasons.append(
                     f"the run's model folder {folder!r} is not below --local-root, and the record does not say yet "
                     "which weights are the first: this client fetches them once a quorum of the members shows the same "
-                    "ones (S11); or copy the folder from whoever made it"
+                    "ones; or copy the folder from whoever made it"
                 )
             return None
         state = self._x.state
@@ -422,7 +422,7 @@ class TrainerTasks:
 
     async def _apply(self, action: Apply, bodies: tuple[bytes, ...] | None) -> None:
         if bodies is None:
-            raise TrainerError(f"apply at height {action.height}: a decided payload is no longer here (C6)")
+            raise TrainerError(f"apply at height {action.height}: a decided payload is no longer here")
         reply = await self._trainer.apply(
             ApplyRequest(
                 height=action.height,

@@ -66,7 +66,8 @@ def _check_changeable(state: Coordinator, what: str) -> None:
 
 
 def _get_parts(state: Coordinator) -> tuple[object, ...]:
-    return state.config, state.model, state.progress, state.metadata, state.bootstrap
+    model = encode_model(state.model)  # T2: zeros of both signs are equal numbers, but other bytes
+    return state.config, model, state.progress, state.metadata, state.bootstrap
 
 
 def _get_start(model: Model, progress: Progress) -> tuple[Checkpoint, list[Checkpoint], int, int]:

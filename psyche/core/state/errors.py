@@ -1,7 +1,9 @@
 """The refusals of the state machine: one class per rule, so that callers can tell them apart.
 
-A refused message leaves every byte of the state unchanged (T2).
+A refused message leaves every byte of the state unchanged (T2). `REFUSALS` gives each class its number.
 """
+
+from typing import Final
 
 from psyche.errors import PsycheError
 
@@ -13,6 +15,11 @@ class CoordinatorError(PsycheError):
     def code(self) -> str:
         """The name of the error on the wire: the class name."""
         return type(self).__name__
+
+    @property
+    def number(self) -> int:
+        """The number of the error on a chain, where it is added to 6,000."""
+        return _NUMBERS[type(self)]
 
 
 class Halted(CoordinatorError):
@@ -109,3 +116,33 @@ class InvalidCollection(CoordinatorError):
 
 class ConfigRefused(CoordinatorError):
     """The run's configuration breaks a rule; the message names key and rule."""
+
+
+# A new class takes the next free number, and none is ever used again: programs on a chain hold them.
+REFUSALS: Final[dict[int, type[CoordinatorError]]] = {
+    0: Halted,
+    1: InvalidRunState,
+    2: WrongRound,
+    3: NoActiveRound,
+    4: UnknownMember,
+    5: InvalidWitness,
+    6: InvalidBloom,
+    7: DuplicateWitness,
+    8: WitnessesFull,
+    9: DigestMismatch,
+    10: TooManyCandidates,
+    11: InvalidHealthCheck,
+    12: InvalidCheckpoint,
+    13: InvalidWithdraw,
+    14: InvalidCommitteeSelection,
+    15: CannotResume,
+    16: InvalidJoin,
+    17: ClientsFull,
+    18: StakeTooLow,
+    19: Banned,
+    20: InvalidEvidence,
+    21: CannotUpdate,
+    22: InvalidCollection,
+    23: ConfigRefused,
+}
+_NUMBERS: Final = {kind: number for number, kind in REFUSALS.items()}

@@ -97,9 +97,10 @@ class EpochFailed(Event):
 
 
 class Dropped(Event):
-    """The client was dropped from the epoch."""
+    """The client was dropped from the epoch; `reason` says why, and what its user can do."""
 
     state: ClientState
+    reason: str = ""
 
 
 class Withdrew(Event):

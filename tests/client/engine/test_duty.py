@@ -90,7 +90,7 @@ def test_round_witness_does_not_cut_a_training_and_the_next_round_does() -> None
     started = len(bench.get_all(act.Train))
     bench.feed(act.Trained(0, 0, build_train_reply(b"", cancelled=True), ZERO32))
     assert [a.height for a in bench.get_all(act.Train)[started:]] == [1]
-    assert get_reasons(bench) == ["cancelled"]
+    assert get_reasons(bench) == ["its round ended before this client had trained its samples"]
 
 
 def test_a_batch_that_ends_after_its_round_counts_as_not_applied() -> None:
@@ -99,7 +99,7 @@ def test_a_batch_that_ends_after_its_round_counts_as_not_applied() -> None:
     bench.close(1, 2, 3)
     bench.feed(act.Trained(0, 0, build_train_reply(), ZERO32))
     assert get_headers(bench) == []
-    assert get_reasons(bench) == ["the round was over"]
+    assert get_reasons(bench) == ["trained too late: the round was over"]
     assert [(s.height, s.applied) for s in bench.get_all(act.Train)[-1].decided] == [(0, False)]
 
 

@@ -562,6 +562,28 @@ def test_a_dropped_member_does_nothing_more_in_the_epoch_and_joins_the_next() ->
         assert bench.get_all(kind) == []
 
 
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ({"late": 3}, ("too slow", "3 rounds", "--threads", "max_round_train_time is 30 s")),
+        ({"missed": 2}, ("not heard", "2 rounds", "check its line")),
+        ({"witness_missed": 2}, ("reports on the rounds were missing", "check its line")),
+        ({}, ("began without it", "not ready in time")),
+    ],
+)
+def test_a_dropped_client_is_told_why_and_what_helps(counts: dict[str, int], told: tuple[str, ...]) -> None:
+    """H2, H4, T8."""
+    bench = build_bench(4, max_round_train_time=30).start()
+    bench.run_round()
+    client = bench.state.clients[0]
+    client.state = ClientState.DROPPED
+    for name, count in counts.items():
+        setattr(client, name, count)
+    bench.show()
+    (event,) = bench.get_logs(kinds.Dropped)
+    assert all(words in event.reason for words in told), event.reason
+
+
 # --- P3, P5: work that is given up is said
 
 

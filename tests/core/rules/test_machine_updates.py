@@ -12,6 +12,7 @@ from psyche.core.state.messages import Resume, Update, UpdateClientVersion
 from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
+    LrSchedule,
     Mark,
     Metadata,
     OptimizerKind,
@@ -42,6 +43,14 @@ def test_p9_an_update_that_changes_nothing_is_no_event() -> None:
     run.apply(Update(state.config, state.model, state.progress, state.metadata, tuple(state.bootstrap)))
     run.apply(UpdateClientVersion(state.client_version))
     assert encode_state(run.state) == before
+
+
+def test_p9_the_sign_of_a_zero_is_a_change_since_it_is_another_byte() -> None:
+    run = build_paused_run()
+    run.apply(Update(model=replace(run.state.model, lr_schedule=LrSchedule(base_lr=1.0, warmup_init_lr=0.0))))
+    before, nonce = encode_state(run.state), run.state.nonce
+    run.apply(Update(model=replace(run.state.model, lr_schedule=LrSchedule(base_lr=1.0, warmup_init_lr=-0.0))))
+    assert (encode_state(run.state) != before, run.state.nonce) == (True, nonce + 1)
 
 
 def test_p9_new_weights_begin_like_a_first_epoch() -> None:

@@ -95,19 +95,16 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool, yes: bool) -> bool:
     """Show what an update changes, check it, ask, and send it; return whether it was sent.
 
     Raises:
+        BackendError: the result would break a rule.
         ConfigError: it cannot be made now, or the record has changed while the owner was asked.
-        CoordinatorError: the result would break a rule.
         typer.Exit: the owner said no.
     """
-    from psyche.config.update import check_update
     from psyche.core.state.messages import Update
 
-    record = owner.run(get_record)
-    update = build(record)
+    record, update = owner.run(lambda home: prepare_update(home, build))
     if update == Update():
         say("nothing changes: the run has these settings already")
         return False
-    check_update(record, update)
     show_changes(record, update)
     if dry_run:
         say("nothing was sent (--dry-run)")
@@ -131,9 +128,21 @@ def show_changes(record: "Coordinator", update: "Update") -> None:
         typer.echo(textwrap.fill(note, COLUMNS))
 
 
-async def get_record(home: "Home") -> "Coordinator":
-    """Return the record of a run."""
-    return await home.get_record()
+async def prepare_update(home: "Home", build: Build) -> tuple["Coordinator", "Update"]:
+    """Return the record of a run, and the update of it that is wanted, which its rules allow now.
+
+    Raises:
+        ConfigError: the update cannot be made now; the message says what to do.
+        CoordinatorError: the result would break a rule.
+    """
+    from psyche.config.update import check_update
+    from psyche.core.state.messages import Update
+
+    record = await home.get_record()
+    update = build(record)
+    if update != Update():
+        check_update(record, update)
+    return record, update
 
 
 async def send_update(home: "Home", update: "Update", build: Build) -> "RunStatus":

@@ -15,8 +15,8 @@ MAX_RATE = (1 << 63) - 1
 def pause(*, owner: Owner) -> None:
     """Pause the run.
 
-    If an epoch is training, it ends early, everybody saves, and then the run is paused; otherwise it is paused at
-    once. The clients keep running and wait.
+    If an epoch is training, it ends early, everybody saves, and then the run is paused: `psyche run info --watch`
+    shows when. Otherwise it is paused at once. The clients keep running and wait.
     """
     from psyche.core.state.messages import Pause
 

@@ -110,7 +110,7 @@ class ReplayStore:
         if self.get_size_bytes() + size_bytes > self._quota_bytes:
             raise TrainerError(
                 f"replay store {self._root}: its quota of {self._quota_bytes} bytes is full, "
-                "so this client cannot heal in this epoch (S7)"
+                "so this client cannot heal in this epoch"
             )
 
     def keep_epochs(self, oldest: int, newest: int) -> None:

@@ -1,0 +1,1 @@
+"""Builds the programs, and compares them with the ones that are checked in."""

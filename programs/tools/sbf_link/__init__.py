@@ -1,0 +1,1 @@
+"""Links LLVM bitcode of Rust programs into the format that Solana loads."""

@@ -1,0 +1,40 @@
+"""The programs' addresses, and those of their accounts, which follow from seeds."""
+
+from typing import Final
+
+from solders.pubkey import Pubkey
+
+COORDINATOR: Final = Pubkey.from_string("PsycheCoordinator11111111111111111111111111")
+AUTHORIZER: Final = Pubkey.from_string("PsycheAuthorizer111111111111111111111111111")
+TREASURER: Final = Pubkey.from_string("PsycheTreasurer1111111111111111111111111111")
+EVERYBODY: Final = Pubkey.default()  # the grantee of an authorization that allows every wallet
+JOIN_SCOPE: Final = b"CoordinatorJoinRun"  # of authorizations to join runs
+
+
+def get_instance_address(run_id: str) -> Pubkey:
+    """The account that names the authorities of the run with this id, of 1 to 32 bytes."""
+    return _derive(COORDINATOR, b"coordinator", run_id.encode())
+
+
+def get_earned_points_address(run_uid: bytes, signer: Pubkey) -> Pubkey:
+    """The account of what a signer has earned in a run."""
+    return _derive(COORDINATOR, b"Earned", run_uid, bytes(signer))
+
+
+def get_authorization_address(grantor: Pubkey, grantee: Pubkey, scope: bytes = JOIN_SCOPE) -> Pubkey:
+    """The authorization by which `grantee` and its delegates may do something, such as join the grantor's runs."""
+    return _derive(AUTHORIZER, b"Authorization", bytes(grantor), bytes(grantee), scope)
+
+
+def get_run_address(owner: Pubkey, index: int) -> Pubkey:
+    """The treasurer's account of the owner's run with this index, of 64 bits."""
+    return _derive(TREASURER, b"Run", bytes(owner), index.to_bytes(8, "little"))
+
+
+def get_participant_address(run: Pubkey, user: Pubkey) -> Pubkey:
+    """The record of what the treasurer's run paid this member."""
+    return _derive(TREASURER, b"Participant", bytes(run), bytes(user))
+
+
+def _derive(program: Pubkey, *seeds: bytes) -> Pubkey:
+    return Pubkey.find_program_address(seeds, program)[0]

@@ -1,0 +1,88 @@
+"""What an owner reads when the rules of the record refuse a command: plain words, and what to do next."""
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from psyche.core.state.errors import CannotResume, CannotUpdate, CoordinatorError, Halted
+from psyche.core.state.state import RunState
+from psyche.errors import BackendError, PsycheError
+from psyche.wire.backend import RunStatus
+from psyche.wire.home import Home
+
+_Found = TypeVar("_Found")
+_Home = TypeVar("_Home", bound=Home)
+STANDINGS: Final = {
+    RunState.UNINITIALIZED: "not set up",
+    RunState.WAITING_FOR_MEMBERS: "waiting for members",
+    RunState.WARMUP: "warming up",
+    RunState.ROUND_TRAIN: "training",
+    RunState.ROUND_WITNESS: "training",
+    RunState.COOLDOWN: "saving the epoch's weights",
+    RunState.FINISHED: "finished",
+    RunState.PAUSED: "paused",
+}
+WATCH: Final = "`psyche run info --watch` shows when it is paused"
+_RULES: Final = re.compile(r" \((?:[A-Z]\d+|layout)(?:, (?:[A-Z]\d+|layout))*\)")
+_STATES: Final = re.compile(rf"\b({'|'.join(state.name for state in RunState)})\b")
+
+
+async def call_in_words(function: Callable[[_Home], Awaitable[_Found]], home: _Home) -> _Found:
+    """Call `function` with a run's home; a refusal of the record becomes a sentence for the run's owner.
+
+    Raises:
+        BackendError: the record refuses the command; the message says why, and what to do.
+    """
+    try:
+        return await function(home)
+    except CoordinatorError as error:
+        try:
+            status = await home.get_status()
+        except PsycheError:
+            raise BackendError(put_in_words(error)) from error
+        raise BackendError(explain_refusal(error, status)) from error
+
+
+def explain_refusal(error: CoordinatorError, status: RunStatus) -> str:
+    """Explain a refusal to the run's owner; `status` is how the run stands just after it."""
+    match error:
+        case CannotResume():
+            return _explain_resume(status)
+        case CannotUpdate():  # the run went on while the owner was asked
+            return f"{put_in_words(error)}. {_describe_way_to_pause(status)}; then run this command again"
+        case Halted():
+            return _explain_pause(error, RunState(status.run_state))
+        case _:
+            return put_in_words(error)
+
+
+def put_in_words(error: CoordinatorError) -> str:
+    """Return the message of a refusal without numbers of rules, and with states as people call them."""
+    return _STATES.sub(lambda found: STANDINGS[RunState[found[1]]], _RULES.sub("", str(error)))
+
+
+def _explain_resume(status: RunStatus) -> str:
+    state = RunState(status.run_state)
+    if state is RunState.FINISHED:
+        return "the run is finished and cannot be resumed; docs/owner.md shows how to train its weights further"
+    if state is RunState.PAUSED:
+        return "the run was not paused yet, but is now: run this command again"
+    if status.pending_pause:
+        return f"the run is not paused yet. {_describe_way_to_pause(status)}; then resume it"
+    return f"the run is not paused: it is {STANDINGS[state]}, and there is nothing to resume"
+
+
+def _describe_way_to_pause(status: RunStatus) -> str:
+    if status.pending_pause:
+        return f"The pause takes effect at the end of this epoch, a few rounds from now: wait for it ({WATCH})"
+    return f"Pause it with `psyche run pause`, and wait until it is paused ({WATCH})"
+
+
+def _explain_pause(error: Halted, state: RunState) -> str:
+    match state:
+        case RunState.PAUSED:
+            return "the run is paused already; `psyche run resume` lets it go on"
+        case RunState.FINISHED:
+            return "the run is finished: there is nothing to pause"
+        case _:
+            return put_in_words(error)

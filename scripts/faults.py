@@ -1,0 +1,224 @@
+"""Puts faults into the Rust rules, one at a time: do traces and random events notice each?
+
+    python scripts/faults.py --sample 120            so many faults, drawn by --seed
+    python scripts/faults.py --files health.rs       all faults of one file, or of several
+    python scripts/faults.py --files bits.rs:196     those of one line
+    python scripts/faults.py --events 60000          so many random events
+    python scripts/faults.py --equivalents           those of the list: nothing must notice one
+
+The rules are built as a library of this machine, in a copy: the checkout stays as it is. Right answers and hashes of
+the bytes are recorded once, from traces, random events and random updates, while core judges them; then each faulty
+library must give another answer, other bytes, or panic. Faults that change nothing that anybody can see are listed in
+equivalent_faults.toml with the reason, and are not counted. It needs cargo.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from blake3 import blake3
+from rust_faults import Fault, find_faults
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "conformance")]
+
+from conformance_traces import FOUND, TRACES, read_event, read_trace  # noqa: E402
+from twins.homes import ACCEPTED, PANICKED, LibraryHome, encode_event  # noqa: E402
+from twins.players import play_events  # noqa: E402
+from twins.updates import build_accounts, draw_case, judge_by_core, judge_by_home  # noqa: E402
+
+EQUIVALENT: Final = Path(__file__).with_name("equivalent_faults.toml")
+LIBRARY: Final = Path("target/host/libpsyche_replay.so")
+UPDATES: Final = 8_000
+FAST_HASHES: Final = '\n[profile.host.package."*"]\nopt-level = 3\n'  # the rules are built fast instead
+LIMIT_S: Final = 300  # a faulty loop may never end
+NOTICED, UNNOTICED = 3, 0
+REFUSED_SOMEHOW: Final = -1
+WAYS: Final = ("traces", "random events", "random updates")
+
+
+class Step(NamedTuple):
+    """One event: the account laid before it (None: as it is), its data, and what the right rules do."""
+
+    account: bytes | None
+    data: bytes
+    answer: int
+    digest: bytes
+
+
+class RecordingHome(LibraryHome):
+    """The right rules; it keeps what it is asked and what it answers."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.steps: list[Step] = []
+        self._laid: bytes | None = None
+
+    def load(self, account: bytes) -> None:
+        super().load(account)
+        self._laid = account
+
+    def send(self, data: bytes) -> int:
+        answer = super().send(data)
+        self.steps.append(Step(self._laid, data, answer, blake3(self.read()).digest(16)))
+        self._laid = None
+        return answer
+
+
+def record_traces(path: Path) -> list[Step]:
+    home = RecordingHome(path)
+    for file in sorted([*TRACES.glob("*.json"), *FOUND.glob("*.json")]):
+        trace = read_trace(file)
+        home.load(trace.start)
+        for event in trace.events:
+            home.send(encode_event(*read_event(event)))
+        assert home.read() == trace.end, f"{file.name}: the rules are at fault without any change"
+    return home.steps
+
+
+def record_events(path: Path, seed: int, events: int) -> list[Step]:
+    home = RecordingHome(path)
+    play_events(seed, events, home)
+    return home.steps
+
+
+def record_updates(path: Path, seed: int) -> list[Step]:
+    home, draw, accounts = RecordingHome(path), random.Random(seed), build_accounts()
+    for _ in range(UPDATES):
+        case = draw_case(draw, accounts)
+        assert judge_by_home(home, case) == judge_by_core(case), case.body.hex()
+    # how a bad update is refused is free: by its form, or by a rule
+    return [step if step.answer == ACCEPTED else step._replace(answer=REFUSED_SOMEHOW) for step in home.steps]
+
+
+def is_noticed(path: Path, steps: list[Step]) -> bool:
+    """Whether another answer or other bytes come out."""
+    home = LibraryHome(path)
+    for account, data, answer, digest in steps:
+        if account is not None:
+            home.load(account)
+        said = home.send(data)
+        is_right = said not in (ACCEPTED, PANICKED) if answer == REFUSED_SOMEHOW else said == answer
+        if not is_right or blake3(home.read()).digest(16) != digest:
+            return True
+    return False
+
+
+def judge(library: Path, recorded: list[list[Step]]) -> str:
+    """What notices the faulty library; empty if nothing does. It runs in a process of its own, since it may crash."""
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        signal.alarm(LIMIT_S)
+        noticed = next((place for place, steps in enumerate(recorded) if is_noticed(library, steps)), None)
+        os._exit(UNNOTICED if noticed is None else NOTICED + noticed)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return "crash"
+    code = os.waitstatus_to_exitcode(status)
+    return WAYS[code - NOTICED] if code >= NOTICED else ""
+
+
+class Workshop:
+    """A copy of the rules, where they are changed and built."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for crate in ("rules", "replay"):
+            shutil.copytree(ROOT / "programs" / crate, folder / crate)
+        members = re.compile(r"^members = .*$", re.MULTILINE)
+        whole = (ROOT / "programs" / "Cargo.toml").read_text()
+        (folder / "Cargo.toml").write_text(members.sub('members = ["rules", "replay"]', whole) + FAST_HASHES)
+        self.sources = folder / "rules" / "src"
+
+    def build(self) -> Path | None:
+        """The library; None if the sources do not compile."""
+        environment = os.environ | {
+            "CARGO_PROFILE_HOST_OPT_LEVEL": "0",
+            "CARGO_TARGET_DIR": str(self._folder / "target"),
+        }
+        command = ["cargo", "build", "--profile", "host", "-p", "psyche-replay", "-j", "1"]
+        ran = subprocess.run(command, cwd=self._folder, env=environment, capture_output=True, text=True, check=False)
+        self.said = ran.stderr
+        return None if ran.returncode else self._folder / LIBRARY
+
+    def put(self, fault: Fault) -> Path | None:
+        """The library with this fault; None if it does not compile."""
+        path = self.sources / fault.path
+        right = path.read_text()
+        lines = right.splitlines()
+        assert lines[fault.line - 1].strip() == fault.before, f"{fault.name}: the line has changed"
+        lines[fault.line - 1] = fault.after
+        path.write_text("\n".join(lines) + "\n")
+        try:
+            return self.build()
+        finally:
+            path.write_text(right)
+
+
+def read_equivalents() -> set[tuple[str, str, str]]:
+    tables = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
+    return {(table["file"], table["before"], table["after"]) for table in tables}
+
+
+def is_asked_for(fault: Fault, files: list[str] | None) -> bool:
+    """Whether it lies in one of these files, or lines of files; everything does if none are named."""
+    places = (fault.path, f"{fault.path}:{fault.line}")
+    return not files or any(place.endswith(name) for place in places for name in files)
+
+
+def choose(faults: list[Fault], args: argparse.Namespace) -> list[Fault]:
+    equivalents = read_equivalents()
+    chosen = [fault for fault in faults if is_asked_for(fault, args.files)]
+    chosen = [f for f in chosen if ((f.path, f.before, f.after) in equivalents) == args.equivalents]
+    random.Random(args.seed).shuffle(chosen)
+    return chosen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, help="how many faults that compile")
+    parser.add_argument("--files", nargs="+", help="only faults of these files, or of lines of them")
+    parser.add_argument("--equivalents", action="store_true", help="those of equivalent_faults.toml, and no others")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--events", type=int, default=100_000, help="random events")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return search(Workshop(Path(folder) / "programs"), args)
+
+
+def search(workshop: Workshop, args: argparse.Namespace) -> int:
+    library = workshop.build()
+    if library is None:
+        print(workshop.said)
+        return 2
+    right = library.with_name("right.so")
+    shutil.copy(library, right)
+    recorded = [record_traces(right), record_events(right, args.seed, args.events), record_updates(right, args.seed)]
+    print(", ".join(f"{len(steps):,} of {way}" for way, steps in zip(WAYS, recorded, strict=True)), flush=True)
+    faults, tally = choose(list(find_faults(workshop.sources)), args), Counter[str]()
+    for fault in faults:
+        if args.sample and tally.total() - tally["does not compile"] >= args.sample:
+            break
+        faulty = workshop.put(fault)
+        found = "does not compile" if faulty is None else judge(faulty, recorded) or "NOTHING"
+        tally[found] += 1
+        if found != "does not compile":
+            print(f"{found:15} {fault.name}", flush=True)
+    print(dict(tally))
+    unnoticed, noticed = tally["NOTHING"], tally.total() - tally["NOTHING"] - tally["does not compile"]
+    return int((noticed if args.equivalents else unnoticed) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What an owner reads when a command is refused: what to do, no state by its name in the code, no number of a rule."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche.cli.helpers.refusals import call_in_words, explain_refusal, put_in_words
+from psyche.core.state import errors
+from psyche.core.state.state import RunState
+from psyche.errors import BackendError
+from psyche.wire.backend import RunStatus
+
+STATUS = RunStatus(
+    run_id="a-run", run_uid=bytes(32), program="psyche", now_unix=100, nonce=1, run_state=int(RunState.PAUSED),
+    state_start_unix=98, pending_pause=False, epoch=3, height=5, step=7, total_steps=90, healthy=2, members=2,
+    waiting=0, min_clients=1, init_min_clients=1, connections=2,
+)  # fmt: skip
+RESUME = errors.CannotResume("the run is ROUND_TRAIN; only a paused one can be resumed")
+UPDATE = errors.CannotUpdate("the run is WARMUP: config can change only while it is paused or new (P9)")
+
+
+def stand(state: RunState, *, pending_pause: bool = False) -> RunStatus:
+    return msgspec.structs.replace(STATUS, run_state=int(state), pending_pause=pending_pause)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (RESUME, stand(RunState.ROUND_TRAIN, pending_pause=True), "wait for it (`psyche run info --watch`"),
+        (RESUME, stand(RunState.COOLDOWN, pending_pause=True), "at the end of this epoch"),
+        (RESUME, stand(RunState.ROUND_WITNESS), "it is training, and there is nothing to resume"),
+        (RESUME, stand(RunState.WAITING_FOR_MEMBERS), "it is waiting for members, and there is nothing to resume"),
+        (RESUME, stand(RunState.FINISHED), "docs/owner.md"),
+        (RESUME, stand(RunState.PAUSED), "run this command again"),
+        (errors.Halted("the run is PAUSED already"), stand(RunState.PAUSED), "`psyche run resume`"),
+        (errors.Halted("the run is FINISHED already"), stand(RunState.FINISHED), "nothing to pause"),
+        (errors.Halted("the run is UNINITIALIZED already"), stand(RunState.UNINITIALIZED), "not set up"),
+        (UPDATE, stand(RunState.WARMUP), "Pause it with `psyche run pause`"),
+        (UPDATE, stand(RunState.ROUND_TRAIN, pending_pause=True), "then run this command again"),
+        (errors.ConfigRefused("config.min_clients: must be 1 to 5 (M3, layout)"), STATUS, "must be 1 to 5"),
+    ],
+)
+def test_a_refusal_says_in_words_why_and_what_to_do(
+    error: errors.CoordinatorError, status: RunStatus, said: str
+) -> None:
+    text = explain_refusal(error, status)
+    assert said in text
+    assert_plain(text)
+
+
+def assert_plain(text: str) -> None:
+    assert not any(state.name in text for state in RunState)
+    assert not re.search(r"\([A-Z]\d", text)
+
+
+@given(
+    kind=st.sampled_from(sorted(errors.REFUSALS.values(), key=lambda kind: kind.__name__)),
+    at=st.sampled_from(list(RunState)),
+    named=st.sampled_from(list(RunState)),
+    pending=st.booleans(),
+)
+def test_no_refusal_shows_the_name_of_a_state_or_a_rule(
+    kind: type[errors.CoordinatorError], at: RunState, named: RunState, pending: bool
+) -> None:
+    assert_plain(explain_refusal(kind(f"the run is {named.name} (P4, T2)"), stand(at, pending_pause=pending)))
+
+
+def test_what_is_in_brackets_stays_unless_it_is_a_rule() -> None:
+    refused = errors.ConfigRefused("a text (of 10 bytes) is too long (layout); at most 5 (P9, M1)")
+    assert put_in_words(refused) == "a text (of 10 bytes) is too long; at most 5"
+
+
+async def test_a_server_that_ends_after_it_refused_leaves_the_reason() -> None:
+    class Gone:
+        async def get_status(self) -> RunStatus:
+            raise BackendError("gone")
+
+    async def refuse(_home: Any) -> None:
+        raise UPDATE
+
+    home: Any = Gone()
+    with pytest.raises(
+        BackendError, match=r"^the run is warming up: config can change only while it is paused or new$"
+    ):
+        await call_in_words(refuse, home)

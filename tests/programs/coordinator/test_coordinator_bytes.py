@@ -1,0 +1,176 @@
+"""Whatever data an instruction brings: what the account holds afterwards, core reads; a refusal changes no byte."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from kits.runs import build_cooldown, build_paused_run, build_run, build_training, build_warmup
+from programs.chain_kit import MALFORMED, NOT_UNDERSTOOD, ChainStage
+from solders.instruction import Instruction
+
+from psyche.chain.coordinator import build_owner_message, build_user_message
+from psyche.chain.discriminators import get_discriminator
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state import messages as msg
+from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator, Metadata, Progress, RunState
+from psyche.testing.builders import build_config, build_hash, build_model, build_state
+
+HASH: Final = build_hash("anything")
+NAMES: Final = (
+    "tick", "witness", "warmup_witness", "health_check", "checkpoint", "withdraw", "leave_run", "reclaim_slot",
+)  # fmt: skip
+OWNER_NAMES: Final = ("update", "update_client_version", "set_future_epoch_rates", "set_paused")
+HUB: Final = Checkpoint(CheckpointKind.HUB, "org/model", "main")
+TEXTS: Final = st.binary(max_size=96).map(lambda text: text.ljust(96, b"\0")) | st.text(max_size=24).map(
+    lambda text: text.encode().ljust(96, b"\0")
+)
+UPDATES: Final = (
+    msg.Update(build_config(), build_model(), Progress(0, 1, 0)),
+    msg.Update(model=build_model(checkpoint=HUB)),
+    msg.Update(metadata=Metadata("name", "what it is", 1, 2), bootstrap=("/ip4/10.0.0.1/udp/1/quic-v1",)),
+)
+
+
+def build_new() -> Coordinator:
+    state = build_state(build_config())
+    state.run_state = RunState.UNINITIALIZED
+    return state
+
+
+@cache
+def get_stage() -> ChainStage:
+    return ChainStage(build_new(), unsigned=True)
+
+
+STATES: Final[dict[str, Callable[[], Coordinator]]] = {
+    "new": build_new,
+    "waiting": lambda: build_run().state,
+    "warmup": lambda: build_warmup().state,
+    "training": lambda: build_training(rounds=2).state,
+    "cooldown": lambda: build_cooldown().state,
+    "paused": lambda: build_paused_run().state,
+}
+
+
+@cache
+def get_raw(name: str) -> bytes:
+    return encode_state(STATES[name]())
+
+
+def get_messages(state: Coordinator) -> list[msg.Message]:
+    """Messages that the state may accept, so that what is one byte away from them comes far."""
+    epoch = state.progress.epoch
+    messages: list[msg.Message] = [
+        msg.Withdraw(epoch, 1),
+        msg.WarmupWitness(epoch, 1, state.certified.digest),
+        msg.HealthCheck(epoch, state.current.height, 1),
+        msg.NameCheckpoint(epoch, state.certified.digest, HUB),
+    ]
+    return messages
+
+
+def send(name: str, instruction: Instruction) -> int | None:
+    """Send an instruction to a run in this state; return the number of its refusal."""
+    stage = get_stage()
+    raw = get_raw(name)
+    stage.put_raw(raw)
+    code = stage.refuse_unsigned(instruction)
+    if code is None:
+        decode_state(stage.raw)
+    else:
+        assert stage.raw == raw
+    return code
+
+
+def with_data(instruction: Instruction, data: bytes) -> Instruction:
+    return Instruction(instruction.program_id, data, instruction.accounts)
+
+
+def draw_data(data: Any, raw: bytes) -> bytes:
+    """These bytes with up to two of them changed; now and then cut or continued."""
+    edited = bytearray(raw)
+    for _ in range(data.draw(st.integers(0, 2))):
+        place = data.draw(st.integers(0, len(edited) - 1))
+        edited[place] = data.draw(st.sampled_from([0, 1, 2, 65, 127, 128, 195, 255]) | st.integers(0, 255))
+    end = data.draw(st.integers(0, 20))
+    if end == 1:
+        return bytes(edited[: data.draw(st.integers(0, len(edited)))])
+    return bytes(edited) + (b"\0" if end == 2 else b"")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(list(STATES)), st.sampled_from(NAMES), st.binary(max_size=600))
+def test_any_bytes_of_any_sender(name: str, instruction: str, body: bytes) -> None:
+    stage = get_stage()
+    built = build_user_message(stage.run, stage.bank.payer.pubkey(), msg.Tick(None))
+    send(name, with_data(built, get_discriminator("global", instruction) + body))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["new", "paused", "waiting"]), st.sampled_from(OWNER_NAMES), st.binary(max_size=1_200))
+def test_any_bytes_of_the_owner(name: str, instruction: str, body: bytes) -> None:
+    stage = get_stage()
+    built = build_owner_message(stage.run, stage.authorities.main, msg.Pause())
+    send(name, with_data(built, get_discriminator("global", instruction) + body))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["new", "paused"]), TEXTS)
+def test_any_bytes_as_client_version(name: str, version: bytes) -> None:
+    stage = get_stage()
+    built = build_owner_message(stage.run, stage.authorities.main, msg.UpdateClientVersion(""))
+    send(name, with_data(built, built.data[:8] + version))
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.data(), st.sampled_from(["new", "paused"]), st.sampled_from(UPDATES))
+def test_bytes_near_an_update(data: Any, name: str, update: msg.Update) -> None:
+    stage = get_stage()
+    built = build_owner_message(stage.run, stage.authorities.main, update)
+    send(name, with_data(built, built.data[:8] + draw_data(data, built.data[8:])))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), st.sampled_from(list(STATES)))
+def test_bytes_near_a_message(data: Any, name: str) -> None:
+    stage = get_stage()
+    state = decode_state(get_raw(name))
+    message = data.draw(st.sampled_from(get_messages(state)))
+    number = data.draw(st.integers(0, len(state.clients) - 1)) if state.clients else 0
+    sender = state.clients[number].p2p if state.clients else HASH
+    built = build_user_message(stage.run, stage.bank.payer.pubkey().from_bytes(sender), message)
+    send(name, with_data(built, built.data[:8] + draw_data(data, built.data[8:])))
+
+
+@example("paused", b"\0")
+@given(st.sampled_from(["new", "paused"]), st.binary(min_size=1, max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_nothing_may_follow_a_body(name: str, rest: bytes) -> None:
+    stage = get_stage()
+    for message in (msg.SetRates(5, 6), msg.UpdateClientVersion("2"), *UPDATES):
+        built = build_owner_message(stage.run, stage.authorities.main, message)
+        assert send(name, with_data(built, built.data + rest)) == MALFORMED
+    assert send(name, with_data(built, get_discriminator("global", "set_paused"))) == NOT_UNDERSTOOD
+
+
+def test_a_whole_model_is_no_model_of_an_instruction() -> None:
+    """The 960 bytes of the account do not stand for the 552 that an update brings."""
+    stage = get_stage()
+    built = build_owner_message(stage.run, stage.authorities.main, UPDATES[1])
+    longer = built.data[: 8 + 2 + 552] + bytes(408) + built.data[8 + 2 + 552 :]
+    assert send("paused", with_data(built, longer)) == MALFORMED
+
+
+def test_further_sources_stay_with_their_first_source_only() -> None:
+    stage = get_stage()
+    state = build_paused_run().state
+    state.model.checkpoint = HUB
+    state.model.extra_checkpoints[0] = Checkpoint(CheckpointKind.HUB, "org/second", "main")
+    for source, kept in ((HUB, True), (Checkpoint(CheckpointKind.HUB, "org/model", "v2"), False)):
+        stage.put(state)
+        update = msg.Update(model=build_model(checkpoint=source, max_seq_len=32))
+        stage.refuse_unsigned(build_owner_message(stage.run, stage.authorities.main, update))
+        assert stage.state.model.checkpoint == source
+        assert (stage.state.model.extra_checkpoints == state.model.extra_checkpoints) == kept

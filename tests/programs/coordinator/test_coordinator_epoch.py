@@ -1,0 +1,168 @@
+"""A run on a chain from its creation to its end, with true signatures, beside the same run in core."""
+
+import base64
+from dataclasses import dataclass, field
+from typing import Final
+
+import pytest
+from kits.runs import Run
+from programs.chain_kit import ChainStage, build_slot_hashes
+from solders.clock import Clock
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.transaction_metadata import TransactionMetadata
+
+from psyche.chain.accounts import EarnedPointsData
+from psyche.chain.addresses import EVERYBODY, get_authorization_address, get_earned_points_address
+from psyche.chain.authorizer import build_authorization_create, build_authorization_grantor_update
+from psyche.chain.coordinator import (
+    build_collect,
+    build_free,
+    build_join_run,
+    build_owner_message,
+    build_user_message,
+)
+from psyche.chain.discriminators import get_discriminator
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state import messages as msg
+from psyche.core.state.messages import Message
+from psyche.core.state.state import ZERO32, Metadata, Progress, RunState
+from psyche.testing.builders import build_config, build_hash, build_model
+
+EVENTS: Final = ("StateChanged", "Joined", "Withdrew", "LeftRun", "Ejected", "Collected")
+NAMES: Final = {get_discriminator("event", name): name for name in EVENTS}
+MEMBERS: Final = 3
+
+
+def read_events(result: TransactionMetadata) -> list[tuple[str, bytes]]:
+    """The events that a transaction logged: name and fields."""
+    data = [base64.b64decode(log[14:]) for log in result.logs() if log.startswith("Program data: ")]
+    return [(NAMES[raw[:8]], raw[8:]) for raw in data]
+
+
+def build_wallets(number: int) -> tuple[Keypair, Keypair]:
+    """Wallet and session key of a participant."""
+    seeds = build_hash("wallet", number), build_hash("session", number)
+    return Keypair.from_seed(seeds[0]), Keypair.from_seed(seeds[1])
+
+
+def get_wallet_keys(number: int) -> tuple[bytes, bytes]:
+    wallet, p2p = build_wallets(number)
+    return bytes(wallet.pubkey()), bytes(p2p.pubkey())
+
+
+@dataclass
+class ChainedRun(Run):
+    """A run whose messages go to the program first, signed; the account must be what core makes of them."""
+
+    stage: ChainStage = field(default_factory=ChainStage)
+    events: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+    signers: dict[bytes, Keypair] = field(default_factory=dict[bytes, Keypair])
+
+    def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
+        clock = self.stage.bank.svm.get_clock()
+        self.stage.bank.svm.set_clock(Clock(self.unix, 0, clock.epoch, clock.leader_schedule_epoch, self.unix))
+        if isinstance(message, msg.Tick) and self.state.current.entropy_slot:
+            self.stage.bank.svm.set_slot_hashes(build_slot_hashes(self.state.current.entropy_slot, message.entropy))
+        self.carry_out(self.build(message, sender))
+        changed = super().apply(message, sender)
+        assert self.stage.raw == encode_state(self.state), message
+        return changed
+
+    def carry_out(self, instruction: Instruction) -> None:
+        payer = self.stage.bank.payer.pubkey()
+        asked = {meta.pubkey for meta in instruction.accounts if meta.is_signer} - {payer}
+        result = self.stage.bank.send(instruction, signers=[self.signers[bytes(key)] for key in asked])
+        self.events += read_events(result)
+
+    def build(self, message: Message, sender: bytes) -> Instruction:
+        run, payer, owner = self.stage.run, self.stage.bank.payer.pubkey(), self.stage.authorities.main
+        match message:
+            case msg.Join(p2p, expires):
+                return build_join_run(run, Pubkey(sender), Pubkey(p2p), self.stage.authorization, expires)
+            case msg.Collect(((signer, _),)):
+                return build_collect(run, payer, self.state.run_uid, Pubkey(signer))
+            case msg.Pause() | msg.Resume() | msg.SetRates() | msg.Update() | msg.UpdateClientVersion():
+                return build_owner_message(run, owner, message)
+            case _:
+                user = payer if sender == ZERO32 else Pubkey(sender)
+                return build_user_message(run, user, message)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run() -> ChainedRun:
+    """A new run on a chain, whose join authority lets everybody join."""
+    stage = ChainStage()
+    stage.bank.svm.airdrop(stage.authorities.join, 10**9)
+    stage.create(version="0.9")
+    authorization = get_authorization_address(stage.authorities.join, EVERYBODY)
+    stage.bank.put(authorization, Pubkey.default(), b"")
+    payer = stage.bank.payer.pubkey()
+    stage.bank.send(
+        build_authorization_create(payer, stage.authorities.join, EVERYBODY),
+        build_authorization_grantor_update(stage.authorities.join, authorization, active=True),
+        signers=[stage.join_authority],
+    )
+    keys = [stage.owner, *(key for number in range(MEMBERS) for key in build_wallets(number))]
+    signers = {bytes(key.pubkey()): key for key in keys}
+    return ChainedRun(decode_state(stage.raw), keys=get_wallet_keys, stage=stage, signers=signers)
+
+
+def set_up(run: ChainedRun) -> None:
+    config = build_config(entropy_delay=4, rounds_per_epoch=3)
+    run.apply(msg.Update(config, build_model(), Progress()))
+    run.apply(msg.Update(metadata=Metadata("a run", "of three", 1, 2), bootstrap=("/ip4/10.0.0.1/udp/9/quic-v1",)))
+    run.apply(msg.UpdateClientVersion("1.0"))
+    run.apply(msg.SetRates(earning=301))
+    run.apply(msg.Resume())
+
+
+def test_a_run_is_set_up_trains_pays_and_ends(run: ChainedRun) -> None:
+    set_up(run)
+    run.join(*range(MEMBERS))
+    run.warm_up().finish_epoch()
+    assert run.state.progress.epoch == 1
+    run.rejoin()
+    run.warm_up()
+    run.apply(msg.Pause())
+    run.finish_epoch()
+    assert run.state.run_state is RunState.PAUSED
+    for signer, _ in map(get_wallet_keys, range(MEMBERS)):
+        run.apply(msg.Collect(((signer, None),)))
+        points = run.stage.bank.get_data(get_earned_points_address(run.state.run_uid, Pubkey(signer)))
+        assert EarnedPointsData.read(points).points == 200
+    run.carry_out(build_free(run.stage.run, run.stage.authorities.main, Keypair().pubkey()))
+    assert not run.stage.raw
+
+
+def get_states(run: ChainedRun) -> list[RunState]:
+    return [RunState(fields[-1]) for name, fields in run.events if name == "StateChanged"]
+
+
+def test_events_say_who_came_and_left_and_where_the_run_stands(run: ChainedRun) -> None:
+    set_up(run)
+    run.join(*range(MEMBERS))
+    run.withdraw(2)
+    run.join(2)
+    run.leave(1)
+    run.warm_up().finish_epoch()
+    account = bytes(run.stage.run.account)
+    assert all(fields.startswith(account) for _, fields in run.events)
+    keys = [get_wallet_keys(number) for number in range(MEMBERS)]
+    joined = [fields[32:] for name, fields in run.events if name == "Joined"]
+    assert joined == [signer + p2p for signer, p2p in (*keys, keys[2])]
+    assert [fields[32:] for name, fields in run.events if name == "Withdrew"] == [keys[2][1]]
+    assert [fields[32:] for name, fields in run.events if name == "LeftRun"] == [keys[1][0]]
+    rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 5  # three with data, two to drain
+    ends = [RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS]
+    assert get_states(run) == [RunState.WAITING_FOR_MEMBERS, RunState.WARMUP, *rounds, *ends]
+
+
+def test_a_repeated_join_and_an_idle_tick_are_no_events(run: ChainedRun) -> None:
+    set_up(run)
+    run.join(0)
+    before = len(run.events)
+    run.join(0)
+    run.tick(None)
+    assert len(run.events) == before

@@ -1,0 +1,37 @@
+"""100,000 random events do the same to core and to the compiled rules: equal answers, and equal bytes after each."""
+
+import pytest
+from conformance_traces import TRACE_NAMES
+from twins.facts import NEEDED
+from twins.homes import NoHome, ProgramHome
+from twins.pair import MEETABLE
+from twins.players import Tally, play_events
+
+from psyche.core.rules.apply import KINDS
+from psyche.core.state.state import RunState
+
+SEEDS = range(20)
+EVENTS = 5_000  # of each seed
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_events_do_the_same_to_core_and_to_the_compiled_rules(seed: int) -> None:
+    tally = play_events(seed, EVENTS, ProgramHome())
+    assert tally.events >= EVENTS
+
+
+def test_random_events_go_everywhere() -> None:
+    """Each refusal of each kind, each phase with each kind, and all that NEEDED names."""
+    whole = Tally()
+    for seed in SEEDS:
+        tally = play_events(seed, EVENTS, NoHome())
+        whole.seen += tally.seen
+        whole.facts += tally.facts
+    assert whole.facts.keys() >= NEEDED
+    refused = {(TRACE_NAMES.get(seen.kind, seen.kind), seen.answer) for seen in whole.seen}
+    assert refused >= MEETABLE
+    assert {(seen.run_state, seen.kind) for seen in whole.seen} >= {
+        (run_state.name, kind.name) for run_state in RunState for kind in KINDS
+    }
+    changed = {seen.kind for seen in whole.seen if seen.answer == "changed"}
+    assert changed == {kind.name for kind in KINDS}

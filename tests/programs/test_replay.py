@@ -1,0 +1,103 @@
+"""The compiled rules do what core does: every recorded trace, and any bytes that an owner may send."""
+
+import hashlib
+import re
+from pathlib import Path
+from random import Random
+
+import pytest
+from conformance_traces import FOUND, TRACES, Trace, read_event, read_trace
+from kits.svm import BUILT
+from twins.bodies import decode_body
+from twins.homes import ACCEPTED, PANICKED, REFUSED, ProgramHome, encode_event, encode_head
+from twins.odd_states import get_moments
+from twins.pair import Event, apply_to_core
+from twins.updates import build_accounts, draw_case, judge_by_core, judge_by_home
+
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.rules.apply import KINDS
+from psyche.core.state.errors import REFUSALS
+from psyche.core.state.state import ZERO32
+from psyche.errors import WireError
+from psyche.testing.builders import START_UNIX
+
+PATHS = sorted([*TRACES.glob("*.json"), *FOUND.glob("*.json")])
+NUMBERS = {kind.__name__: number for number, kind in REFUSALS.items()}
+# Of the bodies of each kind, optional values present or not.
+SIZES = {
+    1: (1, 33), 2: (40,), 4: (4,), 5: (36,), 6: (497, 500), 7: (8,), 8: (170,), 9: (8,), 12: (16,), 14: (2, 10, 18),
+    15: (37, 45, 70, 78),
+}  # fmt: skip
+UPDATES = 6_000
+BODIES = 3_000
+
+
+@pytest.fixture(scope="module")
+def home() -> ProgramHome:
+    return ProgramHome()
+
+
+def test_the_rules_in_rust_have_the_refusals_of_core() -> None:
+    """Not all occur: an election never fails."""
+    text = (BUILT.parent / "rules" / "src" / "errors.rs").read_text()
+    assert {name: int(number) for name, number in re.findall(r"^    (\w+) = (\d+),$", text, re.MULTILINE)} == NUMBERS
+
+
+def replay(home: ProgramHome, trace: Trace) -> None:
+    """Play the events; hashes tell the bytes, and with them the nonce."""
+    home.load(trace.start)
+    for number, event in enumerate(trace.events):
+        where = f"{trace.name}, event {number}: {event['event']}"
+        expected = REFUSED + NUMBERS[event["error"]] if "error" in event else ACCEPTED
+        assert home.send(encode_event(*Event(*read_event(event)))) == expected, where
+        assert hashlib.sha256(home.read()).hexdigest() == event["sha256"], where
+
+
+def draw_body(draw: Random, numbers: list[int]) -> tuple[int, bytes]:
+    """A body, mostly of the right length; tags and lengths are small."""
+    number = draw.choice((*numbers, *numbers, *numbers, 0, 18, 255))
+    size = draw.choice(SIZES.get(number, (0,))) + draw.choice((0, 0, 0, 0, 0, 1, -1, 70))
+    size = max(0, size)
+    body = bytearray(draw.randbytes(size) if draw.random() < 0.5 else bytes(size))
+    for place in (0, 1, 2, 3, 36, 37, 8, 493, 494):
+        if place < size and draw.random() < 0.6:
+            body[place] = draw.choice((0, 0, 1, 2, 3, 7))
+    return number, bytes(body)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_trace_replays_on_the_compiled_rules(home: ProgramHome, path: Path) -> None:
+    trace = read_trace(path)
+    replay(home, trace)
+    assert home.read() == trace.end
+
+
+def test_any_bytes_as_an_update_are_accepted_by_both_or_by_neither(home: ProgramHome) -> None:
+    draw, accounts, accepted = Random(1), build_accounts(), 0
+    for _ in range(UPDATES):
+        case = draw_case(draw, accounts)
+        judged = judge_by_core(case)
+        assert judge_by_home(home, case) == judged, f"to account {accounts.index(case.account)}: {case.body.hex()}"
+        accepted += judged[0]
+    assert UPDATES // 10 < accepted < UPDATES * 9 // 10, "some of both"
+
+
+def test_any_bytes_as_a_body_do_the_same_to_both_or_nothing_to_either(home: ProgramHome) -> None:
+    draw, accounts, read = Random(2), [raw for raw, _ in get_moments()], 0
+    numbers = [kind.number for kind in KINDS if kind.name not in ("update", "update_client_version")]
+    for _ in range(BODIES):
+        number, body = draw_body(draw, numbers)
+        account = draw.choice(accounts)
+        home.load(account)
+        said = home.send(encode_head(START_UNIX, 0, ZERO32, number) + body)
+        try:
+            event = Event(START_UNIX, 0, ZERO32, decode_body(number, body))
+        except WireError:
+            assert said not in (ACCEPTED, PANICKED), (number, body.hex())
+            assert home.read() == account
+            continue
+        state = decode_state(account)
+        assert said == apply_to_core(state, event)[0], (number, body.hex())
+        assert home.read() == encode_state(state)
+        read += 1
+    assert read > BODIES // 10

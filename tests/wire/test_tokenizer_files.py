@@ -1,0 +1,26 @@
+"""What a tokenizer's files say is read without trust: they come from anywhere."""
+
+import json
+
+import pytest
+
+from psyche.wire.tokenizer_files import read_json_table, read_token_ids
+
+
+def make(vocab: object) -> bytes:
+    return json.dumps({"model": {"vocab": vocab}}).encode()
+
+
+def test_ids_are_read_of_both_kinds_of_vocabulary() -> None:
+    assert read_token_ids(make({"a": 3})) == {"a": 3}
+    assert read_token_ids(make([["a", -1.5], ["b", -2.0]])) == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize("entry", [7, None, [], {}, {"a": 1}, [None, 1.0], "text"])
+def test_what_is_no_pair_of_a_token_and_its_score_has_no_id(entry: object) -> None:
+    assert read_token_ids(make([entry, ["b", -2.0]])) == {"b": 1}
+
+
+def test_tables_within_tables_without_end_are_none() -> None:
+    assert read_json_table(b"[" * 200_000) == {}
+    assert read_json_table(b'{"a":' * 200_000) == {}

@@ -172,9 +172,14 @@ async def _forward(run_blocking: Blocking, function: Callable[..., Any], *args: 
 
 
 def run(main: Callable[[], Awaitable[T]], seed: int, run_blocking: Blocking) -> T:
-    """Run `main` in simulated time, which starts at 0, and return its result."""
+    """Run `main` in simulated time, which starts at 0, and return its result.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; raised in `main` alone, for inside a library's task it may surface as any error, or
+            be lost.
+    """
     with simulated_time(seed, run_blocking):
-        return trio.run(main, clock=_build_clock())
+        return trio.run(main, clock=_build_clock(), restrict_keyboard_interrupt_to_checkpoints=True)
 
 
 def _build_clock() -> trio.testing.MockClock:

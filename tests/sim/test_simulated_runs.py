@@ -5,12 +5,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from psyche.sim import runtime
 from psyche.sim.runtime import LOOK_AT_ALL_EVERY_RUNS, free_former_world, simulated_time
 from psyche.sim.world import Outcome, World, simulate
 from psyche.telemetry import kinds
+from psyche.wire.nursery import open_plain_nursery
 
 CHILD = Path(__file__).with_name("simulate_child.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +127,20 @@ def test_threads_of_others_go_on_in_simulated_time() -> None:
     with simulated_time(2, _run_nothing):
         begun.set()
         assert ended.wait(300)
+
+
+def test_ctrl_c_ends_a_simulation_though_the_task_that_it_meets_swallows_all_errors() -> None:
+    async def swallow() -> None:
+        with suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+
+    async def main() -> None:
+        async with open_plain_nursery() as nursery:
+            nursery.start_soon(swallow)
+            await trio.sleep(3600)
+
+    with pytest.raises(KeyboardInterrupt):
+        runtime.run(main, 0, run_inline)
 
 
 def test_what_a_simulation_leaves_behind_is_gone_when_the_next_one_begins() -> None:

@@ -4,6 +4,10 @@ from typing import Final
 
 from solders.pubkey import Pubkey
 
+from psyche.core.encoding.fields import fits_text
+from psyche.core.state.limits import RUN_ID_BYTES
+from psyche.errors import ConfigError
+
 COORDINATOR: Final = Pubkey.from_string("PsycheCoordinator11111111111111111111111111")
 AUTHORIZER: Final = Pubkey.from_string("PsycheAuthorizer111111111111111111111111111")
 TREASURER: Final = Pubkey.from_string("PsycheTreasurer1111111111111111111111111111")
@@ -12,7 +16,13 @@ JOIN_SCOPE: Final = b"CoordinatorJoinRun"  # of authorizations to join runs
 
 
 def get_instance_address(run_id: str) -> Pubkey:
-    """The account that names the authorities of the run with this id, of 1 to 32 bytes."""
+    """The account that names the authorities of the run with this id.
+
+    Raises:
+        ConfigError: no run can have this id.
+    """
+    if not run_id or not fits_text(run_id, RUN_ID_BYTES):
+        raise ConfigError(f"run id {run_id!r}: must have 1 to {RUN_ID_BYTES} bytes of UTF-8, without zero bytes")
     return _derive(COORDINATOR, b"coordinator", run_id.encode())
 
 

@@ -10,13 +10,10 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import trio
 
-from psyche.backends.tcp.backend import Platform, TcpBackend, open_backend
-from psyche.backends.tcp.dial import ServerAddress
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.payloads import PayloadCheck
@@ -31,10 +28,9 @@ from psyche.modeling.snapshot import clean_leftovers, list_snapshots
 from psyche.network.blobs.store import run_in_thread
 from psyche.network.memory.line import LinkConditions
 from psyche.network.memory.node import MemoryNode
-from psyche.server.server import BoundListener, ServerSettings, run_server
 from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.byzantine.programs import wrap_backend, wrap_network
-from psyche.sim.disk import DiskConditions, DiskHandle, ServerFiles
+from psyche.sim.disk import DiskConditions
 from psyche.sim.faults import Degrade
 from psyche.sim.identity import SimIdentity
 from psyche.sim.invariants.views import ClientStatistics
@@ -45,20 +41,14 @@ from psyche.sim.scenarios.scenario import (
     RUN_ID,
     START_UNIX,
     MachineClass,
-    SimRunFile,
 )
-from psyche.sim.surroundings import Surroundings
+from psyche.sim.surroundings import Caller, SimulatedBackend, Surroundings
 from psyche.sim.trace import NodeLog
 from psyche.sim.trainer import VOCAB, PayloadCodec, SimTrainer, TrainerFaults
 from psyche.telemetry import kinds
-from psyche.wire.access import OPEN
 from psyche.wire.address_record import AddressRecord
-from psyche.wire.crypto import Identity
 from psyche.wire.line.tls import TlsConnection
 from psyche.wire.ports import Backend, Proof
-
-SERVER_HOST = "server"
-SERVER_PORT = 7_000
 
 
 @dataclass(eq=False)
@@ -211,43 +201,10 @@ def _split(error: BaseException) -> tuple[list[BaseException], list[BaseExceptio
     return ([error], []) if isinstance(error, PsycheError) else ([], [error])
 
 
-class ServerHost(Host):
-    """The coordinator's machine."""
-
-    def __init__(self, world: Surroundings, identity: SimIdentity) -> None:
-        super().__init__(world, SERVER_HOST, identity)
-        self.files = ServerFiles(self.disk)
-        self._entropy = build_rng(world.scenario.seed, "entropy")
-
-    async def _main(self, life: Life) -> int:
-        handle = DiskHandle(self.files)
-        life.on_death.append(handle.revoke)
-        settings = ServerSettings(
-            run=SimRunFile(self.world.config, self.world.model),
-            identity=self.identity,
-            state_dir=Path("/state"),
-            host=SERVER_HOST,
-            port=SERVER_PORT,
-            owners=frozenset({self.world.owner.public}),
-            access=OPEN,
-            sink=life.log,
-            unix_time=self.unix,
-            entropy=lambda: self._entropy.randbytes(32),
-            open_disk=lambda _path: handle,
-            listen=self._listen,
-        )
-        await run_server(settings)
-        return 0
-
-    async def _listen(self, host: str, port: int, _identity: Identity) -> BoundListener:
-        await trio.lowlevel.checkpoint()
-        return BoundListener(self.world.tcp.listen(host, port), port)
-
-
 class _WatchedBackend:
     """Forwards everything to a backend, and reports the server's answers to witness messages."""
 
-    def __init__(self, inner: TcpBackend, on_answer: Callable[[WitnessMessage], None]) -> None:
+    def __init__(self, inner: SimulatedBackend, on_answer: Callable[[WitnessMessage], None]) -> None:
         self._inner = inner
         self._on_answer = on_answer
 
@@ -278,7 +235,7 @@ class ClientHost(Host):
         self.engine: RoundEngine | None = None
         self.network: MemoryNode | None = None
         self.trainer: SimTrainer | None = None
-        self.backend: TcpBackend | None = None
+        self.backend: SimulatedBackend | None = None
         self._prepare_disk()
 
     @property
@@ -417,20 +374,14 @@ class ClientHost(Host):
         return code
 
     async def connect(self, host: str, port: int) -> TlsConnection:
-        """Connect to the server: only TLS is left out, all layers above it are simulated."""
-        return TlsConnection(await self.world.tcp.connect(self.key, host, port), self.world.channel)
+        """Connect to the home by hand."""
+        return await self.world.home.connect(self.key, host, port)
 
-    def _open_backend(self, life: Life) -> AbstractAsyncContextManager[TcpBackend]:
-        platform = Platform(
-            connect=self.connect,
-            unix_time=self.unix,
-            rng=build_rng(self.world.scenario.seed, self.name, "backend", life.number),
-            decode=self.world.decode,
-        )
-        address = ServerAddress(host=SERVER_HOST, port=SERVER_PORT, run_id=RUN_ID, key=self.world.server_key)
-        return open_backend(address, self.identity, sink=life.log, platform=platform)
+    def _open_backend(self, life: Life) -> AbstractAsyncContextManager[SimulatedBackend]:
+        caller = Caller(self.name, self.number, life.number, self.identity, self.folder, life.log, self.unix)
+        return self.world.home.open_backend(caller, self.world.decode)
 
-    def _watch_backend(self, backend: TcpBackend) -> Backend:
+    def _watch_backend(self, backend: SimulatedBackend) -> Backend:
         """Its backend; what the server answers to an honest client is checked."""
         if self.programs:
             return wrap_backend(backend, self, self.programs)
@@ -439,7 +390,7 @@ class ClientHost(Host):
     def _note_answer(self, message: WitnessMessage) -> None:
         self.world.invariants.check_answered(self.name, message)
 
-    def _build_shell(self, life: Life, network: MemoryNode, backend: TcpBackend, trainer: SimTrainer) -> Shell:
+    def _build_shell(self, life: Life, network: MemoryNode, backend: SimulatedBackend, trainer: SimTrainer) -> Shell:
         shares = self.world.scenario.shares_checkpoints
         self.engine = RoundEngine(self.identity, share=shares)
         check = PayloadCheck(self.world.codec.check)
@@ -455,7 +406,7 @@ class ClientHost(Host):
             on_loaded=lambda event: check.set_plan(event.plan),
         )
         settings = ClientSettings(
-            run_id=RUN_ID, server_host=SERVER_HOST, server_port=SERVER_PORT, data_dir=self.folder,
+            run_id=RUN_ID, server_host="server", server_port=7_000, data_dir=self.folder,
             local_root=self.folder, node_name=self.name, share_checkpoints=shares,
             checkpoint_dir=self.folder if shares else None,
         )  # fmt: skip

@@ -1,20 +1,73 @@
 """The interface of the world to its machines."""
 
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from psyche.backends.tcp.backend import BackendStatistics
 from psyche.core.state.state import Config, Coordinator, Model
+from psyche.network.memory.links import Links
 from psyche.network.memory.node import MemoryHub
 from psyche.sim.identity import SimIdentity
 from psyche.sim.invariants.checker import Invariants
-from psyche.sim.links.tcp import Tcp
 from psyche.sim.runtime import RunQueue, Task
 from psyche.sim.scenarios.scenario import Scenario
-from psyche.sim.trace import Trace
+from psyche.sim.trace import NodeLog, Trace
 from psyche.sim.trainer import PayloadCodec
 from psyche.telemetry import kinds
-from psyche.wire.line.tls import Channel
+from psyche.wire.line.tls import TlsConnection
+from psyche.wire.ports import Backend
+
+
+class SimulatedBackend(Backend, Protocol):
+    """A backend whose queues the checks measure."""
+
+    def statistics(self) -> BackendStatistics:
+        """The current queue sizes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A client's process that opens a backend.
+
+    Args:
+        name: of its machine.
+        number: of its machine among the clients.
+        life: the number of the process.
+        identity: its p2p key.
+        folder: of its files.
+        log: its event log.
+        unix: its wall clock.
+    """
+
+    name: str
+    number: int
+    life: int
+    identity: SimIdentity
+    folder: Path
+    log: NodeLog
+    unix: Callable[[], float]
+
+
+class SimulatedHome(Protocol):
+    """What a machine needs of the run's home."""
+
+    def drop(self, key: bytes) -> None:
+        """Reset a machine's connections to the home."""
+        ...
+
+    def open_backend(
+        self, caller: Caller, decode: Callable[[bytes], Coordinator]
+    ) -> AbstractAsyncContextManager[SimulatedBackend]:
+        """A client's way to the home; `decode` decodes the states that it shows."""
+        ...
+
+    async def connect(self, key: bytes, host: str, port: int) -> TlsConnection:
+        """A connection of a machine's own making; raises OSError where nobody listens."""
+        ...
 
 
 class Surroundings(Protocol):
@@ -51,23 +104,18 @@ class Surroundings(Protocol):
         ...
 
     @property
-    def server_key(self) -> bytes:
-        """The server's public key."""
+    def links(self) -> Links:
+        """The links between the machines."""
         ...
 
     @property
-    def channel(self) -> Channel:
-        """The TLS channel data that both ends of a server connection know."""
+    def home(self) -> SimulatedHome:
+        """The home of the run."""
         ...
 
     @property
     def hub(self) -> MemoryHub:
         """The hub through which clients find their peers."""
-        ...
-
-    @property
-    def tcp(self) -> Tcp:
-        """The connections to the server."""
         ...
 
     @property

@@ -22,17 +22,15 @@ from psyche.core.state.state import Coordinator, RunState
 from psyche.network.memory.links import Links
 from psyche.network.memory.node import MemoryHub
 from psyche.server.journal.changes import Change
-from psyche.server.journal.journal import Record
 from psyche.sim import runtime
 from psyche.sim.byzantine.programs import build_program
 from psyche.sim.disk import is_writer
 from psyche.sim.faults import Fault
-from psyche.sim.hosts import ClientHost, Host, ServerHost
+from psyche.sim.homes.server import ServerHome, ServerHost
+from psyche.sim.hosts import ClientHost, Host
 from psyche.sim.identity import build_machine_identity
 from psyche.sim.invariants.checker import Invariants, Violation
-from psyche.sim.invariants.shadow import Shadow
 from psyche.sim.links.lines import Lines
-from psyche.sim.links.tcp import Tcp
 from psyche.sim.runtime import build_rng, find_root
 from psyche.sim.scenarios.report import describe_crash, describe_replay
 from psyche.sim.scenarios.scenario import (
@@ -45,7 +43,6 @@ from psyche.sim.scenarios.scenario import (
 from psyche.sim.trace import Trace
 from psyche.sim.trainer import PayloadCodec
 from psyche.telemetry import kinds
-from psyche.wire.line.tls import make_channel
 
 WATCH_S: Final = 5.0  # seconds between two checks for progress
 FAREWELL_S: Final = 120.0  # for the clients to end once the run is finished
@@ -96,17 +93,15 @@ class World:
         self.links = Links(build_rng(scenario.seed, "links"))
         self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, weigh_blobs=scenario.weigh_blob)
         self.lines = Lines(self.links, shares_lines=scenario.shares_lines)
-        self.tcp = Tcp(self.links)
         self.owner = build_machine_identity(scenario.seed, "owner")
-        self.server = ServerHost(self, build_machine_identity(scenario.seed, "server"))
-        self.channel = make_channel(self.server.identity)
+        self.home = ServerHome(self, self._on_record)
         self.clients = [
             ClientHost(self, number, build_machine_identity(scenario.seed, name), scenario.get_class(number))
             for number, name in enumerate(scenario.names)
         ]
         self.roots: dict[runtime.Task, Host] = {}
         self.queue = runtime.RunQueue(self._end_stuck)
-        self.shadow = Shadow(self._on_record)
+        self.shadow = self.home.shadow
         self.invariants = Invariants(self)
         self.is_over = False
         self.under_way: list[Fault] = []
@@ -124,11 +119,8 @@ class World:
         self._prepare()
 
     def _prepare(self) -> None:
-        self.server.disk.sync_s = self.scenario.sync_s
-        self.server.files.on_append = self.shadow.take_append
-        self.server.files.on_replace = self.shadow.take_replace
-        for host in (self.server, *self.clients):
-            self.tcp.add_machine(host.name, host.key)
+        for host in self.clients:
+            self.home.add_machine(host.name, host.key)
         for number, member in enumerate(self.scenario.byzantine):
             rng = build_rng(self.scenario.seed, "liar", number)  # seeds the generator: keep the name
             self.clients[member.who].programs.append(build_program(member, rng))
@@ -137,14 +129,14 @@ class World:
     # --- what machines and faults need ----------------------------------------------------------------
 
     @property
-    def server_key(self) -> bytes:
-        """The server's public key."""
-        return self.server.key
+    def server(self) -> ServerHost:
+        """The coordinator's machine, in a world that has one."""
+        return self.home.host
 
     @property
-    def open_connections(self) -> int:
-        """The number of connections to the server, from all machines."""
-        return self.tcp.open_connections
+    def machines(self) -> tuple[Host, ...]:
+        """All machines."""
+        return (*self.home.machines, *self.clients)
 
     def get_honest_keys(self) -> set[bytes]:
         """The keys of the clients that follow the protocol."""
@@ -162,15 +154,15 @@ class World:
     def drop(self, key: bytes) -> None:
         """Reset all connections of a machine."""
         self.hub.drop(key)
-        self.tcp.drop(key)
+        self.home.drop(key)
 
     def reset_requests(self, key: bytes) -> None:
         """Reset a machine's connections to the server."""
-        self.tcp.drop(key)
+        self.home.drop(key)
 
     def set_links(self) -> None:
         """Give every link the conditions of its two ends."""
-        self.lines.update((self.server, *self.clients))
+        self.lines.update(self.machines)
 
     def cut(self, fault: Fault, groups: list[list[bytes]], *, silent: bool) -> None:
         """Partition groups of machines from each other until `heal`."""
@@ -226,7 +218,7 @@ class World:
         if host is not None and is_writer(function):
             if host.disk.write_s:
                 await trio.sleep(host.disk.write_s)
-            if host is not self.server:
+            if host not in self.home.machines:
                 host.disk.check_room()
         await trio.lowlevel.checkpoint()
         return function(*args)
@@ -259,7 +251,7 @@ class World:
         limit_s = compute_limit_s(self.scenario, self.config)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self.server.start()
+            self.home.start()
             for number, host in enumerate(self.clients):
                 nursery.start_soon(self._join, host, number)
             for fault in self.scenario.faults:
@@ -285,7 +277,7 @@ class World:
 
     def _end(self) -> None:
         self.is_over = True
-        for host in (self.server, *self.clients):
+        for host in self.machines:
             host.wake()  # a paused process could not even be cancelled
         assert self._nursery is not None, "while it runs"
         self._nursery.cancel_scope.cancel()
@@ -330,9 +322,9 @@ class World:
         now = (state.progress.epoch, state.current.height if state.in_round else -1)
         return now >= (fault.at_epoch, fault.at_height)
 
-    def _on_record(self, record: Record, change: Change) -> None:
+    def _on_record(self, change: Change) -> None:
         before = self.invariants.place
-        self.invariants.check_record(record, change)
+        self.invariants.check_record(change)
         if self.invariants.place != before:
             self.progress_at = trio.current_time()
         for listen in tuple(self.record_listeners):
@@ -375,7 +367,7 @@ class World:
         """Whether the server and enough honest members are alive."""
         living = sum(host.is_alive and host.is_honest for host in self.clients)
         needed = max(self.config.init_min_clients, self.config.min_clients)
-        return self.server.is_alive and living >= needed
+        return self.home.is_alive and living >= needed
 
 
 def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[World], None] | None = None) -> Outcome:

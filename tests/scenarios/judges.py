@@ -9,7 +9,7 @@ from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.state import RunState, SlotState
 from psyche.server.connections.limits import TICK_S
 from psyche.sim.invariants.ledger import Phase, RoundFacts
-from psyche.sim.invariants.resource_limits import MAX_SNAPSHOT_BYTES
+from psyche.sim.invariants.recovery import MAX_SNAPSHOT_BYTES
 from psyche.sim.trace import EVENT_DIGITS
 from psyche.sim.world import Outcome, simulate
 from psyche.telemetry import kinds

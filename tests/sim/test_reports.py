@@ -19,6 +19,7 @@ from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.disk import DiskHandle
 from psyche.sim.faults import Kill, TornWrite
 from psyche.sim.invariants import checker as invariants
+from psyche.sim.invariants import recovery as recovery_check
 from psyche.sim.scenarios.plan import read_scenario, write_scenario
 from psyche.sim.scenarios.report import describe_replay
 from psyche.sim.scenarios.scenario import Scenario
@@ -133,7 +134,7 @@ def test_a_record_that_is_not_in_the_files_is_reported_with_both_sides(monkeypat
             found.state.progress.step += 1
         return found
 
-    monkeypatch.setattr(invariants, "recover", forget)
+    monkeypatch.setattr(recovery_check, "recover", forget)
     (violation,) = simulate(build(total_steps=3)).violations
     assert (violation.name, " step 3, " in violation.expected, " step 4, " in violation.found) == ("I10", True, True)
 

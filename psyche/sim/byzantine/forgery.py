@@ -31,7 +31,7 @@ from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity, blob_id_of, compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
 from psyche.wire.line.handshake import HandshakeError
-from psyche.wire.ports import Network, SyncReply, SyncRequest
+from psyche.wire.ports import Backend, Network, SyncReply, SyncRequest
 
 FORGE_S: Final = 1.0
 STRANGE_COUNT: Final = 79  # a `train_count` that no trainer has reached
@@ -58,9 +58,11 @@ class Forge(ByzantineProgram):
             if others and host.backend is not None:
                 self.turn += 1
                 victim = others[self.turn % len(others)]
-                await self._find_elsewhere(host, host.backend, victim)
+                if isinstance(host.backend, TcpBackend):
+                    await self._find_elsewhere(host, host.backend, victim)
                 await self._speak_for(host.backend, host.get_state(), victim.p2p)
-                await self._connect_as(host, host.backend, victim)
+                if isinstance(host.backend, TcpBackend):
+                    await self._connect_as(host, host.backend, victim)
 
     async def _find_elsewhere(self, host: Participant, backend: TcpBackend, victim: AddressRecord) -> None:
         """Announce the victim's own record, the victim under a false address, and a false record of this client."""
@@ -70,7 +72,7 @@ class Forge(ByzantineProgram):
         if host.network is not None:
             await backend.announce(host.network.address_record())
 
-    async def _speak_for(self, backend: TcpBackend, state: Coordinator, key: bytes) -> None:
+    async def _speak_for(self, backend: Backend, state: Coordinator, key: bytes) -> None:
         """A witness record that has heard nobody, and a withdrawal, both in the victim's name."""
         member = next((number for number, client in enumerate(state.clients) if client.p2p == key), None)
         epoch, height = state.progress.epoch, state.current.height

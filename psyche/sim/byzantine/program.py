@@ -7,7 +7,6 @@ from typing import ClassVar, Protocol
 
 import trio
 
-from psyche.backends.tcp.backend import TcpBackend
 from psyche.client.engine.records import RoundRecord
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import WitnessMessage
@@ -18,7 +17,7 @@ from psyche.sim.trainer import PayloadCodec
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
 from psyche.wire.line.tls import TlsConnection
-from psyche.wire.ports import Network, SyncReply, SyncRequest
+from psyche.wire.ports import Backend, Network, SyncReply, SyncRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class Participant(Protocol):
         ...
 
     @property
-    def backend(self) -> TcpBackend | None:
+    def backend(self) -> Backend | None:
         """Its backend, while it has one."""
         ...
 
@@ -84,7 +83,7 @@ class Participant(Protocol):
         ...
 
     async def connect(self, host: str, port: int) -> TlsConnection:
-        """A connection to the server."""
+        """A connection to the home, made by hand."""
         ...
 
 

@@ -12,7 +12,6 @@ from typing import Any, Final, cast
 
 import trio
 
-from psyche.backends.tcp.backend import TcpBackend
 from psyche.client.engine.witness_report import build_witness, compute_report
 from psyche.core.committee.bloom import BLOOM_BYTES
 from psyche.core.encoding.gossip import RESULT_TAG
@@ -167,7 +166,7 @@ class Accuse(ByzantineProgram):
                 if client.p2p != host.key and await self.tell(self._report(host, host.backend, member)):
                     self.believed += 1
 
-    async def _report(self, host: Participant, backend: TcpBackend, member: int) -> None:
+    async def _report(self, host: Participant, backend: Backend, member: int) -> None:
         """A result that the member signed in the last round, and the same with changed figures."""
         record = host.find_record(host.get_state().current.height - 1)
         signed = list(record.signed.get(member, {}).values()) if record is not None else []
@@ -403,7 +402,7 @@ class _ByzantineNetwork(_Wrapped):
         return await self._inner.provide(data, expires=expires)
 
 
-def wrap_backend(backend: TcpBackend, host: Participant, programs: Sequence[ByzantineProgram]) -> Backend:
+def wrap_backend(backend: Backend, host: Participant, programs: Sequence[ByzantineProgram]) -> Backend:
     """The client's backend, wrapped by its programs."""
     return cast("Backend", _ByzantineBackend(backend, host, programs))
 

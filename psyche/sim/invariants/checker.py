@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import trio
 
-from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import ReportEquivocation, WitnessMessage
 from psyche.core.state.roster import get_healthy
 from psyche.core.state.state import (
@@ -36,9 +35,6 @@ from psyche.core.state.state import (
 )
 from psyche.core.state.timeline import get_round
 from psyche.server.journal.changes import Change
-from psyche.server.journal.journal import Record
-from psyche.server.journal.recovery import recover
-from psyche.sim.disk import DiskHandle
 from psyche.sim.invariants.agreement import Agreement
 from psyche.sim.invariants.authenticity import Authenticity
 from psyche.sim.invariants.ledger import Ledger
@@ -47,7 +43,6 @@ from psyche.sim.invariants.outcomes import Outcomes
 from psyche.sim.invariants.resource_limits import ResourceLimits
 from psyche.sim.invariants.views import ClientView, WorldView
 from psyche.telemetry import kinds
-from psyche.wire.crypto import blake3_hash
 
 MAX_VIOLATIONS: Final = 8
 
@@ -145,7 +140,7 @@ class Invariants:
 
     # --- the record, at every one of the journal's ------------------------------------------------------
 
-    def check_record(self, record: Record, change: Change) -> None:
+    def check_record(self, change: Change) -> None:
         """Check the state after one more record."""
         state = self.world.shadow.state
         self._check_shadow()
@@ -154,12 +149,16 @@ class Invariants:
         self._check_round(state)
         self._check_members(state)
         if not isinstance(change.message, ReportEquivocation):  # evidence is valid whoever submits it (R7)
-            found = change.sender.hex()[:16]
-            self.check(change.sender not in self.ejected, "I7", "no record of a banned member", found)
+            key = self._find_key(change.sender)
+            self.check(key not in self.ejected, "I7", "no record of a banned member", key.hex()[:16])
         self._authenticity.check_change(self._seen.run_state, state, change)
         self.liveness.take_record(state)
         self._remember(state)
-        del record
+
+    def _find_key(self, sender: bytes) -> bytes:
+        """The session key of whoever sent a message: on a chain it may be in the wallet's name."""
+        slots = self.world.shadow.state.registry.slots
+        return next((slot.p2p for slot in slots if slot.signer == sender), sender)
 
     def _check_shadow(self) -> None:
         for complaint in self.world.shadow.complaints:
@@ -326,8 +325,7 @@ class Invariants:
                 self.fail("R8", "each result's outcome is told once", f"{host.name}: {complaint}")
         self.liveness.check_end()
         self._check_weights()
-        if self.world.shadow.exists:
-            self._check_recovery()
+        self.world.home.check_end(self.check)
 
     def _check_weights(self) -> None:
         """I1: all honest clients that believe to hold the certified weights hold the same bits."""
@@ -338,24 +336,6 @@ class Invariants:
             if root is not None:
                 roots.setdefault(root, host.name)
         self.check(len(roots) <= 1, "I1", "one model behind the certified digest", sorted(roots.values()))
-
-    def _check_recovery(self) -> None:
-        """I8, I10: recovery from the server's files gives the state of the shadow."""
-        expected = self.world.shadow.state
-        try:
-            found = recover(DiskHandle(self.world.server.files.copy()))
-        except Exception as error:  # noqa: BLE001 - whatever the error, a server would not restart
-            self.fail("I10", f"the files give {_describe(expected)}", f"recovery ends with {error!r}")
-            return
-        raw = b"" if found is None else encode_state(found.state)
-        seen = "no run" if found is None else _describe(found.state)
-        self.check(raw == encode_state(expected), "I10", f"the files give {_describe(expected)}", seen)
-
-
-def _describe(state: Coordinator) -> str:
-    """A state in a few words; it must not fail for an invalid state, which is reported as well."""
-    where = f"epoch {state.progress.epoch} {state.run_state.name} height {state.current.height}"
-    return f"{where} step {state.progress.step}, state {blake3_hash(encode_state(state)).hex()[:16]}"
 
 
 _ROUND: Final = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)

@@ -1,7 +1,6 @@
 """Measures what the machines of a world keep in memory and on disk, and checks it against limits (I6)."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -10,16 +9,12 @@ import trio
 from psyche.backends.tcp.backend import MAX_PENDING
 from psyche.client.runtime.shell import FETCHES
 from psyche.client.runtime.trainer_tasks import QUEUE
-from psyche.core.state.limits import STATE_BYTES
 from psyche.network.streams import PROTOCOLS
-from psyche.server.journal.journal import SNAPSHOT_EVERY_BYTES
-from psyche.sim.invariants.views import ClientStatistics, WorldView
+from psyche.sim.invariants.views import ClientStatistics, NoteSize, WorldView
 from psyche.wire.crypto import BLOB_CHUNK_BYTES
 
 MAX_RECORDS: Final = 16  # rounds that a client remembers: four in the state, and those that it is behind
 MAX_BODIES_PER_MEMBER: Final = 16
-MAX_SNAPSHOT_BYTES: Final = 1_000_000
-MAX_JOURNAL_BYTES: Final = 3 * (SNAPSHOT_EVERY_BYTES + STATE_BYTES)  # two snapshots with later records, a new snapshot
 MAX_SNAPSHOTS: Final = 3  # the certified one, the newest other one, and one being written
 MAX_REPLAY_EPOCHS: Final = 3  # the running one, the last one, and one about to be deleted
 
@@ -32,7 +27,7 @@ class ResourceLimits:
         note: receives the name of each measure, its value, and its limit or None.
     """
 
-    def __init__(self, world: WorldView, note: Callable[[str, int, int | None], None]) -> None:
+    def __init__(self, world: WorldView, note: NoteSize) -> None:
         self._world = world
         self._note = note
         self._looked_at = -1
@@ -44,12 +39,7 @@ class ResourceLimits:
             if held is not None:
                 self._measure_client(held)
                 self._measure_node(held)
-        files = self._world.server.files
-        self._note("connections", self._world.open_connections, 2 * len(self._world.clients) + 8)
-        self._note("journal files", len(files.files), 8)
-        self._note("bytes of the journal", files.size_bytes, MAX_JOURNAL_BYTES)
-        snapshots = (len(data) for name, data in files.files.items() if name.startswith("snapshot"))
-        self._note("bytes of a snapshot", max(snapshots, default=0), MAX_SNAPSHOT_BYTES)
+        self._world.home.measure(self._note)
         self._note("tasks", trio.lowlevel.current_statistics().tasks_living, None)
         if epoch != self._looked_at:
             self._looked_at = epoch

@@ -1,28 +1,30 @@
-"""The record as the journal has it: each record is replayed as it reaches the disk.
+"""The record, followed independently of its home: each change is replayed as it reaches the journal or the chain.
 
-The shadow shares only the core with the server, so it sees what any reader of the journal would
-find (I8), at every event.
+A shadow shares only the core with the home, so it sees what any reader of the journal or the chain would find (I8),
+at every event.
 """
 
 from collections.abc import Callable
 
 from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.rules.apply import apply
 from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.server.journal.changes import Change, decode_change
 from psyche.server.journal.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
+from psyche.wire.access import Allow, Disallow
 from psyche.wire.crypto import blake3_hash
 
 SNAPSHOT = "snapshot-"  # how the names of its files begin
 CHECK_EVERY_RECORDS = 64  # a wrong state stays wrong, so not every record needs the check
-OnRecord = Callable[[Record, Change], None]
+OnRecord = Callable[[Change], None]
 
 
 class Shadow:
-    """Follows the server's files.
+    """Follows the record of a run.
 
     `on_record` is called after each record, when `state` is that of the record; `complaints` lists where the
-    journal contradicts the state hash or the snapshot that it stores.
+    home contradicts itself.
     """
 
     def __init__(self, on_record: OnRecord) -> None:
@@ -31,7 +33,7 @@ class Shadow:
         self.now = 0
         self.complaints: list[str] = []
         self._on_record = on_record
-        self._hashes: set[bytes] = set()  # of every state on disk, as the journal stores them
+        self._hashes: set[bytes] = set()  # of every state that clients may be shown
         self._reports: set[tuple[int, int, int]] = set()
 
     @property
@@ -40,12 +42,32 @@ class Shadow:
         return self.seq >= 0
 
     def has_state(self, raw: bytes) -> bool:
-        """Whether this state is, or was, the newest on disk: clients may be shown only such states (K1)."""
+        """Whether this state is, or was, the newest on record: clients may be shown only such states (K1)."""
         return blake3_hash(raw)[:HASH_BYTES] in self._hashes
 
     def has_report(self, epoch: int, height: int, member: int) -> bool:
-        """Whether a witness's record of a round is on disk."""
+        """Whether a witness's record of a round is on record."""
         return (epoch, height, member) in self._reports
+
+    def _begin(self, raw: bytes, seq: int, now: int) -> None:
+        self.state, self.seq, self.now = decode_state(raw), seq, now
+        self._hashes.add(blake3_hash(raw)[:HASH_BYTES])
+
+    def _take(self, change: Change, now: int, slot: int) -> None:
+        """Replay a change that is on record."""
+        message = change.message
+        assert not isinstance(message, Allow | Disallow), "no world has an allow list"
+        apply(self.state, now, slot, change.sender, message)
+        self.seq, self.now = self.seq + 1, now
+        if isinstance(message, WitnessMessage):
+            self._reports.add((message.epoch, message.height, message.member))
+
+    def _tell(self, change: Change) -> None:
+        self._on_record(change)
+
+
+class JournalShadow(Shadow):
+    """Follows the journal in a server's files."""
 
     def take_append(self, name: str, data: bytes, is_torn: bool) -> None:
         """Replay the records that reached the disk; of a torn write, those before the tear."""
@@ -53,19 +75,15 @@ class Shadow:
         if scan.is_broken or (scan.is_torn and not is_torn):
             self.complaints.append(f"{name}: what was appended after record {self.seq} are no whole records")
         for record in scan.records:
-            self._take(record)
+            self._take_record(record)
 
-    def _take(self, record: Record) -> None:
+    def _take_record(self, record: Record) -> None:
         change = decode_change(record.kind, record.body)
-        change.process(self.state, record.now)
-        self.seq, self.now = record.seq, record.now
+        self._take(change, record.now, record.now)  # on TCP the slot number is the clock (E1)
         self._hashes.add(record.state_hash)
-        message = change.message
-        if isinstance(message, WitnessMessage):
-            self._reports.add((message.epoch, message.height, message.member))
         if record.seq % CHECK_EVERY_RECORDS == 0:
             self.check_hash(record)
-        self._on_record(record, change)
+        self._tell(change)
 
     def check_hash(self, record: Record) -> None:
         """I8: the replayed record gives the state that the server had."""
@@ -81,8 +99,7 @@ class Shadow:
         if snapshot is None:
             self.complaints.append(f"{name}: cannot be read")
         elif not self.exists:
-            self.state, self.seq, self.now = decode_state(snapshot.raw), snapshot.seq, snapshot.now
-            self._hashes.add(blake3_hash(snapshot.raw)[:HASH_BYTES])
+            self._begin(snapshot.raw, snapshot.seq, snapshot.now)
         elif snapshot.seq == self.seq and encode_state(self.state) != snapshot.raw:
             self.complaints.append(f"{name}: is not the state after its record")
         elif snapshot.seq != self.seq:

@@ -11,13 +11,13 @@ from psyche.client.engine.round_engine import EngineStatistics
 from psyche.client.runtime.shell import ShellStatistics
 from psyche.core.state.state import Config, Coordinator
 from psyche.network.limits import NetworkLimits
-from psyche.sim.disk import ServerFiles
 from psyche.sim.invariants.shadow import Shadow
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.trace import Trace
 from psyche.wire.ports import NetworkStatistics
 
 Check = Callable[[object, str, object, object], None]  # (condition, invariant's name, expected, found)
+NoteSize = Callable[[str, int, int | None], None]  # (what is measured, its size, its limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +130,15 @@ class ClientView(Protocol):
         ...
 
 
-class ServerView(Protocol):
-    """The coordinator's machine as the checks see it."""
+class HomeView(Protocol):
+    """The home of the run as the checks see it."""
 
-    @property
-    def files(self) -> ServerFiles:
-        """The files on its disk."""
+    def measure(self, note: NoteSize) -> None:
+        """Measure what the home keeps (I6)."""
+        ...
+
+    def check_end(self, check: Check) -> None:
+        """Check that the home still has the whole record (I8, I10)."""
         ...
 
 
@@ -159,7 +162,7 @@ class WorldView(Protocol):
 
     @property
     def shadow(self) -> Shadow:
-        """The record, as the journal has it."""
+        """The record, followed independently of the home."""
         ...
 
     @property
@@ -168,8 +171,8 @@ class WorldView(Protocol):
         ...
 
     @property
-    def server(self) -> ServerView:
-        """The coordinator's machine."""
+    def home(self) -> HomeView:
+        """The home of the run."""
         ...
 
     @property
@@ -185,11 +188,6 @@ class WorldView(Protocol):
     @property
     def longest_wait_s(self) -> float:
         """The longest wait for progress while nothing was wrong."""
-        ...
-
-    @property
-    def open_connections(self) -> int:
-        """The number of connections to the server, from all machines."""
         ...
 
     @property

@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from solders.keypair import Keypair
@@ -13,6 +13,7 @@ from solders.signature import Signature
 from psyche.durable import create_file, make_folder
 from psyche.errors import ConfigError
 
+Wallet: TypeAlias = Keypair  # for those who hold one without touching solders
 SEED_BYTES: Final = 32
 SECRET_BYTES: Final = 64  # the seed, then the public key that follows from it
 MAX_FILE_BYTES: Final = 4_096

@@ -1,4 +1,7 @@
-"""The packages that only training needs: the extra `train` of the wheel. Servers and owners do without them."""
+"""The packages that not everybody needs: for training (the extra `train`) and for chains (the extra `solana`).
+
+Servers and their owners do without both.
+"""
 
 import shlex
 import sys
@@ -12,13 +15,14 @@ from psyche.errors import ConfigError
 TRAIN: Final = frozenset(
     {"ifaddr", "libp2p", "matplotlib", "multiaddr", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"}
 )
+SOLANA: Final = frozenset({"httpx2", "hypercorn", "solana", "solders", "yaml"})
 PACKAGE: Final = Path(psyche.__file__).parent
 LOCK: Final = PACKAGE / "requirements" / "train.lock"  # is in the wheel alone
 INSTALLER: Final = PACKAGE.parent / "scripts" / "install"  # is in a checkout alone
 
 
 def get_install_command() -> str:
-    """The command that installs what training needs.
+    """The command that installs what training and chains need.
 
     In a wheel's environment it installs the versions that the lock names, without their dependencies: libp2p pins a
     release of fastecdsa that has to be compiled, and the lock names one with wheels.
@@ -31,11 +35,12 @@ def get_install_command() -> str:
 
 
 def explain_missing(error: ModuleNotFoundError) -> Exception:
-    """Say how to install a package of the extra `train`; any other missing module is a bug, and returned as it is."""
+    """Say how to install a package of an extra; any other missing module is a bug, and returned as it is."""
     name = (error.name or "").partition(".")[0]
-    if name not in TRAIN:
+    if name not in TRAIN | SOLANA:
         return error
+    what = "training needs" if name in TRAIN else "a run on a chain needs, and what training needs"
     return ConfigError(
-        f"this command needs {name}, which is not installed here; this installs all that training needs, without a "
+        f"this command needs {name}, which is not installed here; this installs all that {what}, without a "
         f"compiler: {get_install_command()}"
     )

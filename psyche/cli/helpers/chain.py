@@ -1,0 +1,115 @@
+"""The options that name a chain and a wallet, and what they stand for. Needs the extra `solana` for wallets alone."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from psyche.chain.cluster import Endpoint
+    from psyche.chain.wallet import Wallet
+
+_SUBSCRIPTIONS: Final = "Default: the next port of the same host."
+
+Rpc = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RPC",
+        help="For a run on Solana: an RPC endpoint, http(s)://HOST, or localhost, devnet, testnet, mainnet-beta.",
+    ),
+]
+WsRpc = Annotated[
+    str | None, typer.Option(envvar="WS_RPC", help=f"Its address for subscriptions, ws(s)://HOST. {_SUBSCRIPTIONS}")
+]
+Rpc2 = Annotated[str | None, typer.Option("--rpc-2", envvar="RPC_2", help="A second endpoint of the same chain.")]
+WsRpc2 = Annotated[str | None, typer.Option("--ws-rpc-2", envvar="WS_RPC_2", help="Its address for subscriptions.")]
+Rpc3 = Annotated[str | None, typer.Option("--rpc-3", envvar="RPC_3", help="A third endpoint of the same chain.")]
+WsRpc3 = Annotated[str | None, typer.Option("--ws-rpc-3", envvar="WS_RPC_3", help="Its address for subscriptions.")]
+WalletPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--wallet-private-key-path",
+        "-w",
+        envvar="WALLET_PRIVATE_KEY_PATH",
+        help="File with the wallet that signs and pays, as `solana-keygen new` writes it. RAW_WALLET_PRIVATE_KEY may "
+        "hold the key instead, and wins. Default: ANCHOR_WALLET, then the Solana CLI's wallet.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """The options of a command that name a chain and a wallet."""
+
+    rpc: str | None = None
+    ws_rpc: str | None = None
+    rpc_2: str | None = None
+    ws_rpc_2: str | None = None
+    rpc_3: str | None = None
+    ws_rpc_3: str | None = None
+    wallet_private_key_path: Path | None = None
+
+    def find_endpoints(self) -> "tuple[Endpoint, ...]":
+        """Find the endpoints: the options, their variables, ANCHOR_PROVIDER_URL, or the Solana CLI's configuration.
+
+        Raises:
+            ConfigError: no endpoint is named, or one is malformed.
+        """
+        from psyche.chain.cluster import find_endpoints, parse_endpoint, read_cli_config
+        from psyche.errors import ConfigError
+
+        pairs = ((self.rpc, self.ws_rpc), (self.rpc_2, self.ws_rpc_2), (self.rpc_3, self.ws_rpc_3))
+        if found := find_endpoints([(rpc or "", ws or "") for rpc, ws in pairs], os.environ):
+            return found
+        if url := os.environ.get("ANCHOR_PROVIDER_URL"):
+            return (parse_endpoint(url, flag="ANCHOR_PROVIDER_URL"),)
+        if config := read_cli_config():
+            return (config.endpoint,)
+        raise ConfigError(
+            "no chain is named: name one of its RPC endpoints with --rpc URL (or RPC in the environment), for example "
+            "--rpc localhost or --rpc devnet"
+        )
+
+    def load_wallet(self) -> "Wallet":
+        """Load the wallet: RAW_WALLET_PRIVATE_KEY, the option, ANCHOR_WALLET, or that of the Solana CLI.
+
+        Raises:
+            ConfigError: no wallet is named, or what is named is none.
+            ModuleNotFoundError: the extra `solana` is not installed; `explain_missing` says how to install it.
+        """
+        from psyche.chain.cluster import read_cli_config
+        from psyche.chain.wallet import RAW_VARIABLE, find_wallet
+
+        path = self.wallet_private_key_path
+        if os.environ.get(RAW_VARIABLE) and path and not os.environ.get("WALLET_PRIVATE_KEY_PATH"):
+            typer.echo(f"note: {RAW_VARIABLE} is set, so {path} is not used", err=True)
+        if path is None and (named := os.environ.get("ANCHOR_WALLET")):
+            path = Path(named)
+        config = read_cli_config() if path is None else None
+        return find_wallet(path, os.environ, config.wallet if config else None)
+
+
+def choose_home(server_addr: str | None, rpc: str | None) -> tuple[str | None, str | None]:
+    """Return the server's address or the chain's endpoint, whichever the person wants; the other is None.
+
+    What the command line names wins over what only the environment names.
+
+    Raises:
+        ConfigError: neither is named, or both in the same place.
+    """
+    from psyche.errors import ConfigError
+
+    if server_addr and rpc:
+        is_server_typed = server_addr != os.environ.get("SERVER_ADDR")
+        is_rpc_typed = rpc != os.environ.get("RPC")
+        if is_server_typed == is_rpc_typed:
+            raise ConfigError(
+                "--server-addr and --rpc: a run has one home; name the one that it has, and unset SERVER_ADDR or RPC "
+                "if the environment names the other"
+            )
+        return (server_addr, None) if is_server_typed else (None, rpc)
+    if not server_addr and not rpc:
+        raise ConfigError("name the run's home: --server-addr HOST:PORT for a server, or --rpc URL for a run on Solana")
+    return server_addr or None, rpc or None

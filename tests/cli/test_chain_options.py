@@ -1,0 +1,89 @@
+"""A command has one home, and the wallet that its person means."""
+
+import json
+from pathlib import Path
+
+import pytest
+from solders.keypair import Keypair
+
+from psyche.chain.cluster import CLI_CONFIG
+from psyche.cli.helpers.chain import ChainOptions, choose_home
+from psyche.cli.helpers.packages import explain_missing
+from psyche.errors import ConfigError
+
+FIRST, SECOND, THIRD = (Keypair.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def _only_this_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (
+        "RPC",
+        "SERVER_ADDR",
+        "ANCHOR_PROVIDER_URL",
+        "RAW_WALLET_PRIVATE_KEY",
+        "WALLET_PRIVATE_KEY_PATH",
+        "ANCHOR_WALLET",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def put(path: Path, wallet: Keypair) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([*bytes(wallet)]))
+    return path
+
+
+def test_a_command_takes_a_server_or_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_home("a:1", None) == ("a:1", None)
+    assert choose_home(None, "localhost") == (None, "localhost")
+    for pair in ((None, None), ("", ""), ("a:1", "localhost")):
+        with pytest.raises(ConfigError, match=r"--server-addr.*--rpc"):
+            choose_home(*pair)
+    monkeypatch.setenv("RPC", "localhost")
+    assert choose_home("a:1", "localhost") == ("a:1", None)
+    monkeypatch.setenv("SERVER_ADDR", "b:1")
+    assert choose_home("b:1", "devnet") == (None, "devnet")
+    with pytest.raises(ConfigError, match="unset"):
+        choose_home("b:1", "localhost")
+
+
+def test_the_raw_wallet_wins_then_the_option_then_the_environment_then_the_solana_cli(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="no wallet"):
+        ChainOptions().load_wallet()
+    config = CLI_CONFIG.expanduser()
+    config.parent.mkdir(parents=True)
+    config.write_text(f"keypair_path: {put(tmp_path / 'cli.json', THIRD)}\n")
+    assert ChainOptions().load_wallet() == THIRD
+    monkeypatch.setenv("ANCHOR_WALLET", str(put(tmp_path / "anchor.json", SECOND)))
+    assert ChainOptions().load_wallet() == SECOND
+    named = ChainOptions(wallet_private_key_path=put(tmp_path / "named.json", FIRST))
+    assert named.load_wallet() == FIRST
+    monkeypatch.setenv("RAW_WALLET_PRIVATE_KEY", str([*bytes(THIRD)]))
+    assert named.load_wallet() == THIRD
+    assert "named.json is not used" in capsys.readouterr().err
+
+
+def test_the_chain_is_named_by_options_then_the_environment_then_the_solana_cli(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match="--rpc URL"):
+        ChainOptions().find_endpoints()
+    config = CLI_CONFIG.expanduser()
+    config.parent.mkdir(parents=True)
+    config.write_text("json_rpc_url: https://cli.example\n")
+    assert [one.name for one in ChainOptions().find_endpoints()] == ["cli.example"]
+    monkeypatch.setenv("ANCHOR_PROVIDER_URL", "https://anchor.example")
+    assert [one.name for one in ChainOptions().find_endpoints()] == ["anchor.example"]
+    monkeypatch.setenv("RPC", "https://variable.example")
+    assert [one.name for one in ChainOptions().find_endpoints()] == ["variable.example"]
+    found = ChainOptions(rpc="http://a:1", ws_rpc="ws://b", rpc_3="http://c").find_endpoints()
+    assert [(one.http, one.ws) for one in found] == [("http://a:1", "ws://b"), ("http://c", "ws://c")]
+
+
+def test_a_missing_package_of_the_chain_is_named_with_the_line_that_installs_it() -> None:
+    error = explain_missing(ModuleNotFoundError("No module named 'solders'", name="solders.keypair"))
+    assert "needs solders" in str(error)
+    assert "install" in str(error)

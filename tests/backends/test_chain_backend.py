@@ -1,0 +1,263 @@
+"""The real backend of a client over the simulated chain: joins, ticks, repeats, restarts, contradicting endpoints."""
+
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+
+import pytest
+import trio
+import trio.testing
+from sim.chain_kit import START, build_chain, get_key, pass_slots
+
+from psyche.backends.solana.backend import ChainPlatform, SolanaBackend, open_chain_backend
+from psyche.backends.solana.logic import JOIN_VALID_S
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withdraw
+from psyche.core.state.state import Coordinator, RunState
+from psyche.errors import BackendError
+from psyche.network.memory.line import Arrivals
+from psyche.sim.chain.blocks import Blockchain
+from psyche.sim.chain.conditions import ChainConditions
+from psyche.sim.chain.endpoints import SimulatedEndpoint
+from psyche.sim.chain.link import SimulatedLink
+from psyche.telemetry.kinds import Event
+from psyche.wire.nursery import open_plain_nursery
+
+CONDITIONS = ChainConditions(lag_least_s=0.5, lag_most_s=0.5, skipped=0.0)
+DIGEST = b"\5" * 32
+
+
+class Events:
+    """Keeps what a backend emits."""
+
+    def __init__(self) -> None:
+        self.all: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.all.append(event)
+
+
+class Stage:
+    """A chain that goes on, and backends over links of their own."""
+
+    def __init__(
+        self, nursery: trio.Nursery, stack: AsyncExitStack, conditions: ChainConditions, **config: int
+    ) -> None:
+        self.nursery, self.stack, self.conditions = nursery, stack, conditions
+        self.chain: Blockchain = build_chain(conditions.skipped, **config)
+        self.effects: list[tuple[bytes, Message]] = []
+        self.chain.on_block.append(lambda block: self.effects.extend((e.sender, e.message) for e in block.effects))
+        self.events = Events()
+        pass_slots(self.chain)
+
+    async def make_blocks(self) -> None:
+        while True:
+            await trio.sleep(self.conditions.slot_s)
+            self.chain.produce(trio.current_time(), START + int(trio.current_time()))
+
+    def build_link(self, number: int, lags_s: tuple[float, ...]) -> SimulatedLink:
+        endpoints = [
+            SimulatedEndpoint(f"endpoint-{lag_s}", self.chain, random.Random(number), self.conditions, lag_s)
+            for lag_s in lags_s
+        ]
+        wallet, session = get_key(number)
+        return SimulatedLink(self.chain, endpoints, wallet, session, Arrivals())
+
+    async def open(
+        self, number: int, lags_s: tuple[float, ...] = (0.5, 2.0), link: SimulatedLink | None = None
+    ) -> SolanaBackend:
+        link = link or self.build_link(number, lags_s)
+        self.nursery.start_soon(link.run)
+        wallet, session = get_key(number)
+        platform = ChainPlatform(rng=random.Random(number))
+        return await self.stack.enter_async_context(
+            open_chain_backend(link, wallet, session, sink=self.events, platform=platform)
+        )
+
+    async def join_somebody(self, number: int) -> None:
+        """Join as a member that has no backend here."""
+        await self.build_link(number, (0.5,)).send([Join(get_key(number)[1])])
+
+    def count(self, kind: type[Message]) -> int:
+        return sum(isinstance(message, kind) for _, message in self.effects)
+
+
+async def wait_for(
+    backend: SolanaBackend, wanted: Callable[[Coordinator], bool], patience_s: float = 60.0
+) -> Coordinator:
+    with trio.fail_after(patience_s):
+        async with aclosing(backend.states()) as states:
+            async for state in states:
+                if wanted(state):
+                    return state
+    raise AssertionError("the states ended")
+
+
+def run(play: Callable[[Stage], Awaitable[None]], conditions: ChainConditions = CONDITIONS, **config: int) -> None:
+    async def main() -> None:
+        async with open_plain_nursery() as nursery, AsyncExitStack() as stack:
+            stage = Stage(nursery, stack, conditions, **config)
+            nursery.start_soon(stage.make_blocks)
+            await trio.sleep(5.0)
+            await play(stage)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def join_both(stage: Stage) -> tuple[SolanaBackend, SolanaBackend]:
+    first, second = await stage.open(1), await stage.open(2)
+    for number, backend in ((1, first), (2, second)):
+        await backend.submit(Join(get_key(number)[1]))
+    return first, second
+
+
+def test_members_join_tick_and_begin_a_round_with_nobody_who_hosts_the_record() -> None:
+    async def play(stage: Stage) -> None:
+        backends = await join_both(stage)
+        for index, backend in enumerate(backends):
+            state = await wait_for(backend, lambda state: state.run_state is RunState.WARMUP)
+            await backend.submit(WarmupWitness(state.progress.epoch, index, DIGEST))
+        for backend in backends:
+            await wait_for(backend, lambda state: state.run_state is RunState.ROUND_TRAIN)
+
+    run(play)
+
+
+def test_a_join_carries_an_expiry_and_is_renewed_while_it_waits() -> None:
+    async def play(stage: Stage) -> None:
+        backend = await stage.open(1)
+        await backend.submit(Join(get_key(1)[1]))
+        await trio.sleep(3 * JOIN_VALID_S)
+        (slot,) = stage.chain.state.registry.slots
+        now = START + int(trio.current_time())
+        assert now < slot.expires_unix <= now + JOIN_VALID_S
+        assert 3 <= stage.count(Join) <= 8
+
+    run(play)
+
+
+def test_the_join_of_a_client_that_died_expires_so_that_no_epoch_waits_for_it() -> None:
+    async def play(stage: Stage) -> None:
+        link = stage.build_link(1, (0.5,))
+        stage.nursery.start_soon(link.run)
+        async with open_chain_backend(link, *get_key(1)) as backend:
+            await backend.submit(Join(get_key(1)[1]))
+        await trio.sleep(JOIN_VALID_S + 5)
+        other = await stage.open(2)
+        await other.submit(Join(get_key(2)[1]))
+        await trio.sleep(20)
+        assert stage.chain.state.run_state is RunState.WAITING_FOR_MEMBERS
+
+    run(play)
+
+
+def test_two_calls_with_one_message_send_it_once() -> None:
+    async def play(stage: Stage) -> None:
+        backends = await join_both(stage)
+        state = await wait_for(backends[0], lambda state: state.run_state is RunState.WARMUP)
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(backends[0].submit, WarmupWitness(state.progress.epoch, 0, DIGEST))
+        assert stage.count(WarmupWitness) == 1
+
+    run(play)
+
+
+def test_what_the_rules_refuse_is_refused_without_a_fee() -> None:
+    async def play(stage: Stage) -> None:
+        backend = await stage.open(1)
+        before = len(stage.effects)
+        with pytest.raises(CoordinatorError):
+            await backend.submit(WarmupWitness(0, 0, DIGEST))
+        await trio.sleep(5)
+        assert len(stage.effects) == before
+
+    run(play)
+
+
+def test_a_restarted_client_is_shown_nothing_older_than_its_start() -> None:
+    async def play(stage: Stage) -> None:
+        await stage.join_somebody(2)
+        await trio.sleep(3)  # stale endpoints still show the record before the join
+        link = stage.build_link(1, (0.5, 0.5))
+        link._endpoints[0].stale_slots = 25
+        backend = await stage.open(1, link=link)
+        state = await wait_for(backend, lambda _state: True)
+        assert [slot.signer for slot in state.registry.slots] == [get_key(2)[0]]
+
+    run(play)
+
+
+def test_ticks_are_few_though_all_see_that_one_is_due() -> None:
+    async def play(stage: Stage) -> None:
+        backends = [await stage.open(number) for number in range(1, 9)]
+        for number, backend in enumerate(backends, start=1):
+            await backend.submit(Join(get_key(number)[1]))
+        await wait_for(backends[0], lambda state: state.run_state is RunState.WARMUP)
+        assert stage.count(Tick) == 1, "an effect; others came too late or were not sent"
+
+    run(play, init_min_clients=8)
+
+
+def test_a_client_whose_wallet_another_machine_uses_ends_with_a_sentence() -> None:
+    async def play(stage: Stage) -> None:
+        wallet, _ = get_key(1)
+        other = b"\x77" * 32
+
+        async def follow() -> None:
+            link = stage.build_link(1, (0.5,))
+            stage.nursery.start_soon(link.run)
+            async with open_chain_backend(link, *get_key(1)) as backend:
+                await backend.submit(Join(get_key(1)[1]))
+                taken = SimulatedLink(stage.chain, link._endpoints, wallet, other, Arrivals())
+                await taken.send([Join(other)])
+                await trio.sleep(60)
+
+        with pytest.raises(BackendError, match="another machine takes part with this wallet"):
+            await follow()
+
+    run(play)
+
+
+def test_nothing_is_sent_while_two_endpoints_contradict_each_other() -> None:
+    async def play(stage: Stage) -> None:
+        link = stage.build_link(1, (0.5, 0.6))
+        backend = await stage.open(1, link=link)
+        await wait_for(backend, lambda _state: True)
+        link._endpoints[1].is_forked = True
+        await stage.join_somebody(2)
+        await trio.sleep(3)
+        assert any("two endpoints show different records" in str(event) for event in stage.events.all)
+        before = stage.count(Join)
+        with trio.move_on_after(5):
+            await backend.submit(Join(get_key(1)[1]))
+        assert stage.count(Join) == before
+        link._endpoints[1].is_forked = False
+        await stage.join_somebody(3)
+        with trio.fail_after(30):
+            await backend.submit(Join(get_key(1)[1]))
+
+    run(play, init_min_clients=9)
+
+
+def test_a_withdrawal_ends_the_renewals() -> None:
+    async def play(stage: Stage) -> None:
+        backend = await stage.open(1)
+        await backend.submit(Join(get_key(1)[1]))
+        await wait_for(backend, lambda state: bool(state.registry.slots))
+        await backend.submit(Withdraw(0, 0))
+        before = stage.count(Join)
+        await trio.sleep(3 * JOIN_VALID_S)
+        assert stage.count(Join) == before
+
+    run(play)
+
+
+def test_lost_transactions_are_sent_again_until_they_land() -> None:
+    async def play(stage: Stage) -> None:
+        backends = await join_both(stage)
+        await wait_for(backends[0], lambda state: state.run_state is RunState.WARMUP)
+
+    run(play, replace(CONDITIONS, lost=0.5))

@@ -4,13 +4,15 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
+from kits.clocks import make_autojump_clock
 from sim.chain_kit import START, build_chain, get_key, pass_slots
 
 from psyche.backends.solana.backend import ChainPlatform, SolanaBackend, open_chain_backend
+from psyche.backends.solana.floor import FileFloor, NoFloor, SlotFloor
 from psyche.backends.solana.logic import JOIN_VALID_S
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withdraw
@@ -64,13 +66,20 @@ class Stage:
         wallet, session = get_key(number)
         return SimulatedLink(self.chain, endpoints, wallet, session, Arrivals())
 
+    def start(self, number: int) -> tuple[SimulatedLink, bytes, bytes]:
+        """A client's link at work, and its keys."""
+        link = self.build_link(number, (0.5,))
+        self.nursery.start_soon(link.run)
+        return link, *get_key(number)
+
     async def open(
-        self, number: int, lags_s: tuple[float, ...] = (0.5, 2.0), link: SimulatedLink | None = None
-    ) -> SolanaBackend:
+        self, number: int, lags_s: tuple[float, ...] = (0.5, 2.0), link: SimulatedLink | None = None,
+        floor: SlotFloor | None = None,
+    ) -> SolanaBackend:  # fmt: skip
         link = link or self.build_link(number, lags_s)
         self.nursery.start_soon(link.run)
         wallet, session = get_key(number)
-        platform = ChainPlatform(rng=random.Random(number))
+        platform = ChainPlatform(rng=random.Random(number), floor=floor or NoFloor())
         return await self.stack.enter_async_context(
             open_chain_backend(link, wallet, session, sink=self.events, platform=platform)
         )
@@ -103,7 +112,7 @@ def run(play: Callable[[Stage], Awaitable[None]], conditions: ChainConditions = 
             await play(stage)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(main, clock=make_autojump_clock())
 
 
 async def join_both(stage: Stage) -> tuple[SolanaBackend, SolanaBackend]:
@@ -261,3 +270,30 @@ def test_lost_transactions_are_sent_again_until_they_land() -> None:
         await wait_for(backends[0], lambda state: state.run_state is RunState.WARMUP)
 
     run(play, replace(CONDITIONS, lost=0.5))
+
+
+def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_behind(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        floor = FileFloor(tmp_path / "slot")
+        async with open_chain_backend(*stage.start(1), platform=ChainPlatform(floor=floor)) as backend:
+            await stage.join_somebody(2)
+            await wait_for(backend, lambda state: bool(state.registry.slots))
+        known = floor.read()
+        assert known > 10
+        link = stage.build_link(1, (0.5,))
+        link._endpoints[0].stale_slots = 100
+        backend = await stage.open(1, link=link, floor=FileFloor(tmp_path / "slot"))
+        began = trio.current_time()
+        await wait_for(backend, lambda _state: True, patience_s=120)
+        assert trio.current_time() - began > 20
+
+    run(play)
+
+
+def test_a_file_that_holds_no_slot_is_named(tmp_path: Path) -> None:
+    assert FileFloor(tmp_path / "slot").read() == 0
+    (tmp_path / "slot").write_text("x")
+    with pytest.raises(BackendError, match="cannot be read as a slot"):
+        FileFloor(tmp_path / "slot").read()
+    with pytest.raises(BackendError, match="free some disk"):
+        FileFloor(tmp_path / "none" / "slot").write(1)

@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from psyche.backends.solana.floor import NoFloor, SlotFloor
 from psyche.backends.solana.link import ChainTime, Link, Reading, TransactionExpired
 from psyche.backends.solana.logic import (
     JOIN_VALID_S,
@@ -28,7 +29,7 @@ from psyche.backends.solana.logic import (
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.state.messages import Join, Message, ReclaimSlot, Tick, Withdraw
-from psyche.core.state.state import Coordinator
+from psyche.core.state.state import Coordinator, RunState
 from psyche.errors import BackendError, PsycheError
 from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents
@@ -50,10 +51,12 @@ class ChainPlatform:
 
     Args:
         rng: decides which client ticks.
-        decode: decodes a record.
+        decode: decodes a record that is shown; called in a thread.
+        floor: what this client knew when its last process ended.
     """
 
     rng: random.Random = field(default_factory=random.SystemRandom)
+    floor: SlotFloor = field(default_factory=NoFloor)
     decode: Callable[[bytes], Coordinator] = decode_state
 
 
@@ -83,12 +86,13 @@ class SolanaBackend:
         self._wallet, self._p2p = wallet, p2p
         self._sink = sink or NoEvents()
         self._platform = platform or ChainPlatform()
-        self._view = RecordView(NEVER, self._platform.decode)
+        self._view = RecordView(NEVER)
         self._judge = Judge(wallet, self._view)
         self._ticker = Ticker(self._platform.rng)
         self._time_at_s = -math.inf  # when the chain's time was asked for last
         self._turns: dict[type[Message], trio.Lock] = {}
         self._unanswered = 0
+        self._place: tuple[int, int, RunState] | None = None  # in the run, of the record shown last
         self._has_joined = False  # the record has shown the own join, and no withdrawal followed
         self._changed = trio.Event()
         self._failure: PsycheError | None = None
@@ -102,7 +106,8 @@ class SolanaBackend:
             BackendError: it gives up for good; every waiting call raises the same error.
         """
         try:
-            self._view.min_slot = await self._link.get_newest_slot()  # M9
+            known = await trio.to_thread.run_sync(self._platform.floor.read)
+            self._view.min_slot = max(known, await self._link.get_newest_slot())  # M9
             async with open_plain_nursery() as nursery:
                 for task in (self._watch, self._keep_ticking, self._keep_joined):
                     nursery.start_soon(task)
@@ -155,8 +160,17 @@ class SolanaBackend:
             while self._view.nonce <= seen:
                 self._check_alive()
                 await self._changed.wait()
-            seen = self._view.nonce
-            yield self._view.get_state()
+            raw, slot, seen = self._view.raw, self._view.slot, self._view.nonce
+            state = await trio.to_thread.run_sync(self._platform.decode, raw)
+            await self._remember(state, slot)
+            yield state
+
+    async def _remember(self, state: Coordinator, slot: int) -> None:
+        """Note what is about to be shown: all endpoints may be behind it when this client starts again (M9)."""
+        place = (state.progress.epoch, state.current.height, state.run_state)
+        if place != self._place:
+            self._place = place
+            await trio.to_thread.run_sync(self._platform.floor.write, slot)
 
     def _check_alive(self) -> None:
         if self._failure is not None:

@@ -4,7 +4,6 @@ Times come from outside: `now_s` is a clock that only moves forward, `ChainTime`
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -46,13 +45,12 @@ class RecordView:
     Args:
         min_slot: readings of earlier slots may be older than this process: acting on one of them, a restarted member
             could sign a second result for a round (M9).
-        decode: decodes a record.
     """
 
     min_slot: int
-    decode: Callable[[bytes], Coordinator] = decode_state
     raw: bytes = b""
     nonce: int = -1
+    slot: int = 0
     run_uid: bytes = b""
     is_doubtful: bool = False  # two endpoints contradict each other: nothing is sent until the record moves on
     problem: str = ""  # of the last reading that could not be used
@@ -64,28 +62,29 @@ class RecordView:
         if reading.raw == self.raw:
             return Taken.KNOWN
         try:
-            state = self.decode(reading.raw)
+            state = decode_state(reading.raw)
         except WireError as error:
             self.problem = str(error)
             return Taken.UNREADABLE
         if self.run_uid not in (b"", state.run_uid):
             self.problem = "the run was created again while this client took part in the old one: start it again"
             return Taken.OTHER_RUN
-        return self._merge(state, reading.raw)
+        return self._merge(state, reading)
 
-    def _merge(self, state: Coordinator, raw: bytes) -> Taken:
+    def _merge(self, state: Coordinator, reading: Reading) -> Taken:
         if state.nonce < self.nonce:
             return Taken.OLD
         if state.nonce == self.nonce:
             self.is_doubtful = True
             self.problem = f"two endpoints show different records with nonce {state.nonce}"
             return Taken.FORKED
-        self.raw, self.nonce, self.run_uid, self.is_doubtful = raw, state.nonce, state.run_uid, False
+        self.raw, self.nonce, self.slot = reading.raw, state.nonce, reading.slot
+        self.run_uid, self.is_doubtful = state.run_uid, False
         return Taken.NEW
 
     def get_state(self) -> Coordinator:
         """A copy of the record."""
-        return self.decode(self.raw)
+        return decode_state(self.raw)
 
 
 def get_entropy(state: Coordinator, slot: int) -> Entropy:

@@ -1,0 +1,69 @@
+"""The newest slot that a client has acted on, kept over its restarts (M9).
+
+After a restart all endpoints that answer may be behind what this client knew. Acting on their older record, it could
+sign a second result for a round.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from psyche.durable import replace_file
+from psyche.errors import BackendError
+
+
+class SlotFloor(Protocol):
+    """Keeps a slot."""
+
+    def read(self) -> int:
+        """Return the slot that was written last; 0 if none was."""
+        ...
+
+    def write(self, slot: int) -> None:
+        """Keep a slot."""
+        ...
+
+
+class NoFloor:
+    """Keeps nothing: for clients that never start again."""
+
+    def read(self) -> int:
+        """Return 0."""
+        return 0
+
+    def write(self, slot: int) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFloor:
+    """Keeps the slot in a file; one for each account, since another chain counts other slots."""
+
+    path: Path
+
+    def read(self) -> int:
+        """Return the slot that was written last; 0 if there is no file.
+
+        Raises:
+            BackendError: the file cannot be read, or holds no slot.
+        """
+        try:
+            return int(self.path.read_bytes())
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            raise BackendError(
+                f"{self.path}: cannot be read as a slot ({error}); remove it once the run is past the round in which "
+                "this client ended"
+            ) from error
+
+    def write(self, slot: int) -> None:
+        """Write the slot so that it survives a power cut.
+
+        Raises:
+            BackendError: the disk refuses.
+        """
+        try:
+            replace_file(self.path, b"%d" % slot, self.path.with_name(f".{self.path.name}-new"))
+        except OSError as error:
+            raise BackendError(f"{self.path}: {error.strerror}; free some disk, and start this client again") from error

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from psyche import __version__
-from psyche.cli.commands import client, data, doctor, init, model, server, simulate, testnet
+from psyche.cli.commands import client, data, dev, doctor, init, model, server, simulate, testnet
 
 from psyche.cli.commands.run import info, steering, changes, access  # noqa: F401  # isort: skip  # in the order of the help
 from psyche.cli.commands.run import group as run
@@ -68,3 +68,4 @@ app.add_typer(server.group, name="server")
 app.add_typer(run.group, name="run")
 app.add_typer(client.group, name="client")
 app.add_typer(testnet.group, name="local-testnet")
+app.add_typer(dev.group, name="dev")

@@ -1,0 +1,121 @@
+"""`psyche dev`: what those need who build on a run, or try one out: a chain on this machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from psyche.cli.helpers.common import format_examples, make_group, run_async
+
+if TYPE_CHECKING:
+    from solders.keypair import Keypair
+
+    from psyche.localchain.chain import LocalChain
+
+SOL: Final = 10**9
+WALLET_SOL: Final = 1_000
+PORT: Final = 8899  # where Solana's own tools expect a chain on this machine
+
+group = make_group(
+    "Tools for those who try out or build on a run on a chain.",
+    "psyche dev validator                    # a chain here, until Ctrl-C",
+    "psyche dev validator --ledger my-chain  # kept on disk",
+)
+
+
+@group.callback()
+def _root() -> None:
+    pass
+
+
+@group.command(
+    "validator",
+    epilog=format_examples(
+        "psyche dev validator                         # in memory, at port 8899",
+        "psyche dev validator --ledger my-chain       # goes on next time",
+        "psyche dev validator --port 0 --slot-ms 100  # at any port, faster",
+    ),
+)
+def validator(
+    *,
+    port: Annotated[
+        int, typer.Option(min=0, max=65534, help="Port for calls; the next one is for subscriptions. 0: any free two.")
+    ] = PORT,
+    bind_ip: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 keeps strangers out.")] = "127.0.0.1",
+    slot_ms: Annotated[int, typer.Option(min=10, max=60_000, help="Length of a slot.")] = 400,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Folder to keep the chain in. Default: it is in memory alone, and gone after Ctrl-C."),
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Begin anew; removes the chain in --ledger.")] = False,
+    wallet: Annotated[Path, typer.Option(help="Wallet to fund, a solana-keygen file; made if it is missing.")] = Path(
+        "psyche-data"
+    )
+    / "dev-wallet.json",
+) -> None:
+    """Run a chain on this machine, with this project's programs.
+
+    It speaks the JSON-RPC and WebSocket of Solana's servers, and executes programs on Solana's virtual machine. It is
+    no validator: nobody votes, processed, confirmed and finalized show the same state, programs can be called in the
+    slot that deploys them, and there are no stakes, rewards, epochs, durable nonces or fee market. Try on devnet what
+    depends on those. Anybody who reaches the port gets lamports for nothing, so never take its wallets elsewhere.
+
+    With --ledger the chain is saved every 5 seconds and at the end. Exits with 130 on Ctrl-C.
+    """
+    from psyche.errors import ConfigError
+    from psyche.localchain.ledger import FILE
+
+    if reset and ledger is None:
+        raise ConfigError("--reset: there is no --ledger to reset; without one each start begins anew")
+    if reset and ledger is not None:
+        (ledger / FILE).unlink(missing_ok=True)
+    funded = get_or_make_wallet(wallet)
+
+    async def main() -> None:
+        import trio
+
+        from psyche.localchain.chain import open_local_chain
+
+        async with open_local_chain(slot_ms=slot_ms, host=bind_ip, port=port, state=ledger) as chain:
+            fund(chain, funded)
+            for line in describe(chain, wallet, funded, slot_ms, ledger):
+                typer.echo(line)
+            await trio.sleep_forever()
+
+    run_async(main)
+
+
+def get_or_make_wallet(path: Path) -> "Keypair":
+    """Read a wallet, or make it if there is none."""
+    from solders.keypair import Keypair
+
+    from psyche.chain.wallet import read_wallet, write_wallet
+
+    if not path.exists():
+        made = Keypair()
+        write_wallet(path, made)
+        return made
+    return read_wallet(path)
+
+
+def fund(chain: "LocalChain", wallet: "Keypair") -> None:
+    """Fill a wallet up."""
+    missing = WALLET_SOL * SOL - chain.bank.get_lamports(wallet.pubkey())
+    if missing > 0:
+        chain.bank.airdrop(wallet.pubkey(), missing)
+
+
+def describe(chain: "LocalChain", path: Path, wallet: "Keypair", slot_ms: int, ledger: Path | None) -> list[str]:
+    """What to know of the chain: addresses, programs, the wallet, and what to do with them."""
+    from psyche.localchain.programs import NAMES
+
+    kept = "in memory alone" if ledger is None else f"kept in {ledger}"
+    return [
+        f"chain at slot {chain.bank.slot}, a slot every {slot_ms} ms, {kept}; Ctrl-C stops it",
+        f"  calls          {chain.http}",
+        f"  subscriptions  {chain.ws}",
+        f"  genesis hash   {chain.bank.genesis}",
+        *(f"  {name:<13}  {address}" for name, address in NAMES.items()),
+        f"  wallet         {path} ({wallet.pubkey()}, {chain.bank.get_lamports(wallet.pubkey()) // SOL:,} SOL)",
+        f"more lamports for anybody: solana airdrop 10 --url {chain.http}",
+    ]

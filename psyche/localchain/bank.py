@@ -1,0 +1,316 @@
+"""The chain itself: accounts, slots, block hashes, and what becomes of each transaction. It does no I/O."""
+
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+from solders.account import Account
+from solders.clock import Clock
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.litesvm import LiteSVM
+from solders.message import Message, MessageV0
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.system_program import TransferParams, transfer
+from solders.transaction import SanitizeError, VersionedTransaction
+from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo, TransactionMetadata
+from solders.transaction_status import TransactionStatus
+
+from psyche.localchain.history import History, LandedTransaction, Landing
+from psyche.localchain.tokens import find_token_balances
+from psyche.localchain.transactions import (
+    SIGNATURE_LAMPORTS,
+    compute_fee,
+    describe_inner,
+    describe_returned,
+    find_writable,
+    load_tables,
+    take_message,
+)
+
+BLOCK_HASHES: Final = 150  # blocks for which a hash counts
+SLOT_HASHES: Final = 512  # that programs can read
+CONFIRMED_SLOTS: Final = 1  # until a landed transaction is reported as confirmed: its slot is complete
+FINALIZED_SLOTS: Final = 32
+FAUCET_LAMPORTS: Final = 1 << 62
+SYSTEM: Final = Pubkey.default()
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteSlot:
+    """A slot that is complete.
+
+    Args:
+        parent: the slot before it that was not skipped.
+        records: what landed in it, in order.
+        written: the accounts that may have changed.
+    """
+
+    slot: int
+    parent: int
+    records: Sequence[LandedTransaction]
+    written: Sequence[Pubkey]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a transaction would do now. `error` as in JSON-RPC; `accounts` are those that it would write."""
+
+    error: Any
+    result: TransactionMetadata | None
+    accounts: Mapping[Pubkey, Account]
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where a chain is. `slot_hashes` are newest first; `block_hashes` have the last height at which each is valid."""
+
+    genesis: bytes
+    slot: int
+    height: int
+    unix: int
+    slot_hashes: list[tuple[int, bytes]]
+    block_hashes: list[tuple[bytes, int]]
+
+
+class Bank:
+    """A chain in this process, for one task. Slots follow each other as `advance` is called.
+
+    Args:
+        programs: the code of programs by address.
+        clocks: where the chain begins.
+    """
+
+    def __init__(self, programs: Mapping[Pubkey, bytes], clocks: Clocks) -> None:
+        # It knows one block hash at a time, and few transactions: both checks are made here.
+        self._svm = LiteSVM().with_blockhash_check(False).with_transaction_history(0)
+        for address, code in programs.items():
+            self._svm.add_program(address, code)
+        self.genesis = Hash(clocks.genesis)
+        self.slot, self.height, self.unix = clocks.slot, clocks.height, clocks.unix
+        self.parent = 0
+        self.block_times: OrderedDict[int, int] = OrderedDict()
+        self.history = History()
+        self.accounts: dict[Pubkey, None] = {}  # all that were ever written
+        self.on_block: list[Callable[[CompleteSlot], None]] = []
+        self._slot_hashes = deque(((slot, Hash(raw)) for slot, raw in clocks.slot_hashes), maxlen=SLOT_HASHES)
+        self._block_hashes = OrderedDict((Hash(raw), height) for raw, height in clocks.block_hashes)
+        self._faucet = Keypair()
+        self._svm.set_account(self._faucet.pubkey(), Account(FAUCET_LAMPORTS, b"", SYSTEM))
+        self._records: list[LandedTransaction] = []
+        self._written: dict[Pubkey, None] = {}
+
+    # --- slots ------------------------------------------------------------------------------------------
+
+    def advance(self, unix: int, skipped: int = 0) -> None:
+        """Complete the slot and begin the next one; `skipped` slots between them have no block, and so no hash."""
+        block = CompleteSlot(self.slot, self.parent, self._records, tuple(self._written))
+        if self.slot:
+            self._slot_hashes.appendleft((self.slot, self._hash_block(block)))
+        self.parent, self.slot = self.slot, self.slot + 1 + skipped
+        self.height += 1
+        self.unix = max(unix, self.unix)
+        self.block_times[self.slot] = self.unix
+        while len(self.block_times) > 1 << 16:
+            self.block_times.popitem(last=False)
+        self._records, self._written = [], {}
+        self._svm.expire_blockhash()
+        self._svm.set_clock(Clock(self.slot, self.unix, 0, 1, self.unix))
+        self._svm.set_slot_hashes(list(self._slot_hashes))
+        self._block_hashes[_hash(b"block", bytes(self.get_slot_hash()), self.slot)] = self.height + BLOCK_HASHES
+        while next(iter(self._block_hashes.values())) < self.height:
+            self._block_hashes.popitem(last=False)
+        for tell in self.on_block if block.slot else ():
+            tell(block)
+
+    def get_slot_hash(self) -> Hash:
+        """The newest hash that programs can read."""
+        return self._slot_hashes[0][1] if self._slot_hashes else self.genesis
+
+    def _hash_block(self, block: CompleteSlot) -> Hash:
+        """A slot's hash follows from what landed, as the real one does, so that nobody knows it before."""
+        landed = b"".join(bytes(record.signature) for record in block.records)
+        return _hash(b"slot", bytes(self.get_slot_hash()) + bytes(self.newest_hash) + landed, block.slot)
+
+    @property
+    def newest_hash(self) -> Hash:
+        """The block hash for new transactions."""
+        return next(reversed(self._block_hashes), self.genesis)
+
+    def get_last_height(self, block_hash: Hash) -> int | None:
+        """The last block height at which a transaction with this hash can land; None if it cannot."""
+        return self._block_hashes.get(block_hash)
+
+    def get_level(self, slot: int) -> str:
+        """The commitment that what landed in a slot has reached."""
+        if self.slot - slot >= FINALIZED_SLOTS:
+            return "finalized"
+        return "confirmed" if self.slot - slot >= CONFIRMED_SLOTS else "processed"
+
+    @property
+    def root(self) -> int:
+        """The newest slot that counts as finalized."""
+        return max(0, self.slot - FINALIZED_SLOTS)
+
+    def get_clocks(self) -> Clocks:
+        """Where the chain is, to go on from there."""
+        slot_hashes = [(slot, bytes(one)) for slot, one in self._slot_hashes]
+        block_hashes = [(bytes(one), height) for one, height in self._block_hashes.items()]
+        return Clocks(bytes(self.genesis), self.slot, self.height, self.unix, slot_hashes, block_hashes)
+
+    # --- accounts ---------------------------------------------------------------------------------------
+
+    def get_account(self, key: Pubkey) -> Account | None:
+        """An account; None if there is none."""
+        account = self._svm.get_account(key)
+        return account if account is not None and account.lamports else None
+
+    def get_lamports(self, key: Pubkey) -> int:
+        """An account's lamports; 0 if there is none."""
+        return self._svm.get_balance(key) or 0
+
+    def get_program_accounts(self, program: Pubkey) -> list[tuple[Pubkey, Account]]:
+        """All accounts that a program owns."""
+        return [(key, account) for key, account in self._svm.get_program_accounts(program) if account.lamports]
+
+    def get_deposit(self, size_bytes: int) -> int:
+        """The lamports that an account of this size must hold."""
+        return self._svm.minimum_balance_for_rent_exemption(size_bytes)
+
+    def put_account(self, key: Pubkey, account: Account) -> None:
+        """Lay an account as it is, and tell its subscribers at the end of the slot."""
+        self._svm.set_account(key, account)
+        self._note(key)
+
+    def airdrop(self, key: Pubkey, lamports: int) -> Signature:
+        """Give an account lamports; returns the signature of the transaction that does.
+
+        Raises:
+            OverflowError: the faucet has not that many, or the account has no room for them.
+        """
+        if not self.get_lamports(key) + lamports + SIGNATURE_LAMPORTS < self.get_lamports(self._faucet.pubkey()):
+            raise OverflowError
+        giving = transfer(TransferParams(from_pubkey=self._faucet.pubkey(), to_pubkey=key, lamports=lamports))
+        nonce = _hash(b"airdrop", bytes(self.newest_hash), self.history.count)  # so that two equal ones differ
+        message = Message.new_with_blockhash([giving], self._faucet.pubkey(), nonce)
+        transaction = VersionedTransaction(message, [self._faucet])
+        self._carry_out(transaction)
+        return transaction.signatures[0]
+
+    # --- transactions -----------------------------------------------------------------------------------
+
+    def find_refusal(self, transaction: VersionedTransaction) -> str | None:
+        """Why the chain does not take a transaction, apart from its signatures; None if it does."""
+        try:
+            transaction.sanitize()
+        except SanitizeError:
+            return "SanitizeFailure"
+        if transaction.signatures[0] in self.history.statuses:
+            return "AlreadyProcessed"
+        return None if transaction.message.recent_blockhash in self._block_hashes else "BlockhashNotFound"
+
+    def execute(self, transaction: VersionedTransaction) -> Any:
+        """Carry out a transaction; returns its error as in JSON-RPC, None if it succeeded.
+
+        With an error it may have landed, and paid its fee: `history` knows.
+        """
+        refusal = self.find_refusal(transaction)
+        return self._carry_out(transaction) if refusal is None else refusal
+
+    def _carry_out(self, transaction: VersionedTransaction) -> Any:
+        message = take_message(transaction)
+        loaded = load_tables(message, self._read)
+        keys = (*message.account_keys, *loaded["writable"], *loaded["readonly"])
+        before = [self.get_lamports(key) for key in keys]
+        tokens_before = find_token_balances(keys, self.get_account)
+        done = self._svm.send_transaction(transaction)
+        after = [self.get_lamports(key) for key in keys]
+        error = describe_failure(done)
+        if error is not None and before[0] == after[0]:
+            return error  # it is in no block: nobody paid for it
+        record = LandedTransaction(
+            signature=transaction.signatures[0],
+            status=Landing(self.slot, error),
+            unix=self.unix,
+            raw=bytes(transaction),
+            keys=keys,
+            loaded={kind: [str(key) for key in found] for kind, found in loaded.items()},
+            logs=get_result(done).logs(),
+            inner=describe_inner(get_result(done)),
+            returned=describe_returned(get_result(done)),
+            fee_lamports=before[0] - after[0] if error is not None else compute_fee(message),
+            units=get_result(done).compute_units_consumed(),
+            balances=(before, after),
+            tokens=(tokens_before, find_token_balances(keys, self.get_account)),
+        )
+        self._add(record, message, loaded["writable"])
+        return error
+
+    def _add(self, record: LandedTransaction, message: Message | MessageV0, loaded: Sequence[Pubkey]) -> None:
+        # An entry's hash is older than the chain's oldest valid one long before its status goes.
+        self.history.add(record, oldest_slot=self.slot - 4 * BLOCK_HASHES)
+        self._records.append(record)
+        if record.status.error is not None:
+            self._note(record.keys[0])
+            return
+        for index in sorted(find_writable(message)):
+            self._note(record.keys[index])
+        for key in loaded:
+            self._note(key)
+
+    def _note(self, key: Pubkey) -> None:
+        if key != self._faucet.pubkey():
+            self._written[key] = self.accounts[key] = None
+
+    def _read(self, key: Pubkey) -> bytes | None:
+        account = self.get_account(key)
+        return None if account is None else bytes(account.data)
+
+    def simulate(self, transaction: VersionedTransaction, *, is_verified: bool) -> Trial:
+        """Try a transaction without effect; unless `is_verified`, its signatures do not count."""
+        self._svm = self._svm.with_sigverify(is_verified)
+        try:
+            done = self._svm.simulate_transaction(transaction)
+        finally:
+            self._svm = self._svm.with_sigverify(True)
+        if isinstance(done, SimulatedTransactionInfo):
+            return Trial(None, done.meta(), dict(done.post_accounts()))
+        return Trial(describe_failure(done), done.meta(), {})
+
+    def compute_loaded_bytes(self, message: Message | MessageV0) -> int:
+        """What a message loads, as the limit on loaded data counts it: accounts, and the code of programs."""
+        loaded = load_tables(message, self._read)
+        keys = [*message.account_keys, *loaded["writable"], *loaded["readonly"]]
+        accounts = [account for key in keys if (account := self.get_account(key)) is not None]
+        programs = [Pubkey(bytes(one.data)[4:36]) for one in accounts if one.owner == UPGRADEABLE and one.executable]
+        code = [account for key in programs if (account := self.get_account(key)) is not None]
+        return sum(_ACCOUNT_BYTES + len(account.data) for account in (*accounts, *code))
+
+
+UPGRADEABLE: Final = Pubkey.from_string("BPFLoaderUpgradeab1e11111111111111111111111")
+_ACCOUNT_BYTES: Final = 64  # that every account counts beside its data
+
+
+def begin_chain(genesis: bytes, unix: int) -> Clocks:
+    """A new chain; `genesis`: 32 bytes that tell it from others, and from which its hashes follow."""
+    return Clocks(genesis, 0, 0, unix, [], [])
+
+
+def describe_failure(done: TransactionMetadata | FailedTransactionMetadata | SimulatedTransactionInfo) -> Any:
+    """A transaction's error in the form of JSON-RPC, as `{"InstructionError": [0, {"Custom": 6001}]}`; None if none."""
+    if not isinstance(done, FailedTransactionMetadata):
+        return None
+    return json.loads(TransactionStatus(slot=0, err=done.err()).to_json())["err"]
+
+
+def get_result(done: TransactionMetadata | FailedTransactionMetadata) -> TransactionMetadata:
+    """What a transaction did, whether it failed or not."""
+    return done.meta() if isinstance(done, FailedTransactionMetadata) else done
+
+
+def _hash(kind: bytes, raw: bytes, number: int) -> Hash:
+    return Hash(sha256(kind + raw + number.to_bytes(8, "little")).digest())

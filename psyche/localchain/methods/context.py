@@ -1,0 +1,26 @@
+"""What many methods do first and last: check the caller's wishes, and say of which slot the reply is."""
+
+from typing import Any, Final
+
+from psyche.localchain.bank import Bank
+from psyche.localchain.errors import BEHIND, CallError
+from psyche.localchain.params import Options
+
+API_VERSION: Final = "3.0.0"  # of the servers whose calls these are
+
+
+def check_context(bank: Bank, config: Options) -> None:
+    """Check commitment and minContextSlot.
+
+    Raises:
+        CallError: the chain has not reached that slot.
+    """
+    config.get_commitment()
+    least = config.get_integer("minContextSlot")
+    if least is not None and least > bank.slot:
+        raise CallError(BEHIND, "Minimum context slot has not been reached", {"contextSlot": bank.slot})
+
+
+def wrap(bank: Bank, value: Any) -> dict[str, Any]:
+    """A value with the slot that it is of."""
+    return {"context": {"apiVersion": API_VERSION, "slot": bank.slot}, "value": value}

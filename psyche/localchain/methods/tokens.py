@@ -1,0 +1,72 @@
+"""Calls about tokens."""
+
+from functools import partial
+from typing import Any
+
+from solders.account import Account
+from solders.pubkey import Pubkey
+
+from psyche.localchain.bank import Bank
+from psyche.localchain.calls import Method
+from psyche.localchain.encodings import Form, describe_account
+from psyche.localchain.errors import InvalidParams
+from psyche.localchain.methods.context import check_context, wrap
+from psyche.localchain.params import Params, check_key
+from psyche.localchain.tokens import PROGRAMS, Holding, describe_amount, read_holding, read_mint
+
+
+def make_token_methods(bank: Bank) -> dict[str, Method]:
+    """The methods on a chain."""
+    return {
+        "getTokenAccountBalance": partial(get_token_account_balance, bank),
+        "getTokenAccountsByOwner": partial(get_token_accounts_by_owner, bank),
+        "getTokenSupply": partial(get_token_supply, bank),
+    }
+
+
+def get_token_account_balance(bank: Bank, params: Params) -> Any:
+    """The tokens in a token account."""
+    key = params.take_key(0)
+    check_context(bank, params.get_config(1))
+    holding = read_holding(bank.get_account(key))
+    if holding is None:
+        raise InvalidParams("Invalid param: not a Token account")
+    mint = read_mint(bank.get_account(holding.mint))
+    if mint is None:
+        raise InvalidParams("Invalid param: could not find mint")
+    return wrap(bank, describe_amount(holding.amount, mint.decimals))
+
+
+def get_token_supply(bank: Bank, params: Params) -> Any:
+    """All tokens of a mint."""
+    key = params.take_key(0)
+    check_context(bank, params.get_config(1))
+    mint = read_mint(bank.get_account(key))
+    if mint is None:
+        raise InvalidParams("Invalid param: not a Token mint")
+    return wrap(bank, describe_amount(mint.supply, mint.decimals))
+
+
+def get_token_accounts_by_owner(bank: Bank, params: Params) -> Any:
+    """The token accounts of an owner, of one mint or one token program."""
+    owner, wanted, config = params.take_key(0), params.take(1), params.get_config(2)
+    check_context(bank, config)
+    if not isinstance(wanted, dict) or len(wanted) != 1 or next(iter(wanted)) not in {"mint", "programId"}:
+        raise InvalidParams("Invalid params: expected an object with mint or programId.")
+    key, form = check_key(next(iter(wanted.values()))), Form.read(config)
+    if "programId" in wanted and key not in PROGRAMS:
+        raise InvalidParams("Invalid param: unrecognized Token program id")
+    programs = (key,) if "programId" in wanted else tuple(PROGRAMS)
+    found: list[tuple[Pubkey, Account]] = [one for program in programs for one in bank.get_program_accounts(program)]
+
+    def is_wanted(holding: Holding | None) -> bool:
+        return holding is not None and holding.owner == owner and ("programId" in wanted or holding.mint == key)
+
+    return wrap(
+        bank,
+        [
+            {"pubkey": str(address), "account": describe_account(account, form)}
+            for address, account in found
+            if is_wanted(read_holding(account))
+        ],
+    )

@@ -1,0 +1,108 @@
+"""A chain in a box for tests: calls over real sockets, transactions, and a run of the coordinator."""
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import trio
+from solders.hash import Hash
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
+from solders.transaction import VersionedTransaction
+
+from psyche.localchain.bank import Bank, begin_chain
+from psyche.localchain.chain import LocalChain, open_local_chain
+from psyche.localchain.programs import load_programs
+
+NOW = 1_800_000_000
+SOL = 10**9
+
+
+def make_bank(genesis: bytes = bytes(32)) -> Bank:
+    bank = Bank(load_programs(), begin_chain(genesis, NOW))
+    bank.advance(NOW)
+    return bank
+
+
+def fund(bank: Bank, lamports: int = 100 * SOL) -> Keypair:
+    key = Keypair()
+    bank.airdrop(key.pubkey(), lamports)
+    return key
+
+
+def sign(
+    block_hash: Hash, payer: Keypair, instructions: Sequence[Instruction], *signers: Keypair
+) -> VersionedTransaction:
+    message = Message.new_with_blockhash(list(instructions), payer.pubkey(), block_hash)
+    return VersionedTransaction(message, [payer, *signers])
+
+
+def pay(bank: Bank, payer: Keypair, to: Pubkey, lamports: int = SOL) -> VersionedTransaction:
+    giving = transfer(TransferParams(from_pubkey=payer.pubkey(), to_pubkey=to, lamports=lamports))
+    return sign(bank.newest_hash, payer, [giving])
+
+
+def encode(transaction: VersionedTransaction) -> str:
+    return base64.b64encode(bytes(transaction)).decode()
+
+
+class Caller:
+    """Calls to one chain."""
+
+    def __init__(self, http: httpx2.AsyncClient, chain: LocalChain) -> None:
+        self.http = http
+        self.chain = chain
+
+    async def ask(self, method: str, *params: Any) -> dict[str, Any]:
+        """The whole reply."""
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        reply = await self.http.post(self.chain.http, json=request)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    async def call(self, method: str, *params: Any) -> Any:
+        """The result."""
+        reply = await self.ask(method, *params)
+        assert "error" not in reply, reply
+        return reply["result"]
+
+    async def refuse(self, method: str, *params: Any) -> dict[str, Any]:
+        """The error."""
+        return (await self.ask(method, *params))["error"]
+
+    async def send(self, transaction: VersionedTransaction, **options: Any) -> str:
+        return await self.call("sendTransaction", encode(transaction), {"encoding": "base64", **options})
+
+    @asynccontextmanager
+    async def listen(self) -> AsyncGenerator["Socket"]:
+        async with self.http.websocket(self.chain.ws, max_message_size_bytes=64 << 20) as ws:
+            yield Socket(ws)
+
+
+class Socket:
+    """A connection for subscriptions."""
+
+    def __init__(self, ws: Any) -> None:
+        self.ws = ws
+
+    async def call(self, method: str, *params: Any) -> dict[str, Any]:
+        await self.ws.send_json({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        return await self.receive()
+
+    async def receive(self) -> dict[str, Any]:
+        with trio.fail_after(30):
+            return json.loads(await self.ws.receive_text())
+
+
+@asynccontextmanager
+async def open_box(**options: Any) -> AsyncGenerator[tuple[LocalChain, Caller]]:
+    """A chain whose slots pass as the test says, and calls to it."""
+    options = {"slot_ms": 0, "unix_time": lambda: NOW, **options}
+    async with open_local_chain(**options) as chain, httpx2.AsyncClient(trust_env=False) as http:
+        yield chain, Caller(http, chain)

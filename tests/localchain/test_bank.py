@@ -1,0 +1,161 @@
+"""The chain itself: what lands, what is refused, and how slots and hashes follow each other."""
+
+import pytest
+from box import NOW, SOL, fund, make_bank, pay, sign
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+
+from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
+from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_user_message
+from psyche.core.encoding.account import decode_state
+from psyche.core.state import messages as msg
+from psyche.core.state.limits import STATE_BYTES
+from psyche.localchain.bank import BLOCK_HASHES, FINALIZED_SLOTS, SLOT_HASHES, Bank
+
+SLOT_HASHES_ACCOUNT = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
+
+
+@pytest.fixture
+def bank() -> Bank:
+    return make_bank()
+
+
+def read_slots(bank: Bank) -> list[int]:
+    """The slots that programs read, newest first."""
+    account = bank.get_account(SLOT_HASHES_ACCOUNT)
+    assert account is not None
+    raw = bytes(account.data)
+    count = int.from_bytes(raw[:8], "little")
+    return [int.from_bytes(raw[at : at + 8], "little") for at in range(8, 8 + 40 * count, 40)]
+
+
+class TestSlots:
+    def test_programs_read_the_hashes_of_the_512_newest_slots(self, bank: Bank) -> None:
+        for _ in range(SLOT_HASHES + 10):
+            bank.advance(NOW)
+        assert read_slots(bank) == list(range(bank.slot - 1, bank.slot - 1 - SLOT_HASHES, -1))
+
+    def test_a_skipped_slot_has_no_hash_and_no_block(self, bank: Bank) -> None:
+        bank.advance(NOW, skipped=2)
+        bank.advance(NOW)
+        assert read_slots(bank) == [4, 1]
+        assert (bank.slot, bank.height, bank.parent) == (5, 3, 4)
+
+    def test_a_slots_hash_follows_from_what_landed_in_it(self) -> None:
+        empty, paid = make_bank(), make_bank()
+        assert empty.newest_hash == paid.newest_hash
+        payer = fund(paid)
+        paid.execute(pay(paid, payer, Pubkey.new_unique()))
+        for bank in (empty, paid):
+            bank.advance(NOW)
+        assert empty.get_slot_hash() != paid.get_slot_hash()
+        assert empty.newest_hash != paid.newest_hash
+
+    def test_the_clock_never_goes_back(self, bank: Bank) -> None:
+        bank.advance(NOW - 5)
+        assert bank.unix == NOW
+
+    def test_levels_climb_with_slots(self, bank: Bank) -> None:
+        seen = {}
+        landed = bank.slot
+        for _ in range(FINALIZED_SLOTS + 1):
+            seen.setdefault(bank.get_level(landed), bank.slot - landed)
+            bank.advance(NOW)
+        assert seen == {"processed": 0, "confirmed": 1, "finalized": FINALIZED_SLOTS}
+
+
+class TestTransactions:
+    def test_a_transfer_lands_once(self, bank: Bank) -> None:
+        payer, to = fund(bank), Keypair().pubkey()
+        paying = pay(bank, payer, to)
+        assert bank.execute(paying) is None
+        assert bank.execute(paying) == "AlreadyProcessed"
+        assert bank.get_lamports(to) == SOL
+
+    def test_it_lands_once_however_many_came_between(self, bank: Bank) -> None:
+        payer, to = fund(bank), Keypair().pubkey()
+        paying = pay(bank, payer, to)
+        bank.execute(paying)
+        for number in range(1_000):
+            assert bank.execute(pay(bank, payer, Keypair().pubkey(), 10**6 + number)) is None
+        assert bank.execute(paying) == "AlreadyProcessed"
+
+    def test_a_hash_counts_for_150_blocks(self, bank: Bank) -> None:
+        payer, to = fund(bank), Keypair().pubkey()
+        first, second = (pay(bank, payer, to, SOL + number) for number in range(2))
+        last = bank.get_last_height(bank.newest_hash)
+        for _ in range(BLOCK_HASHES):
+            bank.advance(NOW)
+        assert bank.height == last
+        assert bank.execute(first) is None
+        bank.advance(NOW)
+        assert bank.execute(second) == "BlockhashNotFound"
+
+    def test_a_hash_of_nowhere_is_refused(self, bank: Bank) -> None:
+        payer = fund(bank)
+        assert bank.execute(sign(Hash.new_unique(), payer, [])) == "BlockhashNotFound"
+
+    def test_one_that_fails_pays_its_fee_and_is_remembered(self, bank: Bank) -> None:
+        payer = fund(bank, SOL)
+        paying = pay(bank, payer, Keypair().pubkey(), 2 * SOL)
+        assert bank.execute(paying) == {"InstructionError": [0, {"Custom": 1}]}
+        assert bank.get_lamports(payer.pubkey()) == SOL - 5_000
+        record = bank.history.get(paying.signatures[0])
+        assert record is not None
+        assert record.fee_lamports == 5_000
+
+    def test_one_that_nobody_can_pay_for_is_in_no_block(self, bank: Bank) -> None:
+        paying = pay(bank, Keypair(), Keypair().pubkey())
+        assert bank.execute(paying) == "AccountNotFound"
+        assert bank.history.get(paying.signatures[0]) is None
+
+    def test_a_wrong_signature_is_refused(self, bank: Bank) -> None:
+        paying = pay(bank, fund(bank), Keypair().pubkey())
+        forged = VersionedTransaction.populate(paying.message, [Keypair().sign_message(b"else")])
+        assert bank.execute(forged) == "SignatureFailure"
+
+    def test_a_simulation_changes_nothing(self, bank: Bank) -> None:
+        payer, to = fund(bank), Keypair().pubkey()
+        assert bank.simulate(pay(bank, payer, to), is_verified=True).error is None
+        assert (bank.get_lamports(to), bank.history.count) == (0, 1)
+
+    def test_a_simulation_does_without_signatures_if_told_to(self, bank: Bank) -> None:
+        paying = pay(bank, fund(bank), Keypair().pubkey())
+        unsigned = VersionedTransaction.populate(paying.message, [Keypair().sign_message(b"else")])
+        assert bank.simulate(unsigned, is_verified=False).error is None
+        assert bank.simulate(unsigned, is_verified=True).error == "SignatureFailure"
+        assert bank.execute(unsigned) == "SignatureFailure"
+
+    def test_equal_airdrops_in_one_slot_all_count(self, bank: Bank) -> None:
+        key = Keypair().pubkey()
+        signatures = {bank.airdrop(key, SOL) for _ in range(3)}
+        assert len(signatures) == 3
+        assert bank.get_lamports(key) == 3 * SOL
+
+    def test_more_than_the_faucet_has_is_refused(self, bank: Bank) -> None:
+        with pytest.raises(OverflowError):
+            bank.airdrop(Keypair().pubkey(), 1 << 63)
+
+
+class TestPrograms:
+    def test_the_three_programs_are_there(self, bank: Bank) -> None:
+        for program in (COORDINATOR, AUTHORIZER, TREASURER):
+            account = bank.get_account(program)
+            assert account is not None
+            assert account.executable
+
+    def test_a_run_is_created_and_its_rules_answer(self, bank: Bank) -> None:
+        owner, account = fund(bank), Keypair()
+        run = ChainRun.find("boxed", account.pubkey())
+        authorities = Authorities(owner.pubkey(), owner.pubkey())
+        deposit = bank.get_deposit(STATE_BYTES)
+        creating = build_init(owner.pubkey(), "boxed", account.pubkey(), authorities, "", deposit)
+        assert bank.execute(sign(bank.newest_hash, owner, creating, account)) is None
+        state = decode_state(bytes(bank.get_account(account.pubkey()).data))  # pyright: ignore[reportOptionalMemberAccess]
+        assert state.run_id == "boxed"
+        ticking = sign(bank.newest_hash, owner, [build_user_message(run, owner.pubkey(), msg.Tick(None))])
+        error = bank.execute(ticking)
+        assert error is not None  # a run without settings has nothing to tick
+        assert list(error) == ["InstructionError"]

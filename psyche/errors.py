@@ -9,6 +9,10 @@ class ConfigError(PsycheError):
     """A configuration that cannot be used; the message names file, line, key and the rule."""
 
 
+class WrongVersion(ConfigError):
+    """The run wants another version of this program; the process ends with exit code 10."""
+
+
 class WireError(PsycheError):
     """Bytes from another process that break the format; the message names the field and the rule."""
 

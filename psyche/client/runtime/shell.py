@@ -19,6 +19,7 @@ from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.peer_queries import PeerQueries
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
+from psyche.client.runtime.version import check_version
 from psyche.client.runtime.weights.loading import Loader
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.client.runtime.weights.serving import Serving
@@ -32,8 +33,9 @@ from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, 
 from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
-from psyche.errors import BackendError, NetworkError, PsycheError, WireError
+from psyche.errors import BackendError, NetworkError, PsycheError, WireError, WrongVersion
 from psyche.telemetry import kinds
+from psyche.telemetry.loading import EXIT_WRONG_VERSION
 from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.backend import NotAllowed
@@ -238,7 +240,11 @@ class Shell:
     async def _follow_states(self) -> None:
         try:
             async for state in self._parts.backend.states():
+                check_version(state)  # P9: it changes only while the run is paused
                 self._execute(self._engine.on_state(state, trio.current_time()))
+        except WrongVersion as error:
+            self.log(kinds.Error(message=str(error)))
+            self._do(act.Exit(EXIT_WRONG_VERSION, str(error), kinds.LeaveCause.WRONG_VERSION))
         except BackendError as error:
             self.log(kinds.Error(message=str(error)))
             self._do(act.Exit(1, str(error), kinds.LeaveCause.SERVER))

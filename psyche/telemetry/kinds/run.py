@@ -20,6 +20,7 @@ class LeaveCause(StrEnum):
     BANNED = "banned"
     UNUSABLE_MODEL = "unusable_model"
     UNUSABLE_DATA = "unusable_data"  # token ids that the model does not have
+    WRONG_VERSION = "wrong_version"  # the run wants another version of this program
     SERVER = "server"  # the connection was given up
 
 

@@ -20,7 +20,7 @@ from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import TURN_S, Parts, Shell
 from psyche.core.state.errors import DigestMismatch, WrongRound
 from psyche.core.state.messages import WarmupWitness, Withdraw
-from psyche.core.state.state import ZERO32, Coordinator
+from psyche.core.state.state import ZERO32, Coordinator, RunState
 from psyche.errors import BackendError, NetworkError, WireError
 from psyche.telemetry import kinds
 from psyche.telemetry.kinds import LeaveCause
@@ -88,11 +88,13 @@ class FakeBackend:
     answer_s: float = 0.0
     given_up: trio.Event = field(default_factory=trio.Event)
     book: tuple[AddressRecord, ...] = ()
+    shown: Coordinator | None = None
 
     async def states(self) -> AsyncGenerator[Coordinator, None]:
         await self.given_up.wait()
-        raise BackendError("the server refuses this key")
-        yield Coordinator()  # pragma: no cover
+        if self.shown is None:
+            raise BackendError("the server refuses this key")
+        yield self.shown
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def call(*arguments: Any) -> None:
@@ -327,6 +329,18 @@ async def test_a_backend_that_gives_up_ends_the_client_with_an_error(autojump_cl
     (ended,) = place.log.get(kinds.ClientEnded)
     assert ended.cause is LeaveCause.SERVER
     assert "refuses this key" in ended.reason
+
+
+async def test_a_version_that_the_owner_wants_while_the_run_is_paused_ends_the_client(
+    autojump_clock: MockClock, place: Place
+) -> None:
+    place.backend.shown = Coordinator(client_version="99.0", run_state=RunState.PAUSED)
+    place.backend.given_up.set()
+    await trio.sleep(5.0)
+    assert place.code == 10
+    (ended,) = place.log.get(kinds.ClientEnded)
+    assert ended.cause is LeaveCause.WRONG_VERSION
+    assert "wants clients of version 99.0, and this is " in ended.reason
 
 
 # --- peers

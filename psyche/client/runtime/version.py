@@ -1,0 +1,18 @@
+"""Whether this program has the version that the run's owner wants."""
+
+from psyche import __version__
+from psyche.core.state.state import Coordinator, RunState
+from psyche.errors import WrongVersion
+
+
+def check_version(state: Coordinator) -> None:
+    """Check that this program has the version that the run's owner wants; an empty one is any.
+
+    Raises:
+        WrongVersion: it has another; the message says how to get it.
+    """
+    if state.client_version not in ("", __version__) and state.run_state is not RunState.FINISHED:
+        raise WrongVersion(
+            f"run {state.run_id!r} wants clients of version {state.client_version}, and this is {__version__}: install "
+            "that version (in a checkout: `git pull`, then `bash scripts/install`) and start this client again"
+        )

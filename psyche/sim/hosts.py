@@ -406,7 +406,7 @@ class ClientHost(Host):
             on_loaded=lambda event: check.set_plan(event.plan),
         )
         settings = ClientSettings(
-            run_id=RUN_ID, server_host="server", server_port=7_000, data_dir=self.folder,
+            run_id=RUN_ID, data_dir=self.folder,
             local_root=self.folder, node_name=self.name, share_checkpoints=shares,
             checkpoint_dir=self.folder if shares else None,
         )  # fmt: skip

@@ -130,8 +130,6 @@ def build_member(
     """Assemble a whole client; payload checks are disabled, and the data is a dummy unless given."""
     settings = ClientSettings(
         run_id=RUN_ID,
-        server_host="",
-        server_port=0,
         data_dir=folder / f"client-{index}",
         local_root=folder,
         node_name=f"client-{index}",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from psyche.wire.crypto import Identity
 
 GREETING_S = 3.0
-DEFAULT: Final = ClientSettings(run_id="", server_host="", server_port=0, data_dir=Path())
+DEFAULT: Final = ClientSettings(run_id="", data_dir=Path())
 group = make_group(
     "Take part in a run.",
     "psyche client show-identity --run-id my-run --create",
@@ -87,8 +87,6 @@ def train(
     address = parse_server(server_addr, run_id, parse_hex("--server-key", server_key) if server_key else None)
     settings = ClientSettings(
         run_id=run_id,
-        server_host=address.host,
-        server_port=address.port,
         server_key=address.key,
         data_dir=data_dir,
         identity_path=identity_secret_key_path,
@@ -111,7 +109,7 @@ def train(
     settings.node_name = node_name or find_node_name(settings)
     folder = data_dir if events_dir is None else events_dir / settings.node_name
     events = EventLog(folder / "events.jsonl", node=settings.node_name, keep=keep_event_files)
-    raise typer.Exit(run(settings, events, console, logs))
+    raise typer.Exit(run(settings, address, events, console, logs))
 
 
 def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
@@ -185,19 +183,18 @@ def check_server(address: "ServerAddress") -> None:
         pass
 
 
-def run(settings: "ClientSettings", events: "EventLog", console: "Console", logs: opt.Logs) -> int:
+def run(
+    settings: "ClientSettings", address: "ServerAddress", events: "EventLog", console: "Console", logs: opt.Logs
+) -> int:
     """Run the client with its live view; return the exit code."""
-    from psyche.backends.tcp.backend import ServerAddress, TcpBackend, open_backend
+    from psyche.backends.tcp.backend import TcpBackend, open_backend
     from psyche.cli.helpers.common import run_async
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
 
     def open_tcp_backend(
-        client: "ClientSettings", identity: "Identity"
+        _client: "ClientSettings", identity: "Identity"
     ) -> "contextlib.AbstractAsyncContextManager[TcpBackend]":
-        address = ServerAddress(
-            host=client.server_host, port=client.server_port, run_id=client.run_id, key=client.server_key
-        )
         return open_backend(address, identity, sink=events)
 
     async def main() -> int:

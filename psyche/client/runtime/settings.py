@@ -16,11 +16,9 @@ class ClientSettings:
     """
 
     run_id: str
-    server_host: str
-    server_port: int
     data_dir: Path
     identity_path: Path | None = None  # None: data_dir / "identity.key", made on first use
-    server_key: bytes | None = None  # expected public key of the server; None: accept the first that answers
+    server_key: bytes | None = None  # expected public key of the server that serves the data; None: any
     bind_ip: str = "0.0.0.0"  # noqa: S104  # peers must be able to reach a participant
     bind_port: int = 0
     bootstrap: tuple[PeerAddress, ...] = ()  # take precedence over record and address book for these keys

@@ -31,7 +31,7 @@ SECRET = bytes(range(32))
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClientSettings:
     monkeypatch.delenv("RAW_IDENTITY_SECRET_KEY", raising=False)
-    return ClientSettings(run_id="run", server_host="", server_port=0, data_dir=tmp_path / "data", local_root=tmp_path)
+    return ClientSettings(run_id="run", data_dir=tmp_path / "data", local_root=tmp_path)
 
 
 # --- the key
@@ -236,7 +236,7 @@ def unstarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ClientSettings
             raise NetworkError("libp2p ended") from error
 
     monkeypatch.setattr(app, "_run", come_up)
-    return ClientSettings(run_id="r", server_host="127.0.0.1", server_port=1, data_dir=tmp_path, local_root=tmp_path)
+    return ClientSettings(run_id="r", data_dir=tmp_path, local_root=tmp_path)
 
 
 async def test_ctrl_c_while_a_client_comes_up_is_no_error_of_what_it_interrupts(unstarted: ClientSettings) -> None:

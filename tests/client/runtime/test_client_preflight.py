@@ -56,9 +56,7 @@ class Place:
         model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"), data_location=location)
         self.state = build_state(model=model)
         data_dir = self.root / "client"
-        self.settings = ClientSettings(
-            run_id="run", server_host="", server_port=0, data_dir=data_dir, local_root=self.root
-        )
+        self.settings = ClientSettings(run_id="run", data_dir=data_dir, local_root=self.root)
 
     def write_tokens(self, largest: int) -> None:
         (self.root / "data").mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ DATA = Path("data")
 
 
 def build_settings(**changes: Any) -> ClientSettings:
-    return ClientSettings(run_id="run", server_host="", server_port=0, data_dir=DATA, **changes)
+    return ClientSettings(run_id="run", data_dir=DATA, **changes)
 
 
 @pytest.mark.parametrize(

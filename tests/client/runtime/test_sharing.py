@@ -123,7 +123,7 @@ def test_the_places_on_record_are_the_local_ones() -> None:
 @pytest.mark.parametrize("trouble", ["no folder", "elsewhere", "too long"])
 def test_a_folder_that_others_could_not_find_is_refused_at_the_start(tmp_path: Path, trouble: str) -> None:
     settings = ClientSettings(
-        run_id="run", server_host="", server_port=0, data_dir=tmp_path, local_root=tmp_path / "root",
+        run_id="run", data_dir=tmp_path, local_root=tmp_path / "root",
         checkpoint_dir=tmp_path / "root" / "drive", share_checkpoints=True,
     )  # fmt: skip
     check_sharing(settings)

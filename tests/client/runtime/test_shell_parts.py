@@ -166,9 +166,7 @@ class Place:
             engine=self.engine, backend=self.backend, network=self.network, trainer=self.trainer, data=self.data,  # type: ignore[arg-type]
             log=self.log, unix_now=lambda: 1_000_000.0, check_payload=self.call_check,
         )  # fmt: skip
-        self.settings = ClientSettings(
-            run_id="run", server_host="", server_port=0, data_dir=self.root, checkpoint_dir=self.checkpoint_dir
-        )
+        self.settings = ClientSettings(run_id="run", data_dir=self.root, checkpoint_dir=self.checkpoint_dir)
         self.shell = Shell(parts, self.settings)
 
     def call_check(self, body: bytes) -> None:

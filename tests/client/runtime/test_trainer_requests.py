@@ -103,7 +103,7 @@ class Place:
     shell: TaskShell = field(default_factory=TaskShell)
 
     def __post_init__(self) -> None:
-        settings = ClientSettings(run_id="run", server_host="", server_port=0, data_dir=self.root)
+        settings = ClientSettings(run_id="run", data_dir=self.root)
         settings.checkpoint_dir = self.root / "exports"
         self.replay = ReplayStore(self.root / "replay", 1 << 20)
         self.tasks = TrainerTasks(

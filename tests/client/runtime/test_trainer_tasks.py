@@ -71,7 +71,7 @@ def build_load() -> act.Load:
 
 
 def build_tasks(trainer: FailingTrainer, shell: Shell, folder: Path) -> TrainerTasks:
-    settings = ClientSettings(run_id="test", server_host="", server_port=0, data_dir=folder)
+    settings = ClientSettings(run_id="test", data_dir=folder)
     return TrainerTasks(
         trainer, Loader(), None, shell, settings=settings, snapshots=folder, payloads=shell, data=shell,  # type: ignore[arg-type]
     )  # fmt: skip

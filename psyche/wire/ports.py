@@ -53,7 +53,12 @@ class Backend(Protocol):
     """
 
     def states(self) -> AsyncGenerator[Coordinator, None]:
-        """Receive states as they change: only the newest, with increasing nonces."""
+        """Receive states as they change: only the newest, with increasing nonces.
+
+        Raises:
+            BackendError: it gave up for good.
+            WrongVersion: the run's owner wants another version of this program.
+        """
         ...
 
     async def submit(self, message: Message, proof: Proof = None) -> None:

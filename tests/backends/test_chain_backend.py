@@ -11,13 +11,14 @@ import trio
 from kits.clocks import make_autojump_clock
 from sim.chain_kit import START, build_chain, get_key, pass_slots
 
+from psyche import __version__
 from psyche.backends.solana.backend import ChainPlatform, SolanaBackend, open_chain_backend
 from psyche.backends.solana.floor import FileFloor, NoFloor, SlotFloor
 from psyche.backends.solana.logic import JOIN_VALID_S
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator, RunState
-from psyche.errors import BackendError
+from psyche.errors import BackendError, WrongVersion
 from psyche.network.memory.line import Arrivals
 from psyche.sim.chain.blocks import Blockchain
 from psyche.sim.chain.conditions import ChainConditions
@@ -297,3 +298,16 @@ def test_a_file_that_holds_no_slot_is_named(tmp_path: Path) -> None:
         FileFloor(tmp_path / "slot").read()
     with pytest.raises(BackendError, match="free some disk"):
         FileFloor(tmp_path / "none" / "slot").write(1)
+
+
+def test_a_client_of_another_version_than_the_owner_wants_ends() -> None:
+    async def play(stage: Stage) -> None:
+        stage.chain.state.client_version = __version__
+        backend = await stage.open(1)
+        await wait_for(backend, lambda _state: True)
+        stage.chain.state.client_version = "99.0"
+        await stage.join_somebody(2)
+        with pytest.raises(WrongVersion, match=r"wants clients of version 99\.0.*bash scripts/install"):
+            await wait_for(backend, lambda state: bool(state.registry.slots))
+
+    run(play)

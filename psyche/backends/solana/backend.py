@@ -26,6 +26,7 @@ from psyche.backends.solana.logic import (
     is_renewal_due,
     is_tick_due,
 )
+from psyche.backends.solana.version import check_version
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.state.messages import Join, Message, ReclaimSlot, Tick, Withdraw
@@ -154,6 +155,7 @@ class SolanaBackend:
 
         Raises:
             BackendError: the backend gave up for good.
+            WrongVersion: the run's owner wants another version of this program.
         """
         seen = -1
         while True:
@@ -162,6 +164,7 @@ class SolanaBackend:
                 await self._changed.wait()
             raw, slot, seen = self._view.raw, self._view.slot, self._view.nonce
             state = await trio.to_thread.run_sync(self._platform.decode, raw)
+            check_version(state)  # P9: it changes only while the run is paused
             await self._remember(state, slot)
             yield state
 

@@ -11,7 +11,6 @@ from typing import Final
 
 from psyche.client.engine.context import ACTIVE_STATES
 from psyche.client.runtime.settings import ClientSettings
-from psyche.client.runtime.version import check_version
 from psyche.config.load import find_local_data
 from psyche.config.rules import find_unsupported
 from psyche.core.state.limits import NO_UPLOADER
@@ -35,9 +34,7 @@ def check_participation(state: Coordinator, settings: ClientSettings) -> None:
 
     Raises:
         ConfigError: it never can; the message says why, and what to do.
-        WrongVersion: the run wants another version of this program.
     """
-    check_version(state)
     if state.run_state is RunState.FINISHED:
         return
     if problems := list(find_obstacles(state, settings)):

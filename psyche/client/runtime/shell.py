@@ -19,7 +19,6 @@ from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.peer_queries import PeerQueries
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
-from psyche.client.runtime.version import check_version
 from psyche.client.runtime.weights.loading import Loader
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.client.runtime.weights.serving import Serving
@@ -240,7 +239,6 @@ class Shell:
     async def _follow_states(self) -> None:
         try:
             async for state in self._parts.backend.states():
-                check_version(state)  # P9: it changes only while the run is paused
                 self._execute(self._engine.on_state(state, trio.current_time()))
         except WrongVersion as error:
             self.log(kinds.Error(message=str(error)))

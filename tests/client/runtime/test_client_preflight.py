@@ -15,7 +15,6 @@ import trio.testing
 from kits.log import Log
 from kits.models import write_model_folder
 
-from psyche import __version__
 from psyche.client.runtime import app, preflight
 from psyche.client.runtime.preflight import check_participation
 from psyche.client.runtime.reporting import Reporter
@@ -30,7 +29,7 @@ from psyche.core.state.state import (
     OptimizerKind,
     RunState,
 )
-from psyche.errors import ConfigError, PsycheError, TrainerError, WrongVersion
+from psyche.errors import ConfigError, PsycheError, TrainerError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.telemetry import kinds
 from psyche.telemetry.events import EventLog
@@ -272,11 +271,3 @@ async def test_a_device_that_nobody_has_is_refused_before_anything_is_made(place
 def test_the_snapshots_that_are_counted_are_those_that_a_run_keeps() -> None:
     """P6: two are kept, and a third is written before one of them goes."""
     assert preflight.SNAPSHOTS == 3
-
-
-def test_a_client_of_another_version_than_the_owner_wants_does_not_join(place: Place) -> None:
-    place.state.client_version = __version__
-    assert not place.describe()
-    place.state.client_version = "99.0"
-    with pytest.raises(WrongVersion, match=r"wants clients of version 99\.0.*bash scripts/install"):
-        check_participation(place.state, place.settings)

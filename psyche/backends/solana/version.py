@@ -1,4 +1,4 @@
-"""Whether this program has the version that the run's owner wants."""
+"""Whether this program has the version that the owner wants; a server goes by the version of the protocol instead."""
 
 from psyche import __version__
 from psyche.core.state.state import Coordinator, RunState

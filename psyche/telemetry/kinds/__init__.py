@@ -6,6 +6,7 @@ No kind does anything: the client's engine, which is pure, makes them too.
 """
 
 from psyche.telemetry.kinds.base import *
+from psyche.telemetry.kinds.chain import *
 from psyche.telemetry.kinds.network import *
 from psyche.telemetry.kinds.rounds import *
 from psyche.telemetry.kinds.run import *

@@ -1,0 +1,278 @@
+"""Several endpoints as one: each request goes to them in their order until one has answered."""
+
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import httpx2
+import trio
+from solders.pubkey import Pubkey
+
+from psyche.backends.solana.rpc import replies
+from psyche.backends.solana.rpc.replies import Blockhash, ChainAccount
+from psyche.backends.solana.rpc.transport import EndpointFailed, ask
+from psyche.chain.cluster import Endpoint
+from psyche.errors import BackendError, WireError
+from psyche.telemetry import kinds
+from psyche.telemetry.sink import EventSink, NoEvents
+from psyche.wire.nursery import open_plain_nursery
+
+T = TypeVar("T")
+TRIES: Final = 3  # at each endpoint
+FIRST_WAIT_S: Final = 0.5
+WAIT_FACTOR: Final = 1.5
+MAX_WAIT_S: Final = 10.0
+REST_S: Final = 30.0  # an endpoint that failed is asked after the others for this long
+GRACE_S: Final = 0.5  # the other endpoints have this long after the first answer
+CONFIRMED: Final = "confirmed"
+CLOCK_ADDRESS: Final = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
+MAX_KEYS: Final = 100  # of one getMultipleAccounts
+
+
+class NoEndpoint(BackendError):
+    """No endpoint has answered; the text names each one's reason."""
+
+
+class Rpc:
+    """The chain over RPC endpoints. Reads are of commitment `confirmed`. May be used by several tasks.
+
+    Every method asks an endpoint up to three times, waiting longer each time, then the next one. It raises
+    `NoEndpoint` if none has answered, and `RpcRefused` for a request that every endpoint would refuse.
+
+    Args:
+        endpoints: in the order in which they are asked.
+        http: asks them.
+        sink: receives events.
+        rng: the source of jitter.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], http: httpx2.AsyncClient, *, sink: EventSink | None = None,
+        rng: random.Random | None = None,
+    ) -> None:  # fmt: skip
+        assert endpoints, "a cluster has an endpoint"
+        self.endpoints = tuple(endpoints)
+        self.http = http
+        self.sink = sink or NoEvents()
+        self._rng = rng or random.SystemRandom()
+        self._resting: dict[Endpoint, float] = {}  # until when, on trio's clock
+        self._lost: set[Endpoint] = set()
+
+    async def call(self, method: str, *params: Any) -> Any:
+        """Ask for anything; return the result as JSON, unchecked."""
+        return await self.read(lambda result: result, method, *params)
+
+    async def read(self, convert: Callable[[Any], T], method: str, *params: Any) -> T:
+        """Ask, and convert the result; an endpoint whose answer `convert` refuses with WireError has failed."""
+        tries = dict.fromkeys(self.order(), 0)
+        reasons: dict[Endpoint, EndpointFailed] = {}
+        wait_s = FIRST_WAIT_S
+        while waiting := [one for one, count in tries.items() if count < TRIES]:
+            if any(tries.values()):
+                await trio.sleep(wait_s * self._rng.uniform(0.5, 1.0))
+                wait_s = min(wait_s * WAIT_FACTOR, MAX_WAIT_S)
+            for endpoint in waiting:
+                try:
+                    return await self._try_often(tries, endpoint, convert, method, params)
+                except EndpointFailed as error:
+                    reasons[endpoint] = error
+                    self._rest(endpoint, str(error))
+        told = "; ".join(f"{one.name}: {error}" for one, error in reasons.items())
+        raise NoEndpoint(f"no RPC endpoint answers {method} ({told}); check --rpc and your connection")
+
+    async def _try_often(
+        self, tries: dict[Endpoint, int], endpoint: Endpoint, convert: Callable[[Any], T], method: str, params: Any
+    ) -> T:
+        wait_s = FIRST_WAIT_S
+        while True:
+            tries[endpoint] += 1
+            try:
+                return await self.read_one(endpoint, convert, method, *params)
+            except EndpointFailed as error:
+                if tries[endpoint] >= TRIES or not error.is_passing:
+                    raise
+                asked_s = min(error.wait_s, MAX_WAIT_S)
+                if asked_s > wait_s and len(self.endpoints) > 1:
+                    raise
+                await trio.sleep(max(asked_s, wait_s * self._rng.uniform(0.5, 1.0)))
+                wait_s = min(wait_s * WAIT_FACTOR, MAX_WAIT_S)
+
+    async def read_one(self, endpoint: Endpoint, convert: Callable[[Any], T], method: str, *params: Any) -> T:
+        """Ask one endpoint, once.
+
+        Raises:
+            EndpointFailed: it gave no answer that can be used.
+            RpcRefused: the request is wrong.
+        """
+        try:
+            found = convert(await ask(self.http, endpoint, method, params))
+        except WireError as error:
+            raise EndpointFailed(str(error), is_passing=False) from error
+        self._resting.pop(endpoint, None)
+        if endpoint in self._lost:
+            self._lost.discard(endpoint)
+            self.sink.emit(kinds.EndpointBack(endpoint=endpoint.name))
+        return found
+
+    async def read_all(
+        self, convert: Callable[[Any], T], method: str, *params: Any, grace_s: float = GRACE_S
+    ) -> list[T]:
+        """Ask all endpoints at once, once; return what arrived, after the first answer and a time for the others.
+
+        Raises:
+            NoEndpoint: none has answered.
+        """
+        found: list[T] = []
+        reasons: list[str] = []
+        async with open_plain_nursery() as nursery:
+
+            async def ask_one(endpoint: Endpoint) -> None:
+                try:
+                    found.append(await self.read_one(endpoint, convert, method, *params))
+                except EndpointFailed as error:
+                    reasons.append(f"{endpoint.name}: {error}")
+                    self._rest(endpoint, str(error))
+                else:
+                    deadline = trio.current_time() + grace_s
+                    nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, deadline)
+                if len(found) + len(reasons) == len(self.endpoints):
+                    nursery.cancel_scope.cancel()
+
+            for endpoint in self.endpoints:
+                nursery.start_soon(ask_one, endpoint)
+        if not found:
+            raise NoEndpoint(f"no RPC endpoint answers {method} ({'; '.join(reasons)}); check --rpc")
+        return found
+
+    def order(self) -> list[Endpoint]:
+        """The endpoints in the order in which they are asked now: those that failed lately come last."""
+        now = trio.current_time()
+        return sorted(self.endpoints, key=lambda one: self._resting.get(one, 0.0) > now)
+
+    def is_resting(self, endpoint: Endpoint) -> bool:
+        """Whether an endpoint failed lately."""
+        return self._resting.get(endpoint, 0.0) > trio.current_time()
+
+    def _rest(self, endpoint: Endpoint, reason: str) -> None:
+        self._resting[endpoint] = trio.current_time() + REST_S
+        if endpoint not in self._lost:
+            self._lost.add(endpoint)
+            self.sink.emit(kinds.EndpointLost(endpoint=endpoint.name, reason=reason))
+
+    # --- the chain ------------------------------------------------------------------------------------------
+
+    async def get_account(self, key: Pubkey, min_slot: int | None = None) -> ChainAccount | None:
+        """An account, as of `min_slot` or later; None if there is none."""
+        config = {"encoding": "base64+zstd", "commitment": CONFIRMED, **_from_slot(min_slot)}
+        return await self.read(_read_one_account, "getAccountInfo", str(key), config)
+
+    async def get_accounts(self, keys: Sequence[Pubkey]) -> list[ChainAccount | None]:
+        """Several accounts, None for each that is not there; those of one hundred are of one slot."""
+        found: list[ChainAccount | None] = []
+        for start in range(0, len(keys), MAX_KEYS):
+            part = [str(key) for key in keys[start : start + MAX_KEYS]]
+            config = {"encoding": "base64+zstd", "commitment": CONFIRMED}
+            found += await self.read(_read_many(len(part)), "getMultipleAccounts", part, config)
+        return found
+
+    async def find_accounts(
+        self, program: Pubkey, filters: Sequence[dict[str, Any]] = ()
+    ) -> list[tuple[Pubkey, ChainAccount]]:
+        """The accounts that a program owns and that pass all filters, which are those of getProgramAccounts."""
+        config = {"encoding": "base64+zstd", "commitment": CONFIRMED, "filters": list(filters), "withContext": True}
+        return await self.read(_read_owned, "getProgramAccounts", str(program), config)
+
+    async def get_balance(self, key: Pubkey) -> int:
+        """The lamports of an account; 0 if there is none."""
+        return await self.read(_read_balance, "getBalance", str(key), {"commitment": CONFIRMED})
+
+    async def get_slot(self) -> int:
+        """The slot of the first endpoint that answers."""
+        return await self.read(_read_slot, "getSlot", {"commitment": CONFIRMED})
+
+    async def get_newest_slot(self) -> int:
+        """The slot of the most advanced endpoint."""
+        return max(await self.read_all(_read_slot, "getSlot", {"commitment": CONFIRMED}))
+
+    async def get_clock(self) -> tuple[int, int]:
+        """Slot and unix time of the chain, of the most advanced endpoint."""
+        config = {"encoding": "base64", "commitment": CONFIRMED}
+        return max(await self.read_all(_read_clock_account, "getAccountInfo", str(CLOCK_ADDRESS), config))
+
+    async def get_deposit(self, size_bytes: int) -> int:
+        """The lamports that an account of this size must hold."""
+        return await self.read(_read_deposit, "getMinimumBalanceForRentExemption", size_bytes)
+
+    async def get_genesis_hash(self) -> str:
+        """What tells clusters apart."""
+        return await self.read(_read_text, "getGenesisHash")
+
+    async def get_blockhash(self, min_slot: int | None = None) -> Blockhash:
+        """A block hash for a transaction."""
+        config = {"commitment": CONFIRMED, **_from_slot(min_slot)}
+        return await self.read(replies.read_blockhash, "getLatestBlockhash", config)
+
+
+@asynccontextmanager
+async def open_rpc(endpoints: Sequence[Endpoint], *, sink: EventSink | None = None) -> AsyncGenerator[Rpc]:
+    """Open the endpoints of a cluster, in the order in which they are to be asked."""
+    # http2 only where TLS settles it; addresses and proxies of the environment are the user's own.
+    async with httpx2.AsyncClient(http2=True, timeout=None, follow_redirects=False) as http:
+        yield Rpc(endpoints, http, sink=sink)
+
+
+def _from_slot(slot: int | None) -> dict[str, int]:
+    return {} if slot is None else {"minContextSlot": slot}
+
+
+def _read_one_account(reply: Any) -> ChainAccount | None:
+    slot, value = replies.read_context(reply, "getAccountInfo")
+    return replies.read_account(value, slot)
+
+
+def _read_many(count: int) -> Callable[[Any], list[ChainAccount | None]]:
+    def read(reply: Any) -> list[ChainAccount | None]:
+        slot, values = replies.read_context(reply, "getMultipleAccounts")
+        if not isinstance(values, list) or len(values) != count:
+            raise WireError(f"getMultipleAccounts: no {count} accounts")
+        return [replies.read_account(value, slot) for value in values]
+
+    return read
+
+
+def _read_owned(reply: Any) -> list[tuple[Pubkey, ChainAccount]]:
+    slot, values = replies.read_context(reply, "getProgramAccounts")
+    if not isinstance(values, list):
+        raise WireError("getProgramAccounts: no list")
+    found: list[tuple[Pubkey, ChainAccount]] = []
+    for entry in values:
+        if not isinstance(entry, dict) or (account := replies.read_account(entry.get("account"), slot)) is None:
+            raise WireError("getProgramAccounts: an entry without account")
+        found.append((replies.read_key(entry.get("pubkey"), "pubkey"), account))
+    return found
+
+
+def _read_clock_account(reply: Any) -> tuple[int, int]:
+    account = _read_one_account(reply)
+    if account is None:
+        raise WireError("Clock: there is no such account")
+    return replies.read_clock(account.data)
+
+
+def _read_balance(reply: Any) -> int:
+    return replies.read_number(replies.read_context(reply, "getBalance")[1], "getBalance")
+
+
+def _read_slot(reply: Any) -> int:
+    return replies.read_number(reply, "getSlot")
+
+
+def _read_deposit(reply: Any) -> int:
+    return replies.read_number(reply, "getMinimumBalanceForRentExemption")
+
+
+def _read_text(reply: Any) -> str:
+    if not isinstance(reply, str):
+        raise WireError("getGenesisHash: no text")
+    return reply

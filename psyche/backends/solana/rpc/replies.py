@@ -1,0 +1,203 @@
+"""What endpoints answer, checked before it is used: accounts, slots, block hashes, statuses."""
+
+import base64
+import binascii
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import zstandard
+from solders.hash import Hash
+from solders.pubkey import Pubkey
+
+from psyche.errors import WireError
+
+MAX_ACCOUNT_BYTES: Final = 10 << 20  # the chain's own limit
+MAX_WINDOW_BYTES: Final = 16 << 20  # of zstd; its usual levels use at most 8 MiB
+CLOCK: Final = struct.Struct("<QqQQq")  # slot, start of the epoch, epoch, next epoch with leaders, unix time
+U64_MAX: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAccount:
+    """An account at a slot."""
+
+    slot: int
+    owner: Pubkey  # the program
+    lamports: int
+    data: bytes
+
+
+class Blockhash(NamedTuple):
+    """What a transaction names to be taken: a recent block's hash, and the last block height that takes it."""
+
+    hash: Hash
+    last_height: int
+
+
+class Status(NamedTuple):
+    """What became of a transaction; `level` is processed, confirmed or finalized."""
+
+    slot: int
+    level: str
+    error: Any  # as JSON; None if it succeeded
+
+
+class SimulationReply(NamedTuple):
+    """What a transaction would do."""
+
+    error: Any  # as JSON; None if it would succeed
+    logs: tuple[str, ...]
+    units: int
+    loaded_bytes: int  # of all its accounts; 0 if the endpoint does not say
+    lamports: int | None  # of the payer afterwards; None if the endpoint does not say
+
+
+def read_number(value: Any, what: str) -> int:
+    """A number of 64 bits.
+
+    Raises:
+        WireError: it is none.
+    """
+    if type(value) is not int or not 0 <= value <= U64_MAX:
+        raise WireError(f"{what}: {str(value)[:40]!r} is no number of 64 bits")
+    return value
+
+
+def read_context(reply: Any, what: str) -> tuple[int, Any]:
+    """The slot and the value of an answer that has both.
+
+    Raises:
+        WireError: it has another form.
+    """
+    match reply:
+        case {"context": {"slot": slot}, "value": value}:
+            return read_number(slot, f"{what}.context.slot"), value
+    raise WireError(f"{what}: no context and value")
+
+
+def read_account(value: Any, slot: int, *, limit_bytes: int = MAX_ACCOUNT_BYTES) -> ChainAccount | None:
+    """An account in base64 or base64+zstd of at most `limit_bytes`; None if there is none.
+
+    Raises:
+        WireError: it has another form or is longer.
+    """
+    match value:
+        case None:
+            return None
+        case {"data": [str(text), str(encoding)], "owner": str(owner), "lamports": lamports}:
+            data = _read_data(text, encoding, limit_bytes)
+            return ChainAccount(slot, read_key(owner, "account.owner"), read_number(lamports, "account.lamports"), data)
+    raise WireError("account: no data, owner and lamports")
+
+
+def read_key(text: Any, what: str) -> Pubkey:
+    """A key in base58.
+
+    Raises:
+        WireError: it is none.
+    """
+    try:
+        return Pubkey.from_string(text)
+    except (TypeError, ValueError) as error:
+        raise WireError(f"{what}: {str(text)[:60]!r} is no key of 32 bytes in base58") from error
+
+
+def _read_data(text: str, encoding: str, limit_bytes: int) -> bytes:
+    if len(text) > limit_bytes * 7 // 5 + 1_024:  # base64, and what zstd adds to noise
+        raise WireError(f"account.data: {len(text)} characters, for at most {limit_bytes} bytes")
+    try:
+        raw = base64.b64decode(text, validate=True)
+        data = unpack(raw, limit_bytes) if encoding == "base64+zstd" else raw
+    except (binascii.Error, ValueError, zstandard.ZstdError) as error:
+        raise WireError(f"account.data: cannot be read as {encoding[:20]}") from error
+    if encoding not in ("base64", "base64+zstd") or len(data) > limit_bytes:
+        raise WireError(f"account.data: {len(data)} bytes of {encoding[:20]!r}, at most {limit_bytes} are read")
+    return data
+
+
+def unpack(raw: bytes, limit_bytes: int) -> bytes:
+    """Unpack zstd, one byte beyond the limit at most: the length in a frame's head is not believed.
+
+    Raises:
+        zstandard.ZstdError: it is no zstd.
+    """
+    unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+    data = bytearray()
+    with unpacker.stream_reader(raw) as reader:
+        while len(data) <= limit_bytes and (part := reader.read(min(1 << 16, limit_bytes + 1 - len(data)))):
+            data += part
+    return bytes(data)
+
+
+def read_blockhash(reply: Any) -> Blockhash:
+    """The answer to getLatestBlockhash.
+
+    Raises:
+        WireError: it has another form.
+    """
+    match read_context(reply, "getLatestBlockhash")[1]:
+        case {"blockhash": str(text), "lastValidBlockHeight": height}:
+            try:
+                return Blockhash(Hash.from_string(text), read_number(height, "lastValidBlockHeight"))
+            except ValueError as error:
+                raise WireError(f"blockhash: {text[:60]!r} is no hash") from error
+    raise WireError("getLatestBlockhash: no blockhash and lastValidBlockHeight")
+
+
+def read_status(reply: Any) -> Status | None:
+    """The answer to getSignatureStatuses for one signature; None if the endpoint does not know it.
+
+    Raises:
+        WireError: it has another form.
+    """
+    match read_context(reply, "getSignatureStatuses")[1]:
+        case [None]:
+            return None
+        case [{"slot": slot, "err": error, **rest}]:
+            return Status(read_number(slot, "status.slot"), str(rest.get("confirmationStatus") or "processed"), error)
+    raise WireError("getSignatureStatuses: no status for one signature")
+
+
+def read_simulation(reply: Any) -> SimulationReply:
+    """The answer to simulateTransaction, with the payer as the one account that was asked for.
+
+    Raises:
+        WireError: it has another form.
+    """
+    match read_context(reply, "simulateTransaction")[1]:
+        case {"err": error, **rest}:
+            logs = rest.get("logs")
+            kept = tuple(map(str, logs)) if isinstance(logs, list) else ()
+            units, loaded = (
+                read_number(rest.get(key) or 0, key) for key in ("unitsConsumed", "loadedAccountsDataSize")
+            )
+            match rest.get("accounts"):
+                case [{"lamports": int(lamports)}]:
+                    return SimulationReply(error, kept, units, loaded, lamports)
+            return SimulationReply(error, kept, units, loaded, None)
+    raise WireError("simulateTransaction: no err")
+
+
+def read_clock(data: bytes) -> tuple[int, int]:
+    """Slot and unix time of the chain's Clock.
+
+    Raises:
+        WireError: it is no Clock.
+    """
+    if len(data) != CLOCK.size:
+        raise WireError(f"Clock: {len(data)} bytes, must be {CLOCK.size}")
+    slot, _, _, _, unix = CLOCK.unpack(data)
+    return slot, unix
+
+
+def read_fees(reply: Any) -> list[int]:
+    """The fees of the last slots in micro-lamports per compute unit.
+
+    Raises:
+        WireError: it has another form.
+    """
+    if not isinstance(reply, list):
+        raise WireError("getRecentPrioritizationFees: no list")
+    fees = [entry.get("prioritizationFee") for entry in reply[:1_000] if isinstance(entry, dict)]
+    return [read_number(fee, "prioritizationFee") for fee in fees]

@@ -1,0 +1,332 @@
+"""Bringing a transaction onto the chain: tried first, sent again as it is until it is on record or cannot get there."""
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import trio
+from solders.hash import Hash
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+
+from psyche.backends.solana.link import TransactionExpired
+from psyche.backends.solana.rpc import replies
+from psyche.backends.solana.rpc.client import CONFIRMED, NoEndpoint, Rpc
+from psyche.backends.solana.rpc.replies import Blockhash, SimulationReply, Status
+from psyche.backends.solana.rpc.transaction import (
+    LAMPORTS_PER_SIGNATURE,
+    Budget,
+    Draft,
+    FeePolicy,
+    choose_loaded,
+    choose_units,
+)
+from psyche.backends.solana.rpc.transport import EndpointFailed, RpcRefused
+from psyche.chain.cluster import Endpoint
+from psyche.chain.failures import WalletEmpty, read_failure
+from psyche.errors import BackendError
+from psyche.telemetry import kinds
+from psyche.wire.nursery import open_plain_nursery
+
+RESEND_S: Final = 2.0
+FIRST_POLL_S: Final = 0.1
+MAX_POLL_S: Final = 0.5
+POLL_FACTOR: Final = 1.3
+POLL_TIMEOUT_S: Final = 1.5
+HEIGHT_S: Final = 2.0  # between questions for the block height
+PATIENCE_S: Final = 90.0
+LAMPORTS_PER_SOL: Final = 10**9
+MAX_FEE_KEYS: Final = 32  # of getRecentPrioritizationFees; the method takes 128
+
+
+class Unconfirmed(BackendError):
+    """No endpoint says whether a transaction is on record; it may still get there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A transaction that is on record."""
+
+    signature: str
+    slot: int
+    fee_lamports: int
+    units: int  # that its trial took
+
+
+@dataclass(slots=True, eq=False)
+class _Parcel:
+    """A signed transaction under way."""
+
+    signature: str
+    raw: str  # base64
+    size_bytes: int
+    last_height: int
+    budget: Budget
+    draft: Draft
+    units: int
+    started: float
+    turn: int = 0  # counts questions, which go to the endpoints in turn
+    sent: int = 0
+    next_send: float = 0.0
+    next_height: float = 0.0
+    answered: float = 0.0  # when an endpoint last said anything
+    is_accepted: bool = False
+
+
+class Sender:
+    """Sends transactions that one wallet pays for. Several may be under way at once.
+
+    Args:
+        rpc: the chain.
+        payer: pays, and signs each transaction.
+        fees: what it pays to be early.
+        patience_s: how long no endpoint may answer, while a transaction is under way, before `Unconfirmed` is raised.
+    """
+
+    def __init__(
+        self, rpc: Rpc, payer: Keypair, fees: FeePolicy | None = None, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.rpc = rpc
+        self.payer = payer
+        self._fees = fees or FeePolicy()
+        self._patience_s = patience_s
+
+    async def send(
+        self,
+        instructions: Sequence[Instruction],
+        signers: Sequence[Keypair] = (),
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+        finalized: bool = False,
+        min_slot: int | None = None,
+    ) -> Landed:
+        """Carry out instructions in one transaction; return once it is confirmed, or finalized.
+
+        `is_wanted` is asked before each new signature. A trial counts only on an endpoint that has got to `min_slot`.
+
+        Raises:
+            CoordinatorError: the coordinator refuses.
+            TransactionFailed: another program refuses, the wallet is empty, or the transaction is too large.
+            TransactionExpired: it is not wanted any more, and cannot get onto the chain.
+            Unconfirmed: the endpoints have not answered for long.
+            NoEndpoint: they did not answer before anything was sent.
+        """
+        draft = Draft(self.payer, tuple(instructions), tuple(signers))
+        expired = 0
+        while True:
+            parcel = await self._prepare(draft, expired, min_slot)
+            if not is_wanted():
+                raise TransactionExpired("the transaction came too late and was not sent")
+            self.rpc.sink.emit(
+                kinds.TransactionSent(
+                    signature=parcel.signature, attempt=expired, bytes=parcel.size_bytes, units=parcel.budget.units,
+                    priority_lamports=parcel.budget.priority_lamports, last_height=parcel.last_height,
+                )
+            )  # fmt: skip
+            status = await self._deliver(parcel, "finalized" if finalized else CONFIRMED)
+            seconds = trio.current_time() - parcel.started
+            if status is not None:
+                return await self._finish(parcel, status, seconds)
+            self.rpc.sink.emit(kinds.TransactionLapsed(signature=parcel.signature, attempt=expired, seconds=seconds))
+            expired += 1
+            if not is_wanted():
+                raise TransactionExpired(f"transaction {parcel.signature} did not get onto the chain in time")
+
+    # --- before it is sent ----------------------------------------------------------------------------------
+
+    async def _prepare(self, draft: Draft, expired: int, min_slot: int | None) -> _Parcel:
+        found: dict[str, Any] = {}
+        async with open_plain_nursery() as nursery:  # nothing of this needs another part of it
+
+            async def try_it() -> None:
+                found["trial"] = await self._try(draft, min_slot)
+
+            async def find_block() -> None:
+                found["block"] = await self.rpc.get_blockhash(min_slot)
+
+            async def find_fees() -> None:
+                found["fees"] = await self._find_fees(draft)
+
+            for task in (try_it, find_block, find_fees):
+                nursery.start_soon(task)
+        trial: SimulationReply = found["trial"]
+        block: Blockhash = found["block"]
+        units = choose_units(trial.units)
+        price = self._fees.choose_price(found["fees"], units, expired)
+        budget = Budget(units, price, choose_loaded(trial.loaded_bytes))
+        if trial.lamports is not None and trial.lamports < budget.priority_lamports:
+            raise await self._explain_empty(draft, f"{budget.priority_lamports} lamports of priority fee are lacking")
+        transaction = draft.sign(budget, block.hash)
+        raw = bytes(transaction)
+        return _Parcel(
+            str(transaction.signatures[0]), base64.b64encode(raw).decode(), len(raw), block.last_height, budget, draft,
+            trial.units, trio.current_time(), answered=trio.current_time(),
+        )  # fmt: skip
+
+    async def _try(self, draft: Draft, min_slot: int | None) -> SimulationReply:
+        """Try the transaction without effect, which costs nothing: what fails here is never sent."""
+        budget = Budget()
+        draft.sign(replace(budget, price=1), Hash.default())  # its size is checked with all that it can hold
+        raw = base64.b64encode(bytes(draft.sign(budget, Hash.default()))).decode()
+        config: dict[str, Any] = {
+            "encoding": "base64", "commitment": CONFIRMED, "sigVerify": False, "replaceRecentBlockhash": True,
+            "accounts": {"encoding": "base64", "addresses": [str(self.payer.pubkey())]},
+        }  # fmt: skip
+        if min_slot is not None:
+            config["minContextSlot"] = min_slot
+        try:
+            trial = await self.rpc.read(replies.read_simulation, "simulateTransaction", raw, config)
+        except RpcRefused as refusal:
+            if not isinstance(refusal.data, dict) or refusal.data.get("err") is None:
+                raise
+            trial = SimulationReply(refusal.data["err"], _read_logs(refusal.data), 0, 0, None)
+        if trial.error is not None:
+            failure = read_failure(trial.error, trial.logs, draft.list_programs(budget))
+            raise await self._explain_empty(draft, str(failure)) if isinstance(failure, WalletEmpty) else failure
+        return trial
+
+    async def _explain_empty(self, draft: Draft, reason: str) -> WalletEmpty:
+        lamports = await self.rpc.get_balance(self.payer.pubkey())
+        fee = draft.count_signatures() * LAMPORTS_PER_SIGNATURE
+        return WalletEmpty(
+            f"wallet {self.payer.pubkey()} has {lamports / LAMPORTS_PER_SOL:.9f} SOL on this cluster; "
+            f"the signatures cost {fee / LAMPORTS_PER_SOL:.9f}: {reason}"
+        )
+
+    async def _find_fees(self, draft: Draft) -> list[int]:
+        try:
+            return await self.rpc.read(
+                replies.read_fees, "getRecentPrioritizationFees", draft.list_writable()[:MAX_FEE_KEYS]
+            )
+        except (NoEndpoint, RpcRefused):
+            return []  # not every endpoint knows; then the first attempt pays nothing
+
+    # --- under way ------------------------------------------------------------------------------------------
+
+    async def _deliver(self, parcel: _Parcel, level: str) -> Status | None:
+        """Send until the transaction has got to `level`; None if it cannot get onto the chain any more."""
+        poll_s = FIRST_POLL_S
+        async with open_plain_nursery() as nursery:
+            while True:
+                now = trio.current_time()
+                if now >= parcel.next_send:
+                    parcel.next_send = now + RESEND_S
+                    nursery.start_soon(self._submit, parcel)
+                endpoint = self._take_turn(parcel)
+                status = await self._look(parcel, endpoint)
+                if status is not None and _has_reached(status, level):
+                    nursery.cancel_scope.cancel()
+                    return status
+                if status is None and await self._is_over(parcel, endpoint):
+                    nursery.cancel_scope.cancel()
+                    return None
+                self._check_patience(parcel)
+                await trio.sleep(poll_s)
+                poll_s = min(MAX_POLL_S, poll_s * POLL_FACTOR)
+
+    async def _submit(self, parcel: _Parcel) -> None:
+        """Hand the transaction to one endpoint, another one each time; if that fails, to the next."""
+        config = {
+            "encoding": "base64", "skipPreflight": True, "maxRetries": 0, "preflightCommitment": CONFIRMED,
+        }  # fmt: skip
+        awake = self._list_awake()
+        start = parcel.sent % len(awake)
+        parcel.sent += 1
+        refusal: RpcRefused | None = None
+        for endpoint in dict.fromkeys((*awake[start:], *awake[:start], *self.rpc.endpoints)):
+            try:
+                await self.rpc.read_one(endpoint, str, "sendTransaction", parcel.raw, config)
+            except EndpointFailed:
+                continue
+            except RpcRefused as error:
+                # Whatever an endpoint has against the state, another one may have taken it: only the status tells.
+                refusal = error if error.data is None else refusal
+                continue
+            parcel.is_accepted = True
+            return
+        if refusal is not None and not parcel.is_accepted:
+            raise refusal
+
+    def _take_turn(self, parcel: _Parcel) -> Endpoint:
+        awake = self._list_awake()
+        parcel.turn += 1
+        return awake[parcel.turn % len(awake)]
+
+    def _list_awake(self) -> list[Endpoint]:
+        return [one for one in self.rpc.endpoints if not self.rpc.is_resting(one)] or list(self.rpc.endpoints)
+
+    async def _look(self, parcel: _Parcel, endpoint: Endpoint) -> Status | None:
+        with trio.move_on_after(POLL_TIMEOUT_S):
+            try:
+                status = await self._ask_status(parcel, endpoint, history=False)
+            except EndpointFailed:
+                return None
+            parcel.answered = trio.current_time()
+            return status
+        return None
+
+    async def _ask_status(self, parcel: _Parcel, endpoint: Endpoint, *, history: bool) -> Status | None:
+        config = {"searchTransactionHistory": history}
+        return await self.rpc.read_one(
+            endpoint, replies.read_status, "getSignatureStatuses", [parcel.signature], config
+        )
+
+    async def _is_over(self, parcel: _Parcel, endpoint: Endpoint) -> bool:
+        """Whether an endpoint has got past the transaction's last block without it.
+
+        Only then may the same thing be signed again: before that, both could get onto the chain.
+        """
+        now = trio.current_time()
+        if now < parcel.next_height:
+            return False
+        parcel.next_height = now + HEIGHT_S / len(self.rpc.endpoints)
+        with trio.move_on_after(POLL_TIMEOUT_S):
+            try:
+                height = await self.rpc.read_one(endpoint, _read_height, "getBlockHeight", {"commitment": CONFIRMED})
+                # Asked after that, the same endpoint has seen every block that counts.
+                return height > parcel.last_height and await self._ask_status(parcel, endpoint, history=True) is None
+            except EndpointFailed:
+                return False
+        return False
+
+    def _check_patience(self, parcel: _Parcel) -> None:
+        silent_s = trio.current_time() - parcel.answered
+        if silent_s > self._patience_s:
+            raise Unconfirmed(
+                f"no RPC endpoint has answered for {silent_s:.0f} s: transaction {parcel.signature} may or may not be "
+                "on record; look it up before you send it again"
+            )
+
+    async def _finish(self, parcel: _Parcel, status: Status, seconds: float) -> Landed:
+        fee = parcel.draft.count_signatures() * LAMPORTS_PER_SIGNATURE + parcel.budget.priority_lamports
+        self.rpc.sink.emit(
+            kinds.TransactionConfirmed(
+                signature=parcel.signature, slot=status.slot, seconds=round(seconds, 3), fee_lamports=fee
+            )
+        )
+        if status.error is None:
+            return Landed(parcel.signature, status.slot, fee, parcel.units)
+        logs = await self._find_logs(parcel.signature)
+        raise read_failure(status.error, logs, parcel.draft.list_programs(parcel.budget))
+
+    async def _find_logs(self, signature: str) -> Sequence[str]:
+        config = {"encoding": "base64", "commitment": CONFIRMED, "maxSupportedTransactionVersion": 0}
+        try:
+            reply = await self.rpc.call("getTransaction", signature, config)
+        except (NoEndpoint, RpcRefused):
+            return ()
+        return _read_logs(reply.get("meta"), "logMessages") if isinstance(reply, dict) else ()
+
+
+def _has_reached(status: Status, level: str) -> bool:
+    return status.level in (level, "finalized")
+
+
+def _read_logs(found: Any, key: str = "logs") -> tuple[str, ...]:
+    logs = found.get(key) if isinstance(found, dict) else None
+    return tuple(map(str, logs)) if isinstance(logs, list) else ()
+
+
+def _read_height(reply: Any) -> int:
+    return replies.read_number(reply, "getBlockHeight")

@@ -1,0 +1,125 @@
+"""One question to one endpoint: HTTP with a bounded answer, read as JSON by ourselves.
+
+solders has readers of answers too; they panic on errors without data, which no `except Exception` catches.
+"""
+
+from contextlib import aclosing
+from typing import Any, Final
+
+import httpx2
+import msgspec
+import trio
+
+from psyche.chain.cluster import Endpoint
+from psyche.errors import BackendError, PsycheError
+
+MAX_REPLY_BYTES: Final = 32 << 20  # an account of 10 MiB is the largest that a chain has
+MAX_TEXT: Final = 300  # characters of an endpoint's own words
+TIMEOUT_S: Final = 2.5  # another endpoint can still answer within 5 s
+SLOW_TIMEOUT_S: Final = 60.0
+THREAD_BYTES: Final = 1 << 20  # longer answers are read in a thread
+_SLOW: Final = frozenset({"getProgramAccounts", "getMultipleAccounts"})
+_BEHIND: Final = frozenset({-32004, -32007, -32014, -32016})  # the endpoint has not got that far
+_FINAL: Final = frozenset({-32700, -32600, -32601, -32602, -32003, -32013, -32015})
+_PREFLIGHT: Final = -32002
+_BUSY: Final = 429
+_SERVER_ERROR: Final = 500
+
+
+class EndpointFailed(PsycheError):
+    """An endpoint gave no answer, or none that can be used; another one may, or the same one later.
+
+    Args:
+        text: the reason.
+        is_passing: whether it is worth asking the same endpoint again before the next one.
+        wait_s: how long the endpoint asks to be left alone; 0 if it says nothing.
+    """
+
+    def __init__(self, text: str, *, is_passing: bool = True, wait_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.is_passing = is_passing
+        self.wait_s = wait_s
+
+
+class RpcRefused(BackendError):
+    """An endpoint refuses a request as every other one would; `code` is JSON-RPC's, `data` what it says beside."""
+
+    def __init__(self, endpoint: str, method: str, code: int, message: str, data: Any = None) -> None:
+        super().__init__(f"{endpoint} refuses {method}: {message[:MAX_TEXT]} ({code})")
+        self.code = code
+        self.data = data
+
+
+async def ask(http: httpx2.AsyncClient, endpoint: Endpoint, method: str, params: tuple[Any, ...]) -> Any:
+    """Ask an endpoint once, and return the result.
+
+    Raises:
+        EndpointFailed: there is no usable answer.
+        RpcRefused: the request is wrong, or the transaction in it fails.
+    """
+    question = msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+    limit_s = SLOW_TIMEOUT_S if method in _SLOW else TIMEOUT_S
+    try:
+        with trio.fail_after(limit_s):
+            status, raw = await _post(http, endpoint.http, question)
+    except trio.TooSlowError:
+        raise EndpointFailed(f"no answer within {limit_s:g} s", is_passing=False) from None
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        raise EndpointFailed(_describe(error)) from error
+    reply = await _read(raw)
+    return _open(endpoint, method, status, reply)
+
+
+async def _post(http: httpx2.AsyncClient, url: str, question: bytes) -> tuple[int, bytes]:
+    # Unpacked answers only: otherwise a few bytes could become many before they are counted.
+    headers = {"content-type": "application/json", "accept-encoding": "identity"}
+    async with http.stream("POST", url, content=question, headers=headers) as response:
+        if response.status_code == _BUSY or response.status_code >= _SERVER_ERROR:
+            raise EndpointFailed(f"HTTP {response.status_code}", wait_s=_read_wait(response))
+        raw = bytearray()
+        async with aclosing(response.aiter_raw()) as parts:
+            async for part in parts:
+                raw += part
+                if len(raw) > MAX_REPLY_BYTES:
+                    raise EndpointFailed(f"an answer of more than {MAX_REPLY_BYTES} bytes", is_passing=False)
+        return response.status_code, bytes(raw)
+
+
+def _read_wait(response: httpx2.Response) -> float:
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:MAX_TEXT] if str(error) else type(error).__name__
+
+
+async def _read(raw: bytes) -> Any:
+    try:
+        if len(raw) > THREAD_BYTES:
+            return await trio.to_thread.run_sync(msgspec.json.decode, raw)
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def _open(endpoint: Endpoint, method: str, status: int, reply: Any) -> Any:
+    if isinstance(reply, dict):
+        match reply.get("error"):
+            case {"code": int(code), "message": str(message), **rest}:
+                raise sort_error(endpoint, method, code, message, rest.get("data"))
+            case None if "result" in reply:
+                return reply["result"]
+    # 401, 403, 404 and the like: the address is wrong, and so it stays
+    raise EndpointFailed(f"HTTP {status}, and no answer of Solana's RPC", is_passing=status == 200)
+
+
+def sort_error(endpoint: Endpoint, method: str, code: int, message: str, data: Any) -> EndpointFailed | RpcRefused:
+    """The error for JSON-RPC's: by its number, never by its text.
+
+    Providers have numbers of their own, so one that is not known counts as the endpoint's trouble.
+    """
+    has_reason = isinstance(data, dict) and data.get("err") is not None
+    if code in _FINAL or (code == _PREFLIGHT and has_reason):
+        return RpcRefused(endpoint.name, method, code, message, data)
+    return EndpointFailed(f"{message[:MAX_TEXT]} ({code})", is_passing=code not in _BEHIND)

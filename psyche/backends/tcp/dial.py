@@ -14,12 +14,11 @@ from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
 from psyche.wire.data import PURPOSE as DATA_PURPOSE
 from psyche.wire.line.framing import FrameStream
-from psyche.wire.line.handshake import HandshakeError, client_handshake
+from psyche.wire.line.handshake import HandshakeError, client_handshake, name_service
 from psyche.wire.line.tls import Channel, TlsConnection, open_tls
 
 CONNECT_TIMEOUT_S: Final = 10.0
 REPLY_TIMEOUT_S: Final = 10.0
-DATA_SERVICE: Final = f"the {DATA_PURPOSE} service"  # in a data server's refusal
 PROGRAM: Final = f"psyche {__version__}"
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.%\w]+\]|[^\s/@?#\[\]]+")  # an IPv6 address in brackets, or a name
 _PORT: Final = re.compile(r"[0-9]{1,5}")
@@ -94,7 +93,7 @@ async def _shake_hands(frames: FrameStream, identity: Identity, channel: Channel
     try:
         await client_handshake(frames, identity, wire.PURPOSE, channel, address.key, CONNECT_TIMEOUT_S)
     except HandshakeError as error:
-        if DATA_SERVICE not in str(error):
+        if name_service(DATA_PURPOSE) not in str(error):
             raise
         raise HandshakeError(
             f"server {address.host}:{address.port}: this is the port of the run's data; that of the server itself is "

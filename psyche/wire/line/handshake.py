@@ -64,6 +64,11 @@ def signed_bytes(channel: Channel, challenge: bytes, purpose: str) -> bytes:
     return _TAG + channel.server + channel.binding + challenge + purpose.encode()
 
 
+def name_service(purpose: str) -> str:
+    """Name the service of `purpose` as a server's refusal does."""
+    return f"the {purpose} service"
+
+
 async def server_handshake(frames: FrameStream, channel: Channel, purpose: str, timeout_s: float) -> bytes:
     """Authenticate the client that connected; return its public key (32 bytes).
 
@@ -144,7 +149,7 @@ def _get_refusal(response: HandshakeResponse, channel: Channel, challenge: bytes
     if len(response.client) != KEY_BYTES:
         return f"a key must have {KEY_BYTES} bytes"
     if response.purpose != purpose:
-        return f"this is the {purpose} service, not {response.purpose[:MAX_PURPOSE_BYTES]!r}"
+        return f"this is {name_service(purpose)}, not {response.purpose[:MAX_PURPOSE_BYTES]!r}"
     if not verify(response.client, signed_bytes(channel, challenge, purpose), response.signature):
         return "the signature is not that of the key"
     return ""

@@ -7,20 +7,16 @@ from typing import Final, TypeVar
 from psyche.core.state.errors import CannotResume, CannotUpdate, CoordinatorError, Halted
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError, PsycheError
+from psyche.telemetry.status import PHASES
 from psyche.wire.backend import RunStatus
 from psyche.wire.home import Home
 
 _Found = TypeVar("_Found")
 _Home = TypeVar("_Home", bound=Home)
-STANDINGS: Final = {
-    RunState.UNINITIALIZED: "not set up",
-    RunState.WAITING_FOR_MEMBERS: "waiting for members",
+STANDINGS: Final = PHASES | {  # in a sentence
     RunState.WARMUP: "warming up",
-    RunState.ROUND_TRAIN: "training",
-    RunState.ROUND_WITNESS: "training",
+    RunState.ROUND_WITNESS: PHASES[RunState.ROUND_TRAIN],
     RunState.COOLDOWN: "saving the epoch's weights",
-    RunState.FINISHED: "finished",
-    RunState.PAUSED: "paused",
 }
 WATCH: Final = "`psyche run info --watch` shows when it is paused"
 _RULES: Final = re.compile(r" \((?:[A-Z]\d+|layout)(?:, (?:[A-Z]\d+|layout))*\)")

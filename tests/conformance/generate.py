@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import corner_scenarios
 import epoch_scenarios
+import slot_scenarios
 from conformance_stage import SCENARIOS, Stage, iter_traces, scenario
 from conformance_traces import TRACES
 from kits.runs import Run, build_run
@@ -34,7 +35,7 @@ from psyche.core.state.messages import (
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Metadata, Progress, Slot, SlotState, WitnessFlag
 from psyche.testing.builders import build_config, build_hash, build_keys, build_model
 
-MODULES = (corner_scenarios, epoch_scenarios)  # whose scenarios are registered when they are imported
+MODULES = (corner_scenarios, epoch_scenarios, slot_scenarios)  # whose scenarios are registered when they are imported
 NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
 HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
 

@@ -98,6 +98,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "run collect",
         "client train",
         "client show-identity",
+        "dev idl",
         "dev validator",
         "local-testnet start",
         "simulate",

@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -16,9 +17,17 @@ from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
+from psyche.chain.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address
+from psyche.chain.authorizer import build_authorization_create, build_authorization_grantor_update
+from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_owner_message
+from psyche.core.encoding.account import decode_state
+from psyche.core.state import messages as msg
+from psyche.core.state.limits import STATE_BYTES
+from psyche.core.state.state import Coordinator, Progress
 from psyche.localchain.bank import Bank, begin_chain
 from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.localchain.programs import load_programs
+from psyche.testing.builders import build_config, build_model
 
 NOW = 1_800_000_000
 SOL = 10**9
@@ -106,3 +115,36 @@ async def open_box(**options: Any) -> AsyncGenerator[tuple[LocalChain, Caller]]:
     options = {"slot_ms": 0, "unix_time": lambda: NOW, **options}
     async with open_local_chain(**options) as chain, httpx2.AsyncClient(trust_env=False) as http:
         yield chain, Caller(http, chain)
+
+
+@dataclass(frozen=True)
+class BoxedRun:
+    """A run that takes joins from everybody."""
+
+    run_id: str
+    run: ChainRun
+    owner: Keypair
+
+    def read(self, bank: Bank) -> Coordinator:
+        account = bank.get_account(self.run.account)
+        assert account is not None
+        return decode_state(bytes(account.data))
+
+
+def begin_run(bank: Bank, run_id: str = "boxed") -> BoxedRun:
+    """An owner begins a run, lets everybody join, and resumes it."""
+    owner, account = fund(bank), Keypair()
+    key, run = owner.pubkey(), ChainRun.find(run_id, account.pubkey())
+    create = build_init(key, run_id, run.account, Authorities(key, key), "", bank.get_deposit(STATE_BYTES))
+    grant = get_authorization_address(key, EVERYBODY)
+    settings = msg.Update(build_config(), build_model(), Progress())
+    steps = [
+        ([*create], [account]),
+        ([build_owner_message(run, key, settings)], []),
+        ([build_authorization_create(key, key, EVERYBODY, JOIN_SCOPE)], []),
+        ([build_authorization_grantor_update(key, grant, active=True)], []),
+        ([build_owner_message(run, key, msg.Resume())], []),
+    ]
+    for instructions, signers in steps:
+        assert bank.execute(sign(bank.newest_hash, owner, instructions, *signers)) is None
+    return BoxedRun(run_id, run, owner)

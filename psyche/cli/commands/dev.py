@@ -119,3 +119,37 @@ def describe(chain: "LocalChain", path: Path, wallet: "Keypair", slot_ms: int, l
         f"  wallet         {path} ({wallet.pubkey()}, {chain.bank.get_lamports(wallet.pubkey()) // SOL:,} SOL)",
         f"more lamports for anybody: solana airdrop 10 --url {chain.http}",
     ]
+
+
+@group.command(
+    "idl",
+    epilog=format_examples(
+        "psyche dev idl coordinator",
+        "psyche dev idl coordinator --legacy --output old.json  # for anchorpy",
+    ),
+)
+def idl(
+    *,
+    program: Annotated[str, typer.Argument(help="coordinator, authorizer or treasurer.")],
+    legacy: Annotated[bool, typer.Option("--legacy", help="In the form of before Anchor 0.30.")] = False,
+    output: Annotated[Path | None, typer.Option(help="File to write instead of printing.")] = None,
+) -> None:
+    """Print a program's interface, for tools of Anchor.
+
+    It is Anchor's IDL, spec 0.1.0. The legacy form is for tools that cannot read that; it leaves out discriminators,
+    which are the usual ones, and the layout of accounts, which have no gaps.
+    """
+    import json
+
+    from psyche.errors import ConfigError
+    from psyche.localchain.idl import convert_to_legacy, load_idl
+    from psyche.localchain.programs import NAMES
+
+    if program not in NAMES:
+        raise ConfigError(f"{program!r} is no program: use one of {', '.join(NAMES)}")
+    found = load_idl(program)
+    text = json.dumps(convert_to_legacy(found) if legacy else found, indent=2)
+    if output is None:
+        typer.echo(text)
+    else:
+        output.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,151 @@
+"""Other people's tools join a run on the chain in a box: they share no code with this project, only the interfaces.
+
+They are installed once, from the usual registries, into a cache of the user's: 36 MB of npm's packages and 59 MB of
+Python's, in half a minute. After that all three together take about 6 seconds.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from box import BoxedRun, begin_run
+from solders.pubkey import Pubkey
+
+from psyche.chain.addresses import AUTHORIZER, COORDINATOR
+from psyche.core.state.limits import STATE_BYTES
+from psyche.localchain.chain import LocalChain, open_local_chain
+from psyche.localchain.idl import convert_to_legacy, load_idl
+from psyche.localchain.programs import find_file
+
+FOLDER = Path(__file__).parent / "strangers"
+PACKAGES = FOLDER / "package.json"
+ANCHORPY = "anchorpy==0.21.0"
+REGISTRY_NOT_FULL = 6109
+INSTALL_S, JOIN_S = 300, 120
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "psyche-strangers"
+
+
+def install(what: str, fill: Callable[[Path], list[list[str]]]) -> Path:
+    """The folder with installed packages, named for what is in it. Skips the test where they cannot be had."""
+    folder = CACHE / hashlib.sha256(what.encode()).hexdigest()[:16]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "done").exists():
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for command in fill(folder):
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=INSTALL_S, cwd=folder, check=False
+                )
+            except subprocess.TimeoutExpired:
+                pytest.skip(f"{command[0]} did not finish in {INSTALL_S} s")
+            if done.returncode:
+                pytest.skip(f"{what} cannot be installed here: {(done.stderr or done.stdout)[-300:]}")
+        (folder / "done").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def modules() -> Path:
+    """A file beside npm's packages."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("node and npm are not installed")
+
+    def fill(folder: Path) -> list[list[str]]:
+        shutil.copy(PACKAGES, folder)
+        return [[npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]]
+
+    return install(PACKAGES.read_text(), fill) / PACKAGES.name
+
+
+@pytest.fixture(scope="module")
+def anchorpy() -> Path:
+    """The Python of an environment with anchorpy, which does not go together with ours."""
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if uv is None:
+        pytest.skip("uv is not installed")
+
+    def fill(folder: Path) -> list[list[str]]:
+        python = folder / "venv" / "bin" / "python"
+        return [
+            [uv, "venv", "--quiet", "--python", sys.executable, str(folder / "venv")],
+            [uv, "pip", "install", "--quiet", "--python", str(python), ANCHORPY],
+        ]
+
+    return install(f"{ANCHORPY} {sys.version_info[:2]}", fill) / "venv" / "bin" / "python"
+
+
+async def join(command: list[str], chain: LocalChain, run: BoxedRun, **more: Any) -> dict[str, Any]:
+    """Let a stranger join the run; what it saw."""
+    told = {
+        "http": chain.http,
+        "idl": str(find_file("psyche_coordinator.json")),
+        "authorizer_idl": str(find_file("psyche_authorizer.json")),
+        "program": str(COORDINATOR),
+        "authorizer": str(AUTHORIZER),
+        "account": str(run.run.account),
+        "account_bytes": STATE_BYTES,
+        "run_id": run.run_id,
+        "grantor": str(run.owner.pubkey()),
+        **more,
+    }
+    with trio.fail_after(JOIN_S):
+        done = await trio.run_process(
+            command, stdin=json.dumps(told).encode(), capture_stdout=True, capture_stderr=True, check=False
+        )
+    assert done.returncode == 0, done.stderr.decode()
+    said = json.loads(done.stdout)
+    (slot,) = [one for one in run.read(chain.bank).registry.slots if str(Pubkey(one.signer)) == said["user"]]
+    assert str(Pubkey(slot.p2p)) == said["p2p"]
+    return said
+
+
+async def test_web3_js_joins_and_follows_the_run(modules: Path) -> None:
+    async with open_local_chain(slot_ms=50) as chain:
+        run = begin_run(chain.bank)
+        said = await join(["node", str(FOLDER / "web3.cjs")], chain, run, modules=str(modules))
+    assert said["error"] is None
+    assert said["changes"][-1][1] == STATE_BYTES
+    assert said["logs"] == 1
+    assert said["slots"] > 0
+    assert said["fee"] == 10_000
+    assert said["found"] == [str(run.run.account)]
+    assert said["listed"] == 2
+    assert f"custom program error: {REGISTRY_NOT_FULL:#x}" in said["refused"]["text"]
+    assert said["refused"]["logs"] == 5
+
+
+async def test_anchors_client_begins_a_run_and_joins_another(modules: Path) -> None:
+    async with open_local_chain(slot_ms=50) as chain:
+        run = begin_run(chain.bank)
+        said = await join(["node", str(FOLDER / "anchor.cjs")], chain, run, modules=str(modules))
+    assert said["instance"] == {"run_id": "anchored", "account": said["own"]}
+    assert said["active"] is True
+    assert said["events"] == 1
+    assert said["signers"] == [said["user"]]
+    assert said["refused"]["code"] == REGISTRY_NOT_FULL
+
+
+async def test_anchorpy_joins_with_the_legacy_interface(anchorpy: Path, tmp_path: Path) -> None:
+    legacy = tmp_path / "legacy.json"
+    legacy.write_text(json.dumps(convert_to_legacy(load_idl("coordinator"))))
+    async with open_local_chain(slot_ms=50) as chain:
+        run = begin_run(chain.bank)
+        command = [str(anchorpy), str(FOLDER / "anchorpy_member.py")]
+        said = await join(command, chain, run, idl=str(legacy))
+    assert said["run_id"] == run.run_id
+    assert said["signers"] == [said["user"]]
+    assert said["refused"]["code"] == REGISTRY_NOT_FULL

@@ -183,6 +183,10 @@ class GuardedStream:
         """Close the connection."""
         await self._stream.aclose()
 
+    def abort(self) -> None:
+        """Close the connection at once, also under a send that nobody takes."""
+        self.socket.close()
+
 
 def bind_pair(host: str, port: int) -> tuple[socket.socket, socket.socket]:
     """Bind a port and the one after it; `port` 0 takes any two.
@@ -222,23 +226,30 @@ async def serve_app(app: App, listening: socket.socket) -> AsyncGenerator[None]:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     config, free = make_config(), trio.CapacityLimiter(MAX_CONNECTIONS)
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")  # pyright: ignore[reportArgumentType]
+    streams: set[GuardedStream] = set()
 
     async def handle(stream: trio.SocketStream) -> None:
         if not free.available_tokens:
             await trio.aclose_forcefully(stream)
             return
         async with free:
-            state = ConnectionState(LifespanState())
             guarded: Any = GuardedStream(stream)
+            streams.add(guarded)
             try:
-                await TCPServer(wrapped, config, WorkerContext(None), state, guarded)
+                await TCPServer(wrapped, config, WorkerContext(None), ConnectionState(LifespanState()), guarded)
             except Exception:  # one connection must not end the chain
                 logger.exception("a connection failed")
+            finally:
+                streams.discard(guarded)
 
     async with open_plain_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, handle, [listener])
-        yield
-        nursery.cancel_scope.cancel()
+        try:
+            yield
+        finally:
+            nursery.cancel_scope.cancel()
+            for guarded in streams:
+                guarded.abort()
 
 
 def make_config() -> Config:

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from solders.hash import Hash
+from solders.hash import Hash, ParseHashError
 
 from psyche import __version__
 from psyche.localchain.bank import Bank
@@ -87,9 +87,10 @@ def is_blockhash_valid(bank: Bank, params: Params) -> Any:
     text = params.take_text(0)
     check_context(bank, params.get_config(1))
     try:
-        return wrap(bank, bank.get_last_height(Hash.from_string(text)) is not None)
-    except ValueError as error:
+        found = Hash.from_string(text)
+    except ParseHashError as error:
         raise InvalidParams(f"Invalid param: {error}") from None
+    return wrap(bank, bank.get_last_height(found) is not None)
 
 
 def get_recent_prioritization_fees(bank: Bank, params: Params) -> Any:

@@ -21,6 +21,7 @@ from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMess
 from psyche.errors import ConfigError
 from psyche.network.memory.line import LinkConditions
 from psyche.server.journal.changes import Change
+from psyche.sim.chain.endpoints import SimulatedEndpoint
 from psyche.sim.disk import DiskConditions, ServerFiles
 from psyche.telemetry import kinds
 
@@ -117,6 +118,18 @@ class Stage(Protocol):
 
     async def wait_for_death(self, host: Any) -> None:
         """Wait until the machine's process is gone."""
+        ...
+
+    def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
+        """A client's endpoint of this number, from 1 on; 0: all of them."""
+        ...
+
+    def halt_chain(self, *, is_halted: bool) -> None:
+        """Stop the chain from making blocks, or let it go on."""
+        ...
+
+    async def command(self, message: Message) -> None:
+        """Send a message of the run's owner, until it takes effect or is refused."""
         ...
 
 
@@ -425,16 +438,16 @@ KINDS: Final[dict[str, type[Fault]]] = {
 }  # fmt: skip
 
 
-def read_fault(values: Mapping[str, Any]) -> Fault:
-    """Build a fault from a TOML table.
+def read_fault(values: Mapping[str, Any], known_kinds: Mapping[str, type[Fault]]) -> Fault:
+    """Build a fault of one of these kinds from a TOML table.
 
     Raises:
         ConfigError: an unknown kind or key.
     """
-    cls = KINDS.get(str(values.get("kind")))
+    cls = known_kinds.get(str(values.get("kind")))
     if cls is None:
         said = f"kind {values['kind']!r} is unknown" if "kind" in values else "kind is missing"
-        raise ConfigError(f"{said}; known are {', '.join(KINDS)}")
+        raise ConfigError(f"{said}; known are {', '.join(known_kinds)}")
     known = {field.name for field in fields(cls)}
     given = {name: _freeze(value) for name, value in values.items() if name != "kind"}
     if unknown := sorted(set(given) - known):
@@ -442,7 +455,9 @@ def read_fault(values: Mapping[str, Any]) -> Fault:
     return cls(**given)
 
 
-def read_faults(tables: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
+def read_faults(
+    tables: Iterable[Mapping[str, Any]], known_kinds: Mapping[str, type[Fault]] = KINDS
+) -> tuple[Fault, ...]:
     """Build the faults of the `[[fault]]` tables.
 
     Raises:
@@ -451,7 +466,7 @@ def read_faults(tables: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
     found: list[Fault] = []
     for number, table in enumerate(tables):
         try:
-            found.append(read_fault(table))
+            found.append(read_fault(table, known_kinds))
         except ConfigError as error:
             raise ConfigError(f"fault[{number}]: {error}") from error
     return tuple(found)

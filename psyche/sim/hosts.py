@@ -32,11 +32,12 @@ from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.byzantine.programs import wrap_backend, wrap_network
 from psyche.sim.disk import DiskConditions
 from psyche.sim.faults import Degrade
-from psyche.sim.identity import SimIdentity
+from psyche.sim.identity import SimIdentity, build_machine_identity
 from psyche.sim.invariants.views import ClientStatistics
 from psyche.sim.links.lines import join_conditions
 from psyche.sim.runtime import Task, build_rng
 from psyche.sim.scenarios.scenario import (
+    CHAIN,
     MODEL_FOLDER,
     RUN_ID,
     START_UNIX,
@@ -48,7 +49,11 @@ from psyche.sim.trainer import VOCAB, PayloadCodec, SimTrainer, TrainerFaults
 from psyche.telemetry import kinds
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.line.tls import TlsConnection
+from psyche.wire.peer_address import PeerAddress
 from psyche.wire.ports import Backend, Proof
+
+FIXED_ADDRESSES = 1_000_000
+BOOTSTRAP_PEERS = 4  # clients whose addresses all know beforehand
 
 
 @dataclass(eq=False)
@@ -362,6 +367,7 @@ class ClientHost(Host):
                     limits=self.world.scenario.limits,
                     run_io=run_in_thread,
                     get_unix=lambda: int(self.unix()),
+                    address=get_fixed_address(self.number) if self.world.scenario.home == CHAIN else None,
                 )
             )
             self.backend = await stack.enter_async_context(self._open_backend(life))
@@ -408,6 +414,20 @@ class ClientHost(Host):
         settings = ClientSettings(
             run_id=RUN_ID, data_dir=self.folder,
             local_root=self.folder, node_name=self.name, share_checkpoints=shares,
-            checkpoint_dir=self.folder if shares else None,
+            checkpoint_dir=self.folder if shares else None, bootstrap=self._get_bootstrap(),
         )  # fmt: skip
         return Shell(parts, settings)
+
+    def _get_bootstrap(self) -> tuple[PeerAddress, ...]:
+        """The addresses that its user gives it: a chain lists none (N3)."""
+        if self.world.scenario.home != CHAIN:
+            return ()
+        seed, names = self.world.scenario.seed, self.world.scenario.names[:BOOTSTRAP_PEERS]
+        keys = [build_machine_identity(seed, name).public for name in names]
+        found = [PeerAddress(key, get_fixed_address(number)) for number, key in enumerate(keys)]
+        return tuple(peer for peer in found if peer.key != self.key)
+
+
+def get_fixed_address(number: int) -> str:
+    """The address of a client's node in a world where others must know it beforehand."""
+    return f"/memory/{FIXED_ADDRESSES + number}"

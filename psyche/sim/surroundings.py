@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from psyche.backends.tcp.backend import BackendStatistics
 from psyche.core.state.state import Config, Coordinator, Model
 from psyche.network.memory.links import Links
 from psyche.network.memory.node import MemoryHub
 from psyche.sim.identity import SimIdentity
 from psyche.sim.invariants.checker import Invariants
+from psyche.sim.invariants.views import BackendSizes
 from psyche.sim.runtime import RunQueue, Task
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.trace import NodeLog, Trace
@@ -24,7 +24,7 @@ from psyche.wire.ports import Backend
 class SimulatedBackend(Backend, Protocol):
     """A backend whose queues the checks measure."""
 
-    def statistics(self) -> BackendStatistics:
+    def statistics(self) -> BackendSizes:
         """The current queue sizes."""
         ...
 

@@ -18,14 +18,17 @@ import trio
 from psyche.core.committee.elections import get_witnesses
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.bits import get_members
+from psyche.core.state.messages import Message
 from psyche.core.state.state import Coordinator, RunState
 from psyche.network.memory.links import Links
 from psyche.network.memory.node import MemoryHub
 from psyche.server.journal.changes import Change
 from psyche.sim import runtime
 from psyche.sim.byzantine.programs import build_program
+from psyche.sim.chain.endpoints import SimulatedEndpoint
 from psyche.sim.disk import is_writer
 from psyche.sim.faults import Fault
+from psyche.sim.homes.chain import ChainHome
 from psyche.sim.homes.server import ServerHome, ServerHost
 from psyche.sim.hosts import ClientHost, Host
 from psyche.sim.identity import build_machine_identity
@@ -34,11 +37,13 @@ from psyche.sim.links.lines import Lines
 from psyche.sim.runtime import build_rng, find_root
 from psyche.sim.scenarios.report import describe_crash, describe_replay
 from psyche.sim.scenarios.scenario import (
+    CHAIN,
     Scenario,
     build_run_config,
     build_small_model,
     compute_limit_s,
     compute_patience_s,
+    compute_transition_s,
 )
 from psyche.sim.trace import Trace
 from psyche.sim.trainer import PayloadCodec
@@ -94,7 +99,7 @@ class World:
         self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, weigh_blobs=scenario.weigh_blob)
         self.lines = Lines(self.links, shares_lines=scenario.shares_lines)
         self.owner = build_machine_identity(scenario.seed, "owner")
-        self.home = ServerHome(self, self._on_record)
+        self.home: ServerHome | ChainHome = (ChainHome if scenario.home == CHAIN else ServerHome)(self, self._on_record)
         self.clients = [
             ClientHost(self, number, build_machine_identity(scenario.seed, name), scenario.get_class(number))
             for number, name in enumerate(scenario.names)
@@ -131,7 +136,25 @@ class World:
     @property
     def server(self) -> ServerHost:
         """The coordinator's machine, in a world that has one."""
+        assert isinstance(self.home, ServerHome), "a chain has none"
         return self.home.host
+
+    def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
+        """A client's endpoint of this number, from 1 on; 0: all of them."""
+        return self._chain.find_endpoints(name, number)
+
+    def halt_chain(self, *, is_halted: bool) -> None:
+        """Stop the chain from making blocks, or let it go on."""
+        self._chain.halt_chain(is_halted=is_halted)
+
+    async def command(self, message: Message) -> None:
+        """Send a message of the run's owner."""
+        await self._chain.command(message)
+
+    @property
+    def _chain(self) -> ChainHome:
+        assert isinstance(self.home, ChainHome), "checked with the scenario"
+        return self.home
 
     @property
     def machines(self) -> tuple[Host, ...]:
@@ -333,7 +356,7 @@ class World:
 
     async def _watch(self) -> None:
         """Check liveness: once healed, and with enough members, a run takes a step within its patience (I5)."""
-        patience_s = compute_patience_s(self.config, self.scenario.faults)
+        patience_s = compute_patience_s(self.config, self.scenario.faults, compute_transition_s(self.scenario))
         while True:
             await trio.sleep(WATCH_S)
             self.invariants.check_limits()

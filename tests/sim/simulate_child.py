@@ -5,7 +5,7 @@ from dataclasses import replace
 from sim_kit import build
 
 from psyche.sim.byzantine.programs import ByzantineMember
-from psyche.sim.scenarios.scenario import MachineClass, Scenario
+from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario
 from psyche.sim.scenarios.swarm import draw_scenario
 from psyche.sim.world import simulate
 
@@ -24,8 +24,9 @@ def build_outvoted() -> Scenario:
 
 
 def build_repeated() -> dict[str, Scenario]:
-    """What is played again and again: a quiet run, one with evidence, one with a liar and five faults."""
-    return {"quiet": build_scenario(5), "outvoted": build_outvoted(), "drawn": draw_scenario(88)}
+    """What is played again and again: quiet runs, one with evidence, one with a liar and five faults."""
+    chain = replace(build_scenario(5), home=CHAIN)
+    return {"quiet": build_scenario(5), "chain": chain, "outvoted": build_outvoted(), "drawn": draw_scenario(88)}
 
 
 def play_digest(scenario: Scenario) -> str:

@@ -172,11 +172,14 @@ class MemoryHub:
     @asynccontextmanager
     async def open_node(
         self, identity: Identity, data_dir: Path, *, limits: NetworkLimits | None = None, run_io: RunIo = run_inline,
-        get_unix: Callable[[], int] | None = None,
+        get_unix: Callable[[], int] | None = None, address: str | None = None,
     ) -> AsyncIterator[MemoryNode]:  # fmt: skip
-        """Open a running node; it ends, with all its connections, when the block ends."""
+        """Open a running node; it ends, with all its connections, when the block ends.
+
+        `address`: where others find it every time; if not given, each node has an address of its own.
+        """
         self._count += 1
-        place = _MemoryTransport(self, identity.public, f"/memory/{self._count}")
+        place = _MemoryTransport(self, identity.public, address or f"/memory/{self._count}")
         limits = limits or NetworkLimits()
         unread = UnreadBudget(limits.unread_bytes, limits.unread_per_connection_bytes, limits.cut_rest_s)
         node = MemoryNode(

@@ -73,6 +73,7 @@ class Effect:
     sender: bytes
     slot: int
     now: int
+    signature: bytes  # of its transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class Blockchain:
         unix: the Clock of the first block.
         skipped: the share of slots without a block.
         on_block: called with each block.
+        is_halted: it makes no blocks.
     """
 
     state: Coordinator
@@ -111,7 +113,8 @@ class Blockchain:
     rng: random.Random
     unix: int
     skipped: float = 0.0
-    on_block: list[Callable[[ChainBlock], None]] = field(default_factory=list)
+    on_block: list[Callable[[ChainBlock], None]] = field(default_factory=list[Callable[[ChainBlock], None]])
+    is_halted: bool = False
     slot: int = 0
     blocks: deque[ChainBlock] = field(default_factory=lambda: deque(maxlen=KEPT_BLOCKS))
     _recorded: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=RECORDED_SLOTS))
@@ -127,6 +130,11 @@ class Blockchain:
     def newest(self) -> ChainBlock:
         """The newest block."""
         return self.blocks[-1]
+
+    @property
+    def waiting(self) -> int:
+        """The number of transactions that wait for a block."""
+        return len(self._pending)
 
     def get_status(self, signature: bytes) -> TransactionStatus | None:
         """How a transaction landed; None if it has not."""
@@ -144,7 +152,7 @@ class Blockchain:
         """
         self.slot += 1
         self.unix = max(self.unix, unix)
-        if self.rng.random() < self.skipped:
+        if self.rng.random() < self.skipped or self.is_halted:
             return None
         effects: list[Effect] = []
         waiting, self._pending = self._pending, {}
@@ -192,7 +200,7 @@ class Blockchain:
             for message in transaction.messages:
                 applied = self._fill_in(state, transaction, message)
                 if apply(state, self.unix, self.slot, transaction.wallet, applied):
-                    effects.append(Effect(applied, transaction.wallet, self.slot, self.unix))
+                    effects.append(Effect(applied, transaction.wallet, self.slot, self.unix, transaction.signature))
         except (CoordinatorError, BackendError):
             if before is not None:
                 _restore(state, before)

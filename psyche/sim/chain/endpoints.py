@@ -1,5 +1,6 @@
 """What one client sees of a simulated chain: endpoints with their own delays, which may fail, lag or lie."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,9 +24,34 @@ class EndpointFailed(PsycheError):
     """An endpoint gave no answer, or one that cannot be used; another one may."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointTrouble:
+    """What is wrong with an endpoint while a fault lasts.
+
+    Args:
+        is_down: it answers nothing.
+        stale_slots: by so many slots it is further behind.
+        lag_s: by so many seconds it is slower.
+        throttled: the share of requests that it refuses because there are too many (429).
+        lost: the share of transactions that it loses.
+        late: the share of transactions that it passes on late.
+        cut: the share of pushed accounts that never arrive.
+        is_forked: it shows accounts of blocks that the chain gave up.
+    """
+
+    is_down: bool = False
+    stale_slots: int = 0
+    lag_s: float = 0.0
+    throttled: float = 0.0
+    lost: float = 0.0
+    late: float = 0.0
+    cut: float = 0.0
+    is_forked: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class SimulatedEndpoint:
-    """One endpoint as one client reaches it. Faults set the last five fields.
+    """One endpoint as one client reaches it.
 
     Args:
         name: its name, for people.
@@ -33,11 +59,7 @@ class SimulatedEndpoint:
         rng: the source of its chance.
         conditions: of the chain.
         lag_s: after how many seconds it shows a block.
-        is_down: it answers nothing.
-        stale_slots: by so many slots it is further behind.
-        throttled: the share of requests that it refuses because there are too many (429).
-        is_forked: it shows accounts of blocks that the chain gave up.
-        lag_more_s: it is slower by this.
+        troubles: what is wrong with it now.
     """
 
     name: str
@@ -45,17 +67,28 @@ class SimulatedEndpoint:
     rng: random.Random
     conditions: ChainConditions
     lag_s: float
-    is_down: bool = False
-    stale_slots: int = 0
-    throttled: float = 0.0
-    is_forked: bool = False
-    lag_more_s: float = 0.0
-    _forks: dict[int, bytes] = field(default_factory=dict)
+    troubles: list[EndpointTrouble] = field(default_factory=list[EndpointTrouble])
+    _forks: dict[int, bytes] = field(default_factory=dict[int, bytes])
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it answers nothing."""
+        return any(one.is_down for one in self.troubles)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it shows accounts of blocks that the chain gave up."""
+        return any(one.is_forked for one in self.troubles)
 
     @property
     def delay_s(self) -> float:
         """After how many seconds it shows a block now."""
-        return self.lag_s + self.lag_more_s + self.stale_slots * self.conditions.slot_s
+        more = [one.lag_s + one.stale_slots * self.conditions.slot_s for one in self.troubles]
+        return self.lag_s + sum(more)
+
+    def _happens(self, *shares: float) -> bool:
+        """Draw whether one of several independent misfortunes strikes."""
+        return self.rng.random() >= math.prod(1 - share for share in shares)
 
     def get_block(self) -> ChainBlock:
         """The newest block that it has confirmed."""
@@ -81,7 +114,7 @@ class SimulatedEndpoint:
             await trio.sleep(TIMEOUT_S)
             raise EndpointFailed(f"{self.name}: no answer within {TIMEOUT_S:.0f} s")
         await trio.sleep(ANSWER_S + ANSWER_SPREAD_S * self.rng.random())
-        if self.rng.random() < self.throttled:
+        if self._happens(*(one.throttled for one in self.troubles)):
             raise EndpointFailed(f"{self.name}: 429 Too Many Requests")
         return self.get_block()
 
@@ -104,15 +137,15 @@ class SimulatedEndpoint:
             EndpointFailed: as `ask`.
         """
         await self.ask()
-        if self.rng.random() < self.conditions.lost:
+        if self._happens(self.conditions.lost, *(one.lost for one in self.troubles)):
             return
-        is_late = self.rng.random() < self.conditions.late
+        is_late = self._happens(self.conditions.late, *(one.late for one in self.troubles))
         late_s = self.conditions.late_s * self.rng.random() if is_late else 0.0
         deliver(trio.current_time() + late_s, transaction)
 
     def compute_push_s(self, block: ChainBlock) -> float | None:
         """When this endpoint's push of a block's account arrives; None if it never does."""
-        is_cut = self.rng.random() < self.conditions.cut
+        is_cut = self._happens(self.conditions.cut, *(one.cut for one in self.troubles))
         arrives_s = block.made_s + self.delay_s + PUSH_SPREAD_S * self.rng.random()
         return None if is_cut else arrives_s
 

@@ -10,7 +10,7 @@ from psyche.core.state.state import ZERO32, ClientState, Coordinator, Round, Run
 from psyche.core.state.timeline import get_round
 from psyche.sim.faults import BitFlip
 from psyche.sim.invariants.views import Check, ClientView, WorldView
-from psyche.sim.scenarios.scenario import compute_patience_s
+from psyche.sim.scenarios.scenario import compute_patience_s, compute_transition_s
 from psyche.telemetry import kinds
 
 QUIET_S: Final = 60.0  # the after-effects of a fault, such as a trainer that hangs, are over by then
@@ -133,8 +133,10 @@ class Liveness:
     def _compute_epoch(self) -> float:
         """The longest time an epoch may take, in seconds."""
         config = self._world.config
-        round_s = config.max_round_train_time + config.round_witness_time
-        return compute_patience_s(config, self._world.scenario.faults) + (config.rounds_per_epoch + 3) * round_s
+        transition_s = compute_transition_s(self._world.scenario)
+        round_s = config.max_round_train_time + config.round_witness_time + 2 * transition_s
+        patience_s = compute_patience_s(config, self._world.scenario.faults, transition_s)
+        return patience_s + (config.rounds_per_epoch + 3) * round_s
 
     def check_epochs(self) -> None:
         """P3: without faults, epochs are certified; the run does not give up one after the other."""

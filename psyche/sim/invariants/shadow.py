@@ -12,10 +12,12 @@ from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.server.journal.changes import Change, decode_change
 from psyche.server.journal.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
+from psyche.sim.chain.blocks import ChainBlock
 from psyche.wire.access import Allow, Disallow
 from psyche.wire.crypto import blake3_hash
 
 SNAPSHOT = "snapshot-"  # how the names of its files begin
+CHECK_EVERY_BLOCKS = 16
 CHECK_EVERY_RECORDS = 64  # a wrong state stays wrong, so not every record needs the check
 OnRecord = Callable[[Change], None]
 
@@ -104,3 +106,31 @@ class JournalShadow(Shadow):
             self.complaints.append(f"{name}: is not the state after its record")
         elif snapshot.seq != self.seq:
             self.complaints.append(f"{name}: is of record {snapshot.seq}, the disk has {self.seq}")
+
+
+class ChainShadow(Shadow):
+    """Follows a chain, block by block, from the account of the run as it was created."""
+
+    def __init__(self, on_record: OnRecord, raw: bytes, now: int) -> None:
+        super().__init__(on_record)
+        self._begin(raw, 0, now)
+        self._slots: dict[bytes, int] = {}  # of the last transactions that took effect, by signature
+
+    def take_block(self, block: ChainBlock) -> None:
+        """Replay what took effect in a block."""
+        for effect in block.effects:
+            slot = self._slots.setdefault(effect.signature, effect.slot)
+            if slot != effect.slot:
+                self.complaints.append(f"slot {effect.slot}: a transaction takes effect again, after slot {slot}")
+            change = Change(effect.message, effect.sender)
+            self._take(change, effect.now, effect.slot)
+            self._tell(change)
+        if block.has_changed:
+            self._hashes.add(blake3_hash(block.raw)[:HASH_BYTES])
+            if block.height % CHECK_EVERY_BLOCKS == 0:
+                self.check_block(block)
+
+    def check_block(self, block: ChainBlock) -> None:
+        """I8: the replayed messages give the account that the chain has."""
+        if encode_state(self.state) != block.raw:
+            self.complaints.append(f"slot {block.slot}: the messages give another account than the chain has")

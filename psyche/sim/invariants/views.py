@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from psyche.backends.tcp.backend import BackendStatistics
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.round_engine import EngineStatistics
 from psyche.client.runtime.shell import ShellStatistics
@@ -20,6 +19,15 @@ Check = Callable[[object, str, object, object], None]  # (condition, invariant's
 NoteSize = Callable[[str, int, int | None], None]  # (what is measured, its size, its limit)
 
 
+class BackendSizes(Protocol):
+    """The queue sizes of any backend."""
+
+    @property
+    def unanswered(self) -> int:
+        """The number of requests without an answer."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
     """The present size of one client's queues and tables."""
@@ -27,7 +35,7 @@ class ClientStatistics:
     members: int  # of the newest state that it has
     engine: EngineStatistics
     shell: ShellStatistics
-    backend: BackendStatistics | None  # None: it has no backend yet
+    backend: BackendSizes | None  # None: it has no backend yet
     network: NetworkStatistics
     limits: NetworkLimits
     connection_streams: int  # open streams of the busiest connection

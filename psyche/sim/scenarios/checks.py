@@ -17,6 +17,9 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
+from psyche.sim.chain.conditions import ChainConditions
+from psyche.sim.chain.endpoints import EndpointTrouble
+from psyche.sim.chain_faults import CHAIN_KINDS, ChainHalt, EndpointFault
 from psyche.sim.faults import (
     ANSWERED,
     ClockJump,
@@ -28,19 +31,33 @@ from psyche.sim.faults import (
     LostAnswer,
     Partition,
     SlowDisk,
+    TornWrite,
     TrainerHang,
 )
-from psyche.sim.scenarios.scenario import MachineClass, Scenario, build_run_config, build_small_model
+from psyche.sim.scenarios.scenario import CHAIN, HOMES, MachineClass, Scenario, build_run_config, build_small_model
 from psyche.sim.trainer import MOST_PARTS, WEIGHTS
 
 MACHINES: Final = re.compile(r"server|all|witnesses|trainers|random:[1-9]\d*|client-(0|[1-9]\d*)")
 SERVERS_TOO: Final = (Kill, Hang, Partition, Degrade, ClockJump, DiskFull, SlowDisk)  # may hit the server
-LASTING: Final = (Hang, Partition, Degrade, DiskFull, SlowDisk, TrainerHang, LostAnswer)  # no effect with `for_s` 0
+LASTING: Final = (
+    Hang,
+    Partition,
+    Degrade,
+    DiskFull,
+    SlowDisk,
+    TrainerHang,
+    LostAnswer,
+    EndpointFault,
+    ChainHalt,
+)  # no effect with `for_s` 0
 MOST: Final = 1e12  # upper limit of every number: more is a typing error
 MOST_CLIENTS: Final = 1_000  # each is a whole client in this one process
 WORSE: Final = ("latency_s", "jitter_s", "bandwidth_bytes_s", "loss", "duplicate")  # what may degrade a line
 SIGNED: Final = ("offset_s", "clock_s")
-SHARES: Final = ("loss", "duplicate", "spread", "share")
+SHARES: Final = ("loss", "duplicate", "spread", "share", "skipped", "lost", "late", "cut", "throttled")
+WITH_SERVER: Final = (TornWrite, LostAnswer)  # faults that need a server
+TROUBLES: Final = tuple(field.name for field in fields(EndpointTrouble))
+MOST_ENDPOINTS: Final = 16
 NAMES: Final = tuple[str, ...]
 GROUPS: Final = tuple[tuple[str, ...], ...]
 
@@ -158,11 +175,40 @@ def check_scenario(scenario: Scenario) -> None:
         check_within(f"class[{number}]", _check_class, one)
     right = f"1 to {MOST_CLIENTS} clients"
     _require(1 <= scenario.clients <= MOST_CLIENTS, "the sum of count over all [[class]]", scenario.clients, right)
+    _require(scenario.home in HOMES, "home", scenario.home, f"one of {', '.join(HOMES)}")
+    check_within("chain", _check_chain, scenario.chain)
     for number, fault in enumerate(scenario.faults):
         check_within(f"fault[{number}]", check_fault, fault, scenario.clients)
+        check_within(f"fault[{number}]", _check_place, fault, scenario)
     for number, liar in enumerate(scenario.byzantine):
         check_within(f"byzantine[{number}]", _check_byzantine, liar, scenario.clients)
     check_within("config", _check_config, scenario)
+
+
+def _check_chain(chain: ChainConditions) -> None:
+    check_fields(chain)
+    _require(chain.slot_s > 0, "slot_s", chain.slot_s, "above 0")
+    _require(1 <= chain.endpoints <= MOST_ENDPOINTS, "endpoints", chain.endpoints, f"1 to {MOST_ENDPOINTS}")
+    most_s = chain.lag_most_s
+    _require(chain.lag_least_s <= most_s, "lag_least_s", chain.lag_least_s, f"at most lag_most_s, which is {most_s}")
+    for name in ("skipped", "lost"):
+        share: float = getattr(chain, name)
+        _require(share < 1, name, share, "below 1, or nothing ever lands")
+
+
+def _check_place(fault: Fault, scenario: Scenario) -> None:
+    """Check that a fault can happen in the home of the run."""
+    if scenario.home == CHAIN:
+        named = [*getattr(fault, "who", ()), *(one for group in getattr(fault, "groups", ()) for one in group)]
+        if isinstance(fault, WITH_SERVER) or "server" in named:
+            raise ConfigError(f'{fault.kind}: a run with home = "chain" has no server')
+    elif fault.kind in CHAIN_KINDS:
+        raise ConfigError(f'{fault.kind}: only a run with home = "chain" has a chain')
+    if isinstance(fault, EndpointFault):
+        most = scenario.chain.endpoints
+        _require(fault.endpoint <= most, "endpoint", fault.endpoint, f"1 to {most}, or 0 for all")
+        if not any(getattr(fault, name) for name in TROUBLES):
+            raise ConfigError(f"{', '.join(TROUBLES)}: at least one must be set, or the fault has no effect")
 
 
 def _check_limits(limits: NetworkLimits) -> None:

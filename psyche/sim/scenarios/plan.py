@@ -1,8 +1,8 @@
 """Scenarios as TOML: hand-written plans, the shrinker's results, and the files of the corpus.
 
 Only values that differ from the defaults are written. Tables: `[config]` (keys of the run), `[[class]]` with
-`[class.machine]`, `[class.uplink]` and `[class.downlink]`, `[[fault]]` with its `kind`, `[[byzantine]]`, and `[limits]`
-of the clients' nodes.
+`[class.machine]`, `[class.uplink]` and `[class.downlink]`, `[[fault]]` with its `kind`, `[[byzantine]]`, `[limits]`
+of the clients' nodes, and `[chain]` for runs with `home = "chain"`.
 """
 
 import dataclasses
@@ -16,6 +16,8 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import KINDS, ByzantineMember
+from psyche.sim.chain.conditions import ChainConditions
+from psyche.sim.chain_faults import ALL_KINDS
 from psyche.sim.faults import get_table, read_faults
 from psyche.sim.scenarios.checks import check_scenario
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
@@ -39,8 +41,9 @@ def read_scenario(text: str) -> Scenario:
         Scenario,
         {name: value for name, value in values.items() if name not in _LISTS}
         | {"limits": _build(NetworkLimits, values.get("limits", {}))}
+        | {"chain": _build(ChainConditions, values.get("chain", {}))}
         | {"classes": tuple(_read_class(one) for one in _get_tables(values, "class", [{"count": 4}]))}
-        | {"faults": read_faults(_get_tables(values, "fault", []))}
+        | {"faults": read_faults(_get_tables(values, "fault", []), ALL_KINDS)}
         | {"byzantine": tuple(_read_byzantine(one) for one in _get_tables(values, "byzantine", []))},
     )
     check_scenario(scenario)
@@ -82,6 +85,8 @@ def write_scenario(scenario: Scenario) -> str:
     """The scenario as TOML, for `read_scenario`."""
     lines = list(_write_plain(scenario, Scenario()))
     lines += ["", "[config]", *(f"{name} = {_write(value)}" for name, value in scenario.config.items())]
+    if chain := list(_write_plain(scenario.chain, ChainConditions())):
+        lines += ["", "[chain]", *chain]
     if limits := list(_write_plain(scenario.limits, NetworkLimits())):
         lines += ["", "[limits]", *limits]
     for one in scenario.classes:

@@ -20,12 +20,14 @@ from psyche.core.state.state import (
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
+from psyche.sim.chain.conditions import ENTROPY_DELAY_SLOTS, ChainConditions
 from psyche.sim.faults import Fault, Kill
 from psyche.sim.trainer import MachineModel
 
 RUN_ID = "simulated"
 START_UNIX = 1_700_000_000
 MODEL_FOLDER = "model"
+TCP, CHAIN = HOMES = ("tcp", "chain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,8 @@ class Scenario:
         respawn_s: seconds after which a client that ended by itself without success is restarted; 0: never.
         sync_s: the duration of a write on the server's disk.
         shares_checkpoints: whether clients announce places from which the certified weights can be loaded (S10).
+        home: what keeps the record: a server ("tcp") or a chain ("chain").
+        chain: the conditions of the chain; without effect in a run with a server.
 
     `origin` is the command that replays the scenario, set by code that draws scenarios from seeds (`with_origin`).
     A copy changed with `replace` has no origin: only its plan describes it fully (`report`).
@@ -92,6 +96,8 @@ class Scenario:
     respawn_s: float = 5.0
     sync_s: float = 0.002
     shares_checkpoints: bool = False
+    home: str = TCP
+    chain: ChainConditions = field(default_factory=ChainConditions)
     origin: str = field(default="", init=False, compare=False)
 
     def with_origin(self, command: str) -> "Scenario":
@@ -123,6 +129,8 @@ class Scenario:
         raise IndexError("no such client")
 
 
+LANDING_SLOTS = 4
+RESENDS_S = 4.0
 DEFAULTS: Mapping[str, int] = {
     "warmup_time": 30,
     "cooldown_time": 5,
@@ -140,7 +148,8 @@ DEFAULTS: Mapping[str, int] = {
 
 def build_run_config(scenario: Scenario) -> Config:
     """The run's configuration."""
-    values: dict[str, Any] = dict(DEFAULTS) | dict(scenario.config)
+    usual = {"entropy_delay": ENTROPY_DELAY_SLOTS} if scenario.home == CHAIN else {}
+    values: dict[str, Any] = dict(DEFAULTS) | usual | dict(scenario.config)
     return Config(**values)
 
 
@@ -169,15 +178,30 @@ class SimRunFile:
     bootstrap: tuple[str, ...] = ()
 
 
-def compute_patience_s(config: Config, faults: Sequence[Fault] = ()) -> float:
+def compute_transition_s(scenario: Scenario) -> float:
+    """How long a change of the record may take from its cause to all members, in seconds; 0 with a server.
+
+    A message is sent, lands after skipped slots, is lost once, and is confirmed. Then the slot of a seed must come, and
+    somebody must tick.
+    """
+    if scenario.home != CHAIN:
+        return 0.0
+    chain = scenario.chain
+    slots_s = (ENTROPY_DELAY_SLOTS + LANDING_SLOTS) * chain.slot_s / (1 - chain.skipped)
+    return slots_s + 2 * chain.lag_most_s + RESENDS_S / (1 - chain.lost)
+
+
+def compute_patience_s(config: Config, faults: Sequence[Fault] = (), transition_s: float = 0.0) -> float:
     """The time within which a run with enough living members must take a step, from any state, in seconds.
+
+    `transition_s` is what each change of the record takes on a chain.
 
     The longest way: two rounds that time out and close without agreement, Cooldown,
     waiting for members, a Warmup that fails, another that succeeds, then two rounds for the step.
     If `faults` erase disks, nobody may have the certified weights any more, and as many more Warmups fail (P5).
     """
-    round_s = config.max_round_train_time + config.round_witness_time
-    forming_s = config.waiting_for_members_extra_time + config.warmup_time
+    round_s = config.max_round_train_time + config.round_witness_time + 2 * transition_s
+    forming_s = config.waiting_for_members_extra_time + config.warmup_time + 3 * transition_s
     is_erased = any(isinstance(fault, Kill) and fault.erase for fault in faults)
     forms = 3 + (WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT if is_erased else 0)
     return 4 * round_s + config.cooldown_time + forms * forming_s + 30
@@ -187,8 +211,9 @@ def compute_limit_s(scenario: Scenario, config: Config) -> float:
     """When a run must have ended, in simulated seconds: every epoch takes its longest, after all faults are over."""
     if scenario.limit_s:
         return scenario.limit_s
-    round_s = config.max_round_train_time + config.round_witness_time
+    transition_s = compute_transition_s(scenario)
+    round_s = config.max_round_train_time + config.round_witness_time + 2 * transition_s
     epochs = math.ceil(config.total_steps / max(1, config.rounds_per_epoch)) + 1
-    overhead_s = compute_patience_s(config, scenario.faults)
+    overhead_s = compute_patience_s(config, scenario.faults, transition_s)
     last = max((fault.get_end_s() for fault in scenario.faults), default=0.0)
     return last + config.total_steps * round_s + 2 * epochs * overhead_s + 600

@@ -3,7 +3,7 @@
 import pytest
 import trio
 import trio.testing
-from chain_kit import OWNER, START, build_chain, get_key, join, land, pass_slots, sign
+from sim.chain_kit import OWNER, START, build_chain, get_key, join, land, pass_slots, sign
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.errors import CannotResume, Halted, InvalidWithdraw
@@ -11,7 +11,7 @@ from psyche.core.state.messages import Join, Pause, ReclaimSlot, Recover, Resume
 from psyche.core.state.state import RunState
 from psyche.sim.chain.blocks import BLOCK_HASHES, RECORDED_SLOTS, Blockchain, NotInstruction
 from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain.endpoints import EndpointFailed, SimulatedEndpoint
+from psyche.sim.chain.endpoints import EndpointFailed, EndpointTrouble, SimulatedEndpoint
 from psyche.sim.runtime import build_rng
 from psyche.wire.backend import NotOwner
 
@@ -151,12 +151,9 @@ def test_what_the_programs_do_not_offer_is_refused() -> None:
 # --- endpoints ---------------------------------------------------------------------------------------------------
 
 
-def build_endpoint(lag_s: float, **changes: object) -> SimulatedEndpoint:
-    chain = build_chain()
-    endpoint = SimulatedEndpoint("one", chain, build_rng(1, "endpoint"), ChainConditions(), lag_s)
-    for name, value in changes.items():
-        setattr(endpoint, name, value)
-    return endpoint
+def build_endpoint(lag_s: float, *troubles: EndpointTrouble) -> SimulatedEndpoint:
+    rng = build_rng(1, "endpoint")
+    return SimulatedEndpoint("one", build_chain(), rng, ChainConditions(), lag_s, list(troubles))
 
 
 async def test_an_endpoint_shows_a_block_after_its_delay(autojump_clock: trio.testing.MockClock) -> None:
@@ -165,13 +162,13 @@ async def test_an_endpoint_shows_a_block_after_its_delay(autojump_clock: trio.te
         await trio.sleep(1.0)
         endpoint.chain.produce(trio.current_time(), START)
     assert endpoint.get_block().slot == 17
-    endpoint.stale_slots = 20
+    endpoint.troubles.append(EndpointTrouble(stale_slots=20))
     assert endpoint.get_block().slot == 9, "20 slots of 0.4 s"
 
 
 async def test_an_endpoint_that_is_down_or_refuses_fails(autojump_clock: trio.testing.MockClock) -> None:
-    for changes in ({"is_down": True}, {"throttled": 1.0}):
-        endpoint = build_endpoint(0.5, **changes)
+    for trouble in (EndpointTrouble(is_down=True), EndpointTrouble(throttled=1.0)):
+        endpoint = build_endpoint(0.5, trouble)
         with pytest.raises(EndpointFailed):
             await endpoint.ask()
         with pytest.raises(EndpointFailed):
@@ -179,7 +176,7 @@ async def test_an_endpoint_that_is_down_or_refuses_fails(autojump_clock: trio.te
 
 
 def test_a_fork_has_an_equal_nonce_and_other_bytes() -> None:
-    endpoint = build_endpoint(0.5, is_forked=True)
+    endpoint = build_endpoint(0.5, EndpointTrouble(is_forked=True))
     chain = endpoint.chain
     land(chain, join(chain, 1))
     shown = decode_state(endpoint.show(chain.newest))

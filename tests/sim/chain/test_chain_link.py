@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import trio
 import trio.testing
-from chain_kit import START, build_chain, get_key, pass_slots
+from sim.chain_kit import START, build_chain, get_key, pass_slots
 
 from psyche.backends.solana.link import Link, Reading, TransactionExpired
 from psyche.core.state.errors import InvalidWithdraw
@@ -15,7 +15,7 @@ from psyche.core.state.messages import Join, Message, Pause, Withdraw
 from psyche.network.memory.line import Arrivals
 from psyche.sim.chain.blocks import Blockchain, ChainBlock
 from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain.endpoints import SimulatedEndpoint
+from psyche.sim.chain.endpoints import EndpointTrouble, SimulatedEndpoint
 from psyche.sim.chain.link import SimulatedLink
 from psyche.wire.backend import NotOwner
 
@@ -125,7 +125,7 @@ def test_what_is_lost_or_late_takes_effect_once(lost: float, late: float, skippe
 
 def test_a_dead_endpoint_costs_less_than_five_seconds() -> None:
     async def play(stage: Stage) -> None:
-        stage.endpoints[0].is_down = True
+        stage.endpoints[0].troubles.append(EndpointTrouble(is_down=True))
         begun = trio.current_time()
         await stage.join()
         assert trio.current_time() - begun < 7.0, "failover within 5 s, and a block and its confirmation"
@@ -141,7 +141,7 @@ def test_an_endpoint_that_is_behind_what_the_client_knows_is_not_believed() -> N
             readings: list[Reading] = []
             nursery.start_soon(stage.read, readings)
             await stage.join()
-            stage.endpoints[0].stale_slots = 20
+            stage.endpoints[0].troubles.append(EndpointTrouble(stale_slots=20))
             await trio.sleep(3.0)
             await stage.port.send([Withdraw(0, 0)])
             nursery.cancel_scope.cancel()
@@ -195,7 +195,7 @@ def test_the_newest_slot_and_time_are_those_of_the_most_advanced_endpoint() -> N
         newest: ChainBlock = stage.endpoints[0].get_block()
         assert await stage.port.get_newest_slot() >= newest.slot
         assert (await stage.port.get_time()).unix >= newest.unix
-        stage.endpoints[0].is_down = True
+        stage.endpoints[0].troubles.append(EndpointTrouble(is_down=True))
         begun = trio.current_time()
         assert await stage.port.get_newest_slot() < stage.chain.slot
         assert trio.current_time() - begun < 1.0, "a dead endpoint is not waited for"

@@ -43,17 +43,19 @@ class Rpc:
     Args:
         endpoints: in the order in which they are asked.
         http: asks them.
+        sockets: opens WebSockets to them; None: `http` does.
         sink: receives events.
         rng: the source of jitter.
     """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], http: httpx2.AsyncClient, *, sink: EventSink | None = None,
-        rng: random.Random | None = None,
+        self, endpoints: Sequence[Endpoint], http: httpx2.AsyncClient, sockets: httpx2.AsyncClient | None = None, *,
+        sink: EventSink | None = None, rng: random.Random | None = None,
     ) -> None:  # fmt: skip
         assert endpoints, "a cluster has an endpoint"
         self.endpoints = tuple(endpoints)
-        self.http = http
+        self.sockets = sockets or http
+        self._http = http
         self.sink = sink or NoEvents()
         self._rng = rng or random.SystemRandom()
         self._resting: dict[Endpoint, float] = {}  # until when, on trio's clock
@@ -106,7 +108,7 @@ class Rpc:
             RpcRefused: the request is wrong.
         """
         try:
-            found = convert(await ask(self.http, endpoint, method, params))
+            found = convert(await ask(self._http, endpoint, method, params))
         except WireError as error:
             raise EndpointFailed(str(error), is_passing=False) from error
         self._resting.pop(endpoint, None)
@@ -217,9 +219,12 @@ class Rpc:
 @asynccontextmanager
 async def open_rpc(endpoints: Sequence[Endpoint], *, sink: EventSink | None = None) -> AsyncGenerator[Rpc]:
     """Open the endpoints of a cluster, in the order in which they are to be asked."""
-    # http2 only where TLS settles it; addresses and proxies of the environment are the user's own.
-    async with httpx2.AsyncClient(http2=True, timeout=None, follow_redirects=False) as http:
-        yield Rpc(endpoints, http, sink=sink)
+    # A WebSocket cannot begin on a connection that has agreed on HTTP/2.
+    async with (
+        httpx2.AsyncClient(http2=True, timeout=None, follow_redirects=False) as http,
+        httpx2.AsyncClient(http2=False, timeout=None, follow_redirects=False) as sockets,
+    ):
+        yield Rpc(endpoints, http, sockets, sink=sink)
 
 
 def _from_slot(slot: int | None) -> dict[str, int]:

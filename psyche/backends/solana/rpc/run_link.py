@@ -1,0 +1,152 @@
+"""The `Link` over RPC endpoints: readings of a run's account, the chain's time, and this client's messages."""
+
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
+
+import trio
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from psyche.backends.solana.link import ChainTime, Reading, TransactionExpired
+from psyche.backends.solana.rpc.client import NoEndpoint, Rpc
+from psyche.backends.solana.rpc.sender import Sender
+from psyche.backends.solana.rpc.transaction import FeePolicy
+from psyche.backends.solana.rpc.watch import AccountWatch
+from psyche.chain.coordinator import (
+    ChainRun,
+    SignedResult,
+    UserMessage,
+    build_equivocation_report,
+    build_join_run,
+    build_user_message,
+)
+from psyche.core.encoding.account import decode_state
+from psyche.core.state.gossip import Evidence
+from psyche.core.state.limits import STATE_BYTES
+from psyche.core.state.messages import Join, Message, ReportEquivocation
+from psyche.errors import BackendError
+from psyche.wire.crypto import Identity
+from psyche.wire.gossip import decode_gossip, get_signed_bytes
+from psyche.wire.nursery import open_plain_nursery
+from psyche.wire.ports import Proof
+
+AGAIN_S: Final = 2.0  # after no endpoint has answered
+
+
+class RpcLink:
+    """A `Link` for one run, wallet and p2p key. `run` must be running while it is used (or use `open_link`).
+
+    Args:
+        rpc: the chain.
+        run: the run's accounts.
+        wallet: joins, signs and pays.
+        identity: the p2p key; it signs joins too (M1).
+        authorization: the account that allows the wallet to join.
+        fees: what the wallet pays to be early.
+    """
+
+    def __init__(
+        self, rpc: Rpc, run: ChainRun, wallet: Keypair, identity: Identity, authorization: Pubkey, *,
+        fees: FeePolicy | None = None,
+    ) -> None:  # fmt: skip
+        self._rpc = rpc
+        self._run = run
+        self._user = wallet.pubkey()
+        self._session = Keypair.from_seed(identity.seed)
+        self._authorization = authorization
+        self._sender = Sender(rpc, wallet, fees, patience_s=math.inf)
+        self._watch = AccountWatch(rpc, run.account, STATE_BYTES)
+        self._newest: Reading | None = None  # of those that were handed out
+
+    async def run(self) -> None:
+        """Follow the run's account until cancelled."""
+        await self._watch.run()
+
+    async def readings(self) -> AsyncGenerator[Reading, None]:
+        """Receive readings of all endpoints as they arrive: not merged, repeated and out of order."""
+        async with aclosing(self._watch.readings()) as readings:
+            async for reading in readings:
+                if self._newest is None or reading.slot >= self._newest.slot:
+                    self._newest = reading
+                yield reading
+
+    async def get_newest_slot(self) -> int:
+        """Ask all endpoints for their slot; return the highest."""
+        while True:
+            try:
+                return await self._rpc.get_newest_slot()
+            except NoEndpoint:
+                await trio.sleep(AGAIN_S)
+
+    async def get_time(self) -> ChainTime:
+        """Return the chain's time as the most advanced endpoint knows it."""
+        while True:
+            try:
+                return ChainTime(*await self._rpc.get_clock())
+            except NoEndpoint:
+                await trio.sleep(AGAIN_S)
+
+    async def send(
+        self, messages: Sequence[Message], proof: Proof = None, *, is_wanted: Callable[[], bool] = lambda: True
+    ) -> int:
+        """Carry out messages in one transaction; return its slot once it is confirmed.
+
+        Raises:
+            CoordinatorError: the program refuses one of the messages.
+            TransactionExpired: `is_wanted` said no.
+            BackendError: it cannot be sent at all.
+        """
+        instructions = [one for message in messages for one in self._build(message, proof)]
+        signers = [self._session] if any(isinstance(message, Join) for message in messages) else []
+        while True:
+            # A trial on an endpoint that is behind what was shown here would refuse wrongly.
+            min_slot = None if self._newest is None else self._newest.slot
+            try:
+                landed = await self._sender.send(instructions, signers, is_wanted=is_wanted, min_slot=min_slot)
+            except NoEndpoint:  # nothing was sent
+                await trio.sleep(AGAIN_S)
+                if not is_wanted():
+                    raise TransactionExpired("no endpoint answered while the message was wanted") from None
+            else:
+                return landed.slot
+
+    def _build(self, message: Message, proof: Proof) -> Sequence[Instruction]:
+        if isinstance(message, Join):
+            assert message.p2p == bytes(self._session.pubkey()), "a client joins with its own key"
+            return [
+                build_join_run(self._run, self._user, self._session.pubkey(), self._authorization, message.expires_unix)
+            ]
+        if isinstance(message, ReportEquivocation):
+            return self._build_report(message, proof)
+        if not isinstance(message, UserMessage):
+            raise BackendError(f"{type(message).__name__} is no message of a client")
+        return [build_user_message(self._run, self._user, message)]
+
+    def _build_report(self, message: ReportEquivocation, proof: Proof) -> Sequence[Instruction]:
+        assert isinstance(proof, Evidence), "a report has evidence (R7)"
+        if self._newest is None:
+            raise BackendError("the record is not known yet, and with it the key of who is reported")
+        accused = decode_state(self._newest.raw).clients[message.member].p2p
+        signed = (_read_result(proof.first), _read_result(proof.second))
+        return build_equivocation_report(self._run, self._user, message, Pubkey(accused), signed)
+
+
+def _read_result(raw: bytes) -> SignedResult:
+    message = decode_gossip(raw)
+    return SignedResult(get_signed_bytes(message), message.signature)
+
+
+@asynccontextmanager
+async def open_link(
+    rpc: Rpc, run: ChainRun, wallet: Keypair, identity: Identity, authorization: Pubkey, *,
+    fees: FeePolicy | None = None,
+) -> AsyncGenerator[RpcLink]:  # fmt: skip
+    """Follow a run's account while the block runs."""
+    link = RpcLink(rpc, run, wallet, identity, authorization, fees=fees)
+    async with open_plain_nursery() as nursery:
+        nursery.start_soon(link.run)
+        yield link
+        nursery.cancel_scope.cancel()

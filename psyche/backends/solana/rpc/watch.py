@@ -1,0 +1,161 @@
+"""Following an account over all endpoints at once, so that the fastest one counts and no single one is needed."""
+
+import random
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import trio
+from solders.pubkey import Pubkey
+
+from psyche.backends.solana.link import Reading
+from psyche.backends.solana.rpc import replies
+from psyche.backends.solana.rpc.client import CONFIRMED, Rpc
+from psyche.backends.solana.rpc.replies import ChainAccount
+from psyche.backends.solana.rpc.transport import EndpointFailed, RpcRefused
+from psyche.backends.solana.rpc.web_socket import Socket, talk
+from psyche.chain.cluster import Endpoint
+from psyche.errors import WireError
+from psyche.telemetry import kinds
+from psyche.wire.nursery import open_plain_nursery
+
+FIRST_WAIT_S: Final = 0.5  # before a socket is opened again
+MAX_WAIT_S: Final = 30.0
+SUBSCRIBE_S: Final = 5.0
+POLL_S: Final = 10.0  # providers drop sockets without a word
+FAST_POLL_S: Final = 1.0  # while there is no socket
+_CONFIG: Final = {"encoding": "base64+zstd", "commitment": CONFIRMED}  # else subscriptions wait for `finalized`
+
+
+@dataclass(slots=True, eq=False)
+class _Feed:
+    """What comes from one endpoint."""
+
+    endpoint: Endpoint
+    is_live: bool = False
+    turned: trio.Event = field(default_factory=trio.Event)  # when it goes live, or is not any more
+    newest: Reading | None = None  # not handed out yet
+    slot: int = -1  # of the newest one ever
+
+    def turn(self, *, live: bool) -> None:
+        """Note that the socket works now, or does not."""
+        self.is_live = live
+        self.turned.set()
+        self.turned = trio.Event()
+
+
+class AccountWatch:
+    """Follows one account. `run` must be running while `readings` is used.
+
+    Args:
+        rpc: the chain.
+        key: the account.
+        size_bytes: its size; what claims to be larger is not unpacked.
+        rng: the source of jitter.
+    """
+
+    def __init__(self, rpc: Rpc, key: Pubkey, size_bytes: int, *, rng: random.Random | None = None) -> None:
+        self._rpc = rpc
+        self._key = key
+        self._size_bytes = size_bytes
+        self._rng = rng or random.SystemRandom()
+        self._feeds = [_Feed(endpoint) for endpoint in rpc.endpoints]
+        self._arrived = trio.Event()
+
+    async def run(self) -> None:
+        """Follow the account until cancelled."""
+        async with open_plain_nursery() as nursery:
+            for feed in self._feeds:
+                nursery.start_soon(self._listen, feed)
+                nursery.start_soon(self._poll, feed)
+
+    async def readings(self) -> AsyncGenerator[Reading, None]:
+        """Receive what the endpoints show: of each of them the newest that was not received yet."""
+        while True:
+            arrived = self._arrived
+            for feed in self._feeds:
+                reading, feed.newest = feed.newest, None
+                if reading is not None:
+                    yield reading
+            await arrived.wait()
+
+    def _show(self, feed: _Feed, slot: int, account: ChainAccount | None) -> None:
+        if slot < feed.slot:
+            return  # an answer that a notification has overtaken
+        feed.slot = slot
+        feed.newest = Reading(feed.endpoint.name, slot, b"" if account is None else account.data)
+        self._arrived.set()
+        self._arrived = trio.Event()
+
+    # --- sockets --------------------------------------------------------------------------------------------
+
+    async def _listen(self, feed: _Feed) -> None:
+        wait_s = FIRST_WAIT_S
+
+        async def follow(socket: Socket) -> None:
+            nonlocal wait_s
+            await self._subscribe(feed, socket)
+            wait_s = FIRST_WAIT_S
+            while True:
+                self._take(feed, await socket.receive())
+
+        while True:
+            reason = await talk(self._rpc.sockets, feed.endpoint, follow)
+            feed.turn(live=False)
+            pause_s = wait_s * self._rng.uniform(0.5, 1.0)
+            self._rpc.sink.emit(
+                kinds.WatchLost(endpoint=feed.endpoint.name, reason=reason, again_in_s=round(pause_s, 3))
+            )
+            await trio.sleep(pause_s)
+            wait_s = min(MAX_WAIT_S, wait_s * 2)
+
+    async def _subscribe(self, feed: _Feed, socket: Socket) -> None:
+        with trio.fail_after(SUBSCRIBE_S):
+            question = {"jsonrpc": "2.0", "id": 1, "method": "accountSubscribe", "params": [str(self._key), _CONFIG]}
+            await socket.send(question)
+            while (reply := await socket.receive()).get("id") != 1:
+                pass
+            if type(reply.get("result")) is not int:
+                raise EndpointFailed(f"accountSubscribe: {str(reply.get('error'))[:200]}")
+            # Asked for once the subscription stands: a change between both would be missed otherwise.
+            await self._ask(feed)
+        feed.turn(live=True)
+        self._rpc.sink.emit(kinds.WatchBegun(endpoint=feed.endpoint.name))
+
+    def _take(self, feed: _Feed, message: dict[str, Any]) -> None:
+        match message:
+            case {"method": "accountNotification", "params": {"result": result}}:
+                try:
+                    slot, account = self._read(result)
+                except WireError as error:
+                    raise EndpointFailed(str(error)) from error
+                self._show(feed, slot, account)
+            case {"error": error}:
+                raise EndpointFailed(f"over WebSocket: {str(error)[:200]}")
+            case _:
+                pass  # notifications of other kinds are nobody's
+
+    def _read(self, reply: Any) -> tuple[int, ChainAccount | None]:
+        slot, value = replies.read_context(reply, "account")
+        return slot, replies.read_account(value, slot, limit_bytes=self._size_bytes)
+
+    # --- questions ------------------------------------------------------------------------------------------
+
+    async def _ask(self, feed: _Feed) -> None:
+        slot, account = await self._rpc.read_one(feed.endpoint, self._read, "getAccountInfo", str(self._key), _CONFIG)
+        self._show(feed, slot, account)
+
+    async def _poll(self, feed: _Feed) -> None:
+        """Ask for the account now and then, and at once and often while there is no socket."""
+        wait_s = 0.0
+        while True:
+            turned = feed.turned
+            with trio.move_on_after(wait_s or (POLL_S if feed.is_live else FAST_POLL_S)):
+                await turned.wait()
+                if feed.is_live:
+                    continue  # it was asked for just now
+            try:
+                await self._ask(feed)
+                wait_s = 0.0
+            except (EndpointFailed, RpcRefused):
+                wait_s = min(MAX_WAIT_S, max(FAST_POLL_S, wait_s * 2))

@@ -1,0 +1,99 @@
+"""A client's link to a chain in a box, over real sockets."""
+
+from typing import Any
+
+import pytest
+import trio
+from kits.chain_run import ChainRunKit, open_chain_run
+from kits.endpoints import Events
+from solders.keypair import Keypair
+
+from psyche.backends.solana.rpc.client import open_rpc
+from psyche.backends.solana.rpc.run_link import open_link
+from psyche.chain.failures import ProgramRefused, WalletEmpty
+from psyche.core.encoding.account import decode_state
+from psyche.core.state import messages as msg
+from psyche.core.state.errors import Halted, UnknownMember
+from psyche.errors import BackendError
+from psyche.telemetry import kinds
+from psyche.wire.key_file import make_identity
+
+
+def make_link(kit: ChainRunKit, rpc: Any, wallet: Keypair, authorization: Any = None) -> Any:
+    identity = make_identity()
+    return identity, open_link(rpc, kit.run, wallet, identity, authorization or kit.authorization)
+
+
+async def test_a_join_shows_in_the_next_readings_and_in_the_record() -> None:
+    events = Events()
+    async with open_chain_run() as kit, open_rpc([kit.endpoint], sink=events) as rpc:
+        identity, opening = make_link(kit, rpc, kit.fund())
+        async with opening as link:
+            readings = link.readings()
+            first = await anext(readings)
+            assert decode_state(first.raw).registry.slots == kit.read().registry.slots
+            slot = await link.send([msg.Join(identity.public, 0)])
+            assert slot >= first.slot
+            async for reading in readings:
+                slots = decode_state(reading.raw).registry.slots
+                if any(one.p2p == identity.public for one in slots):
+                    assert reading.slot >= slot
+                    break
+            time = await link.get_time()
+            assert await link.get_newest_slot() >= slot
+            assert time.slot >= slot
+            await readings.aclose()
+    assert [event.endpoint for event in events.of(kinds.WatchBegun)] == [kit.endpoint.name]
+    assert len(events.of(kinds.TransactionConfirmed)) == 1
+
+
+async def test_refusals_of_the_programs_are_cores_or_sentences() -> None:
+    async with open_chain_run() as kit, open_rpc([kit.endpoint]) as rpc:
+        identity, opening = make_link(kit, rpc, kit.fund())
+        async with opening as link:
+            with pytest.raises(UnknownMember):
+                await link.send([msg.Withdraw(0, 0)])
+            with pytest.raises(BackendError, match="no message of a client"):
+                await link.send([msg.Pause()])
+        _, opening = make_link(kit, rpc, Keypair())
+        async with opening as link:
+            with pytest.raises(WalletEmpty, match=r"has 0\.0+ SOL on this cluster"):
+                await link.send([msg.Tick(None)])
+        identity, opening = make_link(kit, rpc, kit.fund(), authorization=kit.run.instance)
+        async with opening as link:
+            with pytest.raises(ProgramRefused, match="check"):
+                await link.send([msg.Join(identity.public, 0)])
+
+
+async def test_a_message_of_a_paused_run_with_a_tick_fails_as_halted() -> None:
+    from psyche.backends.solana.rpc.sender import Sender
+    from psyche.chain.coordinator import build_owner_message
+
+    async with open_chain_run() as kit:
+        pause = build_owner_message(kit.run, kit.owner.pubkey(), msg.Pause())
+        await Sender(kit.rpc, kit.owner).send([pause], finalized=True)
+        identity, opening = make_link(kit, kit.rpc, kit.fund())
+        async with opening as link:
+            before = kit.read()
+            with pytest.raises(Halted):
+                await link.send([msg.Join(identity.public, 0), msg.Tick(None)])
+            assert kit.read() == before
+
+
+async def test_links_share_endpoints_and_each_follows_the_others_joins() -> None:
+    async with open_chain_run() as kit, open_rpc([kit.endpoint]) as rpc, trio.open_nursery() as nursery:
+        keys: set[bytes] = set()
+
+        async def take_part() -> None:
+            identity, opening = make_link(kit, rpc, kit.fund())
+            keys.add(identity.public)
+            async with opening as link:
+                await link.send([msg.Join(identity.public, 0)])
+                readings = link.readings()
+                async for reading in readings:
+                    if keys <= {one.p2p for one in decode_state(reading.raw).registry.slots}:
+                        break
+                await readings.aclose()
+
+        for _ in range(3):
+            nursery.start_soon(take_part)

@@ -1,0 +1,75 @@
+"""A run on a local chain, over real sockets: created, opened to everybody and resumed by its owner."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from solders.keypair import Keypair
+
+from psyche.backends.solana.rpc.client import Rpc, open_rpc
+from psyche.backends.solana.rpc.sender import Sender
+from psyche.chain.addresses import EVERYBODY, get_authorization_address
+from psyche.chain.authorizer import build_authorization_create, build_authorization_grantor_update
+from psyche.chain.cluster import Endpoint
+from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_owner_message
+from psyche.core.encoding.account import decode_state
+from psyche.core.state import messages as msg
+from psyche.core.state.limits import STATE_BYTES
+from psyche.core.state.state import Config, Coordinator, Progress
+from psyche.localchain.chain import LocalChain, open_local_chain
+from psyche.testing.builders import build_config, build_model
+
+SOL = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRunKit:
+    """The run, its owner and the chain itself."""
+
+    chain: LocalChain
+    rpc: Rpc
+    owner: Keypair
+    run: ChainRun
+
+    @property
+    def authorization(self):  # noqa: ANN201 - solders' Pubkey
+        return get_authorization_address(self.owner.pubkey(), EVERYBODY)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.chain.http, self.chain.ws)
+
+    def fund(self, lamports: int = SOL) -> Keypair:
+        """A new wallet."""
+        key = Keypair()
+        self.chain.bank.airdrop(key.pubkey(), lamports)
+        return key
+
+    def read(self) -> Coordinator:
+        """The record, as the chain has it now."""
+        account = self.chain.bank.get_account(self.run.account)
+        assert account is not None
+        return decode_state(bytes(account.data))
+
+
+@asynccontextmanager
+async def open_chain_run(*, slot_ms: float = 50, config: Config | None = None) -> AsyncGenerator[ChainRunKit]:
+    """Open a chain with one run that waits for members."""
+    async with open_local_chain(slot_ms=slot_ms) as chain, open_rpc([Endpoint(chain.http, chain.ws)]) as rpc:
+        owner, account = Keypair(), Keypair()
+        chain.bank.airdrop(owner.pubkey(), 100 * SOL)
+        kit = ChainRunKit(chain, rpc, owner, ChainRun.find("run", account.pubkey()))
+        sender, key = Sender(rpc, owner), owner.pubkey()
+        deposit = await rpc.get_deposit(STATE_BYTES)
+        init = build_init(key, "run", account.pubkey(), Authorities(key, key), "", deposit)
+        await sender.send(init, [account])
+        await sender.send(
+            [
+                build_authorization_create(key, key, EVERYBODY),
+                build_authorization_grantor_update(key, kit.authorization, active=True),
+            ]
+        )
+        config = config or build_config(min_clients=2)
+        change = msg.Update(config, build_model(), Progress(0, 1, 0))
+        await sender.send([build_owner_message(kit.run, key, change), build_owner_message(kit.run, key, msg.Resume())])
+        yield kit

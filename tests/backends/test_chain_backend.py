@@ -22,7 +22,7 @@ from psyche.errors import BackendError, WrongVersion
 from psyche.network.memory.line import Arrivals
 from psyche.sim.chain.blocks import Blockchain
 from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain.endpoints import SimulatedEndpoint
+from psyche.sim.chain.endpoints import EndpointTrouble, SimulatedEndpoint
 from psyche.sim.chain.link import SimulatedLink
 from psyche.telemetry.kinds import Event
 from psyche.wire.nursery import open_plain_nursery
@@ -192,7 +192,7 @@ def test_a_restarted_client_is_shown_nothing_older_than_its_start() -> None:
         await stage.join_somebody(2)
         await trio.sleep(3)  # stale endpoints still show the record before the join
         link = stage.build_link(1, (0.5, 0.5))
-        link._endpoints[0].stale_slots = 25
+        link._endpoints[0].troubles.append(EndpointTrouble(stale_slots=25))
         backend = await stage.open(1, link=link)
         state = await wait_for(backend, lambda _state: True)
         assert [slot.signer for slot in state.registry.slots] == [get_key(2)[0]]
@@ -236,7 +236,7 @@ def test_nothing_is_sent_while_two_endpoints_contradict_each_other() -> None:
         link = stage.build_link(1, (0.5, 0.6))
         backend = await stage.open(1, link=link)
         await wait_for(backend, lambda _state: True)
-        link._endpoints[1].is_forked = True
+        link._endpoints[1].troubles.append(EndpointTrouble(is_forked=True))
         await stage.join_somebody(2)
         await trio.sleep(3)
         assert any("two endpoints show different records" in str(event) for event in stage.events.all)
@@ -244,7 +244,7 @@ def test_nothing_is_sent_while_two_endpoints_contradict_each_other() -> None:
         with trio.move_on_after(5):
             await backend.submit(Join(get_key(1)[1]))
         assert stage.count(Join) == before
-        link._endpoints[1].is_forked = False
+        link._endpoints[1].troubles.clear()
         await stage.join_somebody(3)
         with trio.fail_after(30):
             await backend.submit(Join(get_key(1)[1]))
@@ -282,7 +282,7 @@ def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_
         known = floor.read()
         assert known > 10
         link = stage.build_link(1, (0.5,))
-        link._endpoints[0].stale_slots = 100
+        link._endpoints[0].troubles.append(EndpointTrouble(stale_slots=100))
         backend = await stage.open(1, link=link, floor=FileFloor(tmp_path / "slot"))
         began = trio.current_time()
         await wait_for(backend, lambda _state: True, patience_s=120)

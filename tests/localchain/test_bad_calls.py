@@ -199,11 +199,12 @@ async def test_a_subscriber_that_takes_nothing_does_not_hold_up_the_end() -> Non
     with trio.fail_after(web.SEND_TIMEOUT_S / 2):
         async with open_box() as (chain, _):
             key = Keypair().pubkey()
-            await open_deaf(chain, "accountSubscribe", str(key), {"encoding": "base64"})
+            deaf = await open_deaf(chain, "accountSubscribe", str(key), {"encoding": "base64"})
             for _ in range(4):
                 chain.bank.put_account(key, Account(SOL, bytes(5 << 20), COORDINATOR))
                 chain.bank.advance(NOW)
                 await trio.testing.wait_all_tasks_blocked()
+    await deaf.aclose()
 
 
 async def test_airdrops_beyond_the_faucet_are_refused_in_words() -> None:

@@ -1,11 +1,12 @@
 """`psyche dev`: what those need who build on a run, or try one out: a chain on this machine."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from psyche.cli.helpers.common import format_examples, make_group, run_async
+from psyche.cli.helpers.common import ending_on_sigterm, format_examples, make_group, run_async
 
 if TYPE_CHECKING:
     from solders.keypair import Keypair
@@ -23,6 +24,13 @@ group = make_group(
 )
 
 
+class Validator(StrEnum):
+    """Which chain runs."""
+
+    embedded = "embedded"
+    real = "real"
+
+
 @group.callback()
 def _root() -> None:
     pass
@@ -36,8 +44,11 @@ def _root() -> None:
         "psyche dev validator --port 0 --slot-ms 100  # at any port, faster",
     ),
 )
-def validator(
+def run_validator(
     *,
+    validator: Annotated[
+        Validator, typer.Option(help="embedded: comes with psyche. real: solana-test-validator or surfpool.")
+    ] = Validator.embedded,
     port: Annotated[
         int, typer.Option(min=0, max=65534, help="Port for calls; the next one is for subscriptions. 0: any free two.")
     ] = PORT,
@@ -60,29 +71,66 @@ def validator(
     slot that deploys them, and there are no stakes, rewards, epochs, durable nonces or fee market. Try on devnet what
     depends on those. Anybody who reaches the port gets lamports for nothing, so never take its wallets elsewhere.
 
+    --validator real runs solana-test-validator or surfpool instead, with the programs in place. Of the two it takes the
+    first that is on the path.
+
     With --ledger the chain is saved every 5 seconds and at the end. Exits with 130 on Ctrl-C.
     """
     from psyche.errors import ConfigError
-    from psyche.localchain.ledger import FILE
 
+    if validator is Validator.real:
+        from psyche.localchain.real import find_tool
+
+        find_tool()
     if reset and ledger is None:
         raise ConfigError("--reset: there is no --ledger to reset; without one each start begins anew")
-    if reset and ledger is not None:
-        (ledger / FILE).unlink(missing_ok=True)
+    if ledger is not None:
+        prepare_ledger(ledger, validator, reset=reset)
     funded = get_or_make_wallet(wallet)
 
-    async def main() -> None:
+    async def run_embedded() -> None:
         import trio
 
         from psyche.localchain.chain import open_local_chain
 
         async with open_local_chain(slot_ms=slot_ms, host=bind_ip, port=port, state=ledger) as chain:
             fund(chain, funded)
-            for line in describe(chain, wallet, funded, slot_ms, ledger):
-                typer.echo(line)
+            kept = "in memory alone" if ledger is None else f"kept in {ledger}"
+            typer.echo(f"chain at slot {chain.bank.slot}, a slot every {slot_ms} ms, {kept}; Ctrl-C stops it")
+            show(chain.http, chain.ws, str(chain.bank.genesis), wallet, funded)
             await trio.sleep_forever()
 
-    run_async(main)
+    async def run_real() -> None:
+        import trio
+
+        from psyche.localchain.real import open_real_chain
+
+        typer.echo("starting the validator; its first start takes some seconds")
+        async with open_real_chain(slot_ms=slot_ms, host=bind_ip, port=port, state=ledger, reset=reset) as chain:
+            await chain.fund(str(funded.pubkey()), WALLET_SOL * SOL)
+            typer.echo(f"{chain.tool}, a slot every {slot_ms} ms; Ctrl-C stops it")
+            show(chain.http, chain.ws, await chain.call("getGenesisHash"), wallet, funded)
+            await trio.sleep_forever()
+
+    with ending_on_sigterm():
+        run_async(run_real if validator is Validator.real else run_embedded)
+
+
+def prepare_ledger(ledger: Path, validator: Validator, *, reset: bool) -> None:
+    """Remove our chain in a folder if told to.
+
+    Raises:
+        ConfigError: the folder holds a chain of the other validator.
+    """
+    from psyche.errors import ConfigError
+    from psyche.localchain.ledger import FILE, open_ledger
+
+    is_ours, is_real = (ledger / FILE).exists(), (ledger / "genesis.bin").exists()
+    if is_real if validator is Validator.embedded else is_ours:
+        raise ConfigError(f"--ledger {ledger}: holds a chain of another validator; name another folder")
+    if reset and is_ours:
+        with open_ledger(ledger):  # nobody runs it
+            (ledger / FILE).unlink()
 
 
 def get_or_make_wallet(path: Path) -> "Keypair":
@@ -105,20 +153,16 @@ def fund(chain: "LocalChain", wallet: "Keypair") -> None:
         chain.bank.airdrop(wallet.pubkey(), missing)
 
 
-def describe(chain: "LocalChain", path: Path, wallet: "Keypair", slot_ms: int, ledger: Path | None) -> list[str]:
-    """What to know of the chain: addresses, programs, the wallet, and what to do with them."""
+def show(http: str, ws: str, genesis: str, path: Path, wallet: "Keypair") -> None:
+    """Print what to know of a chain: addresses, programs and the wallet."""
     from psyche.localchain.programs import NAMES
 
-    kept = "in memory alone" if ledger is None else f"kept in {ledger}"
-    return [
-        f"chain at slot {chain.bank.slot}, a slot every {slot_ms} ms, {kept}; Ctrl-C stops it",
-        f"  calls          {chain.http}",
-        f"  subscriptions  {chain.ws}",
-        f"  genesis hash   {chain.bank.genesis}",
-        *(f"  {name:<13}  {address}" for name, address in NAMES.items()),
-        f"  wallet         {path} ({wallet.pubkey()}, {chain.bank.get_lamports(wallet.pubkey()) // SOL:,} SOL)",
-        f"more lamports for anybody: solana airdrop 10 --url {chain.http}",
-    ]
+    typer.echo(f"  calls          {http}")
+    typer.echo(f"  subscriptions  {ws}")
+    typer.echo(f"  genesis hash   {genesis}")
+    for name, address in NAMES.items():
+        typer.echo(f"  {name:<13}  {address}")
+    typer.echo(f"  wallet         {path} ({wallet.pubkey()}, {WALLET_SOL:,} SOL)")
 
 
 @group.command(

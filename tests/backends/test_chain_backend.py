@@ -1,7 +1,7 @@
 """The real backend of a client over the simulated chain: joins, ticks, repeats, restarts, contradicting endpoints."""
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,9 @@ from psyche.sim.chain.blocks import Blockchain
 from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.chain.endpoints import EndpointTrouble, SimulatedEndpoint
 from psyche.sim.chain.link import SimulatedLink
-from psyche.telemetry.kinds import Event
+from psyche.telemetry.kinds import Event, StateMismatch, WaitEnded
 from psyche.wire.nursery import open_plain_nursery
+from psyche.wire.ports import Proof
 
 CONDITIONS = ChainConditions(lag_least_s=0.5, lag_most_s=0.5, skipped=0.0)
 DIGEST = b"\5" * 32
@@ -41,6 +42,19 @@ class Events:
         self.all.append(event)
 
 
+class CountingLink(SimulatedLink):
+    """Keeps what was asked to be sent."""
+
+    sent: tuple[Message, ...] = ()
+
+    async def send(
+        self, messages: Sequence[Message], proof: Proof = None, *, is_wanted: Callable[[], bool] = lambda: True
+    ) -> int:
+        """Send messages."""
+        self.sent += tuple(messages)
+        return await super().send(messages, proof, is_wanted=is_wanted)
+
+
 class Stage:
     """A chain that goes on, and backends over links of their own."""
 
@@ -52,6 +66,7 @@ class Stage:
         self.effects: list[tuple[bytes, Message]] = []
         self.chain.on_block.append(lambda block: self.effects.extend((e.sender, e.message) for e in block.effects))
         self.events = Events()
+        self.links: list[CountingLink] = []
         pass_slots(self.chain)
 
     async def make_blocks(self) -> None:
@@ -65,7 +80,8 @@ class Stage:
             for lag_s in lags_s
         ]
         wallet, session = get_key(number)
-        return SimulatedLink(self.chain, endpoints, wallet, session, Arrivals())
+        self.links.append(CountingLink(self.chain, endpoints, wallet, session, Arrivals()))
+        return self.links[-1]
 
     def start(self, number: int) -> tuple[SimulatedLink, bytes, bytes]:
         """A client's link at work, and its keys."""
@@ -231,25 +247,49 @@ def test_a_client_whose_wallet_another_machine_uses_ends_with_a_sentence() -> No
     run(play)
 
 
-def test_nothing_is_sent_while_two_endpoints_contradict_each_other() -> None:
+def test_nothing_is_sent_until_endpoints_that_contradict_each_other_agree() -> None:
     async def play(stage: Stage) -> None:
         link = stage.build_link(1, (0.5, 0.6))
         backend = await stage.open(1, link=link)
         await wait_for(backend, lambda _state: True)
         link._endpoints[1].troubles.append(EndpointTrouble(is_forked=True))
         await stage.join_somebody(2)
-        await trio.sleep(3)
-        assert any("two endpoints show different records" in str(event) for event in stage.events.all)
-        before = stage.count(Join)
-        with trio.move_on_after(5):
-            await backend.submit(Join(get_key(1)[1]))
-        assert stage.count(Join) == before
-        link._endpoints[1].troubles.clear()
-        await stage.join_somebody(3)
-        with trio.fail_after(30):
-            await backend.submit(Join(get_key(1)[1]))
+        while not any(isinstance(event, StateMismatch) for event in stage.events.all):
+            await trio.sleep(0.1)
+        await backend.submit(Join(get_key(1)[1]))
+        events = [event for event in stage.events.all if isinstance(event, StateMismatch | WaitEnded)]
+        at = next(number for number, event in enumerate(events) if isinstance(event, StateMismatch))
+        mismatch, then = events[at : at + 2]
+        assert isinstance(then, WaitEnded), "read again, the record was the same"
+        assert isinstance(mismatch, StateMismatch)
+        assert "two endpoints show different records" in mismatch.reason
 
     run(play, init_min_clients=9)
+
+
+def test_a_lost_message_does_not_keep_back_the_next_one_once_it_is_too_late() -> None:
+    async def play(stage: Stage) -> None:
+        backends = await join_both(stage)
+        state = await wait_for(backends[0], lambda state: state.run_state is RunState.WARMUP)
+        for endpoint in stage.links[0]._endpoints:
+            endpoint.conditions = replace(CONDITIONS, lost=1.0)
+        asked_s = trio.current_time()
+        with pytest.raises(CoordinatorError):
+            await backends[0].submit(WarmupWitness(state.progress.epoch, 0, DIGEST))
+        assert trio.current_time() - asked_s < state.config.warmup_time + 15, "its Warmup is over"
+
+    run(play, warmup_time=10)
+
+
+def test_own_ticks_pause_until_the_last_one_can_have_shown() -> None:
+    async def play(stage: Stage) -> None:
+        backend = await stage.open(1, lags_s=(3.0,))
+        await backend.submit(Join(get_key(1)[1]))
+        await stage.join_somebody(2)
+        await wait_for(backend, lambda state: state.run_state is RunState.WARMUP)
+        assert sum(isinstance(message, Tick) for message in stage.links[0].sent) <= 3
+
+    run(play)
 
 
 def test_a_withdrawal_ends_the_renewals() -> None:

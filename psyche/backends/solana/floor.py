@@ -66,4 +66,6 @@ class FileFloor:
         try:
             replace_file(self.path, b"%d" % slot, self.path.with_name(f".{self.path.name}-new"))
         except OSError as error:
-            raise BackendError(f"{self.path}: {error.strerror}; free some disk, and start this client again") from error
+            raise BackendError(
+                f"{self.path}: {error.strerror}; free some disk: until then a restart may go back behind this slot"
+            ) from error

@@ -16,6 +16,7 @@ import trio
 
 from psyche.backends.tcp.dial import Connect, ServerAddress, dial
 from psyche.backends.tcp.push import apply_delta, read_full
+from psyche.backends.waits import NamedWaits
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, PsycheError, WireError
@@ -123,7 +124,7 @@ class TcpBackend:
         self._refusals = 0  # refusals in a row, because the owner has not allowed this key yet (M12)
         self._refused = trio.Event()
         self._refusal = ""  # the server's reason
-        self._waits: dict[kinds.Wait, kinds.WaitStarted] = {}
+        self._waits = NamedWaits(self._sink)
         self._record: AddressRecord | None = None
         self._report: SelfReport | None = None
         self._book: dict[bytes, AddressRecord] = {}
@@ -269,7 +270,7 @@ class TcpBackend:
             self.address = replace(self.address, key=server)  # trust on first use if no key was expected (K6)
             self._check_greeting(greeting)
             self.connects += 1
-            self._end_wait(kinds.Wait.SERVER, kinds.WaitOutcome.CONNECTED)
+            self._waits.end(kinds.Wait.SERVER, kinds.WaitOutcome.CONNECTED)
             self._renew()
             self._sink.emit(kinds.ServerConnected(run_id=greeting.run_id, program=greeting.program))
             await self._talk(frames)
@@ -361,13 +362,13 @@ class TcpBackend:
         if reply.code == wire.NotAllowed.__name__:
             self._refusals += 1
             self._refused.set()
-            self._wait_for(kinds.Wait.PERMISSION, "the owner to allow this client's key", "join")
+            self._waits.start(kinds.Wait.PERMISSION, "the owner to allow this client's key", "join")
             if reply.message != self._refusal:
                 self._refusal = reply.message
                 self._sink.emit(kinds.NotAllowedYet(message=f"{reply.message}. This client then joins by itself"))
         elif not reply.code:
             self._refusals, self._refusal = 0, ""
-            self._end_wait(kinds.Wait.PERMISSION, kinds.WaitOutcome.ALLOWED)
+            self._waits.end(kinds.Wait.PERMISSION, kinds.WaitOutcome.ALLOWED)
 
     def _note_lost(self, error: PsycheError, tries: int) -> None:
         """Show a named wait: for the server, and why it cannot be reached."""
@@ -377,21 +378,7 @@ class TcpBackend:
             return  # the server is there: the next answer to the subscription says what is waited for
         server = f"server {self.address.host}:{self.address.port}"
         what = reason if reason.startswith(server) else f"{server}: {reason}"
-        self._wait_for(kinds.Wait.SERVER, what, "connect again" if self.connects else "connect")
-
-    def _wait_for(self, wait: kinds.Wait, what: str, then: str) -> None:
-        """Log that a wait has started, unless it goes on."""
-        known = self._waits.get(wait)
-        if known is not None and known.what == what:
-            return
-        self._end_wait(wait, kinds.WaitOutcome.REPLACED)
-        self._waits[wait] = kinds.WaitStarted(what=what, until=None, then=then, wait=wait)
-        self._sink.emit(self._waits[wait])
-
-    def _end_wait(self, wait: kinds.Wait, outcome: kinds.WaitOutcome) -> None:
-        known = self._waits.pop(wait, None)
-        if known is not None:
-            self._sink.emit(kinds.WaitEnded(what=known.what, until=None, outcome=outcome, wait=wait))
+        self._waits.start(kinds.Wait.SERVER, what, "connect again" if self.connects else "connect")
 
     def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
         self._clock_offset_s = now_unix - self._platform.unix_time()

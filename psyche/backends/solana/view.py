@@ -1,0 +1,96 @@
+"""The newest record that a client may act on, out of the readings of endpoints that may be slow, stale or wrong.
+
+No I/O and no clock.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from psyche.backends.solana.link import Reading
+from psyche.core.encoding.account import decode_state
+from psyche.core.state.state import Coordinator, RunState
+from psyche.errors import WireError
+
+_IN_ROUNDS = frozenset({RunState.ROUND_TRAIN, RunState.ROUND_WITNESS})
+
+
+class Taken(Enum):
+    """What became of a reading."""
+
+    NEW = auto()
+    KNOWN = auto()
+    OLD = auto()  # of a lower nonce, or older than the client's start (M9)
+    FORKED = auto()  # other bytes under the nonce that is known
+    AGREED = auto()  # the endpoints that contradicted the record show it now
+    UNREADABLE = auto()
+    OTHER_RUN = auto()  # the account was closed, and made again for another run
+
+
+@dataclass(slots=True)
+class RecordView:
+    """The newest record that any endpoint has shown.
+
+    Args:
+        min_slot: readings of earlier slots may be older than this process: acting on one of them, a restarted member
+            could sign a second result for a round (M9).
+    """
+
+    min_slot: int
+    raw: bytes = b""
+    nonce: int = -1
+    slot: int = 0  # of the reading that showed it first
+    run_uid: bytes = b""
+    problem: str = ""  # of the last reading that could not be used
+    _contradicting: set[str] = field(default_factory=set)  # endpoints that show other bytes under this nonce
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is a record, and no endpoint contradicts it: else nothing is shown and nothing sent."""
+        return self.nonce >= 0 and not self._contradicting
+
+    def take(self, reading: Reading) -> Taken:
+        """Take a reading; `problem` then says what is wrong with it."""
+        if reading.slot < self.min_slot:
+            return Taken.OLD
+        if reading.raw == self.raw:
+            return self._take_again(reading.endpoint)
+        try:
+            state = decode_state(reading.raw)
+        except WireError as error:
+            self.problem = str(error)
+            return Taken.UNREADABLE
+        if self.run_uid not in (b"", state.run_uid):
+            self.problem = (
+                f"{reading.endpoint} shows another run under this run's address: it was created again while this "
+                "client took part in the old one, or the endpoint belongs to another cluster; check --rpc, and start "
+                "this client again"
+            )
+            return Taken.OTHER_RUN
+        return self._merge(state, reading)
+
+    def _take_again(self, endpoint: str) -> Taken:
+        if endpoint not in self._contradicting:
+            return Taken.KNOWN
+        self._contradicting.discard(endpoint)
+        return Taken.KNOWN if self._contradicting else Taken.AGREED
+
+    def _merge(self, state: Coordinator, reading: Reading) -> Taken:
+        if state.nonce < self.nonce:
+            return Taken.OLD
+        if state.nonce == self.nonce:
+            self._contradicting.add(reading.endpoint)
+            self.problem = f"two endpoints show different records with nonce {state.nonce}"
+            return Taken.FORKED
+        self.raw, self.nonce, self.slot, self.run_uid = reading.raw, state.nonce, reading.slot, state.run_uid
+        self._contradicting.clear()
+        return Taken.NEW
+
+    def get_state(self) -> Coordinator:
+        """A copy of the record."""
+        return decode_state(self.raw)
+
+
+def get_kept_phase(state: Coordinator) -> tuple[bytes, int, RunState]:
+    """What a floor keeps apart: a restarted client may be shown an earlier round of an epoch, but not its Warmup."""
+    run_state = RunState.ROUND_TRAIN if state.run_state in _IN_ROUNDS else state.run_state
+    return state.run_uid, state.progress.epoch, run_state

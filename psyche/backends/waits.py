@@ -1,0 +1,35 @@
+"""The waits of a backend: what it waits for is said once, when it begins and when it ends."""
+
+from psyche.telemetry import kinds
+from psyche.telemetry.sink import EventSink
+
+
+class NamedWaits:
+    """Emits the beginning and the end of each wait.
+
+    Args:
+        sink: receives the events.
+    """
+
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
+        self._open: dict[kinds.Wait, kinds.WaitStarted] = {}
+
+    def __contains__(self, wait: kinds.Wait) -> bool:
+        return wait in self._open
+
+    def start(self, wait: kinds.Wait, what: str, then: str) -> bool:
+        """Say that a wait has started, unless it goes on; return whether it is said now."""
+        known = self._open.get(wait)
+        if known is not None and known.what == what:
+            return False
+        self.end(wait, kinds.WaitOutcome.REPLACED)
+        self._open[wait] = kinds.WaitStarted(what=what, until=None, then=then, wait=wait)
+        self._sink.emit(self._open[wait])
+        return True
+
+    def end(self, wait: kinds.Wait, outcome: kinds.WaitOutcome) -> None:
+        """Say that a wait has ended, if there is one."""
+        known = self._open.pop(wait, None)
+        if known is not None:
+            self._sink.emit(kinds.WaitEnded(what=known.what, until=None, outcome=outcome, wait=wait))

@@ -1,0 +1,135 @@
+"""Which reading counts, in any order of readings from endpoints that are late, stale, contradicting or broken."""
+
+from dataclasses import replace
+from functools import cache
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from sim.chain_kit import build_chain
+
+from psyche.backends.solana.link import Reading
+from psyche.backends.solana.view import RecordView, Taken, get_kept_phase
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state.state import Coordinator, RunState
+
+NONCES = 8
+START_SLOT = 20
+ENDPOINTS = ("one", "two", "three")
+
+
+@cache
+def build_record(nonce: int, *, forked: bool = False, run: int = 1) -> bytes:
+    """A record, which each chain has once for a nonce."""
+    state = decode_state(_get_first())
+    state.nonce, state.run_uid = nonce, bytes([run]) * 32
+    state.state_start_unix += nonce * 2 + forked
+    return encode_state(state)
+
+
+@cache
+def _get_first() -> bytes:
+    return encode_state(build_chain().state)
+
+
+def read(nonce: int, slot: int = START_SLOT, endpoint: str = "one", *, forked: bool = False, run: int = 1) -> Reading:
+    return Reading(endpoint, slot, build_record(nonce, forked=forked, run=run))
+
+
+class ReadingsInAnyOrder(RuleBasedStateMachine):
+    """Readings arrive in any order; what may be acted on only goes forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = RecordView(START_SLOT)
+        self.shown: list[int] = []
+        self.latest: dict[str, bytes] = {}  # what each endpoint showed last, of the newest nonce
+
+    @rule(
+        nonce=st.integers(0, NONCES), slot=st.integers(0, 2 * START_SLOT), endpoint=st.sampled_from(ENDPOINTS),
+        forked=st.booleans(),
+    )  # fmt: skip
+    def show(self, nonce: int, slot: int, endpoint: str, *, forked: bool) -> None:
+        """An endpoint shows a record."""
+        before = self.view.nonce
+        reading = read(nonce, slot, endpoint, forked=forked)
+        taken = self.view.take(reading)
+        if slot < START_SLOT:
+            assert taken is Taken.OLD, "M9: nothing older than the start"
+            return
+        assert (taken is Taken.NEW) == (nonce > before)
+        if nonce > before:
+            self.shown.append(nonce)
+            self.latest = {}
+        if nonce == self.view.nonce:
+            self.latest[endpoint] = reading.raw
+
+    @rule(endpoint=st.sampled_from(ENDPOINTS), at=st.integers(0, 400), value=st.integers(0, 255))
+    def show_damaged(self, endpoint: str, at: int, value: int) -> None:
+        """An endpoint shows bytes that are no record."""
+        raw = bytearray(build_record(NONCES + 1))
+        raw[0] ^= 1 + value % 255
+        assert self.view.take(Reading(endpoint, START_SLOT, bytes(raw[: at + 1]))) is Taken.UNREADABLE
+        assert self.view.problem
+
+    @invariant()
+    def goes_forward(self) -> None:
+        """Nonces only rise, and what is kept was shown by somebody."""
+        assert self.shown == sorted(set(self.shown))
+        if self.view.nonce >= 0:
+            assert self.view.get_state().nonce == self.view.nonce
+
+    @invariant()
+    def acts_only_on_what_nobody_contradicts(self) -> None:
+        """It is usable exactly while all endpoints that know this nonce show the same bytes."""
+        agreed = all(raw == self.view.raw for raw in self.latest.values())
+        assert self.view.is_usable == (self.view.nonce >= 0 and agreed)
+
+
+TestReadingsInAnyOrder = ReadingsInAnyOrder.TestCase
+TestReadingsInAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_endpoints_that_contradict_each_other_agree_when_the_last_one_does() -> None:
+    view = RecordView(0)
+    assert view.take(read(3)) is Taken.NEW
+    assert view.take(read(3, endpoint="two", forked=True)) is Taken.FORKED
+    assert view.take(read(3, endpoint="three", forked=True)) is Taken.FORKED
+    assert "nonce 3" in view.problem
+    assert view.take(read(3, endpoint="two")) is Taken.KNOWN
+    assert not view.is_usable
+    assert view.take(read(3, endpoint="three")) is Taken.AGREED
+    assert view.is_usable
+
+
+def test_a_newer_record_ends_every_doubt() -> None:
+    view = RecordView(0)
+    view.take(read(3))
+    view.take(read(3, endpoint="two", forked=True))
+    assert view.take(read(4)) is Taken.NEW
+    assert view.is_usable
+
+
+def test_another_run_under_the_same_address_is_told_with_what_to_do() -> None:
+    view = RecordView(0)
+    view.take(read(3))
+    assert view.take(read(9, endpoint="two", run=2)) is Taken.OTHER_RUN
+    assert "two shows another run" in view.problem
+    assert "--rpc" in view.problem
+    assert view.nonce == 3
+
+
+def test_the_slot_that_is_kept_is_the_first_one_that_showed_the_record() -> None:
+    view = RecordView(0)
+    view.take(read(3, slot=30))
+    view.take(read(3, slot=44, endpoint="two"))
+    assert view.slot == 30
+
+
+def test_a_restart_tells_a_warmup_from_the_rounds_that_follow_it() -> None:
+    state: Coordinator = decode_state(build_record(1))
+    warmup, train, report = (
+        get_kept_phase(replace(state, run_state=run_state))
+        for run_state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+    )
+    assert warmup != train == report

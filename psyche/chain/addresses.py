@@ -15,6 +15,20 @@ EVERYBODY: Final = Pubkey.default()  # the grantee of an authorization that allo
 JOIN_SCOPE: Final = b"CoordinatorJoinRun"  # of authorizations to join runs
 
 
+def parse_key(text: str, option: str) -> Pubkey:
+    """Read a public key or an account's address, as `option` gives it.
+
+    Raises:
+        ConfigError: it is no base58 of 32 bytes.
+    """
+    try:
+        return Pubkey.from_string(text.strip())
+    except ValueError:
+        raise ConfigError(
+            f"{option} {text.strip()[:48]!r}: must be a public key, 32 bytes in base58, as `solana address` prints it"
+        ) from None
+
+
 def get_instance_address(run_id: str) -> Pubkey:
     """The account that names the authorities of the run with this id.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -123,3 +124,20 @@ def find_endpoints(given: Sequence[tuple[str, str]], environment: Mapping[str, s
         if http:
             found.append(parse_endpoint(http, ws, flag=flag))
     return tuple(dict.fromkeys(found))
+
+
+def name_foreign(genesis_hash: str, endpoints: Sequence[Endpoint]) -> str:
+    """Name a chain that others share, whose SOL may have a value; empty: a local one, on this machine only."""
+    if known := GENESIS.get(genesis_hash):
+        return known
+    if all(map(_is_here, endpoints)):
+        return ""
+    return f"the chain at {endpoints[0].name}"
+
+
+def _is_here(endpoint: Endpoint) -> bool:
+    host = urlsplit(endpoint.http).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

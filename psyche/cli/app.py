@@ -7,7 +7,9 @@ import typer
 from psyche import __version__
 from psyche.cli.commands import client, data, dev, doctor, init, model, server, simulate, testnet
 
-from psyche.cli.commands.run import info, steering, changes, access  # noqa: F401  # isort: skip  # in the order of the help
+from psyche.cli.commands.run import info, founding, steering, changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
+from psyche.cli.commands.auth import commands as auth
+from psyche.cli.commands.rewards import commands as rewards
 from psyche.cli.commands.run import group as run
 from psyche.cli.helpers.common import Debug, format_examples, make_group
 from psyche.standalone import command as train
@@ -66,6 +68,8 @@ app.add_typer(data.group, name="data")
 app.add_typer(model.group, name="model")
 app.add_typer(server.group, name="server")
 app.add_typer(run.group, name="run")
+app.add_typer(auth.group, name="auth")
+app.add_typer(rewards.group, name="rewards")
 app.add_typer(client.group, name="client")
 app.add_typer(testnet.group, name="local-testnet")
 app.add_typer(dev.group, name="dev")

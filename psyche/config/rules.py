@@ -17,6 +17,7 @@ from psyche.core.state.state import (
 
 STRANGERS_WITNESSES: Final = 16  # with this many, bad members are unlikely to win a committee
 DAY_S: Final = 86_400  # a longer wait is probably a typo or the wrong unit
+CONFIRMATION_S: Final = 2  # of a transaction on Solana, usually; 0.4 to 3 s
 SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long to start
 
 _RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL)
@@ -50,6 +51,24 @@ def _find_unsupported_settings(config: Config) -> list[str]:
     if config.min_stake:
         found.append("config.min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join")
     return found
+
+
+def find_chain_problems(model: Model) -> list[str]:
+    """Find settings that run on a server only; a run on a chain is refused with them."""
+    if model.data_location.kind is DataLocationKind.SERVER:
+        return ["model.LLM.data_location 'Server': a chain serves no data; what runs there: 'Local', 'Dummy'"]
+    return []
+
+
+def find_chain_warnings(config: Config) -> list[str]:
+    """Find settings that are allowed on a chain, but with which honest members would often be late there."""
+    if config.round_witness_time >= 3 * CONFIRMATION_S:
+        return []
+    text = (
+        f"config.round_witness_time {config.round_witness_time} s: on a chain a report takes up to {CONFIRMATION_S} s "
+        f"to be seen; use at least {3 * CONFIRMATION_S} s, or members that are not late count as late"
+    )
+    return [text]
 
 
 def find_warnings(config: Config, model: Model) -> list[str]:

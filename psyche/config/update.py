@@ -39,7 +39,7 @@ def build_update(state: Coordinator, file: LoadedRun) -> Update:
             key that cannot change.
     """
     if file.run_id != state.run_id:
-        raise ConfigError(f"{file.path}: describes the run {file.run_id!r}, but the server has {state.run_id!r}")
+        raise ConfigError(f"{file.path}: describes the run {file.run_id!r}, but this run is {state.run_id!r}")
     model = _keep_sources(state, decode_model(encode_model(file.model)), file)
     if model.optimizer.quantize_1bit != state.model.optimizer.quantize_1bit:  # S2: another kind of digest
         raise ConfigError(f"{file.path}: model.LLM.optimizer.Distro.quantize_1bit cannot change within a run ({PAGE})")

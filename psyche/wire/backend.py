@@ -164,7 +164,7 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     waiting: int  # joined, but not in the running epoch
     min_clients: int
     init_min_clients: int
-    connections: int
+    connections: int | None = None  # None: the home does not know, because a chain has none
     earning_rate: int = 0  # this and the next apply to epochs that form from now on (M7)
     slashing_rate: int = 0
     checkpoint_step: int = 0  # the step of the weights at `checkpoint_sources` (S10)
@@ -199,7 +199,7 @@ class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
         key: its key on the connection.
         index: its number in the running epoch; None if it is not a member.
         state: its `ClientState` in the running epoch; None if it is not a member.
-        is_connected: whether it follows the run now.
+        is_connected: whether it follows the run now; None if the home does not know, as on a chain.
         report: what it said last; None if nothing. The error in it is empty unless an owner or the join authority asks.
         report_age_s: seconds since then.
         has_error: whether it reports an error.
@@ -209,7 +209,7 @@ class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
     key: Key
     index: int | None
     state: int | None
-    is_connected: bool
+    is_connected: bool | None
     report: SelfReport | None = None
     report_age_s: Unsigned63 = 0
     has_error: bool = False

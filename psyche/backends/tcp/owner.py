@@ -83,6 +83,10 @@ class TcpHome:
         """
         return await self._ask(_build_command(message), wire.StatusRequest(), wire.RunStatus)
 
+    async def get_decimals(self) -> int:
+        """Return 0: a server counts rewards in whole units."""
+        return 0
+
     async def collect(self, signer: bytes | None = None) -> tuple[wire.Claim, ...]:
         """Take the earnings of `signer`, or of everybody, out of the record; return them by key (M11).
 

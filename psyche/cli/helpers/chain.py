@@ -1,9 +1,11 @@
 """The options that name a chain and a wallet, and what they stand for. Needs the extra `solana` for wallets alone."""
 
+import inspect
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -37,6 +39,11 @@ WalletPath = Annotated[
         "hold the key instead, and wins. Default: ANCHOR_WALLET, then the Solana CLI's wallet.",
     ),
 ]
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Do not ask. Changes on a chain that others share are made without a question."),
+]
+ARGUMENTS: Final = frozenset({"key"})  # parameters that are not options
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,34 @@ class ChainOptions:
             path = Path(named)
         config = read_cli_config() if path is None else None
         return find_wallet(path, os.environ, config.wallet if config else None)
+
+
+NAMES: Final = tuple(field.name for field in fields(ChainOptions))
+
+
+def take_options(given: Mapping[str, Any]) -> ChainOptions:
+    """Take what names a chain and a wallet out of the options of a command."""
+    return ChainOptions(**{name: given[name] for name in NAMES})
+
+
+def set_signature(
+    run: Callable[..., None], function: Callable[..., None], shared: Mapping[str, tuple[object, object]], *,
+    instead_of: str,
+) -> None:  # fmt: skip
+    """Let typer see a command `run` as `function` with the shared options instead of one argument of it.
+
+    The function's arguments come first, then the first shared option, the function's options, and the other ones.
+    """
+    own = [p for p in inspect.signature(function).parameters.values() if p.name != instead_of]
+    first, *others = (
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in shared.items()
+        if name not in {p.name for p in own}
+    )
+    parameters = [*(p for p in own if p.name in ARGUMENTS), first, *(p for p in own if p.name not in ARGUMENTS)]
+    run.__doc__ = function.__doc__
+    run.__signature__ = inspect.Signature([*parameters, *others])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [*parameters, *others]}
 
 
 def choose_home(server_addr: str | None, rpc: str | None) -> tuple[str | None, str | None]:

@@ -53,7 +53,7 @@ def _make_row(one: MemberInfo) -> tuple[str, ...]:
 
 
 def _describe_state(one: MemberInfo) -> str:
-    if not one.is_connected:
+    if one.is_connected is False:
         return "away" if one.state is None else f"{_name_state(one.state)}, away"
     return "waits" if one.state is None else _name_state(one.state)
 
@@ -66,7 +66,7 @@ def _list_waits(members: Members) -> Iterator[str]:
     """List what is waited for, each thing once, with those that wait for it."""
     waits: dict[str, list[str]] = {}
     for one in members.members:
-        if one.report is not None and one.report.wait and one.is_connected:
+        if one.report is not None and one.report.wait and one.is_connected is not False:
             waits.setdefault(one.report.wait, []).append(_get_name(one))
     for what, names in waits.items():
         yield _wrap(f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for {what}")

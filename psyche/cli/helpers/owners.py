@@ -1,18 +1,21 @@
-"""An owner's access to a run's home: the server's address and key, and the key that commands."""
+"""An owner's access to a run's home, a server or a chain, and the key that commands."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from psyche.cli.helpers.chain import ChainOptions, choose_home
 from psyche.cli.helpers.common import parse_hex, run_async
 
 if TYPE_CHECKING:
+    from psyche.backends.solana.session import ChainSession
     from psyche.backends.tcp.owner import TcpHome
     from psyche.wire.backend import RunStatus
     from psyche.wire.crypto import Identity
+    from psyche.wire.home import Home
     from psyche.wire.messages import AnyMessage
 
 SERVER_KEY_NAME = "server.key"  # in the state folder
@@ -26,21 +29,41 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner's options: which server to command, and with which key."""
+    """The owner's options: which run to command, at which home, and with which key.
 
-    server_addr: str
+    A run is on a server (`server_addr`) or on a chain; what is for the other home has no effect.
+    """
+
+    server_addr: str | None
     server_key: str | None
     identity_secret_key_path: Path | None
     state_dir: Path | None
     timeout_s: float
+    run_id: str = ""
+    chain: ChainOptions = field(default_factory=ChainOptions)
+    treasurer_index: int | None = None
+    yes: bool = False
+
+    @property
+    def is_on_chain(self) -> bool:
+        """Whether the run is on a chain.
+
+        Raises:
+            ConfigError: no home is named, or two.
+        """
+        return choose_home(self.server_addr, self.chain.rpc)[0] is None
 
     @property
     def has_key(self) -> bool:
-        """Whether the options name a key that may be an owner's."""
+        """Whether the members may be asked for: on a chain anybody sees them, at a server an owner."""
+        return self.is_on_chain or self._has_file
+
+    @property
+    def _has_file(self) -> bool:
         return self.state_dir is not None or self.identity_secret_key_path is not None
 
-    def open(self, *, as_anybody: bool = False) -> "TcpHome":
-        """Open the home of the run; `as_anybody` asks with a fresh key where no other is named.
+    def _open_server(self, *, as_anybody: bool) -> "TcpHome":
+        """Open the home on a server; `as_anybody` asks with a fresh key where no other is named.
 
         Raises:
             ConfigError: no key is named, its file is missing, or two options name different servers.
@@ -50,7 +73,7 @@ class Owner:
         from psyche.backends.tcp.owner import TcpHome
         from psyche.wire.key_file import make_identity
 
-        is_stranger = as_anybody and not self.has_key
+        is_stranger = as_anybody and not self._has_file
         identity = (
             make_identity()
             if is_stranger
@@ -62,17 +85,38 @@ class Owner:
                 "warning: the server's identity cannot be checked: name the server's key with "
                 "--server-key HEX (`psyche server run` prints it)"
             )
-        return TcpHome(parse_server(self.server_addr, key=key), identity, self.timeout_s, say)
+        return TcpHome(parse_server(self.server_addr or "", self.run_id, key), identity, self.timeout_s, say)
 
-    def run(self, function: "Callable[[TcpHome], Awaitable[_Found]]") -> _Found:
-        """Call an async function with the run's home; return its result.
+    def run(self, function: "Callable[[Home], Awaitable[_Found]]", *, as_anybody: bool = False) -> _Found:
+        """Call an async function with the run's home; return its result. `as_anybody` needs no key where none is named.
 
         Raises:
             BackendError: the home refuses, or could not be reached in time; the message says what to do.
         """
         from psyche.cli.helpers.refusals import call_in_words
 
-        return run_async(call_in_words, function, self.open())
+        if not self.is_on_chain:
+            return run_async(call_in_words, function, self._open_server(as_anybody=as_anybody))
+        from psyche.cli.chain.session import call_at_chain, get_home
+
+        async def ask(session: "ChainSession") -> _Found:
+            return await call_in_words(function, await get_home(session, self.run_id, self.treasurer_index))
+
+        return call_at_chain(ask, self.chain, yes=self.yes, reads=as_anybody)
+
+    def run_at_server(self, function: "Callable[[TcpHome], Awaitable[_Found]]", instead: str) -> _Found:
+        """Call an async function with the run's home, which must be a server; `instead` is what to do on a chain.
+
+        Raises:
+            ConfigError: the run is on a chain.
+            BackendError: the server refuses, or could not be reached in time.
+        """
+        from psyche.cli.helpers.refusals import call_in_words
+        from psyche.errors import ConfigError
+
+        if self.is_on_chain:
+            raise ConfigError(f"this command is for a run on a server; on a chain use {instead}")
+        return run_async(call_in_words, function, self._open_server(as_anybody=False))
 
     def command(self, message: "AnyMessage") -> "RunStatus":
         """Send a command to the run; return the status after it."""

@@ -42,7 +42,8 @@ def _describe(status: RunStatus, members: Members | None) -> Iterator[str]:
     yield f"run {status.run_id!r}: {get_phase(status)} for {since}{pausing}"
     yield f"epoch {status.epoch}{round_}, step {status.step} of {status.total_steps}"
     needed = f"; {format_number(status.min_clients, 'is', 'are')} needed to go on" if status.members else ""
-    yield _wrap(f"{format_members(status)}{needed}; {format_number(status.connections, 'connection')}")
+    connections = "" if status.connections is None else f"; {format_number(status.connections, 'connection')}"
+    yield _wrap(f"{format_members(status)}{needed}{connections}")
     failing = [format_number(status.failing, "client reports an error", "clients report errors")]
     if said := [*describe_progress(status), *(failing if status.failing else [])]:
         yield ", ".join(said)
@@ -92,14 +93,14 @@ async def _ask(home: Home, *, with_members: bool) -> tuple[RunStatus, Members | 
         return status, None
 
 
-async def watch_until_signal(home: TcpHome, with_members: bool, as_json: bool) -> None:
+async def watch_until_signal(home: Home, with_members: bool, as_json: bool) -> None:
     """Show the state of a run again and again until it is finished, or until SIGINT or SIGTERM.
 
     Raises:
         BackendError: the home refuses, or could not be reached the first time.
         BrokenPipeError: nobody reads what is printed any longer.
     """
-    quiet = dataclasses.replace(home, say=lambda _text: None)
+    quiet = dataclasses.replace(home, say=lambda _text: None) if isinstance(home, TcpHome) else home
     view = WatchView(Console(sys.stdout), as_json=as_json)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         try:

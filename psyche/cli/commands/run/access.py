@@ -44,7 +44,8 @@ def allow_key(
         raise ConfigError(
             f"--delegate: {len(delegates)} keys, at most {MAX_DELEGATES} at a time; run the command again"
         )
-    show_allowed(owner.command(Allow(parse_hex("KEY", key), delegates)))
+    allow = Allow(parse_hex("KEY", key), delegates)
+    show_allowed(owner.run_at_server(lambda home: home.command(allow), "`psyche auth create`"))
 
 
 @owner_command(
@@ -61,7 +62,8 @@ def disallow_key(*, key: Key, owner: Owner) -> None:
     """
     from psyche.wire.access import Disallow
 
-    show_allowed(owner.command(Disallow(parse_hex("KEY", key))))
+    disallow = Disallow(parse_hex("KEY", key))
+    show_allowed(owner.run_at_server(lambda home: home.command(disallow), "`psyche auth delete`"))
 
 
 def show_allowed(status: "RunStatus") -> None:
@@ -79,7 +81,7 @@ def allowed(*, owner: Owner) -> None:
     First the allowed keys, each with its delegates, then the keys that were disallowed. The run's join authority may
     ask too.
     """
-    found = owner.run(lambda home: home.get_allowed())
+    found = owner.run_at_server(lambda home: home.get_allowed(), "`psyche auth read`")
     typer.echo(f"join authority {found.join_authority.hex()}")
     typer.echo("open: everybody may join" if found.is_open else "only these keys may join:")
     for grantee, delegates in found.authorizations:
@@ -113,7 +115,7 @@ def collect(
     if bool(key) == everybody:
         raise ConfigError("name a KEY, or --all")
     signer = parse_hex("KEY", key) if key else None
-    claims = owner.run(lambda home: home.collect(signer))
+    claims = owner.run_at_server(lambda home: home.collect(signer), "`psyche rewards claim`")
     for earner, amount in claims:
         typer.echo(f"{earner.hex()} {amount}")
     if not claims:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psyche.cli.commands.run.group import OWNED, owner_command
+from psyche.cli.commands.run.group import ON_CHAIN, OWNED, owner_command
 from psyche.cli.commands.run.info import show_status
 from psyche.cli.helpers.owners import Owner, say
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.core.state.messages import Update
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 Build = Callable[["Coordinator"], "Update"]  # from the record to the update of it that is wanted
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show and check the changes, and send nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nothing is asked anyway.")]
 
 
 @owner_command(
@@ -29,31 +29,42 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a te
     f"    {OWNED}",
     "psyche run update-config --state my-run --yes \\",
     f"    {OWNED}",
+    f"psyche run update-config --state my-run {ON_CHAIN}",
+    f'psyche run update-config --name "Speech" {ON_CHAIN}',
 )
 def update_config(
     *,
     owner: Owner,
-    state: Annotated[Path, typer.Option(help="run.toml or state.toml with the new settings, or its folder.")],
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", "--config-path", help="run.toml or state.toml with the new settings, or its folder."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name for people, instead of the file's.")] = None,
+    description: Annotated[str | None, typer.Option(help="What the run is for, instead of the file's.")] = None,
+    num_parameters: Annotated[int | None, typer.Option(min=0, help="Parameters of the model, for people.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=0, help="Size of its vocabulary, for people.")] = None,
+    client_version: Annotated[str | None, typer.Option(help="The version that clients must have.")] = None,
     dry_run: DryRun = False,
-    yes: Yes = False,
 ) -> None:
-    """Give a run the settings of a run.toml.
+    """Give a run other settings or texts.
 
     Shows every key that changes, with its old and new value, and asks before it sends them. The run must be paused,
     unless only [metadata] and bootstrap change. The run keeps its weights, its step and its members. [progress] and
     [access] of the file have no effect here.
     """
-    from psyche.config.load import load_run
-    from psyche.config.rules import find_unsupported
-    from psyche.config.update import build_update
-    from psyche.errors import ConfigError
+    from psyche.cli.chain.changes import Changes, load_changes
+    from psyche.core.state.messages import UpdateClientVersion
 
-    file = load_run(state)
-    if unsupported := find_unsupported(file.model, file.config):
-        raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in unsupported))
-    for warning in file.warnings:
-        say(f"warning: {warning}")
-    change_run(owner, lambda record: build_update(record, file), dry_run=dry_run, yes=yes)
+    texts = {"name": name, "description": description, "num_parameters": num_parameters, "vocab_size": vocab_size}
+    changes = Changes({key: value for key, value in texts.items() if value is not None})
+    if state is not None or changes.metadata:
+        change_run(
+            owner, load_changes(state, changes, run_id=owner.run_id if owner.is_on_chain else None), dry_run=dry_run
+        )
+    elif client_version is None:
+        raise ConfigError("name what changes: --state FILE, --name, --description or --client-version, for example")
+    if client_version is not None and not dry_run:
+        show_status(owner.command(UpdateClientVersion(client_version)))
 
 
 @owner_command(
@@ -76,7 +87,6 @@ def extend(
         ),
     ] = False,
     dry_run: DryRun = False,
-    yes: Yes = False,
 ) -> None:
     """Let a run train longer.
 
@@ -87,11 +97,11 @@ def extend(
     def build(record: "Coordinator") -> "Update":
         return build_extension(record, total_steps, stretch=stretch_schedule)
 
-    if change_run(owner, build, dry_run=dry_run, yes=yes):
+    if change_run(owner, build, dry_run=dry_run):
         say(f"write total_steps = {total_steps} in your run.toml too, or a later `update-config` takes it back")
 
 
-def change_run(owner: Owner, build: Build, *, dry_run: bool, yes: bool) -> bool:
+def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
     """Show what an update changes, check it, ask, and send it; return whether it was sent.
 
     Raises:
@@ -109,7 +119,7 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool, yes: bool) -> bool:
     if dry_run:
         say("nothing was sent (--dry-run)")
         return False
-    if not yes and sys.stdin.isatty() and not typer.confirm("Change the run?"):
+    if not owner.yes and sys.stdin.isatty() and not typer.confirm("Change the run?"):
         say("nothing was changed")
         raise typer.Exit(1)
     show_status(owner.run(lambda home: send_update(home, update, build)))
@@ -154,8 +164,6 @@ async def send_update(home: "Home", update: "Update", build: Build) -> "RunStatu
     Raises:
         ConfigError: the record has changed meanwhile.
     """
-    from psyche.errors import ConfigError
-
     if build(await home.get_record()) != update:
         raise ConfigError("the run has changed meanwhile, and nothing was sent: run the command again")
     return await home.command(update)

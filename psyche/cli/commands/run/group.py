@@ -1,30 +1,54 @@
 """The group `psyche run`, and the options that its commands share."""
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from psyche.cli.commands.server import group as server_group
+from psyche.cli.helpers import chain
 from psyche.cli.helpers import options as opt
 from psyche.cli.helpers.common import format_examples, make_group
 from psyche.cli.helpers.owners import Owner
 
+
+def check_address(text: str | None) -> str | None:
+    """Refuse an address that no server can have; none at all is none.
+
+    Raises:
+        BackendError: it is not HOST:PORT.
+    """
+    return opt.check_server_addr(text) if text else None
+
+
 ADDRESS = "--server-addr 127.0.0.1:19400"  # in examples
 OWNED = f"{ADDRESS} --state-dir server"
+WALLET = "4vJ9JU1bJJE96FWSJKvHsmmFADCg4gpZQff4P3bkLKi"  # in examples
+ON_CHAIN = "--run-id my-run --rpc localhost"
 group = make_group(
     "Own a run: watch, pause, change and extend it.\n\n"
-    "The commands talk to the run's server (--server-addr). Anybody may ask for `info`. The other commands need an "
-    "owner's key: that of the server, in its state folder (--state-dir), or one that `psyche server run --owner` "
-    "names (--identity-secret-key-path).",
+    "A run is on a server (--server-addr) or on Solana (--rpc and --run-id). Anybody may ask for `info`. On a server, "
+    "the other commands need an owner's key: that of the server, in its state folder (--state-dir), or one that "
+    "`psyche server run --owner` names (--identity-secret-key-path). On Solana they need the owner's wallet "
+    "(--wallet-private-key-path), and say what they cost.",
     f"psyche run info {ADDRESS}",
     f"psyche run pause {OWNED}",
     f"psyche run resume {OWNED}",
+    "psyche run create --state my-run --rpc localhost",
+    f"psyche run info {ON_CHAIN}",
+    f"psyche run pause {ON_CHAIN}",
 )
 ServerAddr = Annotated[
-    str, typer.Option(envvar="SERVER_ADDR", callback=opt.check_server_addr, help="The run's server, host:port.")
+    str | None,
+    typer.Option(envvar="SERVER_ADDR", callback=check_address, help="The run's server, host:port."),
+]
+RunId = Annotated[
+    str, typer.Option("--run-id", "-r", envvar="RUN_ID", help="The run. A server has only one, a chain has many.")
+]
+TreasurerIndex = Annotated[
+    int | None,
+    typer.Option(min=0, hidden=True, help="The run's index at the treasurer, which is found without it; checked."),
 ]
 ServerKey = Annotated[
     str | None,
@@ -49,7 +73,6 @@ StateDir = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to try a server that does not answer.")]
-ARGUMENTS = frozenset({"key"})  # parameters that are not options
 
 
 @group.callback()
@@ -57,43 +80,48 @@ def _root() -> None:
     pass
 
 
-def _build_parameters() -> list[inspect.Parameter]:
-    """Build the options that name the home and the key, the server's address first."""
-    options: list[tuple[str, object, object]] = [
-        ("server_addr", ServerAddr, inspect.Parameter.empty),
-        ("server_key", ServerKey, None),
-        ("identity_secret_key_path", OwnerKey, None),
-        ("state_dir", StateDir, None),
-        ("timeout", Timeout, 10.0),
-    ]
-    return [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, kind, default in options
-    ]
+OPTIONS: Final[dict[str, tuple[object, object]]] = {  # their types and defaults
+    "server_addr": (ServerAddr, None),
+    "rpc": (chain.Rpc, None),
+    "run_id": (RunId, ""),
+    "server_key": (ServerKey, None),
+    "identity_secret_key_path": (OwnerKey, None),
+    "state_dir": (StateDir, None),
+    "wallet_private_key_path": (chain.WalletPath, None),
+    "timeout": (Timeout, 10.0),
+    "ws_rpc": (chain.WsRpc, None),
+    "rpc_2": (chain.Rpc2, None),
+    "ws_rpc_2": (chain.WsRpc2, None),
+    "rpc_3": (chain.Rpc3, None),
+    "ws_rpc_3": (chain.WsRpc3, None),
+    "treasurer_index": (TreasurerIndex, None),
+    "yes": (chain.Yes, False),
+}
 
 
-def owner_command(name: str, *examples: str, former: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a function into a command of `psyche run`: five options fill its argument `owner`, the others are its own.
+def make_owner(given: dict[str, Any]) -> Owner:
+    """Take the shared options out of those that a command was given."""
+    own = {name: given.pop(name) for name in OPTIONS}
+    return Owner(
+        own["server_addr"], own["server_key"], own["identity_secret_key_path"], own["state_dir"], own["timeout"],
+        own["run_id"], chain.take_options(own), own["treasurer_index"], own["yes"],
+    )  # fmt: skip
+
+
+def owner_command(
+    name: str, *examples: str, former: str = "", hidden: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn a function into a command of `psyche run`: shared options fill its argument `owner`, the others are its own.
 
     `former` is its name in `psyche server`, where it stays as a hidden alias.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        address, *others = _build_parameters()
-        own = [p for p in inspect.signature(function).parameters.values() if p.name != "owner"]
-        parameters = [*(p for p in own if p.name in ARGUMENTS), address, *(p for p in own if p.name not in ARGUMENTS)]
+        def run(**given: Any) -> None:  # typer reads the signature that is set below
+            function(owner=make_owner(given), **given)
 
-        def run(  # typer reads the signature below
-            *, server_addr: str, server_key: str | None, identity_secret_key_path: Path | None, state_dir: Path | None,
-            timeout: float, **arguments: object,
-        ) -> None:  # fmt: skip
-            owner = Owner(server_addr, server_key, identity_secret_key_path, state_dir, timeout)
-            function(owner=owner, **arguments)
-
-        run.__doc__ = function.__doc__
-        run.__signature__ = inspect.Signature([*parameters, *others])  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in [*parameters, *others]}
-        group.command(name, epilog=format_examples(*examples))(run)
+        chain.set_signature(run, function, OPTIONS, instead_of="owner")
+        group.command(name, hidden=hidden, epilog=format_examples(*examples))(run)
         if former:
             server_group.command(former, hidden=True, epilog=format_examples(*examples))(run)
         return function

@@ -1,11 +1,11 @@
 """`psyche run info`: how a run goes."""
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psyche.cli.commands.run.group import ADDRESS, OWNED, owner_command
-from psyche.cli.helpers.common import run_async
+from psyche.cli.commands.run.group import ADDRESS, ON_CHAIN, OWNED, WALLET, owner_command
 from psyche.cli.helpers.owners import Owner
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     f"psyche run info {ADDRESS}",
     f"psyche run info {OWNED} --watch",
     f"psyche run info {ADDRESS} --json",
+    f"psyche run info {ON_CHAIN}",
     former="status",
 )
 def info(
@@ -33,6 +34,9 @@ def info(
         bool,
         typer.Option("--json", help="A JSON object; with --watch one on each line. docs/owner.md lists its keys."),
     ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="Only what a run on Solana knows of this wallet, as JSON.")
+    ] = None,
 ) -> None:
     """Show how a run goes. Anybody may ask.
 
@@ -41,11 +45,47 @@ def info(
     """
     from psyche.cli.helpers.watching import ask_once, watch_until_signal
 
-    home = owner.open(as_anybody=True)
-    if watch:
-        run_async(watch_until_signal, home, owner.has_key, as_json)
+    with_members = owner.has_key
+    if address:
+        show_wallet(owner, address)
+    elif watch:
+        owner.run(lambda home: watch_until_signal(home, with_members, as_json), as_anybody=True)
     else:
-        typer.echo(run_async(ask_once, home, owner.has_key, as_json))
+        typer.echo(owner.run(lambda home: ask_once(home, with_members, as_json), as_anybody=True))
+
+
+def show_wallet(owner: Owner, address: str) -> None:
+    """Print what a run on a chain knows of one wallet.
+
+    Raises:
+        ConfigError: the run is on a server, or `address` is no key.
+    """
+    from psyche.errors import ConfigError
+
+    if not owner.is_on_chain:
+        raise ConfigError("--address: is for a run on Solana; `psyche run info` with an owner's key shows all clients")
+    from psyche.backends.solana.listing import describe_wallet
+    from psyche.chain.addresses import parse_key
+
+    key = parse_key(address, "--address")
+    plain = owner.run(lambda home: describe_wallet(home, key), as_anybody=True)
+    typer.echo(json.dumps(plain, indent=2))
+
+
+@owner_command("json-dump-run", f"psyche run info {ON_CHAIN} --json", hidden=True)
+def dump_run(*, owner: Owner) -> None:
+    """Print the state of a run as JSON; `psyche run info --json` does the same."""
+    info(owner=owner, as_json=True)
+
+
+@owner_command("json-dump-user", f"psyche run info {ON_CHAIN} \\", f"    --address {WALLET}", hidden=True)
+def dump_wallet(
+    *,
+    owner: Owner,
+    address: Annotated[str, typer.Option("--address", "--wallet", "--user", help="The wallet to look up.")],
+) -> None:
+    """Print what a run knows of a wallet as JSON; `psyche run info --address` does the same."""
+    show_wallet(owner, address)
 
 
 def show_status(status: "RunStatus") -> None:

@@ -1,17 +1,21 @@
 """`psyche run pause`, `resume` and `set-future-epoch-rates`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from psyche.cli.commands.run.group import OWNED, owner_command
+from psyche.cli.commands.run.group import ON_CHAIN, OWNED, owner_command
 from psyche.cli.commands.run.info import show_status
 from psyche.cli.helpers.owners import Owner
 
-MAX_RATE = (1 << 63) - 1
+if TYPE_CHECKING:
+    from psyche.wire.backend import RunStatus
+    from psyche.wire.home import Home
+
+MAX_RATE: Final = (1 << 63) - 1
 
 
-@owner_command("pause", f"psyche run pause {OWNED}", former="pause")
+@owner_command("pause", f"psyche run pause {OWNED}", f"psyche run pause {ON_CHAIN}", former="pause")
 def pause(*, owner: Owner) -> None:
     """Pause the run.
 
@@ -23,7 +27,7 @@ def pause(*, owner: Owner) -> None:
     show_status(owner.command(Pause()))
 
 
-@owner_command("resume", f"psyche run resume {OWNED}", former="resume")
+@owner_command("resume", f"psyche run resume {OWNED}", f"psyche run resume {ON_CHAIN}", former="resume")
 def resume(*, owner: Owner) -> None:
     """Resume a paused run.
 
@@ -34,29 +38,61 @@ def resume(*, owner: Owner) -> None:
     show_status(owner.command(Resume()))
 
 
+@owner_command("set-paused", f"psyche run pause {ON_CHAIN}", f"psyche run resume {ON_CHAIN}", hidden=True)
+def set_paused(
+    *, owner: Owner, resume_it: Annotated[bool, typer.Option("--resume", help="Resume it instead.")] = False
+) -> None:
+    """Pause a run, or resume it; `psyche run pause` and `psyche run resume` do the same."""
+    from psyche.core.state.messages import Pause, Resume
+
+    show_status(owner.command(Resume() if resume_it else Pause()))
+
+
 @owner_command(
     "set-future-epoch-rates",
     "psyche run set-future-epoch-rates --earning-rate-total-shared 1000 \\",
     f"    {OWNED}",
+    "psyche run set-future-epoch-rates --earning-rate-total-shared 12.5 \\",
+    f"    {ON_CHAIN}",
     former="set-future-epoch-rates",
 )
 def set_future_epoch_rates(
     *,
     owner: Owner,
     earning_rate_total_shared: Annotated[
-        int | None, typer.Option(min=0, max=MAX_RATE, help="What an epoch pays, shared among its members by work.")
+        str | None, typer.Option(help="What an epoch pays, shared among its members by work.")
     ] = None,
-    slashing_rate_per_client: Annotated[
-        int | None, typer.Option(min=0, max=MAX_RATE, help="What each ejected member loses.")
-    ] = None,
+    slashing_rate_per_client: Annotated[str | None, typer.Option(help="What each ejected member loses.")] = None,
 ) -> None:
     """Set what later epochs pay and slash.
 
-    The running epoch keeps its rates. A rate that you do not name stays as it is.
+    The running epoch keeps its rates. A rate that you do not name stays as it is. Rates are whole numbers; a run on
+    Solana that pays its members in a token takes them as amounts of that token, such as 12.5.
     """
+    from psyche.errors import ConfigError
+
+    rates = {
+        "--earning-rate-total-shared": earning_rate_total_shared,
+        "--slashing-rate-per-client": slashing_rate_per_client,
+    }
+    if not any(rates.values()):
+        raise ConfigError("name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both")
+    show_status(owner.run(lambda home: set_rates(home, rates)))
+
+
+async def set_rates(home: "Home", rates: dict[str, str | None]) -> "RunStatus":
+    """Set the rates that are named, in units of the token in which the home's run pays.
+
+    Raises:
+        ConfigError: a rate is no such amount.
+    """
+    from psyche.chain.amounts import format_amount, parse_amount
     from psyche.core.state.messages import SetRates
     from psyche.errors import ConfigError
 
-    if earning_rate_total_shared is None and slashing_rate_per_client is None:
-        raise ConfigError("name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both")
-    show_status(owner.command(SetRates(earning_rate_total_shared, slashing_rate_per_client)))
+    decimals = await home.get_decimals()
+    amounts = [None if text is None else parse_amount(text, decimals, option) for option, text in rates.items()]
+    for option, amount in zip(rates, amounts, strict=True):
+        if amount is not None and amount > MAX_RATE:
+            raise ConfigError(f"{option}: must be at most {format_amount(MAX_RATE, decimals)}")
+    return await home.command(SetRates(*amounts))

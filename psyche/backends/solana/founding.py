@@ -1,0 +1,155 @@
+"""Creating a run on a chain, in the fewest transactions, and closing it with all deposits given back."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.token.associated import get_associated_token_address
+
+from psyche.backends.solana.home import build_steps
+from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_instance, read_run
+from psyche.backends.solana.rewards import find_earners, plan_settlement
+from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.chain.addresses import get_instance_address, get_run_address
+from psyche.chain.coordinator import Authorities, ChainRun, build_free, build_init
+from psyche.chain.packing import Step
+from psyche.chain.tokens import TOKEN_BYTES, build_token_account
+from psyche.chain.treasurer import NewRun, build_run_close, build_run_create, compute_run_index
+from psyche.chain.treasury import TreasurerRun
+from psyche.config.load import LoadedRun
+from psyche.config.update import check_update
+from psyche.core.encoding.account import decode_model, encode_model
+from psyche.core.state.limits import STATE_BYTES
+from psyche.core.state.messages import Update
+from psyche.core.state.state import Coordinator, Progress, RunState
+from psyche.errors import BackendError, ConfigError
+
+INSTANCE_BYTES: Final = 181
+TREASURER_RUN_BYTES: Final = 249
+ENTROPY_DELAY: Final = 4  # slots (E1): nobody knows the hash of a slot that is that far ahead
+BACK: Final = "the owner's wallet gets it back with `psyche run close`"
+
+
+@dataclass(frozen=True, slots=True)
+class Founding:
+    """What a person says of a new run.
+
+    Args:
+        file: its settings.
+        client_version: what clients must have.
+        join_authority: grants authorizations to join; None: the wallet.
+        mint: the token that a treasurer pays members in; None: no treasurer.
+        index: tells the runs of one owner at the treasurer apart; None: it follows from the run id.
+    """
+
+    file: LoadedRun
+    client_version: str
+    join_authority: Pubkey | None = None
+    mint: Pubkey | None = None
+    index: int | None = None
+
+
+def find_settings(state: Coordinator, file: LoadedRun) -> Update:
+    """Find what the settings of a file change in a run that has not begun; what is the same already is None."""
+    config = replace(file.config, entropy_delay=file.config.entropy_delay or ENTROPY_DELAY)
+    model = decode_model(encode_model(file.model))
+    return Update(
+        config=None if config == state.config else config,
+        model=None if model == state.model else model,
+        progress=None if file.progress in (Progress(), state.progress) else file.progress,
+        metadata=None if file.metadata == state.metadata else file.metadata,
+        bootstrap=None if [*file.bootstrap] == state.bootstrap else file.bootstrap,
+    )
+
+
+async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
+    """ChainPlan the creation of a run, or the rest of one that stopped half-way; no steps: it is complete.
+
+    Raises:
+        ConfigError: the run exists already, belongs to somebody else, or its settings break a rule.
+    """
+    run_id = new.file.run_id
+    instance = await find_instance(session.rpc, run_id)
+    if instance is None:
+        await session.check_programs()
+        return await _plan_new(session, new)
+    found = await read_run(session.rpc, instance)
+    found.check_owner(session.key)
+    if found.state.run_state is not RunState.UNINITIALIZED:
+        raise ConfigError(
+            f"run {run_id!r}: exists already; `psyche run update-config` changes it, and another run needs another id"
+        )
+    update = _check(found.state, new)
+    return ChainPlan(
+        f"completes run {run_id!r}, which exists without all of its settings", build_steps(found.target, update)
+    )
+
+
+def _check(state: Coordinator, new: Founding) -> Update:
+    update = find_settings(state, new.file)
+    check_update(state, update)
+    return update
+
+
+async def _plan_new(session: ChainSession, new: Founding) -> ChainPlan:
+    account, owner, rpc = Keypair(), session.key, session.rpc
+    run_id, accounts = new.file.run_id, ChainRun.find(new.file.run_id, account.pubkey())
+    update = _check(Coordinator(run_id=run_id), new)
+    join = new.join_authority or owner
+    deposit = await rpc.get_deposit(STATE_BYTES)
+    total = deposit + await rpc.get_deposit(INSTANCE_BYTES)
+    if new.mint is None:
+        begin = build_init(owner, run_id, account.pubkey(), Authorities(owner, join), new.client_version, deposit)
+        target = RunTarget(accounts, owner, None)
+    else:
+        await find_decimals(session.rpc, new.mint)  # no other token can pay
+        index = compute_run_index(run_id) if new.index is None else new.index
+        made = NewRun(index, run_id, new.client_version, join, new.mint)
+        begin = build_run_create(owner, owner, account.pubkey(), made, deposit)
+        target = _aim(owner, account.pubkey(), made)
+        total += await rpc.get_deposit(TREASURER_RUN_BYTES) + await rpc.get_deposit(TOKEN_BYTES)
+    steps = (Step("the run's accounts", begin), *build_steps(target, update))
+    where = "" if new.mint is None else f", which pays its members in the token {new.mint}"
+    return ChainPlan(f"creates run {run_id!r}{where}", steps, total, BACK, (account,), is_lasting=True)
+
+
+def _aim(owner: Pubkey, account: Pubkey, made: NewRun) -> RunTarget:
+    """The target of a run that the treasurer is about to make."""
+    address = get_run_address(owner, made.index)
+    instance = get_instance_address(made.run_id)
+    pays = get_associated_token_address(address, made.mint)
+    run = TreasurerRun(
+        address, made.index, owner, made.join_authority, account, instance, made.mint, 0, pays, bytes(32)
+    )
+    return RunTarget(ChainRun(instance, account), address, run)
+
+
+async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
+    """ChainPlan the closing of a run: its members' earnings are collected, and paid where it has a treasurer.
+
+    Raises:
+        ConfigError: it goes on, belongs to somebody else, or owes more than it holds.
+    """
+    found.check_owner(session.key)
+    run_id, state = found.state.run_id, found.state
+    if not state.halted:
+        raise BackendError(
+            f"run {run_id!r} is going on: pause it with `psyche run pause`, wait until `psyche run info` says paused, "
+            "then close it"
+        )
+    members = await find_earners(session, found)
+    settled = await plan_settlement(session, found, members)
+    owner, says = session.key, f"closes run {run_id!r} for good: its record is gone, and nobody can go on with it"
+    if found.treasurer is None:
+        last = Step("close", (build_free(found.accounts, owner, owner),))
+    else:
+        mint = found.treasurer.collateral_mint
+        rest = get_associated_token_address(owner, mint)
+        build = build_token_account(owner, owner, mint)
+        last = Step("close", (build, build_run_close(found.treasurer, owner, rest)))
+    count = sum(member.unpaid > 0 for member in members)
+    if count:
+        says += f"; before that it settles what {count} member{'s have' if count != 1 else ' has'} earned"
+    returns = "who holds the accounts gets it back when they close them"
+    return ChainPlan(says, (*settled.steps, last), settled.deposit_lamports, returns)

@@ -1,0 +1,128 @@
+"""Authorizations to join runs: who grants them to whom, and which delegates may join in whose name."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from solders.pubkey import Pubkey
+
+from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.chain.accounts import KEY_BYTES, AuthorizationData
+from psyche.chain.addresses import AUTHORIZER, EVERYBODY, JOIN_SCOPE, get_authorization_address, parse_key
+from psyche.chain.authorizer import (
+    build_authorization_close,
+    build_authorization_create,
+    build_authorization_grantee_update,
+    build_authorization_grantor_update,
+)
+from psyche.chain.packing import Step
+from psyche.errors import ConfigError
+
+EMPTY_BYTES: Final = 90 + len(JOIN_SCOPE)
+MAX_ADDED: Final = 20  # in one transaction, with room for the compute budget
+MAX_DELEGATES: Final = 256
+CLOSABLE_AFTER_S: Final = 30 * 86_400
+
+
+def parse_grantee(text: str) -> Pubkey:
+    """Read who is authorized: a wallet, or `everybody`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    return EVERYBODY if text.strip().lower() in ("everybody", "everyone") else parse_key(text, "--authorizer")
+
+
+def describe_authorization(found: AuthorizationData) -> dict[str, Any]:
+    """Describe an authorization as JSON can hold it."""
+    return {
+        "address": str(get_authorization_address(found.grantor, found.grantee)),
+        "grantor": str(found.grantor),
+        "grantee": name_grantee(found.grantee),
+        "active": found.active,
+        "delegates": [str(key) for key in found.delegates],
+        "updated_unix": found.grantor_update_unix_timestamp,
+    }
+
+
+def name_grantee(grantee: Pubkey) -> str:
+    """Name the grantee of an authorization."""
+    return "everybody" if grantee == EVERYBODY else str(grantee)
+
+
+async def find_authorization(session: ChainSession, grantor: Pubkey, grantee: Pubkey) -> AuthorizationData | None:
+    """Find an authorization to join; None if there is none."""
+    account = await session.rpc.get_account(get_authorization_address(grantor, grantee))
+    return None if account is None or account.owner != AUTHORIZER else AuthorizationData.read(account.data)
+
+
+def allows(found: AuthorizationData | None, wallet: Pubkey) -> bool:
+    """Whether an authorization lets a wallet join."""
+    return found is not None and found.active and (found.grantee in (EVERYBODY, wallet) or wallet in found.delegates)
+
+
+async def plan_grant(session: ChainSession, grantee: Pubkey) -> ChainPlan:
+    """ChainPlan to let a wallet join the runs whose join authority this wallet is; no steps: it may already."""
+    address = get_authorization_address(session.key, grantee)
+    found = await find_authorization(session, session.key, grantee)
+    says = f"lets {name_grantee(grantee)} join the runs whose join authority is {session.key}"
+    turn_on = build_authorization_grantor_update(session.key, address, active=True)
+    if found is None:
+        await session.check_programs()
+        create = build_authorization_create(session.key, session.key, grantee)
+        deposit = await session.rpc.get_deposit(EMPTY_BYTES)
+        return ChainPlan(says, (Step("authorization", (create, turn_on)),), deposit, "`psyche auth delete` returns it")
+    return ChainPlan(says, () if found.active else (Step("authorization", (turn_on,)),))
+
+
+async def plan_delegates(session: ChainSession, grantor: Pubkey, added: Sequence[Pubkey], *, clear: bool) -> ChainPlan:
+    """ChainPlan a change of the wallets that may join in this wallet's name.
+
+    Raises:
+        ConfigError: this wallet has no authorization of that join authority, or there are too many delegates.
+    """
+    found = await find_authorization(session, grantor, session.key)
+    if found is None:
+        raise ConfigError(
+            f"{grantor} has not authorized {session.key}: it must run `psyche auth create --authorizer {session.key}`"
+        )
+    before = () if clear else found.delegates
+    new = [key for key in dict.fromkeys(added) if key not in before]
+    if len(before) + len(new) > MAX_DELEGATES:
+        raise ConfigError(f"{len(before) + len(new)} delegates: an authorization has at most {MAX_DELEGATES}")
+    parts = [new[at : at + MAX_ADDED] for at in range(0, len(new), MAX_ADDED)] or ([[]] if clear else [])
+    address = get_authorization_address(grantor, session.key)
+    steps = [
+        Step(f"{len(part)} delegates", (
+            build_authorization_grantee_update(session.key, session.key, address, part, clear=clear and not number),
+        ))
+        for number, part in enumerate(parts)
+    ]  # fmt: skip
+    per_key = await session.rpc.get_deposit(KEY_BYTES) - await session.rpc.get_deposit(0)
+    removed = f"removes {len(found.delegates)} delegates, then " if clear else ""
+    says = f"{removed}lets {len(new)} more wallets join in the name of {session.key}"
+    returns = "who removes them gets it back"
+    return ChainPlan(says, tuple(steps), max(0, len(before) + len(new) - len(found.delegates)) * per_key, returns)
+
+
+async def plan_revoke(session: ChainSession, grantee: Pubkey) -> tuple[ChainPlan, str]:
+    """ChainPlan to let a wallet join no longer; return it with what stays to do, empty if nothing.
+
+    Raises:
+        ConfigError: it has no authorization of this wallet.
+    """
+    found = await find_authorization(session, session.key, grantee)
+    if found is None:
+        raise ConfigError(f"{session.key} has not authorized {name_grantee(grantee)}: there is nothing to delete")
+    address = get_authorization_address(session.key, grantee)
+    turn_off = build_authorization_grantor_update(session.key, address, active=False)
+    close = build_authorization_close(session.key, session.key, address)
+    _, unix = await session.rpc.get_clock()
+    closable_unix = found.grantor_update_unix_timestamp + CLOSABLE_AFTER_S
+    is_closable = not found.delegates or (not found.active and unix >= closable_unix)
+    parts = (*((turn_off,) if found.active else ()), *((close,) if is_closable else ()))
+    says = f"lets {name_grantee(grantee)} and its delegates join no longer; who has joined stays until the epoch ends"
+    rest = "" if is_closable else (
+        f"it is off; its deposit comes back 30 days later, or as soon as {name_grantee(grantee)} has removed its "
+        "delegates: run this command again then"
+    )  # fmt: skip
+    return ChainPlan(says, (Step("authorization", parts),) if parts else ()), rest

@@ -1,0 +1,140 @@
+"""Finding runs on a chain: their accounts, their record, and who owns them."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import base58
+from solders.pubkey import Pubkey
+
+from psyche.backends.solana.rpc.client import Rpc
+from psyche.backends.solana.session import ChainSession, NoRun
+from psyche.chain.accounts import InstanceData
+from psyche.chain.addresses import COORDINATOR, TREASURER, get_instance_address
+from psyche.chain.coordinator import ChainRun
+from psyche.chain.discriminators import get_discriminator
+from psyche.chain.tokens import read_decimals
+from psyche.chain.treasury import TreasurerRun
+from psyche.core.encoding.account import decode_state
+from psyche.core.state.state import Coordinator
+from psyche.errors import BackendError, ConfigError, WireError
+
+
+class RunTarget(NamedTuple):
+    """What an owner's command needs to know of a run."""
+
+    accounts: ChainRun
+    main_authority: Pubkey
+    treasurer: TreasurerRun | None  # None: the owner signs for the run directly
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A run as the chain has it."""
+
+    accounts: ChainRun
+    instance: InstanceData
+    state: Coordinator
+    lamports: int  # the deposits of both accounts
+    slot: int
+    treasurer: TreasurerRun | None = None  # None: its owner signs for it directly
+
+    @property
+    def target(self) -> RunTarget:
+        """The accounts of the run's own commands."""
+        return RunTarget(self.accounts, self.instance.main_authority, self.treasurer)
+
+    @property
+    def owner(self) -> Pubkey:
+        """The wallet that may change it."""
+        return self.instance.main_authority if self.treasurer is None else self.treasurer.main_authority
+
+    def check_owner(self, wallet: Pubkey) -> None:
+        """Refuse a wallet that does not own the run.
+
+        Raises:
+            ConfigError: naming both keys.
+        """
+        if wallet != self.owner:
+            raise ConfigError(
+                f"run {self.state.run_id!r}: belongs to {self.owner}, and the wallet here is {wallet}: name the "
+                "owner's wallet with --wallet-private-key-path FILE"
+            )
+
+
+async def find_instance(rpc: Rpc, run_id: str, min_slot: int | None = None) -> InstanceData | None:
+    """Find a run's instance; None if there is no such run.
+
+    Raises:
+        ConfigError: no run can have this id.
+    """
+    account = await rpc.get_account(get_instance_address(run_id), min_slot)
+    return None if account is None or account.owner != COORDINATOR else InstanceData.read(account.data)
+
+
+async def find_run(session: ChainSession, run_id: str, min_slot: int | None = None) -> FoundRun:
+    """Find a run with its record.
+
+    Raises:
+        NoRun: there is none.
+        BackendError: the programs are not on this chain.
+    """
+    instance = await find_instance(session.rpc, run_id, min_slot)
+    if instance is None:
+        await session.check_programs()
+        where = session.rpc.endpoints[0].name
+        raise NoRun(
+            f"there is no run {run_id!r} on the chain at {where}: check --run-id and --rpc; `psyche run list` shows "
+            "its runs"
+        )
+    return await read_run(session.rpc, instance, min_slot)
+
+
+async def read_run(rpc: Rpc, instance: InstanceData, min_slot: int | None = None) -> FoundRun:
+    """Read a run's record and its treasurer.
+
+    Raises:
+        BackendError: the record is not there, or cannot be read.
+    """
+    address = get_instance_address(instance.run_id)
+    account = await rpc.get_account(instance.coordinator_account, min_slot)
+    held, main = await rpc.get_accounts([address, instance.main_authority])
+    if account is None or held is None:
+        raise BackendError(f"run {instance.run_id!r}: is being closed: its accounts are gone")
+    try:
+        state = decode_state(account.data)
+    except WireError as error:
+        raise BackendError(
+            f"run {instance.run_id!r}: its record cannot be read ({error}); this needs another version of Psyche"
+        ) from error
+    treasurer = None
+    if main is not None and main.owner == TREASURER:
+        treasurer = TreasurerRun.read(instance.main_authority, main.data)
+    return FoundRun(
+        ChainRun(address, instance.coordinator_account), instance, state, account.lamports + held.lamports,
+        account.slot, treasurer,
+    )  # fmt: skip
+
+
+async def list_instances(session: ChainSession) -> list[InstanceData]:
+    """List the runs of a chain by id.
+
+    Raises:
+        BackendError: the programs are not on this chain.
+    """
+    kind = base58.b58encode(get_discriminator("account", "CoordinatorInstance")).decode()
+    found = await session.rpc.find_accounts(COORDINATOR, [{"memcmp": {"offset": 0, "bytes": kind}}])
+    if not found:
+        await session.check_programs()
+    return sorted((InstanceData.read(account.data) for _, account in found), key=lambda one: one.run_id)
+
+
+async def find_decimals(rpc: Rpc, mint: Pubkey) -> int:
+    """Find how many digits the amounts of a token have behind the point.
+
+    Raises:
+        ConfigError: there is no such token, or it cannot pay members.
+    """
+    account = await rpc.get_account(mint)
+    if account is None:
+        raise ConfigError(f"token {mint}: there is no such token on this chain")
+    return read_decimals(account.owner, account.data, mint)

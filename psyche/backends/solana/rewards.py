@@ -1,0 +1,261 @@
+"""What members of a run have earned, and how a run with a treasurer pays them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import base58
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+from solders.token.associated import get_associated_token_address
+
+from psyche.backends.solana.lookup import FoundRun
+from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.chain.accounts import EarnedPointsData
+from psyche.chain.addresses import COORDINATOR, get_earned_points_address, get_participant_address
+from psyche.chain.amounts import format_amount
+from psyche.chain.coordinator import build_collect
+from psyche.chain.discriminators import get_discriminator
+from psyche.chain.packing import Step
+from psyche.chain.tokens import TOKEN_BYTES, build_token_account, read_decimals, read_token_account
+from psyche.chain.treasurer import build_participant_claim, build_participant_create, build_top_up
+from psyche.chain.treasury import ParticipantData, TreasurerRun, compute_owed
+from psyche.errors import ConfigError
+from psyche.telemetry.text import format_table
+
+EARNED_BYTES: Final = 145
+PARTICIPANT_BYTES: Final = 145
+RUN_UID_AT: Final = 8 + 1 + 32  # in an account of earned points
+BACK: Final = "its payer gets it back when the run is over and the accounts are closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Earner:
+    """One member's earnings in points, each of which is a base unit of the token."""
+
+    key: Pubkey
+    in_slot: int  # not collected yet
+    collected: int | None  # None: it has no account of earned points
+    claimed: int | None  # None: it has no record of payments
+
+    @property
+    def unpaid(self) -> int:
+        """What it has earned and was not paid."""
+        return self.in_slot + (self.collected or 0) - (self.claimed or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Treasury:
+    """What a run with a treasurer holds and owes, in base units of its token."""
+
+    run: TreasurerRun
+    decimals: int
+    held: int
+    owed: int
+
+    @property
+    def missing(self) -> int:
+        """What must be paid in before every member can be paid."""
+        return max(0, self.owed - self.held)
+
+
+async def find_earners(session: ChainSession, found: FoundRun) -> list[Earner]:
+    """Find all that ever earned in a run, by key."""
+    kind = base58.b58encode(get_discriminator("account", "EarnedPoints")).decode()
+    uid = base58.b58encode(found.state.run_uid).decode()
+    filters = [{"memcmp": {"offset": 0, "bytes": kind}}, {"memcmp": {"offset": RUN_UID_AT, "bytes": uid}}]
+    accounts = await session.rpc.find_accounts(COORDINATOR, filters)
+    collected = {read.signer: read.points for read in (EarnedPointsData.read(a.data) for _, a in accounts)}
+    slots = {Pubkey(slot.signer): slot.earned for slot in found.state.registry.slots if slot.earned}
+    keys = sorted({*collected, *slots}, key=bytes)
+    claimed = await _find_claimed(session, found, keys)
+    return [Earner(key, slots.get(key, 0), collected.get(key), claimed.get(key)) for key in keys]
+
+
+async def find_earner(session: ChainSession, found: FoundRun, key: Pubkey) -> Earner:
+    """Find what one wallet has earned in a run."""
+    account = await session.rpc.get_account(get_earned_points_address(found.state.run_uid, key))
+    points = None if account is None else EarnedPointsData.read(account.data).points
+    in_slot = sum(slot.earned for slot in found.state.registry.slots if slot.signer == bytes(key))
+    return Earner(key, in_slot, points, (await _find_claimed(session, found, [key])).get(key))
+
+
+async def _find_claimed(session: ChainSession, found: FoundRun, keys: Sequence[Pubkey]) -> dict[Pubkey, int]:
+    if found.treasurer is None:
+        return {}
+    addresses = [get_participant_address(found.treasurer.address, key) for key in keys]
+    accounts = await session.rpc.get_accounts(addresses)
+    return {
+        key: ParticipantData.read(account.data).claimed_earned_points
+        for key, account in zip(keys, accounts, strict=True)
+        if account is not None
+    }
+
+
+async def find_treasury(session: ChainSession, found: FoundRun) -> Treasury:
+    """Find what a run holds and owes.
+
+    Raises:
+        ConfigError: it has no treasurer.
+    """
+    run = found.treasurer
+    if run is None:
+        raise ConfigError(
+            f"run {found.state.run_id!r}: has no treasurer, so it pays nobody by itself; a run that pays is created "
+            "with --treasurer-collateral-mint"
+        )
+    mint, tokens = await session.rpc.get_accounts([run.collateral_mint, run.run_collateral])
+    if mint is None or tokens is None:
+        raise ConfigError(f"run {found.state.run_id!r}: its token accounts are gone")
+    decimals = read_decimals(mint.owner, mint.data, run.collateral_mint)
+    held = read_token_account(tokens.owner, tokens.data).amount
+    return Treasury(run, decimals, held, compute_owed(run, found.instance, found.state))
+
+
+async def plan_settlement(session: ChainSession, found: FoundRun, members: Sequence[Earner]) -> ChainPlan:
+    """ChainPlan what must happen before a run can be closed: earnings are collected, and paid from what the run holds.
+
+    Raises:
+        ConfigError: it holds some of what it owes, but not all.
+    """
+    steps: list[Step] = []
+    deposit = 0
+    pays = False
+    if found.treasurer is not None:
+        treasury = await find_treasury(session, found)
+        unpaid = sum(member.unpaid for member in members)
+        if 0 < treasury.held < unpaid:
+            amount = format_amount(unpaid - treasury.held, treasury.decimals)
+            raise ConfigError(
+                f"run {found.state.run_id!r}: owes its members more than it holds; pay in what is missing first: "
+                f"psyche rewards top-up --run-id {found.state.run_id} --collateral-amount {amount}"
+            )
+        pays = treasury.held > 0
+    for member in members:
+        points = member.unpaid if pays else 0
+        if not member.in_slot and not points:
+            continue
+        instructions, costs = await _build_payment(session, found, member, points)
+        steps.append(Step(f"earnings of {str(member.key)[:8]}", tuple(instructions)))
+        deposit += costs
+    return ChainPlan("", tuple(steps), deposit)
+
+
+async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> ChainPlan:
+    """ChainPlan the payment of what a member has earned, as far as the run holds it.
+
+    Raises:
+        ConfigError: the run has no treasurer, or there is nothing to pay.
+    """
+    treasury = await find_treasury(session, found)
+    points = min(member.unpaid, treasury.held)
+    shown = format_amount(points, treasury.decimals)
+    if not member.unpaid:
+        raise ConfigError(f"{member.key} has been paid all that it has earned in run {found.state.run_id!r}")
+    if not points:
+        raise ConfigError(
+            f"run {found.state.run_id!r}: holds no tokens; its owner, or anybody, must pay in what is missing: "
+            f"psyche rewards top-up --run-id {found.state.run_id} --collateral-amount "
+            f"{format_amount(treasury.missing, treasury.decimals)}"
+        )
+    instructions, deposit = await _build_payment(session, found, member, points)
+    rest = member.unpaid - points
+    says = f"pays {shown} tokens of {treasury.run.collateral_mint} to {member.key}"
+    if rest:
+        says += f"; {format_amount(rest, treasury.decimals)} more are owed, and the run does not hold them"
+    return ChainPlan(says, (Step("claim", tuple(instructions)),), deposit, BACK, is_lasting=True)
+
+
+async def _build_payment(
+    session: ChainSession, found: FoundRun, member: Earner, points: int
+) -> tuple[list[Instruction], int]:
+    """Build the collection of a member's earnings and the payment of `points`; return it with the deposits it takes."""
+    instructions: list[Instruction] = []
+    deposit, payer, rpc = 0, session.key, session.rpc
+    if member.in_slot:
+        instructions.append(build_collect(found.accounts, payer, found.state.run_uid, member.key))
+        deposit += 0 if member.collected is not None else await rpc.get_deposit(EARNED_BYTES)
+    if points and (run := found.treasurer):
+        if member.claimed is None:
+            instructions.append(build_participant_create(run, payer, member.key))
+            deposit += await rpc.get_deposit(PARTICIPANT_BYTES)
+        tokens = get_associated_token_address(member.key, run.collateral_mint)
+        if await rpc.get_account(tokens) is None:
+            instructions.append(build_token_account(payer, member.key, run.collateral_mint))
+            deposit += await rpc.get_deposit(TOKEN_BYTES)
+        instructions.append(build_participant_claim(run, payer, member.key, tokens, points))
+    return instructions, deposit
+
+
+async def plan_top_up(session: ChainSession, found: FoundRun, treasury: Treasury, amount: int) -> ChainPlan:
+    """ChainPlan a payment into a run's token account.
+
+    Raises:
+        ConfigError: the wallet has less than that.
+    """
+    run = treasury.run
+    source = get_associated_token_address(session.key, run.collateral_mint)
+    account = await session.rpc.get_account(source)
+    has = 0 if account is None else read_token_account(account.owner, account.data).amount
+    if has < amount:
+        raise ConfigError(
+            f"wallet {session.key} has {format_amount(has, treasury.decimals)} tokens of {run.collateral_mint} in its "
+            f"account {source}, and {format_amount(amount, treasury.decimals)} are to be paid in"
+        )
+    shown = format_amount(amount, treasury.decimals)
+    says = f"pays {shown} tokens of {run.collateral_mint} into run {found.state.run_id!r}, for its members"
+    return ChainPlan(says, (Step("top-up", (build_top_up(run, session.key, source, amount),)),), is_lasting=True)
+
+
+async def describe_rewards(session: ChainSession, found: FoundRun) -> dict[str, Any]:
+    """Describe a run's rewards as JSON can hold them; amounts are base units."""
+    members = await find_earners(session, found)
+    plain: dict[str, Any] = {
+        "run_id": found.state.run_id,
+        "earning_rate": found.state.registry.future_earning_rate,
+        "slashing_rate": found.state.registry.future_slashing_rate,
+        "treasurer": None,
+        "members": [
+            {
+                "key": str(one.key),
+                "earned": one.in_slot + (one.collected or 0),
+                "collected": one.collected or 0,
+                "paid": one.claimed or 0,
+                "unpaid": one.unpaid,
+            }
+            for one in members
+        ],
+    }
+    if found.treasurer is not None:
+        treasury = await find_treasury(session, found)
+        rate = found.state.registry.future_earning_rate
+        plain["treasurer"] = {
+            "index": treasury.run.index,
+            "address": str(treasury.run.address),
+            "token_account": str(treasury.run.run_collateral),
+            "mint": str(treasury.run.collateral_mint),
+            "decimals": treasury.decimals,
+            "held": treasury.held,
+            "owed": treasury.owed,
+            "missing": treasury.missing,
+            "surplus": max(0, treasury.held - treasury.owed),
+            "epochs_funded": max(0, treasury.held - treasury.owed) // rate if rate else None,
+        }
+    return plain
+
+
+def format_rewards(plain: dict[str, Any]) -> str:
+    """Lay out what `describe_rewards` says as lines for people."""
+    treasurer, decimals = plain["treasurer"], 0
+    lines = [f"run {plain['run_id']!r} has no treasurer: these are points, which its owner pays as agreed"]
+    if treasurer is not None:
+        decimals = treasurer["decimals"]
+        held, owed, missing = (format_amount(treasurer[key], decimals) for key in ("held", "owed", "missing"))
+        lines = [f"run {plain['run_id']!r} pays in {treasurer['mint']}", f"holds {held}, owes {owed}, lacks {missing}"]
+    lines.append(f"each epoch from now on pays {format_amount(plain['earning_rate'], decimals)}")
+    rows = [
+        (one["key"], *(format_amount(one[key], decimals) for key in ("earned", "paid", "unpaid")))
+        for one in plain["members"]
+    ]
+    table = format_table(("member", "earned", "paid", "unpaid"), rows, left=1) if rows else "nobody has earned anything"
+    return "\n".join([*lines, table])

@@ -1,0 +1,154 @@
+"""What a person does on a chain: says first what it will do and cost, then sends its transactions one by one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from psyche.backends.solana.rpc.client import Rpc
+from psyche.backends.solana.rpc.sender import Landed, Sender
+from psyche.chain.addresses import COORDINATOR
+from psyche.chain.amounts import format_sol
+from psyche.chain.failures import WalletEmpty
+from psyche.chain.packing import Step, count_signatures, pack_steps
+from psyche.errors import BackendError, ConfigError
+
+LAMPORTS_PER_SIGNATURE: Final = 5_000
+
+
+class NoRun(BackendError):
+    """There is no run with this id on this chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlan:
+    """A change of what is on the chain.
+
+    Args:
+        says: what it does, a sentence for people.
+        steps: what to send, in this order; some may share a transaction.
+        deposit_lamports: what the wallet deposits in new accounts.
+        returns: who gets the deposit back, and when.
+        signers: keys that sign beside the wallet, where a step needs them.
+        is_lasting: whether to wait until the chain cannot take it back any more.
+    """
+
+    says: str
+    steps: tuple[Step, ...]
+    deposit_lamports: int = 0
+    returns: str = ""
+    signers: tuple[Keypair, ...] = ()
+    is_lasting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What a plan does and costs, for the person who pays."""
+
+    says: str
+    transactions: tuple[str, ...]
+    fee_lamports: int  # for the signatures; a busy chain may cost more
+    deposit_lamports: int
+    returns: str
+    wallet: str
+    balance_lamports: int
+
+    def describe(self) -> str:
+        """The quote in a few lines."""
+        count = len(self.transactions)
+        lines = [self.says, f"costs {format_sol(self.fee_lamports)} for {count} transaction{'s' * (count != 1)}"]
+        if self.deposit_lamports:
+            lines[1] += f", and a deposit of {format_sol(self.deposit_lamports)}; {self.returns}"
+        return "\n".join([*lines, f"wallet {self.wallet} pays and has {format_sol(self.balance_lamports)}"])
+
+
+Approve = Callable[[Quote], None]  # raises if the person does not want it
+
+
+@dataclass(frozen=True)
+class ChainSession:
+    """One person at a chain.
+
+    Args:
+        rpc: the chain.
+        wallet: signs and pays; None: the person only reads.
+        approve: shows what a plan does and costs, and raises where the person does not want that.
+        say: is told of progress.
+    """
+
+    rpc: Rpc
+    wallet: Keypair | None
+    approve: Approve
+    say: Callable[[str], None] = field(default=lambda _text: None)
+
+    @property
+    def key(self) -> Pubkey:
+        """The wallet's public key.
+
+        Raises:
+            ConfigError: there is no wallet.
+        """
+        if self.wallet is None:
+            raise ConfigError("no wallet: name its file with --wallet-private-key-path FILE")
+        return self.wallet.pubkey()
+
+    async def carry_out(self, plan: ChainPlan, *, is_asked: bool = True) -> Landed | None:
+        """Say what a plan does and costs, and send it; return where its last transaction landed, None without any.
+
+        Raises:
+            WalletEmpty: the wallet has less than that; nothing was sent.
+            CoordinatorError, TransactionFailed: a program refuses; what was sent before stays, and is told.
+        """
+        steps = pack_steps(plan.steps, self.key)
+        if not steps:
+            return None
+        quote = await self._make_quote(plan, steps)
+        if is_asked:
+            self.approve(quote)
+        self._check_balance(quote)
+        return await self._send(plan, steps)
+
+    async def _make_quote(self, plan: ChainPlan, steps: Sequence[Step]) -> Quote:
+        fee = sum(count_signatures(step.instructions, self.key) for step in steps) * LAMPORTS_PER_SIGNATURE
+        balance = await self.rpc.get_balance(self.key)
+        return Quote(
+            plan.says, tuple(step.title for step in steps), fee, plan.deposit_lamports, plan.returns, str(self.key),
+            balance,
+        )  # fmt: skip
+
+    def _check_balance(self, quote: Quote) -> None:
+        needed = quote.fee_lamports + quote.deposit_lamports
+        if quote.balance_lamports < needed:
+            raise WalletEmpty(
+                f"wallet {quote.wallet} has {format_sol(quote.balance_lamports)}, and this takes {format_sol(needed)}; "
+                f"nothing was sent. Send it at least {format_sol(needed - quote.balance_lamports)} "
+                "(`solana airdrop` gives test SOL on chains that have no value), or check --rpc and the wallet"
+            )
+
+    async def _send(self, plan: ChainPlan, steps: Sequence[Step]) -> Landed | None:
+        assert self.wallet is not None, "carry_out has asked for its key"
+        sender = Sender(self.rpc, self.wallet)
+        landed: Landed | None = None
+        for number, step in enumerate(steps, 1):
+            needed = {account.pubkey for one in step.instructions for account in one.accounts if account.is_signer}
+            signers = [key for key in plan.signers if key.pubkey() in needed]
+            if len(steps) > 1:
+                self.say(f"transaction {number} of {len(steps)}: {step.title}")
+            min_slot = landed.slot if landed else None
+            landed = await sender.send(step.instructions, signers, finalized=plan.is_lasting, min_slot=min_slot)
+        return landed
+
+    async def check_programs(self) -> None:
+        """Check that the programs are on this chain.
+
+        Raises:
+            BackendError: they are not.
+        """
+        if await self.rpc.get_account(COORDINATOR) is None:
+            where = self.rpc.endpoints[0].name
+            raise BackendError(
+                f"the chain at {where} does not have Psyche's programs ({COORDINATOR}): check --rpc; on a chain of "
+                "your own, deploy them first (docs/programs.md)"
+            )

@@ -1,0 +1,75 @@
+"""Messages that a person sends to a run by hand: ticks, and places of the weights."""
+
+from collections.abc import Callable
+
+import trio
+
+from psyche.backends.solana.link import ChainTime
+from psyche.backends.solana.logic import is_tick_due
+from psyche.backends.solana.lookup import find_run
+from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.chain.coordinator import build_user_message
+from psyche.chain.packing import Step
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.messages import NameCheckpoint, Tick
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, RunState
+from psyche.errors import ConfigError
+
+
+async def tick_run(
+    session: ChainSession, run_id: str, every_s: float, count: int | None, say: Callable[[str], None]
+) -> None:
+    """Look at a run again and again, and send a tick whenever it changes the record.
+
+    Raises:
+        ConfigError: the run is halted, so that no tick can change it.
+        NoRun: there is no such run.
+    """
+    is_asked, looks = True, 0
+    min_slot: int | None = None
+    while count is None or looks < count:
+        if looks:
+            await trio.sleep(every_s)
+        looks += 1
+        found = await find_run(session, run_id, min_slot)
+        before = RunState(found.state.run_state)
+        if found.state.halted:
+            raise ConfigError(
+                f"run {run_id!r} is {before.name.lower()}: nothing moves; `psyche run resume` lets it go on"
+            )
+        slot, unix = await session.rpc.get_clock()
+        if not is_tick_due(found.state, bytes(session.key), ChainTime(slot, unix)):
+            say(f"{before.name.lower()}: nothing is due")
+            continue
+        plan = ChainPlan(
+            f"ticks run {run_id!r}, each time that a tick is due",
+            (Step("tick", (build_user_message(found.accounts, session.key, Tick(None)),)),),
+        )
+        try:
+            landed = await session.carry_out(plan, is_asked=is_asked)
+        except CoordinatorError as error:  # a client was faster
+            say(str(error))
+            continue
+        is_asked = False
+        min_slot = landed.slot if landed else None
+        after = await find_run(session, run_id, min_slot)
+        say(f"{before.name.lower()} -> {RunState(after.state.run_state).name.lower()}")
+
+
+async def plan_checkpoint(session: ChainSession, run_id: str, repo: str, revision: str | None) -> ChainPlan:
+    """ChainPlan to name a repository of the Hugging Face Hub as a place of the certified weights (S10).
+
+    Raises:
+        ConfigError: the run has no certified weights yet.
+        NoRun: there is no such run.
+    """
+    found = await find_run(session, run_id)
+    certified = found.state.certified
+    if certified.digest == ZERO32:
+        raise ConfigError(
+            f"run {run_id!r}: has no certified weights yet; they are there when its first epoch has ended"
+        )
+    source = Checkpoint(kind=CheckpointKind.HUB, name=repo, revision=revision)
+    message = NameCheckpoint(certified.epoch, certified.digest, source)
+    step = Step("checkpoint", (build_user_message(found.accounts, session.key, message),))
+    return ChainPlan(f"puts {repo} on record as a place of the weights of step {certified.step}", (step,))

@@ -1,0 +1,61 @@
+"""Tokens: their mints, and the accounts that hold them."""
+
+from typing import Final, NamedTuple
+
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+from solders.system_program import ID as SYSTEM
+from solders.token import ID as TOKEN
+from solders.token.associated import get_associated_token_address
+from solders.token.state import Mint, TokenAccount
+
+from psyche.chain.parts import reads, signs, writes
+from psyche.chain.treasurer import ASSOCIATED_TOKEN
+from psyche.errors import ConfigError, WireError
+
+MINT_BYTES: Final = 82
+TOKEN_BYTES: Final = 165
+_CREATE_IF_MISSING: Final = b"\1"
+
+
+class TokenHolding(NamedTuple):
+    """What a token account holds."""
+
+    mint: Pubkey
+    owner: Pubkey
+    amount: int  # in base units
+
+
+def read_decimals(owner: Pubkey, data: bytes, mint: Pubkey) -> int:
+    """Read from the account of a mint how many digits its amounts have behind the point.
+
+    Raises:
+        ConfigError: it is no mint of the SPL Token program, the only one that can pay members.
+    """
+    if owner != TOKEN or len(data) != MINT_BYTES:
+        raise ConfigError(f"token {mint}: is no mint of the SPL Token program (Token-2022 cannot pay members)")
+    return Mint.from_bytes(data).decimals
+
+
+def read_token_account(owner: Pubkey, data: bytes) -> TokenHolding:
+    """Read a token account.
+
+    Raises:
+        WireError: it is none.
+    """
+    if owner != TOKEN or len(data) != TOKEN_BYTES:
+        raise WireError(f"{len(data)} bytes of {owner} are no token account")
+    try:
+        account = TokenAccount.from_bytes(data)
+    except ValueError as error:
+        raise WireError(f"token account: {error}") from error
+    return TokenHolding(account.mint, account.owner, account.amount)
+
+
+def build_token_account(payer: Pubkey, owner: Pubkey, mint: Pubkey) -> Instruction:
+    """Make the owner's associated token account, unless it is there; the payer signs."""
+    accounts = [
+        signs(payer, writable=True), writes(get_associated_token_address(owner, mint)), reads(owner), reads(mint),
+        reads(SYSTEM), reads(TOKEN),
+    ]  # fmt: skip
+    return Instruction(ASSOCIATED_TOKEN, _CREATE_IF_MISSING, accounts)

@@ -1,0 +1,54 @@
+"""What `psyche run update-config` changes: the settings of a file, and single texts from the command line."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from psyche.cli.helpers.owners import say
+from psyche.config.load import LoadedRun, load_run
+from psyche.config.rules import find_unsupported
+from psyche.config.update import build_update
+from psyche.core.state.messages import Update
+from psyche.core.state.state import Coordinator
+from psyche.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the command line itself changes: fields of the metadata."""
+
+    metadata: dict[str, Any]
+
+
+def load_changes(path: Path | None, changes: Changes, *, run_id: str | None) -> Callable[[Coordinator], Update]:
+    """Load a file of settings, if there is one, and return what builds the update of a record.
+
+    `run_id` is that of a run on a chain, where many runs can have the settings of one file; None: it is on a server.
+
+    Raises:
+        ConfigError: the file has problems, or settings that cannot run at the home.
+    """
+    file = None if path is None else _load(path, run_id)
+
+    def build(record: Coordinator) -> Update:
+        update = Update() if file is None else build_update(record, file)
+        if not changes.metadata:
+            return update
+        metadata = replace(update.metadata or record.metadata, **changes.metadata)
+        return replace(update, metadata=None if metadata == record.metadata else metadata)
+
+    return build
+
+
+def _load(path: Path, run_id: str | None) -> LoadedRun:
+    if run_id is not None:
+        from psyche.cli.chain.files import load_chain_run
+
+        return replace(load_chain_run(path), run_id=run_id)
+    file = load_run(path)
+    if unsupported := find_unsupported(file.model, file.config):
+        raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in unsupported))
+    for warning in file.warnings:
+        say(f"warning: {warning}")
+    return file

@@ -1,0 +1,83 @@
+"""Commands that only a chain has: the shared options fill their argument `chain`."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import typer
+
+from psyche.cli.helpers import chain as opt
+from psyche.cli.helpers.common import format_examples
+
+if TYPE_CHECKING:
+    from psyche.backends.solana.session import ChainPlan, ChainSession
+
+_Found = TypeVar("_Found")
+LOCAL: Final = "--rpc localhost"  # in examples
+READING: Final[dict[str, tuple[object, object]]] = {
+    "rpc": (opt.Rpc, None),
+    "ws_rpc": (opt.WsRpc, None),
+    "rpc_2": (opt.Rpc2, None),
+    "ws_rpc_2": (opt.WsRpc2, None),
+    "rpc_3": (opt.Rpc3, None),
+    "ws_rpc_3": (opt.WsRpc3, None),
+}
+CHANGING: Final = READING | {"wallet_private_key_path": (opt.WalletPath, None), "yes": (opt.Yes, False)}
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAccess:
+    """A command's access to a chain."""
+
+    options: opt.ChainOptions
+    yes: bool
+    reads: bool  # needs no wallet
+
+    def run(self, function: "Callable[[ChainSession], Awaitable[_Found]]") -> _Found:
+        """Call an async function with a session; return its result.
+
+        Raises:
+            ConfigError: no chain or wallet is named.
+            BackendError: no endpoint answers, or the chain refuses.
+        """
+        from psyche.cli.chain.session import call_at_chain
+
+        return call_at_chain(function, self.options, yes=self.yes, reads=self.reads)
+
+
+def chain_command(
+    group: typer.Typer,
+    name: str,
+    *examples: str,
+    reads: bool = False,
+    aliases: tuple[tuple[typer.Typer, str], ...] = (),
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn a function into a command on a chain; it stays under its `aliases` too, which help does not show.
+
+    `reads`: it changes nothing, so it needs no wallet.
+    """
+    shared = READING if reads else CHANGING
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:  # typer reads the signature that is set below
+            own = {name: given.pop(name) for name in shared}
+            options = opt.take_options(own | ({"wallet_private_key_path": None} if reads else {}))
+            function(chain=ChainAccess(options, own.get("yes", False), reads), **given)
+
+        opt.set_signature(run, function, shared, instead_of="chain")
+        epilog = format_examples(*examples)
+        group.command(name, epilog=epilog)(run)
+        for other, alias in aliases:
+            other.command(alias, hidden=True, epilog=epilog)(run)
+        return function
+
+    return register
+
+
+async def carry_out(session: "ChainSession", plan: "ChainPlan", done: str, nothing: str) -> None:
+    """Carry out a plan and say that it is done, or `nothing` if there was nothing to do."""
+    landed = await session.carry_out(plan)
+    if landed is None:
+        typer.echo(nothing)
+    else:
+        typer.echo(f"{done} (transaction {landed.signature})")

@@ -1,0 +1,25 @@
+"""A run.toml for a run on a chain: what cannot run there is refused, and what is rarely meant is told."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from psyche.backends.solana.founding import ENTROPY_DELAY
+from psyche.cli.helpers.owners import say
+from psyche.config.load import LoadedRun, load_run
+from psyche.config.rules import find_chain_problems, find_chain_warnings, find_unsupported
+from psyche.errors import ConfigError
+
+
+def load_chain_run(path: Path) -> LoadedRun:
+    """Load the settings of a run on a chain, and print warnings; its entropy comes `ENTROPY_DELAY` slots later.
+
+    Raises:
+        ConfigError: the file has problems, or settings that cannot run on a chain.
+    """
+    file = load_run(path)
+    if problems := [*find_unsupported(file.model, file.config), *find_chain_problems(file.model)]:
+        raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in problems))
+    file = replace(file, config=replace(file.config, entropy_delay=file.config.entropy_delay or ENTROPY_DELAY))
+    for warning in (*(w for w in file.warnings if "entropy_delay" not in w), *find_chain_warnings(file.config)):
+        say(f"warning: {warning}")
+    return file

@@ -1,0 +1,78 @@
+"""A command's session at a chain: opened from its options, with a question before money is spent."""
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import typer
+
+from psyche.backends.solana.home import SolanaHome
+from psyche.backends.solana.rpc.client import open_rpc
+from psyche.backends.solana.session import Approve, ChainSession, Quote
+from psyche.chain.cluster import name_foreign
+from psyche.cli.helpers.chain import ChainOptions
+from psyche.cli.helpers.common import run_async
+from psyche.errors import ConfigError
+
+_Found = TypeVar("_Found")
+
+
+def call_at_chain(
+    function: Callable[[ChainSession], Awaitable[_Found]], options: ChainOptions, *, yes: bool, reads: bool
+) -> _Found:
+    """Call an async function with a session at the chain; return its result. `reads`: no wallet is needed.
+
+    Raises:
+        ConfigError: no chain or wallet is named.
+        BackendError: no endpoint answers, or the chain refuses.
+    """
+    endpoints = options.find_endpoints()
+    wallet = None if reads else options.load_wallet()
+
+    async def call() -> _Found:
+        async with open_rpc(endpoints) as rpc:
+            foreign = "" if reads else name_foreign(await rpc.get_genesis_hash(), endpoints)
+            return await function(ChainSession(rpc, wallet, make_approval(foreign, yes=yes), _say))
+
+    return run_async(call)
+
+
+def make_approval(foreign: str, *, yes: bool) -> Approve:
+    """Make what asks a person before a change: on a chain that others share, unless --yes answers already."""
+
+    def approve(quote: Quote) -> None:
+        where = f"on {foreign}: " if foreign else ""
+        _say(where + quote.describe())
+        if not foreign or yes:
+            return
+        if not sys.stdin.isatty():
+            raise ConfigError(
+                f"nothing was sent: this is no terminal, so nobody can be asked; say --yes to spend on {foreign}"
+            )
+        if not typer.confirm("Do it?"):
+            _say("nothing was sent")
+            raise typer.Exit(1)
+
+    return approve
+
+
+async def get_home(session: ChainSession, run_id: str, treasurer_index: int | None = None) -> SolanaHome:
+    """Get the home of a run on the chain.
+
+    Raises:
+        ConfigError: no run is named, or it has another index at the treasurer.
+        NoRun: there is no such run.
+    """
+    if not run_id:
+        raise ConfigError("a chain has many runs: name this one with --run-id (or RUN_ID in the environment)")
+    home = SolanaHome(session, run_id)
+    if treasurer_index is not None:
+        treasurer = (await home.find()).treasurer
+        if treasurer is None or treasurer.index != treasurer_index:
+            found = "has no treasurer" if treasurer is None else f"has the index {treasurer.index}"
+            raise ConfigError(f"--treasurer-index {treasurer_index}: run {run_id!r} {found}; leave the option out")
+    return home
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

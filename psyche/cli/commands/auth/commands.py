@@ -1,0 +1,161 @@
+"""`psyche auth create`, `read`, `delegate` and `delete`."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from psyche.cli.chain.commands import LOCAL, ChainAccess, carry_out, chain_command
+from psyche.cli.commands.run.group import WALLET
+from psyche.cli.commands.run.group import group as run_group
+from psyche.cli.helpers.common import make_group
+
+if TYPE_CHECKING:
+    from psyche.backends.solana.session import ChainSession
+
+EVERYBODY = "everybody"
+group = make_group(
+    "Say who may join runs on Solana.\n\n"
+    "A run's join authority, which is its owner unless `psyche run create --join-authority` names another wallet, "
+    "authorizes wallets, or everybody. Who is authorized may name delegates: wallets of its machines, which join in "
+    "its name.",
+    f"psyche auth create --authorizer {EVERYBODY} {LOCAL}",
+    f"psyche auth create --authorizer {WALLET} \\",
+    f"    {LOCAL}",
+    "psyche auth read \\",
+    f"    --join-authority {WALLET} \\",
+    f"    {LOCAL}",
+)
+Authorizer = Annotated[str, typer.Option(help="The wallet that is authorized; `everybody` stands for all wallets.")]
+JoinAuthority = Annotated[str, typer.Option(help="The wallet that authorizes: the join authority of a run.")]
+
+
+@group.callback()
+def _root() -> None:
+    pass
+
+
+@chain_command(
+    group,
+    "create",
+    f"psyche auth create --authorizer {WALLET} \\",
+    f"    {LOCAL}",
+    f"psyche auth create --authorizer {EVERYBODY} {LOCAL} --yes",
+    aliases=((run_group, "join-authorization-create"),),
+)
+def create_authorization(*, chain: ChainAccess, authorizer: Authorizer) -> None:
+    """Let a wallet, or everybody, join your runs.
+
+    They are the runs whose join authority your wallet is.
+    """
+    from psyche.backends.solana.joining import parse_grantee, plan_grant
+
+    grantee = parse_grantee(authorizer)
+
+    async def do(session: "ChainSession") -> None:
+        plan = await plan_grant(session, grantee)
+        await carry_out(session, plan, f"{authorizer} may join", f"{authorizer} may join already")
+
+    chain.run(do)
+
+
+@chain_command(
+    group,
+    "read",
+    "psyche auth read \\",
+    f"    --join-authority {WALLET} \\",
+    f"    {LOCAL}",
+    "psyche auth read \\",
+    f"    --join-authority {WALLET} \\",
+    f"    {LOCAL} --json",
+    reads=True,
+    aliases=((run_group, "join-authorization-read"),),
+)
+def read_authorization(
+    *,
+    chain: ChainAccess,
+    join_authority: JoinAuthority,
+    authorizer: Authorizer = EVERYBODY,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON for programs.")] = False,
+) -> None:
+    """Show an authorization: whether it is on, and its delegates."""
+    from psyche.backends.solana.joining import describe_authorization, find_authorization, parse_grantee
+    from psyche.chain.addresses import parse_key
+    from psyche.errors import ConfigError
+
+    grantor, grantee = parse_key(join_authority, "--join-authority"), parse_grantee(authorizer)
+    found = chain.run(lambda session: find_authorization(session, grantor, grantee))
+    if found is None:
+        raise ConfigError(f"{grantor} has not authorized {authorizer}; `psyche auth create` does that")
+    plain = describe_authorization(found)
+    if as_json:
+        typer.echo(json.dumps(plain, indent=2))
+        return
+    typer.echo(f"{plain['grantee']} {'may' if found.active else 'may NOT'} join runs of {grantor}")
+    for key in plain["delegates"]:
+        typer.echo(f"delegate {key}")
+
+
+@chain_command(
+    group,
+    "delegate",
+    "psyche auth delegate \\",
+    f"    --join-authority {WALLET} \\",
+    f"    --delegates-added {WALLET} \\",
+    f"    {LOCAL}",
+    aliases=((run_group, "join-authorization-delegate"),),
+)
+def delegate(
+    *,
+    chain: ChainAccess,
+    join_authority: JoinAuthority,
+    delegates_clear: Annotated[bool, typer.Option("--delegates-clear", help="Remove all delegates first.")] = False,
+    delegates_added: Annotated[
+        list[str] | None,
+        typer.Option("--delegates-added", "--delegate-added", help="A wallet that may join; may be repeated."),
+    ] = None,
+) -> None:
+    """Let other wallets join in your wallet's name.
+
+    The join authority must have authorized your wallet.
+    """
+    from psyche.backends.solana.joining import plan_delegates
+    from psyche.chain.addresses import parse_key
+    from psyche.errors import ConfigError
+
+    if not delegates_added and not delegates_clear:
+        raise ConfigError("name what changes: --delegates-added WALLET, --delegates-clear, or both")
+    grantor = parse_key(join_authority, "--join-authority")
+    added = [parse_key(text, "--delegates-added") for text in delegates_added or ()]
+
+    async def do(session: "ChainSession") -> None:
+        plan = await plan_delegates(session, grantor, added, clear=delegates_clear)
+        await carry_out(session, plan, "the delegates are on record", "these are delegates already")
+
+    chain.run(do)
+
+
+@chain_command(
+    group,
+    "delete",
+    f"psyche auth delete --authorizer {WALLET} \\",
+    f"    {LOCAL}",
+    aliases=((run_group, "join-authorization-delete"),),
+)
+def delete(*, chain: ChainAccess, authorizer: Authorizer) -> None:
+    """Stop a wallet, or everybody, from joining.
+
+    The deposit comes back too.
+    An authorization with delegates is turned off at once; its deposit can be had 30 days later, by the same command.
+    """
+    from psyche.backends.solana.joining import parse_grantee, plan_revoke
+
+    grantee = parse_grantee(authorizer)
+
+    async def do(session: "ChainSession") -> None:
+        plan, rest = await plan_revoke(session, grantee)
+        await carry_out(session, plan, f"{authorizer} may join no longer", f"{authorizer} may not join")
+        if rest:
+            typer.echo(rest)
+
+    chain.run(do)

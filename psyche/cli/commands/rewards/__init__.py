@@ -1,0 +1,1 @@
+"""`psyche rewards`: what a run on Solana pays its members."""

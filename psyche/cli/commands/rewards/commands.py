@@ -1,0 +1,126 @@
+"""`psyche rewards claim`, `top-up` and `show`."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from psyche.cli.chain.commands import LOCAL, ChainAccess, carry_out, chain_command
+from psyche.cli.commands.run.group import RunId
+from psyche.cli.commands.run.group import group as run_group
+from psyche.cli.helpers.common import make_group
+
+if TYPE_CHECKING:
+    from psyche.backends.solana.session import ChainSession
+
+RUN = "--run-id my-run"  # in examples
+group = make_group(
+    "Pay the members of a run on Solana.\n\n"
+    "A run that was created with --treasurer-collateral-mint pays in that token. Anybody may pay in; members claim, or "
+    "the owner claims for them, before the run is closed.",
+    f"psyche rewards show {RUN} {LOCAL}",
+    f"psyche rewards top-up {RUN} --collateral-amount 9.5 {LOCAL}",
+    f"psyche rewards claim {RUN} {LOCAL}",
+)
+TreasurerIndex = Annotated[
+    int | None, typer.Option(min=0, hidden=True, help="The run's index at the treasurer, which is found without it.")
+]
+
+
+@group.callback()
+def _root() -> None:
+    pass
+
+
+@chain_command(
+    group,
+    "claim",
+    f"psyche rewards claim {RUN} {LOCAL}",
+    aliases=((run_group, "treasurer-claim-rewards"),),
+)
+def claim(
+    *,
+    chain: ChainAccess,
+    run_id: RunId,
+    address: Annotated[
+        str | None,
+        typer.Option(help="The member that is paid, if the run's owner claims for it. Default: your wallet."),
+    ] = None,
+    treasurer_index: TreasurerIndex = None,
+) -> None:
+    """Get paid what you have earned in a run.
+
+    To the last unit, as far as the run holds it.
+    Your token account, and the record of what you were paid, are made if they are not there.
+    """
+    from psyche.backends.solana.rewards import find_earner, plan_claim
+    from psyche.chain.addresses import parse_key
+    from psyche.cli.chain.session import get_home
+
+    async def do(session: "ChainSession") -> None:
+        found = await (await get_home(session, run_id, treasurer_index)).find()
+        key = parse_key(address, "--address") if address else session.key
+        if key != session.key:
+            found.check_owner(session.key)
+        plan = await plan_claim(session, found, await find_earner(session, found, key))
+        await carry_out(session, plan, "paid", "")
+
+    chain.run(do)
+
+
+@chain_command(
+    group,
+    "top-up",
+    f"psyche rewards top-up {RUN} --collateral-amount 9.5 {LOCAL}",
+    aliases=((run_group, "treasurer-top-up-rewards"),),
+)
+def top_up(
+    *,
+    chain: ChainAccess,
+    run_id: RunId,
+    collateral_amount: Annotated[str, typer.Option(help="How many tokens to pay in, such as 250.5.")],
+    treasurer_index: TreasurerIndex = None,
+) -> None:
+    """Pay tokens into a run, for its members. Anybody may."""
+    from psyche.backends.solana.rewards import find_treasury, plan_top_up
+    from psyche.chain.amounts import parse_amount
+    from psyche.cli.chain.session import get_home
+    from psyche.errors import ConfigError
+
+    async def do(session: "ChainSession") -> None:
+        found = await (await get_home(session, run_id, treasurer_index)).find()
+        treasury = await find_treasury(session, found)
+        amount = parse_amount(collateral_amount, treasury.decimals, "--collateral-amount")
+        if not amount:
+            raise ConfigError("--collateral-amount: must be more than 0")
+        await carry_out(session, await plan_top_up(session, found, treasury, amount), "paid in", "")
+
+    chain.run(do)
+
+
+@chain_command(
+    group,
+    "show",
+    f"psyche rewards show {RUN} {LOCAL}",
+    f"psyche rewards show {RUN} {LOCAL} --json",
+    reads=True,
+)
+def show(
+    *,
+    chain: ChainAccess,
+    run_id: RunId,
+    treasurer_index: TreasurerIndex = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON for programs; amounts are base units.")] = False,
+) -> None:
+    """Show what members have earned and were paid.
+
+    And what the run holds for them, if it has a treasurer.
+    """
+    from psyche.backends.solana.rewards import describe_rewards, format_rewards
+    from psyche.cli.chain.session import get_home
+
+    async def ask(session: "ChainSession") -> dict[str, Any]:
+        return await describe_rewards(session, await (await get_home(session, run_id, treasurer_index)).find())
+
+    plain = chain.run(ask)
+    typer.echo(json.dumps(plain, indent=2) if as_json else format_rewards(plain))

@@ -1,0 +1,199 @@
+"""Who may join a run on a chain, and how its members are paid, by the commands, asserted on the accounts."""
+
+import json
+
+from kits.chain.box import SOL, ChainBox
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from test_run_on_chain import create, put_file, read_instance, read_state
+
+from psyche.chain.accounts import AuthorizationData, EarnedPointsData
+from psyche.chain.addresses import (
+    EVERYBODY,
+    get_authorization_address,
+    get_earned_points_address,
+    get_instance_address,
+    get_participant_address,
+)
+from psyche.chain.treasury import TreasurerRun
+from psyche.core.state.state import Slot, SlotState
+
+FEE = 5_000
+
+
+def read_authorization(box: ChainBox, grantor: Pubkey, grantee: Pubkey) -> AuthorizationData:
+    return AuthorizationData.read(box.get_data(get_authorization_address(grantor, grantee)))
+
+
+def earn(box: ChainBox, run_id: str, member: Pubkey, points: int) -> None:
+    """Let a member have earned this: hours of training are not played here."""
+    state = read_state(box, run_id)
+    state.registry.slots.append(Slot(bytes(member), bytes(member), earned=points, state=SlotState.JOINED))
+    box.write_state(read_instance(box, run_id).coordinator_account, state)
+
+
+class TestAuthorizations:
+    def test_one_lives_from_create_to_delete_and_its_deposit_comes_back(self, box: ChainBox) -> None:
+        grantor, grantee, machine = box.fund("grantor"), box.fund("grantee"), Keypair().pubkey()
+        before = box.get_lamports(grantor.pubkey()), box.get_lamports(grantee.pubkey())
+        create_it = ("auth", "create", "--authorizer", str(grantee.pubkey()))
+        assert "deposit of 0.00164256 SOL" in box.call(*create_it, wallet="grantor")
+        assert "already" in box.call(*create_it, wallet="grantor")
+        found = read_authorization(box, grantor.pubkey(), grantee.pubkey())
+        assert (found.active, found.delegates) == (True, ())
+        add = ("auth", "delegate", "--join-authority", str(grantor.pubkey()))
+        assert "deposit of 0.00022272 SOL" in box.call(*add, "--delegates-added", str(machine), wallet="grantee")
+        assert "already" in box.call(*add, "--delegate-added", str(machine), wallet="grantee")
+        assert read_authorization(box, grantor.pubkey(), grantee.pubkey()).delegates == (machine,)
+        whose = ("--join-authority", str(grantor.pubkey()), "--authorizer", str(grantee.pubkey()))
+        assert json.loads(box.call("auth", "read", *whose, "--json"))["delegates"] == [str(machine)]
+        delete = ("auth", "delete", "--authorizer", str(grantee.pubkey()))
+        assert "30 days later" in box.call(*delete, wallet="grantor")
+        assert not read_authorization(box, grantor.pubkey(), grantee.pubkey()).active
+        box.call(*add, "--delegates-clear", wallet="grantee")
+        box.call(*delete, wallet="grantor")
+        assert box.get_data(get_authorization_address(grantor.pubkey(), grantee.pubkey())) == b""
+        assert before[0] - box.get_lamports(grantor.pubkey()) == 3 * FEE
+        assert before[1] - box.get_lamports(grantee.pubkey()) == 2 * FEE
+        assert "nothing to delete" in box.refuse(*delete, wallet="grantor")
+        assert "has not authorized" in box.refuse("auth", "read", *whose)
+        assert "must run `psyche auth create" in box.refuse(*add, "--delegates-clear", wallet="grantee")
+
+    def test_forty_delegates_take_more_than_one_transaction(self, box: ChainBox) -> None:
+        grantor, grantee = box.fund("many-grantor"), box.fund("many")
+        box.call("auth", "create", "--authorizer", str(grantee.pubkey()), wallet="many-grantor")
+        keys = [Keypair().pubkey() for _ in range(40)]
+        added = [word for key in keys for word in ("--delegates-added", str(key))]
+        whose = ("--join-authority", str(grantor.pubkey()))
+        assert "transaction 2 of 2" in box.call("auth", "delegate", *whose, *added, wallet="many")
+        assert read_authorization(box, grantor.pubkey(), grantee.pubkey()).delegates == tuple(keys)
+
+    def test_can_join_names_what_stands_against_it(self, box: ChainBox) -> None:
+        owner = create(box, "guarded")
+        lead, machine = box.fund("lead"), Keypair().pubkey()
+        ask = ("run", "can-join", "-r", "guarded", "--address", str(machine))
+        assert "has not authorized" in box.refuse(*ask)
+        box.call("run", "join-authorization-create", "--authorizer", str(lead.pubkey()), wallet="guarded")
+        box.call(
+            "auth",
+            "delegate",
+            "--join-authority",
+            str(owner.pubkey()),
+            "--delegates-added",
+            str(machine),
+            wallet="lead",
+        )
+        assert "has not authorized" in box.refuse(*ask)
+        assert "yes" in box.call(*ask, "--authorizer", str(lead.pubkey()))
+        box.call("auth", "create", "--authorizer", "everybody", wallet="guarded")
+        assert json.loads(box.call(*ask, "--json"))["can_join"]
+        assert read_authorization(box, owner.pubkey(), EVERYBODY).active
+
+    def test_what_is_no_wallet_is_refused_by_its_option(self, box: ChainBox) -> None:
+        box.fund("typist")
+        assert "--authorizer 'bob'" in box.refuse("auth", "create", "--authorizer", "bob", wallet="typist")
+        assert "--address" in box.refuse("run", "can-join", "-r", "x", "--address", "0x12")
+
+
+class Treasury:
+    """A run with a treasurer, its token, and what is on the chain of it."""
+
+    def __init__(self, box: ChainBox, run_id: str, decimals: int = 6) -> None:
+        self.box, self.run_id = box, run_id
+        self.mint = box.put_mint(decimals)
+        self.owner = box.fund(run_id)
+        self.before = box.get_lamports(self.owner.pubkey())
+        self.printed = box.call(
+            "run", "create", "--state", put_file(box.folder), "-r", run_id,
+            "--treasurer-collateral-mint", str(self.mint), wallet=run_id,
+        )  # fmt: skip
+        address = read_instance(box, run_id).main_authority
+        self.run = TreasurerRun.read(address, box.get_data(address))
+
+    @property
+    def held(self) -> int:
+        return self.box.get_tokens(self.mint, self.run.address)
+
+
+def test_a_run_with_a_treasurer_pays_to_the_last_unit_and_gives_every_lamport_back(box: ChainBox) -> None:
+    treasury = Treasury(box, "paying")
+    assert "transaction 2 of 2" in treasury.printed
+    assert treasury.run.main_authority == treasury.owner.pubkey()
+    state = read_state(box, "paying")
+    assert (state.config.entropy_delay, state.config.total_steps > 0) == (4, True)
+    box.call(
+        "run", "set-future-epoch-rates", "--earning-rate-total-shared", "12.345678", "-r", "paying", wallet="paying"
+    )
+    assert read_state(box, "paying").registry.future_earning_rate == 12_345_678
+    words = ("run", "set-future-epoch-rates", "-r", "paying", "--earning-rate-total-shared")
+    assert "at most 6 digits" in box.refuse(*words, "0.0000001", wallet="paying")
+
+    member, absent = box.fund("member"), Keypair().pubkey()
+    earn(box, "paying", member.pubkey(), 5_000_001)
+    earn(box, "paying", absent, 2)
+    claim = ("rewards", "claim", "-r", "paying")
+    assert "holds no tokens" in box.refuse(*claim, wallet="member")
+    box.put_tokens(treasury.mint, treasury.owner.pubkey(), 10_000_000)
+    top_up = ("rewards", "top-up", "-r", "paying", "--collateral-amount")
+    assert "are to be paid in" in box.refuse(*top_up, "10.000001", wallet="paying")
+    box.call(*top_up, "3", wallet="paying")
+    assert treasury.held == 3_000_000
+
+    assert "2.000001 more are owed" in box.call(*claim, wallet="member")
+    assert (box.get_tokens(treasury.mint, member.pubkey()), treasury.held) == (3_000_000, 0)
+    plain = json.loads(box.call("rewards", "show", "-r", "paying", "--json"))
+    assert (plain["treasurer"]["owed"], plain["treasurer"]["missing"]) == (2_000_003, 2_000_003)
+    box.call(*top_up, "2.5", wallet="paying")
+    box.call("run", "treasurer-claim-rewards", "-r", "paying", wallet="member")
+    assert box.get_tokens(treasury.mint, member.pubkey()) == 5_000_001
+    assert "has been paid all" in box.refuse(*claim, wallet="member")
+    assert "5.000001" in box.call("rewards", "show", "-r", "paying")
+    wallet = json.loads(box.call("run", "info", "-r", "paying", "--address", str(member.pubkey())))
+    assert (wallet["paid"], wallet["unpaid"], wallet["slot"]) == (5_000_001, 0, "joined")
+
+    printed = box.call("run", "close", "-r", "paying", wallet="paying")
+    assert "settles what 1 member has earned" in printed
+    assert box.get_tokens(treasury.mint, absent) == 2
+    assert box.get_tokens(treasury.mint, treasury.owner.pubkey()) == 10_000_000 - 5_000_003
+    for key in (get_instance_address("paying"), treasury.run.address, treasury.run.run_collateral):
+        assert box.get_data(key) == b""
+    state_uid = treasury.run.run_uid
+    left = [  # deposits that the owner made for the member that was away; it gets them when it comes back
+        get_earned_points_address(state_uid, absent), get_participant_address(treasury.run.address, absent),
+    ]  # fmt: skip
+    deposits = sum(map(box.get_lamports, left)) + 2_039_280  # and the member's token account
+    assert EarnedPointsData.read(box.get_data(left[0])).points == 2
+    spent = treasury.before - box.get_lamports(treasury.owner.pubkey())
+    assert (spent - deposits) % FEE == 0
+    assert spent - deposits <= 10 * FEE
+
+
+def test_a_run_that_owes_more_than_it_holds_is_not_closed(box: ChainBox) -> None:
+    treasury = Treasury(box, "owing", decimals=0)
+    earn(box, "owing", box.fund("creditor").pubkey(), 10)
+    box.put_tokens(treasury.mint, treasury.owner.pubkey(), 100)
+    box.call("rewards", "top-up", "-r", "owing", "--collateral-amount", "4", wallet="owing")
+    assert "--collateral-amount 6" in box.refuse("run", "close", "-r", "owing", wallet="owing")
+    box.call("run", "treasurer-top-up-rewards", "-r", "owing", "--collateral-amount", "6", wallet="owing")
+    box.call("run", "close", "-r", "owing", wallet="owing")
+    assert treasury.held == 0
+
+
+def test_points_of_a_run_without_a_treasurer_are_collected_when_it_is_closed(box: ChainBox) -> None:
+    create(box, "points")
+    member = box.fund("points-member")
+    earn(box, "points", member.pubkey(), 77)
+    uid = read_state(box, "points").run_uid
+    assert "has no treasurer" in box.refuse("rewards", "claim", "-r", "points", wallet="points-member")
+    assert "has no treasurer" in box.call("rewards", "show", "-r", "points")
+    box.call("run", "close", "-r", "points", wallet="points")
+    assert EarnedPointsData.read(box.get_data(get_earned_points_address(uid, member.pubkey()))).points == 77
+
+
+def test_a_treasurer_needs_a_token_that_can_pay(box: ChainBox) -> None:
+    box.fund("no-token", SOL)
+    words = ("run", "create", "--state", put_file(box.folder), "-r", "no-token", "--treasurer-collateral-mint")
+    assert "there is no such token" in box.refuse(*words, str(Keypair().pubkey()), wallet="no-token")
+    assert "is no mint" in box.refuse(*words, "PsycheCoordinator11111111111111111111111111", wallet="no-token")
+    create_words = (*words[:-1], "--treasurer-index", "3")
+    assert "needs --treasurer-collateral-mint" in box.refuse(*create_words, wallet="no-token")

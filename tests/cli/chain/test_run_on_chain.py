@@ -1,0 +1,226 @@
+"""A run on a chain by its owner's commands, asserted on the accounts."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from kits.chain.box import SOL, ChainBox, open_chain_box
+from solders.keypair import Keypair
+from typer.testing import CliRunner
+
+from psyche.chain.accounts import InstanceData
+from psyche.chain.addresses import get_instance_address
+from psyche.cli.app import app
+from psyche.core.encoding.account import decode_state
+from psyche.core.state.state import Coordinator, RunState, Slot, SlotState
+
+DEMO = Path(__file__).parents[3] / "config" / "demo" / "run.toml"
+
+
+def put_file(folder: Path, name: str = "run.toml", **changes: object) -> Path:
+    """The demo's settings with data that each client has, and other changes to [config]."""
+    text = DEMO.read_text()
+    text = text.replace('Server = "127.0.0.1:20001"', 'Local = "data"')
+    for key, value in changes.items():
+        text, count = re.subn(rf"(?m)^{key} = \d+", f"{key} = {value}", text)
+        assert count == 1, key
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def read_instance(box: ChainBox, run_id: str) -> InstanceData:
+    return InstanceData.read(box.get_data(get_instance_address(run_id)))
+
+
+def read_state(box: ChainBox, run_id: str) -> Coordinator:
+    return decode_state(box.get_data(read_instance(box, run_id).coordinator_account))
+
+
+def create(box: ChainBox, run_id: str, *more: str) -> Keypair:
+    owner = box.fund(run_id)
+    box.call("run", "create", "--state", put_file(box.folder), "-r", run_id, *more, wallet=run_id)
+    return owner
+
+
+def test_a_run_lives_from_create_to_close_and_every_lamport_of_its_deposits_comes_back(box: ChainBox) -> None:
+    owner = box.fund("life")
+    before = box.get_lamports(owner.pubkey())
+    printed = box.call(
+        "run", "create", "--state", put_file(box.folder), "--run-id", "life", "-c", "1.2.3", wallet="life"
+    )
+    assert "deposit of 1.15277784 SOL" in printed
+    assert "transaction 2 of 2" in printed
+    instance, state = read_instance(box, "life"), read_state(box, "life")
+    assert instance.main_authority == instance.join_authority == owner.pubkey()
+    assert (state.run_state, state.client_version) == (RunState.UNINITIALIZED, "1.2.3")
+    assert (state.config.entropy_delay, state.config.total_steps > 0) == (4, True)
+    assert box.call("run", "resume", "-r", "life", wallet="life").count("run 'life': waiting for members")
+    assert box.call("run", "pause", "-r", "life", wallet="life").count("run 'life': paused")
+    assert read_state(box, "life").run_state is RunState.PAUSED
+    printed = box.call("run", "close", "-r", "life", wallet="life")
+    assert "1.15277" in printed.splitlines()[-1]
+    assert box.get_data(get_instance_address("life")) == b""
+    fees = 5_000 * (2 + 1 + 1 + 1 + 1)  # two transactions to create, of which one has two signatures
+    assert before - box.get_lamports(owner.pubkey()) == fees
+
+
+def test_a_creation_that_stopped_half_way_goes_on_and_a_complete_one_says_so(box: ChainBox) -> None:
+    owner, file = box.fund("half"), put_file(box.folder)
+    other = put_file(box.folder, "other.toml", total_steps=300)
+    box.call("run", "create", "--state", file, "-r", "half", wallet="half")
+    account = read_instance(box, "half").coordinator_account
+    box.write_state(account, Coordinator(run_id="half", run_uid=read_state(box, "half").run_uid))  # no settings yet
+    printed = box.call("run", "create", "--state", other, "-r", "half", wallet="half")
+    assert "completes run 'half'" in printed
+    assert "deposit" not in printed
+    assert read_state(box, "half").config.total_steps == 300
+    before = box.get_lamports(owner.pubkey())
+    assert "is there" in box.call("run", "create", "--state", other, "-r", "half", wallet="half")
+    assert box.get_lamports(owner.pubkey()) == before
+    box.call("run", "resume", "-r", "half", wallet="half")
+    assert "exists already" in box.refuse("run", "create", "--state", file, "-r", "half", wallet="half")
+
+
+def test_settings_texts_version_and_rates_change_on_the_chain(box: ChainBox) -> None:
+    create(box, "settings")
+    file = put_file(box.folder, "new.toml", total_steps=999)
+    shown = box.call("run", "update-config", "--state", file, "-r", "settings", "--dry-run", wallet="settings")
+    assert "config.total_steps" in shown
+    assert read_state(box, "settings").config.total_steps != 999
+    box.call("run", "update-config", "--config-path", file, "-r", "settings", "--name", "N", "--description", "D",
+             "--num-parameters", "7", "--vocab-size", "8", "--client-version", "9.9", wallet="settings")  # fmt: skip
+    state = read_state(box, "settings")
+    assert (state.config.total_steps, state.config.entropy_delay, state.client_version) == (999, 4, "9.9")
+    assert (state.metadata.name, state.metadata.description) == ("N", "D")
+    assert (state.metadata.num_parameters, state.metadata.vocab_size) == (7, 8)
+    box.call("run", "extend", "--total-steps", "1200", "-r", "settings", wallet="settings")
+    box.call(
+        "run", "set-future-epoch-rates", "--earning-rate-total-shared", "1000", "-r", "settings", wallet="settings"
+    )
+    state = read_state(box, "settings")
+    assert (state.config.total_steps, state.registry.future_earning_rate) == (1200, 1000)
+    words = ("run", "set-future-epoch-rates", "-r", "settings", "--earning-rate-total-shared")
+    assert "must have no digits" in box.refuse(*words, "1.5", wallet="settings")
+    assert "name what changes" in box.refuse("run", "update-config", "-r", "settings", wallet="settings")
+
+
+def test_info_and_list_show_every_run_without_a_wallet(box: ChainBox) -> None:
+    owner = create(box, "shown")
+    assert "run 'shown': not set up" in box.call("run", "info", "-r", "shown")
+    plain = json.loads(box.call("run", "json-dump-run", "-r", "shown"))
+    assert (plain["run_id"], plain["connections"], plain["clients"]) == ("shown", None, [])
+    (row,) = (row for row in json.loads(box.call("run", "list", "--json")) if row["run_id"] == "shown")
+    assert (row["owner"], row["state"], row["pays"]) == (str(owner.pubkey()), "uninitialized", False)
+    assert str(owner.pubkey()) in box.call("run", "list-runs", "--authorizer", str(owner.pubkey()))
+    assert "no run" in box.call("run", "list", "--authorizer", str(Keypair().pubkey()))
+
+
+def test_pause_and_resume_have_their_former_name_too(box: ChainBox) -> None:
+    create(box, "former")
+    box.call("run", "set-paused", "--resume", "-r", "former", wallet="former")
+    assert read_state(box, "former").run_state is RunState.WAITING_FOR_MEMBERS
+    box.call("run", "set-paused", "-r", "former", wallet="former")
+    assert read_state(box, "former").run_state is RunState.PAUSED
+    assert "paused already" in box.refuse("run", "pause", "-r", "former", wallet="former")
+
+
+def test_a_tick_is_sent_and_paid_only_when_it_is_due(box: ChainBox) -> None:
+    owner = create(box, "ticked")
+    words = ("run", "tick", "-r", "ticked", "--count", "2", "--ms-interval", "1")
+    assert "nothing moves" in box.refuse(*words, wallet="ticked")
+    box.call("run", "resume", "-r", "ticked", wallet="ticked")
+    before = box.get_lamports(owner.pubkey())
+    assert box.call(*words, wallet="ticked").count("waiting_for_members: nothing is due") == 2
+    assert box.get_lamports(owner.pubkey()) == before
+    state = read_state(box, "ticked")
+    for number in range(3):
+        state.registry.slots.append(
+            Slot(
+                bytes([number + 1]) * 32,
+                bytes([number + 101]) * 32,
+                state=SlotState.JOINED,
+                active=state.registry.next_active,
+            )
+        )
+    state.state_start_unix = 0
+    box.write_state(read_instance(box, "ticked").coordinator_account, state)
+    assert "waiting_for_members -> warmup" in box.call(*words, wallet="ticked")
+    assert len(read_state(box, "ticked").clients) == 3
+    assert "is going on" in box.refuse("run", "close", "-r", "ticked", wallet="ticked")
+
+
+class TestRefusals:
+    """What goes wrong is told before anything is sent, and the message says what to do."""
+
+    def test_an_empty_wallet_and_a_poor_one(self, box: ChainBox) -> None:
+        file = put_file(box.folder)
+        for name, lamports in (("empty", 0), ("poor", 10**9)):
+            wallet = box.fund(name, lamports)
+            printed = box.refuse("run", "create", "--state", file, "-r", name, wallet=name)
+            assert "nothing was sent" in printed
+            assert str(wallet.pubkey()) in printed
+            assert box.get_lamports(wallet.pubkey()) == lamports
+
+    def test_a_missing_run_and_a_missing_run_id(self, box: ChainBox) -> None:
+        box.fund("lost")
+        for words in (("run", "pause"), ("run", "close"), ("run", "tick"), ("rewards", "claim")):
+            printed = box.refuse(*words, "-r", "no-such-run", wallet="lost")
+            assert "there is no run 'no-such-run'" in printed
+            assert "psyche run list" in printed
+        assert "name this one with --run-id" in box.refuse("run", "pause", wallet="lost")
+        assert "1 to 32 bytes" in box.refuse("run", "pause", "-r", "ü" * 17, wallet="lost")
+
+    def test_a_foreign_owner(self, box: ChainBox) -> None:
+        owner = create(box, "owned")
+        box.fund("thief")
+        file = put_file(box.folder)
+        for words in (("pause",), ("close",), ("create", "--state", file), ("update-config", "--name", "x")):
+            printed = box.refuse("run", *words, "-r", "owned", wallet="thief")
+            assert f"belongs to {owner.pubkey()}" in printed
+
+    def test_a_file_that_is_no_key_and_no_wallet_at_all(self, box: ChainBox) -> None:
+        create(box, "keyless")
+        box.get_path("broken").write_text("hello")
+        assert "no key" in box.refuse("run", "pause", "-r", "keyless", wallet="broken")
+        assert "--wallet-private-key-path" in box.refuse("run", "pause", "-r", "keyless")
+
+    def test_data_from_a_server_and_rounds_too_short_for_a_chain(self, box: ChainBox) -> None:
+        box.fund("data")
+        assert "a chain serves no data" in box.refuse("run", "create", "--state", DEMO, "-r", "data", wallet="data")
+        file = put_file(box.folder, "short.toml", round_witness_time=5)
+        assert "use at least 6 s" in box.call("run", "create", "--state", file, "-r", "data", wallet="data")
+
+    def test_a_chain_without_the_programs(self, box: ChainBox, tmp_path: Path) -> None:
+        box.fund("wrong-chain")
+        with open_chain_box(tmp_path, programs={}) as empty:
+            wallet = empty.fund("stranger")
+            assert "does not have Psyche's programs" in empty.refuse("run", "info", "-r", "any")
+            assert "check --rpc" in empty.refuse("run", "list")
+            file = put_file(tmp_path)
+            empty.refuse("run", "create", "--state", file, "-r", "any", wallet="stranger")
+            assert empty.get_lamports(wallet.pubkey()) == 10 * SOL
+
+    def test_two_homes_no_home_and_the_commands_of_the_other_one(self, box: ChainBox) -> None:
+        assert "one home" in box.refuse("run", "info", "--server-addr", "127.0.0.1:1", "-r", "x")
+        done = CliRunner().invoke(app, ["run", "info"])
+        assert (done.exit_code, "--rpc URL" in done.output) == (1, True)
+        box.fund("other")
+        for words, instead in (("allow", "psyche auth create"), ("collect", "psyche rewards claim")):
+            assert instead in box.refuse("run", words, "00" * 32, "-r", "x", wallet="other")
+
+    def test_a_wrong_treasurer_index(self, box: ChainBox) -> None:
+        create(box, "indexed")
+        printed = box.refuse("run", "pause", "-r", "indexed", "--treasurer-index", "7", wallet="indexed")
+        assert "has no treasurer" in printed
+
+
+def test_a_shared_chain_is_asked_about_and_a_local_one_is_not(box: ChainBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = create(box, "devnet")
+    monkeypatch.setattr("psyche.cli.chain.session.name_foreign", lambda *_: "devnet")
+    before = box.get_lamports(owner.pubkey())
+    assert "say --yes to spend on devnet" in box.refuse("run", "resume", "-r", "devnet", wallet="devnet")
+    assert box.get_lamports(owner.pubkey()) == before
+    assert "on devnet: resumes run" in box.call("run", "resume", "-r", "devnet", "--yes", wallet="devnet")
+    assert box.get_lamports(owner.pubkey()) == before - 5_000

@@ -1,0 +1,1 @@
+"""Chains on this machine, for tests."""

@@ -75,7 +75,9 @@ def test_bodies_have_the_bytes_that_programs_read() -> None:
     assert encode_body(msg.Collect(((KEY, None), (KEY, 1)))).hex() == (
         "02000000" + KEY.hex() + "00" + KEY.hex() + "010100000000000000"
     )
-    assert encode_body(msg.Update(bootstrap=("/a",))) == bytes(4) + b"\1\1\0\0\0" + b"/a".ljust(128, b"\0")
+    assert encode_body(msg.Update(bootstrap=("/a",))) == bytes(4) + b"\1\1\0\0\0" + b"/a".ljust(128, b"\0") + bytes(2)
+    named = encode_body(msg.Update(first_weights=bytes([7] * 32), nonce=258))
+    assert named == bytes(5) + b"\1" + bytes([7] * 32) + b"\1" + bytes([2, 1]) + bytes(6)
     assert encode_body(msg.UpdateClientVersion("v2")) == b"v2".ljust(96, b"\0")
     assert [len(encode_body(kind())) for kind in (msg.Pause, msg.Resume, msg.LeaveRun, msg.ReclaimSlot)] == [0] * 4
 

@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the kits, as pytest has it
 sys.path.insert(0, str(Path(__file__).parent))
 
+import attack_scenarios
 import corner_scenarios
 import epoch_scenarios
 import slot_scenarios
@@ -35,7 +36,7 @@ from psyche.core.state.messages import (
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Metadata, Progress, Slot, SlotState, WitnessFlag
 from psyche.testing.builders import build_config, build_hash, build_keys, build_model
 
-MODULES = (corner_scenarios, epoch_scenarios, slot_scenarios)  # whose scenarios are registered when they are imported
+MODULES = (attack_scenarios, corner_scenarios, epoch_scenarios, slot_scenarios)  # they register their scenarios
 NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
 HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
 

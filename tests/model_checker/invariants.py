@@ -50,6 +50,7 @@ def check_state(world: World, state: Coordinator, now: int) -> None:
     check_credits(state)
     check_counters(state)
     check_slots(state)
+    check_armed(state, now)
     check_leads_on(world, state, now)
 
 
@@ -143,6 +144,14 @@ def check_slots(state: Coordinator) -> None:
         demand("M3: a member's slot", slot.signer, client.signer)
         banned = slot.state is SlotState.BANNED
         demand("I7: a banned member", banned and client.state is not ClientState.EJECTED, False)
+
+
+def check_armed(state: Coordinator, now: int) -> None:
+    """E1: a seed is armed in Warmup while the start is due and no longer, so that nobody waits with a public seed."""
+    if state.run_state is RunState.WARMUP and state.current.entropy_slot:
+        tried = build_copy(state)
+        apply(tried, now, now, ZERO32, Tick(ENTROPY))
+        demand("E1: what follows an armed seed", tried.run_state, RunState.ROUND_TRAIN)
 
 
 def check_leads_on(world: World, state: Coordinator, now: int) -> None:
@@ -254,13 +263,19 @@ def check_formation(before: Coordinator, after: Coordinator) -> None:
 
 
 def check_members_stay(before: Coordinator, after: Coordinator) -> None:
-    """Members never move, and nobody comes back from being gone; a ban is for ever (I7)."""
+    """Members never move, and nobody comes back from being gone; a ban gives way to a reclaim alone (I7, M6)."""
     demand("3.2: members", [_get_identity(c) for c in after.clients], [_get_identity(c) for c in before.clients])
     for old, new in zip(before.clients, after.clients, strict=True):
         gone = old.state is not ClientState.HEALTHY and new.state not in (old.state, ClientState.EJECTED)
         demand("3.2: who is gone stays gone", gone, False)
     for old, new in zip(before.registry.slots, after.registry.slots, strict=False):
-        demand("I7: a ban", old.state is SlotState.BANNED and new.state is not SlotState.BANNED, False)
+        kept = old.state is not SlotState.BANNED or new.state is SlotState.BANNED
+        demand("I7: a ban", kept or (_is_over(before, old) and new == Slot()), True)
+
+
+def _is_over(state: Coordinator, slot: Slot) -> bool:
+    """Whether a whole epoch has passed since the slot's own, and nothing is to be collected from it (M4)."""
+    return slot.last_epoch + 2 <= state.progress.epoch and not slot.earned
 
 
 def _get_identity(client: Client) -> tuple[bytes, bytes, int]:

@@ -26,7 +26,7 @@ FORMS = {
     "reclaim_slot": "",
     "set_rates": "rate rate",
     "collect": "claims",
-    "update": "config model progress metadata bootstrap",
+    "update": "config model progress metadata bootstrap digest rate",
     "update_client_version": "version",
 }
 _NUMBERS = {"u16": 2, "u32": 4, "u64": 8}
@@ -69,6 +69,7 @@ class Reader:
             "entropy": lambda: self._choose(lambda: None, lambda: EXPIRED, lambda: self._take(32)),
             "source": lambda: CHECKPOINT.read(self._take(136)),
             "rate": lambda: self._option(lambda: self._number(8)),
+            "digest": lambda: self._option(lambda: self._take(32)),
             "claims": lambda: self._entries("claims", lambda: (self._take(32), self.read("rate"))),
             "config": lambda: self._option(lambda: decode_config(self._take(128))),
             "model": lambda: self._option(lambda: decode_model(self._take(960))),

@@ -267,7 +267,8 @@ def _list_owner(members: int) -> Iterator[DearEvent]:
     parts.config.cooldown_time += 1
     parts.metadata.description = "d" * 280
     addresses = tuple("/dns4/" + "h" * 60 + f"/tcp/{port}" for port in range(1, 1 + MAX_BOOTSTRAP))
-    update = Update(parts.config, parts.model, parts.progress, parts.metadata, addresses)
+    first, nonce = build_hash("first weights"), run.state.nonce
+    update = Update(parts.config, parts.model, parts.progress, parts.metadata, addresses, first, nonce)
     yield _event("update of everything", run, update)
 
 

@@ -25,6 +25,7 @@ class View(NamedTuple):
     height: int
     states: tuple[ClientState, ...]
     slots: tuple[tuple[SlotState, int, int], ...]
+    is_armed: bool
 
 
 def take_view(state: Coordinator) -> View:
@@ -34,6 +35,7 @@ def take_view(state: Coordinator) -> View:
         state.current.height,
         tuple(client.state for client in state.clients),
         tuple((slot.state, slot.strikes, slot.fruitless) for slot in state.registry.slots),
+        bool(state.current.entropy_slot),
     )
 
 
@@ -48,6 +50,8 @@ def find_facts(before: View, state: Coordinator) -> Iterator[str]:
         for was, client in zip(before.states, state.clients, strict=True):
             if was is not client.state:
                 yield f"a member is {client.state.name} in {state.run_state.name}"
+    if before.is_armed and not state.current.entropy_slot and before.run_state is state.run_state is RunState.WARMUP:
+        yield "a seed is disarmed"
     yield from _find_slot_facts(before, state)
 
 
@@ -100,12 +104,13 @@ NEEDED = {
     *(f"a round {word} {flag.name}" for word in ("with", "without") for flag in RoundFlag if flag.name != "CLOSED"),
     "a rollback to the checkpoint", "an epoch with members on probation", "an epoch with sources",
     "a round with electors", "a round far beyond the last one", "a result by slots", "a round with verifiers",
-    "strike 1", "strike 2", "strike 3", "strikes are cleared", "a fruitless epoch",
+    "a seed is disarmed", "strike 1", "strike 2", "strike 3", "strikes are cleared", "a fruitless epoch",
     "a member is DROPPED in WAITING_FOR_MEMBERS", "a member is DROPPED in ROUND_TRAIN",
     "a member is WITHDRAWN in WARMUP", "a member is WITHDRAWN in ROUND_WITNESS",
     "a member is EJECTED in ROUND_TRAIN", "a member is EJECTED in COOLDOWN",
     "a slot: JOINED to LEAVING", "a slot: LEAVING to FREE", "a slot: JOINED to LEFT", "a slot: LEFT to JOINED",
-    "a slot: JOINED to FREE", "a slot: JOINED to BANNED", "a slot: FREE to JOINED", "a slot: LEAVING to LEFT",
+    "a slot: JOINED to FREE", "a slot: JOINED to BANNED", "a slot: BANNED to FREE",
+    "a slot: FREE to JOINED", "a slot: LEAVING to LEFT",
     "a slot: LEAVING to JOINED",
     "UNINITIALIZED to WAITING_FOR_MEMBERS", "WAITING_FOR_MEMBERS to WARMUP",
     "WAITING_FOR_MEMBERS to PAUSED", "WARMUP to ROUND_TRAIN", "WARMUP to WAITING_FOR_MEMBERS", "WARMUP to PAUSED",

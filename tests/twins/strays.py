@@ -149,8 +149,10 @@ def draw_update(draw: Random, state: Coordinator) -> Message | None:
         draw.choice((state.progress.epoch_start_data_index, 0, 5, MOST_U63)),
     )  # fmt: skip
     message = msg.Update(
-        draw.choice((None, config, config)), draw.choice((None, model)), draw.choice((None, None, None, progress))
-    )
+        draw.choice((None, config, config)), draw.choice((None, model)), draw.choice((None, None, None, progress)),
+        first_weights=draw.choice((None, None, None, build_hash("weights"), state.certified.digest)),
+        nonce=draw.choice((None, None, state.nonce, state.nonce + 1)),
+    )  # fmt: skip
     try:
         encode_config(config)
         encode_model(model)

@@ -105,6 +105,8 @@ def draw_update(draw: Random) -> Update:
         draw.choice((None, None, progress)),
         draw.choice((None, None, metadata)),
         draw.choice((None, None, addresses)),
+        draw.choice((*[None] * 12, build_hash("weights"), ZERO32)),
+        draw.choice((*[None] * 16, 0, 9)),
     )
 
 

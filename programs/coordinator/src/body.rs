@@ -142,6 +142,10 @@ bodies! {
         pub metadata: Option<[u8; 360]>,
         /// Addresses of the run's nodes, padded with zeros.
         pub bootstrap: Option<Vec<[u8; 128]>>,
+        /// The full digest of the weights that the source has, for a run without certified ones.
+        pub first_weights: Option<[u8; 32]>,
+        /// That of the record from which the update was made; if it has changed since, the update is refused.
+        pub nonce: Option<u64>,
     }
 
     /// The client version that the run requires, padded with zeros.

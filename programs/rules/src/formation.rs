@@ -10,7 +10,7 @@ use crate::readiness::{is_certified, Muster, Starters};
 use crate::roster::is_expired;
 use crate::rounds::process_first_round;
 use crate::state::{Client, Epoch, Round, State};
-use crate::timing::{compute_elapsed, is_timed_out, process_state_change};
+use crate::timing::process_state_change;
 
 /// The slots that a formation would take now (M3, M10).
 ///
@@ -64,26 +64,6 @@ fn process_founders(state: &mut State, slots: Bitmap, is_led: bool) {
     });
 }
 
-/// Whether Warmup may end and round 0 begin with the members that can start (T8).
-pub fn is_start_due(state: &State, now: u64, muster: &Muster) -> bool {
-    let (config, since) = (&state.config, state.state_start_unix);
-    let starters = muster.starters();
-    let (_, electors_starting) = muster.electors(starters);
-    if starters.all < u32::from(config.min_clients) || electors_starting == 0 {
-        return false;
-    }
-    if muster.ready.all == muster.healthy.all || is_timed_out(now, since, config.warmup_time) {
-        return true;
-    }
-    if config.straggler_percent == 0 || !muster.is_enough(starters) {
-        return false;
-    }
-    let quorum_after = u128::from(compute_elapsed(state.epoch.ready_quorum_unix, since));
-    let pace = quorum_after * u128::from(config.straggler_percent);
-    let elapsed = u128::from(compute_elapsed(now, since));
-    elapsed * 100 >= pace && is_timed_out(now, since, config.warmup_time / 2)
-}
-
 /// Begin round 0 with the members that can start; all others leave (T8, S8, M3).
 pub fn process_epoch_start(state: &mut State, now: u64, entropy: &Hash, mut muster: Muster) {
     let starters = muster.find_starters();
@@ -130,6 +110,7 @@ pub fn process_warmup_failure(state: &mut State, now: u64, muster: Muster) {
 
 /// Return to WaitingForMembers; the epoch keeps its number (T8).
 pub fn process_abandonment(state: &mut State, now: u64) {
+    state.current_mut().entropy_slot = 0; // E1
     process_vacancies(state);
     process_state_change(state, now, RunState::WAITING_FOR_MEMBERS);
 }

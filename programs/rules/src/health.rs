@@ -12,7 +12,7 @@ use crate::roll::Roll;
 use crate::roster::find_slot;
 use crate::state::{Client, Config, Registry, Round, Slot, State};
 use crate::tally::Records;
-use crate::timeline::get_round;
+use crate::timeline::{check_round, get_round};
 use crate::Context;
 
 /// The verdict of a round's records on its Healthy members (H1).
@@ -135,15 +135,7 @@ pub fn process_health_check(state: &mut State, context: &Context, message: &Heal
 
 /// Check an accusation against the record; return the round in which the witness was silent (H4).
 fn check_accusation(state: &State, context: &Context, message: &HealthCheck) -> Result<usize, Refusal> {
-    if state.halted() {
-        return Err(Refusal::Halted);
-    }
-    if !state.in_round() {
-        return Err(Refusal::InvalidRunState);
-    }
-    if (message.epoch, message.height) != (state.progress.epoch, state.current().height) {
-        return Err(Refusal::WrongRound); // T7
-    }
+    check_round(state, message.epoch, message.height)?;
     find_slot(state, &context.sender).ok_or(Refusal::UnknownMember)?;
     let member = usize::from(message.member);
     let client = state.clients().get(member).ok_or(Refusal::UnknownMember)?;

@@ -25,7 +25,7 @@ pub const WITNESS_SILENCE_LIMIT: u8 = 2;
 pub const WARMUP_FAILURE_LIMIT: u8 = 2;
 pub const WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT: u8 = 10;
 
-pub const SHUFFLE_ROUNDS: usize = 90;
+pub const SHUFFLE_ROUNDS: u8 = 90;
 pub const RUN_ID_BYTES: usize = 32;
 pub const NAME_BYTES: usize = 64;
 pub const DESCRIPTION_BYTES: usize = 280;

@@ -226,21 +226,30 @@ pub fn process_reclaim(state: &mut State) -> Result<bool, Refusal> {
     Ok(number.is_some())
 }
 
-/// The slot that has been idle longest, at least a whole epoch, and is neither banned nor joined (M4).
+/// The slot that has been idle longest, at least a whole epoch, and is not joined (M4).
 ///
-/// Slots that never had a credit come before proven ones (M10). Among each, slots that wait because of strikes
-/// come last (H5).
+/// Slots that never had a credit come first, then banned ones (M6), then proven ones (M10). Among each, slots that
+/// wait because of strikes come last (H5).
 fn find_reclaimable(state: &State) -> Option<usize> {
     let (next_active, epoch) = (state.registry.next_active, u32::from(state.progress.epoch));
     let is_idle = |slot: &Slot| {
-        matches!(slot.state, SlotState::JOINED | SlotState::LEAVING)
+        is_held(slot)
             && slot.active < next_active
             && u32::from(slot.last_epoch) + IDLE_EPOCHS <= epoch
             && slot.earned == 0 // M11
     };
-    let order = |slot: &Slot| (slot.proven, slot.strikes > 0 && slot.until > next_active, slot.last_epoch);
+    let order = |slot: &Slot| (get_worth(slot), slot.strikes > 0 && slot.until > next_active, slot.last_epoch);
     let idle = state.slots().iter().enumerate().filter(|(_, slot)| is_idle(slot));
     idle.min_by_key(|(_, slot)| order(slot)).map(|(number, _)| number)
+}
+
+/// How late a slot is reclaimed: bans neither keep newcomers out for good nor cost a proven member its slot (M6).
+fn get_worth(slot: &Slot) -> u8 {
+    match (slot.state, slot.proven) {
+        (SlotState::BANNED, _) => 1,
+        (_, 0) => 0,
+        _ => 2,
+    }
 }
 
 /// Eject a member for equivocation: its slot is banned, its stake slashed, its credits are lost (R7, M6).

@@ -109,6 +109,10 @@ pub struct Update<'a> {
     pub metadata: Option<&'a [u8; RUN_METADATA_BYTES]>,
     /// Addresses of 128 bytes each, one after another.
     pub bootstrap: Option<&'a [u8]>,
+    /// The full digest of the weights that the source has, for a run without certified ones (S11).
+    pub first_weights: Option<&'a Hash>,
+    /// That of the record from which the update was made; if it has changed since, the update is refused.
+    pub nonce: Option<u64>,
 }
 
 /// Set the client version that the run requires, while it is paused or new (P9).
@@ -286,6 +290,8 @@ impl<'a> Reader<'a> {
             progress: self.option(Reader::bytes)?,
             metadata: self.option(Reader::bytes)?,
             bootstrap: self.option(Reader::bootstrap)?,
+            first_weights: self.option(Reader::bytes)?,
+            nonce: self.option(Reader::u64)?,
         })
     }
 

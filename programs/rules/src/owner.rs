@@ -3,6 +3,7 @@
 use crate::enums::{ClientState, RunState};
 use crate::errors::Refusal;
 use crate::formation::process_joins_closed;
+use crate::hash::{is_same, is_zero, Hash};
 use crate::limits::*;
 use crate::membership::process_vacancies;
 use crate::message::{SetRates, Update, UpdateClientVersion};
@@ -15,12 +16,17 @@ use crate::Context;
 /// Change the owner's settings; return whether anything changed (P9).
 pub fn process_update(state: &mut State, message: &Update) -> Result<bool, Refusal> {
     check_update(state, message)?;
-    let mut changed = false;
+    let mut changed = is_other_start(state, message);
+    if changed {
+        process_other_start(state);
+    }
     if let Some(bytes) = message.model {
-        changed |= process_model(state, bytes);
+        changed |= state.model.as_bytes() != bytes;
+        state.model = Model::read(bytes);
     }
     if let Some(bytes) = message.progress {
-        changed |= process_progress(state, bytes);
+        changed |= state.progress.as_bytes() != bytes;
+        state.progress = Progress::read(bytes);
     }
     if let Some(bytes) = message.config {
         changed |= state.config.as_bytes() != bytes;
@@ -33,7 +39,21 @@ pub fn process_update(state: &mut State, message: &Update) -> Result<bool, Refus
     if let Some(addresses) = message.bootstrap {
         changed |= process_bootstrap(state, addresses);
     }
+    if let Some(digest) = message.first_weights {
+        changed |= process_first_weights(state, digest);
+    }
     Ok(changed)
+}
+
+/// Put the full digest of the first weights on record: the next epoch starts from no others (S11).
+fn process_first_weights(state: &mut State, digest: &Hash) -> bool {
+    if is_same(digest, &state.certified.digest) {
+        return false;
+    }
+    let Progress { epoch, step, epoch_start_data_index: data_index, .. } = state.progress;
+    state.certified = Mark { digest: *digest, epoch, uploader: NO_UPLOADER, step, data_index };
+    state.checkpoint = state.certified;
+    true
 }
 
 /// The model that an owner means who sends it without the spare checkpoints: they stay if the checkpoint stays.
@@ -47,11 +67,26 @@ pub fn complete_model(state: &State, head: &[u8; MODEL_HEAD_BYTES]) -> [u8; MODE
 }
 
 fn check_update(state: &State, message: &Update) -> Result<(), Refusal> {
-    if message.config.is_some() || message.model.is_some() || message.progress.is_some() {
+    if message.nonce.is_some_and(|nonce| nonce != state.nonce) {
+        return Err(Refusal::CannotUpdate);
+    }
+    let changes_settings = message.config.is_some() || message.model.is_some() || message.progress.is_some();
+    if changes_settings || message.first_weights.is_some() {
         check_training(state, message)?;
     }
     check_metadata(message.metadata.unwrap_or(state.metadata.as_bytes()))?;
-    check_bootstrap(message.bootstrap.unwrap_or(get_bootstrap(state)))
+    check_bootstrap(message.bootstrap.unwrap_or(get_bootstrap(state)))?;
+    message.first_weights.map_or(Ok(()), |digest| check_first_weights(state, message, digest))
+}
+
+/// The first weights of a run are not those from which it goes on once it has certified others (S11).
+fn check_first_weights(state: &State, message: &Update, digest: &Hash) -> Result<(), Refusal> {
+    let certified = &state.certified.digest;
+    let has_trained = state.run_state != RunState::UNINITIALIZED && !is_zero(certified);
+    if is_zero(digest) || has_trained && !is_other_start(state, message) && !is_same(digest, certified) {
+        return Err(Refusal::ConfigRefused);
+    }
+    Ok(())
 }
 
 /// The addresses on record, up to the first empty one.
@@ -87,25 +122,12 @@ fn check_changeable(state: &State) -> Result<(), Refusal> {
     }
 }
 
-fn process_model(state: &mut State, bytes: &[u8; MODEL_BYTES]) -> bool {
-    if state.model.as_bytes() == bytes {
-        return false;
-    }
-    let old = (state.model.checkpoint, state.model.extra_checkpoints);
-    state.model = Model::read(bytes);
-    if (state.model.checkpoint, state.model.extra_checkpoints) != old {
-        process_other_start(state);
-    }
-    true
-}
-
-fn process_progress(state: &mut State, bytes: &[u8; PROGRESS_BYTES]) -> bool {
-    let (old, new) = (state.progress, Progress::read(bytes));
-    state.progress = new;
-    if (new.step, new.epoch_start_data_index) != (old.step, old.epoch_start_data_index) {
-        process_other_start(state);
-    }
-    old.as_bytes() != bytes
+/// Whether the next epoch would begin from other weights, or at another epoch, step or sample, than without the update.
+fn is_other_start(state: &State, message: &Update) -> bool {
+    let has_other_sources = message.model.map(Model::read).is_some_and(|model| {
+        (model.checkpoint, model.extra_checkpoints) != (state.model.checkpoint, state.model.extra_checkpoints)
+    });
+    has_other_sources || message.progress.is_some_and(|bytes| bytes != state.progress.as_bytes())
 }
 
 /// Forget the weights on record: P3 takes progress and S8 takes weights from `certified`, which no longer fits the run.

@@ -3,12 +3,12 @@
 use crate::enums::{round_flag, RunState};
 use crate::errors::Refusal;
 use crate::formation::{
-    get_joined, is_start_due, process_abandonment, process_epoch_start, process_formation, process_warmup_failure,
+    get_joined, process_abandonment, process_epoch_start, process_formation, process_warmup_failure,
 };
 use crate::hash::Hash;
 use crate::health::{process_credits, process_health, process_settlement};
 use crate::message::Entropy;
-use crate::readiness::Muster;
+use crate::readiness::{is_start_due, Muster};
 use crate::roll::Roll;
 use crate::rounds::{process_arming, process_next_round};
 use crate::state::State;
@@ -148,7 +148,11 @@ fn process_cooldown(state: &mut State, now: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{build_run, build_waiting, ENTROPY, STARTED};
+    use crate::enums::ClientState;
+    use crate::membership::process_departure;
+    use crate::message::WarmupWitness;
+    use crate::readiness::process_ready;
+    use crate::testing::{build_context, build_run, build_waiting, ENTROPY, STARTED};
 
     fn tick(state: &mut State, now: u64, entropy: &Entropy) -> bool {
         process_tick(state, now, now, entropy).unwrap()
@@ -197,6 +201,28 @@ mod tests {
         assert!(!tick(&mut state, STARTED + 59, &Entropy::None));
         assert!(tick(&mut state, STARTED + 60, &Entropy::None) && state.run_state == RunState::WAITING_FOR_MEMBERS);
         assert!(!tick(&mut state, STARTED + 90, &Entropy::None), "the joins were taken back");
+    }
+
+    #[test]
+    fn a_start_that_is_due_no_longer_disarms_its_seed() {
+        let mut state = build_waiting(3);
+        state.config.min_clients = 3;
+        tick(&mut state, STARTED, &Entropy::None);
+        let show = |state: &mut State, member: usize, digest: u8| {
+            let ready = WarmupWitness { epoch: 0, member: member as u16, digest: &[digest; 32] };
+            process_ready(state, &build_context(STARTED, member), &ready).unwrap()
+        };
+        assert!((0..3).all(|member| show(&mut state, member, 7)) && tick(&mut state, STARTED, &Entropy::None));
+        assert_eq!(state.current().entropy_slot, STARTED);
+        state.config.min_clients = 2;
+        process_departure(&mut state, STARTED, 0, ClientState::WITHDRAWN);
+        assert_eq!(state.current().entropy_slot, STARTED, "two still can start");
+        state.config.min_clients = 3;
+        process_departure(&mut state, STARTED, 1, ClientState::WITHDRAWN);
+        assert_eq!(state.current().entropy_slot, 0);
+        state.current_mut().entropy_slot = 5;
+        process_abandonment(&mut state, STARTED);
+        assert_eq!(state.current().entropy_slot, 0);
     }
 
     #[test]

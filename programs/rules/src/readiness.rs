@@ -8,6 +8,7 @@ use crate::limits::{MAX_START_CANDIDATES, NO_UPLOADER};
 use crate::message::WarmupWitness;
 use crate::roster::{check_member, is_in_epoch};
 use crate::state::{Client, Epoch, Mark, StartCandidate, State};
+use crate::timing::{compute_elapsed, is_timed_out};
 use crate::Context;
 
 const CANDIDATE: u8 = client_flag::CANDIDATE_LOW | client_flag::CANDIDATE_HIGH;
@@ -111,9 +112,34 @@ fn get_candidate(flags: u8) -> usize {
 }
 
 /// Record the time from which there are enough starters; reset it if there no longer are (T8).
+///
+/// If the start is due no longer, its seed is disarmed (E1).
 pub fn process_ready_quorum(state: &mut State, now: u64) {
     let muster = Muster::count(state);
     state.epoch.ready_quorum_unix = muster.compute_quorum_since(state.epoch.ready_quorum_unix, now);
+    if !is_start_due(state, now, &muster) {
+        state.current_mut().entropy_slot = 0; // E1
+    }
+}
+
+/// Whether Warmup may end and round 0 begin with the members that can start (T8).
+pub fn is_start_due(state: &State, now: u64, muster: &Muster) -> bool {
+    let (config, since) = (&state.config, state.state_start_unix);
+    let starters = muster.starters();
+    let (_, electors_starting) = muster.electors(starters);
+    if starters.all < u32::from(config.min_clients) || electors_starting == 0 {
+        return false;
+    }
+    if muster.ready.all == muster.healthy.all || is_timed_out(now, since, config.warmup_time) {
+        return true;
+    }
+    if config.straggler_percent == 0 || !muster.is_enough(starters) {
+        return false;
+    }
+    let quorum_after = u128::from(compute_elapsed(state.epoch.ready_quorum_unix, since));
+    let pace = quorum_after * u128::from(config.straggler_percent);
+    let elapsed = u128::from(compute_elapsed(now, since));
+    elapsed * 100 >= pace && is_timed_out(now, since, config.warmup_time / 2)
 }
 
 /// Some members, and those of them who are not on probation (M10).

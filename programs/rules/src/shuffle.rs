@@ -5,8 +5,7 @@
 
 use crate::bits::Bitmap;
 use crate::hash::{read_u64, sha256, Hash};
-
-const SHUFFLE_ROUNDS: u8 = 90;
+use crate::limits::SHUFFLE_ROUNDS;
 
 /// The hashes of one seed: one buffer serves all of them.
 struct Turns {

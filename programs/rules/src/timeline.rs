@@ -4,6 +4,7 @@
 //! while the epoch has none. With overlap, the results of round h are attested in h+1, without overlap in h itself.
 
 use crate::enums::round_flag;
+use crate::errors::Refusal;
 use crate::limits::STORED_ROUNDS;
 use crate::state::{Config, Epoch, Round, State};
 
@@ -35,6 +36,23 @@ pub fn get_round(state: &State, height: u32) -> Option<usize> {
     let index = height as usize % STORED_ROUNDS;
     let round = &state.rounds[index];
     (!round.members.is_empty() && round.height == height).then_some(index)
+}
+
+/// Check that a message names the running round (T7).
+///
+/// # Errors
+/// `Halted`, `InvalidRunState`: no round is running. `WrongRound`: another one is.
+pub fn check_round(state: &State, epoch: u16, height: u32) -> Result<(), Refusal> {
+    if state.halted() {
+        return Err(Refusal::Halted);
+    }
+    if !state.in_round() {
+        return Err(Refusal::InvalidRunState);
+    }
+    if (epoch, height) != (state.progress.epoch, state.current().height) {
+        return Err(Refusal::WrongRound);
+    }
+    Ok(())
 }
 
 /// The place in the ring of the round that the witnesses of the current round report on; None if nothing is attested.

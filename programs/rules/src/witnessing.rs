@@ -11,7 +11,7 @@ use crate::roster::check_member;
 use crate::seeds::compute_mix;
 use crate::state::State;
 use crate::tally::process_agreement;
-use crate::timeline::get_attested_round;
+use crate::timeline::{check_round, get_attested_round};
 use crate::Context;
 
 /// Record a witness's report (W4, W5).
@@ -36,15 +36,7 @@ pub fn process_witness(state: &mut State, context: &Context, message: &WitnessMe
 
 /// Check a witness message by the rules of W4, in their order.
 fn check_witness(state: &State, context: &Context, message: &WitnessMessage) -> Result<(), Refusal> {
-    if state.halted() {
-        return Err(Refusal::Halted);
-    }
-    if !state.in_round() {
-        return Err(Refusal::InvalidRunState);
-    }
-    if (message.epoch, message.height) != (state.progress.epoch, state.current().height) {
-        return Err(Refusal::WrongRound); // T7
-    }
+    check_round(state, message.epoch, message.height)?;
     let member = usize::from(message.member);
     check_member(state, context.now, &context.sender, member)?;
     check_election(state, member)?;

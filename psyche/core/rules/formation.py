@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from psyche.core.rules.membership import process_departure, process_vacancies
 from psyche.core.rules.probation import get_founders, is_led_by_proven
-from psyche.core.rules.readiness import get_ready, is_certified, is_enough, process_certification
+from psyche.core.rules.readiness import is_certified, process_certification
 from psyche.core.rules.rounds import process_first_round
-from psyche.core.rules.timing import compute_elapsed, is_timed_out, process_state_change
+from psyche.core.rules.timing import process_state_change
 from psyche.core.state.bits import get_members
 from psyche.core.state.limits import (
     GOOD_STREAK_ROUNDS,
@@ -16,7 +16,7 @@ from psyche.core.state.limits import (
     WARMUP_FAILURE_LIMIT,
     WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT,
 )
-from psyche.core.state.roster import get_electors, get_healthy, is_expired
+from psyche.core.state.roster import get_healthy, is_expired
 from psyche.core.state.state import Client, ClientFlag, ClientState, Coordinator, Epoch, Round, RunState, SlotState
 
 
@@ -68,20 +68,6 @@ def _build_member(state: Coordinator, number: int, *, on_probation: bool) -> Cli
     )
 
 
-def is_start_due(state: Coordinator, now: int, starters: int) -> bool:
-    """Whether Warmup may end and round 0 begin with these members (bitmap) (T8)."""
-    config, epoch = state.config, state.epoch
-    if starters.bit_count() < config.min_clients or not starters & get_electors(state):
-        return False
-    if get_ready(state) == get_healthy(state) or is_timed_out(now, state.state_start_unix, config.warmup_time):
-        return True
-    if not config.straggler_percent or not is_enough(state, starters):
-        return False
-    pace = compute_elapsed(epoch.ready_quorum_unix, state.state_start_unix) * config.straggler_percent
-    elapsed = compute_elapsed(now, state.state_start_unix)
-    return elapsed * 100 >= pace and is_timed_out(now, state.state_start_unix, config.warmup_time // 2)
-
-
 def process_epoch_start(state: Coordinator, now: int, entropy: bytes, starters: int) -> None:
     """Begin round 0 with the starters; members that are not ready or show other weights leave (T8, S8, M3)."""
     process_certification(state)
@@ -113,6 +99,7 @@ def process_warmup_failure(state: Coordinator, now: int, starters: int) -> None:
 
 def process_abandonment(state: Coordinator, now: int) -> None:
     """Return to WaitingForMembers; the epoch keeps its number (T8)."""
+    state.current.entropy_slot = 0  # E1
     process_vacancies(state)
     process_state_change(state, now, RunState.WAITING_FOR_MEMBERS)
 

@@ -156,7 +156,7 @@ def process_leave(state: Coordinator, context: Context, message: LeaveRun) -> bo
 
     Raises:
         UnknownMember: the signer holds no slot.
-        Banned: the signer was ejected; its slot is never freed (M6).
+        Banned: the signer was ejected; it cannot free its slot (M6).
         InvalidWithdraw: the slot is leaving already.
     """
     slots = state.registry.slots
@@ -253,21 +253,26 @@ def process_reclaim(state: Coordinator, context: Context, message: ReclaimSlot) 
 
 
 def find_reclaimable(state: Coordinator) -> int | None:
-    """The slot that has been idle longest, at least a whole epoch, and is neither banned nor joined (M4).
+    """The slot that has been idle longest, at least a whole epoch, and is not joined (M4).
 
-    Slots that never had a credit come before proven ones (M10). Among each, slots that wait because of strikes
-    come last (H5).
+    Slots that never had a credit come first, then banned ones (M6), then proven ones (M10). Among each, slots that
+    wait because of strikes come last (H5).
     """
     registry = state.registry
     idle = [
-        (slot.proven, slot.strikes > 0 and slot.until > registry.next_active, slot.last_epoch, number)
+        (_get_worth(slot), slot.strikes > 0 and slot.until > registry.next_active, slot.last_epoch, number)
         for number, slot in enumerate(registry.slots)
-        if slot.state in (SlotState.JOINED, SlotState.LEAVING)
+        if slot.state not in _EMPTY
         and slot.active < registry.next_active
         and slot.last_epoch + _IDLE_EPOCHS <= state.progress.epoch
         and not slot.earned  # M11
     ]
     return min(idle)[-1] if idle else None
+
+
+def _get_worth(slot: Slot) -> int:
+    """How late a slot is reclaimed: bans neither keep newcomers out for good nor cost a proven member its slot (M6)."""
+    return 1 if slot.state is SlotState.BANNED else 2 * slot.proven
 
 
 def process_ejection(state: Coordinator, context: Context, message: ReportEquivocation) -> bool:  # noqa: ARG001

@@ -18,10 +18,20 @@ from psyche.core.state.config_checks import (
     refuse_problems,
 )
 from psyche.core.state.errors import CannotResume, CannotUpdate, ConfigRefused, Halted
-from psyche.core.state.limits import U64_MAX
+from psyche.core.state.limits import HASH_BYTES, U64_MAX
 from psyche.core.state.messages import Context, Pause, Resume, SetRates, Update, UpdateClientVersion
 from psyche.core.state.roster import get_healthy
-from psyche.core.state.state import Checkpoint, ClientState, Config, Coordinator, Mark, Model, Progress, RunState
+from psyche.core.state.state import (
+    ZERO32,
+    Checkpoint,
+    ClientState,
+    Config,
+    Coordinator,
+    Mark,
+    Model,
+    Progress,
+    RunState,
+)
 
 _CHANGEABLE: Final = frozenset({RunState.UNINITIALIZED, RunState.PAUSED})
 
@@ -30,9 +40,12 @@ def process_update(state: Coordinator, context: Context, message: Update) -> boo
     """Change the owner's settings; return whether anything changed (P9).
 
     Raises:
-        CannotUpdate: config, model or progress would change, but the run is neither paused nor new.
+        CannotUpdate: config, model, progress or first weights would change, but the run is neither paused nor new; or
+            the record has changed since the update was made.
         ConfigRefused: the result would break a rule; the message names key and rule.
     """
+    if message.nonce not in (None, state.nonce):
+        raise CannotUpdate(f"the record is at nonce {state.nonce}, and the update was made from {message.nonce} (P9)")
     config, model = message.config or state.config, message.model or state.model
     progress, metadata = message.progress or state.progress, message.metadata or state.metadata
     bootstrap = state.bootstrap if message.bootstrap is None else message.bootstrap
@@ -41,13 +54,34 @@ def process_update(state: Coordinator, context: Context, message: Update) -> boo
     refuse_problems([*find_metadata_problems(metadata), *find_bootstrap_problems(bootstrap)])
     before = _get_parts(state)
     model = decode_model(encode_model(model))  # rounds the settings that the record holds as float32
-    if _get_start(model, progress) != _get_start(state.model, state.progress):
+    is_other_start = _get_start(model, progress) != _get_start(state.model, state.progress)
+    _check_first_weights(state, message.first_weights, is_other_start=is_other_start)
+    if is_other_start:
         # P3 takes progress and S8 takes weights from `certified`, which no longer fits this run
         state.certified, state.checkpoint = Mark(), Mark()
         state.epoch.warmup_failures = 0
     state.config, state.model, state.progress = copy.copy(config), model, copy.copy(progress)
     state.metadata, state.bootstrap = copy.copy(metadata), [*bootstrap]
+    if message.first_weights is not None and message.first_weights != state.certified.digest:
+        process_first_weights(state, message.first_weights)
     return _get_parts(state) != before
+
+
+def process_first_weights(state: Coordinator, digest: bytes) -> None:
+    """Put the full digest of the first weights on record: the next epoch starts from no others (S11)."""
+    progress = state.progress
+    state.certified = Mark(digest, progress.epoch, step=progress.step, data_index=progress.epoch_start_data_index)
+    state.checkpoint = copy.copy(state.certified)
+
+
+def _check_first_weights(state: Coordinator, digest: bytes | None, *, is_other_start: bool) -> None:
+    if digest is None:
+        return
+    if len(digest) != HASH_BYTES or digest == ZERO32:
+        raise ConfigRefused(f"first_weights: must have {HASH_BYTES} bytes, not all zero (S11)")
+    has_trained = state.run_state is not RunState.UNINITIALIZED and state.certified.digest != ZERO32
+    if has_trained and not is_other_start and digest != state.certified.digest:
+        raise ConfigRefused("first_weights: the run has certified weights, so its next epoch starts from those (S11)")
 
 
 def _check_training(state: Coordinator, config: Config, model: Model, progress: Progress) -> None:
@@ -67,12 +101,12 @@ def _check_changeable(state: Coordinator, what: str) -> None:
 
 def _get_parts(state: Coordinator) -> tuple[object, ...]:
     model = encode_model(state.model)  # T2: zeros of both signs are equal numbers, but other bytes
-    return state.config, model, state.progress, state.metadata, state.bootstrap
+    return state.config, model, state.progress, state.metadata, state.bootstrap, state.certified
 
 
-def _get_start(model: Model, progress: Progress) -> tuple[Checkpoint, list[Checkpoint], int, int]:
-    """The weights, step and sample from which an epoch begins."""
-    return model.checkpoint, model.extra_checkpoints, progress.step, progress.epoch_start_data_index
+def _get_start(model: Model, progress: Progress) -> tuple[Checkpoint, list[Checkpoint], Progress]:
+    """The weights, epoch, step and sample from which an epoch begins."""
+    return model.checkpoint, model.extra_checkpoints, progress
 
 
 def process_client_version(state: Coordinator, context: Context, message: UpdateClientVersion) -> bool:  # noqa: ARG001

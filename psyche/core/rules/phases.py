@@ -3,14 +3,13 @@
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.rules.formation import (
     get_joined,
-    is_start_due,
     process_abandonment,
     process_epoch_start,
     process_formation,
     process_warmup_failure,
 )
 from psyche.core.rules.health import process_credits, process_health, process_settlement
-from psyche.core.rules.readiness import get_ready, get_starters
+from psyche.core.rules.readiness import get_ready, get_starters, is_start_due
 from psyche.core.rules.rounds import process_arming, process_next_round
 from psyche.core.rules.stopping import Turn, compute_turn, process_cooldown_start, process_epoch_end
 from psyche.core.rules.tally import is_digest_agreed, is_round_agreed, process_slots, process_streaks

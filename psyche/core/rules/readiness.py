@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from psyche.core.committee.elections import compute_quorum
+from psyche.core.rules.timing import compute_elapsed, is_timed_out
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.errors import (
     DigestMismatch,
@@ -128,11 +129,32 @@ def is_enough(state: Coordinator, starters: int) -> bool:
 
 
 def process_ready_quorum(state: Coordinator, now: int) -> None:
-    """Record the time from which there are enough starters; reset it if there no longer are (T8)."""
-    if not is_enough(state, get_starters(state)):
+    """Record the time from which there are enough starters; reset it if there no longer are (T8).
+
+    If the start is due no longer, its seed is disarmed (E1). Otherwise, when the start is due again, the entropy of
+    the armed slot would be public, and members that leave then would choose among committees that they know.
+    """
+    starters = get_starters(state)
+    if not is_enough(state, starters):
         state.epoch.ready_quorum_unix = 0
     elif not state.epoch.ready_quorum_unix:
         state.epoch.ready_quorum_unix = now
+    if not is_start_due(state, now, starters):
+        state.current.entropy_slot = 0  # E1
+
+
+def is_start_due(state: Coordinator, now: int, starters: int) -> bool:
+    """Whether Warmup may end and round 0 begin with these members (bitmap) (T8)."""
+    config, epoch = state.config, state.epoch
+    if starters.bit_count() < config.min_clients or not starters & get_electors(state):
+        return False
+    if get_ready(state) == get_healthy(state) or is_timed_out(now, state.state_start_unix, config.warmup_time):
+        return True
+    if not config.straggler_percent or not is_enough(state, starters):
+        return False
+    pace = compute_elapsed(epoch.ready_quorum_unix, state.state_start_unix) * config.straggler_percent
+    elapsed = compute_elapsed(now, state.state_start_unix)
+    return elapsed * 100 >= pace and is_timed_out(now, state.state_start_unix, config.warmup_time // 2)
 
 
 def get_ready(state: Coordinator) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from psyche.core.encoding.account import decode_model, encode_model
 from psyche.core.encoding.fields import fits_text
 from psyche.core.rules.apply import apply
+from psyche.core.rules.owner import process_first_weights
 from psyche.core.state.config_checks import (
     find_bootstrap_problems,
     find_metadata_problems,
@@ -16,7 +17,7 @@ from psyche.core.state.config_checks import (
 from psyche.core.state.errors import ConfigRefused
 from psyche.core.state.limits import HASH_BYTES, RUN_ID_BYTES
 from psyche.core.state.messages import Resume
-from psyche.core.state.state import ZERO32, Config, Coordinator, Mark, Metadata, Model, Progress
+from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress
 
 
 def create_run(
@@ -57,10 +58,7 @@ def create_run(
     apply(state, now, 0, ZERO32, Resume())  # checks the configuration
     state.model = decode_model(encode_model(model))  # rounds the settings that the record holds as float32
     if first_weights != ZERO32:  # S11
-        state.certified = Mark(
-            first_weights, progress.epoch, step=progress.step, data_index=progress.epoch_start_data_index
-        )
-        state.checkpoint = copy.copy(state.certified)
+        process_first_weights(state, first_weights)
     return state
 
 

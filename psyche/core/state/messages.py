@@ -189,7 +189,9 @@ class Update:
     """Change the owner's settings; None leaves a part unchanged (P9).
 
     `model` replaces the whole model, its sources of weights included: an update of, say, the learning rate must
-    repeat the sources that are on record.
+    repeat the sources that are on record. `first_weights` is the full digest of the weights that the source has, for
+    a run without certified ones (S11). `nonce` is that of the record from which the update was made: if the record
+    has changed since, the update is refused.
     """
 
     config: Config | None = None
@@ -197,11 +199,13 @@ class Update:
     progress: Progress | None = None
     metadata: Metadata | None = None
     bootstrap: Annotated[tuple[Annotated[str, Sized(0, BOOTSTRAP_BYTES)], ...], Sized(0, MAX_BOOTSTRAP)] | None = None
+    first_weights: Annotated[bytes, Sized(HASH_BYTES, HASH_BYTES)] | None = None
+    nonce: Annotated[int, Between(0)] | None = None
 
     @property
     def changes_training(self) -> bool:
-        """Whether the update changes what members train: config, model or progress."""
-        return any(part is not None for part in (self.config, self.model, self.progress))
+        """Whether the update changes what members train: config, model, progress or the first weights."""
+        return any(part is not None for part in (self.config, self.model, self.progress, self.first_weights))
 
 
 @dataclass(frozen=True, slots=True)

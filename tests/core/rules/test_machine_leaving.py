@@ -158,18 +158,51 @@ def test_m4_the_slot_that_is_idle_longest_is_reclaimed() -> None:
     assert [slot.state for slot in run.state.registry.slots] == [JOINED, JOINED, FREE, FREE]
 
 
-def test_m4_neither_banned_nor_waiting_slots_are_reclaimed() -> None:
+def test_m4_waiting_slots_and_those_of_the_epoch_before_are_not_reclaimed() -> None:
     run = build_training(3, rounds=1, rounds_per_epoch=2, late_limit=1)
     run.run_round(held=0b011)
-    run.eject(1)
     run.finish_epoch()
+    run.state.registry.slots[1].earned = 1
     run.state.registry.slots[2].until += 4
     run.join(0, 2)
     for _ in range(3):
         run.warm_up().finish_epoch()
         run.join(0)
     assert not run.apply(ReclaimSlot())
-    assert [slot.state for slot in run.state.registry.slots] == [JOINED, BANNED, JOINED]
+    assert [slot.state for slot in run.state.registry.slots] == [JOINED, JOINED, JOINED]
+
+
+def test_m6_bans_do_not_keep_newcomers_out_for_good() -> None:
+    run = build_training(3, rounds=1, rounds_per_epoch=1, min_clients=1)
+    run.eject(1)
+    run.finish_epoch()
+    assert not run.apply(ReclaimSlot()), "its epoch is just over"
+    run.join(0, 2)
+    run.warm_up().finish_epoch()
+    with expect_refusal(run.state, Banned, "M6"):
+        run.join(1)
+    assert run.apply(ReclaimSlot())
+    assert [slot.state for slot in run.state.registry.slots] == [JOINED, FREE, JOINED]
+    run.join(1)
+    assert not run.state.registry.slots[1].proven, "a newcomer like any other"
+
+
+def test_m6_a_ban_is_reclaimed_after_idle_newcomers_before_proven_members_and_never_with_earnings() -> None:
+    run = build_training(3, rounds=0, rounds_per_epoch=1)
+    run.finish_epoch()
+    proven, banned, newcomer = run.state.registry.slots
+    run.state.progress.epoch = 5
+    proven.last_epoch, banned.last_epoch, newcomer.last_epoch = 0, 2, 3
+    banned.state, banned.active, newcomer.proven = BANNED, 0, False
+    assert find_reclaimable(run.state) == 2
+    newcomer.last_epoch = 4
+    assert find_reclaimable(run.state) == 1
+    banned.earned = 1
+    assert find_reclaimable(run.state) == 0
+    banned.earned, banned.proven = 0, False
+    assert find_reclaimable(run.state) == 1
+    newcomer.last_epoch = 3
+    assert find_reclaimable(run.state) == 2
 
 
 def test_m4_a_slot_whose_wait_ends_with_the_coming_epoch_is_waiting_still() -> None:

@@ -8,7 +8,7 @@ from kits.runs import build_paused_run, expect_refusal
 from psyche.core.encoding.account import decode_state, encode_state, get_config_preimage
 from psyche.core.state.errors import CannotUpdate, ConfigRefused
 from psyche.core.state.limits import MAX_DATA_INDEX
-from psyche.core.state.messages import Resume, Update, UpdateClientVersion
+from psyche.core.state.messages import NameCheckpoint, Resume, Update, UpdateClientVersion
 from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
@@ -101,7 +101,8 @@ def test_p9_while_the_run_goes_on_only_metadata_and_addresses_change(moment: Run
     run = build_paused_run()
     run.state.run_state = moment
     state, before = run.state, get_config_preimage(run.state)
-    for changes in ({"config": state.config}, {"model": state.model}, {"progress": state.progress}):
+    parts = {"config": state.config, "model": state.model, "progress": state.progress, "first_weights": build_hash(1)}
+    for changes in ({name: part} for name, part in parts.items()):
         with expect_refusal(state, CannotUpdate, "P9"):
             run.apply(Update(metadata=Metadata("x"), **changes))
     with expect_refusal(state, CannotUpdate, "P9"):
@@ -149,6 +150,53 @@ def test_p9_a_shorter_run_that_is_done_finishes_when_it_is_resumed() -> None:
     run.apply(Update(config=build_config(total_steps=2)))
     run.apply(Resume())
     assert run.state.run_state is RunState.FINISHED
+
+
+def test_s11_the_digest_of_the_first_weights_goes_on_record_with_the_step_and_sample_of_the_updated_run() -> None:
+    run, first = build_paused_run(), build_hash("first")
+    progress = replace(run.state.progress, step=9, epoch_start_data_index=70)
+    assert run.apply(Update(progress=progress, first_weights=first))
+    assert run.state.certified == run.state.checkpoint == Mark(first, progress.epoch, step=9, data_index=70)
+    assert not run.apply(Update(first_weights=first)), "it is on record already"
+    run.resume()
+    assert run.state.certified.digest == first, "members have shown it"
+
+
+def test_s11_a_run_that_has_trained_goes_on_from_its_own_weights() -> None:
+    run = build_paused_run()
+    certified = replace(run.state.certified)
+    with expect_refusal(run.state, ConfigRefused, "S11"):
+        run.apply(Update(first_weights=build_hash("first")))
+    for digest in (bytes(32), bytes(31)):
+        with expect_refusal(run.state, ConfigRefused, "first_weights"):
+            run.apply(Update(first_weights=digest))
+    assert not run.apply(Update(first_weights=certified.digest))
+    assert run.state.certified == certified
+    assert run.apply(Update(model=build_model(checkpoint=HUB), first_weights=build_hash("first")))
+
+
+def test_s11_a_new_run_takes_the_digest_of_the_last_update_that_names_one() -> None:
+    run = build_paused_run()
+    run.state.run_state, run.state.progress = RunState.UNINITIALIZED, Progress(2, 5, 60)
+    for name in ("first", "second"):
+        assert run.apply(Update(first_weights=build_hash(name)))
+    assert run.state.certified == Mark(build_hash("second"), 2, step=5, data_index=60)
+    run.apply(Update(progress=Progress(3, 5, 60)))
+    assert run.state.certified == Mark(), "another epoch is another start"
+
+
+def test_p9_an_update_made_from_an_older_record_is_refused() -> None:
+    run = build_paused_run()
+    read = run.state.nonce
+    owners = Update(model=replace(run.state.model, checkpoint=HUB), nonce=read)
+    source = Checkpoint(CheckpointKind.HUB, "org/trained", "main")
+    certified = run.state.certified.digest
+    run.apply(NameCheckpoint(run.state.certified.epoch, certified, source), run.state.clients[0].p2p)
+    with expect_refusal(run.state, CannotUpdate, "P9"):
+        run.apply(owners)
+    assert run.state.certified.digest == certified
+    run.apply(Update(config=build_config(rounds_per_epoch=5), nonce=read + 1))
+    assert run.state.config.rounds_per_epoch == 5
 
 
 def test_p9_the_version_changes_while_the_run_is_paused() -> None:

@@ -1,7 +1,7 @@
 """From joined members to round 0: T1, T8, E1, E2, M3."""
 
 import pytest
-from kits.runs import build_run, build_warmup, expect_refusal
+from kits.runs import Run, build_run, build_warmup, expect_refusal
 
 from psyche.core.committee.seeds import EXPIRED, compute_seed, get_random_seed
 from psyche.core.encoding.account import encode_state
@@ -226,6 +226,64 @@ def test_e1_slot_zero_without_delay_is_not_mistaken_for_unarmed() -> None:
     run.show(0)
     assert apply(run.state, run.now, 0, ZERO32, Tick(None))
     assert run.state.current.entropy_slot == 1
+
+
+def build_due() -> Run:
+    """Five of seven are ready, half of Warmup is over, and the tick has armed the seed."""
+    run = build_warmup(7, entropy_delay=4)
+    run.show(0, 1, 2, 3, 4)
+    run.now += 15
+    assert run.tick(None)
+    assert run.state.current.entropy_slot == run.now + 4
+    return run
+
+
+def test_e1_who_leaves_when_the_entropy_is_public_does_not_start_the_epoch_with_a_seed_it_knows() -> None:
+    run = build_due()
+    known = build_hash("what the chain has shown of the armed slot")
+    run.withdraw(4)
+    assert run.state.current.entropy_slot == 0, "the start is due no longer"
+    run.show(5)
+    assert not run.tick(known), "not due yet"
+    run.now += 15
+    armed = run.now + 4
+    assert run.tick(known), "due again: it arms another slot, and takes no entropy"
+    assert (run.state.run_state, run.state.current.entropy_slot) == (RunState.WARMUP, armed)
+    assert run.tick(build_hash("unknown until now"))
+    assert run.state.run_state is RunState.ROUND_TRAIN
+    assert run.state.current.seed != compute_seed(run.state.run_uid, 0, 0, ZERO32, ZERO32, known)
+
+
+def test_e1_who_leaves_and_lets_the_start_be_due_disarms_nothing() -> None:
+    run = build_due()
+    armed = run.state.current.entropy_slot
+    run.withdraw(6)
+    run.show(5)
+    assert run.state.current.entropy_slot == armed
+
+
+def test_e1_a_digest_that_takes_the_quorum_from_the_winner_disarms_the_seed() -> None:
+    run = build_warmup(5, min_clients=2)
+    run.show(0, 1)
+    run.now += 30
+    assert run.tick(None)
+    run.show(2, 3, digest=build_hash("other weights"))
+    assert run.state.current.entropy_slot == 0
+
+
+def test_e1_a_home_that_was_away_in_warmup_arms_anew() -> None:
+    run = build_due()
+    run.recover(5)
+    assert run.state.current.entropy_slot == 0
+
+
+def test_e1_nothing_is_armed_once_warmup_is_given_up() -> None:
+    run = build_warmup(2)
+    run.show(0, 1)
+    run.tick(None)
+    run.state.current.entropy_slot, run.state.config.min_clients = 9, 3
+    assert run.tick(None)
+    assert (run.state.run_state, run.state.current.entropy_slot) == (RunState.WAITING_FOR_MEMBERS, 0)
 
 
 def test_e2_no_entropy_yet_is_no_effect_and_conditions_are_checked_again_when_it_fires() -> None:

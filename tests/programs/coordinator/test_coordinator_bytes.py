@@ -27,7 +27,7 @@ TEXTS: Final = st.binary(max_size=96).map(lambda text: text.ljust(96, b"\0")) | 
     lambda text: text.encode().ljust(96, b"\0")
 )
 UPDATES: Final = (
-    msg.Update(build_config(), build_model(), Progress(0, 1, 0)),
+    msg.Update(build_config(), build_model(), Progress(0, 1, 0), first_weights=HASH),
     msg.Update(model=build_model(checkpoint=HUB)),
     msg.Update(metadata=Metadata("name", "what it is", 1, 2), bootstrap=("/ip4/10.0.0.1/udp/1/quic-v1",)),
 )

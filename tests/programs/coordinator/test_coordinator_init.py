@@ -36,6 +36,7 @@ from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.state import Coordinator, RunState
 
 NOT_SIGNED, NOT_ZERO = 2_002, 2_013  # Anchor: the constraints of the account of a new run
+SLOT = (1_000).to_bytes(8, "little")  # where a test's chain stands
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def stage() -> ChainStage:
 class TestInit:
     def test_a_new_account_is_what_core_writes_for_a_new_run(self, stage: ChainStage) -> None:
         stage.create("a run", "0.9.1")
-        uid = sha256(bytes(stage.account.pubkey()) + b"a run" + NOW.to_bytes(8, "little")).digest()
+        uid = sha256(bytes(stage.account.pubkey()) + b"a run" + NOW.to_bytes(8, "little") + SLOT).digest()
         assert stage.raw == encode_state(Coordinator(run_id="a run", run_uid=uid, client_version="0.9.1"))
 
     def test_the_instance_names_authorities_and_account(self, stage: ChainStage) -> None:
@@ -63,7 +64,7 @@ class TestInit:
     def test_a_clock_before_1970_counts_as_0(self, stage: ChainStage) -> None:
         stage.bank.set_time(-5)
         stage.create()
-        assert stage.state.run_uid == sha256(bytes(stage.account.pubkey()) + b"run" + bytes(8)).digest()
+        assert stage.state.run_uid == sha256(bytes(stage.account.pubkey()) + b"run" + bytes(8) + SLOT).digest()
 
     def test_a_run_id_stands_once(self, stage: ChainStage) -> None:
         stage.create()
@@ -148,11 +149,11 @@ class TestFree:
         assert stage.bank.get_lamports(spill) == sum(deposits) > 1_150_627_200
         assert [stage.bank.get_data(account) for account in stage.run] == [b"", b""]
 
-    def test_the_run_id_and_the_account_are_free_for_another_run(self, stage: ChainStage) -> None:
+    def test_the_run_id_and_the_account_are_free_for_another_run_in_the_same_second(self, stage: ChainStage) -> None:
         stage.create()
         first = stage.state.run_uid
         self.free(stage, Keypair().pubkey())
-        stage.bank.set_time(NOW + 1)
+        stage.bank.set_time(NOW, slot=1_001)
         stage.create()
         assert stage.state.run_uid != first
 

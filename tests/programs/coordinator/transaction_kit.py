@@ -62,7 +62,7 @@ def build_owner(message: msg.Message) -> tuple[Instruction, ...]:
 
 SIGNED: Final = SignedResult(bytes(87), bytes(64))
 SOURCE: Final = Checkpoint(CheckpointKind.LOCAL, "/" * 128)
-UPDATE: Final = msg.Update(build_config(), build_model(), Progress())
+UPDATE: Final = msg.Update(build_config(), build_model(), Progress(), first_weights=ZERO32, nonce=0)
 METADATA: Final = msg.Update(metadata=Metadata("n" * 64, "d" * 280))
 ADDRESSES: Final = msg.Update(bootstrap=("a" * 128,) * 4)
 # The transactions that a tick makes sense in; the owner's and those about accounts stand alone.
@@ -86,7 +86,7 @@ ALONE: Final[dict[str, tuple[Instruction, ...]]] = {
     "tick": (TICK,),
     "init_coordinator": build_init(WALLET, "r" * 32, ACCOUNT, Authorities(WALLET, P2P), "v" * 96, 1),
     "free_coordinator": (build_free(RUN, WALLET, make_key()),),
-    "update: config, model, progress": build_owner(UPDATE),
+    "update: settings, first weights, nonce": build_owner(UPDATE),
     "update: metadata": build_owner(METADATA),
     "update: four addresses": build_owner(ADDRESSES),
     "update: metadata, and client version": (

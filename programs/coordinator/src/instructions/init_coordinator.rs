@@ -73,8 +73,9 @@ fn check_empty(account: &AccountInfo) -> Result<()> {
     Ok(())
 }
 
-/// Tells this run from every other, also from later ones of its name.
+/// Tells this run from every other, also from later ones of its name, unless they begin on its account in its slot.
 fn compute_run_uid(account: &Pubkey, run_id: &str) -> Result<Hash> {
-    let now = u64::try_from(Clock::get()?.unix_timestamp).unwrap_or(0);
-    Ok(sha256(&[account.as_ref(), run_id.as_bytes(), &now.to_le_bytes()]))
+    let clock = Clock::get()?;
+    let now = u64::try_from(clock.unix_timestamp).unwrap_or(0);
+    Ok(sha256(&[account.as_ref(), run_id.as_bytes(), &now.to_le_bytes(), &clock.slot.to_le_bytes()]))
 }

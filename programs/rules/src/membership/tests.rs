@@ -213,3 +213,22 @@ fn an_ejected_member_loses_credits_and_stake() {
     assert_eq!((state.clients[1].credits, state.epoch.credit_total), (0, 2));
     assert_eq!(process_ejection(&mut state, &report(0, 0, 1)), Err(Refusal::InvalidEvidence));
 }
+
+#[test]
+fn bans_are_reclaimed_after_newcomers_and_before_proven_members() {
+    let mut state = build_registry(4);
+    (state.registry.next_active, state.progress.epoch) = (9, 9);
+    for slot in &mut state.registry.slots[..4] {
+        (slot.proven, slot.last_epoch) = (1, 7);
+    }
+    state.registry.slots[1].proven = 0;
+    for number in [2, 3] {
+        (state.registry.slots[number].state, state.registry.slots[number].active) = (SlotState::BANNED, 0);
+    }
+    (state.registry.slots[2].earned, state.registry.slots[3].last_epoch) = (1, 8);
+    assert_eq!(find_reclaimable(&state), Some(1));
+    state.registry.slots[1].last_epoch = 8;
+    assert_eq!(find_reclaimable(&state), Some(0), "a ban of the last epoch stays, and so does one with earnings");
+    state.registry.slots[2].earned = 0;
+    assert_eq!(find_reclaimable(&state), Some(2));
+}

@@ -75,16 +75,19 @@ fn a_collection_has_at_most_64_claims() {
 
 #[test]
 fn parts_of_an_update_are_present_or_not() {
-    assert!(matches!(read(16, &[0; 5]), Ok(Message::Update(Update { config: None, bootstrap: None, .. }))));
+    assert!(matches!(read(16, &[0; 7]), Ok(Message::Update(Update { config: None, bootstrap: None, .. }))));
     let mut body = std::vec![1; 1 + 128];
     body.extend([0; 3]);
     body.extend([1, 2, 0, 0, 0]);
     body.extend([9; 256]);
+    body.extend([1; 1 + 32]);
+    body.extend([1, 6, 0, 0, 0, 0, 0, 0, 0]);
     let Ok(Message::Update(update)) = read(16, &body) else { panic!("refused") };
     assert_eq!(update.config, Some(&[1; 128]));
     assert!(update.model.is_none() && update.progress.is_none() && update.metadata.is_none());
     assert_eq!(update.bootstrap.map(<[u8]>::len), Some(256));
-    assert!(read(16, &[2, 0, 0, 0, 0]).is_err());
+    assert_eq!((update.first_weights, update.nonce), (Some(&[1; 32]), Some(6)));
+    assert!(read(16, &[2, 0, 0, 0, 0, 0, 0]).is_err() && read(16, &[0, 0, 0, 0, 0, 0, 2]).is_err());
     body[133] = 5; // addresses
     body.resize(137 + 5 * 128, 0);
     assert!(read(16, &body).is_err());

@@ -6,7 +6,15 @@ use crate::genesis::create_run;
 use crate::testing::{build_config, build_model, build_state};
 
 const CONTEXT: Context = Context { now: 50, slot: 0, sender: [0; 32] };
-const NOTHING: Update = Update { config: None, model: None, progress: None, metadata: None, bootstrap: None };
+const NOTHING: Update = Update {
+    config: None,
+    model: None,
+    progress: None,
+    metadata: None,
+    bootstrap: None,
+    first_weights: None,
+    nonce: None,
+};
 
 /// A paused run with certified weights.
 fn build_paused() -> Box<State> {
@@ -29,6 +37,8 @@ fn an_update_of_what_is_on_record_changes_nothing() {
         progress: Some(progress.as_bytes()),
         metadata: Some(metadata.as_bytes()),
         bootstrap: Some(&[]),
+        first_weights: Some(&[3; 32]),
+        nonce: Some(0),
     };
     assert_eq!(process_update(&mut state, &NOTHING), Ok(false));
     assert_eq!(process_update(&mut state, &same), Ok(false));
@@ -57,6 +67,36 @@ fn other_weights_steps_and_samples_forget_what_is_certified() {
     let mut state = build_paused();
     assert_eq!(process_update(&mut state, &Update { model: Some(longer.as_bytes()), ..NOTHING }), Ok(true));
     assert_eq!((state.certified.digest, state.epoch.warmup_failures), ([3; 32], 1));
+}
+
+#[test]
+fn first_weights_are_put_on_record_where_nothing_is_certified() {
+    let given = Update { first_weights: Some(&[4; 32]), ..NOTHING };
+    let mut state = build_paused();
+    assert_eq!(process_update(&mut state, &given), Err(Refusal::ConfigRefused), "it goes on from what it has trained");
+    assert_eq!(
+        process_update(&mut state, &Update { first_weights: Some(&[0; 32]), ..NOTHING }),
+        Err(Refusal::ConfigRefused)
+    );
+    let progress = state_progress(0, 2, 7);
+    let moved = Update { progress: Some(progress.as_bytes()), ..given };
+    assert_eq!(process_update(&mut state, &moved), Ok(true));
+    let mark = Mark { digest: [4; 32], epoch: 0, uploader: NO_UPLOADER, step: 2, data_index: 7 };
+    assert_eq!((state.certified.as_bytes(), state.checkpoint.as_bytes()), (mark.as_bytes(), mark.as_bytes()));
+    state.run_state = RunState::UNINITIALIZED;
+    let other = Update { first_weights: Some(&[5; 32]), ..NOTHING };
+    assert_eq!(process_update(&mut state, &other), Ok(true));
+    assert_eq!(process_update(&mut state, &other), Ok(false));
+    state.run_state = RunState::WARMUP;
+    assert_eq!(process_update(&mut state, &other), Err(Refusal::CannotUpdate));
+}
+
+#[test]
+fn an_update_made_from_another_record_is_refused() {
+    let mut state = build_paused();
+    state.nonce = 5;
+    assert_eq!(process_update(&mut state, &Update { nonce: Some(4), ..NOTHING }), Err(Refusal::CannotUpdate));
+    assert_eq!(process_update(&mut state, &Update { nonce: Some(5), ..NOTHING }), Ok(false));
 }
 
 fn state_progress(epoch: u16, step: u32, epoch_start_data_index: u64) -> Progress {

@@ -2,9 +2,14 @@
 
 import pytest
 from box import NOW, SOL, fund, make_bank, pay, sign
+from solders.account import Account
+from solders.address_lookup_table_account import ID as LOOKUP_TABLES
+from solders.address_lookup_table_account import AddressLookupTableAccount
 from solders.hash import Hash
 from solders.keypair import Keypair
+from solders.message import MessageV0
 from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
 from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
@@ -12,7 +17,7 @@ from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_us
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES
-from psyche.localchain.bank import BLOCK_HASHES, FINALIZED_SLOTS, SLOT_HASHES, Bank
+from psyche.localchain.bank import BLOCK_HASHES, FINALIZED_SLOTS, SLOT_HASHES, Bank, CompleteSlot
 
 SLOT_HASHES_ACCOUNT = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 
@@ -137,6 +142,28 @@ class TestTransactions:
     def test_more_than_the_faucet_has_is_refused(self, bank: Bank) -> None:
         with pytest.raises(OverflowError):
             bank.airdrop(Keypair().pubkey(), 1 << 63)
+
+
+class TestLookupTables:
+    def test_accounts_come_from_a_table_and_are_noted_as_written(self, bank: Bank) -> None:
+        payer, to, table = fund(bank), Keypair().pubkey(), Keypair().pubkey()
+        head = (1).to_bytes(4, "little") + b"\xff" * 8 + bytes(8) + b"\0\0" + bytes(34)  # never closed, complete
+        bank.put_account(table, Account(SOL, head + bytes(to), LOOKUP_TABLES))
+        bank.advance(NOW)
+        giving = transfer(TransferParams(from_pubkey=payer.pubkey(), to_pubkey=to, lamports=SOL))
+        known = [AddressLookupTableAccount(table, [to])]
+        message = MessageV0.try_compile(payer.pubkey(), [giving], known, bank.newest_hash)
+        assert list(message.account_keys).count(to) == 0
+        paying = VersionedTransaction(message, [payer])
+        assert bank.execute(paying) is None
+        record = bank.history.get(paying.signatures[0])
+        assert record is not None
+        assert record.loaded == {"writable": [str(to)], "readonly": []}
+        assert record.balances[1][-1] == SOL
+        blocks: list[CompleteSlot] = []
+        bank.on_block.append(blocks.append)
+        bank.advance(NOW)
+        assert to in blocks[0].written
 
 
 class TestPrograms:

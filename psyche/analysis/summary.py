@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from psyche.analysis.accounts import Accounts
 from psyche.analysis.tally import Bound, NodeAccount, RoundAccount, What, sort_nodes
+from psyche.core.state.enums import RunState
+from psyche.telemetry.status import PHASES
 from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_tables
 
 COLUMNS: Final = (What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER, What.WITNESS, What.WAIT, What.AWAY)
@@ -17,6 +19,9 @@ NAMES: Final = {
     What.WAIT: "waiting for others",
     What.WITNESS: "waiting for witnesses", What.APPLY: "applying results", What.AWAY: "away",
 }  # fmt: skip
+
+
+BETWEEN: Final = (RunState.WAITING_FOR_MEMBERS, RunState.WARMUP, RunState.COOLDOWN, RunState.PAUSED)
 
 
 def format_percent(share: float) -> str:
@@ -39,6 +44,13 @@ def format_times(accounts: Accounts) -> list[str]:
         share = accounts.shares[what]
         lines.append(f"  {name:<21}{format_seconds(share * mean):>8}  {format_percent(share):>7}")
     return lines
+
+
+def format_between(accounts: Accounts) -> list[str]:
+    """A line that says how long the run was in no round, by phases; none if it always was in one."""
+    phases = {PHASES[state]: accounts.phases.get(state.name.lower(), 0.0) for state in BETWEEN}
+    shown = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in phases.items() if seconds)
+    return [f"outside of rounds      {format_seconds(sum(phases.values()))}: {shown}"] if shown else []
 
 
 def compute_shares(nodes: Sequence[NodeAccount]) -> dict[What, float]:
@@ -68,6 +80,7 @@ def format_accounts(accounts: Accounts) -> str:
             "",
             *format_times(accounts),
             "",
+            *format_between(accounts),
             f"tokens per second      {format_count(accounts.tokens_per_s)}",
             f"rounds waited last for {last}",
             "",

@@ -111,7 +111,7 @@ class RemoteData:
                 if not reply.may_retry:
                     raise DataError(f"data server {self._address} refuses: {reply.reason}")
                 problem = reply.reason
-            _log.info("data not available yet", server=self._address, problem=problem)
+            _log.info("no data yet, the client asks again", server=self._address, problem=problem)
         raise DataError(
             f"data server {self._address}: samples {request.start} to {request.end} of round {request.height} did not "
             f"arrive in {TRIES} tries; the last problem: {problem}"

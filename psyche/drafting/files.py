@@ -16,7 +16,7 @@ from psyche.config.table import Table
 from psyche.config.values import get_variant_name
 from psyche.drafting.model_choice import ModelChoice
 from psyche.drafting.plan import Answers, Plan
-from psyche.telemetry.text import format_count
+from psyche.telemetry.text import format_count, format_number
 
 RUN_FILE: Final = "run.toml"
 DATA_FILE: Final = "data.toml"
@@ -76,10 +76,11 @@ class _Text:
 def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
     """The text of run.toml."""
     text = _Text()
+    who = f"{format_number(answers.members, 'member')} that {'trains' if answers.members == 1 else 'train'}"
     text.say(
-        f"A run of {answers.members} members that train a model of {format_count(model.parameters)} parameters for "
-        f"{answers.steps:,} steps, written by `psyche init`. `psyche server validate-config` checks it after changes; "
-        "docs/configuration.md lists every key."
+        f"A run of {who} a model of {format_count(model.parameters)} parameters for {answers.steps:,} steps, written "
+        "by `psyche init`. `psyche server validate-config` checks it after changes; docs/configuration.md lists every "
+        "key."
     )
     text.set(RunFile, {"run_id": answers.run_id})
     text.open("config")
@@ -122,9 +123,10 @@ def _write_training(text: _Text, answers: Answers, model: ModelChoice, plan: Pla
 
 def _get_config_notes(answers: Answers, model: ModelChoice) -> dict[str, str]:
     samples = model.recipe.member_samples
+    whom = "the member" if answers.members == 1 else f"each of {answers.members} members"
     return {
         "total_steps": f"steps 1 to {answers.steps} are trained",
-        "global_batch_size_start": f"{samples} for each of {answers.members} members",
+        "global_batch_size_start": f"{samples} for {whom}",
     }
 
 

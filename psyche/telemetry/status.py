@@ -38,6 +38,8 @@ PHASES: Final = {
     RunState.FINISHED: "finished",
     RunState.PAUSED: "paused",
 }
+STARTING: Final = "starting"
+LOADING: Final = "starting: loads PyTorch, which takes longest the first time"
 LEFT: Final = "left the epoch"
 ENDED: Final = "ended"
 ROUND_PHASES: Final = frozenset({PHASES[RunState.ROUND_TRAIN], PHASES[RunState.ROUND_WITNESS]})
@@ -51,7 +53,7 @@ class NodeView:
     """
 
     node: str
-    phase: str = "starting"
+    phase: str = STARTING
     epoch: int = 0
     height: int = 0
     step: int = 0
@@ -111,7 +113,7 @@ class NodeView:
     def start(self) -> None:
         """A new process of this node: reset the state of the previous one; counters go on."""
         self.starts += 1
-        self.phase, self.note, self.note_kind = "starting", "", None
+        self.phase, self.note, self.note_kind = STARTING, "", None
         self.waits.clear()
         self._sent_before, self._received_before = self.bytes_sent, self.bytes_received
 
@@ -139,7 +141,7 @@ def _on_started(view: NodeView, _event: kinds.ClientStarted) -> None:
 
 
 def _on_connecting(view: NodeView, _event: kinds.TrainerStarted) -> None:
-    if view.phase == "starting":
+    if view.phase == STARTING:
         view.phase = "connecting"
 
 
@@ -319,7 +321,8 @@ def format_waiting(waiting: kinds.WaitStarted, now: float, names: Mapping[int, s
 def format_node_status(view: NodeView, now: float, columns: int = 0) -> str:
     """One line: the node's place in the run, its figures, and what it waits for; `columns` as in `lay_out`."""
     round_ = f"round {view.height} " if view.phase in ROUND_PHASES else ""
-    parts = [f"epoch {view.epoch} {round_}step {view.step}", view.phase]
+    phase = LOADING if view.phase == STARTING else view.phase
+    parts = [f"epoch {view.epoch} {round_}step {view.step}", phase]
     if view.loss is not None:
         parts.append(f"loss {view.loss:.3f}")
     if view.members:

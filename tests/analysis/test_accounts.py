@@ -245,6 +245,19 @@ def test_clients_are_listed_in_the_order_of_their_numbers() -> None:
     assert shown == ["client-0", "client-1", "client-2", "client-10"]
 
 
+def test_the_summary_says_how_long_the_run_was_in_no_round_and_why() -> None:
+    log = Log()
+    log.state(-7, RunState.WAITING_FOR_MEMBERS, 0)
+    log.state(-5, RunState.WARMUP, 0)
+    log.join("a")
+    log.begin(0, 0, "a")
+    log.close(9, 0)
+    log.state(10, RunState.COOLDOWN, 0)
+    log.state(14, RunState.FINISHED, 0)
+    line = "outside of rounds      11 s: waiting for members 2 s, warmup 5 s, cooldown 4 s"
+    assert line in format_accounts(log.read()).splitlines()
+
+
 def test_counters_of_a_process_that_started_anew_add_up() -> None:
     log = build_log()
     log.add(1, "a", make(kinds.Network, bytes_sent=10, bytes_received=20))

@@ -418,6 +418,13 @@ def test_the_commands_that_come_next_are_commands(prepare: str, tmp_path: Path) 
         assert_parses(shlex.split(line)[1:])
 
 
+def test_a_run_of_one_is_described_as_one(tmp_path: Path) -> None:
+    assert run(tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 1, "--yes").exit_code == 0
+    text = (tmp_path / "r" / "run.toml").read_text()
+    assert "A run of 1 member that trains a model" in " ".join(text.replace("#", " ").split())
+    assert "1 members" not in text
+
+
 def test_two_clients_of_one_machine_do_not_collide_if_they_are_started_as_told(tmp_path: Path) -> None:
     output = run(tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 2, "--yes").output
     (client,) = [line for line in output.splitlines() if line.startswith("  psyche client train")]

@@ -14,7 +14,7 @@ COLUMNS: Final = 80
 NAME_CHARS: Final = 12
 KEY_DIGITS: Final = 8
 LATE_S: Final = 60  # a client reports at least every 30 s
-HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s")
+HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s", "heard")
 NOTHING: Final = SelfReport()
 
 
@@ -23,7 +23,7 @@ def format_members_table(members: Members) -> str:
     if not members.members:
         return "no client is here"
     rows = [_make_row(one) for one in members.members]
-    table = format_table(HEAD, rows, left=4)
+    table = format_table(HEAD, rows, left=4, columns=COLUMNS, spare=("tok/s",))
     return "\n".join([table, *_list_waits(members), *_list_errors(members)])
 
 
@@ -49,6 +49,7 @@ def _make_row(one: MemberInfo) -> tuple[str, ...]:
         "-" if one.report is None else str(said.step),
         "-" if said.loss is None else f"{said.loss:.3f}",
         format_count(said.tokens_per_s) if said.tokens_per_s else "-",
+        "-" if one.report is None else f"{format_seconds(one.report_age_s)} ago",
     )
 
 

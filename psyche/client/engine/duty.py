@@ -122,8 +122,8 @@ class Duty:
         if self.training.work.is_done or x.state.run_state is RunState.ROUND_WITNESS:
             x.end_wait("work", WaitOutcome.DONE if self.training.work.is_done else WaitOutcome.TIME_IS_UP)
             return True
-        what = f"this client's work in round {record.height}"
-        x.wait("work", self._name_wait(Wait.OWN_WORK, what, record, "report anyway"))
+        what = f"this client to train its part of round {record.height}"
+        x.wait("work", self._name_wait(Wait.OWN_WORK, what, record, "report without it"))
         return False
 
     def _is_in(self, record: RoundRecord) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kits.cluster import DEADLINE_S
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
@@ -230,14 +231,15 @@ def test_ctrl_c_and_sigterm_end_a_simulation_at_once_and_leave_nothing(
     )
     assert process.stdout is not None
     assert "3 clients" in process.stdout.readline()
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.glob("psyche-simulator-*/client-2")) and time.monotonic() < deadline:
+    deadline = time.monotonic() + DEADLINE_S
+    while not list(tmp_path.glob("psyche-simulator-*/client-2")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "the simulation has not begun"
         time.sleep(0.1)
-    time.sleep(2)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert "Traceback" not in errors
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors, errors
     assert list(tmp_path.glob("psyche-simulator-*")) == []
 
 

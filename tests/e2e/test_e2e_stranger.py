@@ -102,8 +102,10 @@ def meeting(request: pytest.FixtureRequest, make_run: MakeRun, tmp_path_factory:
 def test_nothing_failed_and_nothing_of_psyche_was_there(meeting: Meeting) -> None:
     assert meeting.seen["failures"] == []
     assert set(meeting.seen["refusals"]) <= {"no place in the run yet"}  # dialed before the others knew its join
-    late = [["submit", 6], "WrongRound"]  # a quorum of two of three may close a round before the stranger reports
-    assert [one for one in meeting.seen["refused"] if one != late or len(meeting.cluster.clients) == 1] == []
+    # T7: a quorum of two of three may close a round before the stranger reports; the epoch's last leads to Cooldown.
+    is_quorum_met_without = len(meeting.cluster.clients) > 1
+    late = [[["submit", 6], code] for code in ("WrongRound", "InvalidRunState") if is_quorum_met_without]
+    assert [one for one in meeting.seen["refused"] if one not in late] == []
     assert meeting.seen["psyche"] == []
 
 

@@ -12,7 +12,7 @@ from kits.clocks import make_autojump_clock
 from sim.chain_kit import START, build_chain, get_key, pass_slots
 
 from psyche import __version__
-from psyche.backends.solana.backend import ChainPlatform, SolanaBackend, open_chain_backend
+from psyche.backends.solana.backend import DOUBT_S, ChainPlatform, SolanaBackend, open_chain_backend
 from psyche.backends.solana.floor import FileFloor, NoFloor, SlotFloor
 from psyche.backends.solana.logic import JOIN_VALID_S
 from psyche.core.state.errors import CoordinatorError
@@ -20,11 +20,11 @@ from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withd
 from psyche.core.state.state import Coordinator, RunState
 from psyche.errors import BackendError, WrongVersion
 from psyche.network.memory.line import Arrivals
-from psyche.sim.chain.blocks import Blockchain
+from psyche.sim.chain.blocks import Blockchain, ChainBlock
 from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain.endpoints import EndpointTrouble, SimulatedEndpoint
+from psyche.sim.chain.endpoints import EndpointTrouble, SimulatedEndpoint, _build_fork
 from psyche.sim.chain.link import SimulatedLink
-from psyche.telemetry.kinds import Event, StateMismatch, WaitEnded
+from psyche.telemetry.kinds import Error, Event, StateMismatch, WaitEnded
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
 
@@ -46,13 +46,24 @@ class CountingLink(SimulatedLink):
     """Keeps what was asked to be sent."""
 
     sent: tuple[Message, ...] = ()
+    is_poor = False
 
     async def send(
         self, messages: Sequence[Message], proof: Proof = None, *, is_wanted: Callable[[], bool] = lambda: True
     ) -> int:
         """Send messages."""
+        if self.is_poor:
+            raise BackendError("the wallet is empty")
         self.sent += tuple(messages)
         return await super().send(messages, proof, is_wanted=is_wanted)
+
+
+class ContradictingEndpoint(SimulatedEndpoint):
+    """Shows another record for each nonce, also when it is asked again."""
+
+    def show(self, block: ChainBlock) -> bytes:
+        """The account after a block."""
+        return _build_fork(block.raw)
 
 
 class Stage:
@@ -265,6 +276,36 @@ def test_nothing_is_sent_until_endpoints_that_contradict_each_other_agree() -> N
         assert "two endpoints show different records" in mismatch.reason
 
     run(play, init_min_clients=9)
+
+
+def test_endpoints_that_contradict_each_other_for_ever_do_not_stop_the_run() -> None:
+    async def play(stage: Stage) -> None:
+        link = stage.build_link(1, (0.5, 0.6, 0.7))
+        *honest, other = link._endpoints
+        link._endpoints = (*honest, ContradictingEndpoint(other.name, stage.chain, other.rng, CONDITIONS, other.lag_s))
+        backend = await stage.open(1, link=link)
+        await trio.sleep(DOUBT_S + 10)
+        await stage.join_somebody(2)
+        with trio.fail_after(10):
+            await backend.submit(Join(get_key(1)[1]))
+        assert any("remove the endpoint that is wrong: endpoint-0.7" in str(event) for event in stage.events.all)
+
+    run(play, init_min_clients=9)
+
+
+def test_a_tick_that_cannot_be_paid_is_said_once_and_ends_nothing() -> None:
+    async def play(stage: Stage) -> None:
+        backend = await stage.open(1)
+        await backend.submit(Join(get_key(1)[1]))
+        stage.links[0].is_poor = True
+        await stage.join_somebody(2)
+        await trio.sleep(40)
+        errors = [event.message for event in stage.events.all if isinstance(event, Error)]
+        assert errors == ["the wallet is empty"]
+        stage.links[0].is_poor = False
+        await wait_for(backend, lambda state: state.run_state is RunState.WARMUP)
+
+    run(play)
 
 
 def test_a_lost_message_does_not_keep_back_the_next_one_once_it_is_too_late() -> None:

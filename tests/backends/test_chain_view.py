@@ -102,6 +102,33 @@ def test_endpoints_that_contradict_each_other_agree_when_the_last_one_does() -> 
     assert view.is_usable
 
 
+def test_if_the_contradiction_lasts_the_record_of_most_endpoints_is_taken() -> None:
+    view = RecordView(0)
+    view.take(read(3))
+    view.take(read(3, endpoint="two", forked=True))
+    view.take(read(3, endpoint="three", forked=True))
+    assert "the record of three, two is taken; remove the endpoint that is wrong: one" in view.settle()
+    assert view.is_usable
+    assert view.raw == read(3, forked=True).raw
+    assert view.take(read(3, endpoint="one")) is Taken.FORKED
+    assert view.is_usable, "said and done"
+
+
+def test_of_two_endpoints_that_contradict_each_other_for_long_the_first_one_counts() -> None:
+    view = RecordView(0)
+    view.take(read(3))
+    view.take(read(3, endpoint="two", forked=True))
+    view.settle()
+    assert view.raw == read(3).raw
+    view.take(read(4))
+    view.take(read(4, endpoint="two", forked=True))
+    assert view.is_usable, "it goes on to contradict"
+    view.take(read(4, endpoint="two"))
+    view.take(read(5))
+    view.take(read(5, endpoint="two", forked=True))
+    assert not view.is_usable, "it had agreed meanwhile"
+
+
 def test_a_newer_record_ends_every_doubt() -> None:
     view = RecordView(0)
     view.take(read(3))

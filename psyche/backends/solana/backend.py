@@ -46,6 +46,7 @@ TICK_EVERY_S: Final = 0.5
 LOOK_AHEAD_S: Final = 1  # the chain may be ahead of this client's idea of its time
 RENEW_EVERY_S: Final = 5.0
 CATCH_UP_S: Final = 4.0  # until a record shows what has landed: the slowest confirmation
+DOUBT_S: Final = 15.0  # in this time each endpoint is asked again at least once
 SILENCE_S: Final = 20.0  # endpoints are asked every few seconds, even if the account does not change
 ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # a wallet that may not join asks again after this
 
@@ -102,6 +103,7 @@ class SolanaBackend:
         self._unanswered = 0
         self._has_place = False  # the record has shown the own join, and no withdrawal followed
         self._has_withdrawn = False
+        self._trouble = ""  # of what the backend sent by itself last
         self._is_known = False  # the run, since a record was shown
         self._changed = trio.Event()
         self._failure: PsycheError | None = None
@@ -120,7 +122,13 @@ class SolanaBackend:
             self._view.min_slot = max(known, await self._link.get_newest_slot())  # M9
             self._waits.start(kinds.Wait.SERVER, f"an RPC endpoint at slot {self._view.min_slot} or later", "connect")
             async with open_plain_nursery() as nursery:
-                for task in (self._watch, self._watch_silence, self._keep_ticking, self._keep_joined):
+                for task in (
+                    self._watch,
+                    self._watch_silence,
+                    self._settle_doubts,
+                    self._keep_ticking,
+                    self._keep_joined,
+                ):
                     nursery.start_soon(task)
         except BackendError as error:
             self._sink.emit(kinds.ServerGivenUp(reason=str(error)))
@@ -147,7 +155,9 @@ class SolanaBackend:
                 self._sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self._view.problem}"))
             case Taken.FORKED:
                 self._sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self._view.problem}"))
-                self._waits.start(kinds.Wait.SERVER, "the RPC endpoints to agree on the run's record", "go on")
+                if not self._view.is_usable:
+                    self._waits.start(kinds.Wait.SERVER, "the RPC endpoints to agree on the run's record", "go on")
+                    self._note_change()
             case Taken.OTHER_RUN:
                 raise BackendError(self._view.problem)
             case Taken.OLD if self._view.nonce < 0:
@@ -164,6 +174,17 @@ class SolanaBackend:
             self._sink.emit(kinds.ServerConnected(run_id=run_id, program="solana"))
         self._waits.end(kinds.Wait.SERVER, kinds.WaitOutcome.CONNECTED)
         self._note_change()
+
+    async def _settle_doubts(self) -> None:
+        """Go on with what most endpoints show where they contradict each other for long: reading again did not help."""
+        while True:
+            await self._wait_until(lambda: self._view.nonce >= 0 and not self._view.is_usable)
+            nonce = self._view.nonce
+            with trio.move_on_after(DOUBT_S):
+                await self._wait_until(lambda: self._view.is_usable)
+            if self._view.nonce == nonce and not self._view.is_usable:
+                self._sink.emit(kinds.StateMismatch(reason=self._view.settle()))
+                self._note_usable()
 
     async def _watch_silence(self) -> None:
         """Name the wait for endpoints that show nothing, not even the record that is known."""
@@ -412,6 +433,12 @@ class SolanaBackend:
             await function(*args)
         except CoordinatorError as error:
             self._sink.emit(kinds.TooLate(action=action, reason=str(error)))
+        except BackendError as error:
+            self._check_alive()
+            if str(error) != self._trouble:  # said once; another member ticks, and what has no remedy shows elsewhere
+                self._sink.emit(kinds.Error(message=str(error), action=action))
+            self._trouble = str(error)
+            await trio.sleep(RENEW_EVERY_S)
 
     # --- what a chain has no place for -----------------------------------------------------------
 

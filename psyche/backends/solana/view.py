@@ -3,6 +3,7 @@
 No I/O and no clock.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -41,12 +42,31 @@ class RecordView:
     slot: int = 0  # of the reading that showed it first
     run_uid: bytes = b""
     problem: str = ""  # of the last reading that could not be used
-    _contradicting: set[str] = field(default_factory=set)  # endpoints that show other bytes under this nonce
+    _shown: dict[str, bytes] = field(default_factory=dict)  # what each endpoint shows under this nonce
+    _distrusted: set[str] = field(default_factory=set)  # endpoints that contradicted the others for long
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether endpoints show different records with this nonce."""
+        return any(raw != self.raw for name, raw in self._shown.items() if name not in self._distrusted)
 
     @property
     def is_usable(self) -> bool:
         """Whether there is a record, and no endpoint contradicts it: else nothing is shown and nothing sent."""
-        return self.nonce >= 0 and not self._contradicting
+        return self.nonce >= 0 and not self.is_contradicted
+
+    def settle(self) -> str:
+        """Take the record that most endpoints show, of several the one shown first; return how it went, in words.
+
+        If no endpoint gave way for long, waiting on would end the run for everybody who asks the same endpoints. The
+        others count again once they show the same record.
+        """
+        counts = Counter(self._shown.values())
+        self.raw = max(counts, key=lambda raw: (counts[raw], raw == self.raw))
+        agreeing = sorted(endpoint for endpoint, raw in self._shown.items() if raw == self.raw)
+        others = sorted(self._shown.keys() - set(agreeing))
+        self._distrusted = set(others)
+        return f"the record of {', '.join(agreeing)} is taken; remove the endpoint that is wrong: {', '.join(others)}"
 
     def take(self, reading: Reading) -> Taken:
         """Take a reading; `problem` then says what is wrong with it."""
@@ -69,20 +89,19 @@ class RecordView:
         return self._merge(state, reading)
 
     def _take_again(self, endpoint: str) -> Taken:
-        if endpoint not in self._contradicting:
-            return Taken.KNOWN
-        self._contradicting.discard(endpoint)
-        return Taken.KNOWN if self._contradicting else Taken.AGREED
+        was_usable, self._shown[endpoint] = self.is_usable, self.raw
+        self._distrusted.discard(endpoint)
+        return Taken.AGREED if self.is_usable and not was_usable else Taken.KNOWN
 
     def _merge(self, state: Coordinator, reading: Reading) -> Taken:
         if state.nonce < self.nonce:
             return Taken.OLD
         if state.nonce == self.nonce:
-            self._contradicting.add(reading.endpoint)
+            self._shown[reading.endpoint] = reading.raw
             self.problem = f"two endpoints show different records with nonce {state.nonce}"
             return Taken.FORKED
         self.raw, self.nonce, self.slot, self.run_uid = reading.raw, state.nonce, reading.slot, state.run_uid
-        self._contradicting.clear()
+        self._shown = {reading.endpoint: reading.raw}
         return Taken.NEW
 
     def get_state(self) -> Coordinator:

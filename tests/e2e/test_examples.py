@@ -18,10 +18,12 @@ from typing import Any, Final
 import pytest
 import trio
 import typer.main
+from kits.chain.box import open_chain_box
 from kits.run_files import MODEL, choose_neighbours
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
+from psyche.cli.commands.run.group import WALLET
 from psyche.cli.helpers import checks
 from psyche.testnet.process import Child, stop_all
 
@@ -281,3 +283,33 @@ def test_every_example_of_a_local_testnet_runs_as_printed(world: World) -> None:
     """One after another in one folder, as their reader runs them: the demo's weights and tokens are made once."""
     for example in select("local-testnet"):
         world.follow(example)
+
+
+# Each command that changes a run on a chain, in an order in which all of them can be carried out; reads come last.
+ON_CHAIN: Final = (
+    "run create", "run update-config", "run resume", "run set-paused", "run pause", "auth create", "auth delegate",
+    "auth read", "run can-join", "run list", "run info", "run json-dump-run", "run json-dump-user", "rewards top-up",
+    "run set-future-epoch-rates", "rewards show", "run close",
+)  # fmt: skip
+# What only a run with members has: tests/cli/chain follows them there.
+WITH_MEMBERS: Final = ("run tick", "run checkpoint", "rewards claim", "auth delete", "client train")
+
+
+@pytest.mark.e2e
+def test_every_example_of_a_run_on_a_chain_runs_as_printed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [one for one in EXAMPLES if "--rpc" in one.line]
+    assert {one.name for one in examples} <= {*ON_CHAIN, *WITH_MEMBERS}
+    file = world.folder / "my-run" / "run.toml"
+    file.write_text(re.sub(r"(?m)^Server = .*$", 'Local = "data"', file.read_text()))
+    with open_chain_box(world.folder) as box:
+        owner, mint = box.fund("owner"), box.put_mint()
+        box.put_tokens(mint, owner.pubkey(), 10**9)
+        monkeypatch.setenv("WALLET_PRIVATE_KEY_PATH", str(box.get_path("owner")))
+        for example in sorted(examples, key=lambda one: [*ON_CHAIN, *WITH_MEMBERS].index(one.name)):
+            line = example.line.replace("--rpc localhost", f"--rpc {box.chain.http}").replace(
+                WALLET, str(owner.pubkey())
+            )
+            if example.name == "run create" and "--run-id" not in line:
+                line = line.replace("run create", f"run create --treasurer-collateral-mint {mint}")
+            if example.name not in WITH_MEMBERS and "--watch" not in line:
+                world.call(line)

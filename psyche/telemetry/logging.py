@@ -19,6 +19,8 @@ LEVELS: Final = ("debug", "info", "warn", "warning", "error", "critical", "off")
 # Libraries that log every packet or every missing optional part; what matters reaches us as exceptions.
 QUIET: Final = {
     "libp2p": "critical",
+    "httpx2": "warning",  # it tells of every request, with the endpoint's address, which may hold a key
+    "httpcore2": "warning",
     "multiaddr": "critical",
     "async_service": "critical",
     "trio-websocket": "critical",

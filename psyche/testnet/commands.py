@@ -4,16 +4,22 @@ import os
 import sys
 from pathlib import Path
 
+from psyche.testnet.chain import HOST, find_client_options, get_chain_argv, get_rpc_url
 from psyche.testnet.prepare import Prepared
-from psyche.testnet.settings import TestnetSettings, get_node_name
-
-HOST = "127.0.0.1"
+from psyche.testnet.settings import HomeKind, TestnetSettings, get_node_name
 
 
 def get_trainer_host_argv(socket: Path) -> list[str]:
     """Build the command of the process that imports torch once and forks the clients' trainers."""
     argv = [sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer.host"]
     return [*argv, "--socket", str(socket), "--parent", str(os.getpid())]
+
+
+def get_home_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:
+    """The command of the process that keeps the run."""
+    if settings.backend is HomeKind.tcp:
+        return get_server_argv(prepared, settings)
+    return get_chain_argv(sys.executable, prepared.layout, prepared.server_port, settings.slot_ms)
 
 
 def get_server_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:
@@ -35,7 +41,11 @@ def get_client_argv(prepared: Prepared, settings: TestnetSettings, number: int) 
     """`psyche client train` for client `number`."""
     layout, name = prepared.layout, get_node_name(number)
     argv = [sys.executable, "-m", "psyche", "client", "train", "--run-id", prepared.run.run_id]
-    argv += ["--server-addr", f"{HOST}:{prepared.server_port}", "--bind-p2p-interface", HOST, "--node-name", name]
+    if settings.backend is HomeKind.tcp:
+        argv += ["--server-addr", f"{HOST}:{prepared.server_port}"]
+    else:
+        argv += find_client_options(layout, prepared.server_port, prepared.p2p_ports[number - 1], number)
+    argv += ["--bind-p2p-interface", HOST, "--node-name", name]
     argv += ["--data-dir", str(layout.client(number)), "--checkpoint-dir", str(layout.checkpoints(number))]
     argv += ["--local-root", str(layout.config), "--events-dir", str(layout.events), "--log", settings.log]
     argv += ["--device", settings.device, "--threads", str(get_threads(settings))]
@@ -52,7 +62,10 @@ def get_threads(settings: TestnetSettings) -> int:
     return settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.num_clients)
 
 
-def get_owner_argv(prepared: Prepared, command: str) -> list[str]:
-    """`psyche run pause` or `resume`, with the server's own key."""
-    argv = [sys.executable, "-m", "psyche", "run", command, "--server-addr", f"{HOST}:{prepared.server_port}"]
-    return [*argv, "--state-dir", str(prepared.layout.server)]
+def get_owner_argv(prepared: Prepared, settings: TestnetSettings, command: str) -> list[str]:
+    """`psyche run pause` or `resume`, with the server's own key or the owner's wallet."""
+    layout, argv = prepared.layout, [sys.executable, "-m", "psyche", "run", command]
+    if settings.backend is HomeKind.tcp:
+        return [*argv, "--server-addr", f"{HOST}:{prepared.server_port}", "--state-dir", str(layout.server)]
+    argv += ["--run-id", prepared.run.run_id, "--rpc", get_rpc_url(prepared.server_port)]
+    return [*argv, "--wallet-private-key-path", str(layout.owner_wallet), "--yes"]

@@ -98,7 +98,8 @@ async def add_sample(report: RunReport, prepared: Prepared, exported: Path, cons
 def clean(prepared: Prepared, settings: TestnetSettings) -> None:
     """Remove the files that only a running run needs: journal, snapshots, replay store."""
     layout = prepared.layout
-    shutil.rmtree(layout.server, ignore_errors=True)
+    for folder in (layout.server, layout.owner_wallet.parent):
+        shutil.rmtree(folder, ignore_errors=True)
     for number in range(1, settings.num_clients + 1):
         for path in layout.client(number).glob("*"):
             if path.name not in KEPT:

@@ -1,12 +1,22 @@
 """The settings of a local testnet, and the layout of a run's folder."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from psyche.errors import ConfigError
 from psyche.modeling.device_name import check_device_name
 
 MAX_CLIENTS = 64  # each takes two processes of several hundred megabytes
+SLOT_MS: Final = 100  # of a local chain: a fourth of what a public one takes
+
+
+class HomeKind(StrEnum):
+    """What keeps a testnet's run: a server, or a local chain with Solana's programs."""
+
+    tcp = "tcp"
+    solana = "solana"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +33,9 @@ class TestnetSettings:
     config_path: Path
     run_dir: Path | None = None
     cache_dir: Path = field(default_factory=lambda: Path("runs") / "cache")
-    server_port: int = 0
+    backend: HomeKind = HomeKind.tcp
+    slot_ms: int = SLOT_MS  # of the local chain
+    server_port: int = 0  # of the server, or of the local chain
     random_kill_num: int = 0
     random_kill_interval_s: float = 120.0
     allowed_to_kill: tuple[int, ...] = ()
@@ -89,6 +101,15 @@ class Layout:
     def model(self) -> Path:
         """The trained model, linked here at the end."""
         return self.root / "model"
+
+    @property
+    def owner_wallet(self) -> Path:
+        """The wallet of the run's owner on a local chain."""
+        return self.root / "chain" / "owner.json"
+
+    def wallet(self, number: int) -> Path:
+        """A client's wallet on a local chain."""
+        return self.client(number) / "wallet.json"
 
     def client(self, number: int) -> Path:
         """A client's data folder."""

@@ -22,12 +22,13 @@ from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.status import ENDED, PHASES
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
-from psyche.testnet.commands import HOST, get_client_argv, get_owner_argv, get_server_argv, get_trainer_host_argv
+from psyche.testnet.chain import HOST, found_run
+from psyche.testnet.commands import get_client_argv, get_home_argv, get_owner_argv, get_trainer_host_argv
 from psyche.testnet.kills import KillPlan, choose_victims, is_time_to_kill, make_kill_plan
 from psyche.testnet.prepare import Prepared, prepare
 from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit_status, stop_all
 from psyche.testnet.scratch import Scratch
-from psyche.testnet.settings import TestnetSettings, get_node_name
+from psyche.testnet.settings import HomeKind, TestnetSettings, get_node_name
 from psyche.testnet.view import LiveView
 
 SERVER_START_S: Final = 180.0  # for imports on a loaded machine; usually 2 s
@@ -64,11 +65,26 @@ class Testnet:
         self._at_rest = trio.Event()  # set when no client is in an epoch any longer
 
     def start_server(self) -> Child:
-        """Start the server's process; call it in trio's main thread."""
-        output = self.prepared.layout.logs / "server.log"
-        self.server = Child("server", get_server_argv(self.prepared, self.settings), output=output)
-        self.events.emit(kinds.ProcessStarted(name="server", pid=self.server.pid))
+        """Start the process of the run's home, server or chain; call it in trio's main thread."""
+        output = self.prepared.layout.logs / f"{self.home}.log"
+        self.server = Child(self.home, get_home_argv(self.prepared, self.settings), output=output)
+        self.events.emit(kinds.ProcessStarted(name=self.home, pid=self.server.pid))
         return self.server
+
+    @property
+    def home(self) -> str:
+        """What keeps the run: server or chain."""
+        return "server" if self.settings.backend is HomeKind.tcp else "chain"
+
+    async def found_run(self) -> None:
+        """Create the run on the chain and let the clients in; a server has done that by itself.
+
+        Raises:
+            PsycheError: the chain refuses.
+        """
+        if self.settings.backend is HomeKind.solana:
+            prepared = self.prepared
+            await found_run(prepared.run, prepared.layout, self.settings, prepared.server_port, self.view.say)
 
     def start_trainers(self) -> None:
         """Start the host that imports torch once for all, unless the environment names one that is there.
@@ -89,10 +105,10 @@ class Testnet:
                 await trio.sleep(POLL_S)
 
     async def wait_for_server(self) -> None:
-        """Wait until the server's port answers.
+        """Wait until the port of server or chain answers.
 
         Raises:
-            PsycheError: the server ended, or did not answer within `SERVER_START_S`.
+            PsycheError: it ended, or did not answer within `SERVER_START_S`.
         """
         assert self.server is not None, "call start_server first"
         with trio.move_on_after(SERVER_START_S):
@@ -102,7 +118,7 @@ class Testnet:
                     await stream.aclose()
                     return
                 await trio.sleep(POLL_S)
-        late = f"the server did not answer within {SERVER_START_S:.0f} s"
+        late = f"the {self.home} did not answer within {SERVER_START_S:.0f} s"
         raise PsycheError(describe_process_failure(self.server, late))
 
     def start_client(self, number: int) -> Child:
@@ -149,7 +165,7 @@ class Testnet:
         """
         assert self.server is not None, "call start_server first"
         code = await self.server.wait()
-        raise PsycheError(describe_process_failure(self.server, f"the server ended: {describe_exit_status(code)}"))
+        raise PsycheError(describe_process_failure(self.server, f"the {self.home} ended: {describe_exit_status(code)}"))
 
     async def run_clients(self) -> None:
         """Run all clients until each has ended."""
@@ -202,7 +218,11 @@ class Testnet:
         """Pause the run and wait until its epoch has ended cleanly, at most `DRAIN_S`."""
         self.stopped = reason
         self.view.say(f"{reason}: pausing the run, which ends its epoch (at most {DRAIN_S:.0f} s)")
-        command = Child("pause", get_owner_argv(self.prepared, "pause"), output=self.prepared.layout.logs / "pause.log")
+        command = Child(
+            "pause",
+            get_owner_argv(self.prepared, self.settings, "pause"),
+            output=self.prepared.layout.logs / "pause.log",
+        )
         try:
             with trio.move_on_after(PAUSE_S):
                 await command.wait()
@@ -245,6 +265,7 @@ async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: C
         testnet.start_trainers()
         testnet.start_server()
         await testnet.wait_for_server()
+        await testnet.found_run()
         await testnet.wait_for_trainers()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(testnet.watch_server)
@@ -279,10 +300,11 @@ async def run_testnet(settings: TestnetSettings, console: Console) -> int:
 async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Console) -> int:
     started = time.monotonic()
     prepared = await prepare(settings, console.print)
-    console.print("starting the server, and loading torch once for all clients (about 10 s)")
+    what = "the server" if settings.backend is HomeKind.tcp else "a local chain"
+    console.print(f"starting {what}, and loading torch once for all clients (about 10 s)")
     try:
         async with open_testnet(prepared, settings, console) as testnet:
-            console.print(f"server on {HOST}:{prepared.server_port}, files in {prepared.layout.root}")
+            console.print(f"{testnet.home} on {HOST}:{prepared.server_port}, files in {prepared.layout.root}")
             await _train(testnet, plan)
     except BaseException:
         console.print(f"logs and events of this run: {prepared.layout.root}")

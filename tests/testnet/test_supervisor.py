@@ -100,7 +100,7 @@ def use_stand_ins(monkeypatch: pytest.MonkeyPatch, digests: dict[int, str] | Non
     def make_trainers(socket: Path) -> list[str]:
         return [sys.executable, "-c", TRAINERS, str(socket)]
 
-    monkeypatch.setattr(supervisor, "get_server_argv", make_server)
+    monkeypatch.setattr(supervisor, "get_home_argv", make_server)
     monkeypatch.setattr(supervisor, "get_client_argv", make_client)
     monkeypatch.setattr(supervisor, "get_trainer_host_argv", make_trainers)
 
@@ -239,7 +239,7 @@ async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(
 ) -> None:
     use_stand_ins(monkeypatch)
     broken = [sys.executable, "-c", "import sys; sys.exit('no room on the disk')"]
-    monkeypatch.setattr(supervisor, "get_server_argv", lambda *_: broken)
+    monkeypatch.setattr(supervisor, "get_home_argv", lambda *_: broken)
     console, _ = make_console()
     with trio.fail_after(DEADLINE_S), pytest.raises(ExceptionGroup) as raised:
         await supervisor.run_testnet(settings, console)
@@ -326,7 +326,7 @@ async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: 
     assert server[server.index("--server-port") + 1] == str(prepared.server_port)
     client = get_client_argv(prepared, settings, 2)
     assert client[client.index("--node-name") + 1] == "client-2"
-    assert get_owner_argv(prepared, "pause")[3:5] == ["run", "pause"]
+    assert get_owner_argv(prepared, settings, "pause")[3:5] == ["run", "pause"]
 
 
 @pytest.mark.parametrize("is_served", [True, False], ids=["from the server", "from files"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from psyche.cli.helpers import chain
 from psyche.cli.helpers import options as opt
 from psyche.cli.helpers.common import format_examples, make_group, parse_hex
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
@@ -14,12 +15,12 @@ from psyche.client.runtime.settings import ClientSettings
 from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
-    from psyche.backends.tcp.dial import ServerAddress
+    from psyche.cli.chain.places import ChainPlace, ServerPlace
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.crypto import Identity
+    from psyche.wire.ports import Backend
 
-GREETING_S = 3.0
 DEFAULT: Final = ClientSettings(run_id="", data_dir=Path())
 group = make_group(
     "Take part in a run.",
@@ -39,14 +40,23 @@ def _root() -> None:
         "psyche client train --run-id my-run --server-addr 127.0.0.1:19400",
         "psyche client train --run-id my-run --server-addr 127.0.0.1:19400 \\",
         "    --local-root my-run --data-dir ada --checkpoint-dir ada/models",
+        "psyche client train --run-id my-run --rpc devnet -w ada.json",
         "RUN_ID=my-run SERVER_ADDR=127.0.0.1:19400 psyche client train --logs json",
     ),
 )
 def train(
     *,
     run_id: opt.RunId,
-    server_addr: opt.ServerAddr,
+    server_addr: opt.ServerAddr = None,
     server_key: opt.ServerKey = None,
+    rpc: chain.Rpc = None,
+    ws_rpc: chain.WsRpc = None,
+    rpc_2: chain.Rpc2 = None,
+    ws_rpc_2: chain.WsRpc2 = None,
+    rpc_3: chain.Rpc3 = None,
+    ws_rpc_3: chain.WsRpc3 = None,
+    wallet_private_key_path: chain.WalletPath = None,
+    authorizer: opt.Authorizer = None,
     identity_secret_key_path: opt.IdentityPath = None,
     data_dir: opt.DataDir = None,
     bind_p2p_port: opt.BindPort = DEFAULT.bind_port,
@@ -74,8 +84,11 @@ def train(
     Waits for members, loads the weights (from the run's source, or from peers), trains its share of every round, and
     exits with 0 when the run is finished. Ctrl-C withdraws and ends within five seconds, with exit code 130; a second
     Ctrl-C ends at once. SIGTERM does the same, with exit code 0. Started again, it goes on where it was.
+
+    The run is on a server (--server-addr) or on Solana (--rpc). There the wallet joins and pays, about 0.00001 SOL a
+    round; each machine needs one of its own. Exit code 10: the owner of the run wants another version of Psyche.
     """
-    from psyche.backends.tcp.dial import parse_server
+    from psyche.cli.chain.places import make_place
     from psyche.cli.helpers.interfaces import get_bind_ip
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
@@ -84,32 +97,22 @@ def train(
     console = Console()
     configure_logging(logs.value, log, console=console, write_log=write_log)
     data_dir = get_data_dir(data_dir, run_id)
-    address = parse_server(server_addr, run_id, parse_hex("--server-key", server_key) if server_key else None)
+    named = chain.ChainOptions(rpc, ws_rpc, rpc_2, ws_rpc_2, rpc_3, ws_rpc_3, wallet_private_key_path)
+    place = make_place(run_id, server_addr, server_key, named, authorizer)
     settings = ClientSettings(
-        run_id=run_id,
-        server_key=address.key,
-        data_dir=data_dir,
-        identity_path=identity_secret_key_path,
-        bind_ip=get_bind_ip(bind_p2p_interface),
-        bind_port=bind_p2p_port,
-        bootstrap=opt.parse_bootstrap(bootstrap or []),
-        local_root=local_root.absolute(),
-        device=device,
-        threads=threads,
-        micro_batch_size=micro_batch_size,
-        checkpoint_dir=checkpoint_dir,
-        keep_steps=keep_steps,
-        export=export,
-        export_dtype=export_dtype.value,
-        share_checkpoints=share_checkpoints,
+        run_id=run_id, server_key=parse_hex("--server-key", server_key) if server_key else None, data_dir=data_dir,
+        identity_path=identity_secret_key_path, bind_ip=get_bind_ip(bind_p2p_interface), bind_port=bind_p2p_port,
+        bootstrap=opt.parse_bootstrap(bootstrap or []), local_root=local_root.absolute(), device=device,
+        threads=threads, micro_batch_size=micro_batch_size, checkpoint_dir=checkpoint_dir, keep_steps=keep_steps,
+        export=export, export_dtype=export_dtype.value, share_checkpoints=share_checkpoints,
         distro_dir=write_gradients_dir,
-    )
+    )  # fmt: skip
     check_places(settings, events_dir)
-    check_server(address)
+    place.check()
     settings.node_name = node_name or find_node_name(settings)
     folder = data_dir if events_dir is None else events_dir / settings.node_name
     events = EventLog(folder / "events.jsonl", node=settings.node_name, keep=keep_event_files)
-    raise typer.Exit(run(settings, address, events, console, logs))
+    raise typer.Exit(run(settings, place, events, console, logs))
 
 
 def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
@@ -153,53 +156,24 @@ def find_node_name(settings: "ClientSettings") -> str:
     return get_client_name(load_identity(settings))
 
 
-def check_server(address: "ServerAddress") -> None:
-    """Ask the server whether it has this run, before the seconds that a trainer takes to start.
-
-    A server that does not answer now is waited for later.
-
-    Raises:
-        HandshakeError, RequestRefused: it is not the expected server, or has another run or protocol version.
-    """
-    import trio
-
-    from psyche.backends.tcp.dial import dial
-    from psyche.cli.helpers.common import run_async
-    from psyche.errors import BackendError, WireError
-    from psyche.wire.backend import RequestRefused
-    from psyche.wire.key_file import make_identity
-    from psyche.wire.line.handshake import HandshakeError
-
-    async def greet() -> None:
-        with trio.move_on_after(GREETING_S):
-            dialed = await dial(address, make_identity())
-            await dialed.frames.aclose()
-
-    try:
-        run_async(greet)
-    except (HandshakeError, RequestRefused):
-        raise
-    except (BackendError, WireError):
-        pass
-
-
 def run(
-    settings: "ClientSettings", address: "ServerAddress", events: "EventLog", console: "Console", logs: opt.Logs
+    settings: "ClientSettings",
+    place: "ServerPlace | ChainPlace",
+    events: "EventLog",
+    console: "Console",
+    logs: opt.Logs,
 ) -> int:
     """Run the client with its live view; return the exit code."""
-    from psyche.backends.tcp.backend import TcpBackend, open_backend
     from psyche.cli.helpers.common import run_async
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
 
-    def open_tcp_backend(
-        _client: "ClientSettings", identity: "Identity"
-    ) -> "contextlib.AbstractAsyncContextManager[TcpBackend]":
-        return open_backend(address, identity, sink=events)
+    def open_home(client: "ClientSettings", identity: "Identity") -> "contextlib.AbstractAsyncContextManager[Backend]":
+        return place.open(identity, client.data_dir, events)
 
     async def main() -> int:
         async with open_live_view(events, console, logs.value):
-            return await run_client(settings, events, open_tcp_backend)
+            return await run_client(settings, events, open_home)
 
     with contextlib.closing(events):
         return int(run_async(main))

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from psyche.cli.helpers.common import format_examples, make_group
-from psyche.testnet.settings import TestnetSettings
+from psyche.testnet.settings import HomeKind, TestnetSettings
 
 DEFAULT: Final = TestnetSettings(num_clients=1, config_path=Path())
 
@@ -43,6 +43,8 @@ def _root() -> None:
         "psyche local-testnet start --num-clients 3 --config-path config/demo-kill \\",
         "    --random-kill-num 1 --random-kill-interval 20",
         "psyche local-testnet start --num-clients 4 --config-path my-run --minutes 10",
+        "psyche local-testnet start --num-clients 3 --config-path config/demo-solana \\",
+        "    --backend solana",
     ),
 )
 def start(
@@ -51,8 +53,14 @@ def start(
     config_path: ConfigPath,
     run_dir: RunDir = None,
     cache_dir: CacheDir = DEFAULT.cache_dir,
+    backend: Annotated[
+        HomeKind, typer.Option(help="What keeps the run: tcp, a server; solana, a local chain with the programs.")
+    ] = DEFAULT.backend,
+    slot_ms: Annotated[
+        int, typer.Option(min=10, max=60_000, help="Length of the local chain's slots; a public chain has 400 ms.")
+    ] = DEFAULT.slot_ms,
     server_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the server; 0: any free one.")
+        int, typer.Option(min=0, max=65535, help="Port of the server or the chain; 0: any free one.")
     ] = DEFAULT.server_port,
     random_kill_num: KillNumber = DEFAULT.random_kill_num,
     random_kill_interval: KillInterval = DEFAULT.random_kill_interval_s,
@@ -83,6 +91,10 @@ def start(
     At the end compares what they hold, and shows text from the trained model. Makes first weights and tokens where they
     are missing, chooses free ports, shows all clients in one view, and leaves nothing running, whatever ends it.
 
+    With --backend solana the run is on a chain of this machine: each client has a wallet with lamports of no value, and
+    the run is created, opened to these wallets and started as its owner does that with `psyche run` and `psyche auth`.
+    The data must be Local then: a chain serves none.
+
     Exit code 1 where the final digests differ or a client failed, 130 after Ctrl-C; a second Ctrl-C kills at once.
     """
     from psyche.cli.helpers.common import run_async
@@ -90,27 +102,13 @@ def start(
     from psyche.testnet.supervisor import run_testnet
 
     settings = TestnetSettings(
-        num_clients=num_clients,
-        config_path=config_path,
-        run_dir=run_dir,
-        cache_dir=cache_dir,
-        server_port=server_port,
-        random_kill_num=random_kill_num,
-        random_kill_interval_s=random_kill_interval,
-        allowed_to_kill=parse_numbers(allowed_to_kill),
-        minutes=minutes,
-        keep=keep,
-        write_distro_data=write_distro_data,
-        write_log=write_log,
-        log=log,
-        events_dir=events_dir,
-        device=device,
-        threads=threads,
-        micro_batch_size=micro_batch_size,
-        seed=seed,
-        sample=sample,
+        num_clients=num_clients, config_path=config_path, run_dir=run_dir, cache_dir=cache_dir, backend=backend,
+        slot_ms=slot_ms, server_port=server_port, random_kill_num=random_kill_num,
+        random_kill_interval_s=random_kill_interval, allowed_to_kill=parse_numbers(allowed_to_kill), minutes=minutes,
+        keep=keep, write_distro_data=write_distro_data, write_log=write_log, log=log, events_dir=events_dir,
+        device=device, threads=threads, micro_batch_size=micro_batch_size, seed=seed, sample=sample,
         wait_for_all=wait_for_all,
-    )
+    )  # fmt: skip
     raise typer.Exit(run_async(run_testnet, settings, Console()))
 
 

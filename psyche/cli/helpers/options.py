@@ -44,8 +44,20 @@ def check_server_addr(text: str) -> str:
 
 RunId = Annotated[str, typer.Option(envvar="RUN_ID", help="The run to take part in.")]
 ServerAddr = Annotated[
-    str,
-    typer.Option(envvar="SERVER_ADDR", callback=check_server_addr, help="The coordinator server, host:port."),
+    str | None,
+    typer.Option(
+        envvar="SERVER_ADDR",
+        callback=lambda text: check_server_addr(text) if text else None,
+        help="For a run on a server: the coordinator server, host:port.",
+    ),
+]
+Authorizer = Annotated[
+    str | None,
+    typer.Option(
+        envvar="AUTHORIZER",
+        help="For a run on Solana: the wallet whose authorization lets yours join, which is its delegate. Default: "
+        "your wallet's own, or the one for everybody.",
+    ),
 ]
 ServerKey = Annotated[
     str | None,

@@ -14,4 +14,5 @@ from psyche.telemetry.kinds.server import *
 from psyche.telemetry.kinds.simulator import *
 from psyche.telemetry.kinds.testnet import *
 from psyche.telemetry.kinds.waits import *
+from psyche.telemetry.kinds.wallet import *
 from psyche.telemetry.kinds.weights import *

@@ -1,0 +1,109 @@
+"""Where a client finds its run: on a server or on a chain. Each is checked before a trainer starts, then opened."""
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from psyche.cli.helpers.chain import ChainOptions, choose_home
+from psyche.cli.helpers.common import parse_hex, run_async
+
+if TYPE_CHECKING:
+    from psyche.backends.solana.entry import ChainMember, Entry
+    from psyche.backends.tcp.dial import ServerAddress
+    from psyche.telemetry.sink import EventSink
+    from psyche.wire.crypto import Identity
+    from psyche.wire.ports import Backend
+
+GREETING_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlace:
+    """A run on a server."""
+
+    address: "ServerAddress"
+
+    def check(self) -> None:
+        """Ask the server whether it has this run. A server that does not answer now is waited for later.
+
+        Raises:
+            HandshakeError, RequestRefused: it is not the expected server, or has another run or protocol version.
+        """
+        import trio
+
+        from psyche.backends.tcp.dial import dial
+        from psyche.errors import BackendError, WireError
+        from psyche.wire.backend import RequestRefused
+        from psyche.wire.key_file import make_identity
+        from psyche.wire.line.handshake import HandshakeError
+
+        async def greet() -> None:
+            with trio.move_on_after(GREETING_S):
+                dialed = await dial(self.address, make_identity())
+                await dialed.frames.aclose()
+
+        try:
+            run_async(greet)
+        except (HandshakeError, RequestRefused):
+            raise
+        except (BackendError, WireError):
+            pass
+
+    def open(
+        self,
+        identity: "Identity",
+        data_dir: Path,  # noqa: ARG002  # a server keeps everything itself
+        sink: "EventSink",
+    ) -> "AbstractAsyncContextManager[Backend]":
+        """Connect to the server, again and again."""
+        from psyche.backends.tcp.backend import open_backend
+
+        return open_backend(self.address, identity, sink=sink)
+
+
+@dataclass(slots=True)
+class ChainPlace:
+    """A run on Solana."""
+
+    member: "ChainMember"
+    _entry: "Entry | None" = field(default=None, init=False)
+
+    def check(self) -> None:
+        """Ask the chain for the run, the wallet's balance, and whether the wallet may join; print a warning.
+
+        Raises:
+            ConfigError, BackendError: it cannot take part, or no endpoint answers.
+        """
+        self._entry = run_async(self.member.check)
+        assert self._entry is not None, "a check raises or finds the way in"
+        if self._entry.note:
+            typer.echo(f"warning: {self._entry.note}", err=True)
+
+    def open(self, identity: "Identity", data_dir: Path, sink: "EventSink") -> "AbstractAsyncContextManager[Backend]":
+        """Follow the chain."""
+        assert self._entry is not None, "check first"
+        return self.member.open(self._entry, identity, data_dir, sink)
+
+
+def make_place(
+    run_id: str, server_addr: str | None, server_key: str | None, chain: ChainOptions, authorizer: str | None
+) -> ServerPlace | ChainPlace:
+    """Make the place that the options name.
+
+    Raises:
+        ConfigError: they name no home, or two, or no wallet for a chain.
+    """
+    address, _ = choose_home(server_addr, chain.rpc)
+    if address is not None:
+        from psyche.backends.tcp.dial import parse_server
+
+        key = parse_hex("--server-key", server_key) if server_key else None
+        return ServerPlace(parse_server(address, run_id, key))
+    from psyche.backends.solana.entry import ChainMember
+    from psyche.chain.addresses import parse_key
+
+    grantee = parse_key(authorizer, "--authorizer") if authorizer else None
+    return ChainPlace(ChainMember(chain.find_endpoints(), chain.load_wallet(), run_id, grantee))

@@ -1,0 +1,98 @@
+"""The local chain of a testnet: wallets with lamports, and a run that its owner creates, opens and starts there."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from psyche import __version__
+from psyche.errors import PsycheError
+from psyche.telemetry.text import format_number
+from psyche.testnet.settings import Layout, TestnetSettings
+
+if TYPE_CHECKING:
+    from psyche.backends.solana.rpc.client import Rpc
+    from psyche.backends.solana.session import ChainSession
+    from psyche.chain.wallet import Wallet
+    from psyche.config.load import LoadedRun
+
+HOST: Final = "127.0.0.1"
+LAMPORTS: Final = 10 * 10**9  # of each client; a round costs about 0.00001 SOL
+FUND_S: Final = 60.0
+POLL_S: Final = 0.1
+
+
+def get_rpc_url(port: int) -> str:
+    """The address of the chain's calls; its subscriptions are at the next port."""
+    return f"http://{HOST}:{port}"
+
+
+def make_wallets(layout: Layout, settings: TestnetSettings) -> None:
+    """Make a wallet for the run's owner and one for each client."""
+    from psyche.chain.wallet import Wallet, write_wallet
+
+    for path in (layout.owner_wallet, *(layout.wallet(number + 1) for number in range(settings.num_clients))):
+        write_wallet(path, Wallet())
+
+
+async def found_run(
+    run: "LoadedRun", layout: Layout, settings: TestnetSettings, port: int, say: Callable[[str], None]
+) -> None:
+    """Fund the clients, create the run, let each client's wallet join, and start it: all that its owner does.
+
+    Raises:
+        PsycheError: the chain does not answer, or refuses.
+    """
+    from psyche.backends.solana.rpc.client import open_rpc
+    from psyche.backends.solana.session import ChainSession
+    from psyche.chain.cluster import parse_endpoint
+    from psyche.chain.wallet import read_wallet
+
+    clients = [read_wallet(layout.wallet(number + 1)) for number in range(settings.num_clients)]
+    async with open_rpc([parse_endpoint(get_rpc_url(port))]) as rpc:
+        session = ChainSession(rpc, read_wallet(layout.owner_wallet), lambda _quote: None)
+        for wallet in clients:
+            await _fund(rpc, wallet)
+        await _create(session, run, clients)
+    say(f"run {run.run_id!r} is on the chain, and {format_number(len(clients), 'wallet')} may join it")
+
+
+async def _fund(rpc: "Rpc", wallet: "Wallet") -> None:
+    key = wallet.pubkey()
+    await rpc.call("requestAirdrop", str(key), LAMPORTS)
+    with trio.move_on_after(FUND_S):
+        while not await rpc.get_balance(key):  # noqa: ASYNC110  # the chain alone knows
+            await trio.sleep(POLL_S)
+        return
+    raise PsycheError(f"the local chain gave wallet {key} no lamports within {FUND_S:.0f} s")
+
+
+async def _create(session: "ChainSession", run: "LoadedRun", clients: "list[Wallet]") -> None:
+    from psyche.backends.solana.founding import Founding, plan_create
+    from psyche.backends.solana.home import SolanaHome
+    from psyche.backends.solana.joining import plan_grant
+    from psyche.core.state.messages import Resume
+
+    await session.carry_out(await plan_create(session, Founding(run, __version__)))
+    for wallet in clients:
+        await session.carry_out(await plan_grant(session, wallet.pubkey()))
+    await SolanaHome(session, run.run_id).command(Resume())
+
+
+def get_chain_argv(python: str, layout: Layout, port: int, slot_ms: int) -> list[str]:
+    """`psyche dev validator` for this testnet; it funds the owner's wallet."""
+    argv = [python, "-m", "psyche", "dev", "validator", "--port", str(port), "--slot-ms", str(slot_ms)]
+    return [*argv, "--wallet", str(layout.owner_wallet)]
+
+
+def get_bootstrap_address(port: int, key: bytes) -> str:
+    """Where a client of this machine is found, for the run's record."""
+    return f"/ip4/{HOST}/tcp/{port}/p2p/{key.hex()}"
+
+
+def find_client_options(layout: Layout, port: int, p2p_port: int, number: int) -> list[str]:
+    """What tells client `number` its home and wallet. Its p2p port is fixed, since the record may name it."""
+    wallet: Path = layout.wallet(number)
+    options = ["--rpc", get_rpc_url(port), "--wallet-private-key-path", str(wallet)]
+    return [*options, "--bind-p2p-port", str(p2p_port)]

@@ -20,6 +20,7 @@ STATUS = RunStatus(
     waiting=0, min_clients=1, init_min_clients=1, connections=2,
 )  # fmt: skip
 RESUME = errors.CannotResume("the run is ROUND_TRAIN; only a paused one can be resumed")
+CHANGED = errors.CannotUpdate("the record is at nonce 8, and the update was made from 7 (P9)")
 UPDATE = errors.CannotUpdate("the run is WARMUP: config can change only while it is paused or new (P9)")
 
 
@@ -41,6 +42,7 @@ def stand(state: RunState, *, pending_pause: bool = False) -> RunStatus:
         (errors.Halted("the run is UNINITIALIZED already"), stand(RunState.UNINITIALIZED), "not set up"),
         (UPDATE, stand(RunState.WARMUP), "Pause it with `psyche run pause`"),
         (UPDATE, stand(RunState.ROUND_TRAIN, pending_pause=True), "then run this command again"),
+        (CHANGED, stand(RunState.PAUSED), "the record has changed since it was read"),
         (errors.ConfigRefused("config.min_clients: must be 1 to 5 (M3, layout)"), STATUS, "must be 1 to 5"),
     ],
 )

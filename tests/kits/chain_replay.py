@@ -1,8 +1,8 @@
 """A second look at a chain in a box: core carries out all that lands for runs, and must come to the same bytes.
 
-    replay = ChainReplay(chain.bank)   # before the first run is made
-    ...
-    replay.get_state(account)          # what core makes of the run so far
+replay = ChainReplay(chain.bank)   # before the first run is made
+...
+replay.get_state(account)          # what core makes of the run so far
 """
 
 from collections import deque

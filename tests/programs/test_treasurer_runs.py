@@ -7,6 +7,7 @@ from kits.svm import SYSTEM, replace_accounts, signs
 from programs.chain_kit import INVALID_TEXTS
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
+from solders.pubkey import Pubkey
 from solders.token import ID as TOKEN
 from solders.token.associated import get_associated_token_address
 from treasury_kit import (
@@ -32,7 +33,7 @@ from treasury_kit import (
     put_tokens,
 )
 
-from psyche.chain.addresses import TREASURER
+from psyche.chain.addresses import COORDINATOR, TREASURER
 from psyche.chain.parts import encode_bytes, reads, writes
 from psyche.chain.treasurer import RunChange
 from psyche.core.state.messages import Update
@@ -128,11 +129,12 @@ class TestRunCreate:
             assert bank.refuse(wrong, treasury.owner, new.account, before=[make]) == code
 
     def test_the_coordinator_refuses_a_run_id_without_bytes_or_with_33(self, treasury: Treasury) -> None:
-        for run_id in ("", "x" * 33):
-            new = build_new(treasury, run_id[:32])
+        for run_id in (b"", b"x" * 33):
+            new = build_new(treasury, "x" * 32)
             make, create = new.build_create()
-            data = bytes(create.data).replace(encode_bytes(b"x" * 32), encode_bytes(b"x" * 33))
-            wrong = Instruction(TREASURER, data, create.accounts)
+            data = bytes(create.data).replace(encode_bytes(b"x" * 32), encode_bytes(run_id))
+            instance = writes(Pubkey.find_program_address([b"coordinator", run_id[:32]], COORDINATOR)[0])
+            wrong = Instruction(TREASURER, data, [*create.accounts[:5], instance, *create.accounts[6:]])
             assert treasury.bank.refuse(wrong, treasury.owner, new.account, before=[make]) == INVALID_TEXTS
 
     def test_a_used_run_id_or_account_is_refused(self, treasury: Treasury) -> None:

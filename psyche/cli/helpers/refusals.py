@@ -44,6 +44,8 @@ def explain_refusal(error: CoordinatorError, status: RunStatus) -> str:
     match error:
         case CannotResume():
             return _explain_resume(status)
+        case CannotUpdate() if status.run_state == RunState.PAUSED:  # a member named a place for the weights (S10)
+            return "the record has changed since it was read, and nothing was changed: run this command again"
         case CannotUpdate():  # the run went on while the owner was asked
             return f"{put_in_words(error)}. {_describe_way_to_pause(status)}; then run this command again"
         case Halted():

@@ -3,6 +3,7 @@
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -159,11 +160,13 @@ async def send_update(home: "Home", update: "Update", build: Build) -> "RunStatu
     """Send an update if it still is what the owner was shown; return the status after it.
 
     An update repeats the sources of the weights that are on record. With older ones the run would begin again from
-    them (P9), so the record is read once more just before.
+    them (P9), so the record is read once more just before, and an update of the model names the nonce that it was
+    read with.
 
     Raises:
         ConfigError: the record has changed meanwhile.
     """
-    if build(await home.get_record()) != update:
+    record = await home.get_record()
+    if build(record) != update:
         raise ConfigError("the run has changed meanwhile, and nothing was sent: run the command again")
-    return await home.command(update)
+    return await home.command(replace(update, nonce=record.nonce) if update.model else update)

@@ -128,7 +128,7 @@ def test_what_the_digest_on_record_depends_on_stays() -> None:
 
 def test_a_file_of_another_run_is_refused() -> None:
     state = build_paused_run().state
-    with pytest.raises(ConfigError, match="describes the run 'mine', but the server has 'test-run'"):
+    with pytest.raises(ConfigError, match="describes the run 'mine', but this run is 'test-run'"):
         build_update(state, build_file(state, run_id="mine"))
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from box import NOW, BoxedRun, begin_run, fund, make_bank, sign
-from kits.chain_replay import ChainReplay
+from kits.chain.replay import ChainReplay
 from kits.runs import Run
 from solders.account import Account
 from solders.instruction import Instruction

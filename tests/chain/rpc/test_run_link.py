@@ -8,14 +8,18 @@ from kits.chain_run import ChainRunKit, open_chain_run
 from kits.endpoints import Events
 from solders.keypair import Keypair
 
+from psyche.backends.solana.backend import open_chain_backend
 from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
-from psyche.chain.failures import ProgramRefused, WalletEmpty
+from psyche.backends.solana.rpc.sender import Sender
+from psyche.chain.authorizer import build_authorization_grantor_update
+from psyche.chain.failures import WalletEmpty
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import Halted, UnknownMember
 from psyche.errors import BackendError
 from psyche.telemetry import kinds
+from psyche.wire.backend import NotAllowed
 from psyche.wire.key_file import make_identity
 
 
@@ -61,12 +65,36 @@ async def test_refusals_of_the_programs_are_cores_or_sentences() -> None:
                 await link.send([msg.Tick(None)])
         identity, opening = make_link(kit, rpc, kit.fund(), authorization=kit.run.instance)
         async with opening as link:
-            with pytest.raises(ProgramRefused, match="check"):
+            with pytest.raises(NotAllowed, match="may not join this run yet"):
                 await link.send([msg.Join(identity.public, 0)])
 
 
+async def test_a_wallet_whose_authorization_is_taken_back_waits_until_it_counts_again() -> None:
+    async with open_chain_run() as kit, open_rpc([kit.endpoint]) as rpc:
+        events, wallet, owner = Events(), kit.fund(), kit.owner.pubkey()
+
+        async def allow(*, active: bool) -> None:
+            change = build_authorization_grantor_update(owner, kit.authorization, active=active)
+            await Sender(rpc, kit.owner).send([change])
+
+        await allow(active=False)
+        identity, opening = make_link(kit, rpc, wallet)
+        async with (
+            opening as link,
+            open_chain_backend(link, bytes(wallet.pubkey()), identity.public, sink=events) as one,
+        ):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(one.submit, msg.Join(identity.public))
+                while not events.of(kinds.NotAllowedYet):
+                    await trio.sleep(0.05)
+                await allow(active=True)
+            slots = kit.read().registry.slots
+            assert [slot.p2p for slot in slots] == [identity.public]
+            assert slots[0].expires_unix
+        assert len(events.of(kinds.NotAllowedYet)) == 1, "said once"
+
+
 async def test_a_message_of_a_paused_run_with_a_tick_fails_as_halted() -> None:
-    from psyche.backends.solana.rpc.sender import Sender
     from psyche.chain.coordinator import build_owner_message
 
     async with open_chain_run() as kit:

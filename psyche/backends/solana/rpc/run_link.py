@@ -23,17 +23,20 @@ from psyche.chain.coordinator import (
     build_join_run,
     build_user_message,
 )
+from psyche.chain.failures import ProgramRefused
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.messages import Join, Message, ReportEquivocation
 from psyche.errors import BackendError
+from psyche.wire.backend import NotAllowed
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import decode_gossip, get_signed_bytes
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
 
 AGAIN_S: Final = 2.0  # after no endpoint has answered
+_NO_PERMISSION: Final = frozenset({("coordinator", 6_108), ("coordinator", 2_004)})  # not active; closed, or never made
 
 
 class RpcLink:
@@ -96,6 +99,7 @@ class RpcLink:
 
         Raises:
             CoordinatorError: the program refuses one of the messages.
+            NotAllowed: the authorization does not, or no longer, let the wallet join (M12).
             TransactionExpired: `is_wanted` said no.
             BackendError: it cannot be sent at all.
         """
@@ -110,6 +114,10 @@ class RpcLink:
                 await trio.sleep(AGAIN_S)
                 if not is_wanted():
                     raise TransactionExpired("no endpoint answered while the message was wanted") from None
+            except ProgramRefused as error:
+                if signers and (error.program, error.number) in _NO_PERMISSION:
+                    raise NotAllowed(f"wallet {self._user} may not join this run yet: {error}") from error
+                raise
             else:
                 return landed.slot
 

@@ -15,6 +15,7 @@ from solders.system_program import CreateAccountParams, create_account
 from psyche.chain.addresses import COORDINATOR, get_earned_points_address, get_instance_address
 from psyche.chain.instructions import encode_body
 from psyche.chain.parts import build_instruction, encode_bytes, reads, signs, writes
+from psyche.core.encoding.tables import CHECKPOINT, CONFIG, MODEL
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import SIGNED_BYTES, STATE_BYTES
 
@@ -42,9 +43,7 @@ _NAMES: Final[dict[type[msg.Message], str]] = {
     msg.Update: "update",
     msg.UpdateClientVersion: "update_client_version",
 }
-_CONFIG_BYTES: Final = 128
-_MODEL_BYTES: Final = 552  # without the further sources of weights, which the program keeps or clears
-_SPARE_BYTES: Final = 3 * 136
+_SPARE_BYTES: Final = 3 * CHECKPOINT.size  # the further sources of weights, which the program keeps or clears
 
 
 class ChainRun(NamedTuple):
@@ -80,9 +79,6 @@ def build_init(
 
     `deposit` is in lamports: what the chain asks for an account of 165,192 bytes.
     """
-    params = CreateAccountParams(
-        from_pubkey=payer, to_pubkey=account, lamports=deposit, space=STATE_BYTES, owner=COORDINATOR
-    )
     accounts = [
         signs(payer, writable=True),
         writes(get_instance_address(run_id)),
@@ -95,7 +91,15 @@ def build_init(
         + encode_bytes(run_id.encode())
         + encode_bytes(client_version.encode())
     )
-    return create_account(params), _build("init_coordinator", body, accounts)
+    return build_account(payer, account, deposit), _build("init_coordinator", body, accounts)
+
+
+def build_account(payer: Pubkey, account: Pubkey, deposit: int) -> Instruction:
+    """Create the account of a run's state, which is too large for a program to create; both keys sign."""
+    params = CreateAccountParams(
+        from_pubkey=payer, to_pubkey=account, lamports=deposit, space=STATE_BYTES, owner=COORDINATOR
+    )
+    return create_account(params)
 
 
 def build_free(run: ChainRun, authority: Pubkey, spill: Pubkey) -> Instruction:
@@ -141,8 +145,8 @@ def encode_owner_body(message: OwnerMessage) -> bytes:
 
 
 def _cut_model(body: bytes) -> bytes:
-    tag = 1 + (_CONFIG_BYTES if body[0] else 0)
-    end = tag + 1 + _MODEL_BYTES
+    tag = 1 + (CONFIG.size if body[0] else 0)
+    end = tag + 1 + MODEL.size - _SPARE_BYTES
     return body[:end] + body[end + _SPARE_BYTES :] if body[tag] else body
 
 

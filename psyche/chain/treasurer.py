@@ -11,7 +11,6 @@ from typing import Final
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM
-from solders.system_program import CreateAccountParams, create_account
 from solders.token import ID as TOKEN
 from solders.token.associated import get_associated_token_address
 
@@ -23,10 +22,10 @@ from psyche.chain.addresses import (
     get_participant_address,
     get_run_address,
 )
-from psyche.chain.coordinator import ChainRun, encode_owner_body
+from psyche.chain.coordinator import ChainRun, build_account, encode_owner_body
 from psyche.chain.parts import build_instruction, encode_bytes, reads, signs, writes
 from psyche.chain.treasury import TreasurerRun
-from psyche.core.state.limits import CLIENT_VERSION_BYTES, STATE_BYTES
+from psyche.core.state.limits import CLIENT_VERSION_BYTES
 from psyche.core.state.messages import Update
 
 ASSOCIATED_TOKEN: Final = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
@@ -68,9 +67,6 @@ def build_run_create(
     `deposit` is in lamports: what the chain asks for a coordinator account.
     """
     run = get_run_address(owner, new.index)
-    params = CreateAccountParams(
-        from_pubkey=payer, to_pubkey=account, lamports=deposit, space=STATE_BYTES, owner=COORDINATOR
-    )
     accounts = [
         signs(payer, writable=True), signs(owner), writes(run), reads(new.mint),
         writes(get_associated_token_address(run, new.mint)), writes(get_instance_address(new.run_id)),
@@ -78,7 +74,7 @@ def build_run_create(
     ]  # fmt: skip
     body = struct.pack("<Q", new.index) + encode_bytes(new.run_id.encode())
     body += encode_bytes(new.client_version.encode()) + bytes(new.join_authority)
-    return create_account(params), _build("run_create", body, accounts)
+    return build_account(payer, account, deposit), _build("run_create", body, accounts)
 
 
 def build_run_update(run: TreasurerRun, change: RunChange) -> Instruction:

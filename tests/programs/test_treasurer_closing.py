@@ -34,11 +34,6 @@ from psyche.chain.treasurer import RunChange
 from psyche.core.state.state import RunState
 
 
-@pytest.fixture
-def treasury() -> Treasury:
-    return Treasury.build()
-
-
 class TestRunWithdraw:
     def test_the_owner_takes_what_is_not_owed_and_no_more(self, treasury: Treasury) -> None:
         treasury.enrol(100)

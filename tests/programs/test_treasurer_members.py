@@ -39,11 +39,6 @@ from psyche.chain.treasurer import build_participant_claim
 FROZEN = 17  # the token program's error
 
 
-@pytest.fixture
-def treasury() -> Treasury:
-    return Treasury.build()
-
-
 def put_shut_tokens(
     treasury: Treasury,
     member: Keypair,

@@ -41,11 +41,6 @@ from psyche.core.state.state import Metadata, RunState
 from psyche.testing.builders import build_config
 
 
-@pytest.fixture
-def treasury() -> Treasury:
-    return Treasury.build()
-
-
 def build_new(treasury: Treasury, run_id: str = "next") -> Treasury:
     """A run of the same owner and token that is not there yet."""
     return Treasury(treasury.bank, treasury.owner, treasury.mint, Keypair(), run_id)

@@ -20,6 +20,7 @@ from psyche.chain.addresses import COORDINATOR
 from psyche.chain.discriminators import DISCRIMINATOR_BYTES, get_discriminator
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import encode_model, encode_state
+from psyche.core.encoding.tables import CHECKPOINT, CONFIG, MODEL
 from psyche.core.rules.apply import KINDS, apply
 from psyche.core.state import messages as msg
 from psyche.core.state.messages import Message
@@ -38,7 +39,7 @@ _BY_BODY: Final = {  # instructions whose body is that of a kind of messages
 _OTHERS: Final = ("init_coordinator", "free_coordinator", "join_run", "tick", "set_paused", "update", "collect")
 _PLACES: Final = {"join_run": 4, "free_coordinator": 3}  # of the coordinator account; else the third
 _NAMES: Final = {get_discriminator("global", name): name for name in (*_BY_BODY, *_OTHERS)}
-_CONFIG_BYTES, _MODEL_BYTES, _HEAD_BYTES = 128, 960, 552
+_HEAD_BYTES: Final = MODEL.size - 3 * CHECKPOINT.size  # of a model: what an update brings
 _SOURCE: Final = slice(20, 156)  # the first source of weights in a model
 
 
@@ -148,10 +149,10 @@ def _begin(call: Call) -> Coordinator:
 
 def _complete(state: Coordinator, body: bytes) -> bytes:
     """An update with a whole model: the further sources of weights stay if the first one stays."""
-    tag = 1 + (_CONFIG_BYTES if body[0] else 0)
+    tag = 1 + (CONFIG.size if body[0] else 0)
     if not body[tag]:
         return body
     head, rest = body[tag + 1 : tag + 1 + _HEAD_BYTES], body[tag + 1 + _HEAD_BYTES :]
     old = encode_model(state.model)
-    spares = old[_HEAD_BYTES:] if head[_SOURCE] == old[_SOURCE] else bytes(_MODEL_BYTES - _HEAD_BYTES)
+    spares = old[_HEAD_BYTES:] if head[_SOURCE] == old[_SOURCE] else bytes(MODEL.size - _HEAD_BYTES)
     return body[: tag + 1] + head + spares + rest

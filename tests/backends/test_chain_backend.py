@@ -377,8 +377,24 @@ def test_a_file_that_holds_no_slot_is_named(tmp_path: Path) -> None:
     (tmp_path / "slot").write_text("x")
     with pytest.raises(BackendError, match="cannot be read as a slot"):
         FileFloor(tmp_path / "slot").read()
-    with pytest.raises(BackendError, match="free some disk"):
-        FileFloor(tmp_path / "none" / "slot").write(1)
+    with pytest.raises(BackendError, match=r"cannot be written \(.+\); until it can"):
+        FileFloor(tmp_path / "slot" / "slot").write(1)
+
+
+def test_a_first_slot_makes_the_folder_that_it_is_kept_in(tmp_path: Path) -> None:
+    FileFloor(tmp_path / "new" / "slot").write(7)
+    assert FileFloor(tmp_path / "new" / "slot").read() == 7
+
+
+def test_a_full_disk_ends_no_client_on_a_chain(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        (tmp_path / "file").write_text("")
+        backend = await stage.open(1, floor=FileFloor(tmp_path / "file" / "slot"))
+        await backend.submit(Join(get_key(1)[1]))
+        await wait_for(backend, lambda state: bool(state.registry.slots))
+        assert any("cannot be written" in event.message for event in stage.events.all if isinstance(event, Error))
+
+    run(play)
 
 
 def test_a_client_of_another_version_than_the_owner_wants_ends() -> None:

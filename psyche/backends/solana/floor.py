@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from psyche.durable import replace_file
+from psyche.durable import make_folder, replace_file
 from psyche.errors import BackendError
 
 
@@ -64,8 +64,10 @@ class FileFloor:
             BackendError: the disk refuses.
         """
         try:
+            make_folder(self.path.parent)
             replace_file(self.path, b"%d" % slot, self.path.with_name(f".{self.path.name}-new"))
         except OSError as error:
             raise BackendError(
-                f"{self.path}: {error.strerror}; free some disk: until then a restart may go back behind this slot"
+                f"{self.path}: cannot be written ({error.strerror}); until it can, a restart of this client may go "
+                "back behind the slot that it has seen"
             ) from error

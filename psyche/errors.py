@@ -9,7 +9,7 @@ class ConfigError(PsycheError):
     """A configuration that cannot be used; the message names file, line, key and the rule."""
 
 
-class WrongVersion(ConfigError):
+class VersionMismatch(ConfigError):
     """The run wants another version of this program; the process ends with exit code 10."""
 
 

@@ -1,6 +1,6 @@
 """The sentences for errors of transactions, by program and number or by the chain's name.
 
-Names and sentences of our programs are those of their IDLs; `tests/chain` compares them.
+Names and sentences of our programs are those of their IDLs, without the numbers of rules; `tests/chain` compares them.
 """
 
 from typing import Final, NamedTuple
@@ -21,7 +21,7 @@ OWN: Final[dict[str, dict[int, tuple[str, str]]]] = {
         6_001: ("InvalidRunState", "The message is not allowed in the run's current state; read the account again"),
         6_002: (
             "WrongRound",
-            "The message names an epoch and round that are not running (T7); read the account again",
+            "The message names an epoch and round that are not running; read the account again",
         ),
         6_003: ("NoActiveRound", "The round does not exist yet or no longer exists"),
         6_004: (
@@ -30,34 +30,34 @@ OWN: Final[dict[str, dict[int, tuple[str, str]]]] = {
         ),
         6_005: (
             "InvalidWitness",
-            "The sender is not an elected witness of this round, or its report breaks a rule (W4)",
+            "The sender is not an elected witness of this round, or its report breaks a rule",
         ),
-        6_006: ("InvalidBloom", "The bloom filter has more bits set than its items can set (W4)"),
-        6_007: ("DuplicateWitness", "The member has already reported on this round, or is ready already (K3)"),
+        6_006: ("InvalidBloom", "The bloom filter has more bits set than its items can set"),
+        6_007: ("DuplicateWitness", "The member has already reported on this round, or is ready already"),
         6_008: ("WitnessesFull", "All witness records of the round are in"),
-        6_009: ("DigestMismatch", "The digest differs from the one on record (S8, S10); load the certified weights"),
+        6_009: ("DigestMismatch", "The digest differs from the one on record; load the certified weights"),
         6_010: (
             "TooManyCandidates",
-            "A fifth digest competes for the start of the run (S8); load the configured weights",
+            "A fifth digest competes for the start of the run; load the configured weights",
         ),
-        6_011: ("InvalidHealthCheck", "The record does not support the accusation (H4)"),
+        6_011: ("InvalidHealthCheck", "The record does not support the accusation"),
         6_012: (
             "InvalidCheckpoint",
-            "The checkpoint cannot be recorded as a source: its kind, its name or a repetition (S10)",
+            "The checkpoint cannot be recorded as a source: its kind, its name or a repetition",
         ),
         6_013: (
             "InvalidWithdraw",
-            "There is nothing to withdraw: the member is not Healthy, or has no join to take back (M4)",
+            "There is nothing to withdraw: the member is not Healthy, or has no join to take back",
         ),
         6_014: ("InvalidCommitteeSelection", "The numbers of an election contradict each other"),
         6_015: ("CannotResume", "The run is neither paused nor new, so it cannot be resumed"),
-        6_016: ("InvalidJoin", "The join breaks a rule: its key is zero, or another slot holds the p2p key (M1, M2)"),
-        6_017: ("ClientsFull", "No slot is free; free an idle one by reclaim_slot (M4)"),
-        6_018: ("StakeTooLow", "The slot's stake is below the run's min_stake (M5)"),
-        6_019: ("Banned", "The signer was ejected from this run (M6)"),
-        6_020: ("InvalidEvidence", "The member is ejected already (R7)"),
-        6_021: ("CannotUpdate", "The setting cannot change while the run is going; pause it first (P9)"),
-        6_022: ("InvalidCollection", "The earnings cannot be collected (M11)"),
+        6_016: ("InvalidJoin", "The join breaks a rule: its key is zero, or another slot holds the p2p key"),
+        6_017: ("ClientsFull", "No slot is free; free an idle one by reclaim_slot"),
+        6_018: ("StakeTooLow", "The slot's stake is below the run's min_stake"),
+        6_019: ("Banned", "The signer was ejected from this run"),
+        6_020: ("InvalidEvidence", "The member is ejected already"),
+        6_021: ("CannotUpdate", "The setting cannot change while the run is going; pause it first"),
+        6_022: ("InvalidCollection", "The earnings cannot be collected"),
         6_023: ("ConfigRefused", "The run's settings break a rule; psyche validate-config names key and rule"),
         6_100: (
             "Malformed",
@@ -83,9 +83,9 @@ OWN: Final[dict[str, dict[int, tuple[str, str]]]] = {
         6_109: ("RegistryNotFull", "A slot is free, so none is reclaimed"),
         6_110: (
             "MissingEvidence",
-            "The instruction before this one must be of the ed25519 program, with the two signed results (R7)",
+            "The instruction before this one must be of the ed25519 program, with the two signed results",
         ),
-        6_111: ("UnprovenEvidence", "The two results do not prove this member guilty in this round and run (R7)"),
+        6_111: ("UnprovenEvidence", "The two results do not prove this member guilty in this round and run"),
         6_112: ("SlotHashesUnreadable", "The chain's slot hashes cannot be read"),
         6_113: ("RunNotFreed", "The run is not freed yet; its earned points may still grow"),
     },

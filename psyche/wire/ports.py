@@ -57,7 +57,7 @@ class Backend(Protocol):
 
         Raises:
             BackendError: it gave up for good.
-            WrongVersion: the run's owner wants another version of this program.
+            VersionMismatch: the run's owner wants another version of this program.
         """
         ...
 

@@ -18,7 +18,7 @@ from psyche.backends.solana.logic import JOIN_VALID_S
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator, RunState
-from psyche.errors import BackendError, WrongVersion
+from psyche.errors import BackendError, VersionMismatch
 from psyche.network.memory.line import Arrivals
 from psyche.sim.chain.blocks import Blockchain, ChainBlock
 from psyche.sim.chain.conditions import ChainConditions
@@ -404,7 +404,7 @@ def test_a_client_of_another_version_than_the_owner_wants_ends() -> None:
         await wait_for(backend, lambda _state: True)
         stage.chain.state.client_version = "99.0"
         await stage.join_somebody(2)
-        with pytest.raises(WrongVersion, match=r"wants clients of version 99\.0.*bash scripts/install"):
+        with pytest.raises(VersionMismatch, match=r"wants clients of version 99\.0.*bash scripts/install"):
             await wait_for(backend, lambda state: bool(state.registry.slots))
 
     run(play)

@@ -53,10 +53,9 @@ def test_what_is_no_key_is_refused_with_the_reason(raw: bytes, reason: str, tmp_
 def test_a_secret_is_in_no_error_and_no_traceback() -> None:
     damaged = bytes(WALLET)[:63] + b"\0"
     for raw in (str(WALLET)[:-2].encode(), damaged, json.dumps(list(damaged)).encode()):
-        try:
+        with pytest.raises(ConfigError) as refused:
             parse_wallet(raw, "wallet")
-        except ConfigError as error:
-            shown = "".join(traceback.format_exception(error))
+        shown = "".join(traceback.format_exception(refused.value))
         assert str(WALLET)[:20] not in shown
         assert NUMBERS[1:30] not in shown
 

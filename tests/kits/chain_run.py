@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from solders.keypair import Keypair
 
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
-from psyche.backends.solana.rpc.sender import Sender
+from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.chain.addresses import EVERYBODY, get_authorization_address
 from psyche.chain.authorizer import build_authorization_create, build_authorization_grantor_update
 from psyche.chain.cluster import Endpoint
@@ -59,7 +59,7 @@ async def open_chain_run(*, slot_ms: float = 50, config: Config | None = None) -
         owner, account = Keypair(), Keypair()
         chain.bank.airdrop(owner.pubkey(), 100 * SOL)
         kit = ChainRunKit(chain, rpc, owner, ChainRun.find("run", account.pubkey()))
-        sender, key = Sender(rpc, owner), owner.pubkey()
+        sender, key = TransactionSender(rpc, owner), owner.pubkey()
         deposit = await rpc.get_deposit(STATE_BYTES)
         init = build_init(key, "run", account.pubkey(), Authorities(key, key), "", deposit)
         await sender.send(init, [account])

@@ -214,7 +214,7 @@ class SolanaBackend:
 
         Raises:
             BackendError: the backend gave up for good.
-            WrongVersion: the run's owner wants another version of this program.
+            VersionMismatch: the run's owner wants another version of this program.
         """
         seen = -1
         while True:

@@ -69,7 +69,7 @@ class ChainMember:
 
         Raises:
             NoRun: there is no such run on this chain.
-            WrongVersion: the run's owner wants another version of this program.
+            VersionMismatch: the run's owner wants another version of this program.
             ConfigError: the wallet may not join, or the run cannot be trained on a chain.
             WalletEmpty: the wallet has nothing to pay with.
             BackendError: no endpoint answers, or it is another chain.

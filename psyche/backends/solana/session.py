@@ -8,7 +8,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc.client import Rpc
-from psyche.backends.solana.rpc.sender import Landed, Sender
+from psyche.backends.solana.rpc.sender import Landed, TransactionSender
 from psyche.chain.addresses import COORDINATOR
 from psyche.chain.amounts import format_sol
 from psyche.chain.failures import WalletEmpty
@@ -129,7 +129,7 @@ class ChainSession:
 
     async def _send(self, plan: ChainPlan, steps: Sequence[Step]) -> Landed | None:
         assert self.wallet is not None, "carry_out has asked for its key"
-        sender = Sender(self.rpc, self.wallet)
+        sender = TransactionSender(self.rpc, self.wallet)
         landed: Landed | None = None
         for number, step in enumerate(steps, 1):
             needed = {account.pubkey for one in step.instructions for account in one.accounts if account.is_signer}

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from psyche.cli.helpers.os_errors import describe_os_error
 from psyche.cli.helpers.packages import explain_missing
-from psyche.errors import ConfigError, PsycheError, WrongVersion
+from psyche.errors import ConfigError, PsycheError, VersionMismatch
 from psyche.telemetry.loading import EXIT_INTERRUPTED, EXIT_WRONG_VERSION
 
 EXIT_ERROR: Final = 1
@@ -69,7 +69,7 @@ def show_errors(error: BaseException) -> None:
     messages = list(dict.fromkeys(describe_os_error(x) if isinstance(x, OSError) else str(x) for x in leaves))
     for message in messages[:MAX_ERRORS]:
         sys.stderr.write(f"error: {message}\n")
-    if any(isinstance(leaf, WrongVersion) for leaf in leaves):
+    if any(isinstance(leaf, VersionMismatch) for leaf in leaves):
         raise typer.Exit(EXIT_WRONG_VERSION)
 
 

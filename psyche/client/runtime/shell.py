@@ -32,7 +32,7 @@ from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, 
 from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
-from psyche.errors import BackendError, NetworkError, PsycheError, WireError, WrongVersion
+from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
 from psyche.telemetry import kinds
 from psyche.telemetry.loading import EXIT_WRONG_VERSION
 from psyche.telemetry.sink import EventSink
@@ -240,7 +240,7 @@ class Shell:
         try:
             async for state in self._parts.backend.states():
                 self._execute(self._engine.on_state(state, trio.current_time()))
-        except WrongVersion as error:
+        except VersionMismatch as error:
             self.log(kinds.Error(message=str(error)))
             self._do(act.Exit(EXIT_WRONG_VERSION, str(error), kinds.LeaveCause.WRONG_VERSION))
         except BackendError as error:

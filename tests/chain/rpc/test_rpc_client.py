@@ -162,7 +162,7 @@ json_values = st.recursive(
 READERS: list[Any] = [
     lambda reply: replies.read_context(reply, "x"),
     lambda reply: replies.read_account(reply, 1),
-    lambda reply: replies.read_number(reply, "x"),
+    lambda reply: replies.read_integer(reply, "x"),
     lambda reply: replies.read_key(reply, "x"),
     replies.read_fees,
     replies.read_blockhash,

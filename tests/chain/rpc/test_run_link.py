@@ -11,7 +11,7 @@ from solders.keypair import Keypair
 from psyche.backends.solana.backend import open_chain_backend
 from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
-from psyche.backends.solana.rpc.sender import Sender
+from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.chain.authorizer import build_authorization_grantor_update
 from psyche.chain.failures import WalletEmpty
 from psyche.core.encoding.account import decode_state
@@ -75,7 +75,7 @@ async def test_a_wallet_whose_authorization_is_taken_back_waits_until_it_counts_
 
         async def allow(*, active: bool) -> None:
             change = build_authorization_grantor_update(owner, kit.authorization, active=active)
-            await Sender(rpc, kit.owner).send([change])
+            await TransactionSender(rpc, kit.owner).send([change])
 
         await allow(active=False)
         identity, opening = make_link(kit, rpc, wallet)
@@ -99,7 +99,7 @@ async def test_a_message_of_a_paused_run_with_a_tick_fails_as_halted() -> None:
 
     async with open_chain_run() as kit:
         pause = build_owner_message(kit.run, kit.owner.pubkey(), msg.Pause())
-        await Sender(kit.rpc, kit.owner).send([pause], finalized=True)
+        await TransactionSender(kit.rpc, kit.owner).send([pause], finalized=True)
         identity, opening = make_link(kit, kit.rpc, kit.fund())
         async with opening as link:
             before = kit.read()

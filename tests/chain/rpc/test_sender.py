@@ -13,7 +13,7 @@ from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
 from psyche.backends.solana.link import TransactionExpired
-from psyche.backends.solana.rpc.sender import Sender, Unconfirmed
+from psyche.backends.solana.rpc.sender import TransactionSender, Unconfirmed
 from psyche.backends.solana.rpc.transaction import LEAST_UNITS, FeePolicy
 from psyche.backends.solana.rpc.transport import RpcRefused
 from psyche.chain.addresses import COORDINATOR
@@ -48,7 +48,7 @@ async def test_a_transaction_has_limits_from_its_trial_and_a_price_from_others(a
         fees=[0, 10, 20, 30], trial={"err": None, "unitsConsumed": 100_000, "loadedAccountsDataSize": 900_000}
     )
     async with open_paper(chain) as (rpc, events):
-        landed = await Sender(rpc, PAYER, FeePolicy(percentile=75)).send([instruct()], [OTHER, PAYER][1:])
+        landed = await TransactionSender(rpc, PAYER, FeePolicy(percentile=75)).send([instruct()], [OTHER, PAYER][1:])
     budget = read_budget(chain.sent[0][0])
     assert budget == {2: 120_000, 3: 30, 4: 1_800_000}
     assert landed.fee_lamports == 5_000 + -(-120_000 * 30 // 10**6)
@@ -67,7 +67,7 @@ async def test_a_price_never_exceeds_its_ceiling_and_rises_at_each_expiry() -> N
 async def test_lost_transactions_are_sent_again_as_they_are_to_all_endpoints(autojump_clock: Any) -> None:
     chain = PaperChain(drop=3)
     async with open_paper(chain, 0, 0) as (rpc, _):
-        await Sender(rpc, PAYER).send([instruct()])
+        await TransactionSender(rpc, PAYER).send([instruct()])
     assert len(chain.sent) == 4
     assert len({raw for raw, _ in chain.sent}) == 1
     assert [round(at - chain.sent[0][1]) for _, at in chain.sent] == [0, 2, 4, 6]
@@ -76,7 +76,7 @@ async def test_lost_transactions_are_sent_again_as_they_are_to_all_endpoints(aut
 async def test_a_transaction_is_signed_anew_only_after_its_last_block(autojump_clock: Any) -> None:
     chain = PaperChain(drop=31)
     async with open_paper(chain, 0, 20) as (rpc, events):  # the second endpoint is 20 slots behind
-        landed = await Sender(rpc, PAYER).send([instruct()])
+        landed = await TransactionSender(rpc, PAYER).send([instruct()])
     raws = list(dict.fromkeys(raw for raw, _ in chain.sent))
     assert len(raws) == 2
     (lapsed,) = events.of(kinds.TransactionLapsed)
@@ -90,7 +90,7 @@ async def test_what_lands_in_the_last_moment_is_not_sent_twice(autojump_clock: A
     # It is in the very last block; an endpoint that is behind says that it knows nothing of it.
     chain = PaperChain(land_after_s=126 * SLOT_S)
     async with open_paper(chain, 20, 0) as (rpc, events):
-        landed = await Sender(rpc, PAYER).send([instruct()])
+        landed = await TransactionSender(rpc, PAYER).send([instruct()])
     assert list(chain.landed) == [landed.signature]
     assert events.of(kinds.TransactionLapsed) == []
 
@@ -105,7 +105,7 @@ async def test_what_is_not_wanted_any_more_is_not_signed_anew(autojump_clock: An
 
     async with open_paper(chain) as (rpc, _):
         with pytest.raises(TransactionExpired):
-            await Sender(rpc, PAYER).send([instruct()], is_wanted=is_wanted)
+            await TransactionSender(rpc, PAYER).send([instruct()], is_wanted=is_wanted)
     assert len({raw for raw, _ in chain.sent}) == 1
     assert asked[1] > 150 * SLOT_S
 
@@ -115,7 +115,7 @@ async def test_a_refusal_is_told_before_anything_is_sent(autojump_clock: Any) ->
     chain = PaperChain(trial={"err": {"InstructionError": [2, {"Custom": 6002}]}, "logs": [], "unitsConsumed": 3})
     async with open_paper(chain) as (rpc, _):
         with pytest.raises(WrongRound):
-            await Sender(rpc, PAYER).send([instruct()])
+            await TransactionSender(rpc, PAYER).send([instruct()])
     assert chain.sent == []
 
 
@@ -130,7 +130,7 @@ async def test_a_refusal_by_an_endpoint_that_is_behind_is_not_believed(autojump_
         return reply
 
     async with open_scripted(ScriptedEndpoint("behind", refuse), ScriptedEndpoint("ahead", ahead)) as (rpc, _):
-        await Sender(rpc, PAYER).send([instruct()], min_slot=chain.get_height())
+        await TransactionSender(rpc, PAYER).send([instruct()], min_slot=chain.get_height())
     assert len(chain.sent) == 1
 
 
@@ -141,7 +141,7 @@ async def test_an_empty_wallet_is_noticed_before_anything_is_sent(error: str, au
         with pytest.raises(
             WalletEmpty, match=r"has 0\.000004999 SOL on this cluster; the signatures cost 0\.000005000"
         ):
-            await Sender(rpc, PAYER).send([instruct()])
+            await TransactionSender(rpc, PAYER).send([instruct()])
     assert chain.sent == []
 
 
@@ -149,14 +149,14 @@ async def test_a_wallet_that_cannot_pay_the_priority_fee_is_noticed_too(autojump
     chain = PaperChain(trial={"err": None, "accounts": [{"lamports": 1}]}, fees=[1_000])
     async with open_paper(chain) as (rpc, _):
         with pytest.raises(WalletEmpty, match="60 lamports of priority fee"):
-            await Sender(rpc, PAYER).send([instruct()])
+            await TransactionSender(rpc, PAYER).send([instruct()])
     assert chain.sent == []
 
 
 async def test_a_transaction_of_more_than_a_packet_is_refused_with_a_sentence(autojump_clock: Any) -> None:
     chain = PaperChain()
     async with open_paper(chain) as (rpc, _):
-        sender = Sender(rpc, PAYER)
+        sender = TransactionSender(rpc, PAYER)
         with pytest.raises(TransactionFailed, match="takes 1232: shorten"):
             await sender.send([instruct(1_100)])
         await sender.send([instruct(900)])
@@ -168,7 +168,7 @@ async def test_a_failure_on_the_chain_itself_is_told_too(autojump_clock: Any) ->
     chain = PaperChain(outcome={"InstructionError": [2, {"Custom": 6002}]})
     async with open_paper(chain) as (rpc, _):
         with pytest.raises(WrongRound):
-            await Sender(rpc, PAYER).send([instruct()])
+            await TransactionSender(rpc, PAYER).send([instruct()])
     assert len(chain.landed) == 1
 
 
@@ -183,7 +183,7 @@ async def test_an_endpoint_that_knows_the_transaction_already_is_asked_for_its_s
         return reply
 
     async with open_scripted(ScriptedEndpoint("only", repeat)) as (rpc, _):
-        landed = await Sender(rpc, PAYER).send([instruct()])
+        landed = await TransactionSender(rpc, PAYER).send([instruct()])
     assert list(chain.landed) == [landed.signature]
 
 
@@ -191,7 +191,7 @@ async def test_a_transaction_that_every_endpoint_finds_malformed_ends_at_once(au
     chain = PaperChain(refuse={"sendTransaction": Refusal(-32602, "bad")})
     async with open_paper(chain, 0, 0) as (rpc, _):
         with pytest.raises(RpcRefused, match="bad"):
-            await Sender(rpc, PAYER).send([instruct()])
+            await TransactionSender(rpc, PAYER).send([instruct()])
     assert trio.current_time() < 5
 
 
@@ -206,14 +206,14 @@ async def test_endpoints_that_fall_silent_on_the_way_are_waited_for_and_named(au
 
         nursery.start_soon(fall_silent)
         with pytest.raises(Unconfirmed, match="may or may not be on record"):
-            await Sender(rpc, PAYER).send([instruct()])
+            await TransactionSender(rpc, PAYER).send([instruct()])
         assert events.of(kinds.TransactionSent)[0].signature
 
 
 async def test_finalized_waits_for_more_than_confirmed(autojump_clock: Any) -> None:
     chain = PaperChain()
     async with open_paper(chain) as (rpc, _):
-        await Sender(rpc, PAYER).send([instruct()], finalized=True)
+        await TransactionSender(rpc, PAYER).send([instruct()], finalized=True)
     assert trio.current_time() > 32 * SLOT_S
 
 
@@ -221,5 +221,5 @@ async def test_a_dead_first_endpoint_delays_a_transaction_by_less_than_five_seco
     chain = PaperChain()
     dead = ScriptedEndpoint("dead", chain.make_answers(), "stall")
     async with open_scripted(dead, ScriptedEndpoint("alive", chain.make_answers())) as (rpc, _):
-        await Sender(rpc, PAYER).send([instruct()])
+        await TransactionSender(rpc, PAYER).send([instruct()])
     assert trio.current_time() < 5

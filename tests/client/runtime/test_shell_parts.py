@@ -21,7 +21,7 @@ from psyche.client.runtime.shell import TURN_S, Parts, Shell
 from psyche.core.state.errors import DigestMismatch, WrongRound
 from psyche.core.state.messages import WarmupWitness, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
-from psyche.errors import BackendError, NetworkError, PsycheError, WireError, WrongVersion
+from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
 from psyche.telemetry import kinds
 from psyche.telemetry.kinds import LeaveCause
 from psyche.testing.builders import build_hash
@@ -331,7 +331,7 @@ async def test_a_backend_that_gives_up_ends_the_client_with_an_error(autojump_cl
 async def test_a_version_that_the_owner_wants_while_the_run_is_paused_ends_the_client(
     autojump_clock: MockClock, place: Place
 ) -> None:
-    place.backend.reason = WrongVersion("the run wants clients of version 99.0")
+    place.backend.reason = VersionMismatch("the run wants clients of version 99.0")
     place.backend.given_up.set()
     await trio.sleep(5.0)
     assert place.code == 10

@@ -11,7 +11,7 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.replies import Blockhash, ChainAccount
-from psyche.backends.solana.rpc.transport import EndpointFailed, ask
+from psyche.backends.solana.rpc.transport import RequestFailed, ask_endpoint
 from psyche.chain.cluster import Endpoint
 from psyche.errors import BackendError, WireError
 from psyche.telemetry import kinds
@@ -68,7 +68,7 @@ class Rpc:
     async def read(self, convert: Callable[[Any], T], method: str, *params: Any) -> T:
         """Ask, and convert the result; an endpoint whose answer `convert` refuses with WireError has failed."""
         tries = dict.fromkeys(self.order(), 0)
-        reasons: dict[Endpoint, EndpointFailed] = {}
+        reasons: dict[Endpoint, RequestFailed] = {}
         wait_s = FIRST_WAIT_S
         while waiting := [one for one, count in tries.items() if count < TRIES]:
             if any(tries.values()):
@@ -77,7 +77,7 @@ class Rpc:
             for endpoint in waiting:
                 try:
                     return await self._try_often(tries, endpoint, convert, method, params)
-                except EndpointFailed as error:
+                except RequestFailed as error:
                     reasons[endpoint] = error
                     self._rest(endpoint, str(error))
         told = "; ".join(f"{one.name}: {error}" for one, error in reasons.items())
@@ -91,7 +91,7 @@ class Rpc:
             tries[endpoint] += 1
             try:
                 return await self.read_one(endpoint, convert, method, *params)
-            except EndpointFailed as error:
+            except RequestFailed as error:
                 if tries[endpoint] >= TRIES or not error.is_passing:
                     raise
                 asked_s = min(error.wait_s, MAX_WAIT_S)
@@ -104,13 +104,13 @@ class Rpc:
         """Ask one endpoint, once.
 
         Raises:
-            EndpointFailed: it gave no answer that can be used.
+            RequestFailed: it gave no answer that can be used.
             RpcRefused: the request is wrong.
         """
         try:
-            found = convert(await ask(self._http, endpoint, method, params))
+            found = convert(await ask_endpoint(self._http, endpoint, method, params))
         except WireError as error:
-            raise EndpointFailed(str(error), is_passing=False) from error
+            raise RequestFailed(str(error), is_passing=False) from error
         self._resting.pop(endpoint, None)
         if endpoint in self._lost:
             self._lost.discard(endpoint)
@@ -132,7 +132,7 @@ class Rpc:
             async def ask_one(endpoint: Endpoint) -> None:
                 try:
                     found.append(await self.read_one(endpoint, convert, method, *params))
-                except EndpointFailed as error:
+                except RequestFailed as error:
                     reasons.append(f"{endpoint.name}: {error}")
                     self._rest(endpoint, str(error))
                 else:
@@ -266,15 +266,15 @@ def _read_clock_account(reply: Any) -> tuple[int, int]:
 
 
 def _read_balance(reply: Any) -> int:
-    return replies.read_number(replies.read_context(reply, "getBalance")[1], "getBalance")
+    return replies.read_integer(replies.read_context(reply, "getBalance")[1], "getBalance")
 
 
 def _read_slot(reply: Any) -> int:
-    return replies.read_number(reply, "getSlot")
+    return replies.read_integer(reply, "getSlot")
 
 
 def _read_deposit(reply: Any) -> int:
-    return replies.read_number(reply, "getMinimumBalanceForRentExemption")
+    return replies.read_integer(reply, "getMinimumBalanceForRentExemption")
 
 
 def _read_text(reply: Any) -> str:

@@ -35,7 +35,7 @@ class Blockhash(NamedTuple):
     last_height: int
 
 
-class Status(NamedTuple):
+class SignatureStatus(NamedTuple):
     """What became of a transaction; `level` is processed, confirmed or finalized."""
 
     slot: int
@@ -53,7 +53,7 @@ class SimulationReply(NamedTuple):
     lamports: int | None  # of the payer afterwards; None if the endpoint does not say
 
 
-def read_number(value: Any, what: str) -> int:
+def read_integer(value: Any, what: str) -> int:
     """A number of 64 bits.
 
     Raises:
@@ -72,7 +72,7 @@ def read_context(reply: Any, what: str) -> tuple[int, Any]:
     """
     match reply:
         case {"context": {"slot": slot}, "value": value}:
-            return read_number(slot, f"{what}.context.slot"), value
+            return read_integer(slot, f"{what}.context.slot"), value
     raise WireError(f"{what}: no context and value")
 
 
@@ -87,7 +87,9 @@ def read_account(value: Any, slot: int, *, limit_bytes: int = MAX_ACCOUNT_BYTES)
             return None
         case {"data": [str(text), str(encoding)], "owner": str(owner), "lamports": lamports}:
             data = _read_data(text, encoding, limit_bytes)
-            return ChainAccount(slot, read_key(owner, "account.owner"), read_number(lamports, "account.lamports"), data)
+            return ChainAccount(
+                slot, read_key(owner, "account.owner"), read_integer(lamports, "account.lamports"), data
+            )
     raise WireError("account: no data, owner and lamports")
 
 
@@ -139,13 +141,13 @@ def read_blockhash(reply: Any) -> Blockhash:
     match read_context(reply, "getLatestBlockhash")[1]:
         case {"blockhash": str(text), "lastValidBlockHeight": height}:
             try:
-                return Blockhash(Hash.from_string(text), read_number(height, "lastValidBlockHeight"))
+                return Blockhash(Hash.from_string(text), read_integer(height, "lastValidBlockHeight"))
             except ValueError as error:
                 raise WireError(f"blockhash: {text[:60]!r} is no hash") from error
     raise WireError("getLatestBlockhash: no blockhash and lastValidBlockHeight")
 
 
-def read_status(reply: Any) -> Status | None:
+def read_status(reply: Any) -> SignatureStatus | None:
     """The answer to getSignatureStatuses for one signature; None if the endpoint does not know it.
 
     Raises:
@@ -155,7 +157,9 @@ def read_status(reply: Any) -> Status | None:
         case [None]:
             return None
         case [{"slot": slot, "err": error, **rest}]:
-            return Status(read_number(slot, "status.slot"), str(rest.get("confirmationStatus") or "processed"), error)
+            return SignatureStatus(
+                read_integer(slot, "status.slot"), str(rest.get("confirmationStatus") or "processed"), error
+            )
     raise WireError("getSignatureStatuses: no status for one signature")
 
 
@@ -170,7 +174,7 @@ def read_simulation(reply: Any) -> SimulationReply:
             logs = rest.get("logs")
             kept = tuple(map(str, logs)) if isinstance(logs, list) else ()
             units, loaded = (
-                read_number(rest.get(key) or 0, key) for key in ("unitsConsumed", "loadedAccountsDataSize")
+                read_integer(rest.get(key) or 0, key) for key in ("unitsConsumed", "loadedAccountsDataSize")
             )
             match rest.get("accounts"):
                 case [{"lamports": int(lamports)}]:
@@ -200,4 +204,4 @@ def read_fees(reply: Any) -> list[int]:
     if not isinstance(reply, list):
         raise WireError("getRecentPrioritizationFees: no list")
     fees = [entry.get("prioritizationFee") for entry in reply[:1_000] if isinstance(entry, dict)]
-    return [read_number(fee, "prioritizationFee") for fee in fees]
+    return [read_integer(fee, "prioritizationFee") for fee in fees]

@@ -12,7 +12,7 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.link import ChainTime, Reading, TransactionExpired
 from psyche.backends.solana.rpc.client import NoEndpoint, Rpc
-from psyche.backends.solana.rpc.sender import Sender
+from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.rpc.watch import AccountWatch
 from psyche.chain.coordinator import (
@@ -60,7 +60,7 @@ class RpcLink:
         self._user = wallet.pubkey()
         self._session = Keypair.from_seed(identity.seed)
         self._authorization = authorization
-        self._sender = Sender(rpc, wallet, fees, patience_s=math.inf)
+        self._sender = TransactionSender(rpc, wallet, fees, patience_s=math.inf)
         self._watch = AccountWatch(rpc, run.account, STATE_BYTES)
         self._newest: Reading | None = None  # of those that were handed out
 
@@ -134,7 +134,7 @@ class RpcLink:
         return [build_user_message(self._run, self._user, message)]
 
     def _build_report(self, message: ReportEquivocation, proof: Proof) -> Sequence[Instruction]:
-        assert isinstance(proof, Evidence), "a report has evidence (R7)"
+        assert isinstance(proof, Evidence), "a report has evidence"
         if self._newest is None:
             raise BackendError("the record is not known yet, and with it the key of who is reported")
         accused = decode_state(self._newest.raw).clients[message.member].p2p

@@ -13,16 +13,16 @@ from solders.keypair import Keypair
 from psyche.backends.solana.link import TransactionExpired
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.client import CONFIRMED, NoEndpoint, Rpc
-from psyche.backends.solana.rpc.replies import Blockhash, SimulationReply, Status
+from psyche.backends.solana.rpc.replies import Blockhash, SignatureStatus, SimulationReply
 from psyche.backends.solana.rpc.transaction import (
     LAMPORTS_PER_SIGNATURE,
     Budget,
-    Draft,
     FeePolicy,
+    TransactionDraft,
     choose_loaded,
     choose_units,
 )
-from psyche.backends.solana.rpc.transport import EndpointFailed, RpcRefused
+from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
 from psyche.chain.cluster import Endpoint
 from psyche.chain.failures import WalletEmpty, read_failure
 from psyche.errors import BackendError
@@ -63,7 +63,7 @@ class _Parcel:
     size_bytes: int
     last_height: int
     budget: Budget
-    draft: Draft
+    draft: TransactionDraft
     units: int
     started: float
     turn: int = 0  # counts questions, which go to the endpoints in turn
@@ -74,7 +74,7 @@ class _Parcel:
     is_accepted: bool = False
 
 
-class Sender:
+class TransactionSender:
     """Sends transactions that one wallet pays for. Several may be under way at once.
 
     Args:
@@ -112,7 +112,7 @@ class Sender:
             Unconfirmed: the endpoints have not answered for long.
             NoEndpoint: they did not answer before anything was sent.
         """
-        draft = Draft(self.payer, tuple(instructions), tuple(signers))
+        draft = TransactionDraft(self.payer, tuple(instructions), tuple(signers))
         expired = 0
         while True:
             parcel = await self._prepare(draft, expired, min_slot)
@@ -135,7 +135,7 @@ class Sender:
 
     # --- before it is sent ----------------------------------------------------------------------------------
 
-    async def _prepare(self, draft: Draft, expired: int, min_slot: int | None) -> _Parcel:
+    async def _prepare(self, draft: TransactionDraft, expired: int, min_slot: int | None) -> _Parcel:
         found: dict[str, Any] = {}
         async with open_plain_nursery() as nursery:  # nothing of this needs another part of it
 
@@ -164,7 +164,7 @@ class Sender:
             trial.units, trio.current_time(), answered=trio.current_time(),
         )  # fmt: skip
 
-    async def _try(self, draft: Draft, min_slot: int | None) -> SimulationReply:
+    async def _try(self, draft: TransactionDraft, min_slot: int | None) -> SimulationReply:
         """Try the transaction without effect, which costs nothing: what fails here is never sent."""
         budget = Budget()
         draft.sign(replace(budget, price=1), Hash.default())  # its size is checked with all that it can hold
@@ -186,7 +186,7 @@ class Sender:
             raise await self._explain_empty(draft, str(failure)) if isinstance(failure, WalletEmpty) else failure
         return trial
 
-    async def _explain_empty(self, draft: Draft, reason: str) -> WalletEmpty:
+    async def _explain_empty(self, draft: TransactionDraft, reason: str) -> WalletEmpty:
         lamports = await self.rpc.get_balance(self.payer.pubkey())
         fee = draft.count_signatures() * LAMPORTS_PER_SIGNATURE
         return WalletEmpty(
@@ -194,7 +194,7 @@ class Sender:
             f"the signatures cost {fee / LAMPORTS_PER_SOL:.9f}: {reason}"
         )
 
-    async def _find_fees(self, draft: Draft) -> list[int]:
+    async def _find_fees(self, draft: TransactionDraft) -> list[int]:
         try:
             return await self.rpc.read(
                 replies.read_fees, "getRecentPrioritizationFees", draft.list_writable()[:MAX_FEE_KEYS]
@@ -204,7 +204,7 @@ class Sender:
 
     # --- under way ------------------------------------------------------------------------------------------
 
-    async def _deliver(self, parcel: _Parcel, level: str) -> Status | None:
+    async def _deliver(self, parcel: _Parcel, level: str) -> SignatureStatus | None:
         """Send until the transaction has got to `level`; None if it cannot get onto the chain any more."""
         poll_s = FIRST_POLL_S
         async with open_plain_nursery() as nursery:
@@ -237,7 +237,7 @@ class Sender:
         for endpoint in dict.fromkeys((*awake[start:], *awake[:start], *self.rpc.endpoints)):
             try:
                 await self.rpc.read_one(endpoint, str, "sendTransaction", parcel.raw, config)
-            except EndpointFailed:
+            except RequestFailed:
                 continue
             except RpcRefused as error:
                 # Whatever an endpoint has against the state, another one may have taken it: only the status tells.
@@ -256,17 +256,17 @@ class Sender:
     def _list_awake(self) -> list[Endpoint]:
         return [one for one in self.rpc.endpoints if not self.rpc.is_resting(one)] or list(self.rpc.endpoints)
 
-    async def _look(self, parcel: _Parcel, endpoint: Endpoint) -> Status | None:
+    async def _look(self, parcel: _Parcel, endpoint: Endpoint) -> SignatureStatus | None:
         with trio.move_on_after(POLL_TIMEOUT_S):
             try:
                 status = await self._ask_status(parcel, endpoint, history=False)
-            except EndpointFailed:
+            except RequestFailed:
                 return None
             parcel.answered = trio.current_time()
             return status
         return None
 
-    async def _ask_status(self, parcel: _Parcel, endpoint: Endpoint, *, history: bool) -> Status | None:
+    async def _ask_status(self, parcel: _Parcel, endpoint: Endpoint, *, history: bool) -> SignatureStatus | None:
         config = {"searchTransactionHistory": history}
         return await self.rpc.read_one(
             endpoint, replies.read_status, "getSignatureStatuses", [parcel.signature], config
@@ -286,7 +286,7 @@ class Sender:
                 height = await self.rpc.read_one(endpoint, _read_height, "getBlockHeight", {"commitment": CONFIRMED})
                 # Asked after that, the same endpoint has seen every block that counts.
                 return height > parcel.last_height and await self._ask_status(parcel, endpoint, history=True) is None
-            except EndpointFailed:
+            except RequestFailed:
                 return False
         return False
 
@@ -298,7 +298,7 @@ class Sender:
                 "on record; look it up before you send it again"
             )
 
-    async def _finish(self, parcel: _Parcel, status: Status, seconds: float) -> Landed:
+    async def _finish(self, parcel: _Parcel, status: SignatureStatus, seconds: float) -> Landed:
         fee = parcel.draft.count_signatures() * LAMPORTS_PER_SIGNATURE + parcel.budget.priority_lamports
         self.rpc.sink.emit(
             kinds.TransactionConfirmed(
@@ -319,7 +319,7 @@ class Sender:
         return _read_logs(reply.get("meta"), "logMessages") if isinstance(reply, dict) else ()
 
 
-def _has_reached(status: Status, level: str) -> bool:
+def _has_reached(status: SignatureStatus, level: str) -> bool:
     return status.level in (level, "finalized")
 
 
@@ -329,4 +329,4 @@ def _read_logs(found: Any, key: str = "logs") -> tuple[str, ...]:
 
 
 def _read_height(reply: Any) -> int:
-    return replies.read_number(reply, "getBlockHeight")
+    return replies.read_integer(reply, "getBlockHeight")

@@ -43,7 +43,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class TransactionDraft:
     """What a transaction is made of, apart from budget and block hash."""
 
     payer: Keypair

@@ -26,7 +26,7 @@ _BUSY: Final = 429
 _SERVER_ERROR: Final = 500
 
 
-class EndpointFailed(PsycheError):
+class RequestFailed(PsycheError):
     """An endpoint gave no answer, or none that can be used; another one may, or the same one later.
 
     Args:
@@ -50,11 +50,11 @@ class RpcRefused(BackendError):
         self.data = data
 
 
-async def ask(http: httpx2.AsyncClient, endpoint: Endpoint, method: str, params: tuple[Any, ...]) -> Any:
+async def ask_endpoint(http: httpx2.AsyncClient, endpoint: Endpoint, method: str, params: tuple[Any, ...]) -> Any:
     """Ask an endpoint once, and return the result.
 
     Raises:
-        EndpointFailed: there is no usable answer.
+        RequestFailed: there is no usable answer.
         RpcRefused: the request is wrong, or the transaction in it fails.
     """
     question = msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
@@ -63,9 +63,9 @@ async def ask(http: httpx2.AsyncClient, endpoint: Endpoint, method: str, params:
         with trio.fail_after(limit_s):
             status, raw = await _post(http, endpoint.http, question)
     except trio.TooSlowError:
-        raise EndpointFailed(f"no answer within {limit_s:g} s", is_passing=False) from None
+        raise RequestFailed(f"no answer within {limit_s:g} s", is_passing=False) from None
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        raise EndpointFailed(_describe(error)) from error
+        raise RequestFailed(_describe(error)) from error
     reply = await _read(raw)
     return _open(endpoint, method, status, reply)
 
@@ -75,13 +75,13 @@ async def _post(http: httpx2.AsyncClient, url: str, question: bytes) -> tuple[in
     headers = {"content-type": "application/json", "accept-encoding": "identity"}
     async with http.stream("POST", url, content=question, headers=headers) as response:
         if response.status_code == _BUSY or response.status_code >= _SERVER_ERROR:
-            raise EndpointFailed(f"HTTP {response.status_code}", wait_s=_read_wait(response))
+            raise RequestFailed(f"HTTP {response.status_code}", wait_s=_read_wait(response))
         raw = bytearray()
         async with aclosing(response.aiter_raw()) as parts:
             async for part in parts:
                 raw += part
                 if len(raw) > MAX_REPLY_BYTES:
-                    raise EndpointFailed(f"an answer of more than {MAX_REPLY_BYTES} bytes", is_passing=False)
+                    raise RequestFailed(f"an answer of more than {MAX_REPLY_BYTES} bytes", is_passing=False)
         return response.status_code, bytes(raw)
 
 
@@ -111,10 +111,10 @@ def _open(endpoint: Endpoint, method: str, status: int, reply: Any) -> Any:
             case None if "result" in reply:
                 return reply["result"]
     # 401, 403, 404 and the like: the address is wrong, and so it stays
-    raise EndpointFailed(f"HTTP {status}, and no answer of Solana's RPC", is_passing=status == 200)
+    raise RequestFailed(f"HTTP {status}, and no answer of Solana's RPC", is_passing=status == 200)
 
 
-def sort_error(endpoint: Endpoint, method: str, code: int, message: str, data: Any) -> EndpointFailed | RpcRefused:
+def sort_error(endpoint: Endpoint, method: str, code: int, message: str, data: Any) -> RequestFailed | RpcRefused:
     """The error for JSON-RPC's: by its number, never by its text.
 
     Providers have numbers of their own, so one that is not known counts as the endpoint's trouble.
@@ -122,4 +122,4 @@ def sort_error(endpoint: Endpoint, method: str, code: int, message: str, data: A
     has_reason = isinstance(data, dict) and data.get("err") is not None
     if code in _FINAL or (code == _PREFLIGHT and has_reason):
         return RpcRefused(endpoint.name, method, code, message, data)
-    return EndpointFailed(f"{message[:MAX_TEXT]} ({code})", is_passing=code not in _BEHIND)
+    return RequestFailed(f"{message[:MAX_TEXT]} ({code})", is_passing=code not in _BEHIND)

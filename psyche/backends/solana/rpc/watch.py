@@ -12,7 +12,7 @@ from psyche.backends.solana.link import Reading
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.client import CONFIRMED, Rpc
 from psyche.backends.solana.rpc.replies import ChainAccount
-from psyche.backends.solana.rpc.transport import EndpointFailed, RpcRefused
+from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
 from psyche.backends.solana.rpc.web_socket import Socket, talk
 from psyche.chain.cluster import Endpoint
 from psyche.errors import WireError
@@ -116,7 +116,7 @@ class AccountWatch:
             while (reply := await socket.receive()).get("id") != 1:
                 pass
             if type(reply.get("result")) is not int:
-                raise EndpointFailed(f"accountSubscribe: {str(reply.get('error'))[:200]}")
+                raise RequestFailed(f"accountSubscribe: {str(reply.get('error'))[:200]}")
             # Asked for once the subscription stands: a change between both would be missed otherwise.
             await self._ask(feed)
         feed.turn(live=True)
@@ -128,10 +128,10 @@ class AccountWatch:
                 try:
                     slot, account = self._read(result)
                 except WireError as error:
-                    raise EndpointFailed(str(error)) from error
+                    raise RequestFailed(str(error)) from error
                 self._show(feed, slot, account)
             case {"error": error}:
-                raise EndpointFailed(f"over WebSocket: {str(error)[:200]}")
+                raise RequestFailed(f"over WebSocket: {str(error)[:200]}")
             case _:
                 pass  # notifications of other kinds are nobody's
 
@@ -157,5 +157,5 @@ class AccountWatch:
             try:
                 await self._ask(feed)
                 wait_s = 0.0
-            except (EndpointFailed, RpcRefused):
+            except (RequestFailed, RpcRefused):
                 wait_s = min(MAX_WAIT_S, max(FAST_POLL_S, wait_s * 2))

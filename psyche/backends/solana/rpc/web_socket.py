@@ -11,7 +11,7 @@ import trio
 from httpx2.websockets import AsyncWebSocketSession, HTTPXWSException
 from wsproto.utilities import ProtocolError
 
-from psyche.backends.solana.rpc.transport import MAX_TEXT, EndpointFailed
+from psyche.backends.solana.rpc.transport import MAX_TEXT, RequestFailed
 from psyche.chain.cluster import Endpoint
 
 CONNECT_S: Final = 5.0
@@ -20,7 +20,7 @@ PONG_S: Final = 2.0
 QUEUE: Final = 8  # messages that wait to be read
 MAX_MESSAGE_BYTES: Final = 1 << 20  # a run's account has 220,256 bytes in base64
 _LOST: Final = (
-    EndpointFailed, HTTPXWSException, ProtocolError, OSError, httpx2.HTTPError, httpx2.InvalidURL,
+    RequestFailed, HTTPXWSException, ProtocolError, OSError, httpx2.HTTPError, httpx2.InvalidURL,
     httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
     anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream,
 )  # fmt: skip
@@ -40,7 +40,7 @@ class Socket:
         """Wait for the next message; pings bound the wait.
 
         Raises:
-            EndpointFailed: it is no object of JSON.
+            RequestFailed: it is no object of JSON.
         """
         text = await self._session.receive_text()
         try:
@@ -48,7 +48,7 @@ class Socket:
         except (msgspec.DecodeError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise EndpointFailed("a message over WebSocket that is no object of JSON")
+            raise RequestFailed("a message over WebSocket that is no object of JSON")
         return message
 
 
@@ -64,7 +64,7 @@ async def talk(http: httpx2.AsyncClient, endpoint: Endpoint, use: Callable[[Sock
     except* _LOST as group:
         reasons += _flatten(group)
     except* trio.TooSlowError:
-        reasons.append(EndpointFailed("no answer in time"))
+        reasons.append(RequestFailed("no answer in time"))
     return _describe(reasons[0]) if reasons else "closed"
 
 
@@ -75,5 +75,5 @@ def _flatten(error: BaseException) -> list[BaseException]:
 
 
 def _describe(error: BaseException) -> str:
-    name = "" if isinstance(error, EndpointFailed) else type(error).__name__
+    name = "" if isinstance(error, RequestFailed) else type(error).__name__
     return ": ".join(part for part in (name, str(error)[:MAX_TEXT]) if part)

@@ -2,6 +2,7 @@
 
 python scripts/soak.py --minutes 60                  two processes, fresh seeds
 python scripts/soak.py --from 0 --rounds 10000       seeds 0, 1, 2 ... until that many rounds are done
+python scripts/soak.py --home chain --minutes 10     on a chain instead of a server
 python scripts/soak.py --seed 7                      one seed again, with its last events
 python scripts/soak.py --seed 7 --shrink             and the smallest plan that still fails
 python scripts/soak.py --plan tests/sim/corpus/name.toml
@@ -24,14 +25,16 @@ from psyche.errors import ConfigError
 from psyche.forecast.inputs import load_scenario
 from psyche.sim.scenarios.plan import write_scenario
 from psyche.sim.scenarios.report import get_report
-from psyche.sim.scenarios.scenario import Scenario
-from psyche.sim.scenarios.swarm import draw_scenario
+from psyche.sim.scenarios.scenario import CHAIN, HOMES, TCP, Scenario
+from psyche.sim.scenarios.swarm import draw_chain_scenario, draw_scenario
 from psyche.sim.shrink import fails_alike, shrink
 from psyche.sim.world import Outcome, simulate
 
 LARGEST_SEED = 1 << 32
 MOST_ROUNDS = 10_000_000
 MOST_PROCESSES = 256
+BOTH = "both"
+CHAIN_EVERY_SEEDS = 32
 AHEAD = 4  # seeds queued for each process
 PROGRESS_S = 15.0
 
@@ -61,11 +64,18 @@ def bounded(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-def play_seed(seed: int) -> Played:
+def draw(seed: int, home: str) -> Scenario:
+    """The scenario of a seed. With both homes, few seeds play on a chain: a round takes three times as long there."""
+    is_on_chain = home == CHAIN or (home == BOTH and seed % CHAIN_EVERY_SEEDS == 0)
+    return draw_chain_scenario(seed) if is_on_chain else draw_scenario(seed)
+
+
+def play_seed(seed: int, home: str = TCP) -> Played:
     try:
-        outcome = simulate(draw_scenario(seed), keep_lines=False)
+        outcome = simulate(draw(seed, home), keep_lines=False)
     except Exception as error:  # noqa: BLE001 - any exception of a simulation is a finding
-        drawn = Scenario(seed=seed).with_origin(f"python scripts/soak.py --seed {seed}")  # if it could not be drawn
+        again = f"python scripts/soak.py --home {home} --seed {seed}"
+        drawn = Scenario(seed=seed).with_origin(again)  # if it could not be drawn
         return Played(seed, 0, 0.0, get_report(error, drawn))
     return Played(seed, outcome.rounds, outcome.wall_s, outcome.describe() if outcome.violations else "")
 
@@ -96,10 +106,10 @@ class Counter:
         return f"{self.rounds} rounds of {self.seeds} seeds in {wall_s:.0f} s, {self.failures} seeds with violations"
 
 
-def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) -> int:
+def play_all(seeds: Iterator[int], home: str, minutes: float, rounds: int, processes: int) -> int:
     counter = Counter(time.monotonic())
     with ProcessPoolExecutor(processes, initializer=logging.disable) as pool:
-        running = [pool.submit(play_seed, next(seeds)) for _ in range(processes * AHEAD)]
+        running = [pool.submit(play_seed, next(seeds), home) for _ in range(processes * AHEAD)]
         while running:
             try:
                 counter.add(running.pop(0).result())
@@ -109,7 +119,7 @@ def play_all(seeds: Iterator[int], minutes: float, rounds: int, processes: int) 
                 raise
             over = counter.rounds >= rounds if rounds else time.monotonic() - counter.started > 60 * minutes
             if not over:
-                running.append(pool.submit(play_seed, next(seeds)))
+                running.append(pool.submit(play_seed, next(seeds), home))
     print(counter.describe(time.monotonic()), flush=True)
     return counter.failures
 
@@ -154,6 +164,9 @@ def main() -> int:
         "--from", dest="first", type=bounded(0, LARGEST_SEED), help="the first seed; a random one if not given"
     )
     parser.add_argument("--processes", type=bounded(1, MOST_PROCESSES), default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--home", choices=(*HOMES, BOTH), default=TCP, help="what keeps the record; both: few of the seeds on a chain"
+    )
     parser.add_argument("--seed", type=bounded(0, LARGEST_SEED), help="play this seed alone")
     parser.add_argument("--plan", type=Path, help="play this plan alone")
     parser.add_argument("--shrink", action="store_true", help="make what fails as small as it goes")
@@ -169,10 +182,10 @@ def play(given: argparse.Namespace) -> int:
     if given.plan is not None:
         return play_one(load_scenario(given.plan), is_shrunk=given.shrink, events=given.events)
     if given.seed is not None:
-        return play_one(draw_scenario(given.seed), is_shrunk=given.shrink, events=given.events)
+        return play_one(draw(given.seed, given.home), is_shrunk=given.shrink, events=given.events)
     first = secrets.randbelow(LARGEST_SEED) if given.first is None else given.first
     print(f"seeds from {first} on", flush=True)
-    return min(1, play_all(itertools.count(first), given.minutes, given.rounds, given.processes))
+    return min(1, play_all(itertools.count(first), given.home, given.minutes, given.rounds, given.processes))
 
 
 def run_for_reader(main: Callable[[], int]) -> int:

@@ -426,7 +426,7 @@ def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[
         codes=tuple(host.code for host in world.clients),
         lines=world.trace.lines,
         last=world.trace.describe_last(),
-        facts=world.invariants.get_facts(),
+        facts=world.invariants.get_facts() | world.home.get_facts(),
     )
 
 

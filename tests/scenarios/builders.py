@@ -10,10 +10,12 @@ from psyche.core.committee.elections import compute_quorum
 from psyche.core.state.limits import MAX_CLIENTS, MAX_WITNESSES, U8_MAX
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
+from psyche.sim.chain.conditions import ChainConditions
+from psyche.sim.chain_faults import EndpointFault
 from psyche.sim.faults import ClockJump, Degrade, Hang, Kill, LostAnswer, Partition
 from psyche.sim.identity import build_machine_identity
 from psyche.sim.runtime import build_rng
-from psyche.sim.scenarios.scenario import MachineClass, Scenario, build_run_config
+from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario, build_run_config
 from psyche.sim.trainer import MachineModel
 from scenarios.row import Size
 
@@ -255,3 +257,36 @@ def build_blooms(size: Size) -> Scenario:
     # who hangs stays: fewer members would have fewer witnesses, and so many liars be more than the protocol bears
     patient = dict(built.config) | {"evict_after": U8_MAX, "late_limit": U8_MAX}
     return replace(built, config=patient, faults=hangs)
+
+
+def build_bad_endpoints(size: Size) -> Scenario:
+    """F12: of each client's three endpoints the first dies, the second falls behind, the third refuses and cuts.
+
+    All at once, so that one bad way stays open. Later some clients' third endpoint shows forks.
+    """
+    everybody, first_s = ("all",), 12.0
+    down = EndpointFault(at_height=1, who=everybody, endpoint=1, is_down=True, for_s=first_s)
+    stale = EndpointFault(at_height=1, who=everybody, endpoint=2, stale_slots=20, for_s=4 * first_s)
+    refusing = EndpointFault(at_height=1, who=everybody, endpoint=3, throttled=0.5, cut=0.2, for_s=4 * first_s)
+    forked = EndpointFault(
+        at_height=3, who=("client-0", "client-2"), endpoint=3, is_forked=True, lag_s=0.8, for_s=6.0
+    )
+    again = EndpointFault(at_height=4, who=everybody, endpoint=1, is_down=True, for_s=first_s)
+    back = Kill(at_height=2, who=("client-1",), for_s=3.0)
+    chain = ChainConditions(lag_most_s=2.0, endpoints=3, cut=0.05)
+    base = build_base(size, witness_nodes=0, entropy_delay=4)
+    return replace(base, home=CHAIN, chain=chain, faults=(down, stale, refusing, forked, again, back))
+
+
+def build_late_transactions(size: Size) -> Scenario:
+    """F13 on a chain: transactions are lost or late; clients die while some of theirs are on their way, and come back.
+
+    So a transaction lands after its sender was replaced by a process that sends the same.
+    """
+    kills = tuple(
+        Kill(at_s=2.0 + 3.1 * number, who=(f"client-{number % size.clients}",), for_s=1.5)
+        for number in range(8 + size.rounds)
+    )
+    chain = ChainConditions(lag_most_s=2.0, lost=0.2, late=0.7, late_s=20.0)
+    base = build_base(size, witness_nodes=0, entropy_delay=4, warmup_time=60)
+    return replace(base, home=CHAIN, chain=chain, faults=kills)

@@ -12,6 +12,7 @@ from typing import Final
 from psyche.sim.world import Outcome, World, simulate
 from scenarios import builders, judges
 from scenarios import byzantine_judges as lying
+from scenarios import chain_judges as on_chain
 from scenarios.builders import build_lying
 from scenarios.byzantine_judges import judge_lies
 from scenarios.crash_judge import judge_crash_points
@@ -51,8 +52,13 @@ FAULTS: Final = (
           build_lying("withhold"), _lies(lying.judge_unpaid(0))),
     Named("F11", "clocks off and jumping", "nothing early or late, nobody dropped",
           builders.build_clocks, judge_all(judge_end, judge_nobody_dropped, judges.judge_clocks)),
+    Named("F12", "endpoints dead, behind, forked, refusing", "around them in 5 s; nothing stale, nothing twice",
+          builders.build_bad_endpoints, judge_all(judge_end, judge_nobody_dropped, on_chain.judge_failover,
+                                                  on_chain.judge_exactly_once)),
     Named("F13", "requests land after their repeat", "once each, nobody dropped",
           builders.build_late_answers, judge_all(judge_end, judge_nobody_dropped, judges.judge_once)),
+    Named("F13c", "transactions land after their sender died", "once each",
+          builders.build_late_transactions, judge_all(judge_end, on_chain.judge_exactly_once, on_chain.judge_orphans)),
     Named("F17", "everybody joins at once", "all members, or told why not; joins answered in 0.2 s",
           builders.build_storm, judge_all(judge_end, judges.judge_admitted, judges.judge_answers), full=LARGEST),
     Named("F18", "as many as there may be, and more", "the end; witness error <= 1 %, snapshot <= 1 MB",

@@ -92,6 +92,7 @@ class ChainBlock:
     raw: bytes
     has_changed: bool
     effects: tuple[Effect, ...] = ()
+    landed: tuple[bytes, ...] = ()  # the signatures of its transactions, refused ones too
 
 
 @dataclass(slots=True)
@@ -156,18 +157,20 @@ class Blockchain:
             return None
         effects: list[Effect] = []
         waiting, self._pending = self._pending, {}
-        for transaction in waiting.values():
-            self._execute(transaction, effects)
+        landed = [one.signature for one in waiting.values() if self._execute(one, effects)]
         raw = encode_state(self.state) if effects else self.newest.raw
-        block = self._add_block(now_s, raw, tuple(effects))
+        block = self._add_block(now_s, raw, tuple(effects), tuple(landed))
         for notify in tuple(self.on_block):
             notify(block)
         return block
 
-    def _add_block(self, now_s: float, raw: bytes, effects: tuple[Effect, ...]) -> ChainBlock:
+    def _add_block(
+        self, now_s: float, raw: bytes, effects: tuple[Effect, ...], landed: tuple[bytes, ...] = ()
+    ) -> ChainBlock:
         last = self.newest if self.blocks else None
         height = 0 if last is None else last.height + 1
-        block = ChainBlock(self.slot, height, self.rng.randbytes(32), now_s, self.unix, raw, bool(effects), effects)
+        hash_ = self.rng.randbytes(32)
+        block = ChainBlock(self.slot, height, hash_, now_s, self.unix, raw, bool(effects), effects, landed)
         self.blocks.append(block)
         self._recorded.append((block.slot, block.hash))
         self._heights[block.hash] = height
@@ -177,15 +180,17 @@ class Blockchain:
             del self._statuses[next(iter(self._statuses))]
         return block
 
-    def _execute(self, transaction: Transaction, effects: list[Effect]) -> None:
+    def _execute(self, transaction: Transaction, effects: list[Effect]) -> bool:
+        """Carry out a transaction; whether it landed, and not expired without a trace."""
         if transaction.block_hash not in self._heights:
-            return  # expired: it leaves no trace
+            return False
+        error: PsycheError | None = None
         try:
             effects += self.carry_out(self.state, transaction)
-        except PsycheError as error:
-            self._statuses[transaction.signature] = TransactionStatus(self.slot, error)
-        else:
-            self._statuses[transaction.signature] = TransactionStatus(self.slot, None)
+        except PsycheError as refused:
+            error = refused
+        self._statuses[transaction.signature] = TransactionStatus(self.slot, error)
+        return True
 
     def carry_out(self, state: Coordinator, transaction: Transaction) -> list[Effect]:
         """Apply all messages of a transaction to a state, or none; return what took effect.

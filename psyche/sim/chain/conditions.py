@@ -19,7 +19,7 @@ class ChainConditions:
         endpoints: the number of endpoints that each client knows, in its order of preference.
         lost: the share of sent transactions that reach no leader.
         late: the share of sent transactions that reach a leader up to `late_s` later than the others.
-        cut: the share of pushed accounts that never arrive.
+        cut: the share of pushed accounts that are cut on their way: the client connects again and reads the newest one.
     """
 
     slot_s: float = 0.4

@@ -143,11 +143,13 @@ class SimulatedEndpoint:
         late_s = self.conditions.late_s * self.rng.random() if is_late else 0.0
         deliver(trio.current_time() + late_s, transaction)
 
-    def compute_push_s(self, block: ChainBlock) -> float | None:
-        """When this endpoint's push of a block's account arrives; None if it never does."""
-        is_cut = self._happens(self.conditions.cut, *(one.cut for one in self.troubles))
-        arrives_s = block.made_s + self.delay_s + PUSH_SPREAD_S * self.rng.random()
-        return None if is_cut else arrives_s
+    def is_cut(self) -> bool:
+        """Draw whether a push is cut on its way; the connection breaks with it."""
+        return self._happens(self.conditions.cut, *(one.cut for one in self.troubles))
+
+    def compute_push_s(self, block: ChainBlock) -> float:
+        """When this endpoint's push of a block's account arrives."""
+        return block.made_s + self.delay_s + PUSH_SPREAD_S * self.rng.random()
 
 
 def _build_fork(raw: bytes) -> bytes:

@@ -20,9 +20,11 @@ from psyche.errors import BackendError, PsycheError
 from psyche.network.memory.line import Arrivals
 from psyche.sim.chain.blocks import BLOCK_HASHES, Blockchain, ChainBlock, Transaction, sign_transaction
 from psyche.sim.chain.endpoints import TIMEOUT_S, EndpointFailed, SimulatedEndpoint
+from psyche.sim.chain.facts import ChainFacts
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
 
+RECONNECT_S: Final = 1.0
 POLL_S: Final = 5.0  # between two questions to one endpoint, beside what it pushes
 RESEND_S: Final = 2.0
 GRACE_S: Final = 0.5  # for the other endpoints, once one has answered
@@ -40,17 +42,19 @@ class SimulatedLink:
         wallet: the key in whose name transactions are sent.
         session: the client's p2p key, which signs joins.
         arrivals: the queue of what is under way.
+        facts: collects what happens.
     """
 
     def __init__(
         self, chain: Blockchain, endpoints: Sequence[SimulatedEndpoint], wallet: bytes, session: bytes,
-        arrivals: Arrivals,
+        arrivals: Arrivals, facts: ChainFacts | None = None,
     ) -> None:  # fmt: skip
         self._chain = chain
         self._endpoints = tuple(endpoints)
         self._wallet = wallet
         self._session = session
         self._arrivals = arrivals
+        self._facts = facts or ChainFacts()
         self._waiting: deque[Reading] = deque(maxlen=MOST_WAITING)
         self._news = trio.Event()
         self._first = 0  # the endpoint that answered last
@@ -81,21 +85,31 @@ class SimulatedLink:
     def _follow(self, block: ChainBlock) -> None:
         for endpoint in self._endpoints if block.has_changed else ():
             at_s = endpoint.compute_push_s(block)
-            if at_s is not None:
-                self._arrivals.call_at(at_s, self._take_push, endpoint, block)
+            if endpoint.is_cut():
+                self._arrivals.call_at(at_s + RECONNECT_S, self._read_again, endpoint)
+            else:
+                self._arrivals.call_at(at_s, self._take_push, endpoint, self._read(endpoint, block))
 
-    def _take_push(self, endpoint: SimulatedEndpoint, block: ChainBlock) -> None:
+    def _read(self, endpoint: SimulatedEndpoint, block: ChainBlock) -> Reading:
+        return Reading(endpoint.name, block.slot, endpoint.show(block))
+
+    def _read_again(self, endpoint: SimulatedEndpoint) -> None:
+        """The connection broke with a push, and is open again."""
         if not endpoint.is_down:
-            self._take(endpoint, block)
+            self._take(self._read(endpoint, endpoint.get_block()))
 
-    def _take(self, endpoint: SimulatedEndpoint, block: ChainBlock) -> None:
-        self._waiting.append(Reading(endpoint.name, block.slot, endpoint.show(block)))
+    def _take_push(self, endpoint: SimulatedEndpoint, reading: Reading) -> None:
+        if not endpoint.is_down:
+            self._take(reading)
+
+    def _take(self, reading: Reading) -> None:
+        self._waiting.append(reading)
         self._news.set()
 
     async def _poll(self, endpoint: SimulatedEndpoint) -> None:
         while True:
             try:
-                self._take(endpoint, await endpoint.ask())
+                self._take(self._read(endpoint, await endpoint.ask()))
             except EndpointFailed:
                 await trio.sleep(PAUSE_S)
             else:
@@ -148,7 +162,10 @@ class SimulatedLink:
         while True:
             block = await self._ask_any()
             transaction = sign_transaction(messages, signers, block.hash, evidence)
-            slot = await self._carry(transaction, block)
+            try:
+                slot = await self._carry(transaction, block)
+            finally:
+                self._facts.note_given_up(transaction)
             if slot is not None:
                 return slot
             if not is_wanted():
@@ -183,6 +200,7 @@ class SimulatedLink:
             try:
                 if trio.current_time() >= resend_at:
                     resend_at = trio.current_time() + RESEND_S
+                    self._facts.note_sent(transaction)
                     await endpoint.send(transaction, self._deliver)
                 status, seen = await endpoint.get_status(transaction.signature)
             except EndpointFailed:

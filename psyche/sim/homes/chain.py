@@ -5,7 +5,7 @@ import hashlib
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -18,6 +18,7 @@ from psyche.core.state.state import Coordinator
 from psyche.network.memory.line import Arrivals
 from psyche.sim.chain.blocks import Blockchain
 from psyche.sim.chain.endpoints import SimulatedEndpoint
+from psyche.sim.chain.facts import ChainFacts
 from psyche.sim.chain.link import SimulatedLink
 from psyche.sim.hosts import Host
 from psyche.sim.identity import build_machine_identity
@@ -54,7 +55,8 @@ class ChainHome:
             state, world.owner.public, build_rng(scenario.seed, "blocks"), START_UNIX, self._conditions.skipped
         )
         self.shadow = ChainShadow(on_record, encode_state(state), START_UNIX)
-        self.chain.on_block.append(self.shadow.take_block)
+        self.facts = ChainFacts()
+        self.chain.on_block += [self.shadow.take_block, self.facts.take_block]
         self._arrivals = Arrivals()
         self._endpoints: dict[str, list[SimulatedEndpoint]] = {}
 
@@ -103,10 +105,15 @@ class ChainHome:
     @asynccontextmanager
     async def _open(self, caller: Caller, decode: Callable[[bytes], Coordinator]) -> AsyncIterator[SolanaBackend]:
         wallet = build_machine_identity(self._world.scenario.seed, f"{caller.name} wallet").public
+
+        def show(raw: bytes) -> Coordinator:
+            self.facts.note_shown(caller.name, caller.life, raw)
+            return decode(raw)
+
         link = self._build_link(caller.name, wallet, caller.identity.public)
         platform = ChainPlatform(
             rng=build_rng(self._world.scenario.seed, caller.name, "backend", caller.life),
-            floor=FileFloor(caller.folder / FLOOR_FILE), decode=decode,
+            floor=FileFloor(caller.folder / FLOOR_FILE), decode=show,
         )  # fmt: skip
         async with open_plain_nursery() as nursery:
             nursery.start_soon(link.run)
@@ -117,7 +124,7 @@ class ChainHome:
             nursery.cancel_scope.cancel()
 
     def _build_link(self, name: str, wallet: bytes, session: bytes) -> SimulatedLink:
-        return SimulatedLink(self.chain, self._endpoints[name], wallet, session, self._arrivals)
+        return SimulatedLink(self.chain, self._endpoints[name], wallet, session, self._arrivals, self.facts)
 
     def _build_endpoints(self, name: str) -> list[SimulatedEndpoint]:
         """A client's endpoints; the first one has its least delay."""
@@ -159,6 +166,10 @@ class ChainHome:
         )  # fmt: skip
         owner = self._world.owner.public
         await SimulatedLink(self.chain, [endpoint], owner, owner, self._arrivals).send([message])
+
+    def get_facts(self) -> dict[str, Any]:
+        """The figures of the chain."""
+        return {"chain": self.facts}
 
     def measure(self, note: NoteSize) -> None:
         """Measure what waits for a block (I6)."""

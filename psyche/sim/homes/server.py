@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -121,6 +121,10 @@ class ServerHome:
         )
         address = ServerAddress(host=SERVER_HOST, port=SERVER_PORT, run_id=RUN_ID, key=self.host.key)
         return open_backend(address, caller.identity, sink=caller.log, platform=platform)
+
+    def get_facts(self) -> dict[str, Any]:
+        """The figures of the home: none."""
+        return {}
 
     def measure(self, note: NoteSize) -> None:
         """Measure connections and the journal (I6)."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import trio
 
-from psyche.core.state.messages import ReportEquivocation, WitnessMessage
+from psyche.core.state.messages import ReportEquivocation, Tick, WitnessMessage
 from psyche.core.state.roster import get_healthy
 from psyche.core.state.state import (
     ZERO32,
@@ -148,7 +148,7 @@ class Invariants:
         self._check_course(state)
         self._check_round(state)
         self._check_members(state)
-        if not isinstance(change.message, ReportEquivocation):  # evidence is valid whoever submits it (R7)
+        if not isinstance(change.message, ReportEquivocation | Tick):  # valid whoever submits them (R7, T3)
             key = self._find_key(change.sender)
             self.check(key not in self.ejected, "I7", "no record of a banned member", key.hex()[:16])
         self._authenticity.check_change(self._seen.run_state, state, change)

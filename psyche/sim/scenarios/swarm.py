@@ -5,16 +5,18 @@ switches most kinds off, and the remaining ones happen often.
 """
 
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from psyche.network.memory.line import LinkConditions
 from psyche.sim import faults
 from psyche.sim.byzantine import programs
 from psyche.sim.byzantine.programs import ByzantineMember
+from psyche.sim.chain.conditions import ChainConditions
+from psyche.sim.chain_faults import ChainHalt, EndpointFault, OwnerPause
 from psyche.sim.faults import Fault
 from psyche.sim.runtime import build_rng
-from psyche.sim.scenarios.scenario import MachineClass, Scenario
+from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
 
 SIZES: Final = {3: 70, 4: 60, 5: 30, 6: 16, 7: 7, 8: 4, 9: 3, 10: 2, 11: 1, 12: 2, 13: 1, 14: 1, 15: 1, 16: 2}
@@ -35,7 +37,7 @@ def draw_scenario(seed: int) -> Scenario:
     clients = rng.choices(list(SIZES), list(SIZES.values()))[0]
     found = _draw_byzantine(rng, clients)
     config = _draw_config(rng, clients, banned=len(found))
-    classes, several, sync_s = _draw_classes(rng, clients), _draw_faults(rng), rng.choice((0.0, 0.002, 0.02))
+    classes, several, sync_s = _draw_classes(rng, clients), _draw_faults(rng, DRAWS), rng.choice((0.0, 0.002, 0.02))
     other = build_rng(seed, "swarm of few")
     if found and 3 * len(found) + 1 < clients and other.random() > ALL_WITNESS_SHARE:
         config["witness_nodes"] = other.randint(3 * len(found) + 1, clients)  # fewer: liars may capture a committee
@@ -44,6 +46,27 @@ def draw_scenario(seed: int) -> Scenario:
         seed=seed, classes=classes, config=config, faults=several if alone is None else (alone,), byzantine=found,
         sync_s=sync_s,
     ).with_origin(f"python scripts/soak.py --seed {seed}")  # fmt: skip
+
+
+def draw_chain_scenario(seed: int) -> Scenario:
+    """The scenario of a seed on a chain."""
+    rng = build_rng(seed, "swarm on a chain")
+    clients = rng.choices(list(SIZES), list(SIZES.values()))[0]
+    found = _draw_byzantine(rng, clients)
+    config = _draw_config(rng, clients, banned=len(found))
+    config |= {"round_witness_time": rng.choice((6, 10)), "warmup_time": rng.choice((30, 60)), "witness_nodes": 0}
+    return Scenario(
+        seed=seed, home=CHAIN, classes=_draw_classes(rng, clients), config=config, chain=_draw_chain(rng),
+        faults=_draw_faults(rng, CHAIN_DRAWS), byzantine=found,
+    ).with_origin(f"python scripts/soak.py --home chain --seed {seed}")  # fmt: skip
+
+
+def _draw_chain(rng: random.Random) -> ChainConditions:
+    some = (0.0, 0.0, 0.1)
+    return ChainConditions(
+        slot_s=rng.choice((0.1, 0.4)), skipped=rng.choice((0.0, 0.05, 0.2)), lag_most_s=rng.choice((0.6, 1.5, 3.0)),
+        endpoints=rng.choice((1, 2, 3)), lost=rng.choice(some), late=rng.choice(some), cut=rng.choice(some),
+    )  # fmt: skip
 
 
 def _draw_config(rng: random.Random, clients: int, *, banned: int) -> dict[str, int]:
@@ -93,8 +116,8 @@ def _draw_byzantine(rng: random.Random, clients: int) -> tuple[ByzantineMember, 
     )
 
 
-def _draw_faults(rng: random.Random) -> tuple[Fault, ...]:
-    kinds = [draw for draw in DRAWS if rng.random() < KIND_SHARE]
+def _draw_faults(rng: random.Random, draws: Sequence[Draw]) -> tuple[Fault, ...]:
+    kinds = [draw for draw in draws if rng.random() < KIND_SHARE]
     if not kinds:
         return ()
     count = rng.randint(1, MAX_FAULTS)
@@ -190,4 +213,25 @@ DRAWS: Final[tuple[Draw, ...]] = (
     _draw_kill, _draw_hang, _draw_leave, _draw_server_kill, _draw_server_hang, _draw_torn, _draw_partition,
     _draw_degrade, _draw_clock, _draw_full, _draw_slow, _draw_crash, _draw_trainer_hang, _draw_flip,
     _draw_lost_answer,
+)  # fmt: skip
+
+
+def _draw_endpoint(rng: random.Random, at_s: float) -> Fault:
+    trouble: dict[str, Any] = rng.choice(
+        ({"is_down": True}, {"stale_slots": 20}, {"throttled": 0.7}, {"lost": 0.5, "late": 0.5})
+    )
+    return EndpointFault(at_s=at_s, who=_pick(rng), endpoint=rng.choice((0, 1, 1)), for_s=_length(rng), **trouble)
+
+
+def _draw_halt(rng: random.Random, at_s: float) -> Fault:
+    return ChainHalt(at_s=at_s, for_s=_length(rng))
+
+
+def _draw_pause(rng: random.Random, at_s: float) -> Fault:
+    return OwnerPause(at_s=at_s, for_s=_length(rng))
+
+
+CHAIN_DRAWS: Final[tuple[Draw, ...]] = (
+    _draw_kill, _draw_hang, _draw_leave, _draw_degrade, _draw_crash, _draw_trainer_hang, _draw_flip, _draw_endpoint,
+    _draw_endpoint, _draw_halt, _draw_pause,
 )  # fmt: skip

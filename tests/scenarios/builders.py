@@ -268,9 +268,7 @@ def build_bad_endpoints(size: Size) -> Scenario:
     down = EndpointFault(at_height=1, who=everybody, endpoint=1, is_down=True, for_s=first_s)
     stale = EndpointFault(at_height=1, who=everybody, endpoint=2, stale_slots=20, for_s=4 * first_s)
     refusing = EndpointFault(at_height=1, who=everybody, endpoint=3, throttled=0.5, cut=0.2, for_s=4 * first_s)
-    forked = EndpointFault(
-        at_height=3, who=("client-0", "client-2"), endpoint=3, is_forked=True, lag_s=0.8, for_s=6.0
-    )
+    forked = EndpointFault(at_height=3, who=("client-0", "client-2"), endpoint=3, is_forked=True, lag_s=0.8, for_s=6.0)
     again = EndpointFault(at_height=4, who=everybody, endpoint=1, is_down=True, for_s=first_s)
     back = Kill(at_height=2, who=("client-1",), for_s=3.0)
     chain = ChainConditions(lag_most_s=2.0, endpoints=3, cut=0.05)

@@ -7,6 +7,7 @@ from scenarios.row import get_events
 from sim_kit import build, play
 
 from psyche.backends.solana.backend import SolanaBackend
+from psyche.backends.solana.floor import FileFloor, NoFloor
 from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
 from psyche.sim.chain.conditions import ChainConditions
@@ -119,6 +120,42 @@ def test_an_account_that_its_messages_do_not_give_is_reported(monkeypatch: pytes
     real = Invariants.check_end
     monkeypatch.setattr(Invariants, "check_end", check_end)
     assert {one.name for one in simulate(build_on_chain(total_steps=3)).violations} == {"I8"}
+
+
+# --- a restart with stale endpoints (M9) ---------------------------------------------------------------------------
+
+
+def build_stale_restart() -> Scenario:
+    """A member dies after its result of round 0; back at once, it finds only an endpoint that still shows Warmup."""
+    who = ("client-1",)
+    down = EndpointFault(at_height=0, after_s=4.0, who=who, endpoint=1, is_down=True, for_s=20.0)
+    stale = EndpointFault(at_height=0, after_s=4.0, who=who, endpoint=2, stale_slots=20, for_s=20.0)
+    kill = Kill(at_height=0, after_s=4.0, who=who, for_s=0.2)
+    return build_on_chain(1, down, stale, kill, chain=ChainConditions(lag_most_s=1.0), init_min_clients=4)
+
+
+def change_arithmetic(world: World) -> None:
+    """What the member computes after its restart differs in the last bits, as on another graphics card."""
+    host = world.clients[1]
+
+    def see(_node: str, event: kinds.Event) -> None:
+        if isinstance(event, kinds.Killed):
+            host.cls = replace(host.cls, machine=replace(host.cls.machine, numeric_class=1))
+
+    world.trace.listeners.append(see)
+
+
+def test_a_member_that_finds_only_stale_endpoints_after_a_restart_signs_no_second_result() -> None:
+    outcome = simulate(build_stale_restart(), prepare=change_arithmetic)
+    assert not outcome.violations, outcome.describe()
+    sent = [one.event for one in get_events(outcome, kinds.ResultSent, "client-1") if one.event.epoch == 0]
+    assert len([one for one in sent if one.height == 0]) == 1
+
+
+def test_a_backend_that_shows_a_state_older_than_its_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileFloor, "read", lambda _floor: NoFloor().read())
+    violations = simulate(build_stale_restart(), prepare=change_arithmetic).violations
+    assert {one.name for one in violations} == {"R7"}
 
 
 # --- plans -------------------------------------------------------------------------------------------------------

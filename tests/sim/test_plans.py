@@ -11,10 +11,11 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.sim import faults
 from psyche.sim.byzantine import programs
+from psyche.sim.chain_faults import CHAIN_KINDS
 from psyche.sim.faults import Fault
 from psyche.sim.scenarios.plan import read_scenario, write_scenario
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
-from psyche.sim.scenarios.swarm import draw_scenario
+from psyche.sim.scenarios.swarm import draw_chain_scenario, draw_scenario
 from psyche.sim.shrink import shrink
 
 
@@ -40,6 +41,13 @@ def test_all_kinds_of_faults_and_liars_are_drawn_by_some_seed() -> None:
     drawn = [draw_scenario(seed) for seed in range(600)]
     assert {fault.kind for one in drawn for fault in one.faults} == set(faults.KINDS)
     assert {liar.kind for one in drawn for liar in one.byzantine} == set(programs.KINDS)
+
+
+def test_all_faults_of_a_chain_are_drawn_by_some_seed_and_can_be_played() -> None:
+    drawn = [draw_chain_scenario(seed) for seed in range(300)]
+    assert {fault.kind for one in drawn for fault in one.faults} > set(CHAIN_KINDS)
+    for scenario in drawn[:50]:
+        assert read_scenario(write_scenario(scenario)) == scenario
 
 
 def test_all_sizes_from_3_to_16_are_drawn_and_most_are_small() -> None:

@@ -122,9 +122,19 @@ def test_a_violation_fails_and_says_how_to_play_it_again(capsys: pytest.CaptureF
 def test_every_run_of_the_checks_plays_other_seeds_and_they_count() -> None:
     checks = load("run_checks")
     stage = checks.get_simulations(77)
-    assert stage.command[1:] == ["scripts/soak.py", "--from", "77", "--rounds", "10000"]
+    assert stage.command[1:] == ["scripts/soak.py", "--home", "both", "--from", "77", "--rounds", "9500"]
     assert checks.summarize([checks.Outcome(stage, 1, 2.0, "")], 77, 2.0) == 1
     assert checks.summarize([checks.Outcome(stage, 0, 2.0, "")], 77, 2.0) == 0
+
+
+def test_few_seeds_of_the_checks_play_on_a_chain_and_say_how_to_play_them_again() -> None:
+    soak = load("soak")
+    drawn = [soak.draw(seed, "both") for seed in range(320)]
+    on_chain = [one for one in drawn if one.home == "chain"]
+    assert len(on_chain) == 10
+    assert all(one.origin == f"python scripts/soak.py --home chain --seed {one.seed}" for one in on_chain)
+    assert soak.draw(5, "chain").home == "chain"
+    assert soak.draw(5, "tcp") == soak.draw(5, "both")
 
 
 def test_a_stage_beside_others_is_shown_when_they_are_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -372,6 +372,18 @@ def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_
     run(play)
 
 
+def test_two_that_follow_the_states_at_once_do_not_spoil_what_is_kept_for_a_restart(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        backend = await stage.open(1, floor=FileFloor(tmp_path / "slot"))
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(wait_for, backend, lambda _state: True)
+        assert not [event for event in stage.events.all if isinstance(event, Error)]
+        assert FileFloor(tmp_path / "slot").read() > 0
+
+    run(play)
+
+
 def test_a_file_that_holds_no_slot_is_named(tmp_path: Path) -> None:
     assert FileFloor(tmp_path / "slot").read() == 0
     (tmp_path / "slot").write_text("x")

@@ -93,6 +93,8 @@ class SolanaBackend:
         self._sink = sink or NoEvents()
         self._platform = platform or ChainPlatform()
         self._kept: object = None  # the phase that the floor names
+        self._kept_slot = 0
+        self._keeping = trio.Lock()
         self._view = RecordView(min_slot=0)
         self._judge = Judge(wallet, self._view)
         self._ticker = Ticker(wallet, self._platform.rng)
@@ -228,14 +230,15 @@ class SolanaBackend:
     async def _remember(self, state: Coordinator, slot: int) -> None:
         """Note what is about to be shown: all endpoints may be behind it when this client starts again (M9)."""
         phase = get_kept_phase(state)
-        if phase == self._kept:
-            return
-        try:
-            await trio.to_thread.run_sync(self._platform.floor.write, slot)
-        except BackendError as error:  # F16: not even a full disk ends the client
-            self._sink.emit(kinds.Error(message=str(error), action="remember how far the run was followed"))
-        else:
-            self._kept = phase
+        async with self._keeping:  # several may follow the states at once
+            if phase == self._kept or slot < self._kept_slot:
+                return
+            try:
+                await trio.to_thread.run_sync(self._platform.floor.write, slot)
+            except BackendError as error:  # F16: not even a full disk ends the client
+                self._sink.emit(kinds.Error(message=str(error), action="remember how far the run was followed"))
+            else:
+                self._kept, self._kept_slot = phase, slot
 
     async def _wait_until(self, is_met: Callable[[], bool]) -> None:
         """Wait for a record that meets a condition.

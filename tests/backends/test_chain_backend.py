@@ -398,10 +398,13 @@ def test_a_first_slot_makes_the_folder_that_it_is_kept_in(tmp_path: Path) -> Non
     assert FileFloor(tmp_path / "new" / "slot").read() == 7
 
 
-def test_a_full_disk_ends_no_client_on_a_chain(tmp_path: Path) -> None:
+def test_a_full_disk_ends_no_client_on_a_chain() -> None:
+    class FullDisk(NoFloor):
+        def write(self, slot: int) -> None:
+            raise BackendError(f"slot {slot} cannot be written")
+
     async def play(stage: Stage) -> None:
-        (tmp_path / "file").write_text("")
-        backend = await stage.open(1, floor=FileFloor(tmp_path / "file" / "slot"))
+        backend = await stage.open(1, floor=FullDisk())
         await backend.submit(Join(get_key(1)[1]))
         await wait_for(backend, lambda state: bool(state.registry.slots))
         assert any("cannot be written" in event.message for event in stage.events.all if isinstance(event, Error))

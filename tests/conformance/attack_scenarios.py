@@ -61,6 +61,7 @@ def bans_reclaimed(stage: Stage) -> None:
     run.wait(30)
     run.settle()
     run.run_round()
+    run.run_round()
     run.eject(1)
     run.eject(3)
     run.finish_epoch()

@@ -4,7 +4,7 @@
 
 The same run, a small model on two real clients, with each home as `psyche local-testnet` starts it. `round_s` is the
 median time from one round's start to the next, `train_s` that of a client's training in it, and `overhead_s` the rest.
-On a chain `lamports` are what a client's wallet paid: for each round, and for each epoch with its join and warm-up.
+On a chain `lamports` are what a client's wallet paid for an epoch, join and warm-up included, and that by round.
 Fees of a busy chain and the slower confirmations of a public one come on top. Both clients share this machine's cores.
 """
 
@@ -37,30 +37,28 @@ class Seen:
 
     rounds: list[float]
     training: list[float]
-    lamports: int
-    lamports_of_rounds: int
+    balances: list[int]  # lamports, as each epoch begins and as the run ends
     epochs: int
 
 
 def read_client(path: Path) -> Seen:
     """Read a client's event log."""
-    seen, last, is_in_rounds = Seen([], [], 0, 0, 0), None, False
+    seen, last = Seen([], [], [], 0), None
     for line in read_lines(path):
         match read_event(line):
             case kinds.RoundStarted(height=height, drain=drain) if not drain:
                 if last is not None and height > SKIPPED:
                     seen.rounds.append(line["t"] - last)
                 seen.epochs += height == 0
-                last, is_in_rounds = line["t"], True
+                last = line["t"]
             case kinds.RoundStarted():
                 last = None
             case kinds.Trained() as trained:
                 seen.training.append(trained.seconds)
             case kinds.StateChanged(run_state=state) if state.name in ("COOLDOWN", "WAITING_FOR_MEMBERS"):
-                last, is_in_rounds = None, False
-            case kinds.TransactionConfirmed(fee_lamports=fee):
-                seen.lamports += fee
-                seen.lamports_of_rounds += fee * is_in_rounds
+                last = None
+            case kinds.WalletBalance(lamports=lamports):
+                seen.balances.append(lamports)
             case _:
                 pass
     return seen
@@ -80,13 +78,14 @@ def measure(home: HomeKind, slot_ms: int, rounds: int, cache: Path) -> dict[str,
         clients = [read_client(layout.events_of(f"client-{number}")) for number in (1, 2)]
     round_s = statistics.median(one for seen in clients for one in seen.rounds)
     train_s = statistics.median(one for seen in clients for one in seen.training)
-    epochs = clients[0].epochs
+    paid = [(seen.balances[0] - seen.balances[-1]) / seen.epochs for seen in clients if seen.balances]
+    epoch_lamports = statistics.mean(paid) if paid else 0.0
     return {
         "round_s": round_s,
         "train_s": train_s,
         "overhead_s": round_s - train_s,
-        "lamports_per_round": sum(seen.lamports_of_rounds for seen in clients) / CLIENTS / rounds / epochs,
-        "lamports_per_epoch": sum(seen.lamports for seen in clients) / CLIENTS / epochs,
+        "lamports_per_round": epoch_lamports / rounds,
+        "lamports_per_epoch": epoch_lamports,
     }
 
 

@@ -1,0 +1,81 @@
+"""Somebody who follows a page of the documentation: every fenced block is done as it stands."""
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from psyche.testnet.process import Child
+
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DEADLINE_S = 300.0  # of one step; only a broken run reaches it
+POLL_S = 1.5  # each look is a process that imports much; rarer ones miss what they wait for, on a busy machine
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `options` are the words after its language, as in `until="paused"`."""
+
+    language: str
+    options: dict[str, str]
+    text: str
+
+
+def read_blocks(page: Path) -> list[Block]:
+    """Read the fenced blocks of a page, in order."""
+    found: list[Block] = []
+    for language, options, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        pairs = (option.partition("=") for option in shlex.split(options))
+        found.append(Block(language, {name: value for name, _, value in pairs}, text))
+    return found
+
+
+class Reader:
+    """Does what a page says, in a folder; `ports` stand there for those of the page."""
+
+    def __init__(self, folder: Path, ports: dict[str, str]) -> None:
+        self.folder = folder
+        self.ports = ports
+        self.terminals: dict[str, Child] = {}
+        self._bin = Path(sys.executable).parent
+
+    async def follow(self, block: Block) -> None:
+        """Do what one block says."""
+        text = block.text
+        for number, port in self.ports.items():
+            text = text.replace(number, port)
+        if "terminal" in block.options:
+            self._open_terminal(block.options["terminal"], text)
+        elif "kill" in block.options:
+            self.terminals[block.options["kill"]].send(signal.SIGKILL)
+            await self.terminals[block.options["kill"]].wait()
+        else:
+            await self._run(text, block.options)
+
+    def _open_terminal(self, name: str, command: str) -> None:
+        output = self.folder / f"{name}-{len(self.terminals)}.log"
+        self.terminals[name] = Child(name, ["/bin/bash", "-c", self._get_script(f"exec {command}")], output=output)
+
+    def _get_script(self, command: str) -> str:
+        return f"cd {shlex.quote(str(self.folder))} && export PATH={shlex.quote(str(self._bin))}:$PATH && {command}"
+
+    async def _run(self, command: str, options: dict[str, str]) -> None:
+        wanted = re.compile(options.get("until", ""))
+        while True:
+            done = await trio.run_process(
+                ["/bin/bash", "-c", self._get_script(command)],
+                capture_stdout=True, stderr=subprocess.STDOUT, check=False,
+            )  # fmt: skip
+            output = done.stdout.decode()
+            if "until" not in options:
+                assert done.returncode == 0, f"{command}\n{output}"
+                return
+            if done.returncode == 0 and wanted.search(output):
+                return
+            assert "finished" not in output, f"the run was over before it was {options['until']}: {output}"
+            await trio.sleep(POLL_S)

@@ -11,7 +11,7 @@ import trio
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.endpoints import Refusal, ScriptedEndpoint, open_scripted
+from kits.chain.endpoints import Refusal, ScriptedEndpoint, open_scripted
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc import replies

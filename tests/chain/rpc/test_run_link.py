@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import trio
-from kits.chain_run import ChainRunKit, open_chain_run
-from kits.endpoints import Events
+from kits.chain.chain_run import ChainRunKit, open_chain_run
+from kits.chain.endpoints import Events
 from solders.keypair import Keypair
 
 from psyche.backends.solana.backend import open_chain_backend

@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 import trio
-from kits.endpoints import SLOT_S, PaperChain, Refusal, ScriptedEndpoint, open_scripted
+from kits.chain.endpoints import SLOT_S, PaperChain, Refusal, ScriptedEndpoint, open_scripted
 from solders.compute_budget import ID as BUDGET
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair

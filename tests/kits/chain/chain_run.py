@@ -55,7 +55,14 @@ class ChainRunKit:
 @asynccontextmanager
 async def open_chain_run(*, slot_ms: float = 50, config: Config | None = None) -> AsyncGenerator[ChainRunKit]:
     """Open a chain with one run that waits for members."""
-    async with open_local_chain(slot_ms=slot_ms) as chain, open_rpc([Endpoint(chain.http, chain.ws)]) as rpc:
+    async with open_local_chain(slot_ms=slot_ms) as chain, create_run(chain, config) as kit:
+        yield kit
+
+
+@asynccontextmanager
+async def create_run(chain: LocalChain, config: Config | None = None) -> AsyncGenerator[ChainRunKit]:
+    """Create a run on a chain that is there."""
+    async with open_rpc([Endpoint(chain.http, chain.ws)]) as rpc:
         owner, account = Keypair(), Keypair()
         chain.bank.airdrop(owner.pubkey(), 100 * SOL)
         kit = ChainRunKit(chain, rpc, owner, ChainRun.find("run", account.pubkey()))

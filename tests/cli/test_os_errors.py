@@ -69,11 +69,25 @@ def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 def get_path_options(command: Any) -> list[Any]:
     kinds = (Path, list[Path])
     return [
-        one for one in command.params if getattr(getattr(one, "type_descriptor", None), "annotation", None) in kinds
+        one
+        for one in command.params
+        if getattr(getattr(one, "type_descriptor", None), "annotation", None) in kinds and one.name != WALLET
     ]
 
 
-COMMANDS: Final = {name: command for name, command in walk(typer.main.get_command(app)) if get_path_options(command)}
+def has_server(name: str, command: Any) -> bool:
+    """Whether a command works without a chain."""
+    flags = {flag for one in command.params for flag in one.opts}
+    return not name.startswith("dev ") and ("--rpc" not in flags or "--server-addr" in flags)
+
+
+# Commands for a chain alone, and wallets, need the extra `solana`: tests/chain/test_wallet.py reads bad wallets.
+WALLET: Final = "wallet_private_key_path"
+COMMANDS: Final = {
+    name: command
+    for name, command in walk(typer.main.get_command(app))
+    if get_path_options(command) and has_server(name, command)
+}
 
 
 def find_call(name: str) -> str:

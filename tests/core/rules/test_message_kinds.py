@@ -50,6 +50,8 @@ BOUNDS = {
     "set_rates.slashing": [(0, 9_223_372_036_854_775_807)],
     "collect.claims": [(1, 64), (32, 32), (1, None)],
     "update.bootstrap": [(0, 4), (0, 128)],
+    "update.first_weights": [(32, 32)],
+    "update.nonce": [(0, None)],
     "update_client_version.version": [(0, 96)],
 }
 

@@ -11,6 +11,7 @@ from psyche.core.rules.apply import KINDS
 from psyche.core.state.state import RunState
 
 SEEDS = range(20)
+MORE_SEEDS = (1010,)  # of events that go where those of SEEDS happen not to go
 EVENTS = 5_000  # of each seed
 
 
@@ -23,7 +24,7 @@ def test_random_events_do_the_same_to_core_and_to_the_compiled_rules(seed: int) 
 def test_random_events_go_everywhere() -> None:
     """Each refusal of each kind, each phase with each kind, and all that NEEDED names."""
     whole = Tally()
-    for seed in SEEDS:
+    for seed in (*SEEDS, *MORE_SEEDS):
         tally = play_events(seed, EVENTS, NoHome())
         whole.seen += tally.seen
         whole.facts += tally.facts

@@ -60,7 +60,8 @@ class FaultyEndpoint:
             nursery.start_soon(trio.serve_listeners, carry, [listener])
 
     async def _carry(self, client: trio.SocketStream, port: int) -> None:
-        with trio.CancelScope() as scope, suppress(trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+        trouble = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+        with trio.CancelScope() as scope, suppress(*trouble):  # pyright: ignore[reportCallIssue]
             self._scopes.add(scope)
             try:
                 if self.fault == "dead":

@@ -79,8 +79,9 @@ def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: st
         axes.axvline(one.start - origin, color="black", lw=0.3, alpha=0.5)
     axes.set_yticks(range(len(nodes)), [node.name for node in nodes] if len(nodes) <= MAX_LABELS else [])
     axes.tick_params(axis="y", labelsize=7)
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
+    # Said and not left to matplotlib: a run without rounds has nothing that limits could be found from.
+    axes.set_ylim(max(1, len(nodes)) - 0.5, -0.5)
+    axes.set_xlim(0.0, max(1.0, accounts.ended - origin))
     begun_s = origin - accounts.started
     since = f"seconds since the first round, which began {begun_s:.0f} s after the start"
     axes.set_xlabel(f"{since}; a thin line is the start of a round")
@@ -96,6 +97,8 @@ def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: st
 def get_bars(accounts: Accounts, node: NodeAccount, what: What) -> list[Span]:
     """The spans to draw of one kind; later kinds of `COLORS` are drawn over earlier ones."""
     present = [one for one in accounts.rounds if one.place in node.present]
+    if not accounts.rounds:
+        return []
     if what is What.AWAY:  # drawn also while it is no member, and between epochs
         first, last = accounts.rounds[0].start, accounts.rounds[-1].end
         return [Span(max(span.start, first), min(span.end, last)) for span in find_spans(node.spans[what], first, last)]

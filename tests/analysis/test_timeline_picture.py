@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 from forecast.forecast_kit import build_machines, build_question
+from kits.events import make
 
+from psyche.analysis.accounts import Accounts
 from psyche.analysis.timeline import COLORS, NO_MEMBER, check_picture, get_absences, write_picture
 from psyche.errors import ConfigError
 from psyche.forecast.play import Forecast, play
+from psyche.telemetry import kinds
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +39,12 @@ def test_the_picture_tells_who_is_no_member_and_who_is_away(few: Forecast) -> No
     assert len(get_absences(few.accounts, outside)) == len(few.accounts.rounds)
     assert get_absences(few.accounts, few.members[0]) == []
     assert len({*COLORS.values(), NO_MEMBER, "#ffffff"}) == len(COLORS) + 2, "each has a colour of its own"
+
+
+def test_a_run_without_a_round_is_drawn_with_its_clients(tmp_path: Path) -> None:
+    accounts = Accounts()
+    accounts.take(5.0, "ada", make(kinds.LeftEpoch))
+    accounts.take(9.0, "ada", make(kinds.ClientStarted))
+    accounts.finish()
+    write_picture(accounts, "a title", tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")

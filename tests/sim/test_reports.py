@@ -189,4 +189,5 @@ def test_an_error_in_a_world_that_cannot_be_drawn_has_its_seed(monkeypatch: pyte
     soak = load("soak")
     monkeypatch.setattr(soak, "draw_scenario", {}.__getitem__)
     text = soak.play_seed(9).failure
-    assert text.startswith("seed 9: the simulation itself failed: KeyError(9)\nreplay: python scripts/soak.py --seed 9")
+    replay = "replay: python scripts/soak.py --home tcp --seed 9"
+    assert text.startswith(f"seed 9: the simulation itself failed: KeyError(9)\n{replay}")

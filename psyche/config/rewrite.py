@@ -42,6 +42,13 @@ def _set_value(text: str, path: KeyPath, value: Value) -> str:
     return "\n".join([*lines[:header], added, *lines[header:]])
 
 
+def add_table(text: str, name: str) -> str:
+    """Add an empty table at the end of a TOML document that lacks it."""
+    if (name,) in find_lines(text):
+        return text
+    return f"{text.rstrip()}\n\n[{name}]\n"
+
+
 def format_value(value: Value) -> str:
     """Format a value as TOML."""
     if isinstance(value, bool):

@@ -1,5 +1,6 @@
 """Checks beyond the core's rules: warnings, and settings that this version cannot run yet."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from psyche.config.values import get_variant_name
@@ -19,6 +20,7 @@ STRANGERS_WITNESSES: Final = 16  # with this many, bad members are unlikely to w
 DAY_S: Final = 86_400  # a longer wait is probably a typo or the wrong unit
 CONFIRMATION_S: Final = 2  # of a transaction on Solana, usually; 0.4 to 3 s
 SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long to start
+ENTROPY_ON_SERVER: Final = "config.entropy_delay is for the chain; a TCP server uses 0"
 
 _RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL)
 _RUNNABLE_DATA: Final = (DataLocationKind.DUMMY, DataLocationKind.SERVER, DataLocationKind.LOCAL)
@@ -60,15 +62,16 @@ def find_chain_problems(model: Model) -> list[str]:
     return []
 
 
-def find_chain_warnings(config: Config) -> list[str]:
-    """Find settings that are allowed on a chain, but with which honest members would often be late there."""
+def find_chain_warnings(config: Config, warnings: Iterable[str]) -> list[str]:
+    """Find what to warn of on a chain: of these warnings those that hold there, and of members that would be late."""
+    kept = [warning for warning in warnings if warning != ENTROPY_ON_SERVER]
     if config.round_witness_time >= 3 * CONFIRMATION_S:
-        return []
+        return kept
     text = (
         f"config.round_witness_time {config.round_witness_time} s: on a chain a report takes up to {CONFIRMATION_S} s "
         f"to be seen; use at least {3 * CONFIRMATION_S} s, or members that are not late count as late"
     )
-    return [text]
+    return [*kept, text]
 
 
 def find_warnings(config: Config, model: Model) -> list[str]:
@@ -79,7 +82,7 @@ def find_warnings(config: Config, model: Model) -> list[str]:
     if config.verification_percent:
         found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
     if config.entropy_delay:
-        found.append("config.entropy_delay is for the chain; a TCP server uses 0")
+        found.append(ENTROPY_ON_SERVER)
     if 0 < config.global_batch_size_start < config.init_min_clients:
         found.append(
             f"config.global_batch_size_start {config.global_batch_size_start} is below init_min_clients "

@@ -1,5 +1,7 @@
 """The local chain of a testnet: wallets with lamports, and a run that its owner creates, opens and starts there."""
 
+import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -7,11 +9,13 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from psyche import __version__
-from psyche.errors import PsycheError
+from psyche.errors import BackendError, PsycheError
 from psyche.telemetry.text import format_number
 from psyche.testnet.settings import Layout, TestnetSettings
 
 if TYPE_CHECKING:
+    from solders.pubkey import Pubkey
+
     from psyche.backends.solana.rpc.client import Rpc
     from psyche.backends.solana.session import ChainSession
     from psyche.chain.wallet import Wallet
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 LAMPORTS: Final = 10 * 10**9  # of each client; a round costs about 0.00001 SOL
+READY_S: Final = 180.0  # a real validator's first start takes some seconds, on a loaded machine many
 FUND_S: Final = 60.0
 POLL_S: Final = 0.1
 
@@ -39,7 +44,7 @@ def make_wallets(layout: Layout, settings: TestnetSettings) -> None:
 async def found_run(
     run: "LoadedRun", layout: Layout, settings: TestnetSettings, port: int, say: Callable[[str], None]
 ) -> None:
-    """Fund the clients, create the run, let each client's wallet join, and start it: all that its owner does.
+    """Fund the clients, create the run, let their wallets join, or everybody, and start it, as its owner does.
 
     Raises:
         PsycheError: the chain does not answer, or refuses.
@@ -52,15 +57,27 @@ async def found_run(
     clients = [read_wallet(layout.wallet(number + 1)) for number in range(settings.num_clients)]
     async with open_rpc([parse_endpoint(get_rpc_url(port))]) as rpc:
         session = ChainSession(rpc, read_wallet(layout.owner_wallet), lambda _quote: None)
+        await _until_ready(rpc, session.key)
         for wallet in clients:
-            await _fund(rpc, wallet)
-        await _create(session, run, clients)
-    say(f"run {run.run_id!r} is on the chain, and {format_number(len(clients), 'wallet')} may join it")
+            await rpc.call("requestAirdrop", str(wallet.pubkey()), LAMPORTS)
+        for wallet in clients:
+            await _until_funded(rpc, wallet.pubkey())
+        await _create(session, run, [] if run.access.is_open else clients)
+    who = "everybody" if run.access.is_open else format_number(len(clients), "wallet")
+    say(f"run {run.run_id!r} is on the chain, and {who} may join it")
 
 
-async def _fund(rpc: "Rpc", wallet: "Wallet") -> None:
-    key = wallet.pubkey()
-    await rpc.call("requestAirdrop", str(key), LAMPORTS)
+async def _until_ready(rpc: "Rpc", owner: "Pubkey") -> None:
+    """A validator funds the owner's wallet last: when it answers calls, and has the programs."""
+    with trio.move_on_after(READY_S):
+        while True:
+            with contextlib.suppress(BackendError):
+                return await _until_funded(rpc, owner)
+            await trio.sleep(POLL_S)
+    raise PsycheError(f"the local chain was not ready within {READY_S:.0f} s")
+
+
+async def _until_funded(rpc: "Rpc", key: "Pubkey") -> None:
     with trio.move_on_after(FUND_S):
         while not await rpc.get_balance(key):  # noqa: ASYNC110  # the chain alone knows
             await trio.sleep(POLL_S)
@@ -69,21 +86,23 @@ async def _fund(rpc: "Rpc", wallet: "Wallet") -> None:
 
 
 async def _create(session: "ChainSession", run: "LoadedRun", clients: "list[Wallet]") -> None:
+    """Create the run, let these clients join, or everybody where there are none, and start it."""
     from psyche.backends.solana.founding import Founding, plan_create
     from psyche.backends.solana.home import SolanaHome
     from psyche.backends.solana.joining import plan_grant
+    from psyche.chain.addresses import EVERYBODY
     from psyche.core.state.messages import Resume
 
     await session.carry_out(await plan_create(session, Founding(run, __version__)))
-    for wallet in clients:
-        await session.carry_out(await plan_grant(session, wallet.pubkey()))
+    for key in [wallet.pubkey() for wallet in clients] or [EVERYBODY]:
+        await session.carry_out(await plan_grant(session, key))
     await SolanaHome(session, run.run_id).command(Resume())
 
 
-def get_chain_argv(python: str, layout: Layout, port: int, slot_ms: int) -> list[str]:
-    """`psyche dev validator` for this testnet; it funds the owner's wallet."""
-    argv = [python, "-m", "psyche", "dev", "validator", "--port", str(port), "--slot-ms", str(slot_ms)]
-    return [*argv, "--wallet", str(layout.owner_wallet)]
+def get_chain_argv(layout: Layout, port: int, settings: TestnetSettings) -> list[str]:
+    """`psyche dev validator` for this testnet; it funds the owner's wallet once it is ready."""
+    argv = [sys.executable, "-m", "psyche", "dev", "validator", "--validator", settings.validator]
+    return [*argv, "--port", str(port), "--slot-ms", str(settings.slot_ms), "--wallet", str(layout.owner_wallet)]
 
 
 def get_bootstrap_address(port: int, key: bytes) -> str:

@@ -19,7 +19,7 @@ def get_home_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:
     """The command of the process that keeps the run."""
     if settings.backend is HomeKind.tcp:
         return get_server_argv(prepared, settings)
-    return get_chain_argv(sys.executable, prepared.layout, prepared.server_port, settings.slot_ms)
+    return get_chain_argv(prepared.layout, prepared.server_port, settings)
 
 
 def get_server_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:

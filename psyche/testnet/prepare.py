@@ -19,12 +19,13 @@ import trio
 
 from psyche.config.load import LoadedRun, find_run_file, load_data, load_run
 from psyche.config.problems import ConfigProblems
-from psyche.config.rewrite import set_values
-from psyche.config.rules import find_chain_problems, find_unsupported
+from psyche.config.rewrite import add_table, set_values
+from psyche.config.rules import find_chain_problems, find_chain_warnings, find_unsupported
 from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
 from psyche.durable import write_file
 from psyche.errors import ConfigError, PsycheError
+from psyche.localchain.validator import Validator
 from psyche.server.preflight import MODEL_CONFIGS, find_file_problems
 from psyche.testnet.chain import get_bootstrap_address, make_wallets
 from psyche.testnet.free_port import choose_port
@@ -96,9 +97,10 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
     settings.check()
     source = find_run_file(settings.config_path)
     run = load_run(source)
-    problems = find_unsupported(run.model, run.config)
-    if settings.backend is HomeKind.solana:
+    problems, is_on_chain = find_unsupported(run.model, run.config), settings.backend is HomeKind.solana
+    if is_on_chain:
         problems += find_chain_problems(run.model)
+        check_validator(settings)
     if problems:
         raise ConfigError("\n".join(f"{run.path}: {problem}" for problem in problems))
     if run.config.init_min_clients > settings.num_clients and not settings.wait_for_all:
@@ -108,7 +110,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         )
     find_data(run)  # before anything is made
     await trio.to_thread.run_sync(_check_files, run)
-    for warning in run.warnings:
+    for warning in find_chain_warnings(run.config, run.warnings) if is_on_chain else run.warnings:
         say(f"note: {warning}")
     layout = make_layout(settings, run.run_id)
     hold_folder(settings.cache_dir)
@@ -121,10 +123,22 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         await _prepare_model(run, copy, settings, layout, say)
         held_out = await _prepare_data(run, copy, settings, layout, say)
         port, p2p_ports = choose_port(wanted=settings.server_port), ()
-        if settings.backend is HomeKind.solana:
+        if is_on_chain:
             copy, p2p_ports = _prepare_chain(copy, keys, layout, settings)
     is_served = run.model.data_location.kind is DataLocationKind.SERVER
     return Prepared(layout, copy, port, layout.config / DATA_FILE if is_served else None, held_out, keys, p2p_ports)
+
+
+def check_validator(settings: TestnetSettings) -> None:
+    """Look for the validator on the path.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if settings.validator is Validator.real:
+        from psyche.localchain.real import find_tool
+
+        find_tool()
 
 
 def _prepare_chain(
@@ -160,7 +174,7 @@ def _make_keys(settings: TestnetSettings, layout: Layout) -> tuple[bytes, ...]:
 
 
 def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -> None:
-    """Write a copy of the configuration with a free port for the data server and the setting of `wait_for_all`."""
+    """Write a copy of the configuration with a free port for the data server and what the settings change in it."""
     values: dict[tuple[str | int, ...], str | int | float | bool] = {
         ("run_id",): run.run_id
     }  # the path may name the folder
@@ -171,7 +185,11 @@ def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -
     if settings.wait_for_all:
         values["config", "init_min_clients"] = settings.num_clients
         values["config", "min_clients"] = min(run.config.min_clients, settings.num_clients)
-    text = set_values(run.path.read_text(encoding="utf-8"), values)
+    text = run.path.read_text(encoding="utf-8")
+    if settings.open_joins:
+        values["access", "open"] = True
+        text = add_table(text, "access")
+    text = set_values(text, values)
     write_file(layout.config / run.path.name, text.encode())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from psyche.errors import ConfigError
+from psyche.localchain.validator import Validator
 from psyche.modeling.device_name import check_device_name
 
 MAX_CLIENTS = 64  # each takes two processes of several hundred megabytes
@@ -35,6 +36,8 @@ class TestnetSettings:
     cache_dir: Path = field(default_factory=lambda: Path("runs") / "cache")
     backend: HomeKind = HomeKind.tcp
     slot_ms: int = SLOT_MS  # of the local chain
+    validator: Validator = Validator.embedded  # which local chain
+    open_joins: bool = False  # let everybody join, not only the clients: sets the run's access.open
     server_port: int = 0  # of the server, or of the local chain
     random_kill_num: int = 0
     random_kill_interval_s: float = 120.0
@@ -62,6 +65,8 @@ class TestnetSettings:
             raise ConfigError(f"--num-clients {self.num_clients}: must be 1 to {MAX_CLIENTS}")
         if self.minutes is not None and self.minutes <= 0:
             raise ConfigError(f"--minutes {self.minutes}: must be above 0")
+        if self.validator is Validator.real and self.backend is not HomeKind.solana:
+            raise ConfigError("--validator real: needs --backend solana; a server needs no chain")
         check_device_name(self.device)
 
 

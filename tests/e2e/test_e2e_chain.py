@@ -1,12 +1,16 @@
 """A run on the chain in a box, with three real clients: wallets that may join, a pause, a kill, and what is left."""
 
 import io
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from kits.leftovers import assert_none_of, assert_nothing_left, get_allowed_s, get_hosted_trainers
 from kits.run_files import MakeRun
+from kits.testnet import call_testnet
 
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.rpc.client import open_rpc
@@ -28,6 +32,8 @@ pytestmark = pytest.mark.e2e
 DEADLINE_S = 300.0  # only a broken run reaches it
 POLL_S = 0.1
 ROUNDS = 5
+SHORT = {"rounds_per_epoch": ROUNDS, "total_steps": 3 * ROUNDS + 1, "entropy_delay": 4}
+EXIT_INTERRUPTED = 130
 
 
 class ChainRun:
@@ -101,9 +107,28 @@ def test_three_clients_train_on_a_chain_through_a_pause_and_a_kill(make_run: Mak
     trio.run(play)
 
 
-def write_local_run(make_run: MakeRun) -> Path:
+def test_a_testnet_on_a_chain_kills_at_random_and_leaves_nothing_at_ctrl_c(make_run: MakeRun, tmp_path: Path) -> None:
+    """The command as a person calls it, on a run that everybody may join."""
+    config = write_local_run(make_run, total_steps=10_000, init_min_clients=1, round_witness_time=12)
+    options = ["--num-clients", "2", "--backend", "solana", "--slot-ms", "40", "--open-joins", "--threads", "1"]
+    options += ["--random-kill-num", "1", "--random-kill-interval", "8", "--allowed-to-kill", "2"]
+    with call_testnet(tmp_path / "testnet", config, *options, has_own_host=False) as testnet:
+        testnet.wait_for("a kill", lambda: "client-2 is killed" in testnet.output.read_text())
+        testnet.wait_for("training", lambda: any(one["kind"] == "trained" for one in testnet.read("client-1")))
+        allowed_s, since = get_allowed_s(), time.monotonic()
+        testnet.process.send_signal(signal.SIGINT)
+        assert testnet.wait() == EXIT_INTERRUPTED, testnet.describe()
+        assert time.monotonic() - since <= max(allowed_s, get_allowed_s()), testnet.describe()
+        trio.run(assert_nothing_left, testnet.token)
+        trio.run(assert_none_of, get_hosted_trainers())
+    assert "everybody may join it" in testnet.output.read_text()
+    starts = [one for one in testnet.read("testnet") if one["kind"] == "process_started" and one["name"] == "client-2"]
+    assert len(starts) >= 2
+
+
+def write_local_run(make_run: MakeRun, **changes: object) -> Path:
     """A run whose clients read the data themselves: a chain serves none."""
-    config = make_run(rounds_per_epoch=ROUNDS, total_steps=3 * ROUNDS + 1, entropy_delay=4)
+    config = make_run(**{**SHORT, **changes})
     file = config / "run.toml"
     lines = ['Local = "data"' if line.startswith("Server = ") else line for line in file.read_text().splitlines()]
     file.write_text("\n".join(lines))

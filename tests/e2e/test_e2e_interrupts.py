@@ -7,7 +7,6 @@ Here, and only here, seconds are the rule under test: a client must be gone with
 machine that has more to do than cores to do it on is allowed that many times more.
 """
 
-import os
 import signal
 import time
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from random import Random
 import pytest
 import trio
 from kits.cluster import DEADLINE_S, Cluster, open_cluster
-from kits.leftovers import get_processes
+from kits.leftovers import get_allowed_s, get_processes
 from kits.run_files import MakeRun
 
 from psyche.modeling.trainer.process import HOST_VARIABLE
@@ -25,7 +24,6 @@ from psyche.modeling.trainer.process import HOST_VARIABLE
 pytestmark = pytest.mark.e2e
 
 SEED = 26
-LEAVE_S = 5.0
 STEADY, VICTIMS = ("client-1", "client-2"), (3, 4)
 PHASES = {
     "waiting": "waiting_for_members",
@@ -68,11 +66,6 @@ class Run:
     last_epoch: int = 0
     last_codes: list[int] = field(default_factory=list)
     turn: trio.Lock = field(default_factory=trio.Lock)
-
-
-def get_allowed_s() -> float:
-    """Five seconds, more where the machine has more to do than it can."""
-    return LEAVE_S * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def get_phase(cluster: Cluster, name: str, since: float) -> str:

@@ -1,29 +1,24 @@
 """`psyche local-testnet start` as a person calls it: with random kills, and with Ctrl-C on a run of `psyche init`."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import trio
 from kits.cluster import DEADLINE_S
-from kits.leftovers import MARK, POLL_S, assert_nothing_left, get_processes
+from kits.leftovers import assert_nothing_left
 from kits.node import find_overlong_waits
 from kits.run_files import MakeRun
+from kits.testnet import CalledTestnet, call_testnet
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
-from psyche.modeling.trainer.process import HOST_VARIABLE
-from psyche.telemetry.events import Line, read_lines
 
 pytestmark = pytest.mark.e2e
 
@@ -31,70 +26,6 @@ EXIT_INTERRUPTED = 130
 IMPORTS_PER_KILL = 5.0  # a client needs about four times as long to come up as its first half does to be imported
 SOME_ROUNDS = 3
 ATTEMPTS = 3  # a machine that gets faster meanwhile is at the end before the first kill: again, killing twice as often
-
-
-@dataclass
-class Testnet:
-    """A running `psyche local-testnet start`."""
-
-    __test__ = False
-
-    process: subprocess.Popen[bytes]
-    token: str
-    folder: Path
-    output: Path
-
-    def read(self, node: str) -> list[Line]:
-        """All events of a node so far."""
-        return list(read_lines(self.folder / "events" / node / "events.jsonl"))
-
-    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` is true.
-
-        Raises:
-            AssertionError: it never was, or the command ended before; with what it had printed.
-        """
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert self.process.poll() is None, f"ended before {what}\n{self.describe()}"
-            assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for {what}\n{self.describe()}"
-            time.sleep(POLL_S)
-
-    def wait(self) -> int:
-        """Wait for the end; the exit code."""
-        try:
-            return self.process.wait(timeout=2 * DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it never ended\n{self.describe()}") from None
-
-    def describe(self) -> str:
-        """The last lines that it printed."""
-        return "\n".join(self.output.read_text(errors="replace").splitlines()[-30:])
-
-
-@contextmanager
-def open_testnet(folder: Path, config: Path, *arguments: str) -> Iterator[Testnet]:
-    """The command, in a process group of its own; all of it is dead when the block ends."""
-    folder.mkdir(exist_ok=True)
-    token, output = uuid4().hex, folder / "output.txt"
-    command = [sys.executable, "-m", "psyche", "local-testnet", "start", "--config-path", str(config)]
-    command += ["--run-dir", str(folder / "run"), "--cache-dir", str(folder / "cache"), "--no-sample", "--keep"]
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            [*command, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, HOST_VARIABLE: "", MARK: f"{token}/testnet/1"},  # with a host of its own
-            start_new_session=True,
-        )
-    try:
-        yield Testnet(process, token, folder / "run", output)
-    finally:
-        for pid in get_processes(token):
-            os.kill(pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
 
 
 def measure_imports_s() -> float:
@@ -107,16 +38,16 @@ def measure_imports_s() -> float:
     return min(seconds)
 
 
-def run_with_kills(folder: Path, config: Path, interval_s: float) -> tuple[Testnet, int]:
+def run_with_kills(folder: Path, config: Path, interval_s: float) -> tuple[CalledTestnet, int]:
     """A whole run in which the third client is killed again and again; its exit code."""
     arguments = ["--num-clients", "3", "--random-kill-num", "1", "--random-kill-interval", f"{interval_s:.1f}"]
-    with open_testnet(folder, config, *arguments, "--allowed-to-kill", "3") as testnet:
+    with call_testnet(folder, config, *arguments, "--allowed-to-kill", "3") as testnet:
         code = testnet.wait()
         trio.run(assert_nothing_left, testnet.token)
     return testnet, code
 
 
-def run_until_killed(folder: Path, config: Path, interval_s: float) -> tuple[Testnet, dict[str, Any]]:
+def run_until_killed(folder: Path, config: Path, interval_s: float) -> tuple[CalledTestnet, dict[str, Any]]:
     """A run in which at least one kill happened, and its summary."""
     for attempt in range(ATTEMPTS):
         testnet, code = run_with_kills(folder / f"testnet-{attempt}", config, interval_s / 2**attempt)
@@ -150,7 +81,7 @@ def test_a_run_with_random_kills_ends_with_equal_digests_and_exit_code_0(make_ru
     assert_next_steps_work(testnet, tmp_path)
 
 
-def assert_next_steps_work(testnet: Testnet, elsewhere: Path) -> None:
+def assert_next_steps_work(testnet: CalledTestnet, elsewhere: Path) -> None:
     """What the command proposes at its end can be typed in any folder, and leads on to the tutorial."""
     *commands, tutorial = testnet.output.read_text().partition("to try next:\n")[2].splitlines()
     assert [command.split()[1] for command in commands] == ["model", "trace"]
@@ -163,7 +94,7 @@ def assert_next_steps_work(testnet: Testnet, elsewhere: Path) -> None:
 
 
 def test_clients_that_never_can_take_part_end_the_run_with_their_reason(make_run: MakeRun, tmp_path: Path) -> None:
-    with open_testnet(
+    with call_testnet(
         tmp_path / "testnet", make_run(init_min_clients=2), "--num-clients", "2", "--device", "cuda:99"
     ) as testnet:
         assert testnet.wait() == 1
@@ -174,15 +105,15 @@ def test_clients_that_never_can_take_part_end_the_run_with_their_reason(make_run
         assert [event["kind"] for event in testnet.read(name)][-1:] == ["cannot_take_part"]
 
 
-def is_preparing(testnet: Testnet) -> bool:
+def is_preparing(testnet: CalledTestnet) -> bool:
     return testnet.folder.exists()
 
 
-def are_clients_starting(testnet: Testnet) -> bool:
+def are_clients_starting(testnet: CalledTestnet) -> bool:
     return any(event["kind"] == "client_started" for event in testnet.read("client-1"))
 
 
-def is_training(testnet: Testnet) -> bool:
+def is_training(testnet: CalledTestnet) -> bool:
     return sum(event["kind"] == "trained" for event in testnet.read("client-2")) >= SOME_ROUNDS
 
 
@@ -197,8 +128,8 @@ def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("moment", [is_preparing, are_clients_starting, is_training], ids=lambda m: m.__name__)
-def test_ctrl_c_leaves_nothing_running(own_run: Path, tmp_path: Path, moment: Callable[[Testnet], bool]) -> None:
-    with open_testnet(tmp_path / "testnet", own_run, "--num-clients", "2") as testnet:
+def test_ctrl_c_leaves_nothing_running(own_run: Path, tmp_path: Path, moment: Callable[[CalledTestnet], bool]) -> None:
+    with call_testnet(tmp_path / "testnet", own_run, "--num-clients", "2") as testnet:
         testnet.wait_for(moment.__name__, lambda: moment(testnet))
         testnet.process.send_signal(signal.SIGINT)
         code = testnet.wait()

@@ -13,6 +13,15 @@ from psyche.modeling.trainer.process import HOST_VARIABLE
 MARK: Final = "PSYCHE_E2E"  # in the environment of every process of a test, and of its descendants
 GONE_S: Final = 60.0  # for the kernel to end the children of a dead process, on a busy machine
 POLL_S: Final = 0.05
+LEAVE_S: Final = 5.0
+
+
+def get_allowed_s() -> float:
+    """How long what is interrupted may take to leave: five seconds, more where the machine has more to do than it can.
+
+    F26 says five.
+    """
+    return LEAVE_S * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def get_processes(mark: str) -> list[int]:

@@ -6,6 +6,7 @@ import pytest
 
 from psyche.chain.wallet import read_wallet
 from psyche.errors import ConfigError
+from psyche.localchain.validator import Validator
 from psyche.testnet.commands import get_client_argv, get_home_argv, get_owner_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.settings import HomeKind, TestnetSettings
@@ -33,9 +34,35 @@ async def test_each_client_of_a_chain_has_a_wallet_and_a_port_that_the_record_na
     assert f"--bind-p2p-port {second} " in line
     assert "--server-addr" not in line
     home = " ".join(get_home_argv(prepared, settings))
-    assert f"dev validator --port {prepared.server_port} --slot-ms 50 --wallet {prepared.layout.owner_wallet}" in home
+    assert f"dev validator --validator embedded --port {prepared.server_port} --slot-ms 50 --wallet" in home
     owner = " ".join(get_owner_argv(prepared, settings, "pause"))
     assert f"run pause --run-id {prepared.run.run_id} --rpc http://127.0.0.1:{prepared.server_port}" in owner
+
+
+async def test_joins_are_open_if_the_settings_or_the_file_say_so(settings: TestnetSettings) -> None:
+    assert not (await prepare(settings, lambda _text: None)).run.access.is_open
+    assert settings.run_dir is not None
+    settings.run_dir, settings.open_joins = settings.run_dir.with_name("open"), True
+    assert (await prepare(settings, lambda _text: None)).run.access.is_open
+
+
+async def test_a_real_validator_is_looked_for_before_anything_is_made(
+    settings: TestnetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.validator = Validator.real
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="neither solana-test-validator nor surfpool is on the path"):
+        await prepare(settings, lambda _text: None)
+    assert not (tmp_path / "run").exists()
+    settings.backend = HomeKind.tcp
+    with pytest.raises(ConfigError, match="--validator real: needs --backend solana"):
+        settings.check()
+
+
+async def test_a_real_validator_is_asked_for_where_it_is_there(settings: TestnetSettings, tmp_path: Path) -> None:
+    prepared = await prepare(settings, lambda _text: None)
+    settings.validator = Validator.real
+    assert "dev validator --validator real --port" in " ".join(get_home_argv(prepared, settings))
 
 
 async def test_a_run_whose_data_a_server_would_serve_is_refused_before_anything_is_made(

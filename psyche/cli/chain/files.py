@@ -20,6 +20,6 @@ def load_chain_run(path: Path) -> LoadedRun:
     if problems := [*find_unsupported(file.model, file.config), *find_chain_problems(file.model)]:
         raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in problems))
     file = replace(file, config=replace(file.config, entropy_delay=file.config.entropy_delay or ENTROPY_DELAY))
-    for warning in (*(w for w in file.warnings if "entropy_delay" not in w), *find_chain_warnings(file.config)):
+    for warning in find_chain_warnings(file.config, file.warnings):
         say(f"warning: {warning}")
     return file

@@ -1,12 +1,12 @@
 """`psyche dev`: what those need who build on a run, or try one out: a chain on this machine."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from psyche.cli.helpers.common import ending_on_sigterm, format_examples, make_group, run_async
+from psyche.localchain.validator import Validator
 
 if TYPE_CHECKING:
     from solders.keypair import Keypair
@@ -22,13 +22,6 @@ group = make_group(
     "psyche dev validator                    # a chain here, until Ctrl-C",
     "psyche dev validator --ledger my-chain  # kept on disk",
 )
-
-
-class Validator(StrEnum):
-    """Which chain runs."""
-
-    embedded = "embedded"
-    real = "real"
 
 
 @group.callback()

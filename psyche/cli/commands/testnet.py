@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from psyche.cli.helpers.common import format_examples, make_group
+from psyche.localchain.validator import Validator
 from psyche.testnet.settings import HomeKind, TestnetSettings
 
 DEFAULT: Final = TestnetSettings(num_clients=1, config_path=Path())
@@ -17,6 +18,12 @@ group = make_group(
 
 NumClients = Annotated[int, typer.Option(help="How many clients; each is two processes.")]
 ConfigPath = Annotated[Path, typer.Option(help="A run.toml, or the folder with it, data.toml and model.json.")]
+LocalValidator = Annotated[
+    Validator, typer.Option(help="The local chain: embedded in psyche, or real: solana-test-validator or surfpool.")
+]
+OpenJoins = Annotated[
+    bool, typer.Option("--open-joins", help="Let everybody join, not only the clients: sets access.open.")
+]
 RunDir = Annotated[Path | None, typer.Option(help="Everything of this run goes here. Default: runs/NAME-DATE-TIME.")]
 CacheDir = Annotated[Path, typer.Option(help="Folder for first weights and tokens that runs share.")]
 KillNumber = Annotated[int, typer.Option(min=0, help="How many clients are killed (SIGKILL) at a time.")]
@@ -59,6 +66,8 @@ def start(
     slot_ms: Annotated[
         int, typer.Option(min=10, max=60_000, help="Length of the local chain's slots; a public chain has 400 ms.")
     ] = DEFAULT.slot_ms,
+    validator: LocalValidator = DEFAULT.validator,
+    open_joins: OpenJoins = DEFAULT.open_joins,
     server_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the server or the chain; 0: any free one.")
     ] = DEFAULT.server_port,
@@ -93,7 +102,8 @@ def start(
 
     With --backend solana the run is on a chain of this machine: each client has a wallet with lamports of no value, and
     the run is created, opened to these wallets and started as its owner does that with `psyche run` and `psyche auth`.
-    The data must be Local then: a chain serves none.
+    The data must be Local then: a chain serves none. --validator real takes one of Solana's own validators instead of
+    the chain that comes with psyche.
 
     Exit code 1 where the final digests differ or a client failed, 130 after Ctrl-C; a second Ctrl-C kills at once.
     """
@@ -103,8 +113,9 @@ def start(
 
     settings = TestnetSettings(
         num_clients=num_clients, config_path=config_path, run_dir=run_dir, cache_dir=cache_dir, backend=backend,
-        slot_ms=slot_ms, server_port=server_port, random_kill_num=random_kill_num,
-        random_kill_interval_s=random_kill_interval, allowed_to_kill=parse_numbers(allowed_to_kill), minutes=minutes,
+        slot_ms=slot_ms, validator=validator, open_joins=open_joins, server_port=server_port,
+        random_kill_num=random_kill_num, random_kill_interval_s=random_kill_interval,
+        allowed_to_kill=parse_numbers(allowed_to_kill), minutes=minutes,
         keep=keep, write_distro_data=write_distro_data, write_log=write_log, log=log, events_dir=events_dir,
         device=device, threads=threads, micro_batch_size=micro_batch_size, seed=seed, sample=sample,
         wait_for_all=wait_for_all,

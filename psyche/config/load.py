@@ -24,7 +24,7 @@ from psyche.core.state.config_checks import (
     find_progress_problems,
 )
 from psyche.core.state.limits import MAX_CLIENTS, MAX_TIME_S, RUN_ID_BYTES, U16_MAX
-from psyche.core.state.state import Config, Metadata, Model, Progress
+from psyche.core.state.state import CheckpointKind, Config, Metadata, Model, Progress
 from psyche.errors import WireError
 from psyche.wire.access import MAX_KEYS, Access
 from psyche.wire.peer_address import EXAMPLE, parse_peer_address
@@ -71,6 +71,12 @@ class LoadedRun:
     def folder(self) -> Path:
         """The folder of the file."""
         return self.path.parent
+
+    @property
+    def model_folder(self) -> Path | None:
+        """Where this machine would have the run's model; None unless it comes from a Local folder."""
+        source = self.model.checkpoint
+        return self.resolve(source.name) if source.kind is CheckpointKind.LOCAL else None
 
     def resolve(self, relative: str) -> Path:
         """Make a path from the file (a Local checkpoint or data location) absolute."""

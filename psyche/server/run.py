@@ -74,6 +74,12 @@ class OpenRun:
     access: AccessChanges = field(default_factory=AccessChanges)
 
 
+NOT_ON_RECORD: Final = (
+    "the first weights are not on record, so every client needs the model folder, or a quorum of others that show the "
+    "same weights"
+)
+
+
 def compute_run_uid(server_key: bytes, run_id: str, created_unix: int) -> bytes:
     """Compute the id that every signature includes (2.3); a run recreated under its old name gets another one."""
     return hashlib.sha256(server_key + run_id.encode() + created_unix.to_bytes(8, "little")).digest()
@@ -119,8 +125,7 @@ def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[
     try:
         return compute_first_digest(folder, is_exact=model.optimizer.quantize_1bit), ()
     except (PsycheError, OSError, ImportError) as error:
-        note = "every client needs the model folder, or a quorum of others that show the same weights"
-        return ZERO32, (f"the first weights are not on record, so {note}: {error}",)
+        return ZERO32, (f"{NOT_ON_RECORD}: {error}",)
 
 
 def _check_file(disk: JournalDisk, state: Coordinator, file: RunDefinition) -> tuple[str, ...]:

@@ -92,8 +92,10 @@ async def _create(session: "ChainSession", run: "LoadedRun", clients: "list[Wall
     from psyche.backends.solana.joining import plan_grant
     from psyche.chain.addresses import EVERYBODY
     from psyche.core.state.messages import Resume
+    from psyche.server.run import find_first_weights
 
-    await session.carry_out(await plan_create(session, Founding(run, __version__)))
+    digest, _ = find_first_weights(run.model, run.model_folder)
+    await session.carry_out(await plan_create(session, Founding(run, __version__, first_weights=digest)))
     for key in [wallet.pubkey() for wallet in clients] or [EVERYBODY]:
         await session.carry_out(await plan_grant(session, key))
     await SolanaHome(session, run.run_id).command(Resume())

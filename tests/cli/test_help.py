@@ -5,16 +5,19 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 from typer.testing import CliRunner
 
+import psyche
 from psyche import __version__
 from psyche.cli.app import app
 from psyche.cli.main import main
 
+PACKAGE = Path(psyche.__file__).parent
 HEAVY = ("torch", "transformers", "libp2p", "trio", "pydantic", "numpy", "structlog", "matplotlib", "cryptography")
 
 
@@ -111,6 +114,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "rewards show",
         "client train",
         "client show-identity",
+        "client show-wallet",
         "dev idl",
         "dev validator",
         "local-testnet start",
@@ -212,3 +216,16 @@ def test_ctrl_c_while_the_commands_load_is_no_traceback(monkeypatch: pytest.Monk
     with pytest.raises(SystemExit) as exit_:
         main()
     assert exit_.value.code == 130
+
+
+def test_every_command_that_a_text_names_is_there() -> None:
+    """Help, messages and comments name commands as `psyche client train ...`."""
+    commands = {path: command for path, command in COMMANDS if path}
+    groups = {path for path, command in commands.items() if hasattr(command, "commands")}
+    unknown: set[str] = set()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for named in re.findall(r"`psyche ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", file.read_text(encoding="utf-8")):
+            path = tuple(word for word in named if word)
+            if (path if path[:1] in groups else path[:1]) not in commands:
+                unknown.add(f"{file.name}: psyche {' '.join(path)}")
+    assert unknown == set()

@@ -22,13 +22,12 @@ from psyche.config.update import check_update
 from psyche.core.encoding.account import decode_model, encode_model
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.messages import Update
-from psyche.core.state.state import Coordinator, Progress, RunState
+from psyche.core.state.state import ZERO32, Coordinator, Progress, RunState
 from psyche.errors import BackendError, ConfigError
 
 INSTANCE_BYTES: Final = 181
 TREASURER_RUN_BYTES: Final = 249
 ENTROPY_DELAY: Final = 4  # slots (E1): nobody knows the hash of a slot that is that far ahead
-BACK: Final = "the owner's wallet gets it back with `psyche run close`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,7 @@ class Founding:
         join_authority: grants authorizations to join; None: the wallet.
         mint: the token that a treasurer pays members in; None: no treasurer.
         index: tells the runs of one owner at the treasurer apart; None: it follows from the run id.
+        first_weights: the full digest of the model that the run begins with (S11); zero: it is not on record.
     """
 
     file: LoadedRun
@@ -48,10 +48,12 @@ class Founding:
     join_authority: Pubkey | None = None
     mint: Pubkey | None = None
     index: int | None = None
+    first_weights: bytes = ZERO32
 
 
-def find_settings(state: Coordinator, file: LoadedRun) -> Update:
+def find_settings(state: Coordinator, new: Founding) -> Update:
     """Find what the settings of a file change in a run that has not begun; what is the same already is None."""
+    file, digest = new.file, new.first_weights
     config = replace(file.config, entropy_delay=file.config.entropy_delay or ENTROPY_DELAY)
     model = decode_model(encode_model(file.model))
     return Update(
@@ -60,6 +62,7 @@ def find_settings(state: Coordinator, file: LoadedRun) -> Update:
         progress=None if file.progress in (Progress(), state.progress) else file.progress,
         metadata=None if file.metadata == state.metadata else file.metadata,
         bootstrap=None if [*file.bootstrap] == state.bootstrap else file.bootstrap,
+        first_weights=None if digest in (ZERO32, state.certified.digest) else digest,
     )
 
 
@@ -78,7 +81,8 @@ async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
     found.check_owner(session.key)
     if found.state.run_state is not RunState.UNINITIALIZED:
         raise ConfigError(
-            f"run {run_id!r}: exists already; `psyche run update-config` changes it, and another run needs another id"
+            f"run {run_id!r}: exists already; {session.spell('run update-config --state FILE', run_id)} changes it, "
+            "and another run needs another id (--run-id)"
         )
     update = _check(found.state, new)
     return ChainPlan(
@@ -87,7 +91,7 @@ async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
 
 
 def _check(state: Coordinator, new: Founding) -> Update:
-    update = find_settings(state, new.file)
+    update = find_settings(state, new)
     check_update(state, update)
     return update
 
@@ -111,7 +115,8 @@ async def _plan_new(session: ChainSession, new: Founding) -> ChainPlan:
         total += await rpc.get_deposit(TREASURER_RUN_BYTES) + await rpc.get_deposit(TOKEN_BYTES)
     steps = (Step("the run's accounts", begin), *build_steps(target, update))
     where = "" if new.mint is None else f", which pays its members in the token {new.mint}"
-    return ChainPlan(f"creates run {run_id!r}{where}", steps, total, BACK, (account,), is_lasting=True)
+    returns = f"the owner's wallet gets it back with {session.spell('run close', run_id)}"
+    return ChainPlan(f"creates run {run_id!r}{where}", steps, total, returns, (account,), is_lasting=True)
 
 
 def _aim(owner: Pubkey, account: Pubkey, made: NewRun) -> RunTarget:
@@ -135,8 +140,8 @@ async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
     run_id, state = found.state.run_id, found.state
     if not state.halted:
         raise BackendError(
-            f"run {run_id!r} is going on: pause it with `psyche run pause`, wait until `psyche run info` says paused, "
-            "then close it"
+            f"run {run_id!r} is going on: pause it with {session.spell('run pause', run_id)}, wait until "
+            f"{session.spell('run info', run_id, signed=False)} says paused, then close it"
         )
     members = await find_earners(session, found)
     settled = await plan_settlement(session, found, members)

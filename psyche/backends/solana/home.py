@@ -1,6 +1,6 @@
 """A run on Solana, as its owner reaches it: status, record, members, and commands (`wire.home.Home`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from solders.instruction import Instruction
@@ -161,8 +161,9 @@ def _as_change(message: OwnerMessage) -> RunChange:
 def _split(message: OwnerMessage) -> list[tuple[str, OwnerMessage]]:
     if not isinstance(message, msg.Update):
         return [(type(message).__name__.lower(), message)]
+    training = replace(message, metadata=None, bootstrap=None)
     parts = [
-        ("config and model", msg.Update(config=message.config, model=message.model, progress=message.progress)),
+        ("config and model", training if training.changes_training else msg.Update()),
         ("metadata", msg.Update(metadata=message.metadata)),
         ("bootstrap addresses", msg.Update(bootstrap=message.bootstrap)),
     ]

@@ -69,10 +69,8 @@ async def judge_join(session: ChainSession, run_id: str, wallet: Pubkey, authori
                 return JoinVerdict(True, f"no: all {MAX_CLIENTS} places of run {run_id!r} are taken")
             return JoinVerdict(False, f"yes: {grantor} has authorized {name_grantee(grantee)}")
     who = f"{wallet}, nor everybody" if authorizer is None else f"{authorizer} with {wallet} as its delegate"
-    return JoinVerdict(
-        True,
-        f"no: {grantor} has not authorized {who}; it must run `psyche auth create --authorizer {authorizer or wallet}`",
-    )
+    create = session.spell(f"auth create --authorizer {authorizer or wallet}", signed=False)
+    return JoinVerdict(True, f"no: {grantor} has not authorized {who}; with its wallet it must run {create}")
 
 
 async def describe_wallet(home: Home, wallet: Pubkey) -> dict[str, Any]:

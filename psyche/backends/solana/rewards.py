@@ -128,7 +128,7 @@ async def plan_settlement(session: ChainSession, found: FoundRun, members: Seque
             amount = format_amount(unpaid - treasury.held, treasury.decimals)
             raise ConfigError(
                 f"run {found.state.run_id!r}: owes its members more than it holds; pay in what is missing first: "
-                f"psyche rewards top-up --run-id {found.state.run_id} --collateral-amount {amount}"
+                f"{session.spell(f'rewards top-up --collateral-amount {amount}', found.state.run_id)}"
             )
         pays = treasury.held > 0
     for member in members:
@@ -153,10 +153,10 @@ async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> 
     if not member.unpaid:
         raise ConfigError(f"{member.key} has been paid all that it has earned in run {found.state.run_id!r}")
     if not points:
+        missing = format_amount(treasury.missing, treasury.decimals)
+        pay_in = session.spell(f"rewards top-up --collateral-amount {missing}", found.state.run_id)
         raise ConfigError(
-            f"run {found.state.run_id!r}: holds no tokens; its owner, or anybody, must pay in what is missing: "
-            f"psyche rewards top-up --run-id {found.state.run_id} --collateral-amount "
-            f"{format_amount(treasury.missing, treasury.decimals)}"
+            f"run {found.state.run_id!r}: holds no tokens; its owner, or anybody, must pay in what is missing: {pay_in}"
         )
     instructions, deposit = await _build_payment(session, found, member, points)
     rest = member.unpaid - points

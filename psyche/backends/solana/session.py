@@ -1,8 +1,9 @@
 """What a person does on a chain: says first what it will do and cost, then sends its transactions one by one."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -67,6 +68,19 @@ class Quote:
 Approve = Callable[[Quote], None]  # raises if the person does not want it
 
 
+class Spelling(NamedTuple):
+    """Options with which further commands reach the same chain and wallet, as a shell reads them."""
+
+    chain: str = ""
+    wallet: str = ""
+
+    def spell(self, command: str, run_id: str = "", *, signed: bool = True) -> str:
+        """A command that can be run as it is printed; `signed`: this wallet signs."""
+        run = f"--run-id {shlex.quote(run_id)}" if run_id else ""
+        words = (f"psyche {command}", run, self.chain, self.wallet if signed else "")
+        return " ".join(word for word in words if word)
+
+
 @dataclass(frozen=True)
 class ChainSession:
     """One person at a chain.
@@ -76,12 +90,18 @@ class ChainSession:
         wallet: signs and pays; None: the person only reads.
         approve: shows what a plan does and costs, and raises where the person does not want that.
         say: is told of progress.
+        spelling: completes the commands that messages name.
     """
 
     rpc: Rpc
     wallet: Keypair | None
     approve: Approve
     say: Callable[[str], None] = field(default=lambda _text: None)
+    spelling: Spelling = Spelling()
+
+    def spell(self, command: str, run_id: str = "", *, signed: bool = True) -> str:
+        """A further command at this chain, in quotes, that can be run as it is printed."""
+        return f"`{self.spelling.spell(command, run_id, signed=signed)}`"
 
     @property
     def key(self) -> Pubkey:

@@ -14,6 +14,7 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import NameCheckpoint, Tick
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, RunState
 from psyche.errors import ConfigError
+from psyche.telemetry.status import PHASES
 
 
 async def tick_run(
@@ -35,7 +36,7 @@ async def tick_run(
         before = RunState(found.state.run_state)
         if found.state.halted:
             raise ConfigError(
-                f"run {run_id!r} is {before.name.lower()}: nothing moves; `psyche run resume` lets it go on"
+                f"run {run_id!r} is {PHASES[before]}: nothing moves" + _describe_way_on(session, run_id, before)
             )
         slot, unix = await session.rpc.get_clock()
         if not is_tick_due(found.state, bytes(session.key), ChainTime(slot, unix)):
@@ -54,6 +55,10 @@ async def tick_run(
         min_slot = landed.slot if landed else None
         after = await find_run(session, run_id, min_slot)
         say(f"{before.name.lower()} -> {RunState(after.state.run_state).name.lower()}")
+
+
+def _describe_way_on(session: ChainSession, run_id: str, state: RunState) -> str:
+    return "" if state is RunState.FINISHED else f"; {session.spell('run resume', run_id)} lets it go on"
 
 
 async def plan_checkpoint(session: ChainSession, run_id: str, repo: str, revision: str | None) -> ChainPlan:

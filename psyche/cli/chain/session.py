@@ -32,7 +32,7 @@ def call_at_chain(
     async def call() -> _Found:
         async with open_rpc(endpoints) as rpc:
             foreign = "" if reads else name_foreign(await rpc.get_genesis_hash(), endpoints)
-            return await function(ChainSession(rpc, wallet, make_approval(foreign, yes=yes), _say))
+            return await function(ChainSession(rpc, wallet, make_approval(foreign, yes=yes), _say, options.spelling))
 
     return run_async(call)
 

@@ -210,6 +210,31 @@ def show_identity(
     typer.echo(read_key_file(path).public.hex())
 
 
+@group.command(
+    "show-wallet",
+    epilog=format_examples(
+        "psyche client show-wallet -w ada.json --create",
+        'psyche auth create --authorizer "$(psyche client show-wallet -w ada.json)" \\',
+        "    --rpc localhost",
+    ),
+)
+def show_wallet(
+    *,
+    wallet_private_key_path: chain.WalletPath = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the file if there is none.")] = False,
+) -> None:
+    """Print the address of a wallet on Solana.
+
+    A run's join authority authorizes it, and others send it lamports. Nobody needs the file itself.
+    """
+    path = wallet_private_key_path
+    if create and path is not None and not path.exists():
+        from psyche.chain.wallet import Wallet, write_wallet
+
+        write_wallet(path, Wallet())
+    typer.echo(str(chain.ChainOptions(wallet_private_key_path=path).load_wallet().pubkey()))
+
+
 def get_data_dir(data_dir: Path | None, run_id: str) -> Path:
     """Return the given folder, or psyche-data/RUN_ID in the current folder.
 

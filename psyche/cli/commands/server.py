@@ -119,7 +119,7 @@ def run(
             access=add_allowed(loaded.access, allow or []),
             withdraw_on_disconnect=withdraw_on_disconnect,
             accept_loss=accept_loss,
-            model_folder=find_model_folder(loaded),
+            model_folder=loaded.model_folder,
             data_files=data,
             sink=events,
         )
@@ -165,14 +165,6 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
     from psyche.server.preflight import validate_run
 
     raise typer.Exit(print_report(validate_run(state, data_config), typer.echo))
-
-
-def find_model_folder(loaded: "LoadedRun") -> Path | None:
-    """Return where the run's model lies on this machine; None unless it comes from a Local folder."""
-    from psyche.core.state.state import CheckpointKind
-
-    source = loaded.model.checkpoint
-    return loaded.resolve(source.name) if source.kind is CheckpointKind.LOCAL else None
 
 
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":

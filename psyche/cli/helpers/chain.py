@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 if TYPE_CHECKING:
+    from psyche.backends.solana.session import Spelling
     from psyche.chain.cluster import Endpoint
     from psyche.chain.wallet import Wallet
 
@@ -78,6 +80,19 @@ class ChainOptions:
             "no chain is named: name one of its RPC endpoints with --rpc URL (or RPC in the environment), for example "
             "--rpc localhost or --rpc devnet"
         )
+
+    @property
+    def spelling(self) -> "Spelling":
+        """The options that a further command needs; what the environment says needs none."""
+        from psyche.backends.solana.session import Spelling
+
+        words = {
+            name: f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+            for name in NAMES
+            if (value := getattr(self, name)) is not None and str(value) != os.environ.get(name.upper())
+        }
+        wallet = words.pop("wallet_private_key_path", "")
+        return Spelling(" ".join(words.values()), wallet)
 
     def load_wallet(self) -> "Wallet":
         """Load the wallet: RAW_WALLET_PRIVATE_KEY, the option, ANCHOR_WALLET, or that of the Solana CLI.

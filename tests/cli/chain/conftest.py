@@ -1,4 +1,4 @@
-"""One local chain for all tests of commands on a chain; each has wallets and runs of its own."""
+"""A local chain for the commands of one file; each test has wallets and runs of its own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from kits.chain.box import ChainBox, open_chain_box
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChainBox]:
     with open_chain_box(tmp_path_factory.mktemp("wallets")) as box:
         yield box

@@ -57,7 +57,7 @@ class TestAuthorizations:
         assert before[1] - box.get_lamports(grantee.pubkey()) == 2 * FEE
         assert "nothing to delete" in box.refuse(*delete, wallet="grantor")
         assert "has not authorized" in box.refuse("auth", "read", *whose)
-        assert "must run `psyche auth create" in box.refuse(*add, "--delegates-clear", wallet="grantee")
+        assert "it must run `psyche auth create" in box.refuse(*add, "--delegates-clear", wallet="grantee")
 
     def test_forty_delegates_take_more_than_one_transaction(self, box: ChainBox) -> None:
         grantor, grantee = box.fund("many-grantor"), box.fund("many")

@@ -1,5 +1,6 @@
 """`psyche run create` and `close`: a run on a chain from its beginning to its end."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,10 @@ from psyche.cli.chain.commands import LOCAL, ChainAccess, carry_out, chain_comma
 from psyche.cli.commands.run.group import RunId, group
 
 if TYPE_CHECKING:
+    from solders.pubkey import Pubkey
+
     from psyche.backends.solana.session import ChainSession
+    from psyche.config.load import LoadedRun
 
 NewId = Annotated[
     str, typer.Option("--run-id", "-r", envvar="RUN_ID", help="The run's id on the chain. Default: that of the file.")
@@ -48,12 +52,13 @@ def create(
     """Create a run on Solana. The wallet pays, and owns it.
 
     Its accounts, settings and texts are written in as few transactions as have room for them. If one of them fails,
-    run the command again: it goes on where it stopped. The run waits then: `psyche auth create` says who may join, and
-    `psyche run resume` starts it.
+    run the command again: it goes on where it stopped. If the model's folder is here, its weights are put on record:
+    the run begins with no others. The run waits then: `psyche auth create` says who may join, and `psyche run resume`
+    starts it.
     """
     from psyche.backends.solana.founding import Founding, plan_create
     from psyche.chain.addresses import get_instance_address, parse_key
-    from psyche.cli.chain.files import load_chain_run
+    from psyche.cli.chain.files import load_chain_run, read_first_weights
     from psyche.errors import ConfigError
 
     if treasurer_index is not None and treasurer_collateral_mint is None:
@@ -67,15 +72,32 @@ def create(
         parse_key(join_authority, "--join-authority") if join_authority else None,
         parse_key(treasurer_collateral_mint, "--treasurer-collateral-mint") if treasurer_collateral_mint else None,
         treasurer_index,
+        read_first_weights(file),
     )
-    done = (
-        f"run {file.run_id!r} is there; let clients join with `psyche auth create`, start it with `psyche run resume`"
-    )
+    done = f"run {file.run_id!r} is there, and waits"
 
     async def do(session: "ChainSession") -> None:
         await carry_out(session, await plan_create(session, new), done, done)
+        grantor = new.join_authority or session.key
+        typer.echo("\n".join(["next:", *(f"  {line}" for line in list_next(session, new.file, grantor))]))
 
     chain.run(do)
+
+
+def list_next(session: "ChainSession", file: "LoadedRun", grantor: "Pubkey") -> list[str]:
+    """The commands that begin a run, as they can be run: who may join, the start, and a client of each member."""
+    spell, run_id = session.spelling.spell, file.run_id
+    is_own = grantor == session.key
+    whose = "" if is_own else f" With the wallet {grantor}."
+    folder = f"--local-root {shlex.quote(str(file.folder))} --data-dir client-1"
+    return [
+        f"# let everybody join, or the wallet of each member instead of everybody.{whose}",
+        spell("auth create --authorizer everybody", signed=is_own),
+        "# start the run",
+        spell("run resume", run_id),
+        "# take part; each member with a wallet of its own",
+        f"{spell('client train', run_id)} {folder}",
+    ]
 
 
 @chain_command(

@@ -47,14 +47,14 @@ def info(
 
     with_members = owner.has_key
     if address:
-        show_wallet(owner, address)
+        show_what_is_known(owner, address)
     elif watch:
         owner.run(lambda home: watch_until_signal(home, with_members, as_json), as_anybody=True)
     else:
         typer.echo(owner.run(lambda home: ask_once(home, with_members, as_json), as_anybody=True))
 
 
-def show_wallet(owner: Owner, address: str) -> None:
+def show_what_is_known(owner: Owner, address: str) -> None:
     """Print what a run on a chain knows of one wallet.
 
     Raises:
@@ -85,7 +85,7 @@ def dump_wallet(
     address: Annotated[str, typer.Option("--address", "--wallet", "--user", help="The wallet to look up.")],
 ) -> None:
     """Print what a run knows of a wallet as JSON; `psyche run info --address` does the same."""
-    show_wallet(owner, address)
+    show_what_is_known(owner, address)
 
 
 def show_status(status: "RunStatus") -> None:

@@ -31,7 +31,7 @@ from psyche.errors import WireError
 Write: TypeAlias = Callable[[Any], bytes]
 
 _WIDTHS: Final = (2, 4, 8)
-_LENGTH_BYTES: Final = 4
+LENGTH_BYTES: Final = 4
 _ABSENT, _PRESENT = b"\0", b"\1"
 _LAYOUTS: Final[dict[type, Write]] = {
     Config: encode_config,
@@ -75,9 +75,14 @@ def _find_list_writer(items: tuple[Any, ...], rule: Between | Sized | None) -> W
     return _write_entries(_find_writer(items[0]), rule)
 
 
-def _write_number(rule: Between) -> Write:
+def find_width(rule: Between) -> int:
+    """The bytes of a number: as many as its highest value needs."""
     high = U64_MAX if rule.high is None else rule.high
-    width = next(one for one in _WIDTHS if high < 1 << 8 * one)
+    return next(one for one in _WIDTHS if high < 1 << 8 * one)
+
+
+def _write_number(rule: Between) -> Write:
+    high, width = U64_MAX if rule.high is None else rule.high, find_width(rule)
 
     def write(value: int) -> bytes:
         if not rule.low <= value <= high:
@@ -113,7 +118,7 @@ def _write_entries(write: Write, rule: Sized) -> Write:
     def write_all(values: tuple[Any, ...]) -> bytes:
         if not rule.low <= len(values) <= rule.high:
             raise ValueError(f"{len(values)} entries, must be {rule.low} to {rule.high}")
-        return len(values).to_bytes(_LENGTH_BYTES, "little") + b"".join(map(write, values))
+        return len(values).to_bytes(LENGTH_BYTES, "little") + b"".join(map(write, values))
 
     return write_all
 

@@ -97,6 +97,8 @@ class Bank:
         self.history = History()
         self.accounts: dict[Pubkey, None] = {}  # all that were ever written
         self.on_block: list[Callable[[CompleteSlot], None]] = []
+        self.before_each: list[Callable[[VersionedTransaction], None]] = []  # of the transactions that are carried out
+        self.after_each: list[Callable[[LandedTransaction], None]] = []
         self._slot_hashes = deque(((slot, Hash(raw)) for slot, raw in clocks.slot_hashes), maxlen=SLOT_HASHES)
         self._block_hashes = OrderedDict((Hash(raw), height) for raw, height in clocks.block_hashes)
         self._faucet = Keypair()
@@ -222,6 +224,8 @@ class Bank:
         return self._carry_out(transaction) if refusal is None else refusal
 
     def _carry_out(self, transaction: VersionedTransaction) -> Any:
+        for look in self.before_each:
+            look(transaction)
         message = take_message(transaction)
         loaded = load_tables(message, self._read)
         keys = (*message.account_keys, *loaded["writable"], *loaded["readonly"])
@@ -254,6 +258,8 @@ class Bank:
         # An entry's hash is older than the chain's oldest valid one long before its status goes.
         self.history.add(record, oldest_slot=self.slot - 4 * BLOCK_HASHES)
         self._records.append(record)
+        for tell in self.after_each:
+            tell(record)
         if record.status.error is not None:
             self._note(record.keys[0])
             return

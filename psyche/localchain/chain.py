@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from psyche.localchain.hub import SubscriptionHub
 from psyche.localchain.ledger import SAVE_EVERY_S, ChainFile, open_ledger
 from psyche.localchain.methods import make_methods
 from psyche.localchain.programs import load_programs
+from psyche.localchain.record.recorder import open_recorder
 from psyche.localchain.web import bind_pair, make_http_app, make_socket_app, serve_app
 from psyche.wire.nursery import open_plain_nursery
 
@@ -40,6 +41,7 @@ async def open_local_chain(
     port: int = 0,
     programs: Mapping[Pubkey, bytes] | None = None,
     state: Path | None = None,
+    record: Path | None = None,
     unix_time: Callable[[], float] = time.time,
     is_skipped: Callable[[int], bool] = lambda _slot: False,
 ) -> AsyncGenerator[LocalChain]:
@@ -51,19 +53,21 @@ async def open_local_chain(
         port: for calls, the next one for subscriptions; 0: any two that are free.
         programs: the code of programs by address; None: the three of this project.
         state: the folder in which the chain is kept; None: nowhere.
+        record: the file in which to record what becomes of runs, for `psyche dev replay`; None: nowhere.
         unix_time: the clock that programs see.
         is_skipped: which slots have no block.
 
     Raises:
         OSError: the ports cannot be listened on, or the folder not be written.
-        ConfigError: the folder is in use or damaged, or a program is missing.
+        ConfigError: the folder is in use or damaged, a program is missing, or the record is there already.
     """
     found = load_programs() if programs is None else programs
-    with open_ledger(state) as ledger:
+    with open_ledger(state) as ledger, ExitStack() as stack:
         bank = ledger.load(found, unix_time(), slot_ms) if ledger else None
         if bank is None:
             bank = Bank(found, begin_chain(os.urandom(GENESIS_BYTES), int(unix_time())))
             bank.advance(int(unix_time()))
+        stack.enter_context(open_recorder(bank, record))
         listening, sockets = bind_pair(host, port)
         address, number = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address

@@ -116,6 +116,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "client show-identity",
         "client show-wallet",
         "dev idl",
+        "dev replay",
         "dev validator",
         "local-testnet start",
         "simulate",

@@ -1,22 +1,27 @@
-"""Every account of a run on a chain equals what core makes of the chain's instructions, slot by slot."""
+"""Every account of a run on a chain equals what core makes of the chain's instructions, one by one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from box import NOW, BoxedRun, begin_run, fund, make_bank, sign
-from kits.chain.replay import ChainReplay
 from kits.runs import Run
 from solders.account import Account
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
+from typer.testing import CliRunner
 
 from psyche.chain.addresses import EVERYBODY, get_authorization_address
 from psyche.chain.coordinator import build_collect, build_join_run, build_owner_message, build_user_message
+from psyche.cli.app import app
+from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.messages import Message
 from psyche.core.state.state import ZERO32, RunState
+from psyche.errors import ConfigError
 from psyche.localchain.bank import Bank
+from psyche.localchain.record.recorder import open_recorder, replay_record
 from psyche.testing.builders import build_config, build_hash
 
 KEYS = [(Keypair.from_seed(build_hash("wallet", n)), Keypair.from_seed(build_hash("session", n))) for n in range(3)]
@@ -59,21 +64,19 @@ class BankRun(Run):
 
 
 @pytest.fixture
-def replay() -> ChainReplay:
-    return ChainReplay(make_bank())
+def record(tmp_path: Path) -> Path:
+    return tmp_path / "chain.rec"
 
 
-def build_bank_run(replay: ChainReplay) -> BankRun:
-    bank = replay.bank
+def build_bank_run(bank: Bank) -> BankRun:
     boxed = begin_run(bank)
     bank.advance(NOW)
     keys = [(bytes(wallet.pubkey()), bytes(p2p.pubkey())) for wallet, p2p in KEYS]
     return BankRun(boxed.read(bank), now=NOW, keys=keys.__getitem__, bank=bank, boxed=boxed, payer=fund(bank))
 
 
-def test_a_run_with_an_epoch_a_pause_an_update_and_earnings_is_what_core_makes_of_it(replay: ChainReplay) -> None:
-    run = build_bank_run(replay)
-    assert run.boxed is not None
+def play(run: BankRun) -> None:
+    """An epoch, a pause, an update, earnings that are collected, and who leaves."""
     run.apply(msg.SetRates(1_000, 7))
     run.join(0, 1, 2)
     run.warm_up()
@@ -87,18 +90,88 @@ def test_a_run_with_an_epoch_a_pause_an_update_and_earnings_is_what_core_makes_o
     run.leave(1)
     run.join(0, 2)
     run.warm_up()
-    assert replay.get_state(run.boxed.run.account) == run.state
-    assert replay.checked >= 20, "each message in a slot of its own"
-    assert replay.calls > 20
 
 
-def test_an_account_that_is_not_what_core_makes_of_it_is_noticed(replay: ChainReplay) -> None:
-    run = build_bank_run(replay)
-    assert run.boxed is not None
-    account = replay.bank.get_account(run.boxed.run.account)
-    assert account is not None
-    changed = bytearray(account.data)
-    changed[-1] ^= 1
-    replay.bank.put_account(run.boxed.run.account, Account(account.lamports, bytes(changed), account.owner))
-    with pytest.raises(AssertionError, match="is not what core makes of it"):
-        replay.bank.advance(NOW)
+def test_a_run_with_an_epoch_a_pause_an_update_and_earnings_is_what_core_makes_of_it(record: Path) -> None:
+    bank = make_bank()
+    with open_recorder(bank, record):
+        run = build_bank_run(bank)
+        play(run)
+        bank.advance(NOW)
+    (found,) = replay_record(record).get_runs()
+    assert found.state == run.state
+    assert found.compared > 20
+    assert (found.unseen, found.first_nonce, found.nonce) == (0, 0, run.state.nonce)
+    said = CliRunner().invoke(app, ["dev", "replay", str(record)])
+    assert said.exit_code == 0, said.output
+    assert f"nonces 0 to {run.state.nonce}: collect 1, init_coordinator 1, join_run 5, leave_run 1," in said.output
+    assert f"equal what core makes of them after each of {found.compared} instructions" in said.output
+
+
+def test_instructions_of_one_transaction_are_compared_one_by_one(record: Path) -> None:
+    bank = make_bank()
+    with open_recorder(bank, record):
+        boxed = begin_run(bank)
+        bank.advance(NOW)
+        both = [build_owner_message(boxed.run, boxed.owner.pubkey(), one) for one in (msg.Pause(), msg.Resume())]
+        assert bank.execute(sign(bank.newest_hash, boxed.owner, [*both, *both])) is None
+        bank.advance(NOW)
+    (found,) = replay_record(record).get_runs()
+    assert (found.calls["set_paused"], found.unseen) == (5, 0)
+    assert found.compared == found.calls.total()
+
+
+def test_a_record_may_begin_while_a_run_goes_on_and_end_with_its_chain(record: Path) -> None:
+    bank = make_bank()
+    run = build_bank_run(bank)
+    with open_recorder(bank, record):
+        play(run)
+        bank.advance(NOW)
+    (found,) = replay_record(record).get_runs()
+    assert found.first_nonce > 0
+    assert found.state == run.state
+    record.write_bytes(record.read_bytes()[:-7])  # a chain that was killed
+    assert replay_record(record).get_runs()[0].compared <= found.compared
+
+
+def test_an_account_that_is_not_what_core_makes_of_it_is_named_field_by_field(record: Path) -> None:
+    bank = make_bank()
+    with open_recorder(bank, record):
+        run = build_bank_run(bank)
+        assert run.boxed is not None
+        account = bank.get_account(run.boxed.run.account)
+        assert account is not None
+        other = decode_state(bytes(account.data))
+        other.progress = replace(other.progress, step=other.progress.step + 1)
+        bank.put_account(run.boxed.run.account, Account(account.lamports, encode_state(other), account.owner))
+        run.apply(msg.SetRates(1_000, 7))
+        bank.advance(NOW)
+    said = CliRunner().invoke(app, ["dev", "replay", str(record)])
+    assert said.exit_code == 1
+    assert "set_future_epoch_rates in slot" in said.output
+    assert "progress.step: 02 on the chain, 01 in core" in said.output
+
+
+def test_what_is_no_record_or_damaged_is_refused(record: Path) -> None:
+    def refuse() -> str:
+        done = CliRunner().invoke(app, ["dev", "replay", str(record)])
+        assert done.exit_code == 1, done.output
+        assert "Traceback" not in done.output
+        return done.output
+
+    assert "chain.rec" in refuse()
+    record.write_text("hello")
+    assert "is no record of a chain" in refuse()
+    record.unlink()
+    bank = make_bank()
+    with open_recorder(bank, record):
+        begin_run(bank)
+        bank.advance(NOW)
+    with pytest.raises(ConfigError, match="is there already"), open_recorder(bank, record):
+        pass
+    raw = bytearray(record.read_bytes())
+    raw[30:34] = b"\xff" * 4
+    record.write_bytes(raw)
+    assert "is damaged" in refuse()
+    record.write_bytes(raw[:22])
+    assert "is empty" in refuse()

@@ -17,6 +17,14 @@ SOL: Final = 10**9
 WALLET_SOL: Final = 1_000
 PORT: Final = 8899  # where Solana's own tools expect a chain on this machine
 
+Ledger = Annotated[
+    Path | None,
+    typer.Option(help="Folder to keep the chain in. Default: it is in memory alone, and gone after Ctrl-C."),
+]
+Record = Annotated[
+    Path | None, typer.Option(help="File to record runs in, for `psyche dev replay`: about 100 KB a minute.")
+]
+
 group = make_group(
     "Tools for those who try out or build on a run on a chain.",
     "psyche dev validator                    # a chain here, until Ctrl-C",
@@ -35,6 +43,7 @@ def _root() -> None:
         "psyche dev validator                         # in memory, at port 8899",
         "psyche dev validator --ledger my-chain       # goes on next time",
         "psyche dev validator --port 0 --slot-ms 100  # at any port, faster",
+        "psyche dev validator --record chain.rec      # for `psyche dev replay`",
     ),
 )
 def run_validator(
@@ -47,10 +56,8 @@ def run_validator(
     ] = PORT,
     bind_ip: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 keeps strangers out.")] = "127.0.0.1",
     slot_ms: Annotated[int, typer.Option(min=10, max=60_000, help="Length of a slot.")] = 400,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="Folder to keep the chain in. Default: it is in memory alone, and gone after Ctrl-C."),
-    ] = None,
+    ledger: Ledger = None,
+    record: Record = None,
     reset: Annotated[bool, typer.Option("--reset", help="Begin anew; removes the chain in --ledger.")] = False,
     wallet: Annotated[Path, typer.Option(help="Wallet to fund, a solana-keygen file; made if it is missing.")] = Path(
         "psyche-data"
@@ -75,6 +82,8 @@ def run_validator(
         from psyche.localchain.real import find_tool
 
         find_tool()
+        if record is not None:
+            raise ConfigError("--record: only the embedded chain can; leave out --validator real")
     if reset and ledger is None:
         raise ConfigError("--reset: there is no --ledger to reset; without one each start begins anew")
     if ledger is not None:
@@ -86,7 +95,7 @@ def run_validator(
 
         from psyche.localchain.chain import open_local_chain
 
-        async with open_local_chain(slot_ms=slot_ms, host=bind_ip, port=port, state=ledger) as chain:
+        async with open_local_chain(slot_ms=slot_ms, host=bind_ip, port=port, state=ledger, record=record) as chain:
             fund(chain, funded)
             kept = "in memory alone" if ledger is None else f"kept in {ledger}"
             typer.echo(f"chain at slot {chain.bank.slot}, a slot every {slot_ms} ms, {kept}; Ctrl-C stops it")
@@ -156,6 +165,27 @@ def show(http: str, ws: str, genesis: str, path: Path, wallet: "Keypair") -> Non
     for name, address in NAMES.items():
         typer.echo(f"  {name:<13}  {address}")
     typer.echo(f"  wallet         {path} ({wallet.pubkey()}, {WALLET_SOL:,} SOL)")
+
+
+@group.command("replay", epilog=format_examples("psyche dev replay chain.rec"))
+def replay(*, file: Annotated[Path, typer.Argument(help="What `psyche dev validator --record FILE` wrote.")]) -> None:
+    """Check that the programs of a recorded chain did what this version of psyche would do.
+
+    Its own coordinator, which a server runs too, carries out each instruction that took effect on the chain, with the
+    chain's time, slots and hashes. After each instruction it must come to the same 165,192 bytes as the run's account
+    had on the chain. Runs with the same programs and the same psyche always agree; one that differs is a bug.
+
+    Exit code 1 at the first difference, which is printed field by field.
+    """
+    from psyche.localchain.record.recorder import replay_record
+
+    runs = replay_record(file).get_runs()
+    for run in runs:
+        calls = ", ".join(f"{name} {count}" for name, count in sorted(run.calls.items()))
+        typer.echo(f"run {run.run_id!r}, account {run.account}, nonces {run.first_nonce} to {run.nonce}: {calls}")
+    compared, unseen = sum(run.compared for run in runs), sum(run.unseen for run in runs)
+    rest = f"; {unseen} ran inside of others, and were compared together with those" if unseen else ""
+    typer.echo(f"the accounts equal what core makes of them after each of {compared} instructions{rest}")
 
 
 @group.command(

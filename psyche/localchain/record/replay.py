@@ -1,0 +1,218 @@
+"""A second look at runs on a chain: core carries out the coordinator's instructions, and must come to the same bytes.
+
+replay = RunReplay(slot_hashes)    # where a record of a chain begins
+replay.add_slot(slot, hash)        # each complete slot
+replay.carry_out(call)             # each instruction that took effect; raises what differs
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import groupby
+from typing import Final
+
+from solders.pubkey import Pubkey
+
+from psyche.chain.discriminators import DISCRIMINATOR_BYTES, get_discriminator
+from psyche.core.committee.seeds import EXPIRED, Entropy
+from psyche.core.encoding.account import decode_state, encode_model, encode_state
+from psyche.core.encoding.tables import ACCOUNT, CHECKPOINT, CONFIG, MODEL
+from psyche.core.rules.apply import apply
+from psyche.core.state import messages as msg
+from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.messages import Message
+from psyche.core.state.state import Coordinator, RunState
+from psyche.errors import PsycheError, WireError
+from psyche.localchain.record.bodies import decode_body
+
+SLOT_HASHES: Final = 512  # that programs can read
+SHOWN_FIELDS: Final = 12
+SHOWN_BYTES: Final = 16
+
+_BY_BODY: Final[dict[str, type[Message]]] = {  # instructions whose body is that of a message
+    "withdraw": msg.Withdraw, "leave_run": msg.LeaveRun, "warmup_witness": msg.WarmupWitness,
+    "witness": msg.WitnessMessage, "health_check": msg.HealthCheck, "checkpoint": msg.NameCheckpoint,
+    "report_equivocation": msg.ReportEquivocation, "set_future_epoch_rates": msg.SetRates,
+    "reclaim_slot": msg.ReclaimSlot, "update_client_version": msg.UpdateClientVersion,
+}  # fmt: skip
+_OTHERS: Final = ("init_coordinator", "free_coordinator", "join_run", "tick", "set_paused", "update", "collect")
+_PLACES: Final = {"join_run": 4, "free_coordinator": 3}  # of the coordinator account; else the third
+_NAMES: Final = {get_discriminator("global", name): name for name in (*_BY_BODY, *_OTHERS)}
+_HEAD_BYTES: Final = MODEL.size - 3 * CHECKPOINT.size  # of a model: what an update brings
+_SOURCE: Final = slice(20, 156)  # the first source of weights in a model
+
+
+class ReplayDifference(PsycheError):
+    """An account is not what core makes of the chain's instructions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCall:
+    """An instruction of the coordinator program that took effect.
+
+    Args:
+        data: with its discriminator.
+        keys: of its accounts.
+        slot, now: where the chain stood; `now` in unix seconds.
+        after: the run's account after it; empty: it is gone; None: nobody has seen it.
+        signature: of its transaction.
+    """
+
+    data: bytes
+    keys: tuple[Pubkey, ...]
+    slot: int = 0
+    now: int = 0
+    after: bytes | None = None
+    signature: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the instruction; empty if it is none that works on a run's account."""
+        return _NAMES.get(self.data[:DISCRIMINATOR_BYTES], "")
+
+    @property
+    def body(self) -> bytes:
+        """The data behind the discriminator."""
+        return self.data[DISCRIMINATOR_BYTES:]
+
+    @property
+    def account(self) -> Pubkey:
+        """The run's account."""
+        return self.keys[_PLACES.get(self.name, 2)]
+
+
+@dataclass
+class ReplayedRun:
+    """A run as core has it. `state` is None once the run is closed."""
+
+    run_id: str
+    account: Pubkey
+    state: Coordinator | None
+    first_nonce: int = 0
+    nonce: int = 0
+    compared: int = 0
+    unseen: int = 0
+    calls: Counter[str] = field(default_factory=Counter[str])
+
+
+class RunReplay:
+    """Replays every run of a chain. `slot_hashes` are those that programs can read at the start, oldest first."""
+
+    def __init__(self, slot_hashes: Iterable[tuple[int, bytes]]) -> None:
+        self.runs: dict[Pubkey, ReplayedRun] = {}
+        self._closed: list[ReplayedRun] = []
+        self._hashes = deque(slot_hashes, maxlen=SLOT_HASHES)
+
+    def get_runs(self) -> list[ReplayedRun]:
+        """All runs, closed ones first."""
+        return [*self._closed, *self.runs.values()]
+
+    def add_slot(self, slot: int, raw: bytes) -> None:
+        """A slot is complete, and programs can read its hash."""
+        self._hashes.append((slot, raw))
+
+    def add_run(self, account: Pubkey, raw: bytes) -> None:
+        """A run that was there before the record begins; WireError if it is none."""
+        state = decode_state(raw)
+        self.runs[account] = ReplayedRun(state.run_id, account, state, state.nonce, state.nonce)
+
+    def carry_out(self, call: ChainCall) -> None:
+        """Carry out an instruction, and compare the run's account.
+
+        Raises:
+            ReplayDifference: it is another than core makes of it, or core refuses the instruction.
+        """
+        run = self._find(call)
+        run.calls[call.name] += 1
+        where = f"run {run.run_id!r}, instruction {run.calls.total()}, {call.name} in slot {call.slot}"
+        where += f", transaction {call.signature}"
+        try:
+            self._apply(run, call)
+        except (CoordinatorError, WireError) as error:
+            raise ReplayDifference(f"{where}: the chain took it, and core refuses it: {error}") from error
+        made = b"" if run.state is None else encode_state(run.state)
+        if call.after is None:
+            run.unseen += 1
+        elif call.after != made:
+            raise ReplayDifference("\n".join([f"{where}, after nonce {run.nonce}:", *describe(call.after, made)]))
+        else:
+            run.compared += 1
+        run.nonce = run.nonce if run.state is None else run.state.nonce
+
+    def _find(self, call: ChainCall) -> ReplayedRun:
+        if call.name == "init_coordinator":
+            state = _begin(call)
+            self.runs[call.account] = ReplayedRun(state.run_id, call.account, state)
+        if call.account not in self.runs:
+            raise ReplayDifference(f"slot {call.slot}: {call.name} of account {call.account}, whose run never began")
+        return self.runs[call.account]
+
+    def _apply(self, run: ReplayedRun, call: ChainCall) -> None:
+        if call.name == "free_coordinator":
+            run.state = None
+            self._closed.append(self.runs.pop(call.account))
+        elif call.name != "init_coordinator":
+            assert run.state is not None, "closed runs are in another list"
+            apply(run.state, call.now, call.slot, bytes(call.keys[0]), self._read(run.state, call))
+
+    def _read(self, state: Coordinator, call: ChainCall) -> Message:
+        special: dict[str, Callable[[], Message]] = {
+            "tick": lambda: msg.Tick(self._find_entropy(state)),
+            "join_run": lambda: msg.Join(bytes(call.keys[1]), int.from_bytes(call.body, "little")),
+            "set_paused": lambda: msg.Pause() if call.body == b"\1" else msg.Resume(),
+            "update": lambda: decode_body(msg.Update, _complete(state, call.body)),
+            "collect": lambda: msg.Collect(((call.body, None),)),
+        }
+        if call.name in special:
+            return special[call.name]()
+        return decode_body(_BY_BODY[call.name], call.body)
+
+    def _find_entropy(self, state: Coordinator) -> Entropy:
+        """The hash of the first recorded slot from the armed one on (E2)."""
+        armed = state.current.entropy_slot
+        if state.run_state not in (RunState.WARMUP, RunState.ROUND_WITNESS) or not armed:
+            return None
+        later = next((raw for slot, raw in self._hashes if slot >= armed), None)
+        is_cut = len(self._hashes) == SLOT_HASHES and self._hashes[0][0] > armed
+        return EXPIRED if later is not None and is_cut else later
+
+
+def describe(on_chain: bytes, made: bytes) -> list[str]:
+    """How an account differs from what core makes of it, a line for each field."""
+    if len(on_chain) != len(made):
+        return [f"  the account has {len(on_chain):,} bytes on the chain, and {len(made):,} in core"]
+    found = list(_find_fields(on_chain, made))
+    lines: list[str] = []
+    for name, start, end in found[:SHOWN_FIELDS]:
+        shown = slice(start, min(end, start + SHOWN_BYTES))
+        lines.append(f"  {name}: {on_chain[shown].hex()} on the chain, {made[shown].hex()} in core")
+    return lines if len(found) <= SHOWN_FIELDS else [*lines, f"  and {len(found) - SHOWN_FIELDS:,} fields more"]
+
+
+def _find_fields(on_chain: bytes, made: bytes) -> Iterator[tuple[str, int, int]]:
+    """The fields that differ, each with the first byte that does and the end of the last one."""
+    places = (at for at, pair in enumerate(zip(on_chain, made, strict=True)) if pair[0] != pair[1])
+    for name, found in groupby(places, ACCOUNT.locate):
+        offsets = list(found)
+        yield name, offsets[0], offsets[-1] + 1
+
+
+def _begin(call: ChainCall) -> Coordinator:
+    texts = call.body[64:]  # behind both authorities
+    length = int.from_bytes(texts[:4], "little")
+    run_id, version = texts[4 : 4 + length], texts[8 + length :]
+    where = max(call.now, 0).to_bytes(8, "little") + call.slot.to_bytes(8, "little")
+    uid = sha256(bytes(call.account) + run_id + where).digest()
+    return Coordinator(run_id=run_id.decode(), run_uid=uid, client_version=version.decode())
+
+
+def _complete(state: Coordinator, body: bytes) -> bytes:
+    """An update with a whole model: the further sources of weights stay if the first one stays."""
+    tag = 1 + (CONFIG.size if body[0] else 0)
+    if not body[tag]:
+        return body
+    head, rest = body[tag + 1 : tag + 1 + _HEAD_BYTES], body[tag + 1 + _HEAD_BYTES :]
+    old = encode_model(state.model)
+    spares = old[_HEAD_BYTES:] if head[_SOURCE] == old[_SOURCE] else bytes(MODEL.size - _HEAD_BYTES)
+    return body[: tag + 1] + head + spares + rest

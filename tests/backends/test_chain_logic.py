@@ -69,6 +69,31 @@ def test_a_tick_that_needs_a_hash_is_due_only_after_the_armed_slot() -> None:
     assert get_entropy(state, 100 + 513) is EXPIRED
 
 
+@pytest.mark.parametrize("slot", [0, 8, 9, 10, 12, 600])
+@pytest.mark.parametrize("ready", [0, 1, 2])
+@pytest.mark.parametrize("later_s", [0, 1, 29, 31, 1000])
+def test_a_judge_says_of_a_tick_what_a_copy_of_the_record_does(slot: int, ready: int, later_s: int) -> None:
+    state = build_warmup(2)
+    for member in range(ready):
+        apply(state, NOW + 10, 10, get_key(member + 1)[1], WarmupWitness(0, member, DIGEST))
+    state.current.entropy_slot = 9 if ready else 0
+    view, time = RecordView(0), ChainTime(slot, NOW + 10 + later_s)
+    view.take(Reading("one", slot, encode_state(state)))
+    expected = is_tick_due(view.copy_state(), get_key(1)[0], time)
+    assert [Judge(get_key(1)[0], view).is_tick_due(time) for _ in range(2)] == [expected, expected]
+    assert encode_state(view.state) == view.raw
+
+
+def test_a_client_that_drew_no_asks_for_no_time_until_it_may_draw_again() -> None:
+    state, wallet = build_warmup(8), get_key(1)[0]
+    ticker = Ticker(wallet, random.Random(1))
+    assert not ticker.is_waiting(state.nonce, 0.0)
+    ticker.decide(state, 0.0)
+    assert ticker.is_waiting(state.nonce, TRY_AGAIN_S - 0.1)
+    assert not ticker.is_waiting(state.nonce, TRY_AGAIN_S)
+    assert not ticker.is_waiting(state.nonce + 1, 0.0)
+
+
 def test_no_tick_is_due_in_a_halted_run() -> None:
     state = build_waiting(1)
     state.run_state = RunState.PAUSED

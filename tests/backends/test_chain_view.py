@@ -77,7 +77,7 @@ class ReadingsInAnyOrder(RuleBasedStateMachine):
         """Nonces only rise, and what is kept was shown by somebody."""
         assert self.shown == sorted(set(self.shown))
         if self.view.nonce >= 0:
-            assert self.view.get_state().nonce == self.view.nonce
+            assert self.view.state.nonce == self.view.nonce
 
     @invariant()
     def acts_only_on_what_nobody_contradicts(self) -> None:

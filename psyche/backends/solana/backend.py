@@ -23,7 +23,6 @@ from psyche.backends.solana.logic import (
     Ticker,
     find_own_slot,
     is_renewal_due,
-    is_tick_due,
 )
 from psyche.backends.solana.version import check_version
 from psyche.backends.solana.view import RecordView, Taken, get_kept_phase
@@ -172,7 +171,7 @@ class SolanaBackend:
     def _note_usable(self) -> None:
         if not self._is_known:
             self._is_known = True
-            run_id = self._view.get_state().run_id
+            run_id = self._view.state.run_id
             self._sink.emit(kinds.ServerConnected(run_id=run_id, program="solana"))
         self._waits.end(kinds.Wait.SERVER, kinds.WaitOutcome.CONNECTED)
         self._note_change()
@@ -200,7 +199,7 @@ class SolanaBackend:
 
     def _check_own_slot(self) -> None:
         """End where another machine has taken this wallet's place: else both would take it from each other for ever."""
-        slot = find_own_slot(self._view.get_state(), self._wallet)
+        slot = find_own_slot(self._view.state, self._wallet)
         if slot is None:
             return
         if slot.p2p == self._p2p:
@@ -398,7 +397,7 @@ class SolanaBackend:
             await trio.sleep(RENEW_EVERY_S)
             if not self._view.is_usable or not self._has_place or self._has_withdrawn:
                 continue
-            if is_renewal_due(self._view.get_state(), self._wallet, self._p2p, self._carry_time_on().unix):
+            if is_renewal_due(self._view.state, self._wallet, self._p2p, self._carry_time_on().unix):
                 await self._try("join", self.submit, Join(self._p2p))
 
     # --- ticks -----------------------------------------------------------------------------------
@@ -415,20 +414,20 @@ class SolanaBackend:
     async def _keep_ticking(self) -> None:
         while True:
             await trio.sleep(TICK_EVERY_S)
-            if not self._view.is_usable or not await self._is_tick_due():
+            if not self._view.is_usable or self._ticker.is_waiting(self._view.nonce, trio.current_time()):
                 continue
-            if self._ticker.decide(self._view.get_state(), trio.current_time()):
+            if await self._is_tick_due() and self._ticker.decide(self._view.state, trio.current_time()):
                 await self._try("tick", self.tick)
 
     async def _is_tick_due(self) -> bool:
         """Whether a tick would change the record; the chain is only asked if it might."""
         if math.isfinite(self._time_at_s):
-            state = self._view.get_state()
-            soon = ChainTime(state.current.entropy_slot + 1, self._carry_time_on().unix + LOOK_AHEAD_S)
-            if not is_tick_due(state, self._wallet, soon):
+            armed = self._view.state.current.entropy_slot
+            soon = ChainTime(armed + 1, self._carry_time_on().unix + LOOK_AHEAD_S)
+            if not self._judge.is_tick_due(soon):
                 return False
         await self._ask_time()
-        return self._view.is_usable and is_tick_due(self._view.get_state(), self._wallet, self._judge.time)
+        return self._view.is_usable and self._judge.is_tick_due(self._judge.time)
 
     async def _try(self, action: str, function: Callable[..., Awaitable[None]], *args: Message) -> None:
         """Do what nobody waits for; whether it worked shows in the record."""

@@ -6,11 +6,13 @@ Times come from outside: `now_s` is a clock that only moves forward, `ChainTime`
 import random
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Final
 
 from psyche.backends.solana.link import ChainTime
 from psyche.backends.solana.view import RecordView
 from psyche.core.committee.seeds import EXPIRED, Entropy
+from psyche.core.encoding.account import decode_state
 from psyche.core.rules.apply import apply, is_repeat
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Message, Tick
@@ -23,6 +25,7 @@ RENEW_BEFORE_S: Final = 45  # of the chain's clock, before a join expires; one t
 TICKERS: Final = 2.0  # clients that send a tick that is due, on average (T3); each transaction costs its fee
 TRY_AGAIN_S: Final = 2.0  # the time that most ticks take to show; only then more clients tick
 MOST_TRIES: Final = 8  # 256 clients: after eight doublings all tick
+KEPT_TRIALS: Final = 32  # of one record; the clients of a simulation share them
 SOME_HASH: Final = b"\1" * 32  # for trying a tick: whether it has an effect does not depend on the hash
 
 
@@ -39,6 +42,13 @@ def is_tick_due(state: Coordinator, sender: bytes, time: ChainTime) -> bool:
     if state.halted:
         return False  # a tick fails there, and with it the whole transaction
     return apply(state, time.unix, time.slot, sender, Tick(get_entropy(state, time.slot)))
+
+
+@lru_cache(maxsize=KEPT_TRIALS)
+def _try_tick(raw: bytes, unix: int, entropy: Entropy) -> bool:
+    """Whether a tick changes this record: who sends it and in which slot decides only which entropy there is."""
+    state = decode_state(raw)
+    return not state.halted and apply(state, unix, state.current.entropy_slot + 1, b"", Tick(entropy))
 
 
 @dataclass(slots=True)
@@ -58,6 +68,10 @@ class Ticker:
     _nonce: int = -1
     _tries: int = 0
     _next_s: float = 0.0
+
+    def is_waiting(self, nonce: int, now_s: float) -> bool:
+        """Whether `decide` says no to this record for now, so that it is no use to ask the chain for its time."""
+        return nonce == self._nonce and now_s < self._next_s
 
     def decide(self, state: Coordinator, now_s: float) -> bool:
         """Draw whether this client sends the tick that is due in this record."""
@@ -112,17 +126,21 @@ class Judge:
         """
         if self.is_done(message):
             return Advice.DONE
-        state = self.view.get_state()
+        state = self.view.copy_state()
         apply(state, self.time.unix, self.time.slot, self.wallet, message)
         due = not isinstance(message, Join) and is_tick_due(state, self.wallet, self.time)
         return Advice.SEND_WITH_TICK if due else Advice.SEND
 
     def is_done(self, message: Message) -> bool:
         """Whether the record has this message; a join counts until it has to be renewed (M2)."""
-        state = self.view.get_state()
+        state = self.view.state
         if isinstance(message, Join) and is_renewal_due(state, self.wallet, message.p2p, self.time.unix):
             return False
         return is_repeat(state, self.wallet, message)
+
+    def is_tick_due(self, time: ChainTime) -> bool:
+        """Whether a tick at this time would change the record."""
+        return _try_tick(self.view.raw, time.unix, get_entropy(self.view.state, time.slot))
 
     def is_over(self, message: Message) -> bool:
         """Whether there is no use in sending a message any more: it is on record, or too late (T7)."""

@@ -6,13 +6,28 @@ No I/O and no clock.
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
+from typing import Final
 
 from psyche.backends.solana.link import Reading
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator, RunState
 from psyche.errors import WireError
 
+KEPT_STATES: Final = 8
 _IN_ROUNDS = frozenset({RunState.ROUND_TRAIN, RunState.ROUND_WITNESS})
+
+
+@lru_cache(maxsize=KEPT_STATES)
+def read_record(raw: bytes) -> Coordinator:
+    """Decode a record; of the same bytes it is the same object, which nobody may change.
+
+    Endpoints show one record several times, and the clients of one process (a simulation's) follow one run.
+
+    Raises:
+        WireError: as `decode_state`.
+    """
+    return decode_state(raw)
 
 
 class Taken(Enum):
@@ -75,7 +90,7 @@ class RecordView:
         if reading.raw == self.raw:
             return self._take_again(reading.endpoint)
         try:
-            state = decode_state(reading.raw)
+            state = read_record(reading.raw)
         except WireError as error:
             self.problem = str(error)
             return Taken.UNREADABLE
@@ -104,8 +119,13 @@ class RecordView:
         self._shown = {reading.endpoint: reading.raw}
         return Taken.NEW
 
-    def get_state(self) -> Coordinator:
-        """A copy of the record."""
+    @property
+    def state(self) -> Coordinator:
+        """The record, to look at: nobody may change it."""
+        return read_record(self.raw)
+
+    def copy_state(self) -> Coordinator:
+        """A copy of the record, to try messages on."""
         return decode_state(self.raw)
 
 

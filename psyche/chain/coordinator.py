@@ -162,10 +162,10 @@ def build_collect(run: ChainRun, payer: Pubkey, run_uid: bytes, signer: Pubkey) 
     return _build("collect", bytes(signer), accounts)
 
 
-def build_close_earned_points(run: ChainRun, run_uid: bytes, signer: Pubkey, payer: Pubkey) -> Instruction:
-    """Close the earned points of `signer` in a freed run; the deposit goes back to who paid it."""
+def build_close_earned_points(account: Pubkey, run_uid: bytes, signer: Pubkey, payer: Pubkey) -> Instruction:
+    """Close the earned points of `signer` in a run freed from `account`; the deposit goes back to who paid it."""
     points = get_earned_points_address(run_uid, signer)
-    return _build("close_earned_points", b"", [signs(signer), writes(payer), reads(run.account), writes(points)])
+    return _build("close_earned_points", b"", [signs(signer), writes(payer), reads(account), writes(points)])
 
 
 def build_equivocation_report(

@@ -55,7 +55,7 @@ class Draft:
         data: its data.
         tokenizer: for texts that are to be tokenized.
         tokenizer_path: its files, which the model's folder gets; None: the byte tokenizer's.
-        server_addr: the coordinator, host:port, as members reach it.
+        home: how members reach the coordinator: host:port of a server, or an RPC endpoint of a chain.
         is_prepared: whether tokens and first weights are made at once.
     """
 
@@ -65,7 +65,7 @@ class Draft:
     data: DataChoice
     tokenizer: TextTokenizer
     tokenizer_path: Path | None
-    server_addr: str
+    home: str
     is_prepared: bool
 
 
@@ -173,7 +173,10 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
         tokens = tokenize(
             data.texts, output, tokenizer=draft.tokenizer, field=data.field, progress=progress
         ).train.tokens
-    text = write_data_file(_get_data_folder(draft), size_bytes, model.sequence_tokens, secrets.token_hex(32))
+    text = write_data_file(
+        _get_data_folder(draft), size_bytes, model.sequence_tokens, secrets.token_hex(32),
+        for_members=draft.answers.is_on_chain,
+    )  # fmt: skip
     (scratch / DATA_FILE).write_text(text, encoding="utf-8")
     if model.size is not None:
         (scratch / MODEL_FILE).write_text(write_model_file(model, draft.tokenizer_path), encoding="utf-8")

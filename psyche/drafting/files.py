@@ -9,7 +9,7 @@ from typing import Final
 
 from psyche.config.convert import TOKEN_SIZE_BYTES
 from psyche.config.describe import describe_key
-from psyche.config.model_schema import DecayContent, DistroContent, LlmTable, LocalFolder, ServerData
+from psyche.config.model_schema import DecayContent, DistroContent, LlmTable, LocalData, LocalFolder, ServerData
 from psyche.config.rewrite import Value, format_value
 from psyche.config.schema import AccessTable, ConfigTable, DataFile, MetadataTable, RunFile
 from psyche.config.table import Table
@@ -80,13 +80,14 @@ def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
     text.say(
         f"A run of {who} a model of {format_count(model.parameters)} parameters for {answers.steps:,} steps, written "
         "by `psyche init`. `psyche server validate-config` checks it after changes; docs/configuration.md lists every "
-        "key."
+        "key." + (" Its record is on a chain, where `psyche auth` says who may join." if answers.is_on_chain else "")
     )
     text.set(RunFile, {"run_id": answers.run_id})
     text.open("config")
     text.set(ConfigTable, plan.config, _get_config_notes(answers, model))
-    text.open("access", "Who may join: `psyche run allow KEY` lets a key in, while the run goes on too.")
-    text.set(AccessTable, {"open": False})
+    if not answers.is_on_chain:
+        text.open("access", "Who may join: `psyche run allow KEY` lets a key in, while the run goes on too.")
+        text.set(AccessTable, {"open": False})
     text.open("metadata", "For people, and for `psyche simulate`.")
     size = {"num_parameters": model.parameters, "vocab_size": model.vocab_size}
     text.set(MetadataTable, {"name": answers.run_id, **size})
@@ -99,10 +100,19 @@ def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
         "The first weights. Members that lack the folder fetch it from others.",
     )
     text.set(LocalFolder, {"path": MODEL_FOLDER})
-    text.open("model.LLM.data_location", "The server serves what data.toml names; the port must be reachable too.")
-    text.set(ServerData, {"Server": answers.data_server})
+    _write_location(text, answers)
     _write_training(text, answers, model, plan)
     return str(text)
+
+
+def _write_location(text: _Text, answers: Answers) -> None:
+    key = "model.LLM.data_location"
+    if answers.is_on_chain:
+        text.open(key, "A chain serves no data: each member reads it itself, and needs data.toml and the token files.")
+        text.set(LocalData, {"Local": DATA_FILE})
+    else:
+        text.open(key, "The server serves what data.toml names; the port must be reachable too.")
+        text.set(ServerData, {"Server": answers.data_server})
 
 
 def _write_training(text: _Text, answers: Answers, model: ModelChoice, plan: Plan) -> None:
@@ -130,7 +140,7 @@ def _get_config_notes(answers: Answers, model: ModelChoice) -> dict[str, str]:
     }
 
 
-def write_data_file(folder: str, token_size_bytes: int, sequence_tokens: int, seed: str) -> str:
+def write_data_file(folder: str, token_size_bytes: int, sequence_tokens: int, seed: str, *, for_members: bool) -> str:
     """The text of data.toml.
 
     Args:
@@ -138,9 +148,15 @@ def write_data_file(folder: str, token_size_bytes: int, sequence_tokens: int, se
         token_size_bytes: 2 or 4.
         sequence_tokens: length of a sample.
         seed: of the order, 64 hex digits.
+        for_members: members read the data, not a server.
     """
     text = _Text()
-    text.say("What the server serves to the members, written by `psyche init`. Only the server needs it.")
+    text.say(
+        "What the members train on, written by `psyche init`. Each of them needs this very file and the same token "
+        "files, below its --local-root."
+        if for_members
+        else "What the server serves to the members, written by `psyche init`. Only the server needs it."
+    )
     size = next(get_variant_name(one) for one, size_bytes in TOKEN_SIZE_BYTES.items() if size_bytes == token_size_bytes)
     text.set(DataFile, {"dir": folder, "token_size": size, "seq_len": sequence_tokens, "shuffle_seed": seed})
     return str(text)

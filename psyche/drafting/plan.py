@@ -13,6 +13,7 @@ SAVED_BYTES: Final = 16  # of a parameter: weights, momentum, export
 START_S: Final = 60  # a client's processes start, and load torch
 TENS_S: Final = 10
 LEAST_COOLDOWN_S: Final = 3
+CHAIN_WITNESS_S: Final = 10  # a report is on record only seconds after it was sent
 WARMUP_SHARE: Final = 20  # the learning rate rises during a twentieth of the run
 FINAL_LR_SHARE: Final = 10
 
@@ -26,7 +27,7 @@ class Answers:
         members: clients with which an epoch starts.
         min_members: clients with which it goes on.
         steps: how many are trained.
-        data_server: "host:port" where members fetch samples.
+        data_server: "host:port" where members fetch samples; empty: the run is on a chain, which serves none.
     """
 
     run_id: str
@@ -34,6 +35,11 @@ class Answers:
     min_members: int
     steps: int
     data_server: str
+
+    @property
+    def is_on_chain(self) -> bool:
+        """Whether the run's record is on a chain."""
+        return not self.data_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ def compute_run_plan(answers: Answers, model: ModelChoice) -> Plan:
         "cooldown_time": max(LEAST_COOLDOWN_S, save_s),
         "waiting_for_members_extra_time": ConfigTable.model_fields["waiting_for_members_extra_time"].default,
         "max_round_train_time": recipe.train_s,
-        "round_witness_time": recipe.witness_s,
+        "round_witness_time": max(recipe.witness_s, CHAIN_WITNESS_S) if answers.is_on_chain else recipe.witness_s,
         "rounds_per_epoch": epoch_rounds,
         "total_steps": answers.steps + 1,
         "init_min_clients": answers.members,

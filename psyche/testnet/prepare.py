@@ -241,15 +241,23 @@ def find_data(run: LoadedRun) -> Path | None:
     location = run.model.data_location
     if location.kind is DataLocationKind.DUMMY:
         return None
-    is_served = location.kind is DataLocationKind.SERVER
-    named_in = run.folder / DATA_FILE if is_served else run.path
-    wanted = load_data(named_in).folder if is_served else run.resolve(location.address)
+    description = _find_description(run)
+    named_in = description or run.path
+    wanted = load_data(description).folder if description else run.resolve(location.address)
     if not has_tokens(wanted) and wanted.name != CORPUS_NAME:
         file = wanted if wanted.suffix in TOKEN_SUFFIXES else wanted / "train.bin"
         raise ConfigError(
             f"{named_in}: no tokens at {wanted}; make them from your text: `psyche data tokenize TEXT --output {file}`"
         )
     return wanted
+
+
+def _find_description(run: LoadedRun) -> Path | None:
+    """The data.toml that describes the run's tokens; None: its data location names them."""
+    location = run.model.data_location
+    if location.kind is DataLocationKind.SERVER:
+        return run.folder / DATA_FILE
+    return run.resolve(location.address) if location.address.endswith(".toml") else None
 
 
 async def _prepare_data(
@@ -259,9 +267,10 @@ async def _prepare_data(
     wanted = find_data(run)
     if wanted is None:
         return None
-    if run.model.data_location.kind is DataLocationKind.SERVER:
-        shutil.copyfile(run.folder / DATA_FILE, layout.config / DATA_FILE)
-        link = load_data(layout.config / DATA_FILE).folder
+    source, target = _find_description(run), _find_description(copy)
+    if source is not None and target is not None:
+        shutil.copyfile(source, target)
+        link = load_data(target).folder
     else:
         link = copy.resolve(run.model.data_location.address)
     if has_tokens(wanted):

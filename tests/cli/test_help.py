@@ -112,6 +112,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "rewards claim",
         "rewards top-up",
         "rewards show",
+        "rewards close",
         "client train",
         "client show-identity",
         "client show-wallet",

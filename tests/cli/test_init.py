@@ -20,14 +20,16 @@ from tokenizers.pre_tokenizers import Whitespace
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
+from psyche.cli.chain.files import load_chain_run
 from psyche.cli.helpers import questions
 from psyche.config.describe import describe_key
-from psyche.config.load import load_data, load_run
+from psyche.config.load import find_local_data, load_data, load_run
 from psyche.config.schema import ConfigTable, DataFile
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.core.encoding.plan import compute_plan
 from psyche.data.bytes_tokenizer import write_tokenizer
 from psyche.data.local import TokenRows
+from psyche.data.provider import open_local
 from psyche.data.tokenize import tokenize
 from psyche.drafting.sizes import SIZES
 from psyche.forecast.workload import compute_llama_shapes, count_elements, read_model_settings
@@ -416,6 +418,24 @@ def test_the_commands_that_come_next_are_commands(prepare: str, tmp_path: Path) 
     assert names == [*made, "local-testnet start", "server run", "client train", "run allow"]
     for line in lines:
         assert_parses(shlex.split(line)[1:])
+
+
+def test_a_run_on_a_chain_is_valid_there_at_once_and_says_how_to_create_it(tmp_path: Path) -> None:
+    folder = tmp_path / "on-chain"
+    words = ("--data", make_tokens(tmp_path), "--model", make_model(tmp_path), "--yes")
+    result = run(folder, *words, "--rpc", "localhost")
+    loaded = load_chain_run(folder)
+    assert loaded.warnings == ()
+    assert "access" not in (folder / "run.toml").read_text()
+    found = find_local_data(loaded.resolve(loaded.model.data_location.address))
+    assert found is not None
+    assert open_local(loaded.model.data_location, found, folder, found.sequence_length, 256).check_vocabulary() is None
+    lines = [line.strip() for line in result.output.splitlines() if line.startswith("  psyche ")]
+    assert [shlex.split(line)[1:3] for line in lines] == [["local-testnet", "start"], ["run", "create"]]
+    for line in lines:
+        assert_parses(shlex.split(line)[1:])
+    both = run(tmp_path / "both", *words, "--rpc", "localhost", "--server-addr", "127.0.0.1:1")
+    assert "a run has one home" in both.output
 
 
 def test_a_run_of_one_is_described_as_one(tmp_path: Path) -> None:

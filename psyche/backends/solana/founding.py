@@ -156,5 +156,5 @@ async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
     count = sum(member.unpaid > 0 for member in members)
     if count:
         says += f"; before that it settles what {count} member{'s have' if count != 1 else ' has'} earned"
-    returns = "who holds the accounts gets it back when they close them"
+    returns = "it comes back as the members run `psyche rewards close`"
     return ChainPlan(says, (*settled.steps, last), settled.deposit_lamports, returns)

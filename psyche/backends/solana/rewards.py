@@ -26,7 +26,7 @@ from psyche.telemetry.text import format_table
 EARNED_BYTES: Final = 145
 PARTICIPANT_BYTES: Final = 145
 RUN_UID_AT: Final = 8 + 1 + 32  # in an account of earned points
-BACK: Final = "its payer gets it back when the run is over and the accounts are closed"
+BACK: Final = "once the run is closed, `psyche rewards close` gives it back"
 
 
 @dataclass(frozen=True, slots=True)

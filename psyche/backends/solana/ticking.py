@@ -12,7 +12,7 @@ from psyche.chain.coordinator import build_user_message
 from psyche.chain.packing import Step
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import NameCheckpoint, Tick
-from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, RunState
+from psyche.core.state.state import ZERO32, Checkpoint, RunState
 from psyche.errors import ConfigError
 from psyche.telemetry.status import PHASES
 
@@ -61,20 +61,25 @@ def _describe_way_on(session: ChainSession, run_id: str, state: RunState) -> str
     return "" if state is RunState.FINISHED else f"; {session.spell('run resume', run_id)} lets it go on"
 
 
-async def plan_checkpoint(session: ChainSession, run_id: str, repo: str, revision: str | None) -> ChainPlan:
-    """ChainPlan to name a repository of the Hugging Face Hub as a place of the certified weights (S10).
+async def plan_checkpoint(session: ChainSession, run_id: str, source: Checkpoint) -> ChainPlan:
+    """Plan to name a place of the certified weights (S10); no steps: it is on record already.
 
     Raises:
-        ConfigError: the run has no certified weights yet.
+        ConfigError: the run has no certified weights yet, or has not begun.
+        CoordinatorError: the rules of the record refuse it; nothing was sent.
         NoRun: there is no such run.
     """
     found = await find_run(session, run_id)
-    certified = found.state.certified
+    state, certified = found.state, found.state.certified
+    if state.run_state is RunState.UNINITIALIZED:
+        raise ConfigError(f"run {run_id!r}: has not begun, so there is nothing to name yet")
     if certified.digest == ZERO32:
         raise ConfigError(
             f"run {run_id!r}: has no certified weights yet; they are there when its first epoch has ended"
         )
-    source = Checkpoint(kind=CheckpointKind.HUB, name=repo, revision=revision)
+    is_named = state.checkpoint.digest == certified.digest
+    if is_named and source in (state.model.checkpoint, *state.model.extra_checkpoints):
+        return ChainPlan("", ())
     message = NameCheckpoint(certified.epoch, certified.digest, source)
     step = Step("checkpoint", (build_user_message(found.accounts, session.key, message),))
-    return ChainPlan(f"puts {repo} on record as a place of the weights of step {certified.step}", (step,))
+    return ChainPlan(f"puts {source.name} on record as a place of the weights of step {certified.step}", (step,))

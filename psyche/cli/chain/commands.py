@@ -74,9 +74,28 @@ def chain_command(
     return register
 
 
+async def tell_return(session: "ChainSession", before: int) -> None:
+    """Say what has come back to the wallet, which had `before` lamports."""
+    from psyche.chain.amounts import format_sol
+
+    after = await session.rpc.get_balance(session.key)
+    typer.echo(f"{format_sol(max(0, after - before))} came back to {session.key}")
+
+
 async def carry_out(session: "ChainSession", plan: "ChainPlan", done: str, nothing: str) -> None:
-    """Carry out a plan and say that it is done, or `nothing` if there was nothing to do."""
-    landed = await session.carry_out(plan)
+    """Carry out a plan and say that it is done, or `nothing` if there was nothing to do.
+
+    Raises:
+        BackendError: the record refuses it; the message says why in plain words.
+    """
+    from psyche.cli.helpers.refusals import put_in_words
+    from psyche.core.state.errors import CoordinatorError
+    from psyche.errors import BackendError
+
+    try:
+        landed = await session.carry_out(plan)
+    except CoordinatorError as error:
+        raise BackendError(put_in_words(error)) from error
     if landed is None:
         typer.echo(nothing)
     else:

@@ -15,8 +15,15 @@ if TYPE_CHECKING:
 
 SOL: Final = 10**9
 WALLET_SOL: Final = 1_000
+WALLET: Final = Path("psyche-data") / "dev-wallet.json"
 PORT: Final = 8899  # where Solana's own tools expect a chain on this machine
 
+Wallets = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help=f"Wallet to fund, a solana-keygen file; made if it is missing. May be repeated. Default: {WALLET}"
+    ),
+]
 Ledger = Annotated[
     Path | None,
     typer.Option(help="Folder to keep the chain in. Default: it is in memory alone, and gone after Ctrl-C."),
@@ -44,6 +51,7 @@ def _root() -> None:
         "psyche dev validator --ledger my-chain       # goes on next time",
         "psyche dev validator --port 0 --slot-ms 100  # at any port, faster",
         "psyche dev validator --record chain.rec      # for `psyche dev replay`",
+        "psyche dev validator --wallet owner.json --wallet ada.json",
     ),
 )
 def run_validator(
@@ -59,10 +67,7 @@ def run_validator(
     ledger: Ledger = None,
     record: Record = None,
     reset: Annotated[bool, typer.Option("--reset", help="Begin anew; removes the chain in --ledger.")] = False,
-    wallet: Annotated[Path, typer.Option(help="Wallet to fund, a solana-keygen file; made if it is missing.")] = Path(
-        "psyche-data"
-    )
-    / "dev-wallet.json",
+    wallet: Wallets = None,
 ) -> None:
     """Run a chain on this machine, with this project's programs.
 
@@ -88,7 +93,7 @@ def run_validator(
         raise ConfigError("--reset: there is no --ledger to reset; without one each start begins anew")
     if ledger is not None:
         prepare_ledger(ledger, validator, reset=reset)
-    funded = get_or_make_wallet(wallet)
+    funded = {path: get_or_make_wallet(path) for path in wallet or [WALLET]}
 
     async def run_embedded() -> None:
         import trio
@@ -96,10 +101,11 @@ def run_validator(
         from psyche.localchain.chain import open_local_chain
 
         async with open_local_chain(slot_ms=slot_ms, host=bind_ip, port=port, state=ledger, record=record) as chain:
-            fund(chain, funded)
+            for one in funded.values():
+                fund(chain, one)
             kept = "in memory alone" if ledger is None else f"kept in {ledger}"
             typer.echo(f"chain at slot {chain.bank.slot}, a slot every {slot_ms} ms, {kept}; Ctrl-C stops it")
-            show(chain.http, chain.ws, str(chain.bank.genesis), wallet, funded)
+            show(chain.http, chain.ws, str(chain.bank.genesis), funded)
             await trio.sleep_forever()
 
     async def run_real() -> None:
@@ -109,9 +115,10 @@ def run_validator(
 
         typer.echo("starting the validator; its first start takes some seconds")
         async with open_real_chain(slot_ms=slot_ms, host=bind_ip, port=port, state=ledger, reset=reset) as chain:
-            await chain.fund(str(funded.pubkey()), WALLET_SOL * SOL)
+            for one in funded.values():
+                await chain.fund(str(one.pubkey()), WALLET_SOL * SOL)
             typer.echo(f"{chain.tool}, a slot every {slot_ms} ms; Ctrl-C stops it")
-            show(chain.http, chain.ws, await chain.call("getGenesisHash"), wallet, funded)
+            show(chain.http, chain.ws, await chain.call("getGenesisHash"), funded)
             await trio.sleep_forever()
 
     with ending_on_sigterm():
@@ -155,8 +162,8 @@ def fund(chain: "LocalChain", wallet: "Keypair") -> None:
         chain.bank.airdrop(wallet.pubkey(), missing)
 
 
-def show(http: str, ws: str, genesis: str, path: Path, wallet: "Keypair") -> None:
-    """Print what to know of a chain: addresses, programs and the wallet."""
+def show(http: str, ws: str, genesis: str, wallets: dict[Path, "Keypair"]) -> None:
+    """Print what to know of a chain: addresses, programs and wallets."""
     from psyche.localchain.programs import NAMES
 
     typer.echo(f"  calls          {http}")
@@ -164,16 +171,18 @@ def show(http: str, ws: str, genesis: str, path: Path, wallet: "Keypair") -> Non
     typer.echo(f"  genesis hash   {genesis}")
     for name, address in NAMES.items():
         typer.echo(f"  {name:<13}  {address}")
-    typer.echo(f"  wallet         {path} ({wallet.pubkey()}, {WALLET_SOL:,} SOL)")
+    for path, wallet in wallets.items():
+        typer.echo(f"  wallet         {path} ({wallet.pubkey()}, {WALLET_SOL:,} SOL)")
 
 
 @group.command("replay", epilog=format_examples("psyche dev replay chain.rec"))
 def replay(*, file: Annotated[Path, typer.Argument(help="What `psyche dev validator --record FILE` wrote.")]) -> None:
-    """Check that the programs of a recorded chain did what this version of psyche would do.
+    """Check a recorded chain against this version.
 
-    Its own coordinator, which a server runs too, carries out each instruction that took effect on the chain, with the
-    chain's time, slots and hashes. After each instruction it must come to the same 165,192 bytes as the run's account
-    had on the chain. Runs with the same programs and the same psyche always agree; one that differs is a bug.
+    The programs must have done what this version of psyche would do. Its own coordinator, which a server runs too,
+    carries out each instruction that took effect on the chain, with the chain's time, slots and hashes. After each
+    instruction it must come to the same 165,192 bytes as the run's account had on the chain. Runs with the same
+    programs and the same psyche always agree; one that differs is a bug.
 
     Exit code 1 at the first difference, which is printed field by field.
     """

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     "psyche init first --yes      # 0.9M parameters, Python's own source code",
     "psyche init books --data book.txt --members 3 --steps 2000 --yes",
+    "psyche init on-chain --rpc localhost --yes",
     "psyche init large --model 20m --no-prepare --yes",
     "psyche init again --model my-run/model --data my-run/data --yes",
 )
@@ -47,6 +48,10 @@ def init(
     server_addr: Annotated[
         str | None, typer.Option(help="The server, host:port, as members reach it; its data server is one port above.")
     ] = None,
+    rpc: Annotated[
+        str | None,
+        typer.Option(help="For a run on Solana: an RPC endpoint, http(s)://HOST, localhost, devnet, ..."),
+    ] = None,
     prepare: Annotated[
         bool | None,
         typer.Option(help="Also write the tokens and first weights; default: unless they are large."),
@@ -58,13 +63,16 @@ def init(
 
     Asks for what no flag says: the model, the data, how many members, how long. Writes run.toml, data.toml and
     model.toml with comments, the data's tokens and the first weights, checks them, and says what to do next.
+
+    The run is on a server, or on Solana if you name --rpc. There each member reads the data itself, so it needs the
+    folder.
     """
     from psyche.cli.helpers.interview import ask_draft
     from psyche.cli.helpers.progress import ProgressBar
     from psyche.drafting.build import build, check_folder
 
     questions = Interviewer(takes_defaults=yes)
-    flags = Flags(folder, model, tokenizer, data, field, members, min_members, steps, server_addr, prepare, force)
+    flags = Flags(folder, model, tokenizer, data, field, members, min_members, steps, server_addr, rpc, prepare, force)
     draft = ask_draft(questions, flags)
     questions.check()
     check_folder(draft, force=force)
@@ -129,7 +137,9 @@ def list_preparations(draft: "Draft") -> list[str]:
 def list_next(draft: "Draft") -> list[str]:
     """The commands that begin the run: on this machine alone, and for others."""
     folder, answers = quote(draft.folder), draft.answers
-    address, port = f"--server-addr {draft.server_addr}", draft.server_addr.rpartition(":")[2]
+    if answers.is_on_chain:
+        return list_next_on_chain(draft)
+    address, port = f"--server-addr {draft.home}", draft.home.rpartition(":")[2]
     return [
         "# try it, everything on this machine",
         f"psyche local-testnet start --num-clients {answers.members} --config-path {folder}",
@@ -138,6 +148,18 @@ def list_next(draft: "Draft") -> list[str]:
         f"psyche client train --run-id {answers.run_id} {address} --local-root {folder} --data-dir client-1",
         f"psyche run allow KEY {address} --state-dir psyche-data/server-{answers.run_id}",
         "# several clients on one machine: each with another --data-dir, and with its share of the cores (--threads)",
+    ]
+
+
+def list_next_on_chain(draft: "Draft") -> list[str]:
+    """The commands that begin a run on a chain."""
+    folder, answers, rpc = quote(draft.folder), draft.answers, f"--rpc {shlex.quote(draft.home)}"
+    trial = f"psyche local-testnet start --backend solana --num-clients {answers.members} --config-path {folder}"
+    return [
+        "# try it, everything on this machine",
+        trial,
+        "# for real: with your wallet, which pays; it says what comes next",
+        f"psyche run create --state {folder} {rpc}",
     ]
 
 

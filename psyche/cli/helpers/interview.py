@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from psyche.chain.cluster import parse_endpoint
 from psyche.cli.helpers.questions import Flags, Interviewer
 from psyche.config.load import RUN_NAME
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, U32_MAX
@@ -54,12 +55,24 @@ def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
         "--steps", flags.steps, f"Steps, each a round that trains {format_count(round_tokens)} tokens",
         model.recipe.steps, partial(read_number, "--steps", MAX_STEPS),
     )  # fmt: skip
-    address = ask("--server-addr", flags.server_addr, "The server, as members reach it", ADDRESS, read_address)
-    host, _, port = address.rpartition(":")
-    answers = Answers(make_run_id(folder), members, least, steps, f"{host}:{int(port) + 1}")
+    home, data_server = _ask_home(questions, flags)
+    answers = Answers(make_run_id(folder), members, least, steps, data_server)
     is_prepared = ask("--prepare or --no-prepare", flags.prepare, "Write tokens and first weights now?",
                       "yes" if is_small(model, data) else "no", read_yes)  # fmt: skip
-    return Draft(folder, answers, model, data, tokenizer, tokenizer_path, address, is_prepared)
+    return Draft(folder, answers, model, data, tokenizer, tokenizer_path, home, is_prepared)
+
+
+def _ask_home(questions: Interviewer, flags: Flags) -> tuple[str, str]:
+    """How members reach the coordinator, and the data server, which a chain does not have."""
+    if flags.rpc is not None:
+        if flags.server_addr is not None:
+            raise ConfigError("--server-addr and --rpc: a run has one home; name the one that it is to have")
+        parse_endpoint(flags.rpc)
+        return flags.rpc, ""
+    question = "The server, as members reach it"
+    address = questions.ask("--server-addr", flags.server_addr, question, ADDRESS, read_address)
+    host, _, port = address.rpartition(":")
+    return address, f"{host}:{int(port) + 1}"
 
 
 def _ask_tokenizer(

@@ -26,6 +26,7 @@ class Flags:
     min_members: int | None
     steps: int | None
     server_addr: str | None
+    rpc: str | None
     prepare: bool | None
     force: bool
 

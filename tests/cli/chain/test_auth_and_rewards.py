@@ -19,6 +19,7 @@ from psyche.chain.treasury import TreasurerRun
 from psyche.core.state.state import Slot, SlotState
 
 FEE = 5_000
+DEPOSIT = 1_900_080  # of earned points, and of a record of payments
 
 
 def read_authorization(box: ChainBox, grantor: Pubkey, grantee: Pubkey) -> AuthorizationData:
@@ -166,6 +167,36 @@ def test_a_run_with_a_treasurer_pays_to_the_last_unit_and_gives_every_lamport_ba
     spent = treasury.before - box.get_lamports(treasury.owner.pubkey())
     assert (spent - deposits) % FEE == 0
     assert spent - deposits <= 10 * FEE
+
+
+def test_members_get_their_deposits_back_after_the_run_and_whoever_paid_them_too(box: ChainBox) -> None:
+    treasury = Treasury(box, "leaving", decimals=0)
+    member, away = box.fund("leaver"), box.fund("away")
+    earn(box, "leaving", member.pubkey(), 5)
+    earn(box, "leaving", away.pubkey(), 7)
+    box.put_tokens(treasury.mint, treasury.owner.pubkey(), 12)
+    box.call("rewards", "top-up", "-r", "leaving", "--collateral-amount", "12", wallet="leaving")
+    before = box.get_lamports(member.pubkey())
+    assert "psyche rewards close" in box.call("rewards", "claim", "-r", "leaving", wallet="leaver")
+    claim_for_another = ("rewards", "claim", "-r", "leaving", "--address", str(away.pubkey()))
+    assert "belongs to" in box.refuse(*claim_for_another, wallet="leaver")
+    box.call(*claim_for_another, wallet="leaving")
+    assert [box.get_tokens(treasury.mint, key.pubkey()) for key in (member, away)] == [5, 7]
+    assert "2 accounts stay until the run is closed" in box.call("rewards", "close", wallet="leaver")
+    closed = box.call("run", "close", "-r", "leaving", wallet="leaving")
+    assert "0.00190008 SOL more comes back from records" in closed  # the other member's record of payments
+    assert "stays: it comes back as each of them runs `psyche rewards close`" in closed  # its points
+
+    assert "0.00379516 SOL came back" in box.call("rewards", "close", wallet="leaver")
+    assert before - box.get_lamports(member.pubkey()) == 2 * FEE + 2_039_280  # and the token account, which it keeps
+    assert "nothing to close" in box.call("rewards", "close", wallet="leaver")
+    owner = box.get_lamports(treasury.owner.pubkey())
+    box.call("rewards", "close", wallet="away")
+    assert box.get_lamports(treasury.owner.pubkey()) - owner == 2 * DEPOSIT
+    uid, run = treasury.run.run_uid, treasury.run.address
+    for key in (member.pubkey(), away.pubkey()):
+        assert box.get_data(get_earned_points_address(uid, key)) == b""
+        assert box.get_data(get_participant_address(run, key)) == b""
 
 
 def test_a_run_that_owes_more_than_it_holds_is_not_closed(box: ChainBox) -> None:

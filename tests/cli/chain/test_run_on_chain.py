@@ -13,7 +13,17 @@ from psyche.chain.accounts import InstanceData
 from psyche.chain.addresses import get_instance_address
 from psyche.cli.app import app
 from psyche.core.encoding.account import decode_state
-from psyche.core.state.state import Coordinator, RunState, Slot, SlotState
+from psyche.core.state.state import (
+    Checkpoint,
+    CheckpointKind,
+    Client,
+    Coordinator,
+    Mark,
+    Progress,
+    RunState,
+    Slot,
+    SlotState,
+)
 
 DEMO = Path(__file__).parents[3] / "config" / "demo" / "run.toml"
 
@@ -149,6 +159,33 @@ def test_a_tick_is_sent_and_paid_only_when_it_is_due(box: ChainBox) -> None:
     assert "waiting_for_members -> warmup" in box.call(*words, wallet="ticked")
     assert len(read_state(box, "ticked").clients) == 3
     assert "is going on" in box.refuse("run", "close", "-r", "ticked", wallet="ticked")
+
+
+def test_a_member_of_the_last_epoch_puts_places_of_its_weights_on_record(box: ChainBox) -> None:
+    owner = create(box, "placed")
+    account, signer = read_instance(box, "placed").coordinator_account, bytes(owner.pubkey())
+    words = ("run", "checkpoint", "-r", "placed")
+    assert "has not begun" in box.refuse(*words, "--repo", "ada/model", wallet="placed")
+    box.call("run", "resume", "-r", "placed", wallet="placed")
+    assert "no certified weights yet" in box.refuse(*words, "--repo", "ada/model", wallet="placed")
+    state = read_state(box, "placed")
+    state.certified = Mark(bytes([7]) * 32, 3, step=40, data_index=320)
+    state.checkpoint = Mark(bytes([6]) * 32, 2, step=20, data_index=160)
+    state.progress = Progress(4, 40, 320)
+    box.write_state(account, state)
+    assert "no such member" in box.refuse(*words, "--repo", "ada/model", wallet="placed")
+    state.clients = [Client(signer, bytes([1]) * 32)]
+    box.write_state(account, state)
+    assert "step 40" in box.call(*words, "--repo", "ada/model", "--revision", "v2", wallet="placed")
+    assert "on record already" in box.call(*words, "--repo", "ada/model", "--revision", "v2", wallet="placed")
+    box.call(*words, "--gcs-bucket", "ada", "--gcs-prefix", "models/40", wallet="placed")
+    model = read_state(box, "placed").model
+    assert model.checkpoint == Checkpoint(CheckpointKind.HUB, "ada/model", "v2")
+    assert model.extra_checkpoints[0] == Checkpoint(CheckpointKind.GCS, "ada", "models/40")
+    assert "name one place" in box.refuse(*words, wallet="placed")
+    assert "--gcs-prefix: belongs to --gcs-bucket" in box.refuse(
+        *words, "--repo", "a/b", "--gcs-prefix", "x", wallet="placed"
+    )
 
 
 class TestRefusals:

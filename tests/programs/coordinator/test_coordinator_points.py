@@ -134,7 +134,7 @@ class TestCollect:
 class TestClose:
     def close(self, wallets: Wallets, number: int = 0) -> None:
         key, payer = wallets.keys[number], wallets.stage.bank.payer.pubkey()
-        close = build_close_earned_points(wallets.stage.run, wallets.uid, key.pubkey(), payer)
+        close = build_close_earned_points(wallets.stage.run.account, wallets.uid, key.pubkey(), payer)
         wallets.stage.bank.send(close, signers=[key])
 
     def test_points_outlive_slot_and_run(self, wallets: Wallets) -> None:
@@ -146,7 +146,9 @@ class TestClose:
         stranger = wallets.stage.bank.fund(10**9)
         wallets.collect(0, stranger)
         wallets.free()
-        close = build_close_earned_points(wallets.stage.run, wallets.uid, wallets.keys[0].pubkey(), stranger.pubkey())
+        close = build_close_earned_points(
+            wallets.stage.run.account, wallets.uid, wallets.keys[0].pubkey(), stranger.pubkey()
+        )
         wallets.stage.bank.send(close, signers=[wallets.keys[0]])
         assert wallets.stage.bank.get_lamports(stranger.pubkey()) == 10**9
 
@@ -159,16 +161,16 @@ class TestClose:
         wallets.collect(0)
         key = wallets.keys[0]
         close = build_close_earned_points(
-            wallets.stage.run, wallets.uid, key.pubkey(), wallets.stage.bank.payer.pubkey()
+            wallets.stage.run.account, wallets.uid, key.pubkey(), wallets.stage.bank.payer.pubkey()
         )
         assert wallets.stage.bank.refuse(close, key) == NOT_FREED
 
     def test_only_their_signer_closes_points_and_only_for_who_paid(self, wallets: Wallets) -> None:
         wallets.free()
         stage, key, other = wallets.stage, wallets.keys[0], wallets.keys[1]
-        close = build_close_earned_points(stage.run, wallets.uid, key.pubkey(), stage.bank.payer.pubkey())
+        close = build_close_earned_points(stage.run.account, wallets.uid, key.pubkey(), stage.bank.payer.pubkey())
         assert stage.bank.refuse(with_account(close, 0, reads(key.pubkey()))) == NOT_SIGNER
-        foreign = build_close_earned_points(stage.run, wallets.uid, other.pubkey(), stage.bank.payer.pubkey())
+        foreign = build_close_earned_points(stage.run.account, wallets.uid, other.pubkey(), stage.bank.payer.pubkey())
         assert stage.bank.refuse(with_account(foreign, 3, close.accounts[3]), other) == BAD_SEEDS
         assert stage.bank.refuse(with_account(close, 1, writes(other.pubkey())), key) == BAD_ADDRESS
         assert stage.bank.refuse(with_account(close, 2, reads(other.pubkey())), key) == BAD_ADDRESS

@@ -96,7 +96,7 @@ ALONE: Final[dict[str, tuple[Instruction, ...]]] = {
     "update_client_version": build_owner(msg.UpdateClientVersion("v" * 96)),
     "set_future_epoch_rates": build_owner(msg.SetRates(1, 1)),
     "collect": (build_collect(RUN, WALLET, UID, P2P),),
-    "close_earned_points": (build_close_earned_points(RUN, UID, WALLET, P2P),),
+    "close_earned_points": (build_close_earned_points(RUN.account, UID, WALLET, P2P),),
 }
 
 

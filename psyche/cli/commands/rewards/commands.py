@@ -1,11 +1,11 @@
-"""`psyche rewards claim`, `top-up` and `show`."""
+"""`psyche rewards claim`, `top-up`, `show` and `close`."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from psyche.cli.chain.commands import LOCAL, ChainAccess, carry_out, chain_command
+from psyche.cli.chain.commands import LOCAL, ChainAccess, carry_out, chain_command, tell_return
 from psyche.cli.commands.run.group import RunId
 from psyche.cli.commands.run.group import group as run_group
 from psyche.cli.helpers.common import make_group
@@ -17,10 +17,11 @@ RUN = "--run-id my-run"  # in examples
 group = make_group(
     "Pay the members of a run on Solana.\n\n"
     "A run that was created with --treasurer-collateral-mint pays in that token. Anybody may pay in; members claim, or "
-    "the owner claims for them, before the run is closed.",
+    "the owner claims for them, before the run is closed. After that, each gets its deposits back.",
     f"psyche rewards show {RUN} {LOCAL}",
     f"psyche rewards top-up {RUN} --collateral-amount 9.5 {LOCAL}",
     f"psyche rewards claim {RUN} {LOCAL}",
+    f"psyche rewards close {LOCAL}",
 )
 TreasurerIndex = Annotated[
     int | None, typer.Option(min=0, hidden=True, help="The run's index at the treasurer, which is found without it.")
@@ -124,3 +125,26 @@ def show(
 
     plain = chain.run(ask)
     typer.echo(json.dumps(plain, indent=2) if as_json else format_rewards(plain))
+
+
+@chain_command(group, "close", f"psyche rewards close {LOCAL}")
+def close_records(*, chain: ChainAccess) -> None:
+    """Get your deposits back after your runs are closed.
+
+    They are in the records of what you have earned, which you alone can close, and of what you and those whose
+    deposits you paid were paid. The lamports go to whoever deposited them. Claim first: a closed record proves nothing.
+    """
+    from psyche.backends.solana.deposits import find_deposits, plan_return
+
+    async def do(session: "ChainSession") -> None:
+        before = await session.rpc.get_balance(session.key)
+        found = await find_deposits(session)
+        if found.closable:
+            await carry_out(session, plan_return(found), "closed", "")
+            await tell_return(session, before)
+        else:
+            typer.echo(f"{session.key} has nothing to close now")
+        for line in found.describe_rest(session.key):
+            typer.echo(line)
+
+    chain.run(do)

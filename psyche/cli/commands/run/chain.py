@@ -10,6 +10,7 @@ from psyche.cli.commands.run.group import WALLET, RunId, group
 
 if TYPE_CHECKING:
     from psyche.backends.solana.session import ChainSession
+    from psyche.core.state.state import Checkpoint
 
 Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 Authorizer = Annotated[
@@ -51,17 +52,45 @@ def checkpoint(
     *,
     chain: ChainAccess,
     run_id: RunId,
-    repo: Annotated[str, typer.Option(help="Repository of the Hugging Face Hub that has the weights.")],
+    repo: Annotated[str | None, typer.Option(help="Repository of the Hugging Face Hub that has the weights.")] = None,
     revision: Annotated[str | None, typer.Option(help="Its revision. Default: the newest.")] = None,
+    gcs_bucket: Annotated[str | None, typer.Option(help="Bucket that has the weights, instead of --repo.")] = None,
+    gcs_prefix: Annotated[str | None, typer.Option(help="What the names of its objects begin with.")] = None,
 ) -> None:
-    """Put a place of the run's weights on record. The wallet must be a member of the last epoch."""
+    """Put a place of the run's weights on record. The wallet must be a member of the last epoch.
+
+    The place is for those who want the model: clients load from each other and from folders. It must have the
+    certified weights, which nobody checks.
+    """
     from psyche.backends.solana.ticking import plan_checkpoint
 
+    source = parse_place(repo, revision, gcs_bucket, gcs_prefix)
+
     async def do(session: "ChainSession") -> None:
-        plan = await plan_checkpoint(session, run_id, repo, revision)
+        plan = await plan_checkpoint(session, run_id, source)
         await carry_out(session, plan, f"the checkpoint of run {run_id!r} is on record", "it is on record already")
 
     chain.run(do)
+
+
+def parse_place(repo: str | None, revision: str | None, bucket: str | None, prefix: str | None) -> "Checkpoint":
+    """Read the place of weights that the options name.
+
+    Raises:
+        ConfigError: they name none, or two, or half of one.
+    """
+    from psyche.core.state.state import Checkpoint, CheckpointKind
+    from psyche.errors import ConfigError
+
+    if bool(repo) == bool(bucket):
+        raise ConfigError("name one place: --repo OWNER/NAME or --gcs-bucket NAME")
+    if revision is not None and not repo:
+        raise ConfigError("--revision: belongs to --repo")
+    if prefix is not None and not bucket:
+        raise ConfigError("--gcs-prefix: belongs to --gcs-bucket")
+    if repo:
+        return Checkpoint(CheckpointKind.HUB, repo, revision)
+    return Checkpoint(CheckpointKind.GCS, bucket or "", prefix)
 
 
 @chain_command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psyche import __version__
-from psyche.cli.chain.commands import LOCAL, ChainAccess, carry_out, chain_command
+from psyche.cli.chain.commands import LOCAL, ChainAccess, carry_out, chain_command, tell_return
 from psyche.cli.commands.run.group import RunId, group
 
 if TYPE_CHECKING:
@@ -111,17 +111,18 @@ def close(*, chain: ChainAccess, run_id: RunId) -> None:
 
     The run must be paused, finished or new. What its members have earned is collected first; a run with a treasurer
     pays them too, and what its token account holds beyond that goes to the wallet. The record is gone then, for good.
+    `psyche rewards close` gives back the deposits in what members were paid from.
     """
+    from psyche.backends.solana.deposits import find_deposits
     from psyche.backends.solana.founding import plan_close
     from psyche.backends.solana.lookup import find_run
-    from psyche.chain.amounts import format_sol
 
     async def do(session: "ChainSession") -> None:
         before = await session.rpc.get_balance(session.key)
-        await carry_out(
-            session, await plan_close(session, await find_run(session, run_id)), f"run {run_id!r} is closed", ""
-        )
-        after = await session.rpc.get_balance(session.key)
-        typer.echo(f"{format_sol(max(0, after - before))} came back to {session.key}")
+        plan = await plan_close(session, await find_run(session, run_id))
+        await carry_out(session, plan, f"run {run_id!r} is closed", "")
+        await tell_return(session, before)
+        for line in (await find_deposits(session)).describe_next(session):
+            typer.echo(line)
 
     chain.run(do)

@@ -33,6 +33,7 @@ class EndpointFault(Fault):
     late: float = 0.0
     cut: float = 0.0
     is_forked: bool = False
+    is_wrong: bool = False
 
     def build_trouble(self) -> EndpointTrouble:
         """What is wrong with the endpoints meanwhile."""

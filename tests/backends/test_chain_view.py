@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sim.chain_kit import build_chain
 
 from psyche.backends.solana.link import Reading
-from psyche.backends.solana.view import RecordView, Taken, get_kept_phase
+from psyche.backends.solana.view import SILENT_SLOTS, RecordView, Taken, get_kept_phase
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.state import Coordinator, RunState
 
@@ -127,6 +127,33 @@ def test_of_two_endpoints_that_contradict_each_other_for_long_the_first_one_coun
     view.take(read(5))
     view.take(read(5, endpoint="two", forked=True))
     assert not view.is_usable, "it had agreed meanwhile"
+
+
+def build_settled() -> RecordView:
+    """Of three endpoints the third contradicted the others for long; all have shown slot 30."""
+    view = RecordView(0)
+    for endpoint in ("one", "two", "three"):
+        view.take(read(3, 30, endpoint, forked=endpoint == "three"))
+    view.settle()
+    return view
+
+
+def test_an_endpoint_that_was_wrong_is_not_the_first_to_be_believed() -> None:
+    view = build_settled()
+    assert view.take(read(4, 31, "three", forked=True)) is Taken.DOUBTED
+    assert view.nonce == 3
+    assert view.take(read(4, 31, "one")) is Taken.NEW
+    assert view.take(read(4, 31, "three", forked=True)) is Taken.FORKED
+    assert view.is_usable
+    assert view.take(read(4, 32, "three")) is Taken.KNOWN
+    assert view.take(read(5, 33, "three")) is Taken.NEW, "it had agreed"
+
+
+def test_an_endpoint_that_was_wrong_is_believed_when_the_others_are_silent_for_long() -> None:
+    view = build_settled()
+    assert view.take(read(4, 30 + SILENT_SLOTS, "three")) is Taken.DOUBTED
+    assert view.take(read(4, 31 + SILENT_SLOTS, "three")) is Taken.NEW
+    assert view.is_usable
 
 
 def test_a_newer_record_ends_every_doubt() -> None:

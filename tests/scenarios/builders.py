@@ -276,6 +276,29 @@ def build_bad_endpoints(size: Size) -> Scenario:
     return replace(base, home=CHAIN, chain=chain, faults=(down, stale, refusing, forked, again, back))
 
 
+def build_wrong_endpoint(size: Size) -> Scenario:
+    """F12: all clients' third endpoints show another record than the chain's for a minute.
+
+    At first they are slower than the others, so that each client sees the contradiction; then they are faster.
+    """
+    everybody, half_s, lag_s = ("all",), 30.0, 1.5
+    wrong = EndpointFault(at_height=2, who=everybody, endpoint=3, is_wrong=True, for_s=2 * half_s)
+    slow = EndpointFault(at_height=2, who=everybody, endpoint=3, lag_s=lag_s, for_s=half_s)
+    others = tuple(
+        EndpointFault(at_height=2, after_s=half_s, who=everybody, endpoint=number, lag_s=lag_s, for_s=half_s)
+        for number in (1, 2)
+    )
+    base = build_base(size, witness_nodes=0, entropy_delay=4)
+    chain = ChainConditions(lag_most_s=2.0, endpoints=3)
+    return replace(base, home=CHAIN, chain=chain, faults=(wrong, slow, *others))
+
+
+def build_lags(size: Size) -> Scenario:
+    """A chain that each client sees 0.4 to 3 s late, with skipped slots, lost and late transactions, cut pushes."""
+    base = build_base(size, witness_nodes=0, entropy_delay=4)
+    return replace(base, home=CHAIN, chain=ChainConditions(skipped=0.1, lost=0.1, late=0.1, cut=0.05))
+
+
 def build_late_transactions(size: Size) -> Scenario:
     """F13 on a chain: transactions are lost or late; clients die while some of theirs are on their way, and come back.
 

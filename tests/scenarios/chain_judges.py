@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from psyche.backends.solana.backend import DOUBT_S
 from psyche.core.state.state import SlotState
 from psyche.sim.chain.facts import ChainFacts
 from psyche.sim.world import Outcome
@@ -28,6 +29,28 @@ def judge_failover(outcome: Outcome, size: Size) -> Judgement:
     seen = f"behind by {behind_s:.1f} s at most, {facts.sending_s:.1f} s to land, {forks} forked answers noticed"
     holds = 0 < behind_s <= FAILOVER_S + outcome.scenario.chain.lag_most_s and forks > 0
     return Judgement(seen, holds and 0 < facts.sending_s <= FAILOVER_S + LANDING_S)
+
+
+def judge_doubt(outcome: Outcome, size: Size) -> Judgement:
+    """F12: each client doubts until it goes on with what most of its endpoints show, once, and names the other one."""
+    del size
+    doubts = {name: _find_doubts(outcome, name) for name in outcome.scenario.names}
+    longest_s = max((one for found in doubts.values() for one in found), default=0.0)
+    holds = all(len(found) == 1 for found in doubts.values()) and longest_s <= DOUBT_S + 1
+    return Judgement(f"{sum(map(len, doubts.values()))} settled, after {longest_s:.1f} s at most", holds)
+
+
+def _find_doubts(outcome: Outcome, name: str) -> list[float]:
+    """How long the doubts of a client lasted that it settled; the last word of other mismatches is the nonce."""
+    begun: dict[str, float] = {}
+    last, found = "", list[float]()
+    for one in get_events(outcome, kinds.StateMismatch, name):
+        if f"endpoint that is wrong: {name} endpoint 3" in one.event.reason:
+            found.append(one.t - begun[last])
+        else:
+            last = one.event.reason.rsplit(maxsplit=1)[-1]
+            begun.setdefault(last, one.t)
+    return found
 
 
 def judge_exactly_once(outcome: Outcome, size: Size) -> Judgement:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from kits.events import make, make_line
 
+from psyche.backends.solana import backend, view
 from psyche.server import handler
 from psyche.server.connections.replies import ReplyCache
 from psyche.sim.byzantine.programs import ByzantineMember
@@ -166,6 +167,16 @@ def test_repeats_that_the_server_does_not_know_again_show(monkeypatch: pytest.Mo
     monkeypatch.setattr(ReplyCache, "get", lambda *_: None)
     monkeypatch.setattr(handler, "is_on_record", lambda *_: False)
     assert not play_row("F13", SMALL)[1].holds
+
+
+def test_a_doubt_between_endpoints_that_never_ends_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "DOUBT_S", 1e6)
+    assert not play_row("F12w", SMALL)[1].holds
+
+
+def test_an_endpoint_that_was_wrong_and_is_believed_first_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "SILENT_SLOTS", -1_000_000)
+    assert {one.name for one in play_row("F12w", SMALL)[0].violations} == {"K1"}
 
 
 # --- F2 ----------------------------------------------------------------------------------------------------------

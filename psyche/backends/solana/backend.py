@@ -164,7 +164,7 @@ class SolanaBackend:
             case Taken.OLD if self._view.nonce < 0:
                 what = f"an RPC endpoint at slot {self._view.min_slot}, which this client has seen already"
                 self._waits.start(kinds.Wait.SERVER, what, "connect")
-            case Taken.KNOWN | Taken.OLD:
+            case Taken.KNOWN | Taken.OLD | Taken.DOUBTED:
                 if self._view.is_usable:
                     self._waits.end(kinds.Wait.SERVER, kinds.WaitOutcome.CONNECTED)
 

@@ -15,6 +15,7 @@ from psyche.core.state.state import Coordinator, RunState
 from psyche.errors import WireError
 
 KEPT_STATES: Final = 8
+SILENT_SLOTS: Final = 75  # about 30 s: endpoints are asked every few seconds
 _IN_ROUNDS = frozenset({RunState.ROUND_TRAIN, RunState.ROUND_WITNESS})
 
 
@@ -37,6 +38,7 @@ class Taken(Enum):
     KNOWN = auto()
     OLD = auto()  # of a lower nonce, or older than the client's start (M9)
     FORKED = auto()  # other bytes under the nonce that is known
+    DOUBTED = auto()  # newer, but of an endpoint that was wrong, and no other one shows it yet
     AGREED = auto()  # the endpoints that contradicted the record show it now
     UNREADABLE = auto()
     OTHER_RUN = auto()  # the account was closed, and made again for another run
@@ -59,6 +61,7 @@ class RecordView:
     problem: str = ""  # of the last reading that could not be used
     _shown: dict[str, bytes] = field(default_factory=dict)  # what each endpoint shows under this nonce
     _distrusted: set[str] = field(default_factory=set)  # endpoints that contradicted the others for long
+    _trusted_slot: int = 0  # the newest that another one has shown
 
     @property
     def is_contradicted(self) -> bool:
@@ -74,7 +77,8 @@ class RecordView:
         """Take the record that most endpoints show, of several the one shown first; return how it went, in words.
 
         If no endpoint gave way for long, waiting on would end the run for everybody who asks the same endpoints. The
-        others count again once they show the same record.
+        others count again once they show the same record; until then a new one is believed only of somebody else,
+        unless the rest shows nothing for `SILENT_SLOTS`.
         """
         counts = Counter(self._shown.values())
         self.raw = max(counts, key=lambda raw: (counts[raw], raw == self.raw))
@@ -88,7 +92,7 @@ class RecordView:
         if reading.slot < self.min_slot:
             return Taken.OLD
         if reading.raw == self.raw:
-            return self._take_again(reading.endpoint)
+            return self._take_again(reading)
         try:
             state = read_record(reading.raw)
         except WireError as error:
@@ -103,18 +107,25 @@ class RecordView:
             return Taken.OTHER_RUN
         return self._merge(state, reading)
 
-    def _take_again(self, endpoint: str) -> Taken:
-        was_usable, self._shown[endpoint] = self.is_usable, self.raw
-        self._distrusted.discard(endpoint)
+    def _take_again(self, reading: Reading) -> Taken:
+        was_usable, self._shown[reading.endpoint] = self.is_usable, self.raw
+        self._distrusted.discard(reading.endpoint)
+        self._trusted_slot = max(self._trusted_slot, reading.slot)
         return Taken.AGREED if self.is_usable and not was_usable else Taken.KNOWN
 
     def _merge(self, state: Coordinator, reading: Reading) -> Taken:
+        is_doubted = reading.endpoint in self._distrusted and reading.slot <= self._trusted_slot + SILENT_SLOTS
+        if reading.endpoint not in self._distrusted:
+            self._trusted_slot = max(self._trusted_slot, reading.slot)
         if state.nonce < self.nonce:
             return Taken.OLD
         if state.nonce == self.nonce:
             self._shown[reading.endpoint] = reading.raw
             self.problem = f"two endpoints show different records with nonce {state.nonce}"
             return Taken.FORKED
+        if is_doubted:
+            return Taken.DOUBTED
+        self._distrusted.discard(reading.endpoint)
         self.raw, self.nonce, self.slot, self.run_uid = reading.raw, state.nonce, reading.slot, state.run_uid
         self._shown = {reading.endpoint: reading.raw}
         return Taken.NEW

@@ -37,6 +37,7 @@ class EndpointTrouble:
         late: the share of transactions that it passes on late.
         cut: the share of pushed accounts that never arrive.
         is_forked: it shows accounts of blocks that the chain gave up.
+        is_wrong: it shows another account than the chain's, whichever block it is asked for.
     """
 
     is_down: bool = False
@@ -47,6 +48,7 @@ class EndpointTrouble:
     late: float = 0.0
     cut: float = 0.0
     is_forked: bool = False
+    is_wrong: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +70,7 @@ class SimulatedEndpoint:
     conditions: ChainConditions
     lag_s: float
     troubles: list[EndpointTrouble] = field(default_factory=list[EndpointTrouble])
-    _forks: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    _forks: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
 
     @property
     def is_down(self) -> bool:
@@ -98,11 +100,12 @@ class SimulatedEndpoint:
 
     def show(self, block: ChainBlock) -> bytes:
         """The account after a block, as this endpoint has it."""
-        if not self.is_forked or not block.has_changed:
+        is_wrong = any(one.is_wrong for one in self.troubles)
+        if not is_wrong and not (self.is_forked and block.has_changed):
             return block.raw
-        if block.height not in self._forks:
-            self._forks = {block.height: _build_fork(block.raw)}
-        return self._forks[block.height]
+        if block.raw not in self._forks:
+            self._forks = {block.raw: _build_fork(block.raw)}
+        return self._forks[block.raw]
 
     async def ask(self) -> ChainBlock:
         """Ask for the newest confirmed block.

@@ -8,13 +8,23 @@ from typing import Final, NamedTuple
 
 from psyche.config.load import LoadedRun
 from psyche.config.values import get_variant_name
-from psyche.core.committee.schedule import compute_learning_rate
+from psyche.core.committee.schedule import compute_batch_size, compute_learning_rate
 from psyche.core.encoding.account import decode_model, encode_model
 from psyche.core.rules.apply import apply
 from psyche.core.state.errors import CannotUpdate
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.messages import Update
-from psyche.core.state.state import ZERO32, Coordinator, DataLocationKind, LrSchedule, Model, RunState, ScheduleKind
+from psyche.core.state.state import (
+    ZERO32,
+    Config,
+    Coordinator,
+    DataLocationKind,
+    LrSchedule,
+    Model,
+    Progress,
+    RunState,
+    ScheduleKind,
+)
 from psyche.errors import ConfigError
 
 PAGE: Final = "docs/owner.md"
@@ -65,6 +75,27 @@ def _keep_sources(state: Coordinator, model: Model, file: LoadedRun) -> Model:
     return replace(model, checkpoint=replace(state.model.checkpoint), extra_checkpoints=extra)
 
 
+def compute_restart(state: Coordinator, step: int, config: Config, model: Model) -> Progress:
+    """Compute the progress with which a run trains on from `step`: the epoch stays, because signatures name it (P5).
+
+    The first sample is that of the record if it knows the step, otherwise the one after all earlier steps' samples.
+    """
+    marks = (state.certified, state.checkpoint)
+    known = next((mark.data_index for mark in marks if mark.digest != ZERO32 and mark.step == step), None)
+    return Progress(state.progress.epoch, step, _count_samples(step - 1, config, model) if known is None else known)
+
+
+def _count_samples(steps: int, config: Config, model: Model) -> int:
+    """The samples of the first steps of a run."""
+    samples = 0
+    for done in range(steps):
+        tokens = samples * model.max_seq_len
+        if tokens >= config.global_batch_size_warmup_tokens:  # from here on all batches have one size
+            return samples + (steps - done) * compute_batch_size(config, tokens)
+        samples += compute_batch_size(config, tokens)
+    return samples
+
+
 def build_extension(state: Coordinator, total_steps: int, *, stretch: bool = False) -> Update:
     """Build the update after which a run ends at step `total_steps`; with `stretch` its schedule ends later too.
 
@@ -110,7 +141,14 @@ def describe_update(state: Coordinator, update: Update) -> Iterator[str]:
     """Describe what the owner should know of an update besides the keys that change."""
     if note := describe_schedule(state, update):
         yield note
-    end, step = (update.config or state.config).total_steps, state.progress.step
+    if update.progress is not None:
+        source = (update.model or state.model).checkpoint
+        yield (
+            f"the run trains on from step {update.progress.step}: the next epoch starts from the weights of "
+            f"{get_variant_name(source.kind)} {source.name!r}, which every member needs, and not from those that its "
+            f"members certified last (step {state.certified.step})"
+        )
+    end, step = (update.config or state.config).total_steps, (update.progress or state.progress).step
     if end <= step:
         yield f"the run has trained up to step {step - 1}: with total_steps {end} it ends as soon as it goes on"
     model = update.model or state.model
@@ -126,7 +164,7 @@ def describe_schedule(state: Coordinator, update: Update) -> str | None:
     Either it changes at the step that the run trains next, or it ends its fall long before the run ends.
     """
     config, model = update.config or state.config, update.model or state.model
-    step, schedule = state.progress.step, model.lr_schedule
+    step, schedule = (update.progress or state.progress).step, model.lr_schedule
     before, after = (compute_learning_rate(s, step) for s in (state.model.lr_schedule, schedule))
     if before != after:
         return f"learning rate at step {step}: {_format_pair(before, after)[0]} -> {_format_pair(before, after)[1]}"
@@ -144,6 +182,7 @@ def find_changes(state: Coordinator, update: Update) -> Iterator[KeyChange]:
     parts = (
         ("config", state.config, update.config),
         ("model.LLM", state.model, update.model),
+        ("progress", state.progress, update.progress),
         ("metadata", state.metadata, update.metadata),
         ("bootstrap", state.bootstrap, None if update.bootstrap is None else [*update.bootstrap]),
     )

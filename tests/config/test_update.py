@@ -12,12 +12,13 @@ from psyche.config.update import (
     build_extension,
     build_update,
     check_update,
+    compute_restart,
     describe_schedule,
     describe_update,
     find_changes,
     get_schedule_end,
 )
-from psyche.core.committee.schedule import compute_learning_rate
+from psyche.core.committee.schedule import compute_batch_size, compute_learning_rate
 from psyche.core.state.errors import ConfigRefused
 from psyche.core.state.messages import Pause, Update
 from psyche.core.state.state import (
@@ -103,6 +104,43 @@ def test_an_update_keeps_the_weights_and_what_members_named() -> None:
     run.apply(update)
     assert (run.state.model.max_seq_len, run.state.certified) == (8, certified)
     assert run.state.model.checkpoint.name == "named/by/a/member"
+
+
+def test_a_restart_keeps_the_epoch_and_begins_after_the_samples_of_the_steps_before() -> None:
+    config = build_config(
+        total_steps=5_000_000_000 >> 3, global_batch_size_start=8, global_batch_size_end=16,
+        global_batch_size_warmup_tokens=64 * 100,
+    )  # fmt: skip
+    model = build_model(max_seq_len=64)
+    state = build_state(config, model)
+    state.progress.epoch = 3
+    samples, firsts = 0, [0]
+    for _ in range(30):
+        samples += compute_batch_size(config, samples * 64)
+        firsts.append(samples)
+    found = [compute_restart(state, step, config, model) for step in range(1, 32)]
+    assert [one.epoch_start_data_index for one in found] == firsts
+    assert {one.epoch for one in found} == {3}
+    far = compute_restart(state, 500_000_000, config, model).epoch_start_data_index
+    assert far == firsts[-1] + (500_000_000 - 31) * 16
+
+
+def test_a_restart_from_a_step_on_record_takes_its_sample_and_gives_the_certified_weights_up() -> None:
+    run = build_paused_run()
+    mark = run.state.certified
+    progress = compute_restart(run.state, mark.step, run.state.config, run.state.model)
+    assert progress.epoch_start_data_index == mark.data_index
+    again = Update(progress=compute_restart(run.state, 1, run.state.config, run.state.model))
+    assert {change.key for change in find_changes(run.state, again)} <= {
+        "progress.step",
+        "progress.epoch_start_data_index",
+    }
+    assert any(
+        "next epoch starts from the weights of Dummy 'test'" in note for note in describe_update(run.state, again)
+    )
+    check_update(run.state, again)
+    run.apply(again)
+    assert (run.state.progress.step, run.state.certified) == (1, Mark())
 
 
 def test_other_first_weights_are_for_a_run_that_has_not_trained() -> None:

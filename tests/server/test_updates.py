@@ -153,6 +153,9 @@ async def test_an_owner_gives_a_run_the_settings_of_a_file(tmp_path: Path, clock
         code, said = await command(server, tmp_path, "update-config", "--state", str(path))
         assert (code, said.count("nothing changes: the run has these settings already")) == (0, 1)
         assert encode_state(await TcpHome(server.address, OWNER).get_record()) == encode_state(record)
+        code, said = await command(server, tmp_path, "update-config", "--restart-from-step", "3")
+        assert (code, said.count("the run trains on from step 3")) == (0, 1)
+        assert (await TcpHome(server.address, OWNER).get_record()).progress.step == 3
 
 
 async def test_p9_a_server_comes_back_with_any_file_that_was_sent_to_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from psyche.cli.helpers.owners import say
 from psyche.config.load import LoadedRun, load_run
 from psyche.config.rules import find_unsupported
-from psyche.config.update import build_update
+from psyche.config.update import build_update, compute_restart
 from psyche.core.state.messages import Update
 from psyche.core.state.state import Coordinator
 from psyche.errors import ConfigError
@@ -16,9 +16,15 @@ from psyche.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the command line itself changes: fields of the metadata."""
+    """What the command line itself changes: fields of the metadata, and the step to train on from."""
 
     metadata: dict[str, Any]
+    restart_from_step: int | None = None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is any."""
+        return bool(self.metadata) or self.restart_from_step is not None
 
 
 def load_changes(path: Path | None, changes: Changes, *, run_id: str | None) -> Callable[[Coordinator], Update]:
@@ -33,6 +39,10 @@ def load_changes(path: Path | None, changes: Changes, *, run_id: str | None) -> 
 
     def build(record: Coordinator) -> Update:
         update = Update() if file is None else build_update(record, file)
+        if changes.restart_from_step is not None:
+            config, model = update.config or record.config, update.model or record.model
+            progress = compute_restart(record, changes.restart_from_step, config, model)
+            update = replace(update, progress=None if progress == record.progress else progress)
         if not changes.metadata:
             return update
         metadata = replace(update.metadata or record.metadata, **changes.metadata)

@@ -111,6 +111,14 @@ def test_settings_texts_version_and_rates_change_on_the_chain(box: ChainBox) -> 
     )
     state = read_state(box, "settings")
     assert (state.config.total_steps, state.registry.future_earning_rate) == (1200, 1000)
+    restart = ("run", "update-config", "-r", "settings", "--restart-from-step")
+    assert "trains on from step 11" in box.call(*restart, "11", wallet="settings")
+    assert "nothing changes" in box.call(*restart, "11", wallet="settings")
+    progress, batch = read_state(box, "settings").progress, state.config.global_batch_size_end
+    assert (progress.step, progress.epoch_start_data_index) == (11, 10 * batch)
+    assert "cannot load weights from the Hub yet" in box.refuse(
+        "run", "update-config", "-r", "settings", "--switch-to-hub", wallet="settings"
+    )
     words = ("run", "set-future-epoch-rates", "-r", "settings", "--earning-rate-total-shared")
     assert "must have no digits" in box.refuse(*words, "1.5", wallet="settings")
     assert "name what changes" in box.refuse("run", "update-config", "-r", "settings", wallet="settings")

@@ -45,20 +45,36 @@ def update_config(
     num_parameters: Annotated[int | None, typer.Option(min=0, help="Parameters of the model, for people.")] = None,
     vocab_size: Annotated[int | None, typer.Option(min=0, help="Size of its vocabulary, for people.")] = None,
     client_version: Annotated[str | None, typer.Option(help="The version that clients must have.")] = None,
+    restart_from_step: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Train on from this step, with the weights of the source on record instead of the certified ones.",
+        ),
+    ] = None,
+    switch_to_hub: Annotated[
+        bool, typer.Option("--switch-to-hub", hidden=True, help="Load weights from the Hub; cannot be done yet.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Give a run other settings or texts.
 
     Shows every key that changes, with its old and new value, and asks before it sends them. The run must be paused,
-    unless only [metadata] and bootstrap change. The run keeps its weights, its step and its members. [progress] and
-    [access] of the file have no effect here.
+    unless only [metadata] and bootstrap change. The run keeps its weights, its step and its members, unless you name
+    --restart-from-step. [progress] and [access] of the file have no effect here.
     """
     from psyche.cli.chain.changes import Changes, load_changes
     from psyche.core.state.messages import UpdateClientVersion
 
+    if switch_to_hub:
+        raise ConfigError(
+            "--switch-to-hub: clients cannot load weights from the Hub yet; they get them from each other and from the "
+            "run's folder. `psyche run checkpoint --repo` names a repository for those who want the model; to begin "
+            "from a model of the Hub, download it into a folder, and name that as the checkpoint Local"
+        )
     texts = {"name": name, "description": description, "num_parameters": num_parameters, "vocab_size": vocab_size}
-    changes = Changes({key: value for key, value in texts.items() if value is not None})
-    if state is not None or changes.metadata:
+    changes = Changes({key: value for key, value in texts.items() if value is not None}, restart_from_step)
+    if state is not None or changes.is_any:
         change_run(
             owner, load_changes(state, changes, run_id=owner.run_id if owner.is_on_chain else None), dry_run=dry_run
         )
@@ -160,8 +176,8 @@ async def send_update(home: "Home", update: "Update", build: Build) -> "RunStatu
     """Send an update if it still is what the owner was shown; return the status after it.
 
     An update repeats the sources of the weights that are on record. With older ones the run would begin again from
-    them (P9), so the record is read once more just before, and an update of the model names the nonce that it was
-    read with.
+    them (P9), so the record is read once more just before, and an update of the model or the progress names the nonce
+    that it was read with.
 
     Raises:
         ConfigError: the record has changed meanwhile.
@@ -169,4 +185,4 @@ async def send_update(home: "Home", update: "Update", build: Build) -> "RunStatu
     record = await home.get_record()
     if build(record) != update:
         raise ConfigError("the run has changed meanwhile, and nothing was sent: run the command again")
-    return await home.command(replace(update, nonce=record.nonce) if update.model else update)
+    return await home.command(replace(update, nonce=record.nonce) if update.model or update.progress else update)

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -31,11 +32,13 @@ def read_wallet(path: Path) -> Keypair:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"wallet {path}: more than {MAX_FILE_BYTES} bytes, so no key; it must be {FORMS}")
         raw = path.read_bytes()
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigError(
-            f"wallet {path}: {error.strerror}; make one with `solana-keygen new -o {path}` or "
-            f"`psyche client show-wallet --wallet-private-key-path {path} --create`"
+            f"wallet {path}: {error.strerror}; make one with `solana-keygen new -o {shlex.quote(str(path))}` or "
+            f"`psyche client show-wallet --wallet-private-key-path {shlex.quote(str(path))} --create`"
         ) from error
+    except OSError as error:
+        raise ConfigError(f"wallet {path}: {error.strerror}; it must be {FORMS}") from error
     return parse_wallet(raw, f"wallet {path}")
 
 

@@ -144,7 +144,8 @@ class ChainSession:
             raise WalletEmpty(
                 f"wallet {quote.wallet} has {format_sol(quote.balance_lamports)}, and this takes {format_sol(needed)}; "
                 f"nothing was sent. Send it at least {format_sol(needed - quote.balance_lamports)} "
-                "(`solana airdrop` gives test SOL on chains that have no value), or check --rpc and the wallet"
+                "(on a chain of your own `psyche dev validator --wallet FILE` funds a wallet, on devnet `solana "
+                "airdrop`), or check --rpc and the wallet"
             )
 
     async def _send(self, plan: ChainPlan, steps: Sequence[Step]) -> Landed | None:

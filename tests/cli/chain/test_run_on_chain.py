@@ -2,7 +2,10 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 from kits.chain.box import SOL, ChainBox, open_chain_box
@@ -24,7 +27,9 @@ from psyche.core.state.state import (
     Slot,
     SlotState,
 )
+from psyche.wire.backend import Members, RunStatus
 
+WATCHED = (RunState.UNINITIALIZED, RunState.PAUSED, RunState.FINISHED)
 DEMO = Path(__file__).parents[3] / "config" / "demo" / "run.toml"
 
 
@@ -133,6 +138,27 @@ def test_info_and_list_show_every_run_without_a_wallet(box: ChainBox) -> None:
     assert (row["owner"], row["state"], row["pays"]) == (str(owner.pubkey()), "uninitialized", False)
     assert str(owner.pubkey()) in box.call("run", "list-runs", "--authorizer", str(owner.pubkey()))
     assert "no run" in box.call("run", "list", "--authorizer", str(Keypair().pubkey()))
+
+
+def test_a_run_is_watched_until_it_is_finished(box: ChainBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(box, "watched")
+    account, state = read_instance(box, "watched").coordinator_account, read_state(box, "watched")
+    monkeypatch.setattr("psyche.cli.helpers.watching.EVERY_S", 0.05)
+    seen: list[str] = []
+
+    def show_and_go_on(status: RunStatus, members: Members | None = None) -> dict[str, Any]:
+        seen.append(RunState(status.run_state).name)
+        if len(seen) < 3:
+            following = replace(state, run_state=WATCHED[len(seen)], nonce=state.nonce + len(seen))
+            thread = Thread(target=box.write_state, args=(account, following))  # the command's loop runs in this one
+            thread.start()
+            thread.join()
+        return {"state": seen[-1], "clients": None if members is None else len(members.members)}
+
+    monkeypatch.setattr("psyche.cli.helpers.watching.get_plain_run", show_and_go_on)
+    lines = box.call("run", "info", "-r", "watched", "--watch", "--json").splitlines()
+    assert [json.loads(line) for line in lines] == [{"state": one.name, "clients": 0} for one in WATCHED]
+    assert "run 'watched': finished" in box.call("run", "info", "-r", "watched", "--watch")
 
 
 def test_pause_and_resume_have_their_former_name_too(box: ChainBox) -> None:

@@ -5,9 +5,40 @@ from typing import Final, NamedTuple, Self
 
 from solders.pubkey import Pubkey
 
+from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
 from psyche.chain.discriminators import get_discriminator
 from psyche.core.state.limits import RUN_ID_BYTES
 from psyche.errors import WireError
+
+
+class AccountKind(NamedTuple):
+    """What an account is: the program that owns it, and the name of its type there."""
+
+    owner: Pubkey
+    name: str
+
+    def check(self, key: Pubkey, owner: Pubkey, data: bytes) -> None:
+        """Check that an account is of this kind: anybody can make one with the same bytes under another owner.
+
+        Raises:
+            WireError: it is not; the text names account, owner and rule.
+        """
+        if owner != self.owner:
+            raise WireError(f"account {key}: belongs to {owner}, and a {self.name} must belong to {self.owner}")
+        expected = get_discriminator("account", self.name)
+        if not data.startswith(expected):
+            raise WireError(
+                f"account {key}: of {owner} begins with {data[:8].hex() or 'nothing'}, and a {self.name} must begin "
+                f"with {expected.hex()}"
+            )
+
+
+RUN_STATE: Final = AccountKind(COORDINATOR, "CoordinatorAccount")
+INSTANCE: Final = AccountKind(COORDINATOR, "CoordinatorInstance")
+EARNED_POINTS: Final = AccountKind(COORDINATOR, "EarnedPoints")
+AUTHORIZATION: Final = AccountKind(AUTHORIZER, "Authorization")
+TREASURER_RUN: Final = AccountKind(TREASURER, "Run")
+PARTICIPANT: Final = AccountKind(TREASURER, "Participant")
 
 
 class InstanceData(NamedTuple):

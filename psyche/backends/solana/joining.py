@@ -5,9 +5,10 @@ from typing import Any, Final
 
 from solders.pubkey import Pubkey
 
+from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainPlan, ChainSession
-from psyche.chain.accounts import KEY_BYTES, AuthorizationData
-from psyche.chain.addresses import AUTHORIZER, EVERYBODY, JOIN_SCOPE, get_authorization_address, parse_key
+from psyche.chain.accounts import AUTHORIZATION, KEY_BYTES, AuthorizationData
+from psyche.chain.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address, parse_key
 from psyche.chain.authorizer import (
     build_authorization_close,
     build_authorization_create,
@@ -51,8 +52,9 @@ def name_grantee(grantee: Pubkey) -> str:
 
 async def find_authorization(session: ChainSession, grantor: Pubkey, grantee: Pubkey) -> AuthorizationData | None:
     """Find an authorization to join; None if there is none."""
-    account = await session.rpc.get_account(get_authorization_address(grantor, grantee))
-    return None if account is None or account.owner != AUTHORIZER else AuthorizationData.read(account.data)
+    address = get_authorization_address(grantor, grantee)
+    data = get_data(AUTHORIZATION, address, await session.rpc.get_account(address))
+    return None if data is None else AuthorizationData.read(data)
 
 
 def allows(found: AuthorizationData | None, wallet: Pubkey) -> bool:

@@ -7,8 +7,9 @@ import base58
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc.client import Rpc
+from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainSession, NoRun
-from psyche.chain.accounts import InstanceData
+from psyche.chain.accounts import INSTANCE, RUN_STATE, TREASURER_RUN, InstanceData
 from psyche.chain.addresses import COORDINATOR, TREASURER, get_instance_address
 from psyche.chain.coordinator import ChainRun
 from psyche.chain.discriminators import get_discriminator
@@ -67,8 +68,9 @@ async def find_instance(rpc: Rpc, run_id: str, min_slot: int | None = None) -> I
     Raises:
         ConfigError: no run can have this id.
     """
-    account = await rpc.get_account(get_instance_address(run_id), min_slot)
-    return None if account is None or account.owner != COORDINATOR else InstanceData.read(account.data)
+    address = get_instance_address(run_id)
+    data = get_data(INSTANCE, address, await rpc.get_account(address, min_slot))
+    return None if data is None else InstanceData.read(data)
 
 
 async def find_run(session: ChainSession, run_id: str, min_slot: int | None = None) -> FoundRun:
@@ -93,21 +95,26 @@ async def read_run(rpc: Rpc, instance: InstanceData, min_slot: int | None = None
     """Read a run's record and its treasurer.
 
     Raises:
-        BackendError: the record is not there, or cannot be read.
+        BackendError: the record is not there, belongs to another program, or cannot be read.
     """
     address = get_instance_address(instance.run_id)
     account = await rpc.get_account(instance.coordinator_account, min_slot)
     held, main = await rpc.get_accounts([address, instance.main_authority])
-    if account is None or held is None:
+    try:
+        data = get_data(RUN_STATE, instance.coordinator_account, account)
+    except WireError as error:
+        raise BackendError(f"run {instance.run_id!r}: {error}; check --rpc") from error
+    if account is None or data is None or held is None:
         raise BackendError(f"run {instance.run_id!r}: is being closed: its accounts are gone")
     try:
-        state = decode_state(account.data)
+        state = decode_state(data)
     except WireError as error:
         raise BackendError(
             f"run {instance.run_id!r}: its record cannot be read ({error}); this needs another version of Psyche"
         ) from error
     treasurer = None
     if main is not None and main.owner == TREASURER:
+        TREASURER_RUN.check(instance.main_authority, main.owner, main.data)
         treasurer = TreasurerRun.read(instance.main_authority, main.data)
     return FoundRun(
         ChainRun(address, instance.coordinator_account), instance, state, account.lamports + held.lamports,

@@ -10,8 +10,9 @@ from solders.pubkey import Pubkey
 from solders.token.associated import get_associated_token_address
 
 from psyche.backends.solana.lookup import FoundRun
+from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainPlan, ChainSession
-from psyche.chain.accounts import EarnedPointsData
+from psyche.chain.accounts import EARNED_POINTS, PARTICIPANT, EarnedPointsData
 from psyche.chain.addresses import COORDINATOR, get_earned_points_address, get_participant_address
 from psyche.chain.amounts import format_amount
 from psyche.chain.coordinator import build_collect
@@ -74,8 +75,9 @@ async def find_earners(session: ChainSession, found: FoundRun) -> list[Earner]:
 
 async def find_earner(session: ChainSession, found: FoundRun, key: Pubkey) -> Earner:
     """Find what one wallet has earned in a run."""
-    account = await session.rpc.get_account(get_earned_points_address(found.state.run_uid, key))
-    points = None if account is None else EarnedPointsData.read(account.data).points
+    address = get_earned_points_address(found.state.run_uid, key)
+    data = get_data(EARNED_POINTS, address, await session.rpc.get_account(address))
+    points = None if data is None else EarnedPointsData.read(data).points
     in_slot = sum(slot.earned for slot in found.state.registry.slots if slot.signer == bytes(key))
     return Earner(key, in_slot, points, (await _find_claimed(session, found, [key])).get(key))
 
@@ -86,9 +88,9 @@ async def _find_claimed(session: ChainSession, found: FoundRun, keys: Sequence[P
     addresses = [get_participant_address(found.treasurer.address, key) for key in keys]
     accounts = await session.rpc.get_accounts(addresses)
     return {
-        key: ParticipantData.read(account.data).claimed_earned_points
-        for key, account in zip(keys, accounts, strict=True)
-        if account is not None
+        key: ParticipantData.read(data).claimed_earned_points
+        for key, address, account in zip(keys, addresses, accounts, strict=True)
+        if (data := get_data(PARTICIPANT, address, account)) is not None
     }
 
 

@@ -149,6 +149,26 @@ def test_an_account_larger_than_it_may_be_is_refused_before_it_is_unpacked() -> 
         replies.read_account({**value, "data": ["A" * 4_000, "base64"]}, 1, limit_bytes=1_000)
 
 
+def pack_without_size(data: bytes) -> bytes:
+    """As validators do: the frame's head does not say how much comes."""
+    packer = zstandard.ZstdCompressor().compressobj()
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize("pack", [zstandard.compress, pack_without_size])
+def test_an_account_whose_data_were_cut_off_is_refused_as_such(pack: Any) -> None:
+    data = bytes(range(256)) * 600
+    packed = pack(data)
+    assert replies.unpack(packed, len(data)) == data
+    assert replies.unpack(pack(b""), 0) == b""
+    for length in (0, 1, 5, len(packed) // 2, len(packed) - 1):
+        value = {"data": [base64.b64encode(packed[:length]).decode(), "base64+zstd"], "owner": str(KEY), "lamports": 1}
+        with pytest.raises(WireError, match=r"account\.data: cannot be read as base64\+zstd: ."):
+            replies.read_account(value, 1)
+    with pytest.raises(zstandard.ZstdError, match=r"ends after \d+ bytes of data, before its end"):
+        replies.unpack(packed[:-1], len(data))
+
+
 json_values = st.recursive(
     st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9) | st.booleans(),
     lambda inner: (

@@ -183,7 +183,7 @@ class Rpc:
     ) -> list[tuple[Pubkey, ChainAccount]]:
         """The accounts that a program owns and that pass all filters, which are those of getProgramAccounts."""
         config = {"encoding": "base64+zstd", "commitment": CONFIRMED, "filters": list(filters), "withContext": True}
-        return await self.read(_read_owned, "getProgramAccounts", str(program), config)
+        return await self.read(_read_owned(program), "getProgramAccounts", str(program), config)
 
     async def get_balance(self, key: Pubkey) -> int:
         """The lamports of an account; 0 if there is none."""
@@ -246,16 +246,22 @@ def _read_many(count: int) -> Callable[[Any], list[ChainAccount | None]]:
     return read
 
 
-def _read_owned(reply: Any) -> list[tuple[Pubkey, ChainAccount]]:
-    slot, values = replies.read_context(reply, "getProgramAccounts")
-    if not isinstance(values, list):
-        raise WireError("getProgramAccounts: no list")
-    found: list[tuple[Pubkey, ChainAccount]] = []
-    for entry in values:
+def _read_owned(program: Pubkey) -> Callable[[Any], list[tuple[Pubkey, ChainAccount]]]:
+    def read(entry: Any, slot: int) -> tuple[Pubkey, ChainAccount]:
         if not isinstance(entry, dict) or (account := replies.read_account(entry.get("account"), slot)) is None:
             raise WireError("getProgramAccounts: an entry without account")
-        found.append((replies.read_key(entry.get("pubkey"), "pubkey"), account))
-    return found
+        key = replies.read_key(entry.get("pubkey"), "pubkey")
+        if account.owner != program:
+            raise WireError(f"getProgramAccounts: account {key} belongs to {account.owner}, not to {program}")
+        return key, account
+
+    def read_all(reply: Any) -> list[tuple[Pubkey, ChainAccount]]:
+        slot, values = replies.read_context(reply, "getProgramAccounts")
+        if not isinstance(values, list):
+            raise WireError("getProgramAccounts: no list")
+        return [read(entry, slot) for entry in values]
+
+    return read_all
 
 
 def _read_clock_account(reply: Any) -> tuple[int, int]:

@@ -9,7 +9,9 @@ from typing import Any, Final, NamedTuple
 import zstandard
 from solders.hash import Hash
 from solders.pubkey import Pubkey
+from solders.system_program import ID as SYSTEM
 
+from psyche.chain.accounts import AccountKind
 from psyche.errors import WireError
 
 MAX_ACCOUNT_BYTES: Final = 10 << 20  # the chain's own limit
@@ -26,6 +28,20 @@ class ChainAccount:
     owner: Pubkey  # the program
     lamports: int
     data: bytes
+
+
+def get_data(kind: AccountKind, key: Pubkey, account: ChainAccount | None) -> bytes | None:
+    """The bytes of an account that must be of this kind; None if it is not there.
+
+    An address that never was an account belongs to the system program as soon as anybody sends it lamports.
+
+    Raises:
+        WireError: it belongs to another program, or is another kind of account.
+    """
+    if account is None or (account.owner == SYSTEM and not account.data):
+        return None
+    kind.check(key, account.owner, account.data)
+    return account.data
 
 
 class Blockhash(NamedTuple):
@@ -112,7 +128,7 @@ def _read_data(text: str, encoding: str, limit_bytes: int) -> bytes:
         raw = base64.b64decode(text, validate=True)
         data = unpack(raw, limit_bytes) if encoding == "base64+zstd" else raw
     except (binascii.Error, ValueError, zstandard.ZstdError) as error:
-        raise WireError(f"account.data: cannot be read as {encoding[:20]}") from error
+        raise WireError(f"account.data: cannot be read as {encoding[:20]}: {error}") from error
     if encoding not in ("base64", "base64+zstd") or len(data) > limit_bytes:
         raise WireError(f"account.data: {len(data)} bytes of {encoding[:20]!r}, at most {limit_bytes} are read")
     return data
@@ -122,14 +138,25 @@ def unpack(raw: bytes, limit_bytes: int) -> bytes:
     """Unpack zstd, one byte beyond the limit at most: the length in a frame's head is not believed.
 
     Raises:
-        zstandard.ZstdError: it is no zstd.
+        zstandard.ZstdError: it is no zstd, or ends too early.
     """
     unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     data = bytearray()
     with unpacker.stream_reader(raw) as reader:
         while len(data) <= limit_bytes and (part := reader.read(min(1 << 16, limit_bytes + 1 - len(data)))):
             data += part
+    if len(data) <= limit_bytes and not _is_whole(raw, len(data)):
+        raise zstandard.ZstdError(f"it ends after {len(data)} bytes of data, before its end")
     return bytes(data)
+
+
+def _is_whole(raw: bytes, size_bytes: int) -> bool:
+    """Whether a frame that yields `size_bytes` of data, which are few, is there to its end: readers do not say."""
+    if (told_bytes := zstandard.frame_content_size(raw)) >= 0:
+        return told_bytes == size_bytes
+    unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+    unpacker.decompress(raw)
+    return unpacker.eof
 
 
 def read_blockhash(reply: Any) -> Blockhash:

@@ -15,6 +15,7 @@ from psyche.backends.solana.rpc.client import NoEndpoint, Rpc
 from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.rpc.watch import AccountWatch
+from psyche.chain.accounts import RUN_STATE
 from psyche.chain.coordinator import (
     ChainRun,
     SignedResult,
@@ -61,7 +62,7 @@ class RpcLink:
         self._session = Keypair.from_seed(identity.seed)
         self._authorization = authorization
         self._sender = TransactionSender(rpc, wallet, fees, patience_s=math.inf)
-        self._watch = AccountWatch(rpc, run.account, STATE_BYTES)
+        self._watch = AccountWatch(rpc, run.account, RUN_STATE, STATE_BYTES)
         self._newest: Reading | None = None  # of those that were handed out
 
     async def run(self) -> None:

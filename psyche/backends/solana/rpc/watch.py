@@ -11,9 +11,9 @@ from solders.pubkey import Pubkey
 from psyche.backends.solana.link import Reading
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.client import CONFIRMED, Rpc
-from psyche.backends.solana.rpc.replies import ChainAccount
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
 from psyche.backends.solana.rpc.web_socket import Socket, talk
+from psyche.chain.accounts import AccountKind
 from psyche.chain.cluster import Endpoint
 from psyche.errors import WireError
 from psyche.telemetry import kinds
@@ -50,13 +50,17 @@ class AccountWatch:
     Args:
         rpc: the chain.
         key: the account.
+        kind: what it must be; an endpoint that shows another owner or kind has failed.
         size_bytes: its size; what claims to be larger is not unpacked.
         rng: the source of jitter.
     """
 
-    def __init__(self, rpc: Rpc, key: Pubkey, size_bytes: int, *, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, rpc: Rpc, key: Pubkey, kind: AccountKind, size_bytes: int, *, rng: random.Random | None = None
+    ) -> None:
         self._rpc = rpc
         self._key = key
+        self._kind = kind
         self._size_bytes = size_bytes
         self._rng = rng or random.SystemRandom()
         self._feeds = [_Feed(endpoint) for endpoint in rpc.endpoints]
@@ -79,11 +83,11 @@ class AccountWatch:
                     yield reading
             await arrived.wait()
 
-    def _show(self, feed: _Feed, slot: int, account: ChainAccount | None) -> None:
+    def _show(self, feed: _Feed, slot: int, data: bytes) -> None:
         if slot < feed.slot:
             return  # an answer that a notification has overtaken
         feed.slot = slot
-        feed.newest = Reading(feed.endpoint.name, slot, b"" if account is None else account.data)
+        feed.newest = Reading(feed.endpoint.name, slot, data)
         self._arrived.set()
         self._arrived = trio.Event()
 
@@ -126,24 +130,25 @@ class AccountWatch:
         match message:
             case {"method": "accountNotification", "params": {"result": result}}:
                 try:
-                    slot, account = self._read(result)
+                    slot, data = self._read(result)
                 except WireError as error:
                     raise RequestFailed(str(error)) from error
-                self._show(feed, slot, account)
+                self._show(feed, slot, data)
             case {"error": error}:
                 raise RequestFailed(f"over WebSocket: {str(error)[:200]}")
             case _:
                 pass  # notifications of other kinds are nobody's
 
-    def _read(self, reply: Any) -> tuple[int, ChainAccount | None]:
+    def _read(self, reply: Any) -> tuple[int, bytes]:
         slot, value = replies.read_context(reply, "account")
-        return slot, replies.read_account(value, slot, limit_bytes=self._size_bytes)
+        account = replies.read_account(value, slot, limit_bytes=self._size_bytes)
+        return slot, replies.get_data(self._kind, self._key, account) or b""
 
     # --- questions ------------------------------------------------------------------------------------------
 
     async def _ask(self, feed: _Feed) -> None:
-        slot, account = await self._rpc.read_one(feed.endpoint, self._read, "getAccountInfo", str(self._key), _CONFIG)
-        self._show(feed, slot, account)
+        slot, data = await self._rpc.read_one(feed.endpoint, self._read, "getAccountInfo", str(self._key), _CONFIG)
+        self._show(feed, slot, data)
 
     async def _poll(self, feed: _Feed) -> None:
         """Ask for the account now and then, and at once and often while there is no socket."""

@@ -10,6 +10,7 @@ import trio
 
 from psyche import __version__
 from psyche.errors import BackendError, PsycheError
+from psyche.localchain.validator import Validator
 from psyche.telemetry.text import format_number
 from psyche.testnet.settings import Layout, TestnetSettings
 
@@ -104,7 +105,9 @@ async def _create(session: "ChainSession", run: "LoadedRun", clients: "list[Wall
 def get_chain_argv(layout: Layout, port: int, settings: TestnetSettings) -> list[str]:
     """`psyche dev validator` for this testnet; it funds the owner's wallet once it is ready."""
     argv = [sys.executable, "-m", "psyche", "dev", "validator", "--validator", settings.validator]
-    return [*argv, "--port", str(port), "--slot-ms", str(settings.slot_ms), "--wallet", str(layout.owner_wallet)]
+    argv += ["--port", str(port), "--slot-ms", str(settings.slot_ms), "--wallet", str(layout.owner_wallet)]
+    is_recorded = settings.keep and settings.validator is Validator.embedded
+    return [*argv, "--record", str(layout.chain_record)] if is_recorded else argv
 
 
 def get_bootstrap_address(port: int, key: bytes) -> str:

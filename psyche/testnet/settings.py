@@ -112,6 +112,11 @@ class Layout:
         """The wallet of the run's owner on a local chain."""
         return self.root / "chain" / "owner.json"
 
+    @property
+    def chain_record(self) -> Path:
+        """What the local chain did to the run, for `psyche dev replay`; with `keep` only."""
+        return self.root / "chain" / "chain.rec"
+
     def wallet(self, number: int) -> Path:
         """A client's wallet on a local chain."""
         return self.client(number) / "wallet.json"

@@ -1,28 +1,32 @@
-"""A run on the chain in a box, with three real clients: wallets that may join, a pause, a kill, and what is left."""
+"""A run on the chain in a box with real clients, from its first token to its last lamport; and a testnet on one."""
 
 import io
+import json
 import signal
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from kits.chain.owner import RunOwner, run_command
 from kits.leftovers import assert_none_of, assert_nothing_left, get_allowed_s, get_hosted_trainers
 from kits.run_files import MakeRun
 from kits.testnet import call_testnet
+from solders.pubkey import Pubkey
 
-from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.rpc.client import open_rpc
-from psyche.backends.solana.session import ChainSession
 from psyche.chain.cluster import parse_endpoint
 from psyche.chain.wallet import Wallet, read_wallet, write_wallet
-from psyche.core.state.state import RunState
+from psyche.core.state.state import ClientState, RunState
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Line, read_lines
+from psyche.testnet import supervisor
 from psyche.testnet.chain import get_rpc_url
-from psyche.testnet.commands import get_client_argv, get_owner_argv
-from psyche.testnet.prepare import prepare
+from psyche.testnet.commands import get_client_argv
+from psyche.testnet.prepare import Prepared, prepare
 from psyche.testnet.process import Child
 from psyche.testnet.settings import HomeKind, TestnetSettings
 from psyche.testnet.supervisor import Testnet, open_testnet
@@ -31,22 +35,28 @@ pytestmark = pytest.mark.e2e
 
 DEADLINE_S = 300.0  # only a broken run reaches it
 POLL_S = 0.1
-ROUNDS = 5
-SHORT = {"rounds_per_epoch": ROUNDS, "total_steps": 3 * ROUNDS + 1, "entropy_delay": 4}
+ROUNDS = 4
+SHORT = {"rounds_per_epoch": ROUNDS, "total_steps": 2 * ROUNDS + 4, "entropy_delay": 4}
 EXIT_INTERRUPTED = 130
+SOL = 10**9
+RATE = 1_000_003  # base units of the token for the members of an epoch together: no number of credits divides it
+TOKENS = 20_000_000
+ABSENT_ROUND_S = 12  # that a round waits for a member that was killed
 
 
-class ChainRun:
-    """A testnet on a local chain, and what its owner and its clients do."""
+class PaidRun:
+    """A run whose members are paid: its clients' processes, and its owner's commands."""
 
-    def __init__(self, testnet: Testnet) -> None:
-        self.testnet = testnet
-        self.url = get_rpc_url(testnet.prepared.server_port)
+    def __init__(self, testnet: Testnet, owner: RunOwner, lead: Path) -> None:
+        self.testnet, self.owner, self.lead = testnet, owner, lead
         self.layout = testnet.prepared.layout
 
     def read(self, number: int, kind: str) -> list[Line]:
         events = read_lines(self.layout.events_of(f"client-{number}"))
         return [line for line in events if line["kind"] == kind]
+
+    def get_key(self, number: int) -> Pubkey:
+        return read_wallet(self.layout.wallet(number)).pubkey()
 
     async def until(self, number: int, kind: str, **fields: Any) -> None:
         """Until a client's log has such an event."""
@@ -54,57 +64,163 @@ class ChainRun:
             while not any(fields.items() <= line.items() for line in self.read(number, kind)):
                 await trio.sleep(POLL_S)
 
-    async def command(self, *words: str) -> str:
-        """Run a command of the owner."""
-        argv = [*get_owner_argv(self.testnet.prepared, self.testnet.settings, words[0]), *words[1:]]
-        return await self.call(argv, 0)
+    async def found(self) -> None:
+        """Create a run that pays; one client may join by its own wallet, one as a delegate, the third not yet."""
+        owner, file = self.owner, self.layout.config / "run.toml"
+        known = [*self.testnet.prepared.run.bootstrap]
+        file.write_text(f"bootstrap = {json.dumps(known)}\n{file.read_text()}")  # no server keeps a book
+        await owner.call("run", "create", "--state", file, "--treasurer-collateral-mint", owner.mint.pubkey())
+        for key in (self.get_key(1), read_wallet(self.lead).pubkey()):
+            await owner.call("auth", "create", "--authorizer", key)
+        added = ("--delegates-added", self.get_key(2))
+        await owner.call("auth", "delegate", "--join-authority", owner.key, *added, wallet=self.lead)
+        rate = f"{RATE / 10**6:.6f}"
+        await self.command("set-future-epoch-rates", "--earning-rate-total-shared", rate)
+        await owner.call("rewards", "top-up", "--run-id", owner.run_id, "--collateral-amount", "10")
+        await self.command("resume")
 
-    async def call(self, argv: list[str], code: int) -> str:
-        output = self.layout.logs / "command.log"
-        output.unlink(missing_ok=True)
-        child = Child("command", argv, output=output)
+    async def command(self, name: str, *words: object) -> str:
+        return await self.owner.call("run", name, "--run-id", self.owner.run_id, *words)
+
+    async def refuse_a_stranger(self) -> None:
+        """Before a trainer starts: the third client's wallet, which nobody has let in."""
+        output = self.layout.logs / "refused.log"
+        child = Child("refused", get_client_argv(self.testnet.prepared, self.testnet.settings, 3), output=output)
         with trio.fail_after(DEADLINE_S):
-            assert await child.wait() == code, output.read_text()
-        return output.read_text()
+            assert await child.wait() == 1, output.read_text()
+        assert f"wallet {self.get_key(3)} may not join run 'e2e'" in output.read_text()
+        assert "psyche auth create --authorizer" in output.read_text()
 
-    async def get_state(self) -> Any:
-        async with open_rpc([parse_endpoint(self.url)]) as rpc:
-            session = ChainSession(rpc, None, lambda _quote: None)
-            return (await find_run(session, self.testnet.prepared.run.run_id)).state
+    async def pause_and_resume(self) -> None:
+        """In the middle of an epoch, which ends early."""
+        await self.until(1, "round_started", epoch=0, height=1)
+        await self.command("pause")
+        await self.until(2, "state_changed", run_state="paused")
+        state = await self.owner.read()
+        assert state.run_state is RunState.PAUSED
+        assert state.progress.step < 1 + ROUNDS
+        await self.command("resume")
 
-    async def get_lamports(self, wallet: Wallet) -> int:
-        async with open_rpc([parse_endpoint(self.url)]) as rpc:
-            return await rpc.get_balance(wallet.pubkey())
+    async def kill_for_good(self) -> None:
+        """The third client dies in the middle of an epoch; it is out of the record before it comes back."""
+        await self.until(3, "round_started", epoch=1, height=1)
+        self.testnet.kill_client(3, restart=False)
+        with trio.fail_after(DEADLINE_S):
+            while not await self._is_out(bytes(self.get_key(3))):
+                await trio.sleep(POLL_S)
+
+    async def _is_out(self, signer: bytes) -> bool:
+        members = {client.signer: client.state for client in (await self.owner.read()).clients}
+        return members.get(signer) is ClientState.DROPPED
+
+    async def until_all_have_ended(self) -> None:
+        with trio.fail_after(DEADLINE_S):
+            while set(self.testnet.exits.values()) != {0}:
+                assert 1 not in self.testnet.exits.values(), self.testnet.exits
+                await trio.sleep(POLL_S)
+
+    def check_logs(self) -> None:
+        """Equal weights, peers found without a book, known balances."""
+        assert len({self.read(number, "finished")[-1]["digest"] for number in (1, 2, 3)}) == 1
+        for number in (1, 2, 3):
+            assert max(line["peers"] for line in self.read(number, "network")) == 2
+            assert {line["epoch"] for line in self.read(number, "wallet_balance")} >= {0, 1, 2}
+        assert len(self.read(3, "client_started")) == 2
+
+    async def check_claims(self) -> None:
+        """Each member gets what the record says, to the last unit, and the record gives all that was to be earned."""
+        state = await self.owner.read()
+        assert state.run_state is RunState.FINISHED
+        earned = {slot.signer: slot.earned for slot in state.registry.slots}
+        assert all(earned.values())
+        assert (sum(earned.values()) + state.registry.carry) % RATE == 0, "epochs pay all or carry it over"
+        for number in (1, 2, 3):
+            wallet = self.layout.wallet(number)
+            await self.owner.call("rewards", "claim", "--run-id", self.owner.run_id, wallet=wallet)
+            assert await self.owner.get_tokens(self.get_key(number)) == earned.pop(bytes(self.get_key(number)))
+        assert not earned
+
+    async def check_replay(self) -> None:
+        """Every account along the run is what core makes of the chain's instructions, one by one."""
+        nonce = (await self.owner.read()).nonce
+        done = await run_command("dev", "replay", str(self.layout.chain_record))
+        assert f"nonces 0 to {nonce}:" in done, done
+        for name in ("join_run", "warmup_witness", "witness", "tick", "set_paused", "update", "collect"):
+            assert f" {name} " in done, done
+        assert "the accounts equal what core makes of them after each of" in done
+
+    async def close(self) -> None:
+        """Everything that the owner has made is given back."""
+        for key in (self.get_key(1), read_wallet(self.lead).pubkey(), "everybody"):
+            if key == read_wallet(self.lead).pubkey():
+                clear = ("auth", "delegate", "--join-authority", self.owner.key, "--delegates-clear")
+                await self.owner.call(*clear, wallet=self.lead)
+            await self.owner.call("auth", "delete", "--authorizer", key)
+        assert "came back to" in await self.command("close")
 
 
-def test_three_clients_train_on_a_chain_through_a_pause_and_a_kill(make_run: MakeRun, tmp_path: Path) -> None:
-    config = write_local_run(make_run)
+def test_three_clients_train_on_a_chain_and_are_paid(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member of its own, a delegate, and one that joins when everybody may; a pause, a kill, claims, the end."""
+    config = write_local_run(make_run, min_clients=3, max_round_train_time=ABSENT_ROUND_S)
     settings = TestnetSettings(
         num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "cache", sample=False,
-        backend=HomeKind.solana, slot_ms=40, device="cpu", threads=1,
+        backend=HomeKind.solana, slot_ms=40, device="cpu", threads=1, keep=True,
     )  # fmt: skip
 
     async def play() -> None:
-        console = Console(io.StringIO(), live=False)
-        prepared = await prepare(settings, console.print)
-        async with open_testnet(prepared, settings, console) as testnet, trio.open_nursery() as nursery:
-            run = ChainRun(testnet)
-            await refuse_strangers(run, tmp_path)
-            nursery.start_soon(testnet.run_clients)
-            await run.until(1, "round_started", epoch=0, height=1)
-            await run.command("pause")
-            await run.until(2, "state_changed", run_state="paused")
-            assert (await run.get_state()).run_state is RunState.PAUSED
-            await run.command("resume")
-            await run.until(3, "round_started", epoch=1, height=1)
-            testnet.kill_client(3)
-            with trio.fail_after(DEADLINE_S):
-                while any(code is None for code in testnet.exits.values()):
-                    await trio.sleep(POLL_S)
-            assert testnet.exits == {1: 0, 2: 0, 3: 0}
-            await check_the_end(run)
+        prepared = await prepare(settings, print)
+        async with open_paid_run(prepared, settings, tmp_path, monkeypatch) as run, trio.open_nursery() as nursery:
+            owner = run.owner
+            before, known = await owner.rpc.get_balance(owner.key), await owner.list_signatures()
+            await run.found()
+            await run.refuse_a_stranger()
+            await owner.call("auth", "create", "--authorizer", "everybody")
+            nursery.start_soon(run.testnet.run_clients)
+            await run.pause_and_resume()
+            await run.kill_for_good()
+            nursery.start_soon(run.testnet.run_client, 3)
+            await run.until_all_have_ended()
+            run.check_logs()
+            await run.check_claims()
+            await run.check_replay()
+            paid = TOKENS - sum([await owner.get_tokens(run.get_key(number)) for number in (1, 2, 3)])
+            await run.close()
+            assert await owner.get_tokens(owner.key) == paid
+            fees = await owner.compute_fees(await owner.list_signatures() - known)
+            assert before - await owner.rpc.get_balance(owner.key) == fees, "all deposits are back, to the lamport"
 
     trio.run(play)
+
+
+@asynccontextmanager
+async def open_paid_run(
+    prepared: Prepared, settings: TestnetSettings, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[PaidRun]:
+    """A testnet whose run is not founded yet, and whose second client joins in the name of another wallet."""
+    lead = folder / "lead.json"
+    write_wallet(lead, Wallet())
+
+    async def found_nothing(*_args: object) -> None:
+        pass
+
+    def get_argv(prepared: Prepared, settings: TestnetSettings, number: int) -> list[str]:
+        argv = get_client_argv(prepared, settings, number)
+        return [*argv, "--authorizer", str(read_wallet(lead).pubkey())] if number == 2 else argv
+
+    monkeypatch.setattr(supervisor, "found_run", found_nothing)
+    monkeypatch.setattr(supervisor, "get_client_argv", get_argv)
+    async with (
+        open_testnet(prepared, settings, Console(io.StringIO(), live=False)) as testnet,
+        open_rpc([parse_endpoint(get_rpc_url(prepared.server_port))]) as rpc,
+    ):
+        owner = RunOwner(rpc, prepared.layout.owner_wallet, prepared.run.run_id)
+        run = PaidRun(testnet, owner, lead)
+        for wallet in (read_wallet(lead).pubkey(), *(run.get_key(number) for number in (1, 2, 3))):
+            await owner.fund(wallet, SOL)
+        await owner.make_token(TOKENS)
+        yield run
 
 
 def test_a_testnet_on_a_chain_kills_at_random_and_leaves_nothing_at_ctrl_c(make_run: MakeRun, tmp_path: Path) -> None:
@@ -133,33 +249,3 @@ def write_local_run(make_run: MakeRun, **changes: object) -> Path:
     lines = ['Local = "data"' if line.startswith("Server = ") else line for line in file.read_text().splitlines()]
     file.write_text("\n".join(lines))
     return config
-
-
-async def refuse_strangers(run: ChainRun, folder: Path) -> None:
-    """Before a trainer starts: a wallet that nobody has let in, and a run that is not there."""
-    prepared, settings = run.testnet.prepared, run.testnet.settings
-    argv = get_client_argv(prepared, settings, 1)
-    stranger = folder / "stranger.json"
-    write_wallet(stranger, Wallet())
-    refused = await run.call([*argv, "--wallet-private-key-path", str(stranger)], 1)
-    assert "may not join run 'e2e'" in refused
-    assert "psyche auth create --authorizer" in refused
-    missing = await run.call([*argv, "--run-id", "another"], 1)
-    assert "there is no run 'another' on the chain at 127.0.0.1" in missing
-
-
-async def check_the_end(run: ChainRun) -> None:
-    """Equal weights, peers found without a book, known balances, and the deposits back with the owner."""
-    digests = {run.read(number, "finished")[-1]["digest"] for number in (1, 2, 3)}
-    assert len(digests) == 1
-    for number in (1, 2, 3):
-        assert max(line["peers"] for line in run.read(number, "network")) == 2
-        assert {line["epoch"] for line in run.read(number, "wallet_balance")} >= {0, 1, 2}
-    assert len(run.read(3, "client_started")) == 2
-    state = await run.get_state()
-    assert state.run_state is RunState.FINISHED
-    owner = read_wallet(run.layout.owner_wallet)
-    before = await run.get_lamports(owner)
-    said = await run.command("close")
-    assert "came back to" in said
-    assert await run.get_lamports(owner) > before + 1_000_000_000  # what the record of 165,192 bytes deposits

@@ -76,7 +76,7 @@ def start(
     allowed_to_kill: AllowedToKill = "",
     minutes: Minutes = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep journals and snapshots, not only the results.")
+        bool, typer.Option("--keep", help="Keep journals and snapshots, and a record of a local chain.")
     ] = DEFAULT.keep,
     write_distro_data: Annotated[
         bool, typer.Option("--write-distro-data", help="Keep every update.")

@@ -135,7 +135,8 @@ class RunReplay:
         if call.after is None:
             run.unseen += 1
         elif call.after != made:
-            raise ReplayDifference("\n".join([f"{where}, after nonce {run.nonce}:", *describe(call.after, made)]))
+            lines = [f"{where}, after nonce {run.nonce}:", *describe_difference(call.after, made)]
+            raise ReplayDifference("\n".join(lines))
         else:
             run.compared += 1
         run.nonce = run.nonce if run.state is None else run.state.nonce
@@ -178,7 +179,7 @@ class RunReplay:
         return EXPIRED if later is not None and is_cut else later
 
 
-def describe(on_chain: bytes, made: bytes) -> list[str]:
+def describe_difference(on_chain: bytes, made: bytes) -> list[str]:
     """How an account differs from what core makes of it, a line for each field."""
     if len(on_chain) != len(made):
         return [f"  the account has {len(on_chain):,} bytes on the chain, and {len(made):,} in core"]

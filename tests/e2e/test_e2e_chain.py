@@ -14,7 +14,7 @@ import trio
 from kits.chain.owner import RunOwner, run_command
 from kits.leftovers import assert_none_of, assert_nothing_left, get_allowed_s, get_hosted_trainers
 from kits.run_files import MakeRun
-from kits.testnet import call_testnet
+from kits.testnet import CalledTestnet, call_testnet
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc.client import open_rpc
@@ -229,7 +229,7 @@ def test_a_testnet_on_a_chain_kills_at_random_and_leaves_nothing_at_ctrl_c(make_
     options = ["--num-clients", "2", "--backend", "solana", "--slot-ms", "40", "--open-joins", "--threads", "1"]
     options += ["--random-kill-num", "1", "--random-kill-interval", "8", "--allowed-to-kill", "2"]
     with call_testnet(tmp_path / "testnet", config, *options, has_own_host=False) as testnet:
-        testnet.wait_for("a kill", lambda: "client-2 is killed" in testnet.output.read_text())
+        testnet.wait_for("a kill and a new start", lambda: count_starts(testnet, "client-2") >= 2)
         testnet.wait_for("training", lambda: any(one["kind"] == "trained" for one in testnet.read("client-1")))
         allowed_s, since = get_allowed_s(), time.monotonic()
         testnet.process.send_signal(signal.SIGINT)
@@ -238,8 +238,11 @@ def test_a_testnet_on_a_chain_kills_at_random_and_leaves_nothing_at_ctrl_c(make_
         trio.run(assert_nothing_left, testnet.token)
         trio.run(assert_none_of, get_hosted_trainers())
     assert "everybody may join it" in testnet.output.read_text()
-    starts = [one for one in testnet.read("testnet") if one["kind"] == "process_started" and one["name"] == "client-2"]
-    assert len(starts) >= 2
+    assert "client-2 is killed (SIGKILL) and started again" in testnet.output.read_text()
+
+
+def count_starts(testnet: CalledTestnet, name: str) -> int:
+    return sum(one["kind"] == "process_started" and one["name"] == name for one in testnet.read("testnet"))
 
 
 def write_local_run(make_run: MakeRun, **changes: object) -> Path:

@@ -34,6 +34,7 @@ from psyche.data.tokenize import tokenize
 from psyche.drafting.sizes import SIZES
 from psyche.forecast.workload import compute_llama_shapes, count_elements, read_model_settings
 from psyche.server.preflight import validate_run
+from psyche.testnet.chain import get_bootstrap_address
 
 TEXT = "def answer(question: str) -> int:\n    return 42\n" * 200
 PARAMETERS = {"1m": (0.8e6, 1.1e6), "20m": (13e6, 30e6), "124m": (80e6, 130e6), "1b": (0.9e9, 1.3e9)}
@@ -436,6 +437,19 @@ def test_a_run_on_a_chain_is_valid_there_at_once_and_says_how_to_create_it(tmp_p
         assert_parses(shlex.split(line)[1:])
     both = run(tmp_path / "both", *words, "--rpc", "localhost", "--server-addr", "127.0.0.1:1")
     assert "a run has one home" in both.output
+
+
+def test_a_run_of_several_clients_on_a_chain_needs_an_address_on_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "on-chain"
+    run(folder, "--data", make_tokens(tmp_path), "--model", make_model(tmp_path), "--yes", "--rpc", "localhost")
+    load_chain_run(folder)
+    assert "warning: bootstrap: no address is on record" in capsys.readouterr().err
+    text = (folder / "run.toml").read_text()
+    (folder / "run.toml").write_text(f'bootstrap = ["{get_bootstrap_address(19_500, bytes(32))}"]\n{text}')
+    load_chain_run(folder)
+    assert "bootstrap" not in capsys.readouterr().err
 
 
 def test_a_run_of_one_is_described_as_one(tmp_path: Path) -> None:

@@ -38,4 +38,9 @@ def load_chain_run(path: Path) -> LoadedRun:
     file = replace(file, config=replace(file.config, entropy_delay=file.config.entropy_delay or ENTROPY_DELAY))
     for warning in find_chain_warnings(file.config, file.warnings):
         say(f"warning: {warning}")
+    if not file.bootstrap and file.config.init_min_clients > 1:  # no server keeps a book of addresses
+        say(
+            "warning: bootstrap: no address is on record, so clients do not find each other: name one that is always "
+            "there, or start each client with --bootstrap"
+        )
     return file

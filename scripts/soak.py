@@ -65,7 +65,7 @@ def bounded(least: int, most: int) -> Callable[[str], int]:
 
 
 def draw(seed: int, home: str) -> Scenario:
-    """The scenario of a seed. With both homes, few seeds play on a chain: a round takes three times as long there."""
+    """The scenario of a seed. With both homes, few seeds play on a chain: a round takes several times as long there."""
     is_on_chain = home == CHAIN or (home == BOTH and seed % CHAIN_EVERY_SEEDS == 0)
     return draw_chain_scenario(seed) if is_on_chain else draw_scenario(seed)
 

@@ -225,7 +225,7 @@ class Blockchain:
         return replace(message, entropy=self._find_entropy(state)) if isinstance(message, Tick) else message
 
     def _find_entropy(self, state: Coordinator) -> Entropy:
-        """The hash of the first recorded slot from the armed one on (E2); none where no seed is due."""
+        """The hash of the first recorded slot from the armed one on (E2, E4); none where no seed is due."""
         armed = state.current.entropy_slot
         if state.run_state not in DRAWING or not armed or self._recorded[-1][0] < armed:
             return None

@@ -287,18 +287,19 @@ def test_every_example_of_a_local_testnet_runs_as_printed(world: World) -> None:
 
 # Each command that changes a run on a chain, in an order in which all of them can be carried out; reads come last.
 ON_CHAIN: Final = (
-    "run create", "run update-config", "run resume", "run set-paused", "run pause", "auth create", "auth delegate",
+    "init", "run create", "run update-config", "run resume", "run set-paused", "run pause", "auth create", "auth delegate",
     "auth read", "run can-join", "run list", "run info", "run json-dump-run", "run json-dump-user", "rewards top-up",
     "run set-future-epoch-rates", "rewards show", "run close",
 )  # fmt: skip
 # What only a run with members has: tests/cli/chain follows them there.
-WITH_MEMBERS: Final = ("run tick", "run checkpoint", "rewards claim", "auth delete", "client train")
+WITH_MEMBERS: Final = ("run tick", "run checkpoint", "rewards claim", "rewards close", "auth delete", "client train")
 
 
 @pytest.mark.e2e
 def test_every_example_of_a_run_on_a_chain_runs_as_printed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [one for one in EXAMPLES if "--rpc" in one.line]
     assert {one.name for one in examples} <= {*ON_CHAIN, *WITH_MEMBERS}
+    world.call("psyche client show-wallet -w ada.json --create")
     file = world.folder / "my-run" / "run.toml"
     file.write_text(re.sub(r"(?m)^Server = .*$", 'Local = "data"', file.read_text()))
     with open_chain_box(world.folder) as box:

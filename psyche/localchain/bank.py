@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
+import numpy as np
 from solders.account import Account
 from solders.clock import Clock
 from solders.hash import Hash
@@ -232,6 +233,7 @@ class Bank:
         before = [self.get_lamports(key) for key in keys]
         tokens_before = find_token_balances(keys, self.get_account)
         done = self._svm.send_transaction(transaction)
+        _clear_x87()
         after = [self.get_lamports(key) for key in keys]
         error = describe_failure(done)
         if error is not None and before[0] == after[0]:
@@ -283,6 +285,7 @@ class Bank:
             done = self._svm.simulate_transaction(transaction)
         finally:
             self._svm = self._svm.with_sigverify(True)
+            _clear_x87()
         if isinstance(done, SimulatedTransactionInfo):
             return Trial(None, done.meta(), dict(done.post_accounts()))
         return Trial(describe_failure(done), done.meta(), {})
@@ -320,3 +323,12 @@ def get_result(done: TransactionMetadata | FailedTransactionMetadata) -> Transac
 
 def _hash(kind: bytes, raw: bytes, number: int) -> Hash:
     return Hash(sha256(kind + raw + number.to_bytes(8, "little")).digest())
+
+
+def _clear_x87() -> None:
+    """Take away what LiteSVM leaves in the x87 unit where a program fails: the next operation there would give NaN.
+
+    Both numpy's floor division and its long doubles compute there; this addition is the operation that is spoiled.
+    """
+    with np.errstate(invalid="ignore"):
+        np.add(np.longdouble(1), np.longdouble(1))

@@ -1,11 +1,15 @@
 """The chain itself: what lands, what is refused, and how slots and hashes follow each other."""
 
+import warnings
+
+import numpy as np
 import pytest
 from box import NOW, SOL, fund, make_bank, pay, sign
 from solders.account import Account
 from solders.address_lookup_table_account import ID as LOOKUP_TABLES
 from solders.address_lookup_table_account import AddressLookupTableAccount
 from solders.hash import Hash
+from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import MessageV0
 from solders.pubkey import Pubkey
@@ -186,3 +190,14 @@ class TestPrograms:
         error = bank.execute(ticking)
         assert error is not None  # a run without settings has nothing to tick
         assert list(error) == ["InstructionError"]
+
+
+@pytest.mark.parametrize("is_tried", [False, True], ids=["carried out", "tried"])
+def test_a_program_that_fails_leaves_the_arithmetic_of_its_process_alone(bank: Bank, *, is_tried: bool) -> None:
+    payer = fund(bank)
+    failing = sign(bank.newest_hash, payer, [Instruction(COORDINATOR, bytes(8), [])])
+    done = bank.simulate(failing, is_verified=True).error if is_tried else bank.execute(failing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert 0.0 // np.float64(0.2) == 0.0
+    assert done is not None

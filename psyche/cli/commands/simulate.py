@@ -331,9 +331,6 @@ def _write_figures(
         finally:
             path.with_suffix(".part.png").unlink(missing_ok=True)
 
-    if picture is not None and not accounts.rounds:
-        say(f"picture: {picture} is not drawn, because no round was finished")
-        picture = None
     return write_outputs((Output("figures", json_file, write_json), *others, Output("picture", picture, draw)), say)
 
 

@@ -109,17 +109,20 @@ class StaleTwin:
         self._faucet = Account(FAUCET_LAMPORTS, b"", SYSTEM)
         self._main, self._lag_slots = bank, lag_slots
         self._waiting: deque[tuple[CompleteSlot, int, int]] = deque()
+        self._next: tuple[int, int] | None = None  # the time of the slot that follows, and the skipped slots before it
         bank.on_block.append(self._note)
 
     def _note(self, block: CompleteSlot) -> None:
         self._waiting.append((block, self._main.unix, self._main.slot - block.slot - 1))
         while len(self._waiting) > self._lag_slots:
             block, unix, skipped = self._waiting.popleft()
-            for record in block.records:
+            if self._next is not None:
+                self.bank.advance(*self._next)
+            for record in block.records:  # nobody sees this slot without what landed in it
                 if self.bank.get_account(record.keys[0]) is None:  # the faucet of the other one
                     self.bank._svm.set_account(record.keys[0], self._faucet)
                 self.bank._carry_out(VersionedTransaction.from_bytes(record.raw))
-            self.bank.advance(unix, skipped)
+            self._next = unix, skipped
 
 
 @asynccontextmanager

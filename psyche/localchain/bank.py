@@ -21,6 +21,7 @@ from solders.transaction import SanitizeError, VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo, TransactionMetadata
 from solders.transaction_status import TransactionStatus
 
+from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.localchain.history import History, LandedTransaction, Landing
 from psyche.localchain.tokens import find_token_balances
 from psyche.localchain.transactions import (
@@ -34,7 +35,6 @@ from psyche.localchain.transactions import (
 )
 
 BLOCK_HASHES: Final = 150  # blocks for which a hash counts
-SLOT_HASHES: Final = 512  # that programs can read
 CONFIRMED_SLOTS: Final = 1  # until a landed transaction is reported as confirmed: its slot is complete
 FINALIZED_SLOTS: Final = 32
 FAUCET_LAMPORTS: Final = 1 << 62
@@ -100,7 +100,7 @@ class Bank:
         self.on_block: list[Callable[[CompleteSlot], None]] = []
         self.before_each: list[Callable[[VersionedTransaction], None]] = []  # of the transactions that are carried out
         self.after_each: list[Callable[[LandedTransaction], None]] = []
-        self._slot_hashes = deque(((slot, Hash(raw)) for slot, raw in clocks.slot_hashes), maxlen=SLOT_HASHES)
+        self._slot_hashes = deque(((slot, Hash(raw)) for slot, raw in clocks.slot_hashes), maxlen=RECORDED_SLOTS)
         self._block_hashes = OrderedDict((Hash(raw), height) for raw, height in clocks.block_hashes)
         self._faucet = Keypair()
         self._svm.set_account(self._faucet.pubkey(), Account(FAUCET_LAMPORTS, b"", SYSTEM))

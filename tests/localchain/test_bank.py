@@ -19,9 +19,10 @@ from solders.transaction import VersionedTransaction
 from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
 from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_user_message
 from psyche.core.encoding.account import decode_state
+from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES
-from psyche.localchain.bank import BLOCK_HASHES, FINALIZED_SLOTS, SLOT_HASHES, Bank, CompleteSlot
+from psyche.localchain.bank import BLOCK_HASHES, FINALIZED_SLOTS, Bank, CompleteSlot
 
 SLOT_HASHES_ACCOUNT = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 
@@ -42,9 +43,9 @@ def read_slots(bank: Bank) -> list[int]:
 
 class TestSlots:
     def test_programs_read_the_hashes_of_the_512_newest_slots(self, bank: Bank) -> None:
-        for _ in range(SLOT_HASHES + 10):
+        for _ in range(RECORDED_SLOTS + 10):
             bank.advance(NOW)
-        assert read_slots(bank) == list(range(bank.slot - 1, bank.slot - 1 - SLOT_HASHES, -1))
+        assert read_slots(bank) == list(range(bank.slot - 1, bank.slot - 1 - RECORDED_SLOTS, -1))
 
     def test_a_skipped_slot_has_no_hash_and_no_block(self, bank: Bank) -> None:
         bank.advance(NOW, skipped=2)

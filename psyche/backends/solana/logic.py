@@ -14,12 +14,12 @@ from psyche.backends.solana.view import RecordView
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import decode_state
 from psyche.core.rules.apply import apply, is_repeat
+from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Message, Tick
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import ClientState, Coordinator, Slot, SlotState
 
-KEPT_HASHES: Final = 512  # slots whose hashes the chain keeps (E2)
 JOIN_VALID_S: Final = 90  # a client that dies while it waits is not formed into an epoch after this time (M2)
 RENEW_BEFORE_S: Final = 45  # of the chain's clock, before a join expires; one transaction may take a minute at worst
 TICKERS: Final = 2.0  # clients that send a tick that is due, on average (T3); each transaction costs its fee
@@ -34,7 +34,7 @@ def get_entropy(state: Coordinator, slot: int) -> Entropy:
     armed = state.current.entropy_slot
     if slot <= armed:
         return None
-    return EXPIRED if slot > armed + KEPT_HASHES else SOME_HASH
+    return EXPIRED if slot > armed + RECORDED_SLOTS else SOME_HASH
 
 
 def is_tick_due(state: Coordinator, sender: bytes, time: ChainTime) -> bool:

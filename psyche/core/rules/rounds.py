@@ -1,13 +1,19 @@
-"""The start of a round: its members, seed and samples (E1 to E3, 3.3, P2)."""
+"""The start of a round: its members, seed and samples (E1 to E4, 3.3, P2)."""
+
+from collections.abc import Sequence
+from typing import Final
 
 from psyche.core.committee.elections import compute_quorum, compute_witnesses_expected
 from psyche.core.committee.schedule import compute_batch_size
-from psyche.core.committee.seeds import compute_seed, get_random_seed
+from psyche.core.committee.seeds import EXPIRED, Entropy, compute_seed, get_random_seed
 from psyche.core.rules.timing import process_state_change
 from psyche.core.state.limits import MAX_DATA_INDEX, STORED_ROUNDS, U64_MAX
 from psyche.core.state.roster import get_electors, get_healthy
 from psyche.core.state.state import ZERO32, Coordinator, Round, RoundFlag, RunState
 from psyche.core.state.timeline import is_data_height
+
+RECORDED_SLOTS: Final = 512  # whose hashes a chain keeps (E4)
+_DRAWING: Final = (RunState.WARMUP, RunState.ROUND_WITNESS)  # in which a tick looks up the armed slot
 
 
 def process_arming(state: Coordinator, slot: int) -> bool:
@@ -19,6 +25,20 @@ def process_arming(state: Coordinator, slot: int) -> bool:
     changed = state.current.entropy_slot != armed
     state.current.entropy_slot = armed
     return changed
+
+
+def find_entropy(state: Coordinator, recorded: Sequence[tuple[int, bytes]]) -> Entropy:
+    """The entropy of a tick on a chain: the hash of the first recorded slot from the armed one on (E4).
+
+    Args:
+        recorded: the slots whose hashes the chain keeps, at most `RECORDED_SLOTS`, oldest first, each with its hash.
+    """
+    armed = state.current.entropy_slot
+    if state.run_state not in _DRAWING or not armed or not recorded or recorded[-1][0] < armed:
+        return None
+    if len(recorded) == RECORDED_SLOTS and recorded[0][0] > armed:
+        return EXPIRED
+    return next(raw for slot, raw in recorded if slot >= armed)
 
 
 def process_first_round(state: Coordinator, now: int, entropy: bytes) -> None:

@@ -15,18 +15,17 @@ from typing import Final
 from solders.pubkey import Pubkey
 
 from psyche.chain.discriminators import DISCRIMINATOR_BYTES, get_discriminator
-from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import decode_state, encode_model, encode_state
 from psyche.core.encoding.tables import ACCOUNT, CHECKPOINT, CONFIG, MODEL
 from psyche.core.rules.apply import apply
+from psyche.core.rules.rounds import RECORDED_SLOTS, find_entropy
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Message
-from psyche.core.state.state import Coordinator, RunState
+from psyche.core.state.state import Coordinator
 from psyche.errors import PsycheError, WireError
 from psyche.localchain.record.bodies import decode_body
 
-SLOT_HASHES: Final = 512  # that programs can read
 SHOWN_FIELDS: Final = 12
 SHOWN_BYTES: Final = 16
 
@@ -102,7 +101,7 @@ class RunReplay:
     def __init__(self, slot_hashes: Iterable[tuple[int, bytes]]) -> None:
         self.runs: dict[Pubkey, ReplayedRun] = {}
         self._closed: list[ReplayedRun] = []
-        self._hashes = deque(slot_hashes, maxlen=SLOT_HASHES)
+        self._hashes = deque(slot_hashes, maxlen=RECORDED_SLOTS)
 
     def get_runs(self) -> list[ReplayedRun]:
         """All runs, closed ones first."""
@@ -159,7 +158,7 @@ class RunReplay:
 
     def _read(self, state: Coordinator, call: ChainCall) -> Message:
         special: dict[str, Callable[[], Message]] = {
-            "tick": lambda: msg.Tick(self._find_entropy(state)),
+            "tick": lambda: msg.Tick(find_entropy(state, self._hashes)),
             "join_run": lambda: msg.Join(bytes(call.keys[1]), int.from_bytes(call.body, "little")),
             "set_paused": lambda: msg.Pause() if call.body == b"\1" else msg.Resume(),
             "update": lambda: decode_body(msg.Update, _complete(state, call.body)),
@@ -168,15 +167,6 @@ class RunReplay:
         if call.name in special:
             return special[call.name]()
         return decode_body(_BY_BODY[call.name], call.body)
-
-    def _find_entropy(self, state: Coordinator) -> Entropy:
-        """The hash of the first recorded slot from the armed one on (E2)."""
-        armed = state.current.entropy_slot
-        if state.run_state not in (RunState.WARMUP, RunState.ROUND_WITNESS) or not armed:
-            return None
-        later = next((raw for slot, raw in self._hashes if slot >= armed), None)
-        is_cut = len(self._hashes) == SLOT_HASHES and self._hashes[0][0] > armed
-        return EXPIRED if later is not None and is_cut else later
 
 
 def describe_difference(on_chain: bytes, made: bytes) -> list[str]:

@@ -10,23 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.rules.apply import BY_TYPE, Sender, apply
+from psyche.core.rules.rounds import RECORDED_SLOTS, find_entropy
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.messages import Join, Message, ReclaimSlot, Recover, ReportEquivocation, Tick
-from psyche.core.state.state import Coordinator, RunState, SlotState
+from psyche.core.state.state import Coordinator, SlotState
 from psyche.errors import BackendError, PsycheError
 from psyche.server.evidence import check_report
 from psyche.wire.backend import NotOwner
 from psyche.wire.crypto import blake3_hash
 
-RECORDED_SLOTS: Final = 512  # whose hashes the chain keeps (E2)
 BLOCK_HASHES: Final = 150  # blocks after which a transaction that names an older one cannot land any more
 KEPT_BLOCKS: Final = 200  # that endpoints may still show
 KEPT_STATUSES: Final = 4_096
-DRAWING: Final = (RunState.WARMUP, RunState.ROUND_WITNESS)  # in which a tick looks up the armed slot
 
 
 class NotInstruction(BackendError):
@@ -222,16 +220,7 @@ class Blockchain:
             raise NotInstruction("the session key did not sign the join (M1)")
         if isinstance(message, ReportEquivocation):
             check_report(state, message, transaction.evidence)
-        return replace(message, entropy=self._find_entropy(state)) if isinstance(message, Tick) else message
-
-    def _find_entropy(self, state: Coordinator) -> Entropy:
-        """The hash of the first recorded slot from the armed one on (E2, E4); none where no seed is due."""
-        armed = state.current.entropy_slot
-        if state.run_state not in DRAWING or not armed or self._recorded[-1][0] < armed:
-            return None
-        if len(self._recorded) == RECORDED_SLOTS and self._recorded[0][0] > armed:
-            return EXPIRED
-        return next(hash_ for slot, hash_ in self._recorded if slot >= armed)
+        return replace(message, entropy=find_entropy(state, self._recorded)) if isinstance(message, Tick) else message
 
 
 def _has_room(state: Coordinator) -> bool:

@@ -6,10 +6,11 @@ import trio.testing
 from sim.chain_kit import OWNER, START, build_chain, get_key, join, land, pass_slots, sign
 
 from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.rules.rounds import RECORDED_SLOTS, find_entropy
 from psyche.core.state.errors import CannotResume, Halted, InvalidWithdraw
 from psyche.core.state.messages import Join, Pause, ReclaimSlot, Recover, Resume, Tick, WarmupWitness, Withdraw
 from psyche.core.state.state import RunState
-from psyche.sim.chain.blocks import BLOCK_HASHES, RECORDED_SLOTS, Blockchain, NotInstruction
+from psyche.sim.chain.blocks import BLOCK_HASHES, Blockchain, NotInstruction
 from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.chain.endpoints import EndpointFailed, EndpointTrouble, SimulatedEndpoint
 from psyche.sim.runtime import build_rng
@@ -108,10 +109,10 @@ def begin_warmup(skipped: float = 0.0, seed: int = 1) -> tuple[Blockchain, int]:
 def test_the_seed_comes_from_the_first_recorded_slot_from_the_armed_one_on(seed: int) -> None:
     chain, armed = begin_warmup(skipped=0.5, seed=seed)
     while chain.newest.slot < armed:
-        assert chain._find_entropy(chain.state) is None
+        assert find_entropy(chain.state, chain._recorded) is None
         land_tick(chain)
     first = next(block for block in chain.blocks if block.slot >= armed)
-    assert chain._find_entropy(chain.state) == first.hash
+    assert find_entropy(chain.state, chain._recorded) == first.hash
     while chain.state.run_state is RunState.WARMUP:
         land_tick(chain)
     assert chain.state.run_state is RunState.ROUND_TRAIN

@@ -17,6 +17,11 @@ class AccountKind(NamedTuple):
     owner: Pubkey
     name: str
 
+    @property
+    def discriminator(self) -> bytes:
+        """The first bytes of all its accounts."""
+        return get_discriminator("account", self.name)
+
     def check(self, key: Pubkey, owner: Pubkey, data: bytes) -> None:
         """Check that an account is of this kind: anybody can make one with the same bytes under another owner.
 
@@ -25,11 +30,10 @@ class AccountKind(NamedTuple):
         """
         if owner != self.owner:
             raise WireError(f"account {key}: belongs to {owner}, and a {self.name} must belong to {self.owner}")
-        expected = get_discriminator("account", self.name)
-        if not data.startswith(expected):
+        if not data.startswith(self.discriminator):
             raise WireError(
                 f"account {key}: of {owner} begins with {data[:8].hex() or 'nothing'}, and a {self.name} must begin "
-                f"with {expected.hex()}"
+                f"with {self.discriminator.hex()}"
             )
 
 

@@ -4,17 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-import base58
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.session import ChainPlan, ChainSession
-from psyche.chain.accounts import EarnedPointsData
+from psyche.chain.accounts import EARNED_POINTS, PARTICIPANT, AccountKind, EarnedPointsData
 from psyche.chain.addresses import COORDINATOR, TREASURER
 from psyche.chain.amounts import format_sol
 from psyche.chain.coordinator import build_close_earned_points
-from psyche.chain.discriminators import get_discriminator
 from psyche.chain.packing import Step
 from psyche.chain.treasurer import build_participant_close
 from psyche.chain.treasury import ParticipantData, TreasurerRun
@@ -88,8 +86,8 @@ class Deposits:
 async def find_deposits(session: ChainSession) -> Deposits:
     """Find what a wallet earned or paid deposits for, in runs that are there or are closed."""
     wallet, rpc = session.key, session.rpc
-    earned = await _find(rpc, COORDINATOR, "EarnedPoints", EarnedPointsData.read, wallet)
-    records = await _find(rpc, TREASURER, "Participant", ParticipantData.read, wallet)
+    earned = await _find(rpc, EARNED_POINTS, EarnedPointsData.read, wallet)
+    records = await _find(rpc, PARTICIPANT, ParticipantData.read, wallet)
     live = await _find_live(rpc, {one.coordinator_account for _, one in earned} | {one.run for _, one in records})
     closable: list[Deposit] = []
     kept = others = 0
@@ -110,17 +108,12 @@ async def find_deposits(session: ChainSession) -> Deposits:
     return Deposits(closable, kept, others)
 
 
-async def _find(
-    rpc: Rpc, program: Pubkey, kind: str, read: Callable[[bytes], _Kind], wallet: Pubkey
-) -> list[tuple[int, _Kind]]:
+async def _find(rpc: Rpc, kind: AccountKind, read: Callable[[bytes], _Kind], wallet: Pubkey) -> list[tuple[int, _Kind]]:
     """The accounts of a kind that are about the wallet, or that it paid for, each with its lamports."""
-    start = {"memcmp": {"offset": 0, "bytes": base58.b58encode(get_discriminator("account", kind)).decode()}}
     found = {
         address: (account.lamports, read(account.data))
         for at in (MEMBER_AT, PAYER_AT)
-        for address, account in await rpc.find_accounts(
-            program, [start, {"memcmp": {"offset": at, "bytes": str(wallet)}}]
-        )
+        for address, account in await rpc.find_accounts(kind, {at: bytes(wallet)})
     }
     return [found[address] for address in sorted(found, key=bytes)]
 

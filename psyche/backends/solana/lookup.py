@@ -3,16 +3,14 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import base58
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainSession, NoRun
 from psyche.chain.accounts import INSTANCE, RUN_STATE, TREASURER_RUN, InstanceData
-from psyche.chain.addresses import COORDINATOR, TREASURER, get_instance_address
+from psyche.chain.addresses import TREASURER, get_instance_address
 from psyche.chain.coordinator import ChainRun
-from psyche.chain.discriminators import get_discriminator
 from psyche.chain.tokens import read_decimals
 from psyche.chain.treasury import TreasurerRun
 from psyche.core.encoding.account import decode_state
@@ -128,8 +126,7 @@ async def list_instances(session: ChainSession) -> list[InstanceData]:
     Raises:
         BackendError: the programs are not on this chain.
     """
-    kind = base58.b58encode(get_discriminator("account", "CoordinatorInstance")).decode()
-    found = await session.rpc.find_accounts(COORDINATOR, [{"memcmp": {"offset": 0, "bytes": kind}}])
+    found = await session.rpc.find_accounts(INSTANCE)
     if not found:
         await session.check_programs()
     return sorted((InstanceData.read(account.data) for _, account in found), key=lambda one: one.run_id)

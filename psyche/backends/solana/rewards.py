@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import base58
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.token.associated import get_associated_token_address
@@ -13,10 +12,9 @@ from psyche.backends.solana.lookup import FoundRun
 from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainPlan, ChainSession
 from psyche.chain.accounts import EARNED_POINTS, PARTICIPANT, EarnedPointsData
-from psyche.chain.addresses import COORDINATOR, get_earned_points_address, get_participant_address
+from psyche.chain.addresses import get_earned_points_address, get_participant_address
 from psyche.chain.amounts import format_amount
 from psyche.chain.coordinator import build_collect
-from psyche.chain.discriminators import get_discriminator
 from psyche.chain.packing import Step
 from psyche.chain.tokens import TOKEN_BYTES, build_token_account, read_decimals, read_token_account
 from psyche.chain.treasurer import build_participant_claim, build_participant_create, build_top_up
@@ -62,10 +60,7 @@ class Treasury:
 
 async def find_earners(session: ChainSession, found: FoundRun) -> list[Earner]:
     """Find all that ever earned in a run, by key."""
-    kind = base58.b58encode(get_discriminator("account", "EarnedPoints")).decode()
-    uid = base58.b58encode(found.state.run_uid).decode()
-    filters = [{"memcmp": {"offset": 0, "bytes": kind}}, {"memcmp": {"offset": RUN_UID_AT, "bytes": uid}}]
-    accounts = await session.rpc.find_accounts(COORDINATOR, filters)
+    accounts = await session.rpc.find_accounts(EARNED_POINTS, {RUN_UID_AT: found.state.run_uid})
     collected = {read.signer: read.points for read in (EarnedPointsData.read(a.data) for _, a in accounts)}
     slots = {Pubkey(slot.signer): slot.earned for slot in found.state.registry.slots if slot.earned}
     keys = sorted({*collected, *slots}, key=bytes)

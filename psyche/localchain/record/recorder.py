@@ -149,8 +149,7 @@ def _is_run(account: Account) -> bool:
 def _seal(calls: Sequence[ChainCall], after: After | None) -> Iterator[RecordedCall]:
     """Calls of one instruction with what is seen: the accounts after the last of them."""
     for number, call in enumerate(calls, 1):
-        is_seen = after is not None and number == len(calls)
-        seen = after.get(call.account, b"") if is_seen and after is not None else None
+        seen = None if after is None or number < len(calls) else after.get(call.account, b"")
         yield RecordedCall(call.data, [bytes(key) for key in call.keys], seen)
 
 

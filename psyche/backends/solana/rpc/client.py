@@ -1,10 +1,11 @@
 """Several endpoints as one: each request goes to them in their order until one has answered."""
 
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
+import base58
 import httpx2
 import trio
 from solders.pubkey import Pubkey
@@ -12,6 +13,7 @@ from solders.pubkey import Pubkey
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.replies import Blockhash, ChainAccount
 from psyche.backends.solana.rpc.transport import RequestFailed, ask_endpoint
+from psyche.chain.accounts import AccountKind
 from psyche.chain.cluster import Endpoint
 from psyche.errors import BackendError, WireError
 from psyche.telemetry import kinds
@@ -179,11 +181,13 @@ class Rpc:
         return found
 
     async def find_accounts(
-        self, program: Pubkey, filters: Sequence[dict[str, Any]] = ()
+        self, kind: AccountKind, contents: Mapping[int, bytes] | None = None
     ) -> list[tuple[Pubkey, ChainAccount]]:
-        """The accounts that a program owns and that pass all filters, which are those of getProgramAccounts."""
-        config = {"encoding": "base64+zstd", "commitment": CONFIRMED, "filters": list(filters), "withContext": True}
-        return await self.read(_read_owned(program), "getProgramAccounts", str(program), config)
+        """The accounts of a kind that hold these bytes at these offsets."""
+        wanted = {0: kind.discriminator, **(contents or {})}
+        filters = [{"memcmp": {"offset": at, "bytes": base58.b58encode(raw).decode()}} for at, raw in wanted.items()]
+        config = {"encoding": "base64+zstd", "commitment": CONFIRMED, "filters": filters, "withContext": True}
+        return await self.read(_read_owned(kind), "getProgramAccounts", str(kind.owner), config)
 
     async def get_balance(self, key: Pubkey) -> int:
         """The lamports of an account; 0 if there is none."""
@@ -246,13 +250,12 @@ def _read_many(count: int) -> Callable[[Any], list[ChainAccount | None]]:
     return read
 
 
-def _read_owned(program: Pubkey) -> Callable[[Any], list[tuple[Pubkey, ChainAccount]]]:
+def _read_owned(kind: AccountKind) -> Callable[[Any], list[tuple[Pubkey, ChainAccount]]]:
     def read(entry: Any, slot: int) -> tuple[Pubkey, ChainAccount]:
         if not isinstance(entry, dict) or (account := replies.read_account(entry.get("account"), slot)) is None:
             raise WireError("getProgramAccounts: an entry without account")
         key = replies.read_key(entry.get("pubkey"), "pubkey")
-        if account.owner != program:
-            raise WireError(f"getProgramAccounts: account {key} belongs to {account.owner}, not to {program}")
+        kind.check(key, account.owner, account.data)
         return key, account
 
     def read_all(reply: Any) -> list[tuple[Pubkey, ChainAccount]]:

@@ -13,10 +13,22 @@ A body holds the fields of a message in order, little-endian and packed. The ann
 A witness message is its bytes on every transport, `core.encoding.account.encode_witness`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import encode_config, encode_model, encode_witness
@@ -29,50 +41,67 @@ from psyche.core.state.state import Checkpoint, Config, Metadata, Model, Progres
 from psyche.errors import WireError
 
 Write: TypeAlias = Callable[[Any], bytes]
+Form = TypeVar("Form")
 
 _WIDTHS: Final = (2, 4, 8)
 LENGTH_BYTES: Final = 4
 _ABSENT, _PRESENT = b"\0", b"\1"
-_LAYOUTS: Final[dict[type, Write]] = {
-    Config: encode_config,
-    Model: encode_model,
-    Progress: PROGRESS.write,
-    Metadata: METADATA.write,
-    Checkpoint: CHECKPOINT.write,
-}
 
 
-def _find_writer(hint: Any, rule: Between | Sized | None = None) -> Write:
-    """Build the writer of an annotation; `rule` comes from the enclosing one."""
+class Forms(NamedTuple, Generic[Form]):
+    """How the parts of a body are written, or read: what `find_form` puts together by an annotation.
+
+    Args:
+        whole: values with a form of their own, by type.
+        number, text, raw: a number in its bounds; a text of at most so many bytes; so many bytes.
+        row, option, entries: one after the other; a value or None; several of something.
+    """
+
+    whole: Mapping[Any, Form]
+    number: Callable[[Between], Form]
+    text: Callable[[int], Form]
+    raw: Callable[[int], Form]
+    row: Callable[[Sequence[Form]], Form]
+    option: Callable[[Form], Form]
+    entries: Callable[[Form, Sized], Form]
+
+
+def find_form(forms: Forms[Form], hint: Any, rule: Between | Sized | None = None) -> Form:
+    """Find the form of an annotation; `rule` comes from the enclosing one."""
     if get_origin(hint) is Annotated:
         inner, rule = get_args(hint)[:2]
-        return _find_writer(inner, rule)
-    if hint == Entropy:
-        return _write_entropy
+        return find_form(forms, inner, rule)
+    if hint in forms.whole:
+        return forms.whole[hint]
     if get_origin(hint) is tuple:
-        return _find_list_writer(get_args(hint), rule)
+        return _find_list_form(forms, get_args(hint), rule)
     if get_origin(hint) in (Union, UnionType):
         (inner,) = (one for one in get_args(hint) if one is not NoneType)
-        return _write_option(_find_writer(inner, rule))
-    return _LAYOUTS.get(hint) or _find_plain_writer(hint, rule)
+        return forms.option(find_form(forms, inner, rule))
+    return _find_plain_form(forms, hint, rule)
 
 
-def _find_plain_writer(kind: type, rule: Between | Sized | None) -> Write:
+def _find_plain_form(forms: Forms[Form], kind: type, rule: Between | Sized | None) -> Form:
     if isinstance(rule, Between):
-        return _write_number(rule)
+        return forms.number(rule)
     assert isinstance(rule, Sized), "an annotation limits every number, text and key"
     if kind is str:
-        return _write_text(rule.high)
+        return forms.text(rule.high)
     assert rule.low == rule.high, "bytes have a fixed length"
-    return _write_raw(rule.high)
+    return forms.raw(rule.high)
 
 
-def _find_list_writer(items: tuple[Any, ...], rule: Between | Sized | None) -> Write:
+def _find_list_form(forms: Forms[Form], items: tuple[Any, ...], rule: Between | Sized | None) -> Form:
     if items[-1] is not Ellipsis:
-        writers = [_find_writer(item) for item in items]
-        return lambda values: b"".join(write(value) for write, value in zip(writers, values, strict=True))
+        return forms.row([find_form(forms, item) for item in items])
     assert isinstance(rule, Sized), "an annotation limits every list"
-    return _write_entries(_find_writer(items[0]), rule)
+    return forms.entries(find_form(forms, items[0]), rule)
+
+
+def find_field_forms(forms: Forms[Form], kind: type[Message]) -> list[tuple[str, Form]]:
+    """The fields of a message in their order, each with its form."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [(field.name, find_form(forms, hints[field.name])) for field in fields(kind)]
 
 
 def find_width(rule: Between) -> int:
@@ -110,6 +139,10 @@ def _write_text(limit: int) -> Write:
     return write
 
 
+def _write_row(writers: Sequence[Write]) -> Write:
+    return lambda values: b"".join(write(value) for write, value in zip(writers, values, strict=True))
+
+
 def _write_option(write: Write) -> Write:
     return lambda value: _ABSENT if value is None else _PRESENT + write(value)
 
@@ -132,13 +165,24 @@ def _write_entropy(value: Entropy) -> bytes:
     return b"\1" if value is EXPIRED else b"\2" + _write_hash(value)
 
 
-def _find_writers(kind: type[Message]) -> list[tuple[str, Write]]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [(field.name, _find_writer(hints[field.name])) for field in fields(kind)]
-
-
+_FORMS: Final = Forms[Write](
+    whole={
+        Config: encode_config,
+        Model: encode_model,
+        Progress: PROGRESS.write,
+        Metadata: METADATA.write,
+        Checkpoint: CHECKPOINT.write,
+        Entropy: _write_entropy,
+    },
+    number=_write_number,
+    text=_write_text,
+    raw=_write_raw,
+    row=_write_row,
+    option=_write_option,
+    entries=_write_entries,
+)
 _WRITERS: Final = {
-    kind.type: (kind.name, _find_writers(kind.type)) for kind in KINDS if kind.type is not WitnessMessage
+    kind.type: (kind.name, find_field_forms(_FORMS, kind.type)) for kind in KINDS if kind.type is not WitnessMessage
 }
 
 

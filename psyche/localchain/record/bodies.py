@@ -1,11 +1,9 @@
 """Bodies of instructions, read back as coordinator messages: what `instructions` writes, by the same annotations."""
 
-from collections.abc import Callable
-from dataclasses import fields
-from types import NoneType, UnionType
-from typing import Annotated, Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
-from psyche.chain.instructions import LENGTH_BYTES, find_width
+from psyche.chain.instructions import LENGTH_BYTES, Forms, find_field_forms, find_width
 from psyche.core.encoding.account import decode_config, decode_model, decode_witness
 from psyche.core.encoding.tables import CHECKPOINT, CONFIG, METADATA, MODEL, PROGRESS
 from psyche.core.rules.apply import KINDS
@@ -34,44 +32,22 @@ class Body:
 
 Read: TypeAlias = Callable[[Body], Any]
 
-_LAYOUTS: Final[dict[type, Read]] = {
-    Config: lambda body: decode_config(body.take(CONFIG.size)),
-    Model: lambda body: decode_model(body.take(MODEL.size)),
-    Progress: lambda body: PROGRESS.decode(body.take(PROGRESS.size)),
-    Metadata: lambda body: METADATA.decode(body.take(METADATA.size)),
-    Checkpoint: lambda body: CHECKPOINT.read(body.take(CHECKPOINT.size)),
-}
+
+def _read_number(rule: Between) -> Read:
+    width = find_width(rule)
+    return lambda body: body.take_number(width)
 
 
-def _find_reader(hint: Any, rule: Between | Sized | None = None) -> Read:
-    """Build the reader of an annotation; `rule` comes from the enclosing one."""
-    if get_origin(hint) is Annotated:
-        inner, rule = get_args(hint)[:2]
-        return _find_reader(inner, rule)
-    if get_origin(hint) is tuple:
-        return _find_list_reader(get_args(hint), rule)
-    if get_origin(hint) in (Union, UnionType):
-        (inner,) = (one for one in get_args(hint) if one is not NoneType)
-        return _read_option(_find_reader(inner, rule))
-    return _LAYOUTS.get(hint) or _find_plain_reader(hint, rule)
+def _read_raw(length: int) -> Read:
+    return lambda body: body.take(length)
 
 
-def _find_plain_reader(kind: type, rule: Between | Sized | None) -> Read:
-    if isinstance(rule, Between):
-        width = find_width(rule)
-        return lambda body: body.take_number(width)
-    assert isinstance(rule, Sized), "an annotation limits every number, text and key"
-    if kind is str:
-        return lambda body: body.take(rule.high).rstrip(b"\0").decode()
-    return lambda body: body.take(rule.high)
+def _read_text(limit: int) -> Read:
+    return lambda body: body.take(limit).rstrip(b"\0").decode()
 
 
-def _find_list_reader(items: tuple[Any, ...], rule: Between | Sized | None) -> Read:
-    if items[-1] is not Ellipsis:
-        readers = [_find_reader(item) for item in items]
-        return lambda body: tuple(read(body) for read in readers)
-    assert isinstance(rule, Sized), "an annotation limits every list"
-    return _read_entries(_find_reader(items[0]), rule)
+def _read_row(readers: Sequence[Read]) -> Read:
+    return lambda body: tuple(read(body) for read in readers)
 
 
 def _read_option(read: Read) -> Read:
@@ -94,13 +70,25 @@ def _read_entries(read: Read, rule: Sized) -> Read:
     return read_all
 
 
-def _find_readers(kind: type[Message]) -> list[tuple[str, Read]]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [(field.name, _find_reader(hints[field.name])) for field in fields(kind)]
-
-
+_FORMS: Final = Forms[Read](
+    whole={
+        Config: lambda body: decode_config(body.take(CONFIG.size)),
+        Model: lambda body: decode_model(body.take(MODEL.size)),
+        Progress: lambda body: PROGRESS.decode(body.take(PROGRESS.size)),
+        Metadata: lambda body: METADATA.decode(body.take(METADATA.size)),
+        Checkpoint: lambda body: CHECKPOINT.read(body.take(CHECKPOINT.size)),
+    },
+    number=_read_number,
+    text=_read_text,
+    raw=_read_raw,
+    row=_read_row,
+    option=_read_option,
+    entries=_read_entries,
+)
 _READERS: Final = {  # a tick's entropy is read from the chain, not from a body
-    kind.type: (kind.name, _find_readers(kind.type)) for kind in KINDS if kind.type not in (WitnessMessage, Tick)
+    kind.type: (kind.name, find_field_forms(_FORMS, kind.type))
+    for kind in KINDS
+    if kind.type not in (WitnessMessage, Tick)
 }
 
 

@@ -113,21 +113,23 @@ class Agreement:
                 w for w in round_.witnesses if (w.results_root, w.held) == (round_.agreed_root, round_.agreed_held)
             ]
             self._check(len(backers) >= q, "I4", f"{q} records with the agreed root", len(backers))
-            self._check_honest(state, backers, "root")
-            self._check_signatures(state, round_)
+            if self._check_honest(state, backers, "root"):
+                self._check_signatures(state, round_)
         if round_.flags & RoundFlag.DIGEST:
             votes = [w for w in round_.witnesses if w.state_digest == round_.agreed_digest and not w.flags & _NO_DIGEST]
             self._check(len(votes) >= q, "I4", f"{q} records with the agreed digest", len(votes))
             self._check_honest(state, votes, "digest")
 
-    def _check_honest(self, state: Coordinator, backers: list[WitnessRecord], what: str) -> None:
+    def _check_honest(self, state: Coordinator, backers: list[WitnessRecord], what: str) -> bool:
+        """I4: whether an honest witness backs it; only if q of the witnesses lie, nobody honest needs to."""
         liars = sum(self._find_honest(state, w.member) is None for w in state.current.witnesses)
         honest = any(self._find_honest(state, w.member) for w in backers)
         holds = honest or liars >= self._count_needed(state, state.current)
         self._check(holds, "I4", f"an honest witness behind the agreed {what}", "none")
+        return honest
 
     def _check_signatures(self, state: Coordinator, round_: Round) -> None:
-        """I9: each member of the agreed set signed a result, and the agreed root is computed from what they signed."""
+        """I9: each member of a set that an honest witness backs signed a result, and the root follows from those."""
         attested = round_.height - state.config.overlap
         found = get_round(state, attested)
         if found is None or found.batch_size < found.members.bit_count():

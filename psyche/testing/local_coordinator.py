@@ -91,6 +91,9 @@ class LocalBackend:
         """Do nothing: the coordinator ticks itself."""
         await trio.lowlevel.checkpoint()
 
+    def reconnect_soon(self) -> None:
+        """Do nothing: it cannot be lost."""
+
     def address_book(self) -> Sequence[AddressRecord]:
         """The address records of everybody who joined."""
         return tuple(self.coordinator.book.values())

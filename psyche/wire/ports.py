@@ -73,6 +73,10 @@ class Backend(Protocol):
         """Ask the home to check its clock; does nothing if the home ticks by itself."""
         ...
 
+    def reconnect_soon(self) -> None:
+        """Cut a wait before the next try short: peers are in a later round; does nothing while connected."""
+        ...
+
     def address_book(self) -> Sequence[AddressRecord]:
         """Return the address records that the home knows."""
         ...

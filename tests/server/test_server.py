@@ -14,7 +14,7 @@ from kits.runs import Run
 from kits.server import CLIENTS, OWNER, RunFile, build_record
 from live_kit import RATE, SERVER, Script, build_file, follow_all, is_finished, is_training, open_scripts, open_server
 
-from psyche.backends.tcp.backend import TcpBackend, open_backend
+from psyche.backends.tcp.backend import BACK_OFF_S, TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress, ask, parse_server
 from psyche.backends.tcp.owner import TcpHome
 from psyche.core.encoding.account import encode_state
@@ -417,6 +417,26 @@ async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: SteadyClock
     tries = [event.tries for event in sink.get(kinds.ServerLost)]
     assert tries == list(range(len(tries))), "every failure makes it wait longer"
     assert accepted <= 12
+
+
+async def test_news_of_a_later_round_hastens_one_try(clock: SteadyClock) -> None:
+    """H1: short rounds go on without a client that waits five seconds before it connects again."""
+    sink = Log()
+    backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0], sink=sink)
+
+    async def count_tries(longest_s: float) -> int:
+        before = len(sink.get(kinds.ServerLost))
+        await trio.sleep(longest_s)
+        return len(sink.get(kinds.ServerLost)) - before
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(backend.run)
+        while len(sink.get(kinds.ServerLost)) < 2 * len(BACK_OFF_S):
+            await trio.sleep(0.1)
+        backend.reconnect_soon()
+        backend.reconnect_soon()
+        assert await count_tries(2.0) == 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_records_whose_signature_is_wrong_never_reach_the_address_book(clock: SteadyClock) -> None:

@@ -448,6 +448,9 @@ class SolanaBackend:
         """Return nothing: addresses never go on a chain; peers tell each other (N1 to N4)."""
         return ()
 
+    def reconnect_soon(self) -> None:
+        """Do nothing: all endpoints are watched, and those that are silent are asked every few seconds."""
+
     def report(self, report: SelfReport) -> None:
         """Do nothing: what a client says of itself has no place in the record (K8)."""
 

@@ -39,6 +39,7 @@ PING_S: Final = 5.0
 SILENCE_S: Final = 20.0  # the server answers every ping: four unanswered in a row mean a dead connection
 SEND_TIMEOUT_S: Final = 10.0
 BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # H6 allows 15 s to reconnect
+HASTE_S: Final = 0.5  # once peers are in a later round, which waits 2 s at least for who is missing (A3)
 ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # a key that is not on the allow list asks again after this
 _FATAL: Final = (HandshakeError, wire.RequestRefused, wire.Replaced)
 
@@ -123,6 +124,7 @@ class TcpBackend:
         self._subscription = -1  # the request that subscribes to the run
         self._refusals = 0  # refusals in a row, because the owner has not allowed this key yet (M12)
         self._refused = trio.Event()
+        self._hastened = trio.Event()
         self._refusal = ""  # the server's reason
         self._waits = NamedWaits(self._sink)
         self._record: AddressRecord | None = None
@@ -167,9 +169,16 @@ class TcpBackend:
                 self._note_lost(error, failures)
             if trio.current_time() - started_s > BACK_OFF_S[-1]:  # back off if the server closes at once
                 failures = 0
-            delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
+            await self._back_off(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
             failures += 1
-            await trio.sleep(delay_s * self._platform.rng.uniform(0.5, 1.0))  # so that clients spread their attempts
+
+    async def _back_off(self, delay_s: float) -> None:
+        """Wait before the next try; chance spreads the clients' tries. One `reconnect_soon` hastens one try."""
+        spread = self._platform.rng.uniform
+        with trio.move_on_after(delay_s * spread(0.5, 1.0)):
+            await self._hastened.wait()
+            self._hastened = trio.Event()
+            await trio.sleep(HASTE_S * spread(0.5, 1.0))
 
     async def states(self) -> AsyncGenerator[Coordinator, None]:
         """Receive states as they change: only the newest, with increasing nonces; each is the caller's own copy.
@@ -203,6 +212,11 @@ class TcpBackend:
     def statistics(self) -> BackendStatistics:
         """Return the current queue sizes."""
         return BackendStatistics(unanswered=len(self._pending))
+
+    def reconnect_soon(self) -> None:
+        """Try again within half a second if the connection is lost: peers are in a later round, so the server is up."""
+        if not self._is_connected:
+            self._hastened.set()
 
     def report(self, report: SelfReport) -> None:
         """Tell the server what this client does (K8); the last report is repeated on every new connection."""

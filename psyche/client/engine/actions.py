@@ -191,6 +191,11 @@ class WriteSnapshot:
     decided: tuple[SentResult, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ReconnectSoon:
+    """Members are in a round that this client has not seen: if its home is lost, try to reach it soon."""
+
+
 class ExportTime(Enum):
     """When a client writes the certified weights for users."""
 
@@ -291,7 +296,7 @@ Action = (
     Submit | Publish | Announce
     | FetchPayload | FetchData | Train | CancelTrain | Apply | StoreReplay | Load | Heal | AskWeights | Compare
     | WriteSnapshot | Export | ShareCheckpoint | FetchSnapshot | FetchAhead | AskAnnouncements | AskTable | SetPeers
-    | SetPlan | Expire | Log | Exit
+    | SetPlan | Expire | ReconnectSoon | Log | Exit
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from psyche.client.engine.actions import FetchPayload, PayloadArrived, PayloadFailed, Submit
+from psyche.client.engine.actions import FetchPayload, PayloadArrived, PayloadFailed, ReconnectSoon, Submit
 from psyche.client.engine.context import EngineContext, RunFacts
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.core.committee.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
@@ -99,6 +99,8 @@ class Announcements:
         if message.member >= len(clients) or len(kept) >= MAX_EARLY or raw in kept:
             return
         if is_signed_by(message, clients[message.member].p2p):
+            if not self._early:
+                self._x.do(ReconnectSoon())  # once for each round: a lost home is there again (H1)
             self._early[message.member] = [*kept, raw]
 
     def replay_early(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:

@@ -197,6 +197,8 @@ class Shell:
                 self._parts.network.set_allowed(action.keys, action.members)
             case act.SetPlan():
                 self._parts.network.set_plan(action.run_uid, action.plan_hash)
+            case act.ReconnectSoon():
+                self._parts.backend.reconnect_soon()
             case act.Expire():
                 self._expire(action)
             case act.Exit():

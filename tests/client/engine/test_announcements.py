@@ -181,6 +181,15 @@ def test_messages_of_the_next_round_wait_until_it_is_seen(bench: Bench) -> None:
     assert bench.get_record(1).finished[1].seen == 5
 
 
+def test_the_first_message_of_the_next_round_asks_for_the_home_once(bench: Bench) -> None:
+    """H1: a client whose server was away hears from its peers that the run goes on without it."""
+    bench.hear(bench.sign(2, Finished(0, ZERO32, 0), height=1, identity=bench.get_identity(3)))
+    assert bench.get_all(act.ReconnectSoon) == []
+    for member in (1, 2):
+        bench.hear(bench.sign(member, Finished(0, ZERO32, 5), height=1))
+    assert bench.get_all(act.ReconnectSoon) == [act.ReconnectSoon()]
+
+
 def test_early_messages_that_nobody_signed_push_out_no_honest_ones(bench: Bench) -> None:
     """I6: the room for early messages is bounded, so only signed ones may take it."""
     bench.hear(bench.sign(1, Finished(0, ZERO32, 5), height=1))

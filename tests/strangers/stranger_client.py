@@ -5,6 +5,7 @@ import socket
 import ssl
 import struct
 import time
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -66,6 +67,7 @@ class Client:
     def __init__(self, port: int, server_key: bytes, seed: bytes) -> None:
         self.line = Line(port, server_key, seed, "coordinator")
         self.state, self.nonce, self.deltas = b"", -1, 0
+        self.passed: deque[bytes] = deque(maxlen=64)  # the states that came since somebody looked
         self.book: dict[bytes, list[Any]] = {}
 
     def ask(self, body: list[Any], number: int | None = None) -> list[Any]:
@@ -86,21 +88,25 @@ class Client:
         return kind
 
     def take(self, kind: str, message: list[Any]) -> None:
-        if kind == "state":
-            self.nonce, _, digest, compressed = message
-            self.state = decompress(compressed)
-            assert blake3(self.state).digest()[:16] == digest
-        elif kind == "delta":
-            former, to_nonce, _, digest, runs = message
-            assert former == self.nonce, "a delta from another state"
-            self.nonce = to_nonce
-            self.state = patch(self.state, runs)
-            assert blake3(self.state).digest()[:16] == digest
-            self.deltas += 1
+        if kind in ("state", "delta"):
+            self.take_state(kind, message)
+            self.passed.append(self.state)
         elif kind == "book":
             whole, records, removed = message
             self.book = {} if whole else {key: one for key, one in self.book.items() if key not in removed}
             self.book |= {one[0]: one for one in records}
+
+    def take_state(self, kind: str, message: list[Any]) -> None:
+        if kind == "state":
+            self.nonce, _, digest, compressed = message
+            self.state = decompress(compressed)
+        else:
+            former, to_nonce, _, digest, runs = message
+            assert former == self.nonce, "a delta from another state"
+            self.nonce = to_nonce
+            self.state = patch(self.state, runs)
+            self.deltas += 1
+        assert blake3(self.state).digest()[:16] == digest
 
 
 def decompress(frame: bytes) -> bytes:

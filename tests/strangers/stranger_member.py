@@ -133,6 +133,7 @@ class Member:
         while True:
             await self.ask(["ping"])  # its answer comes behind all pushes
             if self.home.state:
+                self.note_credits()
                 self.record = Record(self.home.state)
                 self.mates.allowed = {slot.take(32) for slot in self.record.slots} - {ZERO}
                 await self.meet()
@@ -140,6 +141,14 @@ class Member:
                     return
                 await self.act()
             await trio.sleep(POLL_S)
+
+    def note_credits(self) -> None:
+        """Look at every state that came: a Cooldown of a second may be over before this member looks again."""
+        while self.home.passed:
+            record, epoch = Record(self.home.passed.popleft()), self.epoch
+            if record.run_state == COOLDOWN and epoch is not None and epoch.number == record.epoch:
+                self.seen["credits"][epoch.number] = record.clients[epoch.member].get("I", 80)
+                (self.folder / "record.bin").write_bytes(record.raw)
 
     async def meet(self) -> None:
         """Dial who has a slot and has not come by itself (N3)."""
@@ -234,10 +243,11 @@ class Member:
         self.compare(epoch)
         if record.is_last_drain(height) and height in epoch.digests and self.once(epoch.known[height], "kept"):
             self.offer_weights(epoch, height)  # before any report of this round (P6)
-        if record.run_state == COOLDOWN:
-            self.seen["credits"][epoch.number] = record.clients[epoch.member].get("I", 80)
-            (self.folder / "record.bin").write_bytes(record.raw)
-        elif epoch.member in epoch.known[height].round.members and height in epoch.digests:
+        if (
+            record.run_state != COOLDOWN
+            and epoch.member in epoch.known[height].round.members
+            and height in epoch.digests
+        ):
             await self.work(epoch, height)
         await self.repair(epoch, height)
 

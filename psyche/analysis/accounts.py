@@ -407,9 +407,12 @@ Told = tuple[float, str, kinds.Event]  # time, node, event
 
 
 def find_reference(told: Iterable[Told]) -> str:
-    """The node whose view of the record to use: the server, else the client with the most state changes."""
+    """The node whose view of the record to use: the server, or a simulated chain; else the client with the most
+    state changes.
+    """
     counts = Counter(node for _, node, event in told if isinstance(event, kinds.StateChanged))
-    return SERVER if SERVER in counts or not counts else counts.most_common(1)[0][0]
+    homes = (node for node in (SERVER, WORLD) if node in counts or not counts)
+    return next(homes, "") or counts.most_common(1)[0][0]
 
 
 def is_overlapped(told: Iterable[Told]) -> bool:

@@ -74,6 +74,17 @@ def find_chain_warnings(config: Config, warnings: Iterable[str]) -> list[str]:
     return [*kept, text]
 
 
+def find_address_warnings(config: Config, bootstrap: tuple[str, ...]) -> list[str]:
+    """Find what to warn of where no server keeps a book of addresses."""
+    if bootstrap or config.init_min_clients <= 1:
+        return []
+    text = (
+        "bootstrap: no address is on record, so clients do not find each other: name one that is always there, or "
+        "start each client with --bootstrap"
+    )
+    return [text]
+
+
 def find_warnings(config: Config, model: Model) -> list[str]:
     """Find settings that are allowed but rarely intended."""
     found = [*_find_witness_warnings(config), *_find_time_warnings(config)]

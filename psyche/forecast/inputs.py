@@ -5,18 +5,20 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
+from psyche.config.profile import ChainTable
 from psyche.errors import ConfigError
+from psyche.sim.chain_faults import ALL_KINDS
 from psyche.sim.faults import Fault, read_faults
-from psyche.sim.scenarios.checks import check_fault, check_within
+from psyche.sim.scenarios.checks import check_fault, check_home_of_fault, check_within
 from psyche.sim.scenarios.plan import read_scenario
-from psyche.sim.scenarios.scenario import Scenario
+from psyche.sim.scenarios.scenario import CHAIN, TCP, Scenario
 from psyche.sim.scenarios.swarm import draw_scenario
 
 MAX_FILE_BYTES: Final = 1 << 20
 
 
-def load_faults(path: Path, clients: int) -> tuple[Fault, ...]:
-    """The faults of a TOML file of `[[fault]]` tables.
+def load_faults(path: Path, clients: int, chain: ChainTable | None = None) -> tuple[Fault, ...]:
+    """The faults of a TOML file of `[[fault]]` tables, for a run on a chain or on a server.
 
     Raises:
         ConfigError: naming file, table and rule.
@@ -30,9 +32,11 @@ def load_faults(path: Path, clients: int) -> tuple[Fault, ...]:
     if values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{path}: {', '.join(values) or 'fault'}: a plan of faults contains only [[fault]] tables")
     try:
-        found = read_faults(tables)
+        found = read_faults(tables, ALL_KINDS)
         for number, fault in enumerate(found):
             check_within(f"fault[{number}]", check_fault, fault, clients)
+            home, endpoints = (CHAIN, chain.endpoints) if chain is not None else (TCP, 0)
+            check_within(f"fault[{number}]", check_home_of_fault, fault, home, endpoints)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return found

@@ -7,10 +7,11 @@ from typing import Final
 
 import trio
 
-from psyche.analysis.accounts import Accounts, Place
+from psyche.analysis.accounts import SERVER, WORLD, Accounts, Place
 from psyche.analysis.tally import DIED
 from psyche.core.state.bits import get_members
-from psyche.core.state.state import Client, ClientState, Config, Coordinator, RoundFlag
+from psyche.core.state.roster import get_healthy
+from psyche.core.state.state import Client, ClientState, Config, Coordinator, RoundFlag, RunState
 from psyche.forecast.workload import Workload
 from psyche.network.blobs.messages import REPLY_HEAD_BYTES
 from psyche.network.memory.line import AccessLine
@@ -73,17 +74,21 @@ class EarlyExit:
 
 
 class Recorder:
-    """Keeps the accounts while a world is played."""
+    """Keeps the accounts while a world is played; on a chain the world itself tells how the record changes."""
 
-    def __init__(self, config: Config, workload: Workload, on_progress: OnProgress | None) -> None:
+    def __init__(
+        self, config: Config, workload: Workload, on_progress: OnProgress | None, *, is_on_chain: bool = False
+    ) -> None:
         self.accounts = Accounts(
-            limit_s=config.max_round_train_time, overlap=config.overlap,
+            reference=WORLD if is_on_chain else SERVER, limit_s=config.max_round_train_time, overlap=config.overlap,
             tokens_scale=workload.sequence_tokens / build_small_model().max_seq_len,
         )  # fmt: skip
         self.exits: list[EarlyExit] = []
         self._tokens = workload.sequence_tokens
         self._config = config
         self._on_progress = on_progress
+        self._is_on_chain = is_on_chain
+        self._run_state: RunState | None = None
         self._states: dict[bytes, ClientState] = {}
         self._closed = self._furthest = self._given_up = 0
         self._place: Place | None = None
@@ -113,6 +118,8 @@ class Recorder:
         place = (state.progress.epoch, state.current.height)
         if self._place is None or self._place[0] != place[0]:
             self._epoch_since = trio.current_time()
+        if self._is_on_chain:
+            self._tell_state(state)
         if state.in_round and place != self._place:
             self._place = place
             self._tell_members(state)
@@ -121,6 +128,18 @@ class Recorder:
         closed = max(0, state.progress.step - 1)
         self._given_up += max(0, self._closed - closed)
         self._closed, self._furthest = closed, max(closed, self._furthest)
+
+    def _tell_state(self, state: Coordinator) -> None:
+        """Write a new state to the log, as a server does."""
+        if state.run_state is self._run_state:
+            return
+        self._run_state = state.run_state
+        self.world.note(
+            kinds.StateChanged(
+                epoch=state.progress.epoch, height=state.current.height, run_state=state.run_state,
+                step=state.progress.step, members=get_healthy(state).bit_count(),
+            )
+        )  # fmt: skip
 
     def _tell_members(self, state: Coordinator) -> None:
         """Write to the log which members a round began with, and how many tokens it hands out."""

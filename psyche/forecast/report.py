@@ -7,6 +7,7 @@ from psyche.analysis.accounts import Accounts, NodeAccount, What
 from psyche.analysis.summary import COLUMN_NAMES, COLUMNS, compute_shares, format_percent, format_times, get_round_json
 from psyche.analysis.tally import sort_nodes
 from psyche.config.profile import ClassTable
+from psyche.forecast.chain_costs import build_chain_json, format_chain
 from psyche.forecast.obstacle import describe_obstacle
 from psyche.forecast.play import Forecast
 from psyche.forecast.question import Question
@@ -49,6 +50,7 @@ def format_question(question: Question) -> str:
                 f"{format_bytes(work.weights_bytes) if work.parameters else 'nothing of size'} (float32) from others; "
                 "all transfers of a machine share its line"
             ),
+            *([format_chain(question.chain)] if question.chain is not None else []),
         ]
     )
 
@@ -144,11 +146,12 @@ def get_class_name(question: Question, name: str) -> str:
 def describe_bound(forecast: Forecast, kind: str, who: str) -> str:
     """Describe what a round waited for, with the class of the machine."""
     limit = forecast.question.config.max_round_train_time
+    nobody = "nobody missing" if forecast.question.chain is None else "all had trained, reports were on their way"
     return {
         "training": f"training of class {who}",
         "transfer": f"payloads of class {who}",
         "patience": f"members that were too slow or away ({who})",
-        "limit": f"max_round_train_time, {limit} s ({who or 'nobody'} missing)",
+        "limit": f"max_round_train_time, {limit} s ({f'{who} missing' if who else nobody})",
     }.get(kind, "messages alone")
 
 
@@ -221,12 +224,17 @@ def format_defects(forecast: Forecast) -> str:
     return "\n".join([head, *outcome.last, *(f"violated {one}" for one in found)])
 
 
-def build_json(forecast: Forecast) -> dict[str, Any]:
-    """All figures as plain data: seconds, bytes, tokens, shares from 0 to 1."""
+def build_json(forecast: Forecast, with_server: Forecast | None = None) -> dict[str, Any]:
+    """All figures as plain data: seconds, bytes, tokens, lamports, shares from 0 to 1.
+
+    `with_server` is the same run with a server, if it was played to see what the chain costs.
+    """
     question, accounts = forecast.question, forecast.accounts
     return {
         "run": question.run.run_id,
         "seed": question.seed,
+        "backend": "tcp" if question.chain is None else "solana",
+        "chain": build_chain_json(forecast, with_server),
         "clients": question.clients,
         "members_of_rounds": len(forecast.members),
         "classes": {one.name: count for one, count in zip(question.classes, question.counts, strict=True)},

@@ -12,6 +12,7 @@ from typing import Final
 
 from psyche.analysis.accounts import What
 from psyche.analysis.summary import format_percent
+from psyche.config.rules import CONFIRMATION_S
 from psyche.core.state.state import Config
 from psyche.forecast.obstacle import estimate_slowest_s
 from psyche.forecast.play import Forecast, play
@@ -25,6 +26,7 @@ MAX_TRIED: Final = 6
 GAIN: Final = 0.03  # smaller differences are noise
 WORTH: Final = 0.15  # loss of speed that a trade-off may cost if it saves most lost samples
 HEADROOM: Final = 1.25  # over the slowest training
+CONFIRMATIONS: Final = 3  # that round_witness_time has room for on a chain
 GOOD_SHARE: Final = 0.97
 LIMITS: Final[Mapping[str, int]] = {"max_round_train_time": 1 << 32, "global_batch_size_end": 0xFFFF}
 Answer = Callable[[Question], Forecast]
@@ -95,6 +97,7 @@ def _change(question: Question, text: str, caution: str = "", **changes: int) ->
 def _iter_times(forecast: Forecast) -> Iterator[Idea]:
     """Propose other time limits, if they cut members off or make all wait for a few."""
     question, config = forecast.question, forecast.question.config
+    yield from _iter_witness_times(question)
     slowest_s = estimate_slowest_s(question)
     wanted_s = math.ceil(HEADROOM * slowest_s)
     if forecast.cut_offs and wanted_s > config.max_round_train_time:
@@ -109,6 +112,16 @@ def _iter_times(forecast: Forecast) -> Iterator[Idea]:
     if not config.straggler_percent and waits & {"limit", "patience"}:
         usual = Config().straggler_percent
         yield _change(question, f"straggler_percent = {usual} instead of 0", straggler_percent=usual)
+
+
+def _iter_witness_times(question: Question) -> Iterator[Idea]:
+    """Propose time for reports that are seen late, as they are on a chain."""
+    if question.chain is None:
+        return
+    now_s = question.config.round_witness_time
+    wanted_s = math.ceil(CONFIRMATIONS * max(CONFIRMATION_S, question.chain.lag_max_s))
+    if now_s < wanted_s:
+        yield _change(question, f"round_witness_time = {wanted_s} instead of {now_s}", round_witness_time=wanted_s)
 
 
 def _iter_settings(forecast: Forecast) -> Iterator[Idea]:

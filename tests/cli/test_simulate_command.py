@@ -74,12 +74,31 @@ def test_a_run_is_played_and_everything_is_written(
     assert not json.loads((tmp_path / "s.json").read_text())["stand_in"]
 
 
+def test_a_run_on_a_chain_is_played_with_what_it_costs(profile: Path, tmp_path: Path) -> None:
+    figures, picture, events = tmp_path / "f.json", tmp_path / "p.png", tmp_path / "e.jsonl"
+    result = run(
+        *BASE, "--profile", profile, "--no-suggestions", "--backend", "solana", "--json", figures, "--picture", picture,
+        "--events", events,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    for part in (
+        "\non a chain: slots of 400 ms", "\nwarning: config.round_witness_time 1 s: on", "\nwarning: bootstrap: ",
+        "3 rounds in", "are the chain's: with a server it is", "a member pays for",
+    ):  # fmt: skip
+        assert part in result.output
+    chain = json.loads(figures.read_text())["chain"]
+    assert chain["round_s"] > chain["of_chain_s"] > chain["server_round_s"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "3 rounds in" in run("trace", events, "--summary").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ((*BASE, "--profile", "p.toml", "--node", "a", "--from", "3"), "--node, --from: no effect without --replay"),
         (("simulate", "--replay", "3", "--seed", "4", "--events", "e"), "--seed, --events: no effect with --replay"),
         (("simulate", "--replay", "3", "--no-suggestions"), "--no-suggestions: no effect with --replay"),
+        (("simulate", "--replay", "3", "--backend", "solana"), "--backend: no effect with --replay"),
         (("trace", "e.jsonl", "--summary", "--kind", "applied"), "--kind: no effect on figures of a whole run"),
         (("trace", "e.jsonl", "--picture", "p.png", "--all-kinds"), "--all-kinds: no effect on figures"),
     ],

@@ -26,7 +26,7 @@ def explain(folder: Path, *tables: dict[str, str]) -> str:
 @pytest.mark.parametrize("name", ["home.toml", "datacenter.toml"])
 def test_the_samples_can_be_read(name: str) -> None:
     path = ROOT / "config" / "profiles" / name
-    assert sum(get_counts(load_profile(path), 64, path)) == 64
+    assert sum(get_counts(load_profile(path).classes, 64, path)) == 64
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,30 @@ def test_a_broken_rule_is_told_with_file_line_key_and_what_would_be_right(
     assert text.startswith(f"{tmp_path / 'profile.toml'}:")
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("slot_ms = 0", "chain.slot_ms: is 0, at least 10.0 -> length of a slot"),
+        ("skipped_percent = 100", "chain.skipped_percent: is 100, must be below 100"),
+        ("endpoints = 17", "chain.endpoints: is 17, at most 16"),
+        ("lag_min_s = 4.0", "chain: lag_min_s must be at most lag_max_s"),
+        ("slot_ms = 20", "chain: lag_max_s must be at most 100 slots, or transactions expire before they land"),
+        ("lamports = 5", "chain.lamports: unknown key"),
+    ],
+)
+def test_a_chain_that_could_not_be_played_is_refused(change: str, told: str, tmp_path: Path) -> None:
+    path = write(tmp_path, LINES)
+    path.write_text(f"{path.read_text()}\n[chain]\n{change}\n")
+    with pytest.raises(ConfigProblems) as found:
+        load_profile(path)
+    assert told in str(found.value)
+
+
+def test_without_a_chain_in_the_profile_a_public_one_is_assumed(tmp_path: Path) -> None:
+    chain = load_profile(write(tmp_path, LINES)).chain
+    assert (chain.slot_ms, chain.lamports_per_signature) == (400.0, 5_000)
+
+
 def test_two_classes_of_one_name_are_refused(tmp_path: Path) -> None:
     assert "two classes are called 'home'" in explain(tmp_path, LINES, LINES)
 
@@ -61,7 +85,7 @@ def count(folder: Path, clients: int, *parts: tuple[str, str]) -> list[int]:
     for number, (key, value) in enumerate(parts):
         tables.append({k: v for k, v in LINES.items() if k != "share"} | {"name": f'"c{number}"', key: value})
     path = write(folder, *tables)
-    return get_counts(load_profile(path), clients, path)
+    return get_counts(load_profile(path).classes, clients, path)
 
 
 def test_shares_are_of_those_without_a_count(tmp_path: Path) -> None:

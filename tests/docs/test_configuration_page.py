@@ -158,8 +158,8 @@ def test_the_examples_of_the_other_files_load(tmp_path: Path) -> None:
     (data,) = EXAMPLE.findall(read_block("data.toml"))
     loaded = load_data(write(tmp_path, "data.toml", data))
     assert (loaded.sequence_length, loaded.token_size_bytes) == (512, 2)
-    (profile,) = EXAMPLE.findall(read_block("profile.toml"))
-    (one,) = load_profile(write(tmp_path, "profile.toml", profile))
+    profile = "\n".join(EXAMPLE.findall(read_block("profile.toml")))
+    (one,) = load_profile(write(tmp_path, "profile.toml", profile)).classes
     assert (one.name, one.share) == ("gaming PC", 1.0)
 
 

@@ -38,7 +38,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_every_command_of_the_page_runs(outputs: dict[str, str]) -> None:
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 6
     assert all(outputs[command] for command in COMMANDS)
     assert int(outputs["picture"]) > 10_000
 
@@ -60,8 +60,16 @@ def test_what_the_page_says_of_its_example_holds(outputs: dict[str, str]) -> Non
     assert tried[0] in TEXT
 
 
-def test_every_kind_of_fault_is_named() -> None:
-    from psyche.sim.faults import KINDS
+def test_what_the_page_says_of_a_run_on_a_chain_holds(outputs: dict[str, str]) -> None:
+    (command,) = [one for one in COMMANDS if "--backend solana" in one]
+    lines = outputs[command].splitlines()
+    costs = [line for line in lines if line.startswith(("median round", "a round  ", "the run, 4999 steps"))]
+    assert len(costs) == 3
+    assert all(line in TEXT for line in costs)
 
-    for kind in KINDS:
+
+def test_every_kind_of_fault_is_named() -> None:
+    from psyche.sim.chain_faults import ALL_KINDS
+
+    for kind in ALL_KINDS:
         assert kind in TEXT

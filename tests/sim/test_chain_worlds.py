@@ -171,15 +171,15 @@ def test_a_plan_of_a_run_on_a_chain_is_the_same_after_it_was_written_and_read() 
     ("scenario", "message"),
     [
         (Scenario(home="moon"), "home is 'moon', must be one of tcp, chain"),
-        (Scenario(faults=(ChainHalt(for_s=1.0),)), 'chain_halt: only a run with home = "chain" has a chain'),
+        (Scenario(faults=(ChainHalt(for_s=1.0),)), "chain_halt: needs a run on a chain, this one is on a server"),
         (
             build_on_chain(1, LostAnswer(who=("all",), for_s=1.0)),
-            'lost_answer: a run with home = "chain" has no server',
+            "lost_answer: a run on a chain has no server",
         ),
-        (build_on_chain(1, Kill(who=("server",))), 'kill: a run with home = "chain" has no server'),
+        (build_on_chain(1, Kill(who=("server",))), "kill: a run on a chain has no server"),
         (
             build_on_chain(1, Partition(groups=(("server",), ("all",)), for_s=1.0)),
-            'partition: a run with home = "chain" has no server',
+            "partition: a run on a chain has no server",
         ),
         (build_on_chain(1, EndpointFault(who=("all",), is_down=True)), "for_s is 0.0, must be above 0"),
         (build_on_chain(1, EndpointFault(who=("all",), for_s=1.0)), "at least one must be set"),

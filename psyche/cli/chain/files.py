@@ -6,7 +6,7 @@ from pathlib import Path
 from psyche.backends.solana.founding import ENTROPY_DELAY
 from psyche.cli.helpers.owners import say
 from psyche.config.load import LoadedRun, load_run
-from psyche.config.rules import find_chain_problems, find_chain_warnings, find_unsupported
+from psyche.config.rules import find_address_warnings, find_chain_problems, find_chain_warnings, find_unsupported
 from psyche.core.state.state import ZERO32
 from psyche.errors import ConfigError
 from psyche.server.run import NOT_ON_RECORD, find_first_weights
@@ -36,11 +36,7 @@ def load_chain_run(path: Path) -> LoadedRun:
     if problems := [*find_unsupported(file.model, file.config), *find_chain_problems(file.model)]:
         raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in problems))
     file = replace(file, config=replace(file.config, entropy_delay=file.config.entropy_delay or ENTROPY_DELAY))
-    for warning in find_chain_warnings(file.config, file.warnings):
+    warnings = find_chain_warnings(file.config, file.warnings)
+    for warning in (*warnings, *find_address_warnings(file.config, file.bootstrap)):
         say(f"warning: {warning}")
-    if not file.bootstrap and file.config.init_min_clients > 1:  # no server keeps a book of addresses
-        say(
-            "warning: bootstrap: no address is on record, so clients do not find each other: name one that is always "
-            "there, or start each client with --bootstrap"
-        )
     return file

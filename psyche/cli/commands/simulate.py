@@ -10,6 +10,7 @@ import typer
 
 from psyche.cli.helpers.common import ending_on_sigterm
 from psyche.cli.helpers.outputs import Output, Speaker, check_target, write_outputs
+from psyche.testnet.settings import HomeKind
 
 if TYPE_CHECKING:
     from psyche.analysis.accounts import Accounts
@@ -26,6 +27,8 @@ EXAMPLES = (
     "    --parameters 1e9 --no-suggestions --picture run.png",
     "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",
     "    --faults plan.toml --no-suggestions --json f.json --events run.jsonl",
+    "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",
+    "    --backend solana --no-suggestions",
     "psyche simulate --replay 4711 --kind decided   # a seed of the tests",
 )
 TRACE_EXAMPLES = (
@@ -50,11 +53,15 @@ AllKinds = Annotated[
 Picture = Annotated[
     Path | None, typer.Option(help="Draw who trained, waited, fetched and was cut off, as a PNG; needs matplotlib.")
 ]
+Backend = Annotated[
+    HomeKind,
+    typer.Option(help="What keeps the run: tcp, a server; solana, a chain as the profile's [chain] describes it."),
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
 FILTERS: Final = ("node", "kind", "from_s", "to_s", "height", "all_kinds")
 QUESTION: Final = (
-    "state", "clients", "profile", "faults", "rounds", "seed", "parameters", "model", "no_suggestions", "picture",
-    "json_file", "events",
+    "state", "clients", "profile", "backend", "faults", "rounds", "seed", "parameters", "model", "no_suggestions",
+    "picture", "json_file", "events",
 )  # fmt: skip
 
 
@@ -66,11 +73,10 @@ def simulate(
     profile: Annotated[
         Path | None, typer.Option(help="The machines: a TOML file of classes, as in config/profiles/home.toml.")
     ] = None,
+    backend: Backend = HomeKind.tcp,
     faults: Annotated[
         Path | None,
-        typer.Option(
-            help="What goes wrong: a TOML file of [[fault]] tables; at_s counts from the start of the server."
-        ),
+        typer.Option(help="What goes wrong: a TOML file of [[fault]] tables; at_s counts from the start of the run."),
     ] = None,
     rounds: Annotated[
         int,
@@ -105,9 +111,10 @@ def simulate(
 ) -> None:
     """Play a run in simulated time, before it begins.
 
-    The real clients and the real server run; only training, lines and disks are simulated, with the times of
-    your machines and the payload sizes of your model. Shows how long rounds take and what they wait for, what
-    is lost and who is dropped, and proposes settings that were better when they were tried.
+    The real clients and the real server run, and with --backend solana their real way to a chain; only training,
+    lines, disks and the chain are simulated, with the times of your machines and the payload sizes of your model.
+    Shows how long rounds take and what they wait for, what is lost, who is dropped and what a chain costs, and
+    proposes settings that were better when they were tried.
 
     Exit code 1 where the run would stand still or learn nothing, where the replayed scenario breaks a promise, and
     after any error, which is a line on stderr; 2 for options that do not exist; 130 after Ctrl-C, 143 after SIGTERM.
@@ -122,7 +129,7 @@ def simulate(
     _refuse_unused(ctx, FILTERS, "without --replay; write --events and look at them with psyche trace")
     if state is None or profile is None:
         raise ConfigError("psyche simulate: needs --state and --profile, or --replay")
-    question = _read_question(state, clients, profile, faults, rounds, seed, parameters, model)
+    question = _read_question(state, clients, profile, backend, faults, rounds, seed, parameters, model)
     _check_outputs(picture, json_file, events)
     with ending_on_sigterm():
         is_well = _foretell(question, parameters, model, picture, json_file, events, suggest=not no_suggestions)
@@ -135,8 +142,10 @@ def _foretell(
 ) -> bool:  # fmt: skip
     """Simulate, print and write the results; return whether the run makes progress and all output was written."""
     say = Speaker()
-    forecast, suggestions = _answer(say, question, parameters, model, keep=events is not None, suggest=suggest)
-    is_written = _write(say, forecast, suggestions, picture, json_file, events)
+    forecast, with_server, suggestions = _answer(
+        say, question, parameters, model, keep=events is not None, suggest=suggest
+    )
+    is_written = _write(say, forecast, with_server, suggestions, picture, json_file, events)
     say.check()
     return is_written and not forecast.stood_still and not forecast.came_to_nothing
 
@@ -155,8 +164,8 @@ def _refuse_unused(ctx: typer.Context, names: tuple[str, ...], where: str) -> No
 
 
 def _read_question(
-    state: Path, clients: int, profile: Path, faults: Path | None, rounds: int, seed: int, parameters: str,
-    model: Path | None,
+    state: Path, clients: int, profile: Path, backend: HomeKind, faults: Path | None, rounds: int, seed: int,
+    parameters: str, model: Path | None,
 ) -> "Question":  # fmt: skip
     from psyche.config.load import load_run
     from psyche.config.profile import get_counts, load_profile
@@ -164,7 +173,8 @@ def _read_question(
     from psyche.forecast.question import Question, check_question
     from psyche.forecast.workload import compute_workload
 
-    run, classes = load_run(state), load_profile(profile)
+    run, machines = load_run(state), load_profile(profile)
+    classes, chain = machines.classes, machines.chain if backend is HomeKind.solana else None
     question = Question(
         run=run,
         workload=compute_workload(run, parameters=parse_parameters(parameters), model_config=model),
@@ -172,7 +182,8 @@ def _read_question(
         counts=tuple(get_counts(classes, clients, profile)),
         rounds=rounds,
         seed=seed,
-        faults=load_faults(faults, clients) if faults is not None else (),
+        faults=load_faults(faults, clients, chain) if faults is not None else (),
+        chain=chain,
     )
     check_question(question)
     return question
@@ -206,20 +217,35 @@ def _check_outputs(picture: Path | None, json_file: Path | None, events: Path | 
 
 def _answer(
     say: Speaker, question: "Question", parameters: str, model: Path | None, *, keep: bool, suggest: bool
-) -> "tuple[Forecast, list[Suggestion]]":
+) -> "tuple[Forecast, Forecast | None, list[Suggestion]]":
+    from psyche.forecast.chain_costs import find_cautions
     from psyche.forecast.report import format_defects, format_forecast, format_question
 
-    say("\n".join([format_question(question), *describe_length(question)]) + "\n")
+    cautions = [f"warning: {text}" for text in find_cautions(question)]
+    say("\n".join([format_question(question), *describe_length(question), *cautions]) + "\n")
     say.check()
     forecast = _play(question, "playing", keep=keep)
     say(format_forecast(forecast))
+    with_server = _compare_homes(say, forecast)
     for told in find_remarks(forecast):
         say(f"\n{told}")
     if defects := format_defects(forecast):
         say(f"\n{defects}")
     if not suggest or forecast.stood_still:
-        return forecast, []
-    return forecast, _suggest(say, forecast, parameters, model)
+        return forecast, with_server, []
+    return forecast, with_server, _suggest(say, forecast, parameters, model)
+
+
+def _compare_homes(say: Speaker, forecast: "Forecast") -> "Forecast | None":
+    """Play a run on a chain with a server too, and say what the chain costs; None with a server."""
+    from psyche.forecast.chain_costs import build_server_question, compute_costs, format_costs
+
+    if forecast.question.chain is None or forecast.stood_still:
+        return None
+    with_server = _play(build_server_question(forecast.question), "playing it with a server")
+    if (costs := compute_costs(forecast, with_server)) is not None:
+        say(f"\n{format_costs(costs, forecast.question)}")
+    return with_server
 
 
 def describe_length(question: "Question") -> list[str]:
@@ -290,14 +316,14 @@ def _suggest(say: Speaker, forecast: "Forecast", parameters: str, model: Path | 
 
 
 def _write(
-    say: Speaker, forecast: "Forecast", suggestions: "list[Suggestion]", picture: Path | None,
-    json_file: Path | None, events: Path | None,
+    say: Speaker, forecast: "Forecast", with_server: "Forecast | None", suggestions: "list[Suggestion]",
+    picture: Path | None, json_file: Path | None, events: Path | None,
 ) -> bool:  # fmt: skip
     from psyche.forecast.play import build_log
     from psyche.forecast.report import build_json
 
     question = forecast.question
-    found = build_json(forecast)
+    found = build_json(forecast, with_server)
     found["remarks"], found["obstacle"] = find_remarks(forecast), forecast.obstacle
     found["suggestions"] = [
         {

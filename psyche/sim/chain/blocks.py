@@ -54,6 +54,11 @@ class Transaction:
         """The key in whose name the messages are."""
         return self.signers[0]
 
+    @property
+    def paid_signatures(self) -> int:
+        """How many signatures the wallet pays for: those of evidence, which the chain checks, are among them."""
+        return len(set(self.signers)) + len(self.evidence or ())
+
 
 @dataclass(frozen=True, slots=True)
 class TransactionStatus:
@@ -90,7 +95,7 @@ class ChainBlock:
     raw: bytes
     has_changed: bool
     effects: tuple[Effect, ...] = ()
-    landed: tuple[bytes, ...] = ()  # the signatures of its transactions, refused ones too
+    landed: tuple[Transaction, ...] = ()  # refused ones too
 
 
 @dataclass(slots=True)
@@ -155,7 +160,7 @@ class Blockchain:
             return None
         effects: list[Effect] = []
         waiting, self._pending = self._pending, {}
-        landed = [one.signature for one in waiting.values() if self._execute(one, effects)]
+        landed = [one for one in waiting.values() if self._execute(one, effects)]
         raw = encode_state(self.state) if effects else self.newest.raw
         block = self._add_block(now_s, raw, tuple(effects), tuple(landed))
         for notify in tuple(self.on_block):
@@ -163,7 +168,7 @@ class Blockchain:
         return block
 
     def _add_block(
-        self, now_s: float, raw: bytes, effects: tuple[Effect, ...], landed: tuple[bytes, ...] = ()
+        self, now_s: float, raw: bytes, effects: tuple[Effect, ...], landed: tuple[Transaction, ...] = ()
     ) -> ChainBlock:
         last = self.newest if self.blocks else None
         height = 0 if last is None else last.height + 1

@@ -13,10 +13,7 @@ from psyche.errors import PsycheError
 from psyche.sim.chain.blocks import Blockchain, ChainBlock, Transaction, TransactionStatus
 from psyche.sim.chain.conditions import ChainConditions
 
-ANSWER_S: Final = 0.05  # a request and its answer, at least
-ANSWER_SPREAD_S: Final = 0.1
 TIMEOUT_S: Final = 2.0  # after which a request to an endpoint that is down counts as failed
-PUSH_SPREAD_S: Final = 0.2
 FORK_SHIFT_S: Final = 1
 
 
@@ -116,7 +113,7 @@ class SimulatedEndpoint:
         if self.is_down:
             await trio.sleep(TIMEOUT_S)
             raise EndpointFailed(f"{self.name}: no answer within {TIMEOUT_S:.0f} s")
-        await trio.sleep(ANSWER_S + ANSWER_SPREAD_S * self.rng.random())
+        await trio.sleep(self.conditions.answer_s * (0.5 + self.rng.random()))
         if self._happens(*(one.throttled for one in self.troubles)):
             raise EndpointFailed(f"{self.name}: 429 Too Many Requests")
         return self.get_block()
@@ -152,7 +149,7 @@ class SimulatedEndpoint:
 
     def compute_push_s(self, block: ChainBlock) -> float:
         """When this endpoint's push of a block's account arrives."""
-        return block.made_s + self.delay_s + PUSH_SPREAD_S * self.rng.random()
+        return block.made_s + self.delay_s + 2 * self.conditions.answer_s * self.rng.random()
 
 
 def _build_fork(raw: bytes) -> bytes:

@@ -5,8 +5,17 @@ from dataclasses import dataclass, field
 
 import trio
 
-from psyche.core.state.messages import Message, WarmupWitness, WitnessMessage
+from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
 from psyche.sim.chain.blocks import ChainBlock, Transaction
+from psyche.wire.crypto import blake3_hash
+
+
+@dataclass(slots=True)
+class Paid:
+    """What a wallet paid for."""
+
+    transactions: int = 0
+    signatures: int = 0
 
 
 @dataclass(slots=True)
@@ -20,6 +29,8 @@ class ChainFacts:
         resent: how often a transaction was sent again as it was.
         orphans: the number of transactions that landed after their sender had given up or died.
         effects: how often each witness message and each word on weights took effect, by what makes it the same.
+        names: the client of each wallet.
+        in_rounds, outside: by client, what it paid for in rounds, and for joins and between rounds.
     """
 
     behind_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -28,37 +39,51 @@ class ChainFacts:
     resent: int = 0
     orphans: int = 0
     effects: Counter[tuple[object, ...]] = field(default_factory=Counter[tuple[object, ...]])
-    _changes: list[tuple[float, bytes]] = field(default_factory=list[tuple[float, bytes]])  # when each account was new
-    _places: dict[bytes, int] = field(default_factory=dict[bytes, int])  # of an account in that list
+    names: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    in_rounds: dict[str, Paid] = field(default_factory=dict[str, Paid])
+    outside: dict[str, Paid] = field(default_factory=dict[str, Paid])
+    _changes: list[float] = field(default_factory=list[float])  # when each account was new
+    _places: dict[bytes, int] = field(default_factory=dict[bytes, int])  # of an account, by its hash, in that list
     _seen: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # (life, place) of a client
     _begun: dict[bytes, float] = field(default_factory=dict[bytes, float])  # when a transaction was first sent
     _given_up: set[bytes] = field(default_factory=set[bytes])
 
-    def take_block(self, block: ChainBlock) -> None:
-        """Take a block."""
+    def take_block(self, block: ChainBlock, *, is_in_round: bool) -> None:
+        """Take a block; `is_in_round`: the run was in a round before it."""
         if block.has_changed:
-            self._places[block.raw] = len(self._changes)
-            self._changes.append((block.made_s, block.raw))
+            self._places[blake3_hash(block.raw)] = len(self._changes)
+            self._changes.append(block.made_s)
         for effect in block.effects:
             key = _get_key(effect.message)
             if key is not None:
                 self.effects[key] += 1
-        for signature in block.landed:
-            begun_s = self._begun.pop(signature, None)
+        for transaction in block.landed:
+            self._count_payment(transaction, is_in_round=is_in_round)
+            begun_s = self._begun.pop(transaction.signature, None)
             if begun_s is not None:
                 self.landed += 1
-                self.orphans += signature in self._given_up
-                if signature not in self._given_up:
+                self.orphans += transaction.signature in self._given_up
+                if transaction.signature not in self._given_up:
                     self.sending_s = max(self.sending_s, block.made_s - begun_s)
+
+    def _count_payment(self, transaction: Transaction, *, is_in_round: bool) -> None:
+        """A refused transaction costs as much as any other."""
+        name = self.names.get(transaction.wallet)
+        if name is None:
+            return  # the owner's
+        is_of_round = is_in_round and not any(isinstance(one, Join) for one in transaction.messages)
+        paid = (self.in_rounds if is_of_round else self.outside).setdefault(name, Paid())
+        paid.transactions += 1
+        paid.signatures += transaction.paid_signatures
 
     def note_shown(self, name: str, life: int, raw: bytes) -> None:
         """A client's process is shown an account."""
-        place = self._places.get(raw)
+        place = self._places.get(blake3_hash(raw))
         if place is None:
             return
         former_life, former = self._seen.get(name, (0, 0))
         if former_life == life and former + 1 < len(self._changes) and former < place:
-            behind_s = trio.current_time() - self._changes[former + 1][0]
+            behind_s = trio.current_time() - self._changes[former + 1]
             self.behind_s[name] = max(behind_s, self.behind_s.get(name, 0.0))
         self._seen[name] = (life, place)
 

@@ -16,7 +16,7 @@ from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Message
 from psyche.core.state.state import Coordinator
 from psyche.network.memory.line import Arrivals
-from psyche.sim.chain.blocks import Blockchain
+from psyche.sim.chain.blocks import Blockchain, ChainBlock
 from psyche.sim.chain.endpoints import SimulatedEndpoint
 from psyche.sim.chain.facts import ChainFacts
 from psyche.sim.chain.link import SimulatedLink
@@ -56,7 +56,7 @@ class ChainHome:
         )
         self.shadow = ChainShadow(on_record, encode_state(state), START_UNIX)
         self.facts = ChainFacts()
-        self.chain.on_block += [self.shadow.take_block, self.facts.take_block]
+        self.chain.on_block.append(self._take_block)
         self._arrivals = Arrivals()
         self._endpoints: dict[str, list[SimulatedEndpoint]] = {}
 
@@ -75,9 +75,10 @@ class ChainHome:
         self._world.spawn(self._make_blocks)
 
     def add_machine(self, name: str, key: bytes) -> None:
-        """Give a client its endpoints."""
+        """Give a client its endpoints and its wallet."""
         del key
         self._endpoints[name] = self._build_endpoints(name)
+        self.facts.names[self._make_wallet(name)] = name
 
     def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
         """A client's endpoint of this number, from 1 on; 0: all of them."""
@@ -104,7 +105,7 @@ class ChainHome:
 
     @asynccontextmanager
     async def _open(self, caller: Caller, decode: Callable[[bytes], Coordinator]) -> AsyncIterator[SolanaBackend]:
-        wallet = build_machine_identity(self._world.scenario.seed, f"{caller.name} wallet").public
+        wallet = self._make_wallet(caller.name)
 
         def show(raw: bytes) -> Coordinator:
             self.facts.note_shown(caller.name, caller.life, raw)
@@ -122,6 +123,9 @@ class ChainHome:
             ) as backend:
                 yield backend
             nursery.cancel_scope.cancel()
+
+    def _make_wallet(self, name: str) -> bytes:
+        return build_machine_identity(self._world.scenario.seed, f"{name} wallet").public
 
     def _build_link(self, name: str, wallet: bytes, session: bytes) -> SimulatedLink:
         return SimulatedLink(self.chain, self._endpoints[name], wallet, session, self._arrivals, self.facts)
@@ -145,6 +149,11 @@ class ChainHome:
             self._move_clock(self._rng)
             now_s = trio.current_time()
             self.chain.produce(now_s, START_UNIX + int(now_s - self._clock_lag_s))
+
+    def _take_block(self, block: ChainBlock) -> None:
+        is_in_round = self.shadow.state.in_round
+        self.shadow.take_block(block)
+        self.facts.take_block(block, is_in_round=is_in_round)
 
     def _move_clock(self, rng: random.Random) -> None:
         lag_s = self._clock_lag_s + rng.uniform(-CLOCK_STEP_S, CLOCK_STEP_S)

@@ -179,7 +179,7 @@ def check_scenario(scenario: Scenario) -> None:
     check_within("chain", _check_chain, scenario.chain)
     for number, fault in enumerate(scenario.faults):
         check_within(f"fault[{number}]", check_fault, fault, scenario.clients)
-        check_within(f"fault[{number}]", _check_place, fault, scenario)
+        check_within(f"fault[{number}]", check_home_of_fault, fault, scenario.home, scenario.chain.endpoints)
     for number, liar in enumerate(scenario.byzantine):
         check_within(f"byzantine[{number}]", _check_byzantine, liar, scenario.clients)
     check_within("config", _check_config, scenario)
@@ -196,17 +196,20 @@ def _check_chain(chain: ChainConditions) -> None:
         _require(share < 1, name, share, "below 1, or nothing ever lands")
 
 
-def _check_place(fault: Fault, scenario: Scenario) -> None:
-    """Check that a fault can happen in the home of the run."""
-    if scenario.home == CHAIN:
+def check_home_of_fault(fault: Fault, home: str, endpoints: int) -> None:
+    """Check that a fault can happen in the home of the run, where each client knows so many endpoints.
+
+    Raises:
+        ConfigError: naming the fault and what the home lacks.
+    """
+    if home == CHAIN:
         named = [*getattr(fault, "who", ()), *(one for group in getattr(fault, "groups", ()) for one in group)]
         if isinstance(fault, WITH_SERVER) or "server" in named:
-            raise ConfigError(f'{fault.kind}: a run with home = "chain" has no server')
+            raise ConfigError(f"{fault.kind}: a run on a chain has no server")
     elif fault.kind in CHAIN_KINDS:
-        raise ConfigError(f'{fault.kind}: only a run with home = "chain" has a chain')
+        raise ConfigError(f"{fault.kind}: needs a run on a chain, this one is on a server")
     if isinstance(fault, EndpointFault):
-        most = scenario.chain.endpoints
-        _require(fault.endpoint <= most, "endpoint", fault.endpoint, f"1 to {most}, or 0 for all")
+        _require(fault.endpoint <= endpoints, "endpoint", fault.endpoint, f"1 to {endpoints}, or 0 for all")
         if not any(getattr(fault, name) for name in TROUBLES):
             raise ConfigError(f"{', '.join(TROUBLES)}: at least one must be set, or the fault has no effect")
 

@@ -1,0 +1,163 @@
+"""What it costs to keep a forecast run on a chain: time of each round, transactions and fees."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, Final
+
+from psyche.config.profile import ChainTable
+from psyche.config.rules import find_address_warnings, find_chain_warnings
+from psyche.core.state.state import Config
+from psyche.forecast.play import Forecast
+from psyche.forecast.question import Question
+from psyche.sim.chain.facts import ChainFacts, Paid
+from psyche.sim.chain_faults import CHAIN_KINDS
+from psyche.telemetry.text import format_number, format_seconds, format_table
+
+LAMPORTS_PER_SOL: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Fees:
+    """What a member pays, on average."""
+
+    transactions: float
+    signatures: float
+    lamports: float
+
+    def add(self, other: "Fees", times: float) -> "Fees":
+        """These and so many times the others."""
+        return Fees(
+            self.transactions + times * other.transactions,
+            self.signatures + times * other.signatures,
+            self.lamports + times * other.lamports,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCosts:
+    """What a chain costs.
+
+    Args:
+        round_s, server_round_s: median times of a round, here and in the same run with a server; 0: not known.
+        landed: the number of transactions that landed, whether they took effect or were refused.
+        resent: how often a transaction was sent again.
+        per_round: what a member pays for a round.
+        per_epoch: for an epoch of full length, with join, Warmup and the drain.
+        whole: for all steps of the run.
+    """
+
+    round_s: float
+    server_round_s: float
+    landed: int
+    resent: int
+    per_round: Fees
+    per_epoch: Fees
+    whole: Fees
+
+    @property
+    def of_chain_s(self) -> float:
+        """Seconds of a round that are the chain's."""
+        return max(0.0, self.round_s - self.server_round_s)
+
+
+def build_server_question(question: Question) -> Question:
+    """The same run with a server, without the faults of the chain."""
+    return replace(question, chain=None, faults=tuple(one for one in question.faults if one.kind not in CHAIN_KINDS))
+
+
+def compute_costs(forecast: Forecast, with_server: Forecast | None = None) -> ChainCosts | None:
+    """Compute what the chain costs; None with a server, or if no round was finished."""
+    chain, members = forecast.question.chain, forecast.members
+    rounds = [one.seconds for one in forecast.accounts.data_rounds]
+    if chain is None or not rounds or not members:
+        return None
+    facts: ChainFacts = forecast.outcome.facts["chain"]
+    names = {node.name for node in members}
+    per_round = _share(facts.in_rounds, names, sum(len(node.present) for node in members), chain)
+    joined = sum(len({epoch for epoch, _ in node.present}) for node in members)
+    around = _share(facts.outside, names, joined, chain)
+    length, epochs = count_rounds(forecast)
+    other_s = [one.seconds for one in with_server.accounts.data_rounds] if with_server is not None else []
+    return ChainCosts(
+        round_s=median(rounds), server_round_s=median(other_s) if other_s else 0.0, landed=facts.landed,
+        resent=facts.resent, per_round=per_round, per_epoch=around.add(per_round, length),
+        whole=Fees(0, 0, 0).add(around.add(per_round, length), epochs),
+    )  # fmt: skip
+
+
+def _share(paid: Mapping[str, Paid], names: set[str], parts: int, chain: ChainTable) -> Fees:
+    """What these clients paid, divided into so many parts."""
+    transactions = sum(one.transactions for name, one in paid.items() if name in names) / max(1, parts)
+    signatures = sum(one.signatures for name, one in paid.items() if name in names) / max(1, parts)
+    lamports = signatures * chain.lamports_per_signature + transactions * chain.priority_lamports
+    return Fees(transactions, signatures, lamports)
+
+
+def count_rounds(forecast: Forecast) -> tuple[float, float]:
+    """The rounds of an epoch of full length, those without data too; and the epochs of the whole run."""
+    rounds = forecast.accounts.rounds
+    epochs = len({one.epoch for one in rounds})
+    drains = sum(one.is_drain for one in rounds) / epochs
+    all_with_data = count_steps(forecast.question.config)
+    with_data = forecast.question.config.rounds_per_epoch or len(forecast.accounts.data_rounds) / epochs
+    with_data = min(with_data, all_with_data)
+    return with_data + drains, math.ceil(all_with_data / with_data)
+
+
+def count_steps(config: Config) -> int:
+    """The steps that a run trains: its record begins at the first one."""
+    return max(1, config.total_steps - 1)
+
+
+def find_cautions(question: Question) -> list[str]:
+    """Find what `run create` warns of on a chain; nothing with a server."""
+    if question.chain is None:
+        return []
+    return [*find_chain_warnings(question.config, ()), *find_address_warnings(question.config, question.run.bootstrap)]
+
+
+def format_chain(chain: ChainTable) -> str:
+    """Describe the conditions of a chain."""
+    return (
+        f"on a chain: slots of {chain.slot_ms:g} ms, {chain.skipped_percent:g} % without a block; clients see a block "
+        f"after {chain.lag_min_s:g} to {chain.lag_max_s:g} s; {chain.lost_percent:g} % of transactions are lost"
+        + (f", {chain.late_percent:g} % are late" if chain.late_percent else "")
+    )
+
+
+def format_costs(costs: ChainCosts, question: Question) -> str:
+    """Describe what a chain costs."""
+    part = f"{format_seconds(costs.round_s)}, of which {format_seconds(costs.of_chain_s)} are the chain's: "
+    part += f"with a server it is {format_seconds(costs.server_round_s)}"
+    head = ("a member pays for", "transactions", "signatures", "lamports", "SOL")
+    rows = [
+        _draw_row("a round", costs.per_round),
+        _draw_row("an epoch, with join and Warmup", costs.per_epoch),
+        _draw_row(f"the run, {format_number(count_steps(question.config), 'step')}", costs.whole),
+    ]
+    return "\n".join(
+        [
+            *([f"median round           {part}"] if costs.server_round_s else []),
+            f"transactions           {costs.landed} landed; sent again {format_number(costs.resent, 'time')}",
+            "",
+            format_table(head, rows),
+        ]
+    )
+
+
+def _draw_row(name: str, fees: Fees) -> list[str]:
+    return [
+        name, f"{fees.transactions:.1f}", f"{fees.signatures:.1f}", f"{fees.lamports:,.0f}",
+        f"{fees.lamports / LAMPORTS_PER_SOL:.6f}",
+    ]  # fmt: skip
+
+
+def build_chain_json(forecast: Forecast, with_server: Forecast | None) -> dict[str, Any] | None:
+    """The figures of the chain as plain data; None with a server."""
+    chain, costs = forecast.question.chain, compute_costs(forecast, with_server)
+    if chain is None:
+        return None
+    found: dict[str, Any] = {"assumed": chain.model_dump(), "warnings": find_cautions(forecast.question)}
+    return found if costs is None else found | asdict(costs) | {"of_chain_s": costs.of_chain_s}

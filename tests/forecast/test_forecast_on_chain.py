@@ -1,0 +1,210 @@
+"""What a forecast tells of a run on a chain: what the chain adds to rounds, and what members pay."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from forecast_kit import build_machines, build_question
+
+from psyche.analysis.accounts import read_accounts
+from psyche.analysis.viewer import decode_lines
+from psyche.config.profile import ChainTable
+from psyche.core.state.state import DataLocation, DataLocationKind
+from psyche.errors import ConfigError
+from psyche.forecast.chain_costs import (
+    ChainCosts,
+    build_server_question,
+    compute_costs,
+    count_rounds,
+    find_cautions,
+    format_costs,
+)
+from psyche.forecast.inputs import load_faults
+from psyche.forecast.play import Forecast, build_log, play
+from psyche.forecast.question import Question, build_conditions, build_scenario, check_question, compute_patience_s_of
+from psyche.forecast.report import build_json, describe_bound, format_forecast, format_question
+from psyche.forecast.suggestions import find_ideas
+from psyche.sim.chain.conditions import ChainConditions
+from psyche.sim.chain_faults import ChainHalt, EndpointFault
+from psyche.sim.faults import Kill
+
+ROUNDS = 3
+PRIORITY = 100
+CHAIN = ChainTable(priority_lamports=PRIORITY)
+
+
+def build_chain_question(**changes: object) -> Question:
+    question = build_question((build_machines(), 3), rounds=ROUNDS, round_witness_time=8, total_steps=61)
+    return replace(question, chain=CHAIN, **changes)
+
+
+@pytest.fixture(scope="module")
+def forecast() -> Forecast:
+    return play(build_chain_question(), keep_lines=True)
+
+
+@pytest.fixture(scope="module")
+def with_server(forecast: Forecast) -> Forecast:
+    return play(build_server_question(forecast.question))
+
+
+@pytest.fixture(scope="module")
+def costs(forecast: Forecast, with_server: Forecast) -> ChainCosts:
+    found = compute_costs(forecast, with_server)
+    assert found is not None
+    return found
+
+
+def test_a_run_on_a_chain_is_played_to_its_end_and_loses_nothing(forecast: Forecast) -> None:
+    assert forecast.outcome.violations == []
+    assert len(forecast.accounts.data_rounds) == ROUNDS
+    assert (forecast.lost_samples, forecast.cut_offs, forecast.exits) == (0, 0, [])
+    assert "nobody was dropped" in format_forecast(forecast)
+
+
+def test_the_record_is_what_run_create_would_write(forecast: Forecast) -> None:
+    assert forecast.outcome.state.config.entropy_delay == 4
+
+
+def test_the_same_seed_gives_the_same_run_on_a_chain(forecast: Forecast) -> None:
+    assert play(forecast.question).outcome.digest == forecast.outcome.digest
+
+
+def test_the_log_of_a_run_on_a_chain_gives_the_same_figures(forecast: Forecast) -> None:
+    accounts = read_accounts(decode_lines(build_log(forecast).splitlines()))
+    told = forecast.accounts
+    assert (accounts.tokens, accounts.bounds, accounts.get_sets()) == (told.tokens, told.bounds, told.get_sets())
+    assert accounts.rounds_s == pytest.approx(told.rounds_s)
+    assert accounts.phases["round_witness"] == pytest.approx(told.phases["round_witness"])
+
+
+def test_what_a_chain_adds_to_a_round_is_what_a_server_does_not_need(costs: ChainCosts, with_server: Forecast) -> None:
+    assert with_server.question.chain is None
+    assert costs.of_chain_s == costs.round_s - costs.server_round_s
+    assert costs.round_s > 2 * CHAIN.lag_max_s > costs.server_round_s > 0
+
+
+def test_faults_of_the_chain_are_left_out_with_a_server() -> None:
+    kill = Kill(who=("client-0",), at_s=1.0)
+    question = build_chain_question(faults=(kill, ChainHalt(at_s=1.0, for_s=2.0)))
+    assert build_server_question(question).faults == (kill,)
+
+
+def test_a_member_pays_for_signatures_and_for_being_early(costs: ChainCosts, forecast: Forecast) -> None:
+    one = costs.per_round
+    assert one.signatures >= 1, "a report of each round"
+    assert one.lamports == pytest.approx(5_000 * one.signatures + PRIORITY * one.transactions)
+    rounds, epochs = count_rounds(forecast)
+    assert (rounds, epochs) == (20 + 2, 3), "epochs of full length, with two rounds without data"
+    around = costs.per_epoch.signatures - rounds * one.signatures
+    assert around >= 3, "a join signed by two keys, and a word on the weights"
+    assert costs.whole.lamports == pytest.approx(epochs * costs.per_epoch.lamports)
+
+
+def test_all_that_landed_was_paid_by_somebody(forecast: Forecast) -> None:
+    facts = forecast.outcome.facts["chain"]
+    paid = [*facts.in_rounds.values(), *facts.outside.values()]
+    assert sum(one.transactions for one in paid) == facts.landed
+    assert sum(one.signatures for one in paid) == facts.landed + 3, "three joins have two signatures"
+
+
+def test_the_answer_says_what_the_chain_costs(costs: ChainCosts, forecast: Forecast, with_server: Forecast) -> None:
+    text = format_costs(costs, forecast.question)
+    for part in ("are the chain's: with a server it is", "landed; sent again", "a member pays for", "\na round "):
+        assert part in text
+    assert "on a chain: slots of 400 ms, 5 % without a block; clients see a block after 0.4 to 3 s; 5 % of" in (
+        format_question(forecast.question)
+    )
+    found = build_json(forecast, with_server)
+    assert (found["backend"], found["chain"]["of_chain_s"]) == ("solana", costs.of_chain_s)
+    assert found["chain"]["assumed"]["priority_lamports"] == PRIORITY
+    plain = build_json(with_server)
+    assert (plain["backend"], plain["chain"]) == ("tcp", None)
+    assert describe_bound(forecast, "limit", "").endswith(" s (all had trained, reports were on their way)")
+
+
+@pytest.mark.parametrize(("slot_ms", "round_s"), [(100.0, 1.2), (400.0, 3.2)])
+def test_a_forecast_gives_the_times_and_fees_that_a_local_chain_was_measured_with(
+    slot_ms: float, round_s: float
+) -> None:
+    """`benchmarks/home_overhead.py`: two clients that train for 0.2 s, 16,250 lamports a round of 40, all counted."""
+    machines = build_machines(tokens_per_s=5 * 16.0, up_mbit_s=8_000.0, down_mbit_s=8_000.0, latency_ms=0.2)
+    chain = ChainTable(
+        slot_ms=slot_ms, skipped_percent=0.0, lag_min_s=0.0, lag_max_s=0.1, answer_ms=2.0, clock_lag_s=1.0,
+        lost_percent=0.0, endpoints=1,
+    )  # fmt: skip
+    question = build_question((machines, 2), rounds=10, rounds_per_epoch=40, total_steps=41, round_witness_time=10)
+    found = compute_costs(play(replace(question, chain=chain)))
+    assert found is not None
+    assert found.round_s == pytest.approx(round_s, abs=0.15)
+    assert found.whole.lamports / 40 == pytest.approx(16_250, rel=0.05)
+
+
+def test_the_default_chain_is_the_one_that_the_simulators_tests_play_but_for_losses() -> None:
+    assert build_conditions(ChainTable()) == ChainConditions(lost=0.05)
+
+
+def test_patience_is_longer_where_each_change_of_the_record_takes_time() -> None:
+    question = build_chain_question()
+    patience_s = compute_patience_s_of(question)
+    assert patience_s > compute_patience_s_of(build_server_question(question)) + 60
+    slow = replace(question, chain=ChainTable(lag_max_s=6.0))
+    assert compute_patience_s_of(slow) > patience_s
+    assert build_scenario(slow).limit_s > build_scenario(question).limit_s
+
+
+def test_data_from_a_server_is_refused_with_a_reason() -> None:
+    question = build_chain_question()
+    model = replace(question.run.model, data_location=DataLocation(DataLocationKind.SERVER, "host:1"))
+    question = replace(question, run=replace(question.run, model=model))
+    with pytest.raises(ConfigError, match=r"run.toml: model.LLM.data_location 'Server': a chain serves no data"):
+        check_question(question)
+    check_question(build_server_question(question))
+
+
+def test_an_owner_is_warned_as_when_the_run_is_created() -> None:
+    question = build_chain_question()
+    short = replace(question, changes={**question.changes, "round_witness_time": 3})
+    assert [text.partition(":")[0] for text in find_cautions(question)] == ["bootstrap"]
+    assert [text.partition(" ")[0] for text in find_cautions(short)] == ["config.round_witness_time", "bootstrap:"]
+    assert find_cautions(build_server_question(short)) == []
+
+
+def test_time_for_three_confirmations_is_proposed(forecast: Forecast) -> None:
+    tried = [idea.text for idea in find_ideas(forecast)]
+    assert tried[0] == "round_witness_time = 9 instead of 8"
+    enough = {**forecast.question.changes, "round_witness_time": 9}
+    again = find_ideas(replace(forecast, question=replace(forecast.question, changes=enough)))
+    assert not any(idea.text.startswith("round_witness_time") for idea in again)
+
+
+# --- plans of faults ---------------------------------------------------------------------------------------------
+
+ENDPOINT = '[[fault]]\nkind = "endpoint"\nwho = ["all"]\nendpoint = 1\nis_down = true\nat_s = 9.0\nfor_s = 30.0\n'
+
+
+def test_faults_of_endpoints_can_be_planned_on_a_chain(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(ENDPOINT)
+    faults = load_faults(path, 3, CHAIN)
+    assert faults == (EndpointFault(who=("all",), endpoint=1, is_down=True, at_s=9.0, for_s=30.0),)
+    forecast = play(build_chain_question(faults=faults))
+    assert (forecast.outcome.violations, forecast.missed, forecast.exits) == ([], (), [])
+
+
+@pytest.mark.parametrize(
+    ("text", "chain", "told"),
+    [
+        ('[[fault]]\nkind = "kill"\nwho = ["server"]', CHAIN, r"fault\[0\]: kill: a run on a chain has no server"),
+        ('[[fault]]\nkind = "torn_write"', CHAIN, r"fault\[0\]: torn_write: a run on a chain has no server"),
+        (ENDPOINT.replace("endpoint = 1", "endpoint = 3"), CHAIN, "endpoint is 3, must be 1 to 2, or 0 for all"),
+        (ENDPOINT, None, r"fault\[0\]: endpoint: needs a run on a chain, this one is on a server"),
+    ],
+)
+def test_a_fault_that_the_home_cannot_have_is_refused(
+    text: str, chain: ChainTable | None, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        load_faults(path, 3, chain)

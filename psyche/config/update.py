@@ -75,6 +75,19 @@ def _keep_sources(state: Coordinator, model: Model, file: LoadedRun) -> Model:
     return replace(model, checkpoint=replace(state.model.checkpoint), extra_checkpoints=extra)
 
 
+def is_other_start(state: Coordinator, update: Update) -> bool:
+    """Whether an update gives up what is certified: the next epoch starts from another source, step or sample (P9)."""
+    model, progress = update.model or state.model, update.progress or state.progress
+    sources = (model.checkpoint, model.extra_checkpoints)
+    return (*sources, progress) != (state.model.checkpoint, state.model.extra_checkpoints, state.progress)
+
+
+def is_first_start(state: Coordinator) -> bool:
+    """Whether the owner may still say which weights a run begins with: it is new, or paused before its first epoch."""
+    is_unsaid = state.run_state is RunState.PAUSED and state.certified.digest == ZERO32
+    return state.run_state is RunState.UNINITIALIZED or is_unsaid
+
+
 def compute_restart(state: Coordinator, step: int, config: Config, model: Model) -> Progress:
     """Compute the progress with which a run trains on from `step`: the epoch stays, because signatures name it (P5).
 
@@ -148,6 +161,8 @@ def describe_update(state: Coordinator, update: Update) -> Iterator[str]:
             f"{get_variant_name(source.kind)} {source.name!r}, which every member needs, and not from those that its "
             f"members certified last (step {state.certified.step})"
         )
+    if update.first_weights is not None:  # S11
+        yield f"the next epoch starts from no other weights than those with the digest {update.first_weights.hex()}"
     end, step = (update.config or state.config).total_steps, (update.progress or state.progress).step
     if end <= step:
         yield f"the run has trained up to step {step - 1}: with total_steps {end} it ends as soon as it goes on"

@@ -17,6 +17,8 @@ from psyche.config.update import (
     describe_update,
     find_changes,
     get_schedule_end,
+    is_first_start,
+    is_other_start,
 )
 from psyche.core.committee.schedule import compute_batch_size, compute_learning_rate
 from psyche.core.state.errors import ConfigRefused
@@ -238,3 +240,26 @@ def test_an_extension_begins_no_new_start() -> None:
     assert certified != Mark(digest=build_hash("other"))
     run.apply(build_extension(run.state, 1_500, stretch=True))
     assert (run.state.certified, run.state.config.total_steps) == (certified, 1_500)
+
+
+def test_s11_a_run_starts_from_other_weights_with_another_source_or_step_and_from_its_own_otherwise() -> None:
+    state = build_paused_run().state
+    other = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "other"))
+    assert is_other_start(state, Update(model=other))
+    assert is_other_start(state, Update(progress=replace(state.progress, step=state.progress.step + 1)))
+    for kept in (Update(), Update(model=replace(state.model, lr_schedule=COSINE)), Update(progress=state.progress)):
+        assert not is_other_start(state, kept)
+
+
+def test_s11_the_owner_says_what_a_run_begins_with_until_something_is_certified() -> None:
+    state = build_paused_run().state
+    state.certified = Mark(build_hash(1))
+    assert not is_first_start(state)
+    assert is_first_start(replace(state, run_state=RunState.UNINITIALIZED))
+    assert is_first_start(replace(state, certified=Mark()))
+    assert not is_first_start(replace(state, certified=Mark(), run_state=RunState.WARMUP))
+
+
+def test_the_digest_of_other_first_weights_is_told() -> None:
+    state = build_paused_run().state
+    assert any("5a5a" in note for note in describe_update(state, Update(first_weights=b"\x5a" * 32)))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from psyche.cli.chain.first_weights import FirstWeights
 from psyche.cli.helpers.owners import say
 from psyche.config.load import LoadedRun, load_run
 from psyche.config.rules import find_unsupported
@@ -31,11 +32,13 @@ def load_changes(path: Path | None, changes: Changes, *, run_id: str | None) -> 
     """Load a file of settings, if there is one, and return what builds the update of a record.
 
     `run_id` is that of a run on a chain, where many runs can have the settings of one file; None: it is on a server.
+    The digest of other weights to begin with goes on record as at the run's creation; their files are read for it.
 
     Raises:
         ConfigError: the file has problems, or settings that cannot run at the home.
     """
     file = None if path is None else _load(path, run_id)
+    weights = FirstWeights(file)
 
     def build(record: Coordinator) -> Update:
         update = Update() if file is None else build_update(record, file)
@@ -43,10 +46,10 @@ def load_changes(path: Path | None, changes: Changes, *, run_id: str | None) -> 
             config, model = update.config or record.config, update.model or record.model
             progress = compute_restart(record, changes.restart_from_step, config, model)
             update = replace(update, progress=None if progress == record.progress else progress)
-        if not changes.metadata:
-            return update
-        metadata = replace(update.metadata or record.metadata, **changes.metadata)
-        return replace(update, metadata=None if metadata == record.metadata else metadata)
+        if changes.metadata:
+            metadata = replace(update.metadata or record.metadata, **changes.metadata)
+            update = replace(update, metadata=None if metadata == record.metadata else metadata)
+        return weights.complete(record, update)
 
     return build
 

@@ -7,23 +7,7 @@ from psyche.backends.solana.founding import ENTROPY_DELAY
 from psyche.cli.helpers.owners import say
 from psyche.config.load import LoadedRun, load_run
 from psyche.config.rules import find_address_warnings, find_chain_problems, find_chain_warnings, find_unsupported
-from psyche.core.state.state import ZERO32
 from psyche.errors import ConfigError
-from psyche.server.run import NOT_ON_RECORD, find_first_weights
-
-
-def read_first_weights(file: LoadedRun) -> bytes:
-    """Compute the full digest of the model that a run begins with, and say so; zero if its folder is not here (S11)."""
-    folder = file.model_folder
-    if folder is None:
-        return ZERO32
-    if folder.is_dir():
-        say(f"reading the first weights in {folder}")
-    digest, notes = find_first_weights(file.model, folder)
-    if digest == ZERO32:
-        note = f"{NOT_ON_RECORD}: there is no folder {folder}"
-        say(f"warning: {'; '.join(notes) or note}")
-    return digest
 
 
 def load_chain_run(path: Path) -> LoadedRun:

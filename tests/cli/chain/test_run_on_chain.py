@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kits.chain.box import SOL, ChainBox, open_chain_box
+from kits.models import write_model_folder
 from solders.keypair import Keypair
 from typer.testing import CliRunner
 
@@ -27,6 +28,7 @@ from psyche.core.state.state import (
     Slot,
     SlotState,
 )
+from psyche.modeling.first_weights import compute_first_digest
 from psyche.wire.backend import Members, RunStatus
 
 WATCHED = (RunState.UNINITIALIZED, RunState.PAUSED, RunState.FINISHED)
@@ -127,6 +129,34 @@ def test_settings_texts_version_and_rates_change_on_the_chain(box: ChainBox) -> 
     words = ("run", "set-future-epoch-rates", "-r", "settings", "--earning-rate-total-shared")
     assert "must have no digits" in box.refuse(*words, "1.5", wallet="settings")
     assert "name what changes" in box.refuse("run", "update-config", "-r", "settings", wallet="settings")
+
+
+def test_s11_the_digest_of_new_first_weights_goes_on_record_with_their_source(box: ChainBox, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": 512}
+    box.fund("begins")
+    file = put_file(tmp_path)
+    assert "not on record" in box.call("run", "create", "--state", file, "-r", "begins", wallet="begins")
+    words = ("run", "update-config", "-r", "begins", "--state")
+    assert "not on record" not in box.call(*words, file, "--name", "N", wallet="begins")
+    digests = [compute_first_digest(write_model_folder(tmp_path / "model", **sizes), is_exact=True)]
+    assert digests[0].hex() in box.call(*words, file, wallet="begins")
+    assert read_state(box, "begins").certified.digest == digests[0]
+    assert "nothing changes" in box.call(*words, file, wallet="begins")
+    box.call("run", "resume", "-r", "begins", wallet="begins")
+    box.call("run", "pause", "-r", "begins", wallet="begins")
+    other = put_file(tmp_path, "other.toml")
+    other.write_text(other.read_text().replace('"model"', '"larger"'))
+    assert "no folder" in box.call(*words, other, "--dry-run", wallet="begins")
+    larger = write_model_folder(tmp_path / "larger", hidden_size=64, **sizes)
+    digests.append(compute_first_digest(larger, is_exact=True))
+    box.call(*words, other, wallet="begins")
+    state = read_state(box, "begins")
+    assert (state.model.checkpoint.name, state.certified.digest) == ("larger", digests[1])
+    restart = ("run", "update-config", "-r", "begins", "--restart-from-step", "11")
+    assert "name the run.toml beside it with --state" in box.call(*restart, "--dry-run", wallet="begins")
+    box.call(*restart, "--state", other, wallet="begins")
+    state = read_state(box, "begins")
+    assert (state.progress.step, state.certified.digest, state.certified.step) == (11, digests[1], 11)
 
 
 def test_info_and_list_show_every_run_without_a_wallet(box: ChainBox) -> None:

@@ -150,7 +150,8 @@ def show_changes(record: "Coordinator", update: "Update") -> None:
     from psyche.telemetry.text import format_table
 
     rows = [(change.key, change.before, "->", change.after) for change in find_changes(record, update)]
-    typer.echo(format_table(("key", "now", "", "then"), rows, left=4))
+    if rows:
+        typer.echo(format_table(("key", "now", "", "then"), rows, left=4))
     for note in describe_update(record, update):
         typer.echo(textwrap.fill(note, COLUMNS))
 
@@ -166,7 +167,7 @@ async def prepare_update(home: "Home", build: Build) -> tuple["Coordinator", "Up
     from psyche.core.state.messages import Update
 
     record = await home.get_record()
-    update = build(record)
+    update = await _build_in_thread(build, record)
     if update != Update():
         check_update(record, update)
     return record, update
@@ -176,13 +177,21 @@ async def send_update(home: "Home", update: "Update", build: Build) -> "RunStatu
     """Send an update if it still is what the owner was shown; return the status after it.
 
     An update repeats the sources of the weights that are on record. With older ones the run would begin again from
-    them (P9), so the record is read once more just before, and an update of the model or the progress names the nonce
-    that it was read with.
+    them (P9), so the record is read once more just before, and an update of the model, the progress or the first
+    weights names the nonce that it was read with.
 
     Raises:
         ConfigError: the record has changed meanwhile.
     """
     record = await home.get_record()
-    if build(record) != update:
+    if await _build_in_thread(build, record) != update:
         raise ConfigError("the run has changed meanwhile, and nothing was sent: run the command again")
-    return await home.command(replace(update, nonce=record.nonce) if update.model or update.progress else update)
+    is_bound = update.model or update.progress or update.first_weights
+    return await home.command(replace(update, nonce=record.nonce) if is_bound else update)
+
+
+async def _build_in_thread(build: Build, record: "Coordinator") -> "Update":
+    """Build an update in a thread: it may read gigabytes of weights. Ctrl-C does not wait for them."""
+    import trio
+
+    return await trio.to_thread.run_sync(build, record, abandon_on_cancel=True)  # pyright: ignore[reportCallIssue]  # old stubs

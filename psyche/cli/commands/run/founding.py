@@ -58,7 +58,8 @@ def create(
     """
     from psyche.backends.solana.founding import Founding, plan_create
     from psyche.chain.addresses import get_instance_address, parse_key
-    from psyche.cli.chain.files import load_chain_run, read_first_weights
+    from psyche.cli.chain.files import load_chain_run
+    from psyche.cli.chain.first_weights import read_first_weights
     from psyche.errors import ConfigError
 
     if treasurer_index is not None and treasurer_collateral_mint is None:

@@ -26,6 +26,7 @@ from psyche.core.state.state import (
     ScheduleKind,
 )
 from psyche.errors import ConfigError
+from psyche.wire.home import Spell, spell_briefly
 
 PAGE: Final = "docs/owner.md"
 FIGURES: Final = 6  # of a number; all of them if two numbers would look alike
@@ -231,8 +232,10 @@ def _format(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def check_update(state: Coordinator, update: Update) -> None:
+def check_update(state: Coordinator, update: Update, spell: Spell = spell_briefly) -> None:
     """Check an update by the rules of the record, as the run's home does when it arrives.
+
+    `spell` writes the commands that a message names.
 
     Raises:
         ConfigError: the run is not paused; the message says what to do.
@@ -241,10 +244,10 @@ def check_update(state: Coordinator, update: Update) -> None:
     try:
         apply(copy.deepcopy(state), state.state_start_unix, 0, ZERO32, update)
     except CannotUpdate as error:
-        raise ConfigError(_explain_moment(state)) from error
+        raise ConfigError(_explain_moment(state, spell)) from error
 
 
-def _explain_moment(state: Coordinator) -> str:
+def _explain_moment(state: Coordinator, spell: Spell) -> str:
     """Explain why the settings cannot change now (P9), and what to do."""
     if state.run_state is RunState.FINISHED:
         progress = state.progress
@@ -256,6 +259,6 @@ def _explain_moment(state: Coordinator) -> str:
     if state.pending_pause:
         return "the run is not paused yet: it pauses when this epoch has ended; then run this command again"
     return (
-        "the run is going on, and these keys can change only while it is paused: run `psyche run pause`, wait "
-        "until `psyche run info` says paused, run this command again, then `psyche run resume`"
+        f"the run is going on, and these keys can change only while it is paused: run {spell('run pause')}, wait "
+        f"until {spell('run info', signed=False)} says paused, run this command again, then {spell('run resume')}"
     )

@@ -9,6 +9,19 @@ from psyche.wire.backend import Members, RunStatus
 from psyche.wire.messages import AnyMessage
 
 
+class Spell(Protocol):
+    """Writes a further command as it can be run for the same run, in quotes; `signed`: it needs the same key."""
+
+    def __call__(self, command: str, *, signed: bool = True) -> str:
+        """Write the command, whose name and own options are given."""
+        ...
+
+
+def spell_briefly(command: str, *, signed: bool = True) -> str:  # noqa: ARG001  # a Spell
+    """Write a command without the options that say where the run is."""
+    return f"`psyche {command}`"
+
+
 class Home(Protocol):
     """Answers questions about one run and carries out its owner's commands."""
 

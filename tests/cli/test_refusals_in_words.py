@@ -1,6 +1,7 @@
 """What an owner reads when a command is refused: what to do, no state by its name in the code, no number of a rule."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psyche.cli.helpers.owners import Owner
 from psyche.cli.helpers.refusals import call_in_words, explain_refusal, put_in_words
 from psyche.core.state import errors
 from psyche.core.state.state import RunState
@@ -69,6 +71,15 @@ def test_no_refusal_shows_the_name_of_a_state_or_a_rule(
     kind: type[errors.CoordinatorError], at: RunState, named: RunState, pending: bool
 ) -> None:
     assert_plain(explain_refusal(kind(f"the run is {named.name} (P4, T2)"), stand(at, pending_pause=pending)))
+
+
+def test_the_commands_of_a_refusal_name_the_server_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", "ab" * 32)
+    owner = Owner("127.0.0.1:1", "ab" * 32, None, Path("my server"), 1.0)
+    paused = explain_refusal(errors.Halted("the run is PAUSED already"), STATUS, owner.spell)
+    assert "`psyche run resume --server-addr 127.0.0.1:1 --state-dir 'my server'` lets it go on" in paused
+    going = explain_refusal(UPDATE, stand(RunState.WARMUP), owner.spell)
+    assert "(`psyche run info --watch --server-addr 127.0.0.1:1` shows" in going
 
 
 def test_what_is_in_brackets_stays_unless_it_is_a_rule() -> None:

@@ -66,20 +66,21 @@ class Deposits:
                 f"{session.spell('rewards close')}"
             )
         if self.others:
-            yield self._describe_others(session.key)
+            yield self._describe_others(session)
 
-    def describe_rest(self, wallet: Pubkey) -> Iterator[str]:
+    def describe_rest(self, session: ChainSession) -> Iterator[str]:
         """Say what stays, and until when."""
         if self.kept:
             stay = format_number(self.kept, "account stays", "accounts stay")
             yield f"{stay} until the run is closed: run this command again then"
         if self.others:
-            yield self._describe_others(wallet)
+            yield self._describe_others(session)
 
-    def _describe_others(self, wallet: Pubkey) -> str:
+    def _describe_others(self, session: ChainSession) -> str:
+        close = session.spell("rewards close", signed=False)
         return (
-            f"{format_sol(self.others)} that {wallet} deposited for earned points of other members stays: it comes "
-            "back as each of them runs `psyche rewards close` with its own wallet after the run"
+            f"{format_sol(self.others)} that {session.key} deposited for earned points of other members stays: it "
+            f"comes back as each of them runs {close} with its own wallet after the run"
         )
 
 

@@ -15,7 +15,7 @@ from psyche.backends.solana.joining import allows, find_authorization
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
-from psyche.backends.solana.session import LAMPORTS_PER_SIGNATURE, ChainSession
+from psyche.backends.solana.session import LAMPORTS_PER_SIGNATURE, ChainSession, Spelling
 from psyche.backends.solana.version import check_version
 from psyche.chain.addresses import EVERYBODY, get_authorization_address
 from psyche.chain.amounts import format_sol
@@ -57,12 +57,14 @@ class ChainMember:
         wallet: signs and pays.
         run_id: the run.
         authorizer: whose authorization lets the wallet join; None: the wallet's own, or everybody's.
+        spelling: completes the commands that messages name.
     """
 
     endpoints: Sequence[Endpoint]
     wallet: Keypair
     run_id: str
     authorizer: Pubkey | None = None
+    spelling: Spelling = Spelling()
 
     async def check(self) -> Entry:
         """Check that the wallet can take part, before the seconds that a trainer takes to start.
@@ -78,7 +80,7 @@ class ChainMember:
             return await self._find_entry(rpc)
 
     async def _find_entry(self, rpc: Rpc) -> Entry:
-        session = ChainSession(rpc, self.wallet, lambda _quote: None)
+        session = ChainSession(rpc, self.wallet, lambda _quote: None, spelling=self.spelling)
         found = await find_run(session, self.run_id)
         state, wallet = found.state, session.key
         if state.run_state is RunState.FINISHED:
@@ -89,25 +91,26 @@ class ChainMember:
         grantor = found.instance.join_authority
         grantee = await find_grantee(session, grantor, wallet, self.authorizer)
         if grantee is None:
-            raise ConfigError(self._explain_refusal(grantor))
+            raise ConfigError(self._explain_refusal(session, grantor))
         funds = await _look_at_wallet(rpc, state, wallet)
         if funds.lamports <= funds.reserve:
             raise WalletEmpty(f"on the chain at {self.endpoints[0].name}, {funds.describe_shortage()}")
         note = "" if funds.is_enough else funds.describe_shortage()
         return Entry(found.accounts, get_authorization_address(grantor, grantee), note)
 
-    def _explain_refusal(self, grantor: Pubkey) -> str:
-        wallet = self.wallet.pubkey()
+    def _explain_refusal(self, session: ChainSession, grantor: Pubkey) -> str:
+        wallet = session.key
+        grant = session.spell(f"auth create --authorizer {self.authorizer or wallet}", signed=grantor == wallet)
         if self.authorizer is None:
             return (
-                f"wallet {wallet} may not join run {self.run_id!r}: {grantor} must run `psyche auth create "
-                f"--authorizer {wallet}`; if another wallet lets yours join as its delegate, name that one with "
-                "--authorizer"
+                f"wallet {wallet} may not join run {self.run_id!r}: {grantor} must run {grant} with its wallet; if "
+                "another wallet lets yours join as its delegate, name that one with --authorizer"
             )
+        delegate = session.spell(f"auth delegate --join-authority {grantor} --delegates-added {wallet}", signed=False)
         return (
             f"wallet {wallet} may not join run {self.run_id!r} by the authorization of {self.authorizer}: {grantor} "
-            f"must authorize that wallet (`psyche auth create --authorizer {self.authorizer}`), and that wallet must "
-            f"name yours as its delegate (`psyche auth delegate`)"
+            f"must authorize that wallet ({grant}), and that wallet must name yours as its delegate ({delegate}), each "
+            "with its own wallet"
         )
 
     @asynccontextmanager

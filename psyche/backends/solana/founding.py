@@ -156,5 +156,6 @@ async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
     count = sum(member.unpaid > 0 for member in members)
     if count:
         says += f"; before that it settles what {count} member{'s have' if count != 1 else ' has'} earned"
-    returns = "it comes back as the members run `psyche rewards close`"
+    back = session.spell("rewards close", signed=False)
+    returns = f"it comes back as the members run {back}, each with its own wallet"
     return ChainPlan(says, (*settled.steps, last), settled.deposit_lamports, returns)

@@ -25,7 +25,6 @@ from psyche.telemetry.text import format_table
 EARNED_BYTES: Final = 145
 PARTICIPANT_BYTES: Final = 145
 RUN_UID_AT: Final = 8 + 1 + 32  # in an account of earned points
-BACK: Final = "once the run is closed, `psyche rewards close` gives it back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,8 @@ async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> 
     says = f"pays {shown} tokens of {treasury.run.collateral_mint} to {member.key}"
     if rest:
         says += f"; {format_amount(rest, treasury.decimals)} more are owed, and the run does not hold them"
-    return ChainPlan(says, (Step("claim", tuple(instructions)),), deposit, BACK, is_lasting=True)
+    returns = f"once the run is closed, {session.spell('rewards close')} gives it back"
+    return ChainPlan(says, (Step("claim", tuple(instructions)),), deposit, returns, is_lasting=True)
 
 
 async def _build_payment(

@@ -106,4 +106,4 @@ def make_place(
     from psyche.chain.addresses import parse_key
 
     grantee = parse_key(authorizer, "--authorizer") if authorizer else None
-    return ChainPlace(ChainMember(chain.find_endpoints(), chain.load_wallet(), run_id, grantee))
+    return ChainPlace(ChainMember(chain.find_endpoints(), chain.load_wallet(), run_id, grantee, chain.spelling))

@@ -86,11 +86,7 @@ class ChainOptions:
         """The options that a further command needs; what the environment says needs none."""
         from psyche.backends.solana.session import Spelling
 
-        words = {
-            name: f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-            for name in NAMES
-            if (value := getattr(self, name)) is not None and str(value) != os.environ.get(name.upper())
-        }
+        words = spell_options({name: getattr(self, name) for name in NAMES})
         wallet = words.pop("wallet_private_key_path", "")
         return Spelling(" ".join(words.values()), wallet)
 
@@ -114,6 +110,15 @@ class ChainOptions:
 
 
 NAMES: Final = tuple(field.name for field in fields(ChainOptions))
+
+
+def spell_options(given: Mapping[str, object]) -> dict[str, str]:
+    """Write the options that were given, by name, as a shell reads them; what the environment says is left out."""
+    return {
+        name: f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+        for name, value in given.items()
+        if value is not None and str(value) != os.environ.get(name.upper())
+    }
 
 
 def take_options(given: Mapping[str, Any]) -> ChainOptions:

@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import typer
 
-from psyche.cli.helpers.chain import ChainOptions, choose_home
+from psyche.cli.helpers.chain import ChainOptions, choose_home, spell_options
 from psyche.cli.helpers.common import parse_hex, run_async
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from psyche.wire.messages import AnyMessage
 
 SERVER_KEY_NAME = "server.key"  # in the state folder
+OF_SERVER: Final = ("server_addr",)  # options that lead to a run on a server
+OF_KEY: Final = ("server_key", "identity_secret_key_path", "state_dir")  # and those that let its owner command it
 _Found = TypeVar("_Found")
 
 
@@ -96,11 +98,12 @@ class Owner:
         from psyche.cli.helpers.refusals import call_in_words
 
         if not self.is_on_chain:
-            return run_async(call_in_words, function, self._open_server(as_anybody=as_anybody))
+            return run_async(call_in_words, function, self._open_server(as_anybody=as_anybody), self.spell)
         from psyche.cli.chain.session import call_at_chain, get_home
 
         async def ask(session: "ChainSession") -> _Found:
-            return await call_in_words(function, await get_home(session, self.run_id, self.treasurer_index))
+            home = await get_home(session, self.run_id, self.treasurer_index)
+            return await call_in_words(function, home, self.spell)
 
         return call_at_chain(ask, self.chain, yes=self.yes, reads=as_anybody)
 
@@ -116,7 +119,15 @@ class Owner:
 
         if self.is_on_chain:
             raise ConfigError(f"this command is for a run on a server; on a chain use {instead}")
-        return run_async(call_in_words, function, self._open_server(as_anybody=False))
+        return run_async(call_in_words, function, self._open_server(as_anybody=False), self.spell)
+
+    def spell(self, command: str, *, signed: bool = True) -> str:
+        """Write a further command for this run, in quotes, as it can be run (`wire.home.Spell`)."""
+        if self.is_on_chain:
+            return f"`{self.chain.spelling.spell(command, self.run_id, signed=signed)}`"
+        keys = (*OF_SERVER, *OF_KEY) if signed else OF_SERVER
+        words = spell_options({name: getattr(self, name) for name in keys})
+        return f"`{' '.join((f'psyche {command}', *words.values()))}`"
 
     def command(self, message: "AnyMessage") -> "RunStatus":
         """Send a command to the run; return the status after it."""

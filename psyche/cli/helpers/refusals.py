@@ -9,7 +9,7 @@ from psyche.core.state.state import RunState
 from psyche.errors import BackendError, PsycheError
 from psyche.telemetry.status import PHASES
 from psyche.wire.backend import RunStatus
-from psyche.wire.home import Home
+from psyche.wire.home import Home, Spell, spell_briefly
 
 _Found = TypeVar("_Found")
 _Home = TypeVar("_Home", bound=Home)
@@ -18,13 +18,16 @@ STANDINGS: Final = PHASES | {  # in a sentence
     RunState.ROUND_WITNESS: PHASES[RunState.ROUND_TRAIN],
     RunState.COOLDOWN: "saving the epoch's weights",
 }
-WATCH: Final = "`psyche run info --watch` shows when it is paused"
 _RULES: Final = re.compile(r" \((?:[A-Z]\d+|layout)(?:, (?:[A-Z]\d+|layout))*\)")
 _STATES: Final = re.compile(rf"\b({'|'.join(state.name for state in RunState)})\b")
 
 
-async def call_in_words(function: Callable[[_Home], Awaitable[_Found]], home: _Home) -> _Found:
+async def call_in_words(
+    function: Callable[[_Home], Awaitable[_Found]], home: _Home, spell: Spell = spell_briefly
+) -> _Found:
     """Call `function` with a run's home; a refusal of the record becomes a sentence for the run's owner.
+
+    `spell` writes the commands that it names.
 
     Raises:
         BackendError: the record refuses the command; the message says why, and what to do.
@@ -36,20 +39,20 @@ async def call_in_words(function: Callable[[_Home], Awaitable[_Found]], home: _H
             status = await home.get_status()
         except PsycheError:
             raise BackendError(put_in_words(error)) from error
-        raise BackendError(explain_refusal(error, status)) from error
+        raise BackendError(explain_refusal(error, status, spell)) from error
 
 
-def explain_refusal(error: CoordinatorError, status: RunStatus) -> str:
+def explain_refusal(error: CoordinatorError, status: RunStatus, spell: Spell = spell_briefly) -> str:
     """Explain a refusal to the run's owner; `status` is how the run stands just after it."""
     match error:
         case CannotResume():
-            return _explain_resume(status)
+            return _explain_resume(status, spell)
         case CannotUpdate() if status.run_state == RunState.PAUSED:  # a member named a place for the weights (S10)
             return "the record has changed since it was read, and nothing was changed: run this command again"
         case CannotUpdate():  # the run went on while the owner was asked
-            return f"{put_in_words(error)}. {_describe_way_to_pause(status)}; then run this command again"
+            return f"{put_in_words(error)}. {_describe_way_to_pause(status, spell)}; then run this command again"
         case Halted():
-            return _explain_pause(error, RunState(status.run_state))
+            return _explain_pause(error, RunState(status.run_state), spell)
         case _:
             return put_in_words(error)
 
@@ -59,27 +62,28 @@ def put_in_words(error: CoordinatorError) -> str:
     return _STATES.sub(lambda found: STANDINGS[RunState[found[1]]], _RULES.sub("", str(error)))
 
 
-def _explain_resume(status: RunStatus) -> str:
+def _explain_resume(status: RunStatus, spell: Spell) -> str:
     state = RunState(status.run_state)
     if state is RunState.FINISHED:
         return "the run is finished and cannot be resumed; docs/owner.md shows how to train its weights further"
     if state is RunState.PAUSED:
         return "the run was not paused yet, but is now: run this command again"
     if status.pending_pause:
-        return f"the run is not paused yet. {_describe_way_to_pause(status)}; then resume it"
+        return f"the run is not paused yet. {_describe_way_to_pause(status, spell)}; then resume it"
     return f"the run is not paused: it is {STANDINGS[state]}, and there is nothing to resume"
 
 
-def _describe_way_to_pause(status: RunStatus) -> str:
+def _describe_way_to_pause(status: RunStatus, spell: Spell) -> str:
+    watch = f"{spell('run info --watch', signed=False)} shows when it is paused"
     if status.pending_pause:
-        return f"The pause takes effect at the end of this epoch, a few rounds from now: wait for it ({WATCH})"
-    return f"Pause it with `psyche run pause`, and wait until it is paused ({WATCH})"
+        return f"The pause takes effect at the end of this epoch, a few rounds from now: wait for it ({watch})"
+    return f"Pause it with {spell('run pause')}, and wait until it is paused ({watch})"
 
 
-def _explain_pause(error: Halted, state: RunState) -> str:
+def _explain_pause(error: Halted, state: RunState, spell: Spell) -> str:
     match state:
         case RunState.PAUSED:
-            return "the run is paused already; `psyche run resume` lets it go on"
+            return f"the run is paused already; {spell('run resume')} lets it go on"
         case RunState.FINISHED:
             return "the run is finished: there is nothing to pause"
         case _:

@@ -185,7 +185,7 @@ def test_members_get_their_deposits_back_after_the_run_and_whoever_paid_them_too
     assert "2 accounts stay until the run is closed" in box.call("rewards", "close", wallet="leaver")
     closed = box.call("run", "close", "-r", "leaving", wallet="leaving")
     assert "0.00190008 SOL more comes back from records" in closed  # the other member's record of payments
-    assert "stays: it comes back as each of them runs `psyche rewards close`" in closed  # its points
+    assert "stays: it comes back as each of them runs `psyche rewards close --rpc" in closed  # its points
 
     assert "0.00379516 SOL came back" in box.call("rewards", "close", wallet="leaver")
     assert before - box.get_lamports(member.pubkey()) == 2 * FEE + 2_039_280  # and the token account, which it keeps

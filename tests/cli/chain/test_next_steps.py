@@ -74,6 +74,38 @@ def test_a_halted_run_is_resumed_and_a_missing_wallet_made_by_what_is_printed(bo
     assert "may join" in box.call("auth", "create", "--authorizer", address, wallet="halted")
 
 
+def test_a_run_that_is_not_paused_is_paused_changed_and_resumed_by_what_the_refusals_print(box: ChainBox) -> None:
+    create(box, "refused")
+    box.call("run", "resume", "-r", "refused", wallet="refused")
+    file = put_file(box.folder, "longer.toml", total_steps=4_000)
+    update = ("run", "update-config", "-r", "refused", "--state", str(file))
+    said = box.refuse(*update, wallet="refused")
+    run_one(said, "run pause")
+    assert "paused" in run_one(said, "run info")
+    box.call(*update, wallet="refused")
+    again = box.refuse("run", "pause", "-r", "refused", wallet="refused")
+    assert "waiting for members" in run_one(again, "run resume")
+
+
+def test_a_client_that_may_not_join_prints_what_lets_it_in(box: ChainBox) -> None:
+    owner, main, machine = create(box, "gates"), box.fund("main"), box.fund("machine")
+    owned = ("-w", str(box.get_path("gates")))
+    words = ("client", "train", "--run-id", "gates")
+    run_one(box.refuse(*words, wallet="machine"), "auth create", *owned)
+    assert "yes: " in box.call("run", "can-join", "-r", "gates", "--address", str(machine.pubkey()))
+    delegated = box.refuse(*words, "--authorizer", str(main.pubkey()), wallet="machine")
+    run_one(delegated, "auth create", *owned)
+    run_one(delegated, "auth delegate", "-w", str(box.get_path("main")))
+    read = ("auth", "read", "--join-authority", str(owner.pubkey()), "--authorizer", str(main.pubkey()))
+    assert f"delegate {machine.pubkey()}" in box.call(*read)
+
+
+def test_an_owner_that_takes_part_is_let_in_by_its_own_wallet(box: ChainBox) -> None:
+    owner = create(box, "both")
+    run_one(box.refuse("client", "train", "--run-id", "both", wallet="both"), "auth create")
+    assert "yes: " in box.call("run", "can-join", "-r", "both", "--address", str(owner.pubkey()))
+
+
 def test_what_the_environment_says_is_not_repeated(box: ChainBox) -> None:
     box.fund("quiet")
     words = ["run", "create", "--state", str(put_file(box.folder)), "-r", "quiet"]

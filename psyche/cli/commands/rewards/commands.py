@@ -144,7 +144,7 @@ def close_records(*, chain: ChainAccess) -> None:
             await tell_return(session, before)
         else:
             typer.echo(f"{session.key} has nothing to close now")
-        for line in found.describe_rest(session.key):
+        for line in found.describe_rest(session):
             typer.echo(line)
 
     chain.run(do)

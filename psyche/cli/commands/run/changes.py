@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from psyche.core.state.messages import Update
     from psyche.core.state.state import Coordinator
     from psyche.wire.backend import RunStatus
-    from psyche.wire.home import Home
+    from psyche.wire.home import Home, Spell
 
 Build = Callable[["Coordinator"], "Update"]  # from the record to the update of it that is wanted
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show and check the changes, and send nothing.")]
@@ -128,7 +128,7 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
     """
     from psyche.core.state.messages import Update
 
-    record, update = owner.run(lambda home: prepare_update(home, build))
+    record, update = owner.run(lambda home: prepare_update(home, build, owner.spell))
     if update == Update():
         say("nothing changes: the run has these settings already")
         return False
@@ -156,8 +156,10 @@ def show_changes(record: "Coordinator", update: "Update") -> None:
         typer.echo(textwrap.fill(note, COLUMNS))
 
 
-async def prepare_update(home: "Home", build: Build) -> tuple["Coordinator", "Update"]:
+async def prepare_update(home: "Home", build: Build, spell: "Spell") -> tuple["Coordinator", "Update"]:
     """Return the record of a run, and the update of it that is wanted, which its rules allow now.
+
+    `spell` writes the commands that a refusal names.
 
     Raises:
         ConfigError: the update cannot be made now; the message says what to do.
@@ -169,7 +171,7 @@ async def prepare_update(home: "Home", build: Build) -> tuple["Coordinator", "Up
     record = await home.get_record()
     update = await _build_in_thread(build, record)
     if update != Update():
-        check_update(record, update)
+        check_update(record, update, spell)
     return record, update
 
 

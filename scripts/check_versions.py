@@ -24,7 +24,8 @@ LEFT_OUT = re.compile(
 TESTS = ["tests/core/state", "tests/core/rules", "tests/core/committee", "tests/core/encoding", "tests/conformance",
   "tests/wire", "tests/config", "tests/telemetry"]  # fmt: skip
 SIMULATED = ["-m", "psyche", "simulate", "--state", "config/llama-20m", "--clients", "8", "--profile",
-  "config/profiles/home.toml", "--rounds", "8", "--seed", "3", "--no-suggestions"]  # fmt: skip
+  "config/profiles/home.toml", "--seed", "3", "--no-suggestions"]  # fmt: skip
+HOMES = [["--rounds", "8"], ["--rounds", "2", "--backend", "solana"]]
 LIMIT_S = 600
 
 
@@ -71,10 +72,15 @@ def get_environment(version: str) -> dict[str, str]:
 
 
 def simulate(python: Path, version: str) -> str:
-    """The SHA-256 of a simulated run's event log."""
+    """The SHA-256 of the event logs of a run that is simulated with both homes."""
+    return hashlib.sha256(b"".join(play(python, version, home) for home in HOMES)).hexdigest()
+
+
+def play(python: Path, version: str, home: list[str]) -> bytes:
+    """The event log of a simulated run."""
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) / "run.jsonl"
-        command = [python, *SIMULATED, "--events", events]
+        command = [python, *SIMULATED, *home, "--events", events]
         played = subprocess.run(
             command,
             cwd=ROOT,
@@ -86,7 +92,7 @@ def simulate(python: Path, version: str) -> str:
         )
         if played.returncode != 0:
             raise SystemExit(f"Python {version}: the simulation failed:\n{played.stdout}\n{played.stderr}")
-        return hashlib.sha256(events.read_bytes()).hexdigest()
+        return events.read_bytes()
 
 
 def run_tests(python: Path, version: str) -> bool:

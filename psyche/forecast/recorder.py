@@ -124,7 +124,7 @@ class Recorder:
             self._place = place
             self._tell_members(state)
         for client in state.clients:
-            self._look_at(client, trio.current_time())
+            self._look_at(client, trio.current_time(), is_paused=state.run_state is RunState.PAUSED)
         closed = max(0, state.progress.step - 1)
         self._given_up += max(0, self._closed - closed)
         self._closed, self._furthest = closed, max(closed, self._furthest)
@@ -149,9 +149,10 @@ class Recorder:
         epoch = state.progress.epoch
         self.world.note(kinds.RoundMembers(epoch=epoch, height=one.height, members=names, tokens=tokens))
 
-    def _look_at(self, client: Client, now: float) -> None:
+    def _look_at(self, client: Client, now: float, *, is_paused: bool) -> None:
+        """Note a member that left; who leaves with all others because the owner pauses the run has not."""
         before, self._states[client.p2p] = self._states.get(client.p2p), client.state
-        if before is ClientState.HEALTHY and client.state is not before:
+        if before is ClientState.HEALTHY and client.state is not before and not is_paused:
             self.exits.append(EarlyExit(now, self._names[client.p2p], *self._judge(client)))
 
     def _judge(self, client: Client) -> tuple[ExitCause, str]:

@@ -25,7 +25,7 @@ from psyche.forecast.question import Question, build_conditions, build_scenario,
 from psyche.forecast.report import build_json, describe_bound, format_forecast, format_question
 from psyche.forecast.suggestions import find_ideas
 from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain_faults import ChainHalt, EndpointFault
+from psyche.sim.chain_faults import ChainHalt, EndpointFault, OwnerPause
 from psyche.sim.faults import Kill
 
 ROUNDS = 3
@@ -190,6 +190,15 @@ def test_faults_of_endpoints_can_be_planned_on_a_chain(tmp_path: Path) -> None:
     assert faults == (EndpointFault(who=("all",), endpoint=1, is_down=True, at_s=9.0, for_s=30.0),)
     forecast = play(build_chain_question(faults=faults))
     assert (forecast.outcome.violations, forecast.missed, forecast.exits) == ([], (), [])
+
+
+def test_members_that_a_pause_in_warmup_sends_away_did_not_leave_by_themselves() -> None:
+    pause = OwnerPause(at_epoch=0, at_s=9.0, for_s=20.0)
+    forecast = play(build_chain_question(faults=(pause,)), keep_lines=True)
+    states = [line["run_state"] for line in decode_lines(forecast.outcome.lines) if line["kind"] == "state_changed"]
+    assert states.index("paused") < states.index("round_train"), "the pause came in Warmup"
+    assert (forecast.outcome.violations, forecast.exits) == ([], [])
+    assert len(forecast.accounts.data_rounds) == ROUNDS
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ from psyche.wire.report import SelfReport
 TICK_EVERY_S: Final = 0.5
 LOOK_AHEAD_S: Final = 1  # the chain may be ahead of this client's idea of its time
 RENEW_EVERY_S: Final = 5.0
-CATCH_UP_S: Final = 4.0  # until a record shows what has landed: the slowest confirmation
+# From the answer that a transaction has landed until its account arrives too. The chain's own delay is over by then,
+# however long it is; what is left is a push, or a new connection and a question if the push was cut.
+CATCH_UP_S: Final = 4.0
 DOUBT_S: Final = 15.0  # in this time each endpoint is asked again at least once
 SILENCE_S: Final = 20.0  # endpoints are asked every few seconds, even if the account does not change
 ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # a wallet that may not join asks again after this

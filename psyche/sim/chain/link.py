@@ -29,7 +29,7 @@ POLL_S: Final = 5.0  # between two questions to one endpoint, beside what it pus
 RESEND_S: Final = 2.0
 GRACE_S: Final = 0.5  # for the other endpoints, once one has answered
 CHECK_S: Final = 0.4  # between two questions for a transaction's status
-PAUSE_S: Final = 0.5  # after all endpoints have failed
+PAUSE_S: Final = 0.5  # after all endpoints have failed, as in the RPC client
 MOST_WAITING: Final = 64  # readings that nobody has taken; the oldest give way
 
 

@@ -1,26 +1,35 @@
 """What the accounts of coordinator and authorizer say, apart from a run's own account (`core.encoding.account`)."""
 
-import struct
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from solders.pubkey import Pubkey
 
-from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
-from psyche.chain.discriminators import get_discriminator
+from psyche.chain.interface.borsh import decode_value
+from psyche.chain.interface.files import NAMES
+from psyche.chain.interface.idl import DataKind, load_program
 from psyche.core.state.limits import RUN_ID_BYTES
 from psyche.errors import WireError
 
 
 class AccountKind(NamedTuple):
-    """What an account is: the program that owns it, and the name of its type there."""
+    """What an account is: the program that owns it, and the name of its type in the program's IDL."""
 
-    owner: Pubkey
+    program: str
     name: str
+
+    @property
+    def owner(self) -> Pubkey:
+        """The program's address."""
+        return NAMES[self.program]
 
     @property
     def discriminator(self) -> bytes:
         """The first bytes of all its accounts."""
-        return get_discriminator("account", self.name)
+        return self._data.discriminator
+
+    @property
+    def _data(self) -> DataKind:
+        return load_program(self.program).accounts[self.name]
 
     def check(self, key: Pubkey, owner: Pubkey, data: bytes) -> None:
         """Check that an account is of this kind: anybody can make one with the same bytes under another owner.
@@ -36,13 +45,23 @@ class AccountKind(NamedTuple):
                 f"with {self.discriminator.hex()}"
             )
 
+    def decode(self, raw: bytes, *, with_rest: bool = False) -> dict[str, Any]:
+        """Read the fields of an account; `with_rest`: it has room for longer ones.
 
-RUN_STATE: Final = AccountKind(COORDINATOR, "CoordinatorAccount")
-INSTANCE: Final = AccountKind(COORDINATOR, "CoordinatorInstance")
-EARNED_POINTS: Final = AccountKind(COORDINATOR, "EarnedPoints")
-AUTHORIZATION: Final = AccountKind(AUTHORIZER, "Authorization")
-TREASURER_RUN: Final = AccountKind(TREASURER, "Run")
-PARTICIPANT: Final = AccountKind(TREASURER, "Participant")
+        Raises:
+            WireError: it is none of this kind; the text names field and rule.
+        """
+        if not raw.startswith(self.discriminator):
+            raise WireError(f"{self.name}: {len(raw)} bytes that are no account of this kind")
+        return decode_value(self._data.form, raw[len(self.discriminator) :], self.name, with_rest=with_rest)
+
+
+RUN_STATE: Final = AccountKind("coordinator", "CoordinatorAccount")
+INSTANCE: Final = AccountKind("coordinator", "CoordinatorInstance")
+EARNED_POINTS: Final = AccountKind("coordinator", "EarnedPoints")
+AUTHORIZATION: Final = AccountKind("authorizer", "Authorization")
+TREASURER_RUN: Final = AccountKind("treasurer", "Run")
+PARTICIPANT: Final = AccountKind("treasurer", "Participant")
 
 
 class InstanceData(NamedTuple):
@@ -62,16 +81,10 @@ class InstanceData(NamedTuple):
         Raises:
             WireError: it is no instance; the text names the rule.
         """
-        _check_kind(raw, "CoordinatorInstance", _INSTANCE.size)
-        _, bump, main, join, account, length = _INSTANCE.unpack_from(raw)
-        end = _INSTANCE.size + length
-        if length > RUN_ID_BYTES or len(raw) < end + _POINTS.size:
-            raise WireError(f"CoordinatorInstance: a run id of {length} bytes, at most {RUN_ID_BYTES}")
-        try:
-            run_id = raw[_INSTANCE.size : end].decode()
-        except UnicodeDecodeError as error:
-            raise WireError("CoordinatorInstance: the run id is not UTF-8") from error
-        return cls(bump, Pubkey(main), Pubkey(join), Pubkey(account), run_id, *_POINTS.unpack_from(raw, end))
+        found = cls(**INSTANCE.decode(raw, with_rest=True))
+        if len(found.run_id.encode()) > RUN_ID_BYTES:
+            raise WireError(f"CoordinatorInstance.run_id: {found.run_id[:80]!r} must have at most {RUN_ID_BYTES} bytes")
+        return found
 
 
 class EarnedPointsData(NamedTuple):
@@ -91,9 +104,7 @@ class EarnedPointsData(NamedTuple):
         Raises:
             WireError: it is none.
         """
-        _check_kind(raw, "EarnedPoints", _EARNED.size)
-        _, bump, account, run_uid, signer, payer, points = _EARNED.unpack_from(raw)
-        return cls(bump, Pubkey(account), run_uid, Pubkey(signer), Pubkey(payer), points)
+        return cls(**EARNED_POINTS.decode(raw))
 
 
 class AuthorizationData(NamedTuple):
@@ -114,30 +125,4 @@ class AuthorizationData(NamedTuple):
         Raises:
             WireError: it is none; the text names the rule.
         """
-        _check_kind(raw, "Authorization", _AUTHORIZATION.size + _DELEGATES.size + _UPDATED.size)
-        _, bump, grantor, grantee, length = _AUTHORIZATION.unpack_from(raw)
-        listed = _AUTHORIZATION.size + length
-        if len(raw) < listed + _DELEGATES.size + _UPDATED.size:
-            raise WireError(f"Authorization: a scope of {length} bytes does not fit into {len(raw)}")
-        active, count = _DELEGATES.unpack_from(raw, listed)
-        start = listed + _DELEGATES.size
-        end = start + KEY_BYTES * count
-        if len(raw) != end + _UPDATED.size:
-            raise WireError(f"Authorization: {count} delegates do not fit into {len(raw)} bytes")
-        keys = tuple(Pubkey(raw[at : at + KEY_BYTES]) for at in range(start, end, KEY_BYTES))
-        scope = raw[_AUTHORIZATION.size : listed]
-        return cls(bump, Pubkey(grantor), Pubkey(grantee), scope, active, keys, *_UPDATED.unpack_from(raw, end))
-
-
-KEY_BYTES: Final = 32
-_AUTHORIZATION: Final = struct.Struct("<8sB32s32sI")
-_DELEGATES: Final = struct.Struct("<?I")
-_UPDATED: Final = struct.Struct("<q")
-_INSTANCE: Final = struct.Struct("<8sB32s32s32sI")
-_POINTS: Final = struct.Struct("<Q")
-_EARNED: Final = struct.Struct("<8sB32s32s32s32sQ")
-
-
-def _check_kind(raw: bytes, kind: str, size: int) -> None:
-    if len(raw) < size or not raw.startswith(get_discriminator("account", kind)):
-        raise WireError(f"{kind}: {len(raw)} bytes that are no account of this kind")
+        return cls(**AUTHORIZATION.decode(raw))

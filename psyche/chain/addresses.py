@@ -1,4 +1,4 @@
-"""The programs' addresses, and those of their accounts, which follow from seeds."""
+"""The addresses of programs, and those of their accounts, which follow from seeds."""
 
 from typing import Final
 
@@ -11,6 +11,8 @@ from psyche.errors import ConfigError
 COORDINATOR: Final = Pubkey.from_string("PsycheCoordinator11111111111111111111111111")
 AUTHORIZER: Final = Pubkey.from_string("PsycheAuthorizer111111111111111111111111111")
 TREASURER: Final = Pubkey.from_string("PsycheTreasurer1111111111111111111111111111")
+ASSOCIATED_TOKEN: Final = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
+INSTRUCTIONS: Final = Pubkey.from_string("Sysvar1nstructions1111111111111111111111111")  # those of the transaction
 EVERYBODY: Final = Pubkey.default()  # the grantee of an authorization that allows every wallet
 JOIN_SCOPE: Final = b"CoordinatorJoinRun"  # of authorizations to join runs
 

@@ -1,14 +1,12 @@
 """Instructions of the authorizer: who may do what in the name of a grantor, such as join its runs."""
 
-import struct
 from collections.abc import Sequence
 
-from solders.instruction import AccountMeta, Instruction
+from solders.instruction import Instruction
 from solders.pubkey import Pubkey
-from solders.system_program import ID as SYSTEM
 
-from psyche.chain.addresses import AUTHORIZER, JOIN_SCOPE, get_authorization_address
-from psyche.chain.parts import build_instruction, encode_bytes, reads, signs, writes
+from psyche.chain.addresses import JOIN_SCOPE, get_authorization_address
+from psyche.chain.interface.calls import build_call
 
 
 def build_authorization_create(
@@ -19,14 +17,14 @@ def build_authorization_create(
     The grantee EVERYBODY stands for every key. A scope has 1 to 32 bytes.
     """
     address = get_authorization_address(grantor, grantee, scope)
-    accounts = [signs(payer, writable=True), signs(grantor), writes(address), reads(SYSTEM)]
-    return _build("authorization_create", bytes(grantee) + encode_bytes(scope), accounts)
+    accounts = {"payer": payer, "grantor": grantor, "authorization": address}
+    return build_call("authorizer", "authorization_create", accounts, {"grantee": grantee, "scope": scope})
 
 
 def build_authorization_grantor_update(grantor: Pubkey, authorization: Pubkey, *, active: bool) -> Instruction:
     """Turn an authorization on or off; the grantor signs."""
-    accounts = [signs(grantor), writes(authorization)]
-    return _build("authorization_grantor_update", struct.pack("<?", active), accounts)
+    accounts = {"grantor": grantor, "authorization": authorization}
+    return build_call("authorizer", "authorization_grantor_update", accounts, {"active": active})
 
 
 def build_authorization_grantee_update(
@@ -36,17 +34,12 @@ def build_authorization_grantee_update(
 
     A transaction has room for about 24 keys, an authorization for 256.
     """
-    accounts = [
-        signs(payer, writable=True), signs(grantee), writes(authorization), reads(SYSTEM)
-    ]  # fmt: skip
-    body = struct.pack("<?I", clear, len(added)) + b"".join(map(bytes, added))
-    return _build("authorization_grantee_update", body, accounts)
+    accounts = {"payer": payer, "grantee": grantee, "authorization": authorization}
+    arguments = {"delegates_clear": clear, "delegates_added": tuple(added)}
+    return build_call("authorizer", "authorization_grantee_update", accounts, arguments)
 
 
 def build_authorization_close(grantor: Pubkey, spill: Pubkey, authorization: Pubkey) -> Instruction:
     """Close an inactive authorization; the deposit goes to `spill`, and the grantor signs."""
-    return _build("authorization_close", b"", [signs(grantor), writes(spill), writes(authorization)])
-
-
-def _build(name: str, body: bytes, accounts: list[AccountMeta]) -> Instruction:
-    return build_instruction(AUTHORIZER, name, body, accounts)
+    accounts = {"grantor": grantor, "spill": spill, "authorization": authorization}
+    return build_call("authorizer", "authorization_close", accounts)

@@ -5,21 +5,21 @@ from the accounts: the payer or user, and where a function says so the others.
 """
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
-from solders.instruction import AccountMeta, Instruction
+from solders.instruction import Instruction
 from solders.pubkey import Pubkey
-from solders.system_program import ID as SYSTEM
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche.chain.addresses import COORDINATOR, get_earned_points_address, get_instance_address
 from psyche.chain.instructions import encode_body
-from psyche.chain.parts import build_instruction, encode_bytes, reads, signs, writes
+from psyche.chain.interface.borsh import Encoded
+from psyche.chain.interface.calls import build_call
 from psyche.core.encoding.tables import CHECKPOINT, CONFIG, MODEL
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import SIGNED_BYTES, STATE_BYTES
 
-INSTRUCTIONS: Final = Pubkey.from_string("Sysvar1nstructions1111111111111111111111111")
 ED25519: Final = Pubkey.from_string("Ed25519SigVerify111111111111111111111111111")
 
 UserMessage = (
@@ -79,19 +79,14 @@ def build_init(
 
     `deposit` is in lamports: what the chain asks for an account of 165,192 bytes.
     """
-    accounts = [
-        signs(payer, writable=True),
-        writes(get_instance_address(run_id)),
-        signs(account, writable=True),
-        reads(SYSTEM),
-    ]
-    body = (
-        bytes(authorities.main)
-        + bytes(authorities.join)
-        + encode_bytes(run_id.encode())
-        + encode_bytes(client_version.encode())
-    )
-    return build_account(payer, account, deposit), _build("init_coordinator", body, accounts)
+    accounts = {
+        "payer": payer, "coordinator_instance": get_instance_address(run_id), "coordinator_account": account,
+    }  # fmt: skip
+    params = {
+        "main_authority": authorities.main, "join_authority": authorities.join, "run_id": run_id,
+        "client_version": client_version,
+    }  # fmt: skip
+    return build_account(payer, account, deposit), _build("init_coordinator", accounts, params=params)
 
 
 def build_account(payer: Pubkey, account: Pubkey, deposit: int) -> Instruction:
@@ -104,19 +99,20 @@ def build_account(payer: Pubkey, account: Pubkey, deposit: int) -> Instruction:
 
 def build_free(run: ChainRun, authority: Pubkey, spill: Pubkey) -> Instruction:
     """Close a halted run without earnings; the deposits go to `spill`."""
-    return _build("free_coordinator", b"", [signs(authority), writes(spill), writes(run.instance), writes(run.account)])
+    return _build("free_coordinator", {"authority": authority, "spill": spill, **_name(run)})
 
 
 def build_join_run(run: ChainRun, user: Pubkey, p2p: Pubkey, authorization: Pubkey, expires_unix: int) -> Instruction:
     """Join with a wallet and a session key; both sign."""
-    accounts = [signs(user), signs(p2p), reads(authorization), reads(run.instance), writes(run.account)]
-    return _build("join_run", struct.pack("<Q", expires_unix), accounts)
+    accounts = {"user": user, "p2p": p2p, "authorization": authorization, **_name(run)}
+    return _build("join_run", accounts, expires_unix=expires_unix)
 
 
 def build_user_message(run: ChainRun, user: Pubkey, message: UserMessage) -> Instruction:
     """Send a member's message, or one that anyone may send. The chain itself knows a tick's entropy."""
-    body = b"" if isinstance(message, msg.Tick) else encode_body(message)
-    return _build(_NAMES[type(message)], body, [signs(user), reads(run.instance), writes(run.account)])
+    body = None if isinstance(message, msg.Tick | msg.LeaveRun | msg.ReclaimSlot) else encode_body(message)
+    arguments = {} if body is None else {"body": Encoded(body)}
+    return _build(_NAMES[type(message)], {"user": user, **_name(run)}, **arguments)
 
 
 def build_owner_message(run: ChainRun, authority: Pubkey, message: OwnerMessage) -> Instruction:
@@ -124,24 +120,19 @@ def build_owner_message(run: ChainRun, authority: Pubkey, message: OwnerMessage)
 
     An update's further sources of weights are not sent: those on record stay if the model's first source stays.
     """
-    return _build(
-        _NAMES[type(message)],
-        encode_owner_body(message),
-        [signs(authority), reads(run.instance), writes(run.account)],
-    )
-
-
-def encode_owner_body(message: OwnerMessage) -> bytes:
-    """The data of an owner's instruction after the discriminator; a treasurer forwards the same bytes."""
+    accounts, name = {"authority": authority, **_name(run)}, _NAMES[type(message)]
     match message:
-        case msg.Pause():
-            return b"\1"
-        case msg.Resume():
-            return b"\0"
+        case msg.Pause() | msg.Resume():
+            return _build(name, accounts, paused=isinstance(message, msg.Pause))
         case msg.Update():
-            return _cut_model(encode_body(message))
+            return _build(name, accounts, body=encode_update(message))
         case _:
-            return encode_body(message)
+            return _build(name, accounts, body=Encoded(encode_body(message)))
+
+
+def encode_update(message: msg.Update) -> Encoded:
+    """An update as an argument; a treasurer forwards the same bytes."""
+    return Encoded(_cut_model(encode_body(message)))
 
 
 def _cut_model(body: bytes) -> bytes:
@@ -152,20 +143,15 @@ def _cut_model(body: bytes) -> bytes:
 
 def build_collect(run: ChainRun, payer: Pubkey, run_uid: bytes, signer: Pubkey) -> Instruction:
     """Move the earnings of `signer` to its account of earned points, whose deposit the payer pays at the first time."""
-    accounts = [
-        signs(payer, writable=True),
-        writes(run.instance),
-        writes(run.account),
-        writes(get_earned_points_address(run_uid, signer)),
-        reads(SYSTEM),
-    ]
-    return _build("collect", bytes(signer), accounts)
+    accounts = {"payer": payer, "earned_points": get_earned_points_address(run_uid, signer), **_name(run)}
+    return _build("collect", accounts, signer=signer)
 
 
 def build_close_earned_points(account: Pubkey, run_uid: bytes, signer: Pubkey, payer: Pubkey) -> Instruction:
     """Close the earned points of `signer` in a run freed from `account`; the deposit goes back to who paid it."""
     points = get_earned_points_address(run_uid, signer)
-    return _build("close_earned_points", b"", [signs(signer), writes(payer), reads(account), writes(points)])
+    accounts = {"signer": signer, "payer": payer, "coordinator_account": account, "earned_points": points}
+    return _build("close_earned_points", accounts)
 
 
 def build_equivocation_report(
@@ -176,8 +162,8 @@ def build_equivocation_report(
     evidence: tuple[SignedResult, SignedResult],
 ) -> tuple[Instruction, Instruction]:
     """Report a member whose p2p key signed two results for one round (R7)."""
-    accounts = [signs(user), reads(run.instance), writes(run.account), reads(INSTRUCTIONS)]
-    return build_signature_check(p2p, evidence), _build("report_equivocation", encode_body(report), accounts)
+    call = _build("report_equivocation", {"user": user, **_name(run)}, body=Encoded(encode_body(report)))
+    return build_signature_check(p2p, evidence), call
 
 
 def build_signature_check(key: Pubkey, signed: tuple[SignedResult, ...]) -> Instruction:
@@ -198,5 +184,9 @@ def build_signature_check(key: Pubkey, signed: tuple[SignedResult, ...]) -> Inst
     return Instruction(ED25519, data, [])
 
 
-def _build(name: str, body: bytes, accounts: list[AccountMeta]) -> Instruction:
-    return build_instruction(COORDINATOR, name, body, accounts)
+def _name(run: ChainRun) -> dict[str, Pubkey]:
+    return {"coordinator_instance": run.instance, "coordinator_account": run.account}
+
+
+def _build(name: str, accounts: Mapping[str, Pubkey], **arguments: Any) -> Instruction:
+    return build_call("coordinator", name, accounts, arguments)

@@ -1,17 +1,7 @@
-"""The parts of an instruction: its data, and its accounts with what it does to them."""
+"""What an instruction of the chain's own programs, whose interfaces are not here, does with its accounts."""
 
-import struct
-from collections.abc import Sequence
-
-from solders.instruction import AccountMeta, Instruction
+from solders.instruction import AccountMeta
 from solders.pubkey import Pubkey
-
-from psyche.chain.discriminators import get_discriminator
-
-
-def build_instruction(program: Pubkey, name: str, body: bytes, accounts: Sequence[AccountMeta]) -> Instruction:
-    """An instruction of an Anchor program; `body` is the Borsh encoding of its arguments."""
-    return Instruction(program, get_discriminator("global", name) + body, list(accounts))
 
 
 def signs(key: Pubkey, *, writable: bool = False) -> AccountMeta:
@@ -27,8 +17,3 @@ def reads(key: Pubkey) -> AccountMeta:
 def writes(key: Pubkey) -> AccountMeta:
     """An account that the instruction may change."""
     return AccountMeta(key, is_signer=False, is_writable=True)
-
-
-def encode_bytes(raw: bytes) -> bytes:
-    """The Borsh encoding of bytes, or of a text's UTF-8: their number as u32, then the bytes."""
-    return struct.pack("<I", len(raw)) + raw

@@ -9,8 +9,8 @@ from solders.token import ID as TOKEN
 from solders.token.associated import get_associated_token_address
 from solders.token.state import Mint, TokenAccount
 
+from psyche.chain.addresses import ASSOCIATED_TOKEN
 from psyche.chain.parts import reads, signs, writes
-from psyche.chain.treasurer import ASSOCIATED_TOKEN
 from psyche.errors import ConfigError, WireError
 
 MINT_BYTES: Final = 82

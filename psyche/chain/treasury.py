@@ -1,16 +1,13 @@
 """What the treasurer's accounts say, and what a run owes."""
 
-import struct
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from solders.pubkey import Pubkey
 
-from psyche.chain.accounts import InstanceData
-from psyche.chain.discriminators import get_discriminator
+from psyche.chain.accounts import PARTICIPANT, TREASURER_RUN, InstanceData
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import Coordinator
-from psyche.errors import WireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +32,9 @@ class TreasurerRun:
         Raises:
             WireError: it is none.
         """
-        _check(raw, "Run", _RUN.size)
-        _, _, index, main, join, account, instance, mint, claimed, collateral, run_uid = _RUN.unpack(raw)
-        return cls(
-            address, index, Pubkey(main), Pubkey(join), Pubkey(account), Pubkey(instance), Pubkey(mint), claimed,
-            Pubkey(collateral), run_uid,
-        )  # fmt: skip
+        values = TREASURER_RUN.decode(raw)
+        del values["bump"]
+        return cls(address, **values)
 
 
 class ParticipantData(NamedTuple):
@@ -59,18 +53,9 @@ class ParticipantData(NamedTuple):
         Raises:
             WireError: it is none.
         """
-        _check(raw, "Participant", _PARTICIPANT.size)
-        _, _, run, run_uid, user, payer, claimed = _PARTICIPANT.unpack(raw)
-        return cls(Pubkey(run), run_uid, Pubkey(user), Pubkey(payer), claimed)
-
-
-_RUN: Final = struct.Struct("<8sBQ32s32s32s32s32sQ32s32s")
-_PARTICIPANT: Final = struct.Struct("<8sB32s32s32s32sQ")
-
-
-def _check(raw: bytes, kind: str, size: int) -> None:
-    if len(raw) != size or not raw.startswith(get_discriminator("account", kind)):
-        raise WireError(f"{kind}: {len(raw)} bytes that are no account of this kind")
+        values = PARTICIPANT.decode(raw)
+        del values["bump"]
+        return cls(**values)
 
 
 def compute_owed(run: TreasurerRun, instance: InstanceData, state: Coordinator) -> int:

@@ -13,8 +13,8 @@ from typing import Any, Final
 import httpx2
 import trio
 
+from psyche.chain.interface.files import NAMES, find_file
 from psyche.errors import BackendError, ConfigError
-from psyche.localchain.programs import NAMES, find_file
 from psyche.localchain.web import bind_pair
 
 VALIDATOR: Final = "solana-test-validator"

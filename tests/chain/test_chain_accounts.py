@@ -6,11 +6,10 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.chain.anchor import encode_bytes, get_discriminator
 from solders.pubkey import Pubkey
 
 from psyche.chain.accounts import AuthorizationData, EarnedPointsData, InstanceData
-from psyche.chain.discriminators import get_discriminator
-from psyche.chain.parts import encode_bytes
 from psyche.chain.treasurer import compute_run_index
 from psyche.chain.treasury import ParticipantData, TreasurerRun, compute_owed
 from psyche.core.state.state import RunState, Slot
@@ -54,7 +53,7 @@ def test_bytes_are_an_account_or_refused(kind: str, rest: bytes) -> None:
 
 def test_a_run_id_that_is_no_text_is_refused() -> None:
     raw = get_discriminator("account", "CoordinatorInstance") + bytes(97) + encode_bytes(b"\xff")
-    with pytest.raises(WireError, match="run id"):
+    with pytest.raises(WireError, match=r"run_id: is no UTF-8"):
         InstanceData.read(raw + bytes(8))
 
 

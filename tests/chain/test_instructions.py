@@ -1,6 +1,6 @@
 """Messages as bodies of instructions: what a reader of their documented form reads is what was written."""
 
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 from typing import Any
 
 import pytest
@@ -10,6 +10,8 @@ from kits.runs import build_run
 from twins.bodies import FORMS, decode_body
 
 from psyche.chain.instructions import encode_body
+from psyche.chain.interface.borsh import decode_value
+from psyche.chain.interface.idl import load_program
 from psyche.core.committee.seeds import EXPIRED
 from psyche.core.encoding.account import decode_witness
 from psyche.core.rules.apply import KINDS
@@ -68,6 +70,23 @@ def test_a_body_is_the_fields_of_its_message_in_order(message: Any) -> None:
     assert decode_body(kind.number, encode_body(message)) == message
     if not isinstance(message, msg.Tick):  # a chain knows its entropy by itself
         assert bodies.decode_body(kind.type, encode_body(message)) == message
+
+
+@given(MESSAGES)
+def test_the_idl_describes_a_body_by_the_names_and_values_of_its_message(message: Any) -> None:
+    kind = next(kind for kind in KINDS if kind.type is type(message))
+    name = "set_future_epoch_rates" if kind.type is msg.SetRates else kind.name
+    arguments = load_program("coordinator").instructions.get(name)
+    if arguments is None or "body" not in arguments.arguments.fields or kind.type is msg.Update:
+        return  # an update is sent without the model's further sources; the frozen instructions have one
+    found = decode_value(arguments.arguments, encode_body(message), kind.name)["body"]
+    assert list(found) == [field.name for field in fields(message)]
+    for field, value in found.items():
+        said = getattr(message, field)
+        if isinstance(said, str):
+            assert value == said.encode().ljust(len(value), b"\0")
+        elif not isinstance(said, Checkpoint):  # in the layout of the account
+            assert value == said
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ from box import BoxedRun, begin_run
 from solders.pubkey import Pubkey
 
 from psyche.chain.addresses import AUTHORIZER, COORDINATOR
+from psyche.chain.interface.files import find_file
+from psyche.chain.interface.idl import load_idl
 from psyche.core.state.limits import STATE_BYTES
 from psyche.localchain.chain import LocalChain, open_local_chain
-from psyche.localchain.idl import convert_to_legacy, load_idl
-from psyche.localchain.programs import find_file
+from psyche.localchain.legacy_idl import convert_to_legacy
 
 FOLDER = Path(__file__).parent / "strangers"
 PACKAGES = FOLDER / "package.json"

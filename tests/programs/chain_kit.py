@@ -4,6 +4,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+from kits.chain.anchor import get_discriminator
 from kits.svm import Bank, Refused
 from solders.hash import Hash
 from solders.instruction import AccountMeta, Instruction
@@ -16,7 +17,6 @@ from solders.transaction_metadata import FailedTransactionMetadata, TransactionM
 
 from psyche.chain.addresses import AUTHORIZER, COORDINATOR, EVERYBODY, get_authorization_address
 from psyche.chain.coordinator import Authorities, ChainRun, build_init
-from psyche.chain.discriminators import get_discriminator
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.limits import STATE_BYTES

@@ -4,6 +4,7 @@ import struct
 from collections.abc import Sequence
 
 import pytest
+from kits.chain.anchor import build_instruction, encode_bytes, get_discriminator
 from kits.svm import NOW, SYSTEM, Bank, Refused, replace_accounts, signs
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
@@ -17,8 +18,7 @@ from psyche.chain.authorizer import (
     build_authorization_grantee_update,
     build_authorization_grantor_update,
 )
-from psyche.chain.discriminators import get_discriminator
-from psyche.chain.parts import build_instruction, encode_bytes, reads, writes
+from psyche.chain.parts import reads, writes
 
 ACTIVE, TOO_EARLY, NOT_GRANTOR, NOT_GRANTEE, SCOPE_LENGTH, TOO_MANY, ZERO_DELEGATE = range(6_000, 6_007)
 NOT_UNDERSTOOD = 102

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from kits.chain.anchor import encode_bytes
 from kits.svm import SYSTEM, replace_accounts, signs
 from programs.chain_kit import INVALID_TEXTS
 from solders.instruction import AccountMeta, Instruction
@@ -34,7 +35,7 @@ from treasury_kit import (
 )
 
 from psyche.chain.addresses import COORDINATOR, TREASURER
-from psyche.chain.parts import encode_bytes, reads, writes
+from psyche.chain.parts import reads, writes
 from psyche.chain.treasurer import RunChange
 from psyche.core.state.messages import Update
 from psyche.core.state.state import Metadata, RunState

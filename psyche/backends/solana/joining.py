@@ -7,7 +7,7 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainPlan, ChainSession
-from psyche.chain.accounts import AUTHORIZATION, KEY_BYTES, AuthorizationData
+from psyche.chain.accounts import AUTHORIZATION, AuthorizationData
 from psyche.chain.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address, parse_key
 from psyche.chain.authorizer import (
     build_authorization_close,
@@ -15,6 +15,7 @@ from psyche.chain.authorizer import (
     build_authorization_grantee_update,
     build_authorization_grantor_update,
 )
+from psyche.chain.interface.borsh import KEY_BYTES
 from psyche.chain.packing import Step
 from psyche.errors import ConfigError
 

@@ -164,7 +164,7 @@ def fund(chain: "LocalChain", wallet: "Keypair") -> None:
 
 def show(http: str, ws: str, genesis: str, wallets: dict[Path, "Keypair"]) -> None:
     """Print what to know of a chain: addresses, programs and wallets."""
-    from psyche.localchain.programs import NAMES
+    from psyche.chain.interface.files import NAMES
 
     typer.echo(f"  calls          {http}")
     typer.echo(f"  subscriptions  {ws}")
@@ -217,9 +217,10 @@ def idl(
     """
     import json
 
+    from psyche.chain.interface.files import NAMES
+    from psyche.chain.interface.idl import load_idl
     from psyche.errors import ConfigError
-    from psyche.localchain.idl import convert_to_legacy, load_idl
-    from psyche.localchain.programs import NAMES
+    from psyche.localchain.legacy_idl import convert_to_legacy
 
     if program not in NAMES:
         raise ConfigError(f"{program!r} is no program: use one of {', '.join(NAMES)}")

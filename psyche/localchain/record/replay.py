@@ -8,13 +8,14 @@ replay.carry_out(call)             # each instruction that took effect; raises w
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from itertools import groupby
 from typing import Final
 
 from solders.pubkey import Pubkey
 
-from psyche.chain.discriminators import DISCRIMINATOR_BYTES, get_discriminator
+from psyche.chain.interface.idl import DISCRIMINATOR_BYTES, load_program
 from psyche.core.encoding.account import decode_state, encode_model, encode_state
 from psyche.core.encoding.tables import ACCOUNT, CHECKPOINT, CONFIG, MODEL
 from psyche.core.rules.apply import apply
@@ -37,9 +38,14 @@ _BY_BODY: Final[dict[str, type[Message]]] = {  # instructions whose body is that
 }  # fmt: skip
 _OTHERS: Final = ("init_coordinator", "free_coordinator", "join_run", "tick", "set_paused", "update", "collect")
 _PLACES: Final = {"join_run": 4, "free_coordinator": 3}  # of the coordinator account; else the third
-_NAMES: Final = {get_discriminator("global", name): name for name in (*_BY_BODY, *_OTHERS)}
 _HEAD_BYTES: Final = MODEL.size - 3 * CHECKPOINT.size  # of a model: what an update brings
 _SOURCE: Final = slice(20, 156)  # the first source of weights in a model
+
+
+@cache
+def _name_calls() -> dict[bytes, str]:
+    known = load_program("coordinator").instructions
+    return {known[name].discriminator: name for name in (*_BY_BODY, *_OTHERS)}
 
 
 class ReplayDifference(PsycheError):
@@ -68,7 +74,7 @@ class ChainCall:
     @property
     def name(self) -> str:
         """The name of the instruction; empty if it is none that works on a run's account."""
-        return _NAMES.get(self.data[:DISCRIMINATOR_BYTES], "")
+        return _name_calls().get(self.data[:DISCRIMINATOR_BYTES], "")
 
     @property
     def body(self) -> bytes:

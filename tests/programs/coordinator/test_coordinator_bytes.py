@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kits.chain.anchor import get_discriminator
 from kits.runs import build_cooldown, build_paused_run, build_run, build_training, build_warmup
 from programs.chain_kit import MALFORMED, NOT_UNDERSTOOD, ChainStage
 from solders.instruction import Instruction
 
 from psyche.chain.coordinator import build_owner_message, build_user_message
-from psyche.chain.discriminators import get_discriminator
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator, Metadata, Progress, RunState

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pytest
+from kits.chain.anchor import get_discriminator
 from kits.runs import Run
 from programs.chain_kit import ChainStage, build_slot_hashes
 from solders.clock import Clock
@@ -23,7 +24,6 @@ from psyche.chain.coordinator import (
     build_owner_message,
     build_user_message,
 )
-from psyche.chain.discriminators import get_discriminator
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.messages import Message

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from kits.chain.anchor import get_discriminator
 from kits.svm import BUILT
 from programs.chain_kit import MALFORMED, NOT_FREED
 from solders.instruction import Instruction
 from transaction_kit import ALONE, WITH_TICK
 
 from psyche.chain.addresses import COORDINATOR
-from psyche.chain.discriminators import get_discriminator
 from psyche.core.encoding import tables
 from psyche.core.encoding.fields import Field
 from psyche.core.encoding.records import FieldLayout

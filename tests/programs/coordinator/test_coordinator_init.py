@@ -3,6 +3,7 @@
 from hashlib import sha256
 
 import pytest
+from kits.chain.anchor import encode_bytes, get_discriminator
 from kits.runs import build_paused_run, build_run
 from kits.svm import NOW, Refused, signs
 from programs.chain_kit import (
@@ -28,8 +29,7 @@ from solders.pubkey import Pubkey
 from psyche.chain.accounts import InstanceData
 from psyche.chain.addresses import COORDINATOR
 from psyche.chain.coordinator import build_free
-from psyche.chain.discriminators import get_discriminator
-from psyche.chain.parts import encode_bytes, reads, writes
+from psyche.chain.parts import reads, writes
 from psyche.core.encoding.account import encode_state
 from psyche.core.encoding.tables import DISCRIMINATOR
 from psyche.core.state.limits import STATE_BYTES

@@ -1,22 +1,8 @@
-"""The programs' interfaces, and the same in the form that tools from before Anchor 0.30 read."""
+"""The programs' IDLs in the form that tools from before Anchor 0.30 read."""
 
-from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
-from psyche.localchain.programs import find_file
-
 _SIMPLE: Final = {"pubkey": "publicKey"}
-
-
-def load_idl(program: str, folder: Path | None = None) -> dict[str, Any]:
-    """The interface of the coordinator, authorizer or treasurer: Anchor's IDL, spec 0.1.0.
-
-    Raises:
-        ConfigError: it is missing.
-    """
-    return msgspec.json.decode(find_file(f"psyche_{program}.json", folder).read_bytes())
 
 
 def convert_to_legacy(idl: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from psyche.localchain.idl import convert_to_legacy, load_idl
-from psyche.localchain.programs import NAMES
+from psyche.chain.interface.files import NAMES
+from psyche.chain.interface.idl import load_idl
+from psyche.localchain.legacy_idl import convert_to_legacy
 
 
 @pytest.mark.parametrize("program", NAMES)

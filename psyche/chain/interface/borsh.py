@@ -1,0 +1,362 @@
+"""Borsh, the form of what programs read and write: values of the types that an IDL names, little-endian and packed.
+
+Form            Value in Python               Bytes
+u8 to u64, i64  int                           1 to 8
+bool            bool                          1: 0 or 1
+pubkey          Pubkey                        32
+string, bytes   str, bytes                    their number as u32, then UTF-8 or the bytes
+[u8; N]         bytes                         N
+[T; N]          tuple                         N values
+vec             tuple                         their number as u32, then the values
+option          None or a value               0, or 1 and the value
+struct          dict by field                 the fields in order
+enum            Variant                       the variant's number in 1 byte, then its fields
+
+Whatever cannot be written or read raises a WireError that names the place, such as `join_run.expires_unix`, and the
+rule. A length is checked against the bytes that are there before anything is allocated for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Any, Final, NamedTuple, Protocol
+
+from solders.pubkey import Pubkey
+
+from psyche.errors import WireError
+
+U32_MAX: Final = (1 << 32) - 1
+KEY_BYTES: Final = 32
+_LENGTH_BYTES: Final = 4
+
+
+class Encoded(NamedTuple):
+    """A value whose bytes another codec has made: it is written as it is, once it reads as the form says."""
+
+    raw: bytes
+
+
+class Variant(NamedTuple):
+    """A value of an enum."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+
+class BorshReader:
+    """Bytes that are read from their front."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return len(self._raw) - self._at
+
+    def take(self, size_bytes: int, where: str) -> bytes:
+        """The next bytes."""
+        if size_bytes > self.left:
+            raise WireError(f"{where}: {self.left} bytes are left, {size_bytes} are needed")
+        start, self._at = self._at, self._at + size_bytes
+        return self._raw[start : self._at]
+
+    def take_number(self, size_bytes: int, where: str, *, signed: bool = False) -> int:
+        """The next number."""
+        return int.from_bytes(self.take(size_bytes, where), "little", signed=signed)
+
+    def take_count(self, least_bytes: int, where: str) -> int:
+        """The number of entries that follow, each of at least so many bytes."""
+        count = self.take_number(_LENGTH_BYTES, where)
+        if count * least_bytes > self.left:
+            raise WireError(f"{where}: {count} entries need {count * least_bytes} bytes, {self.left} are left")
+        return count
+
+
+class BorshForm(Protocol):
+    """How values of one type are written and read."""
+
+    @property
+    def least_bytes(self) -> int:
+        """No value has fewer bytes."""
+        ...
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write a value; `where` names its place in errors."""
+        ...
+
+    def read(self, reader: BorshReader, where: str) -> Any:
+        """Read a value."""
+        ...
+
+
+def encode_value(form: BorshForm, value: Any, where: str) -> bytes:
+    """Write a value.
+
+    Raises:
+        WireError: it breaks a rule of its form.
+    """
+    if not isinstance(value, Encoded):
+        return form.write(value, where)
+    decode_value(form, value.raw, where)
+    return value.raw
+
+
+def decode_value(form: BorshForm, raw: bytes, where: str, *, with_rest: bool = False) -> Any:
+    """Read a value; `with_rest`: more may follow, as in accounts that are made for the longest value.
+
+    Raises:
+        WireError: the bytes are none.
+    """
+    reader = BorshReader(raw)
+    value = form.read(reader, where)
+    if reader.left and not with_rest:
+        raise WireError(f"{where}: {reader.left} bytes too many")
+    return value
+
+
+def _check(value: Any, kind: type | UnionType, what: str, where: str) -> None:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise WireError(f"{where}: {str(value)[:40]!r} must be {what}")
+
+
+@dataclass(frozen=True)
+class NumberForm:
+    """A number of 1 to 8 bytes."""
+
+    least_bytes: int
+    signed: bool = False
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write a number."""
+        bits = 8 * self.least_bytes
+        low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if self.signed else (0, (1 << bits) - 1)
+        _check(value, int, "an integer", where)
+        if not low <= value <= high:
+            raise WireError(f"{where}: {value} is not between {low} and {high}")
+        return int(value).to_bytes(self.least_bytes, "little", signed=self.signed)
+
+    def read(self, reader: BorshReader, where: str) -> int:
+        """Read a number."""
+        return reader.take_number(self.least_bytes, where, signed=self.signed)
+
+
+def _read_flag(reader: BorshReader, where: str) -> bool:
+    flag = reader.take_number(1, where)
+    if flag > 1:
+        raise WireError(f"{where}: {flag} is neither 0 nor 1")
+    return bool(flag)
+
+
+@dataclass(frozen=True)
+class BoolForm:
+    """True or false."""
+
+    least_bytes: int = 1
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write a boolean."""
+        _check(value, bool, "true or false", where)
+        return bytes([value])
+
+    def read(self, reader: BorshReader, where: str) -> bool:
+        """Read a boolean."""
+        return _read_flag(reader, where)
+
+
+@dataclass(frozen=True)
+class KeyForm:
+    """A public key."""
+
+    least_bytes: int = KEY_BYTES
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write a key."""
+        _check(value, Pubkey, "a public key", where)
+        return bytes(value)
+
+    def read(self, reader: BorshReader, where: str) -> Pubkey:
+        """Read a key."""
+        return Pubkey(reader.take(KEY_BYTES, where))
+
+
+@dataclass(frozen=True)
+class RawForm:
+    """Bytes of a fixed number."""
+
+    least_bytes: int
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write the bytes."""
+        _check(value, bytes, "bytes", where)
+        if len(value) != self.least_bytes:
+            raise WireError(f"{where}: {len(value)} bytes, must be {self.least_bytes}")
+        return value
+
+    def read(self, reader: BorshReader, where: str) -> bytes:
+        """Read the bytes."""
+        return reader.take(self.least_bytes, where)
+
+
+def _write_count(count: int, where: str) -> bytes:
+    if count > U32_MAX:
+        raise WireError(f"{where}: {count} entries, at most {U32_MAX}")
+    return count.to_bytes(_LENGTH_BYTES, "little")
+
+
+@dataclass(frozen=True)
+class BytesForm:
+    """Bytes of any number."""
+
+    least_bytes: int = _LENGTH_BYTES
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write the bytes."""
+        _check(value, bytes, "bytes", where)
+        return _write_count(len(value), where) + value
+
+    def read(self, reader: BorshReader, where: str) -> bytes:
+        """Read the bytes."""
+        return reader.take(reader.take_count(1, where), where)
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """A text."""
+
+    least_bytes: int = _LENGTH_BYTES
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write a text."""
+        _check(value, str, "a text", where)
+        try:
+            raw = value.encode()
+        except UnicodeEncodeError as error:
+            raise WireError(f"{where}: {value!a} has no UTF-8") from error
+        return _write_count(len(raw), where) + raw
+
+    def read(self, reader: BorshReader, where: str) -> str:
+        """Read a text."""
+        raw = reader.take(reader.take_count(1, where), where)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise WireError(f"{where}: is no UTF-8") from error
+
+
+@dataclass(frozen=True)
+class OptionForm:
+    """A value, or none."""
+
+    inner: BorshForm
+    least_bytes: int = 1
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write a value or None."""
+        return b"\0" if value is None else b"\1" + encode_value(self.inner, value, where)
+
+    def read(self, reader: BorshReader, where: str) -> Any:
+        """Read a value or None."""
+        return self.inner.read(reader, where) if _read_flag(reader, where) else None
+
+
+def _write_entries(form: BorshForm, values: Sequence[Any], where: str) -> bytes:
+    return b"".join(encode_value(form, value, f"{where}[{place}]") for place, value in enumerate(values))
+
+
+def _read_entries(form: BorshForm, count: int, reader: BorshReader, where: str) -> tuple[Any, ...]:
+    return tuple(form.read(reader, f"{where}[{place}]") for place in range(count))
+
+
+@dataclass(frozen=True)
+class ListForm:
+    """Several values of one type, which has at least one byte."""
+
+    inner: BorshForm
+    least_bytes: int = _LENGTH_BYTES
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write a list or tuple."""
+        _check(value, list | tuple, "a list", where)
+        return _write_count(len(value), where) + _write_entries(self.inner, value, where)
+
+    def read(self, reader: BorshReader, where: str) -> tuple[Any, ...]:
+        """Read the values."""
+        return _read_entries(self.inner, reader.take_count(self.inner.least_bytes, where), reader, where)
+
+
+@dataclass(frozen=True)
+class ArrayForm:
+    """A fixed number of values of one type."""
+
+    inner: BorshForm
+    count: int
+
+    @property
+    def least_bytes(self) -> int:
+        """No value has fewer bytes."""
+        return self.count * self.inner.least_bytes
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write a list or tuple."""
+        _check(value, list | tuple, "a list", where)
+        if len(value) != self.count:
+            raise WireError(f"{where}: {len(value)} entries, must be {self.count}")
+        return _write_entries(self.inner, value, where)
+
+    def read(self, reader: BorshReader, where: str) -> tuple[Any, ...]:
+        """Read the values."""
+        return _read_entries(self.inner, self.count, reader, where)
+
+
+@dataclass(frozen=True)
+class StructForm:
+    """Named values, in their order."""
+
+    fields: Mapping[str, BorshForm]
+    least_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "least_bytes", sum(form.least_bytes for form in self.fields.values()))
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write the fields of a mapping, which has these and no others."""
+        _check(value, Mapping, "a mapping of fields", where)
+        if missing := [name for name in self.fields if name not in value]:
+            raise WireError(f"{where}: {', '.join(missing)} is missing")
+        if unknown := [str(name) for name in value if name not in self.fields]:
+            raise WireError(f"{where}: {', '.join(unknown)} is unknown; there are {', '.join(self.fields) or 'none'}")
+        return b"".join(encode_value(form, value[name], f"{where}.{name}") for name, form in self.fields.items())
+
+    def read(self, reader: BorshReader, where: str) -> dict[str, Any]:
+        """Read the fields."""
+        return {name: form.read(reader, f"{where}.{name}") for name, form in self.fields.items()}
+
+
+@dataclass(frozen=True)
+class EnumForm:
+    """One of several variants, which are numbered in their order."""
+
+    variants: Mapping[str, StructForm]
+
+    @property
+    def least_bytes(self) -> int:
+        """No value has fewer bytes."""
+        return 1 + min(form.least_bytes for form in self.variants.values())
+
+    def write(self, value: Any, where: str) -> bytes:
+        """Write a `Variant`."""
+        _check(value, Variant, "a variant", where)
+        if value.name not in self.variants:
+            raise WireError(f"{where}: {value.name!r} is none of {', '.join(self.variants)}")
+        number = list(self.variants).index(value.name)
+        return bytes([number]) + self.variants[value.name].write(value.fields, f"{where}.{value.name}")
+
+    def read(self, reader: BorshReader, where: str) -> Variant:
+        """Read a `Variant`."""
+        number = reader.take_number(1, where)
+        if number >= len(self.variants):
+            raise WireError(f"{where}: there is no variant {number}, only 0 to {len(self.variants) - 1}")
+        name, form = list(self.variants.items())[number]
+        return Variant(name, form.read(reader, f"{where}.{name}"))

@@ -9,14 +9,14 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.session import ChainPlan, ChainSession
-from psyche.chain.accounts import EARNED_POINTS, PARTICIPANT, AccountKind, EarnedPointsData
-from psyche.chain.addresses import COORDINATOR, TREASURER
+from psyche.chain.accounts import EARNED_POINTS, PARTICIPANT, RUN_STATE, TREASURER_RUN, AccountKind, EarnedPointsData
 from psyche.chain.amounts import format_sol
 from psyche.chain.coordinator import build_close_earned_points
 from psyche.chain.packing import Step
 from psyche.chain.treasurer import build_participant_close
 from psyche.chain.treasury import ParticipantData, TreasurerRun
 from psyche.core.encoding.account import decode_state
+from psyche.errors import WireError
 from psyche.telemetry.text import format_number
 
 MEMBER_AT: Final = 73  # in accounts of both kinds, as `payer` is
@@ -89,19 +89,20 @@ async def find_deposits(session: ChainSession) -> Deposits:
     wallet, rpc = session.key, session.rpc
     earned = await _find(rpc, EARNED_POINTS, EarnedPointsData.read, wallet)
     records = await _find(rpc, PARTICIPANT, ParticipantData.read, wallet)
-    live = await _find_live(rpc, {one.coordinator_account for _, one in earned} | {one.run for _, one in records})
+    runs = await _find_live(rpc, RUN_STATE, _read_run_uid, {one.coordinator_account for _, one in earned})
+    paying = await _find_live(rpc, TREASURER_RUN, _read_treasurer_uid, {one.run for _, one in records})
     closable: list[Deposit] = []
     kept = others = 0
     for lamports, points in earned:
         if points.signer != wallet:
             others += lamports
-        elif live.get(points.coordinator_account) == points.run_uid:
+        elif runs.get(points.coordinator_account) == points.run_uid:
             kept += 1
         else:
             close = build_close_earned_points(points.coordinator_account, points.run_uid, wallet, points.payer)
             closable.append(Deposit(points.payer, lamports, close))
     for lamports, record in records:
-        if live.get(record.run) == record.run_uid:
+        if paying.get(record.run) == record.run_uid:
             kept += 1
         else:
             close = build_participant_close(record.run, record.user, record.payer)
@@ -119,16 +120,33 @@ async def _find(rpc: Rpc, kind: AccountKind, read: Callable[[bytes], _Kind], wal
     return [found[address] for address in sorted(found, key=bytes)]
 
 
-async def _find_live(rpc: Rpc, keys: set[Pubkey]) -> dict[Pubkey, bytes]:
-    """The ids of the runs that these accounts of coordinator and treasurer hold now."""
+async def _find_live(
+    rpc: Rpc, kind: AccountKind, read: Callable[[Pubkey, bytes], bytes], keys: set[Pubkey]
+) -> dict[Pubkey, bytes]:
+    """The ids of the runs that these accounts hold now, if they are of this kind; who owns another program holds none.
+
+    Raises:
+        WireError: an account of the program is of another kind, or cannot be read.
+    """
     ordered = sorted(keys, key=bytes)
     live: dict[Pubkey, bytes] = {}
     for key, account in zip(ordered, await rpc.get_accounts(ordered), strict=True):
-        if account is not None and account.owner == COORDINATOR:
-            live[key] = decode_state(account.data).run_uid
-        elif account is not None and account.owner == TREASURER:
-            live[key] = TreasurerRun.read(key, account.data).run_uid
+        if account is None or account.owner != kind.owner:
+            continue  # the run was closed, and the address may have another use since
+        kind.check(key, account.owner, account.data)
+        try:
+            live[key] = read(key, account.data)
+        except WireError as error:
+            raise WireError(f"account {key}: {error}") from error
     return live
+
+
+def _read_run_uid(_key: Pubkey, data: bytes) -> bytes:
+    return decode_state(data).run_uid
+
+
+def _read_treasurer_uid(key: Pubkey, data: bytes) -> bytes:
+    return TreasurerRun.read(key, data).run_uid
 
 
 def plan_return(found: Deposits) -> ChainPlan:

@@ -7,7 +7,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from test_run_on_chain import create, put_file, read_instance, read_state
 
-from psyche.chain.accounts import AuthorizationData, EarnedPointsData
+from psyche.chain.accounts import EARNED_POINTS, RUN_STATE, TREASURER_RUN, AuthorizationData, EarnedPointsData
 from psyche.chain.addresses import (
     EVERYBODY,
     get_authorization_address,
@@ -228,3 +228,20 @@ def test_a_treasurer_needs_a_token_that_can_pay(box: ChainBox) -> None:
     assert "is no mint" in box.refuse(*words, "PsycheCoordinator11111111111111111111111111", wallet="no-token")
     create_words = (*words[:-1], "--treasurer-index", "3")
     assert "needs --treasurer-collateral-mint" in box.refuse(*create_words, wallet="no-token")
+
+
+def test_deposits_are_not_judged_by_accounts_of_another_kind_or_length(box: ChainBox) -> None:
+    treasury, member = Treasury(box, "odd", decimals=0), box.fund("odd-member")
+    earn(box, "odd", member.pubkey(), 5)
+    box.put_tokens(treasury.mint, treasury.owner.pubkey(), 5)
+    box.call("rewards", "top-up", "-r", "odd", "--collateral-amount", "5", wallet="odd")
+    box.call("rewards", "claim", "-r", "odd", wallet="odd-member")
+    close = ("rewards", "close")
+    for key, kind in ((treasury.run.coordinator_account, RUN_STATE), (treasury.run.address, TREASURER_RUN)):
+        data = box.get_data(key)
+        box.put(key, kind.owner, EARNED_POINTS.discriminator + data[8:])
+        assert f"account {key}: of {kind.owner} begins with" in box.refuse(*close, wallet="odd-member")
+        box.put(key, kind.owner, data[:100])
+        assert f"account {key}: " in box.refuse(*close, wallet="odd-member")
+        box.put(key, kind.owner, data)
+        assert "2 accounts stay until the run is closed" in box.call(*close, wallet="odd-member")

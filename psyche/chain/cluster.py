@@ -42,6 +42,26 @@ class Endpoint:
         """Its host and port, for people: the rest of an address may hold a secret key."""
         return urlsplit(self.http).netloc.rpartition("@")[2]
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this machine."""
+        host = urlsplit(self.http).hostname or ""
+        try:
+            return host == "localhost" or ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def describe_start(self) -> str:
+        """What to do if nothing listens at this address of this machine."""
+        port = urlsplit(self.http).port
+        is_usual = port == urlsplit(LOCAL_HTTP).port
+        command = "psyche dev validator" if port is None or is_usual else f"psyche dev validator --port {port}"
+        usual = "" if is_usual else f" (--rpc localhost is {LOCAL_HTTP}, where one listens by default)"
+        return (
+            f"nothing listens at {self.name}: `{command}` starts a chain of your own there; if one runs already, name "
+            f"the address that it printed with --rpc{usual}"
+        )
+
 
 def parse_endpoint(http: str, ws: str = "", *, flag: str = "--rpc") -> Endpoint:
     """Read the addresses of an endpoint: an address, or localhost, devnet, testnet, mainnet-beta (l, d, t, m).
@@ -130,14 +150,6 @@ def name_foreign(genesis_hash: str, endpoints: Sequence[Endpoint]) -> str:
     """Name a chain that others share, whose SOL may have a value; empty: a local one, on this machine only."""
     if known := GENESIS.get(genesis_hash):
         return known
-    if all(map(_is_here, endpoints)):
+    if all(endpoint.is_here for endpoint in endpoints):
         return ""
     return f"the chain at {endpoints[0].name}"
-
-
-def _is_here(endpoint: Endpoint) -> bool:
-    host = urlsplit(endpoint.http).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

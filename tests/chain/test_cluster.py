@@ -75,3 +75,13 @@ def test_a_damaged_configuration_is_named(text: str, tmp_path: Path) -> None:
 def test_a_run_id_that_no_run_can_have_is_refused_before_the_address_is_derived(run_id: str) -> None:
     with pytest.raises(ConfigError, match="1 to 32 bytes"):
         get_instance_address(run_id)
+
+
+def test_a_dead_endpoint_of_this_machine_is_told_with_the_address_that_is_usual() -> None:
+    usual = parse_endpoint("localhost").describe_start()
+    assert "`psyche dev validator` starts a chain" in usual
+    other = parse_endpoint("http://[::1]:9001")
+    assert other.is_here
+    assert "`psyche dev validator --port 9001`" in other.describe_start()
+    assert "--rpc localhost is http://127.0.0.1:8899" in other.describe_start()
+    assert not parse_endpoint("devnet").is_here

@@ -1,16 +1,21 @@
 """A command has one home, and the wallet that its person means."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from solders.keypair import Keypair
+from typer.testing import CliRunner
 
 from psyche.chain.cluster import CLI_CONFIG
+from psyche.cli.app import app
 from psyche.cli.helpers.chain import ChainOptions, choose_home
 from psyche.cli.helpers.packages import explain_missing
 from psyche.errors import ConfigError
+from psyche.testnet.free_port import choose_port
 
+DEMO = Path(__file__).parents[2] / "config" / "demo-solana"
 FIRST, SECOND, THIRD = (Keypair.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
 
 
@@ -81,6 +86,27 @@ def test_the_chain_is_named_by_options_then_the_environment_then_the_solana_cli(
     assert [one.name for one in ChainOptions().find_endpoints()] == ["variable.example"]
     found = ChainOptions(rpc="http://a:1", ws_rpc="ws://b", rpc_3="http://c").find_endpoints()
     assert [(one.http, one.ws) for one in found] == [("http://a:1", "ws://b"), ("http://c", "ws://c")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run list", "run info -r x", "run pause -r x -w wallet.json", "run create --state my-run -w wallet.json",
+        "auth read --join-authority {key}", "rewards close -w wallet.json", "client train --run-id x -w wallet.json",
+    ],
+)  # fmt: skip
+def test_a_dead_address_of_this_machine_is_told_with_what_starts_a_chain_there(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psyche.backends.solana.rpc.client.FIRST_WAIT_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(DEMO, tmp_path / "my-run")
+    put(tmp_path / "wallet.json", FIRST)
+    port = choose_port()
+    words = command.format(key=FIRST.pubkey()).split()
+    done = CliRunner().invoke(app, [*words, "--rpc", f"http://localhost:{port}"])
+    assert done.exit_code == 1
+    assert f"error: nothing listens at localhost:{port}: `psyche dev validator --port {port}` starts" in done.output
 
 
 def test_a_missing_package_of_the_chain_is_named_with_the_line_that_installs_it() -> None:

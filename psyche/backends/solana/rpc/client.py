@@ -36,6 +36,16 @@ class NoEndpoint(BackendError):
     """No endpoint has answered; the text names each one's reason."""
 
 
+def _explain_silence(method: str, reasons: Mapping[Endpoint, RequestFailed]) -> NoEndpoint:
+    """The error for endpoints of which none has answered, with the way out."""
+    told = "; ".join(f"{one.name}: {error}" for one, error in reasons.items())
+    closed = next((one for one, error in reasons.items() if one.is_here and error.is_closed), None)
+    if closed is not None and len(reasons) == 1:
+        return NoEndpoint(closed.describe_start())
+    way_out = "check --rpc and your connection" if closed is None else closed.describe_start()
+    return NoEndpoint(f"no RPC endpoint answers {method} ({told}); {way_out}")
+
+
 class Rpc:
     """The chain over RPC endpoints. Reads are of commitment `confirmed`. May be used by several tasks.
 
@@ -82,8 +92,7 @@ class Rpc:
                 except RequestFailed as error:
                     reasons[endpoint] = error
                     self._rest(endpoint, str(error))
-        told = "; ".join(f"{one.name}: {error}" for one, error in reasons.items())
-        raise NoEndpoint(f"no RPC endpoint answers {method} ({told}); check --rpc and your connection")
+        raise _explain_silence(method, reasons)
 
     async def _try_often(
         self, tries: dict[Endpoint, int], endpoint: Endpoint, convert: Callable[[Any], T], method: str, params: Any
@@ -128,14 +137,14 @@ class Rpc:
             NoEndpoint: none has answered.
         """
         found: list[T] = []
-        reasons: list[str] = []
+        reasons: dict[Endpoint, RequestFailed] = {}
         async with open_plain_nursery() as nursery:
 
             async def ask_one(endpoint: Endpoint) -> None:
                 try:
                     found.append(await self.read_one(endpoint, convert, method, *params))
                 except RequestFailed as error:
-                    reasons.append(f"{endpoint.name}: {error}")
+                    reasons[endpoint] = error
                     self._rest(endpoint, str(error))
                 else:
                     deadline = trio.current_time() + grace_s
@@ -146,7 +155,7 @@ class Rpc:
             for endpoint in self.endpoints:
                 nursery.start_soon(ask_one, endpoint)
         if not found:
-            raise NoEndpoint(f"no RPC endpoint answers {method} ({'; '.join(reasons)}); check --rpc")
+            raise _explain_silence(method, reasons)
         return found
 
     def order(self) -> list[Endpoint]:

@@ -33,10 +33,12 @@ class RequestFailed(PsycheError):
         text: the reason.
         is_passing: whether it is worth asking the same endpoint again before the next one.
         wait_s: how long the endpoint asks to be left alone; 0 if it says nothing.
+        is_closed: whether the machine is there, and nothing listens at its port.
     """
 
-    def __init__(self, text: str, *, is_passing: bool = True, wait_s: float = 0.0) -> None:
+    def __init__(self, text: str, *, is_passing: bool = True, wait_s: float = 0.0, is_closed: bool = False) -> None:
         super().__init__(text)
+        self.is_closed = is_closed
         self.is_passing = is_passing
         self.wait_s = wait_s
 
@@ -65,7 +67,8 @@ async def ask_endpoint(http: httpx2.AsyncClient, endpoint: Endpoint, method: str
     except trio.TooSlowError:
         raise RequestFailed(f"no answer within {limit_s:g} s", is_passing=False) from None
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        raise RequestFailed(_describe(error)) from error
+        is_closed = _is_refused(error)
+        raise RequestFailed("connection refused" if is_closed else _describe(error), is_closed=is_closed) from error
     reply = await _read(raw)
     return _open(endpoint, method, status, reply)
 
@@ -88,6 +91,19 @@ async def _post(http: httpx2.AsyncClient, url: str, question: bytes) -> tuple[in
 def _read_wait(response: httpx2.Response) -> float:
     text = response.headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether a connection was refused; the reason lies some causes deep."""
+    match error:
+        case None:
+            return False
+        case ConnectionRefusedError():
+            return True
+        case BaseExceptionGroup(exceptions=inner):
+            return any(map(_is_refused, inner))
+        case _:
+            return _is_refused(error.__cause__ or error.__context__)
 
 
 def _describe(error: Exception) -> str:

@@ -12,20 +12,20 @@ from psyche.telemetry.events import RESERVED, Subscription, read_event
 NOTABLE: Final = frozenset({
     kinds.ClientStarted, kinds.ModelLoaded, kinds.Joined, kinds.WarmupReady, kinds.SnapshotWritten, kinds.Exported,
     kinds.Healing, kinds.Healed, kinds.Finished, kinds.Serving, kinds.LeftEpoch, kinds.ClientEnded,
-    kinds.ServerListening, kinds.ServerRecovered, kinds.ServerConnected, kinds.ServerStopped, kinds.ClientConnected,
+    kinds.ServerListening, kinds.ServerRecovered, kinds.HomeConnected, kinds.ServerStopped, kinds.ClientConnected,
     kinds.ClientDisconnected, kinds.ErrorOver, kinds.ConnectionClosed, kinds.JournalNote, kinds.AccessChanged,
     kinds.EarningsCollected,
 })  # fmt: skip
 WARNINGS: Final = frozenset({
     kinds.Behind, kinds.Diverged, kinds.EpochFailed, kinds.RefusedByCoordinator, kinds.Refused, kinds.NotSent,
-    kinds.LoadFailed, kinds.Rollback, kinds.TrainerLost, kinds.Equivocation, kinds.Dropped, kinds.ServerLost,
+    kinds.LoadFailed, kinds.Rollback, kinds.TrainerLost, kinds.Equivocation, kinds.Dropped, kinds.HomeLost,
     kinds.ErrorReported, kinds.ClientWithdrawn, kinds.SlotGivenUp, kinds.StateMismatch, kinds.SourceRefused,
     kinds.ModelFilesDiffer, kinds.NotAllowedYet, kinds.WalletLow,
 })  # fmt: skip
 ERRORS: Final = frozenset({kinds.Error, kinds.ServerDefect, kinds.JournalFailed})  # the command reports giving up
 # Kinds that repeat for one reason, and the kind that ends that: logged once, then at most every `AGAIN_S`.
 REPEATED: Final[dict[type[kinds.Event], type[kinds.Event]]] = {
-    kinds.ServerLost: kinds.ServerConnected, kinds.LoadFailed: kinds.ModelLoaded, kinds.Behind: kinds.Healed
+    kinds.HomeLost: kinds.HomeConnected, kinds.LoadFailed: kinds.ModelLoaded, kinds.Behind: kinds.Healed
 }  # fmt: skip
 AGAIN_S: Final = 30.0
 FOLLOWS_A_STOP: Final = frozenset({kinds.EpochFailed, kinds.Dropped})

@@ -21,7 +21,7 @@ LASTING: Final = frozenset(
     {
         kinds.Behind,
         kinds.Diverged,
-        kinds.ServerLost,
+        kinds.HomeLost,
         kinds.LeftEpoch,
         kinds.ClientEnded,
         kinds.CannotTakePart,
@@ -100,7 +100,7 @@ class NodeView:
 
     @property
     def waiting(self) -> kinds.WaitStarted | None:
-        """The wait that ends first; of those without an end, first that for the server, which all others need."""
+        """The wait that ends first; of those without an end, first that for the run's home, which all others need."""
         return min(self.waits.values(), key=_get_urgency, default=None)
 
     def count_tokens(self, tokens: int) -> None:
@@ -205,7 +205,7 @@ def _on_epoch_failed(view: NodeView, event: kinds.EpochFailed) -> None:
         view.take_note(kinds.EpochFailed, f"epoch given up: {event.reason}")
 
 
-def _on_trouble(view: NodeView, event: kinds.Behind | kinds.Diverged | kinds.ServerLost) -> None:
+def _on_trouble(view: NodeView, event: kinds.Behind | kinds.Diverged | kinds.HomeLost) -> None:
     view.take_note(type(event), TROUBLES[type(event)])
 
 
@@ -218,8 +218,8 @@ def _on_weights(view: NodeView, _event: kinds.ModelLoaded) -> None:
     view.drop_note(kinds.Behind, kinds.Diverged, kinds.Error)
 
 
-def _on_connected(view: NodeView, _event: kinds.ServerConnected) -> None:
-    view.drop_note(kinds.ServerLost)
+def _on_connected(view: NodeView, _event: kinds.HomeConnected) -> None:
+    view.drop_note(kinds.HomeLost)
 
 
 def _on_error(view: NodeView, event: kinds.Error) -> None:
@@ -267,7 +267,7 @@ def _on_finished(view: NodeView, event: kinds.Finished) -> None:
 
 
 def _get_urgency(wait: kinds.WaitStarted) -> tuple[float, bool]:
-    return float("inf") if wait.until is None else wait.until, wait.wait is not kinds.Wait.SERVER
+    return float("inf") if wait.until is None else wait.until, wait.wait is not kinds.Wait.HOME
 
 
 def format_drop(event: kinds.Dropped) -> str:
@@ -278,7 +278,7 @@ def format_drop(event: kinds.Dropped) -> str:
 TROUBLES: Final = {
     kinds.Behind: "behind, catches up",
     kinds.Diverged: "holds different weights than the others, heals",
-    kinds.ServerLost: "cannot reach the server, tries again",
+    kinds.HomeLost: "cannot reach the run's record, tries again",
 }
 HANDLERS: Final[dict[type[kinds.Event], Callable[[NodeView, Any], None]]] = {
     kinds.ClientStarted: _on_started,
@@ -296,8 +296,8 @@ HANDLERS: Final[dict[type[kinds.Event], Callable[[NodeView, Any], None]]] = {
     kinds.EpochFailed: _on_epoch_failed,
     kinds.Behind: _on_trouble,
     kinds.Diverged: _on_trouble,
-    kinds.ServerLost: _on_trouble,
-    kinds.ServerConnected: _on_connected,
+    kinds.HomeLost: _on_trouble,
+    kinds.HomeConnected: _on_connected,
     kinds.ModelLoaded: _on_weights,
     kinds.Healed: _on_healed,
     kinds.Error: _on_error,
@@ -333,7 +333,7 @@ def format_node_status(view: NodeView, now: float, columns: int = 0) -> str:
         parts.append(f"up {format_bytes(view.bytes_sent)} down {format_bytes(view.bytes_received)}")
     waiting = view.waiting
     waits = [] if waiting is None else [format_waiting(waiting, now)]
-    is_said = view.note_kind is kinds.ServerLost and waiting is not None and waiting.wait is kinds.Wait.SERVER
+    is_said = view.note_kind is kinds.HomeLost and waiting is not None and waiting.wait is kinds.Wait.HOME
     if (note := view.get_note(now)) and not is_said:
         waits.append(f"! {note}")
     return lay_out(parts, waits, columns)

@@ -116,7 +116,7 @@ def test_no_epoch_is_lost_when_the_server_is_killed_in_the_middle_of_a_round(sto
 def test_clients_of_a_killed_server_stay_members_of_their_epoch(story: Story) -> None:
     """M9: a lost connection of a living process is no restart."""
     for name in CLIENTS:
-        assert story.cluster.find(name, "server_lost", story.killed_at), "it noticed"
+        assert story.cluster.find(name, "home_lost", story.killed_at), "it noticed"
         assert len(story.cluster.find(name, "member")) == 4, "once in each epoch"
         assert len(story.cluster.find(name, "client_started")) == 1
 

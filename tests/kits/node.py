@@ -20,7 +20,7 @@ WITHOUT_DEADLINE: Final = frozenset(
         kinds.Wait.FORMATION,
         kinds.Wait.OWNER,
         kinds.Wait.NEXT_EPOCH,
-        kinds.Wait.SERVER,
+        kinds.Wait.HOME,
         kinds.Wait.PERMISSION,
     }
 )

@@ -191,7 +191,7 @@ def judge_once(outcome: Outcome, size: Size) -> Judgement:
     repeats = Counter(e.event.request for e in get_events(outcome, kinds.RequestRepeated))
     landed = all(0 < lost[name] <= repeats[name] for name in names)
     twice = len(get_events(outcome, kinds.RecordedTwice))
-    breaks = len(get_events(outcome, kinds.ServerLost))
+    breaks = len(get_events(outcome, kinds.HomeLost))
     slots = sum(slot.state is not SlotState.FREE for slot in outcome.state.registry.slots)
     told = ", ".join(f"{name} {lost[name]} and {repeats[name]}" for name in names)
     seen = f"{breaks} connections lost; answers lost and repeats: {told}; {twice} recorded twice, {slots} slots"
@@ -214,7 +214,7 @@ def judge_admitted(outcome: Outcome, size: Size) -> Judgement:
 def judge_answers(outcome: Outcome, size: Size) -> Judgement:
     """F17: from its connection to its answered join, 99 of 100 clients take less than 0.2 s."""
     del size
-    since = {e.node: e.t for e in reversed(get_events(outcome, kinds.ServerConnected))}
+    since = {e.node: e.t for e in reversed(get_events(outcome, kinds.HomeConnected))}
     joined = {e.node: e.t for e in reversed(get_events(outcome, kinds.Joined))}
     times = sorted(joined[name] - since[name] for name in joined)
     p99 = times[min(len(times) - 1, len(times) * 99 // 100)] if times else 0.0

@@ -74,7 +74,7 @@ async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes
             await join_when_there(backend, ADA)
         assert (await until(sink, kinds.WaitEnded)).outcome is kinds.WaitOutcome.ALLOWED
         assert len(sink.get(kinds.WaitStarted)) == 1
-        assert not sink.get(kinds.ServerGivenUp)
+        assert not sink.get(kinds.HomeGivenUp)
 
 
 async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed_again(

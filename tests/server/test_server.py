@@ -96,8 +96,8 @@ async def test_a_server_that_goes_away_in_mid_round_and_comes_back_costs_no_epoc
         state = scripts[0].state
         assert state is not None
         assert (state.progress.epoch, state.progress.step) == (2, 5)
-        assert len(sink.get(kinds.ServerConnected)) == 6
-        assert not sink.get(kinds.ServerGivenUp)
+        assert len(sink.get(kinds.HomeConnected)) == 6
+        assert not sink.get(kinds.HomeGivenUp)
 
 
 async def test_a_request_in_flight_when_the_server_goes_away_is_answered_when_it_is_back(
@@ -387,7 +387,7 @@ async def test_who_cannot_reach_the_server_waits_for_it_by_name_and_reason(tmp_p
             while not sink.get(kinds.WaitStarted):
                 await trio.sleep(0.1)
         (wait,) = sink.get(kinds.WaitStarted)
-        assert wait.wait is kinds.Wait.SERVER
+        assert wait.wait is kinds.Wait.HOME
         assert wait.what == f"server 127.0.0.1:{server.port}: cannot be reached (Connection refused)"
         await trio.sleep(20)
         assert len(sink.get(kinds.WaitStarted)) == 1, "it is one wait, however often it tries"
@@ -414,7 +414,7 @@ async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: SteadyClock
         with trio.move_on_after(20):
             await backend.run()
         nursery.cancel_scope.cancel()
-    tries = [event.tries for event in sink.get(kinds.ServerLost)]
+    tries = [event.tries for event in sink.get(kinds.HomeLost)]
     assert tries == list(range(len(tries))), "every failure makes it wait longer"
     assert accepted <= 12
 
@@ -425,13 +425,13 @@ async def test_news_of_a_later_round_hastens_one_try(clock: SteadyClock) -> None
     backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0], sink=sink)
 
     async def count_tries(longest_s: float) -> int:
-        before = len(sink.get(kinds.ServerLost))
+        before = len(sink.get(kinds.HomeLost))
         await trio.sleep(longest_s)
-        return len(sink.get(kinds.ServerLost)) - before
+        return len(sink.get(kinds.HomeLost)) - before
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(backend.run)
-        while len(sink.get(kinds.ServerLost)) < 2 * len(BACK_OFF_S):
+        while len(sink.get(kinds.HomeLost)) < 2 * len(BACK_OFF_S):
             await trio.sleep(0.1)
         backend.reconnect_soon()
         backend.reconnect_soon()

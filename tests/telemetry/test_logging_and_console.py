@@ -141,20 +141,20 @@ def test_what_comes_again_and_again_is_told_once_and_then_now_and_then() -> None
         printer.refresh()
         return stream.getvalue().splitlines()
 
-    assert len(get_lines(kinds.ServerLost(reason="refused", tries=0))) == 1
+    assert len(get_lines(kinds.HomeLost(reason="refused", tries=0))) == 1
     for _ in range(5):
         clock[0] += 5.0
-        assert get_lines(kinds.ServerLost(reason="refused", tries=1)) == []
-    assert len(get_lines(kinds.ServerLost(reason="no connection", tries=2))) == 1
+        assert get_lines(kinds.HomeLost(reason="refused", tries=1)) == []
+    assert len(get_lines(kinds.HomeLost(reason="no connection", tries=2))) == 1
     clock[0] += 30.0
-    assert len(get_lines(kinds.ServerLost(reason="no connection", tries=3))) == 1
+    assert len(get_lines(kinds.HomeLost(reason="no connection", tries=3))) == 1
     clock[0] += 29.0
-    assert get_lines(kinds.ServerLost(reason="no connection", tries=4)) == []
+    assert get_lines(kinds.HomeLost(reason="no connection", tries=4)) == []
     clock[0] += 1.0
-    (line,) = get_lines(kinds.ServerLost(reason="no connection", tries=5))
+    (line,) = get_lines(kinds.HomeLost(reason="no connection", tries=5))
     assert "times=2" in line
-    assert len(get_lines(kinds.ServerConnected(run_id="run", program="x"))) == 1
-    assert len(get_lines(kinds.ServerLost(reason="no connection", tries=0))) == 1
+    assert len(get_lines(kinds.HomeConnected(run_id="run", program="x"))) == 1
+    assert len(get_lines(kinds.HomeLost(reason="no connection", tries=0))) == 1
 
 
 def test_what_follows_from_the_user_s_stop_is_no_warning() -> None:

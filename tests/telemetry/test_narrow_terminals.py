@@ -56,7 +56,7 @@ def fill(log: EventLog) -> None:
     log.emit(make(kinds.Trained, loss=12.345, tokens=123_456_789, seconds=1.0))
     log.emit(make(kinds.Network, bytes_sent=123_400_000_000, bytes_received=123_400_000_000))
     log.emit(make_wait())
-    log.emit(make(kinds.ServerLost))
+    log.emit(make(kinds.HomeLost))
 
 
 def test_a_client_s_line_keeps_the_wait_whole(narrow: tuple[Console, list[str]]) -> None:
@@ -67,7 +67,7 @@ def test_a_client_s_line_keeps_the_wait_whole(narrow: tuple[Console, list[str]])
     line.refresh()
     assert_narrow(
         shown[-1], "epoch 1234 round 12345 step 1234567 | training", format_waiting(make_wait(), NOW),
-        "cannot reach the server, tries again",
+        "cannot reach the run's record, tries again",
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_the_table_of_a_testnet_fits_and_keeps_the_waits_whole(
         log = EventLog(layout.events_of(get_node_name(number)), node=get_node_name(number))
         fill(log)
         log.emit(kinds.StateChanged(run_state=phase, epoch=1234, height=12345, step=1_234_567, members=256))
-        log.emit(make(kinds.ServerConnected))
+        log.emit(make(kinds.HomeConnected))
         log.close()
     view = LiveView(layout, 3, 9_999_999, console, now=lambda: NOW)
     view.note = "no more kills: all clients take part in the last epochs"

@@ -68,7 +68,7 @@ APPLIED = make(kinds.Applied, epoch=1, height=0, count=2, digest=b"\xaa")
         (make(kinds.Diverged), "different weights", make(kinds.Digest, digest=b"\xaa", agreed=True)),
         (make(kinds.Diverged), "different weights", make(kinds.ModelLoaded)),
         (make(kinds.LeftEpoch, reason="the trainer was lost"), "trainer was lost", make(kinds.Member, index=1)),
-        (make(kinds.ServerLost), "cannot reach the server", make(kinds.ServerConnected)),
+        (make(kinds.HomeLost), "cannot reach the run's record", make(kinds.HomeConnected)),
     ],
 )
 def test_a_notice_goes_with_its_cause(trouble: kinds.Event, words: str, end: kinds.Event) -> None:
@@ -77,7 +77,7 @@ def test_a_notice_goes_with_its_cause(trouble: kinds.Event, words: str, end: kin
 
 
 def test_a_notice_whose_end_nobody_sees_fades_and_others_stay() -> None:
-    given_up, lost = fold(make(kinds.EpochFailed, reason="x")), fold(make(kinds.ServerLost))
+    given_up, lost = fold(make(kinds.EpochFailed, reason="x")), fold(make(kinds.HomeLost))
     assert "given up" in format_node_status(given_up, NOTE_S - 1)
     assert "given up" not in format_node_status(given_up, NOTE_S)
     assert "cannot reach" in format_node_status(lost, 9 * NOTE_S)
@@ -153,13 +153,13 @@ def test_a_wait_says_for_what_until_when_and_then() -> None:
 
 def test_a_lost_server_is_named_once_and_before_what_cannot_come_without_it() -> None:
     permission = make(kinds.WaitStarted, what="the owner to allow this key", wait=kinds.Wait.PERMISSION)
-    server = make(kinds.WaitStarted, what="server a:1: cannot be reached (Connection refused)", wait=kinds.Wait.SERVER)
-    view = fold(permission, make(kinds.ServerLost), server)
+    server = make(kinds.WaitStarted, what="server a:1: cannot be reached (Connection refused)", wait=kinds.Wait.HOME)
+    view = fold(permission, make(kinds.HomeLost), server)
     line = format_node_status(view, 3.0)
     assert "waiting for server a:1: cannot be reached (Connection refused)" in line
     assert "!" not in line
     view.update(4.0, make(kinds.WaitEnded, what=server.what))
-    view.update(4.0, make(kinds.ServerConnected))
+    view.update(4.0, make(kinds.HomeConnected))
     assert "waiting for the owner to allow this key" in format_node_status(view, 4.0)
 
 

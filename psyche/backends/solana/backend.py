@@ -120,10 +120,10 @@ class SolanaBackend:
             BackendError: it gives up for good; every waiting call raises the same error.
         """
         try:
-            self._waits.start(kinds.Wait.SERVER, "an RPC endpoint to answer", "connect")
+            self._waits.start(kinds.Wait.HOME, "an RPC endpoint to answer", "connect")
             known = await trio.to_thread.run_sync(self._platform.floor.read)
             self._view.min_slot = max(known, await self._link.get_newest_slot())  # M9
-            self._waits.start(kinds.Wait.SERVER, f"an RPC endpoint at slot {self._view.min_slot} or later", "connect")
+            self._waits.start(kinds.Wait.HOME, f"an RPC endpoint at slot {self._view.min_slot} or later", "connect")
             async with open_plain_nursery() as nursery:
                 for task in (
                     self._watch,
@@ -134,7 +134,7 @@ class SolanaBackend:
                 ):
                     nursery.start_soon(task)
         except BackendError as error:
-            self._sink.emit(kinds.ServerGivenUp(reason=str(error)))
+            self._sink.emit(kinds.HomeGivenUp(reason=str(error)))
             self._fail(error)
             raise
         finally:
@@ -159,23 +159,23 @@ class SolanaBackend:
             case Taken.FORKED:
                 self._sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self._view.problem}"))
                 if not self._view.is_usable:
-                    self._waits.start(kinds.Wait.SERVER, "the RPC endpoints to agree on the run's record", "go on")
+                    self._waits.start(kinds.Wait.HOME, "the RPC endpoints to agree on the run's record", "go on")
                     self._note_change()
             case Taken.OTHER_RUN:
                 raise BackendError(self._view.problem)
             case Taken.OLD if self._view.nonce < 0:
                 what = f"an RPC endpoint at slot {self._view.min_slot}, which this client has seen already"
-                self._waits.start(kinds.Wait.SERVER, what, "connect")
+                self._waits.start(kinds.Wait.HOME, what, "connect")
             case Taken.KNOWN | Taken.OLD | Taken.DOUBTED:
                 if self._view.is_usable:
-                    self._waits.end(kinds.Wait.SERVER, kinds.WaitOutcome.CONNECTED)
+                    self._waits.end(kinds.Wait.HOME, kinds.WaitOutcome.CONNECTED)
 
     def _note_usable(self) -> None:
         if not self._is_known:
             self._is_known = True
             run_id = self._view.state.run_id
-            self._sink.emit(kinds.ServerConnected(run_id=run_id, program="solana"))
-        self._waits.end(kinds.Wait.SERVER, kinds.WaitOutcome.CONNECTED)
+            self._sink.emit(kinds.HomeConnected(run_id=run_id, program="solana"))
+        self._waits.end(kinds.Wait.HOME, kinds.WaitOutcome.CONNECTED)
         self._note_change()
 
     async def _settle_doubts(self) -> None:
@@ -196,8 +196,8 @@ class SolanaBackend:
             await trio.sleep(SILENCE_S / 4)
             if trio.current_time() - max(started_s, self._read_at_s) >= SILENCE_S:
                 what = f"an RPC endpoint to show the run's record: none has for {SILENCE_S:.0f} s"
-                if self._waits.start(kinds.Wait.SERVER, what, "go on"):
-                    self._sink.emit(kinds.ServerLost(reason=what, tries=0))
+                if self._waits.start(kinds.Wait.HOME, what, "go on"):
+                    self._sink.emit(kinds.HomeLost(reason=what, tries=0))
 
     def _check_own_slot(self) -> None:
         """End where another machine has taken this wallet's place: else both would take it from each other for ever."""

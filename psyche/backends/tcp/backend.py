@@ -151,7 +151,7 @@ class TcpBackend:
         try:
             await self._keep_connected()
         except _FATAL as error:
-            self._sink.emit(kinds.ServerGivenUp(reason=str(error)))
+            self._sink.emit(kinds.HomeGivenUp(reason=str(error)))
             self._fail(error)
             raise
         finally:
@@ -284,9 +284,9 @@ class TcpBackend:
             self.address = replace(self.address, key=server)  # trust on first use if no key was expected (K6)
             self._check_greeting(greeting)
             self.connects += 1
-            self._waits.end(kinds.Wait.SERVER, kinds.WaitOutcome.CONNECTED)
+            self._waits.end(kinds.Wait.HOME, kinds.WaitOutcome.CONNECTED)
             self._renew()
-            self._sink.emit(kinds.ServerConnected(run_id=greeting.run_id, program=greeting.program))
+            self._sink.emit(kinds.HomeConnected(run_id=greeting.run_id, program=greeting.program))
             await self._talk(frames)
         finally:
             self._is_connected = False
@@ -387,12 +387,12 @@ class TcpBackend:
     def _note_lost(self, error: PsycheError, tries: int) -> None:
         """Show a named wait: for the server, and why it cannot be reached."""
         reason = str(error)
-        self._sink.emit(kinds.ServerLost(reason=reason, tries=tries))
+        self._sink.emit(kinds.HomeLost(reason=reason, tries=tries))
         if isinstance(error, wire.NotAllowed):
             return  # the server is there: the next answer to the subscription says what is waited for
         server = f"server {self.address.host}:{self.address.port}"
         what = reason if reason.startswith(server) else f"{server}: {reason}"
-        self._waits.start(kinds.Wait.SERVER, what, "connect again" if self.connects else "connect")
+        self._waits.start(kinds.Wait.HOME, what, "connect again" if self.connects else "connect")
 
     def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
         self._clock_offset_s = now_unix - self._platform.unix_time()

@@ -17,7 +17,7 @@ REPORT_EVERY_S: Final = 5.0  # while something changes
 ERROR_AFTER_S: Final = 1.0  # a new error is not held back longer
 REPEAT_S: Final = 30.0  # while nothing changes
 FAREWELL_S: Final = 0.2  # for the last report to be sent
-_OWN_WILL: Final = frozenset({kinds.LeaveCause.STOPPED, kinds.LeaveCause.FINISHED, kinds.LeaveCause.SERVER})
+_OWN_WILL: Final = frozenset({kinds.LeaveCause.STOPPED, kinds.LeaveCause.FINISHED, kinds.LeaveCause.HOME})
 _DIALS: Final = frozenset({kinds.Wait.BOOTSTRAP_PLACE, kinds.Wait.BOOTSTRAP_DIAL})  # besides all else that it does
 _CURES: Final = frozenset({kinds.ModelLoaded, kinds.Applied, kinds.Healed})
 

@@ -247,7 +247,7 @@ class Shell:
             self._do(act.Exit(EXIT_WRONG_VERSION, str(error), kinds.LeaveCause.WRONG_VERSION))
         except BackendError as error:
             self.log(kinds.Error(message=str(error)))
-            self._do(act.Exit(1, str(error), kinds.LeaveCause.SERVER))
+            self._do(act.Exit(1, str(error), kinds.LeaveCause.HOME))
 
     async def _follow_gossip(self) -> None:
         """Pass on all waiting messages together: an engine step gets more expensive with the number of members."""

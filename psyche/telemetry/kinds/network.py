@@ -1,4 +1,4 @@
-"""A client's connections: to peers, and to the server."""
+"""A client's connections: to peers, and to the home of the run, which is a server or a chain."""
 
 from psyche.telemetry.kinds.base import Event, Hex
 
@@ -21,22 +21,22 @@ class Network(Event):
     gossip_refused: int
 
 
-class ServerConnected(Event):
-    """The server has greeted this client."""
+class HomeConnected(Event):
+    """The server has greeted this client, or an RPC endpoint has shown it the record."""
 
     run_id: str
     program: str
 
 
-class ServerLost(Event):
-    """The connection to the server is lost, or could not be made; the client tries again."""
+class HomeLost(Event):
+    """The connection to server or chain is lost, or could not be made; the client tries again."""
 
     reason: str
     tries: int
 
 
-class ServerGivenUp(Event):
-    """The client will not connect to this server any more."""
+class HomeGivenUp(Event):
+    """The client will not connect to this server or chain any more."""
 
     reason: str
 

@@ -21,7 +21,7 @@ class LeaveCause(StrEnum):
     UNUSABLE_MODEL = "unusable_model"
     UNUSABLE_DATA = "unusable_data"  # token ids that the model does not have
     WRONG_VERSION = "wrong_version"  # the run wants another version of this program
-    SERVER = "server"  # the connection was given up
+    HOME = "home"  # of the run: the connection was given up
 
 
 class ClientStarted(Event):
@@ -105,7 +105,7 @@ class Dropped(Event):
 
 
 class Withdrew(Event):
-    """The server has taken its withdrawal, from the epoch or of its join."""
+    """Its withdrawal is on record, from the epoch or of its join."""
 
     epoch: int
     reason: str

@@ -25,7 +25,7 @@ class Wait(StrEnum):
     BOOTSTRAP_PLACE = "bootstrap_place"  # of a bootstrap peer in the run
     BOOTSTRAP_DIAL = "bootstrap_dial"  # the next one
     PERMISSION = "permission"  # to join
-    SERVER = "server"  # that cannot be reached
+    HOME = "home"  # of the run, server or chain, that cannot be reached
 
 
 class WaitOutcome(StrEnum):

@@ -324,7 +324,7 @@ async def test_a_backend_that_gives_up_ends_the_client_with_an_error(autojump_cl
     await trio.sleep(5.0)
     assert place.code == 1
     (ended,) = place.log.get(kinds.ClientEnded)
-    assert ended.cause is LeaveCause.SERVER
+    assert ended.cause is LeaveCause.HOME
     assert "refuses this key" in ended.reason
 
 

@@ -27,8 +27,8 @@ EXAMPLES = (
     "    --parameters 1e9 --no-suggestions --picture run.png",
     "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",
     "    --faults plan.toml --no-suggestions --json f.json --events run.jsonl",
-    "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",
-    "    --backend solana --no-suggestions",
+    "psyche simulate --state config/demo-solana --clients 4 --profile home.toml \\",
+    "    --backend solana --rounds 3 --no-suggestions",
     "psyche simulate --replay 4711 --kind decided   # a seed of the tests",
 )
 TRACE_EXAMPLES = (

@@ -16,8 +16,10 @@ import pytest
 import trio
 import typer.main
 from kits.models import write_model_folder
+from solders.keypair import Keypair
 from typer.testing import CliRunner
 
+from psyche.chain.wallet import write_wallet
 from psyche.cli.app import app
 from psyche.cli.helpers import checks
 from psyche.cli.helpers.os_errors import UNNAMED, describe_os_error
@@ -50,6 +52,28 @@ CALLS: Final = {
     "run extend": f"{OWNER} --timeout 0.1 --total-steps 500",
     "local-testnet start": "--num-clients 1 --wait-for-all --config-path my-run --run-dir run --cache-dir cache",
 }
+WALLET: Final = "wallet_private_key_path"
+ON_CHAIN: Final = "--rpc localhost --wallet-private-key-path wallet.json"
+EVERYBODY: Final = "11111111111111111111111111111111"  # a key, in base58
+# Calls of commands that a chain alone has, and of those of both homes for their wallet.
+CHAIN_CALLS: Final = {
+    "run create": f"--state my-chain-run {ON_CHAIN}",
+    "run set-future-epoch-rates": f"-r r --earning-rate-total-shared 1 {ON_CHAIN}",
+    "run update-config": f"-r r --name n {ON_CHAIN}",
+    "run extend": f"-r r --total-steps 500 {ON_CHAIN}",
+    "run checkpoint": f"-r r --repo ada/model {ON_CHAIN}",
+    "auth create": f"--authorizer everybody {ON_CHAIN}",
+    "auth delegate": f"--join-authority {EVERYBODY} --delegates-added {EVERYBODY} {ON_CHAIN}",
+    "auth delete": f"--authorizer everybody {ON_CHAIN}",
+    "rewards top-up": f"-r r --collateral-amount 1 {ON_CHAIN}",
+    "rewards close": ON_CHAIN,
+    "client train": f"--run-id r --data-dir client {ON_CHAIN}",
+    "client show-wallet": "--wallet-private-key-path new-wallet.json --create",
+    "dev validator": "--port 0 --ledger chain --record new.rec --wallet wallet.json",
+    "dev replay": "chain.rec",
+    "dev idl": "coordinator --output idl.json",
+}
+NO_WALLET: Final = frozenset({"run info", "run allow", "run disallow", "run allowed", "run collect"})  # reads none
 FOLDERS_OF_A_CLIENT: Final = ("--data-dir", "--checkpoint-dir", "--write-gradients-dir", "--events-dir")
 
 
@@ -68,26 +92,30 @@ def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 def get_path_options(command: Any) -> list[Any]:
     kinds = (Path, list[Path])
-    return [
-        one
-        for one in command.params
-        if getattr(getattr(one, "type_descriptor", None), "annotation", None) in kinds and one.name != WALLET
-    ]
+    types = [(one, getattr(one, "type_descriptor", None)) for one in command.params]
+    return [one for one, kind in types if getattr(kind, "annotation", None) in kinds]
 
 
 def has_server(name: str, command: Any) -> bool:
     """Whether a command works without a chain."""
     flags = {flag for one in command.params for flag in one.opts}
-    return not name.startswith("dev ") and ("--rpc" not in flags or "--server-addr" in flags)
+    return name not in CHAIN_ALONE and ("--rpc" not in flags or "--server-addr" in flags)
 
 
-# Commands for a chain alone, and wallets, need the extra `solana`: tests/chain/test_wallet.py reads bad wallets.
-WALLET: Final = "wallet_private_key_path"
-COMMANDS: Final = {
-    name: command
-    for name, command in walk(typer.main.get_command(app))
-    if get_path_options(command) and has_server(name, command)
-}
+CHAIN_ALONE: Final = frozenset({"client show-wallet", "dev validator", "dev replay", "dev idl"})
+COMMANDS: Final = {name: command for name, command in walk(typer.main.get_command(app)) if get_path_options(command)}
+
+
+def find_cases() -> Iterator[tuple[str, str, list[Any]]]:
+    """A call of each command, and the options of it that name a path; a wallet has a call of its own."""
+    for name, command in COMMANDS.items():
+        options = get_path_options(command)
+        others = [one for one in options if one.name != WALLET]
+        if has_server(name, command) and others:
+            yield name, find_call(name), others
+            options = [one for one in options if one.name == WALLET]
+        if options and name not in NO_WALLET:
+            yield name, CHAIN_CALLS.get(name, f"-r r {ON_CHAIN}"), options
 
 
 def find_call(name: str) -> str:
@@ -162,6 +190,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("data/x.bin", "my-run/standard-library/x.bin"):
         (folder / name).write_bytes(bytes(4096))
     (folder / "model-folder" / "config.json").write_text("{}")
+    shutil.copytree(ROOT / "config" / "demo-solana", folder / "my-chain-run")
+    write_wallet(folder / "wallet.json", Keypair())
+    (folder / "chain.rec").write_bytes(b"no record")
     (folder / "book.txt").write_text("hello")
     (folder / "logs").mkdir()
     (folder / "logs" / "events.jsonl").write_text('{"t": 1.0, "node": "a", "kind": "finished"}\n')
@@ -195,6 +226,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trio.run
 
     def cut_off(function: Callable[..., Any], *arguments: Any) -> Any:
+        if function.__name__ == "run_embedded":  # a chain is opened, without programs
+            return run(function)
         if function is supervisor.run_testnet:
             run(prepare, arguments[0], str)
         raise Ran("ran")
@@ -203,6 +236,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Ran("ran")
 
     monkeypatch.setattr(trio, "run", cut_off)
+    monkeypatch.setattr("psyche.localchain.chain.load_programs", dict)
+    monkeypatch.setattr("psyche.cli.commands.dev.fund", stop)
     monkeypatch.setattr("psyche.standalone.command._run", stop)
     monkeypatch.setattr("psyche.cli.commands.simulate._foretell", stop)
     monkeypatch.setattr(checks, "get_checks", lambda folder, _port, **_: [lambda: checks.check_disk(folder)])
@@ -229,10 +264,14 @@ def find_good(call: list[str], option: Any) -> str:
     return next((call[call.index(name) + 1] for name in option.opts if name in call), "new")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_path_that_the_system_refuses_is_one_sentence(name: str, place: Path, template: Path) -> None:
-    call = find_call(name).split()
-    for option in get_path_options(COMMANDS[name]):
+@pytest.mark.parametrize(
+    ("name", "text", "options"), [pytest.param(*case, id=f"{case[0]}: {len(case[2])}") for case in find_cases()]
+)
+def test_a_path_that_the_system_refuses_is_one_sentence(
+    name: str, text: str, options: list[Any], place: Path, template: Path
+) -> None:
+    call = text.split()
+    for option in options:
         for fault, choose in FAULTS.items():
             renew(place, template)
             value = choose(find_good(call, option))

@@ -219,6 +219,7 @@ def idl(
 
     from psyche.chain.interface.files import NAMES
     from psyche.chain.interface.idl import load_idl
+    from psyche.durable import naming
     from psyche.errors import ConfigError
     from psyche.localchain.legacy_idl import convert_to_legacy
 
@@ -228,5 +229,6 @@ def idl(
     text = json.dumps(convert_to_legacy(found) if legacy else found, indent=2)
     if output is None:
         typer.echo(text)
-    else:
+        return
+    with naming(output):
         output.write_text(text + "\n", encoding="utf-8")

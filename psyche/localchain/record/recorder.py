@@ -21,6 +21,7 @@ from solders.transaction import VersionedTransaction
 
 from psyche.chain.addresses import COORDINATOR
 from psyche.core.state.limits import STATE_BYTES
+from psyche.durable import naming
 from psyche.errors import ConfigError
 from psyche.localchain.bank import Bank, CompleteSlot
 from psyche.localchain.history import LandedTransaction
@@ -116,11 +117,13 @@ class ChainRecorder:
     def _complete(self, block: CompleteSlot) -> None:
         landed, self._landed = self._landed, []
         self._write(RecordedSlot(block.slot, bytes(self._bank.get_slot_hash()), landed))
-        self._file.flush()
+        with naming(Path(self._file.name)):
+            self._file.flush()
 
     def _write(self, frame: Frame) -> None:
         packed = self._packer.compress(msgspec.msgpack.encode(frame))
-        self._file.write(_LENGTH.pack(len(packed)) + packed)
+        with naming(Path(self._file.name)):
+            self._file.write(_LENGTH.pack(len(packed)) + packed)
 
 
 def _find_working(message: Message | MessageV0) -> list[int]:
@@ -167,9 +170,13 @@ def open_recorder(bank: Bank, path: Path | None) -> Generator[None]:
         file = path.open("xb")
     except FileExistsError as error:
         raise ConfigError(f"--record {path}: is there already; name another file") from error
-    with file:
-        ChainRecorder(bank, file)
+    try:
+        with naming(path):
+            ChainRecorder(bank, file)
         yield
+    finally:
+        with naming(path):
+            file.close()
 
 
 def replay_record(path: Path) -> RunReplay:

@@ -11,17 +11,18 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM
 from solders.token import ID as TOKEN
 
-from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
-from psyche.chain.failure_texts import ANCHOR, ANCHOR_KINDS, CHAIN, INSTRUCTION, OWN, PROGRAMS
+from psyche.chain.addresses import COORDINATOR
+from psyche.chain.failure_texts import ANCHOR, ANCHOR_KINDS, CHAIN, INSTRUCTION, PROGRAMS
+from psyche.chain.interface.files import NAMES
+from psyche.chain.interface.idl import load_program
 from psyche.core.state.errors import REFUSALS, CoordinatorError
 from psyche.errors import BackendError
 
 REFUSAL_BASE: Final = 6_000  # errors of a program's own start here
 _FAILED_LINE: Final = re.compile(r"Program (\w{32,44}) failed: ")
 _ANCHOR_LINE: Final = re.compile(r"AnchorError (?:caused by account: (\w+)\.)?.*Error Number: (\d+)\.")
-_NAMES: Final = {
-    COORDINATOR: "coordinator", AUTHORIZER: "authorizer", TREASURER: "treasurer", SYSTEM: "system", TOKEN: "token",
-}  # fmt: skip
+_NAMES: Final = {**{address: name for name, address in NAMES.items()}, SYSTEM: "system", TOKEN: "token"}
+_RULES: Final = re.compile(r" \((?:[A-Z]\d+(?:, | to )?)+\)")  # in an IDL's sentence, for those who write programs
 _EMPTY: Final = frozenset({"AccountNotFound", "InsufficientFundsForFee", "InsufficientFundsForRent"})
 
 
@@ -103,9 +104,10 @@ def _read_key(text: str) -> Pubkey | None:
 def _read_custom(failure: _Failure) -> CoordinatorError | TransactionFailed:
     program, number, account = failure
     name = _NAMES.get(program, str(program)) if program is not None else "a program"
-    if known := OWN.get(name, {}).get(number):
+    if name in NAMES and (known := load_program(name).errors.get(number)):
+        text = _RULES.sub("", known[1])
         refusal = REFUSALS.get(number - REFUSAL_BASE) if program == COORDINATOR else None
-        return refusal(known[1]) if refusal else ProgramRefused(name, number, *known)
+        return refusal(text) if refusal else ProgramRefused(name, number, known[0], text)
     if name in PROGRAMS and number in PROGRAMS[name]:
         kind = WalletEmpty if (name, number) == ("system", 1) else TransactionFailed
         return kind(PROGRAMS[name][number], f"{name} {number}")

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from solders.keypair import Keypair
@@ -13,6 +13,7 @@ from psyche.backends.solana.rpc.sender import Landed, TransactionSender
 from psyche.chain.addresses import COORDINATOR
 from psyche.chain.amounts import format_sol
 from psyche.chain.failures import WalletEmpty
+from psyche.chain.interface.events import ChainEvent
 from psyche.chain.packing import Step, count_signatures, pack_steps
 from psyche.errors import BackendError, ConfigError
 
@@ -115,7 +116,9 @@ class ChainSession:
         return self.wallet.pubkey()
 
     async def carry_out(self, plan: ChainPlan, *, is_asked: bool = True) -> Landed | None:
-        """Say what a plan does and costs, and send it; return where its last transaction landed, None without any.
+        """Say what a plan does and costs, and send it.
+
+        Return where its last transaction landed, with the events of all; None without any transaction.
 
         Raises:
             WalletEmpty: the wallet has less than that; nothing was sent.
@@ -152,6 +155,7 @@ class ChainSession:
         assert self.wallet is not None, "carry_out has asked for its key"
         sender = TransactionSender(self.rpc, self.wallet)
         landed: Landed | None = None
+        events: list[ChainEvent] = []
         for number, step in enumerate(steps, 1):
             needed = {account.pubkey for one in step.instructions for account in one.accounts if account.is_signer}
             signers = [key for key in plan.signers if key.pubkey() in needed]
@@ -159,7 +163,8 @@ class ChainSession:
                 self.say(f"transaction {number} of {len(steps)}: {step.title}")
             min_slot = landed.slot if landed else None
             landed = await sender.send(step.instructions, signers, finalized=plan.is_lasting, min_slot=min_slot)
-        return landed
+            events += landed.events
+        return replace(landed, events=tuple(events)) if landed else None
 
     async def check_programs(self) -> None:
         """Check that the programs are on this chain.

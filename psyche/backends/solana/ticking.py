@@ -7,8 +7,10 @@ import trio
 from psyche.backends.solana.link import ChainTime
 from psyche.backends.solana.logic import is_tick_due
 from psyche.backends.solana.lookup import find_run
+from psyche.backends.solana.rpc.sender import Landed
 from psyche.backends.solana.session import ChainPlan, ChainSession
 from psyche.chain.coordinator import build_user_message
+from psyche.chain.interface.events import StateChangedEvent
 from psyche.chain.packing import Step
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import NameCheckpoint, Tick
@@ -53,8 +55,16 @@ async def tick_run(
             continue
         is_asked = False
         min_slot = landed.slot if landed else None
-        after = await find_run(session, run_id, min_slot)
-        say(f"{before.name.lower()} -> {RunState(after.state.run_state).name.lower()}")
+        say(f"{before.name.lower()} -> {await _describe_change(session, run_id, landed)}")
+
+
+async def _describe_change(session: ChainSession, run_id: str, landed: Landed | None) -> str:
+    """Where a tick has brought a run, in its own words; else, where the run is by now."""
+    for event in reversed(landed.events if landed else ()):
+        if isinstance(event, StateChangedEvent):
+            return f"{event.phase} (epoch {event.epoch}, height {event.height}, step {event.step})"
+    after = await find_run(session, run_id, landed.slot if landed else None)
+    return RunState(after.state.run_state).name.lower()
 
 
 def _describe_way_on(session: ChainSession, run_id: str, state: RunState) -> str:

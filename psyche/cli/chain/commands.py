@@ -83,7 +83,7 @@ async def tell_return(session: "ChainSession", before: int) -> None:
 
 
 async def carry_out(session: "ChainSession", plan: "ChainPlan", done: str, nothing: str) -> None:
-    """Carry out a plan and say that it is done, or `nothing` if there was nothing to do.
+    """Carry out a plan and say what happened and that it is done, or `nothing` if there was nothing to do.
 
     Raises:
         BackendError: the record refuses it; the message says why in plain words.
@@ -99,4 +99,6 @@ async def carry_out(session: "ChainSession", plan: "ChainPlan", done: str, nothi
     if landed is None:
         typer.echo(nothing)
     else:
+        for event in landed.events:
+            typer.echo(str(event))
         typer.echo(f"{done} (transaction {landed.signature})")

@@ -5,6 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 import trio
+from kits.chain.anchor import log_event
 from kits.chain.endpoints import SLOT_S, PaperChain, Refusal, ScriptedEndpoint, open_scripted
 from solders.compute_budget import ID as BUDGET
 from solders.instruction import AccountMeta, Instruction
@@ -18,6 +19,7 @@ from psyche.backends.solana.rpc.transaction import LEAST_UNITS, FeePolicy
 from psyche.backends.solana.rpc.transport import RpcRefused
 from psyche.chain.addresses import COORDINATOR
 from psyche.chain.failures import TransactionFailed, WalletEmpty
+from psyche.chain.interface.events import LeftRunEvent
 from psyche.core.state.errors import WrongRound
 from psyche.telemetry import kinds
 
@@ -55,6 +57,25 @@ async def test_a_transaction_has_limits_from_its_trial_and_a_price_from_others(a
     assert [event.signature for event in events.of(kinds.TransactionConfirmed)] == [landed.signature]
     assert chain.trials[0][1]["replaceRecentBlockhash"]
     assert not chain.trials[0][1]["sigVerify"]
+
+
+async def test_what_a_transaction_caused_is_read_from_its_own_log_and_told(autojump_clock: Any) -> None:
+    left = LeftRunEvent(ACCOUNT, PAYER.pubkey())
+    tried = log_event(LeftRunEvent(ACCOUNT, OTHER.pubkey()))
+    chain = PaperChain(trial={"err": None, "unitsConsumed": 1, "logs": tried}, logs=log_event(left))
+    async with open_paper(chain) as (rpc, events):
+        landed = await TransactionSender(rpc, PAYER).send([instruct()])
+    assert landed.events == (left,)
+    (caused,) = events.of(kinds.TransactionCaused)
+    assert (caused.signature, caused.event) == (landed.signature, "LeftRun")
+
+
+async def test_a_transaction_lands_without_events_where_no_endpoint_tells_its_log(autojump_clock: Any) -> None:
+    tried = log_event(LeftRunEvent(ACCOUNT, PAYER.pubkey()))
+    chain = PaperChain(trial={"err": None, "unitsConsumed": 1, "logs": tried})
+    chain.refuse["getTransaction"] = Refusal(-32601, "Method not found")
+    async with open_paper(chain) as (rpc, _):
+        assert (await TransactionSender(rpc, PAYER).send([instruct()])).events == ()
 
 
 async def test_a_price_never_exceeds_its_ceiling_and_rises_at_each_expiry() -> None:

@@ -140,7 +140,9 @@ def test_a_run_with_a_treasurer_pays_to_the_last_unit_and_gives_every_lamport_ba
     box.call(*top_up, "3", wallet="paying")
     assert treasury.held == 3_000_000
 
-    assert "2.000001 more are owed" in box.call(*claim, wallet="member")
+    claimed = box.call(*claim, wallet="member")
+    assert "2.000001 more are owed" in claimed
+    assert f"points of {member.pubkey()} were collected" in claimed
     assert (box.get_tokens(treasury.mint, member.pubkey()), treasury.held) == (3_000_000, 0)
     plain = json.loads(box.call("rewards", "show", "-r", "paying", "--json"))
     assert (plain["treasurer"]["owed"], plain["treasurer"]["missing"]) == (2_000_003, 2_000_003)

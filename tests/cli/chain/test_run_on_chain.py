@@ -220,7 +220,7 @@ def test_a_tick_is_sent_and_paid_only_when_it_is_due(box: ChainBox) -> None:
         )
     state.state_start_unix = 0
     box.write_state(read_instance(box, "ticked").coordinator_account, state)
-    assert "waiting_for_members -> warmup" in box.call(*words, wallet="ticked")
+    assert "waiting_for_members -> warmup (epoch 0, height 0, step 1)" in box.call(*words, wallet="ticked")
     assert len(read_state(box, "ticked").clients) == 3
     assert "is going on" in box.refuse("run", "close", "-r", "ticked", wallet="ticked")
 

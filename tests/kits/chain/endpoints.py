@@ -102,6 +102,7 @@ class PaperChain:
     land_after_s: float = 0.5
     trial: dict[str, Any] = field(default_factory=lambda: {"err": None, "unitsConsumed": 30_000, "logs": []})
     outcome: Any = None
+    logs: list[str] = field(default_factory=list)  # of each transaction on record
     fees: list[int] = field(default_factory=list)
     lamports: int = 10**9
     sent: list[tuple[bytes, float]] = field(default_factory=list)
@@ -142,7 +143,7 @@ class PaperChain:
                 case "getBlockHeight" | "getSlot":
                     return height
                 case "getTransaction":
-                    return {"meta": {"logMessages": []}}
+                    return {"meta": {"logMessages": self.logs}}
             raise Refusal(-32601, "Method not found")
 
         return answer

@@ -91,8 +91,11 @@ def test_errors_have_the_numbers_of_core_and_then_the_programs_own() -> None:
     assert all(one["msg"] for one in IDL["errors"])
 
 
-def test_the_page_has_a_row_for_each_instruction_and_each_error_of_the_program_itself() -> None:
-    rows = [f"`{one['name']}`" for one in IDL["instructions"]]
+def test_the_page_has_a_row_for_each_instruction_event_and_error_of_the_program_itself() -> None:
+    rows = [f"`{one['name']}`" for one in (*IDL["instructions"], *IDL["events"])]
+    for one in IDL["events"]:
+        _, *fields = (field["name"] for field in TYPES[one["name"]]["fields"])
+        assert f"| `{one['name']}` | {', '.join(fields)} |" in PAGE
     rows += [f"{one['code']:,} `{one['name']}`" for one in IDL["errors"] if one["code"] >= MALFORMED]
     assert [row for row in rows if f"\n| {row} |" not in PAGE] == []
 

@@ -25,6 +25,7 @@ from psyche.backends.solana.rpc.transaction import (
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
 from psyche.chain.cluster import Endpoint
 from psyche.chain.failures import WalletEmpty, read_failure
+from psyche.chain.interface.events import ChainEvent, get_event_name, read_events
 from psyche.errors import BackendError
 from psyche.telemetry import kinds
 from psyche.wire.nursery import open_plain_nursery
@@ -34,6 +35,8 @@ FIRST_POLL_S: Final = 0.1
 MAX_POLL_S: Final = 0.5
 POLL_FACTOR: Final = 1.3
 POLL_TIMEOUT_S: Final = 1.5
+EVENT_LOOKS: Final = 4
+EVENTS_S: Final = 1.5  # for the log of a transaction that is on record
 HEIGHT_S: Final = 2.0  # between questions for the block height
 PATIENCE_S: Final = 90.0
 LAMPORTS_PER_SOL: Final = 10**9
@@ -52,11 +55,12 @@ class Landed:
     slot: int
     fee_lamports: int
     units: int  # that its trial took
+    events: tuple[ChainEvent, ...] = ()  # what it caused, if its endpoint told
 
 
 @dataclass(slots=True, eq=False)
 class _Parcel:
-    """A signed transaction under way."""
+    """A signed transaction under way. `is_eventful`: its trial had events, so its log is worth a question."""
 
     signature: str
     raw: str  # base64
@@ -65,6 +69,7 @@ class _Parcel:
     budget: Budget
     draft: TransactionDraft
     units: int
+    is_eventful: bool
     started: float
     turn: int = 0  # counts questions, which go to the endpoints in turn
     sent: int = 0
@@ -161,7 +166,7 @@ class TransactionSender:
         raw = bytes(transaction)
         return _Parcel(
             str(transaction.signatures[0]), base64.b64encode(raw).decode(), len(raw), block.last_height, budget, draft,
-            trial.units, trio.current_time(), answered=trio.current_time(),
+            trial.units, bool(read_events(trial.logs)), trio.current_time(), answered=trio.current_time(),
         )  # fmt: skip
 
     async def _try(self, draft: TransactionDraft, min_slot: int | None) -> SimulationReply:
@@ -306,9 +311,25 @@ class TransactionSender:
             )
         )
         if status.error is None:
-            return Landed(parcel.signature, status.slot, fee, parcel.units)
+            events = await self._find_events(parcel, status.slot) if parcel.is_eventful else ()
+            return Landed(parcel.signature, status.slot, fee, parcel.units, events)
         logs = await self._find_logs(parcel.signature)
         raise read_failure(status.error, logs, parcel.draft.list_programs(parcel.budget))
+
+    async def _find_events(self, parcel: _Parcel, slot: int) -> tuple[ChainEvent, ...]:
+        """What the transaction caused in truth: its trial was before others. None if no endpoint tells soon."""
+        events: tuple[ChainEvent, ...] = ()
+        with trio.move_on_after(EVENTS_S):
+            for _ in range(EVENT_LOOKS):  # the first one may have asked an endpoint that is behind
+                if events := read_events(await self._find_logs(parcel.signature)):
+                    break
+                await trio.sleep(EVENTS_S / EVENT_LOOKS)
+        for event in events:
+            name = get_event_name(event)
+            self.rpc.sink.emit(
+                kinds.TransactionCaused(signature=parcel.signature, slot=slot, event=name, message=str(event))
+            )
+        return events
 
     async def _find_logs(self, signature: str) -> Sequence[str]:
         config = {"encoding": "base64", "commitment": CONFIRMED, "maxSupportedTransactionVersion": 0}

@@ -184,6 +184,9 @@ def replay(*, file: Annotated[Path, typer.Argument(help="What `psyche dev valida
     instruction it must come to the same 165,192 bytes as the run's account had on the chain. Runs with the same
     programs and the same psyche always agree; one that differs is a bug.
 
+    A chain must be recorded while it runs: the transactions that an endpoint keeps do not say which slot hashes the
+    programs have drawn their seeds from.
+
     Exit code 1 at the first difference, which is printed field by field.
     """
     from psyche.localchain.record.recorder import replay_record

@@ -12,9 +12,10 @@ from kits.clocks import make_autojump_clock
 from sim.chain_kit import START, build_chain, get_key, pass_slots
 
 from psyche import __version__
-from psyche.backends.solana.backend import DOUBT_S, ChainPlatform, SolanaBackend, open_chain_backend
+from psyche.backends.solana.backend import ChainPlatform, SolanaBackend, open_chain_backend
 from psyche.backends.solana.floor import FileFloor, NoFloor, SlotFloor
 from psyche.backends.solana.logic import JOIN_VALID_S
+from psyche.backends.solana.parts.following import DOUBT_S
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator, RunState

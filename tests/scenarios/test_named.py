@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from kits.events import make, make_line
 
-from psyche.backends.solana import backend, view
-from psyche.backends.solana.backend import SolanaBackend
+from psyche.backends.solana import view
 from psyche.backends.solana.link import Reading
+from psyche.backends.solana.parts import following
+from psyche.backends.solana.parts.following import RecordFollower
 from psyche.server import handler
 from psyche.server.connections.replies import ReplyCache
 from psyche.sim.byzantine.programs import ByzantineMember
@@ -173,17 +174,17 @@ def test_repeats_that_the_server_does_not_know_again_show(monkeypatch: pytest.Mo
 
 
 def test_a_doubt_between_endpoints_that_never_ends_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "DOUBT_S", 1e6)
+    monkeypatch.setattr(following, "DOUBT_S", 1e6)
     assert not play_row("F12w", SMALL)[1].holds
 
 
 def test_clients_that_follow_one_endpoint_alone_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take_first(self: SolanaBackend, reading: Reading) -> None:
+    def take_first(self: RecordFollower, reading: Reading) -> None:
         if reading.endpoint.endswith("endpoint 1"):
             take(self, reading)
 
-    take = SolanaBackend._take
-    monkeypatch.setattr(SolanaBackend, "_take", take_first)
+    take = RecordFollower._take
+    monkeypatch.setattr(RecordFollower, "_take", take_first)
     outcome, judgement = play_row("F12", Size(clients=3, rounds=6))
     assert not judgement.holds
     assert max(get_chain_facts(outcome).behind_s.values()) > 2 * FAILOVER_S

@@ -157,10 +157,12 @@ def describe_update(state: Coordinator, update: Update) -> Iterator[str]:
         yield note
     if update.progress is not None:
         source = (update.model or state.model).checkpoint
+        needed = "" if update.first_weights else ", which every member needs,"
+        others = f" and not from those that its members certified last (step {state.certified.step})"
+        other = "" if state.certified.digest == ZERO32 else others
         yield (
             f"the run trains on from step {update.progress.step}: the next epoch starts from the weights of "
-            f"{get_variant_name(source.kind)} {source.name!r}, which every member needs, and not from those that its "
-            f"members certified last (step {state.certified.step})"
+            f"{get_variant_name(source.kind)} {source.name!r}{needed if other else needed.rstrip(',')}{other}"
         )
     if update.first_weights is not None:  # S11
         yield f"the next epoch starts from no other weights than those with the digest {update.first_weights.hex()}"

@@ -124,7 +124,7 @@ async def test_a_run_that_is_still_to_pause_says_so_to_who_resumes_it(tmp_path: 
         refused = await line.command("resume", *line.state_dir)
         assert (refused.exit_code, refused.stdout) == (1, "")
         assert "The pause takes effect at the end of this epoch" in refused.stderr
-        assert "`psyche run info --watch`" in refused.stderr
+        assert "`psyche run info --watch --server-addr " in refused.stderr
 
 
 async def test_without_the_server_s_key_a_command_warns_once_and_names_the_option(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ async def test_an_owner_extends_a_paused_run_and_it_trains_to_its_new_end(tmp_pa
         await follow_all(scripts, is_training)
         code, said = await command(server, tmp_path, "extend", "--total-steps", "8")
         assert code == 1
-        assert "`psyche run pause`" in said
+        assert "`psyche run pause --server-addr " in said
         await command(server, tmp_path, "pause")
         await follow_all(scripts, lambda s: s.run_state is RunState.PAUSED)
         code, said = await command(server, tmp_path, "extend", "--total-steps", "8", "--dry-run")

@@ -12,6 +12,7 @@ import trio
 
 from psyche.errors import NetworkError, PsycheError, WireError
 from psyche.network.addresses.exchange import AddressExchange
+from psyche.network.addresses.kept import KEEP_EVERY_S, KeptAddresses
 from psyche.network.addresses.table import RECORD_VALID_S
 from psyche.network.announce import Inbox, Outboxes, check_message, receive_announcements
 from psyche.network.blobs.fetcher import Fetcher
@@ -29,6 +30,7 @@ from psyche.wire.peer_address import PeerAddress
 from psyche.wire.ports import BootstrapPeer, Network, NetworkStatistics, SyncHandler, SyncReply, SyncRequest
 
 _log: Final = logging.getLogger("psyche.network")
+CLOSE_S: Final = 3.0
 
 
 class BaseNode:
@@ -43,14 +45,16 @@ class BaseNode:
         run_io: how files are read and written.
         get_unix: the current Unix time, by which address records expire.
         unread: the unread bytes of its connections, as the transport counts them.
+        kept: the file of address records, if they are kept for the next start.
     """
 
     def __init__(
         self, identity: Identity, transport: Transport, data_dir: Path, *, limits: NetworkLimits,
         rng: random.Random, run_io: RunIo = run_in_thread, get_unix: Callable[[], int] | None = None,
-        unread: UnreadBudget,
+        unread: UnreadBudget, kept: KeptAddresses | None = None,
     ) -> None:  # fmt: skip
         self.limits = limits
+        self._kept = kept
         self.unread = unread
         self._identity = identity
         self._transport = transport
@@ -85,6 +89,8 @@ class BaseNode:
             async with open_plain_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self.peers.dialer.run)
+                if self._kept is not None:
+                    nursery.start_soon(self._keep_addresses, self._kept)
                 try:
                     yield
                 finally:
@@ -92,6 +98,18 @@ class BaseNode:
         finally:
             self._nursery = None
             self._inbox.close()
+
+    async def _keep_addresses(self, kept: KeptAddresses) -> None:
+        """Recall the addresses of the last start, and keep the known ones for the next (N5)."""
+        self.peers.remember(await self._run_io(kept.load))
+        try:
+            while True:
+                await trio.sleep(KEEP_EVERY_S)
+                await self._run_io(kept.save, self.peers.get_known())
+        finally:
+            shield = trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S)  # pyright: ignore[reportCallIssue]
+            with shield:
+                await self._run_io(kept.save, self.peers.get_known())
 
     def _start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         if self._nursery is not None and not self._nursery.cancel_scope.cancel_called:

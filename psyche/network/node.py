@@ -25,7 +25,8 @@ from multiaddr import Multiaddr
 
 from psyche.core.state.state import ZERO32
 from psyche.errors import NetworkError
-from psyche.network.base import BaseNode
+from psyche.network.addresses.kept import FILE_NAME, KeptAddresses
+from psyche.network.base import CLOSE_S, BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.listening import build_address, get_reachable_addresses, lock_port
 from psyche.network.safe import (
@@ -44,7 +45,6 @@ from psyche.wire.nursery import open_plain_nursery
 _log: Final = logging.getLogger("psyche.network")
 WRITE_BYTES: Final = 1 << 20  # smaller writes cost more CPU, larger ones gain nothing
 GOODBYE_S: Final = 0.8
-CLOSE_S: Final = 3.0
 TRIM_S: Final = 5.0
 TRIM_BYTES: Final = 32 << 20  # held at once and mostly read since: freed memory worth returning to the system
 DIALABLE: Final = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
@@ -281,7 +281,10 @@ class P2PNode(BaseNode):
         self, identity: Identity, transport: _LibP2PTransport, data_dir: Path, *, limits: NetworkLimits, pubsub: Any,
         unread: UnreadBudget,
     ) -> None:  # fmt: skip
-        super().__init__(identity, transport, data_dir, limits=limits, rng=random.Random(), unread=unread)  # noqa: S311 - jitter
+        kept = KeptAddresses(data_dir / FILE_NAME)
+        super().__init__(
+            identity, transport, data_dir, limits=limits, rng=random.Random(), unread=unread, kept=kept,  # noqa: S311 - jitter
+        )  # fmt: skip
         transport.node = self
         self._pubsub = pubsub
         self._topic = ""

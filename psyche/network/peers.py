@@ -101,6 +101,7 @@ class PeerTable:
         self._start_soon = start_soon
         self._peers: dict[bytes, Peer] = {}
         self._addresses = AddressTable(key, get_unix)
+        self._remembered: dict[bytes, AddressRecord] = {}  # of the last start
         self._missing_since: dict[bytes, float] = {}
         self.dialer = Dialer(key, limits, self._addresses, self, self._dial, rng, start_soon)
 
@@ -181,6 +182,7 @@ class PeerTable:
         self._missing_since.update((k, now) for k in new if k != self._key and not self.is_connected(k))
         self.allowed = keys
         self._addresses.forget(keys)
+        self._recall()
         self.dialer.forget_unknown()
         for key in list(self._peers):
             if key not in keys:
@@ -197,6 +199,7 @@ class PeerTable:
             self._addresses.forget(())
             for key in list(self._peers):
                 self.drop(key, "another run")
+            self._recall()
             self.dialer.dial_now(self._addresses.get_keys())
         elif plan_hash != old_plan:
             for peer in self._peers.values():
@@ -226,6 +229,19 @@ class PeerTable:
         if record.p2p not in self._peers and self.dialer.get(record.p2p) is None:
             self.dialer.dial_now(frozenset({record.p2p}))  # otherwise its turn comes (N3): renewing records is cheap
         return True
+
+    def remember(self, records: Sequence[AddressRecord]) -> None:
+        """Take records of the last start, signed by their keys; each is learned while its key is allowed (N5)."""
+        self._remembered = {record.p2p: record for record in records}
+        self._recall()
+
+    def _recall(self) -> None:
+        for key in self._remembered.keys() & self.allowed:
+            self.learn_address(self._remembered[key])
+
+    def get_known(self) -> tuple[AddressRecord, ...]:
+        """Return the unexpired records of allowed keys (N5)."""
+        return tuple(self._addresses.get_unexpired(self.allowed).values())
 
     def get_records(self, first: bytes) -> list[AddressRecord]:
         """Return the address records to send to another peer (N1)."""

@@ -108,7 +108,7 @@ class SolanaBackend:
     # --- what a chain has no place for -----------------------------------------------------------
 
     def address_book(self) -> Sequence[AddressRecord]:
-        """Return nothing: addresses never go on a chain; peers tell each other (N1 to N4)."""
+        """Return nothing: addresses never go on a chain; peers tell each other (N1 to N5)."""
         return ()
 
     def reconnect_soon(self) -> None:

@@ -109,13 +109,14 @@ class AddressTable:
         named = self.bootstrap.get(key, ())
         return tuple(dict.fromkeys((*named, *recorded))) if named else recorded
 
+    def get_unexpired(self, keys: Collection[bytes]) -> dict[bytes, AddressRecord]:
+        """Return the newest records of other keys among these that name an address and have not expired."""
+        now, found = self.get_unix(), {key: self.get_record(key) for key in keys if key != self.own_key}
+        return {key: one for key, one in found.items() if one is not None and one.addresses and one.expires_unix > now}
+
     def get_records(self, first: bytes, allowed: Collection[bytes], own: AddressRecord) -> list[AddressRecord]:
         """Return up to 32 unexpired records, this node's included, by key from `first` on, wrapping round (N1)."""
-        now, found = self.get_unix(), {own.p2p: own}
-        for key in allowed:
-            record = self.get_record(key)
-            if key != self.own_key and record is not None and record.addresses and record.expires_unix > now:
-                found[key] = record
+        found = self.get_unexpired(allowed) | {own.p2p: own}
         keys = sorted(found, key=lambda key: (key < first, key))
         return [found[key] for key in keys[:MAX_RECORDS]]
 

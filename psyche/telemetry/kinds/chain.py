@@ -50,15 +50,6 @@ class TransactionConfirmed(Event):
     fee_lamports: int
 
 
-class TransactionCaused(Event):
-    """A transaction caused something, as the coordinator program says: `event` is its name in the program's IDL."""
-
-    signature: str
-    slot: int
-    event: str
-    message: str
-
-
 class TransactionLapsed(Event):
     """A transaction did not get onto the chain in time, and cannot any more."""
 

@@ -59,15 +59,12 @@ async def test_a_transaction_has_limits_from_its_trial_and_a_price_from_others(a
     assert not chain.trials[0][1]["sigVerify"]
 
 
-async def test_what_a_transaction_caused_is_read_from_its_own_log_and_told(autojump_clock: Any) -> None:
+async def test_what_a_transaction_caused_is_read_from_its_own_log(autojump_clock: Any) -> None:
     left = LeftRunEvent(ACCOUNT, PAYER.pubkey())
     tried = log_event(LeftRunEvent(ACCOUNT, OTHER.pubkey()))
     chain = PaperChain(trial={"err": None, "unitsConsumed": 1, "logs": tried}, logs=log_event(left))
-    async with open_paper(chain) as (rpc, events):
-        landed = await TransactionSender(rpc, PAYER).send([instruct()])
-    assert landed.events == (left,)
-    (caused,) = events.of(kinds.TransactionCaused)
-    assert (caused.signature, caused.event) == (landed.signature, "LeftRun")
+    async with open_paper(chain) as (rpc, _):
+        assert (await TransactionSender(rpc, PAYER).send([instruct()])).events == (left,)
 
 
 async def test_a_transaction_lands_without_events_where_no_endpoint_tells_its_log(autojump_clock: Any) -> None:

@@ -25,7 +25,7 @@ from psyche.backends.solana.rpc.transaction import (
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
 from psyche.chain.cluster import Endpoint
 from psyche.chain.failures import WalletEmpty, read_failure
-from psyche.chain.interface.events import ChainEvent, get_event_name, read_events
+from psyche.chain.interface.events import ChainEvent, read_events
 from psyche.errors import BackendError
 from psyche.telemetry import kinds
 from psyche.wire.nursery import open_plain_nursery
@@ -311,25 +311,19 @@ class TransactionSender:
             )
         )
         if status.error is None:
-            events = await self._find_events(parcel, status.slot) if parcel.is_eventful else ()
+            events = await self._find_events(parcel) if parcel.is_eventful else ()
             return Landed(parcel.signature, status.slot, fee, parcel.units, events)
         logs = await self._find_logs(parcel.signature)
         raise read_failure(status.error, logs, parcel.draft.list_programs(parcel.budget))
 
-    async def _find_events(self, parcel: _Parcel, slot: int) -> tuple[ChainEvent, ...]:
+    async def _find_events(self, parcel: _Parcel) -> tuple[ChainEvent, ...]:
         """What the transaction caused in truth: its trial was before others. None if no endpoint tells soon."""
-        events: tuple[ChainEvent, ...] = ()
         with trio.move_on_after(EVENTS_S):
             for _ in range(EVENT_LOOKS):  # the first one may have asked an endpoint that is behind
                 if events := read_events(await self._find_logs(parcel.signature)):
-                    break
+                    return events
                 await trio.sleep(EVENTS_S / EVENT_LOOKS)
-        for event in events:
-            name = get_event_name(event)
-            self.rpc.sink.emit(
-                kinds.TransactionCaused(signature=parcel.signature, slot=slot, event=name, message=str(event))
-            )
-        return events
+        return ()
 
     async def _find_logs(self, signature: str) -> Sequence[str]:
         config = {"encoding": "base64", "commitment": CONFIRMED, "maxSupportedTransactionVersion": 0}

@@ -12,7 +12,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from typer.testing import CliRunner
 
-from psyche.chain.addresses import EVERYBODY, get_authorization_address
+from psyche.chain.addresses import COORDINATOR, EVERYBODY, get_authorization_address
 from psyche.chain.coordinator import build_collect, build_join_run, build_owner_message, build_user_message
 from psyche.cli.app import app
 from psyche.core.encoding.account import decode_state, encode_state
@@ -22,6 +22,7 @@ from psyche.core.state.state import ZERO32, RunState
 from psyche.errors import ConfigError
 from psyche.localchain.bank import Bank
 from psyche.localchain.record.recorder import open_recorder, replay_record
+from psyche.localchain.record.replay import ChainCall, ReplayDifference, RunReplay
 from psyche.testing.builders import build_config, build_hash
 
 KEYS = [(Keypair.from_seed(build_hash("wallet", n)), Keypair.from_seed(build_hash("session", n))) for n in range(3)]
@@ -175,3 +176,10 @@ def test_what_is_no_record_or_damaged_is_refused(record: Path) -> None:
     assert "is damaged" in refuse()
     record.write_bytes(raw[:22])
     assert "is empty" in refuse()
+
+
+def test_an_instruction_that_this_version_does_not_know_is_refused() -> None:
+    """A record of a newer psyche may have one."""
+    call = ChainCall(bytes(8), (COORDINATOR,), slot=7)
+    with pytest.raises(ReplayDifference, match="slot 7: an instruction that this version does not know"):
+        RunReplay(()).carry_out(call)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from solders.pubkey import Pubkey
 
-from psyche.chain.interface.idl import DISCRIMINATOR_BYTES, load_program
+from psyche.chain.interface.borsh import decode_value
+from psyche.chain.interface.idl import DISCRIMINATOR_BYTES, InstructionKind, load_program
 from psyche.core.encoding.account import decode_state, encode_model, encode_state
 from psyche.core.encoding.tables import ACCOUNT, CHECKPOINT, CONFIG, MODEL
 from psyche.core.rules.apply import apply
@@ -37,15 +38,17 @@ _BY_BODY: Final[dict[str, type[Message]]] = {  # instructions whose body is that
     "reclaim_slot": msg.ReclaimSlot, "update_client_version": msg.UpdateClientVersion,
 }  # fmt: skip
 _OTHERS: Final = ("init_coordinator", "free_coordinator", "join_run", "tick", "set_paused", "update", "collect")
-_PLACES: Final = {"join_run": 4, "free_coordinator": 3}  # of the coordinator account; else the third
 _HEAD_BYTES: Final = MODEL.size - 3 * CHECKPOINT.size  # of a model: what an update brings
 _SOURCE: Final = slice(20, 156)  # the first source of weights in a model
 
 
 @cache
 def _name_calls() -> dict[bytes, str]:
-    known = load_program("coordinator").instructions
-    return {known[name].discriminator: name for name in (*_BY_BODY, *_OTHERS)}
+    return {_find_kind(name).discriminator: name for name in (*_BY_BODY, *_OTHERS)}
+
+
+def _find_kind(name: str) -> InstructionKind:
+    return load_program("coordinator").instructions[name]
 
 
 class ReplayDifference(PsycheError):
@@ -84,7 +87,11 @@ class ChainCall:
     @property
     def account(self) -> Pubkey:
         """The run's account."""
-        return self.keys[_PLACES.get(self.name, 2)]
+        return self.keys[[use.name for use in _find_kind(self.name).accounts].index("coordinator_account")]
+
+    def read_arguments(self) -> dict[str, Any]:
+        """The arguments by name, as the IDL has them; WireError if the body is not of its form."""
+        return decode_value(_find_kind(self.name).arguments, self.body, self.name)
 
 
 @dataclass
@@ -147,6 +154,8 @@ class RunReplay:
         run.nonce = run.nonce if run.state is None else run.state.nonce
 
     def _find(self, call: ChainCall) -> ReplayedRun:
+        if not call.name:
+            raise ReplayDifference(f"slot {call.slot}: an instruction that this version does not know")
         if call.name == "init_coordinator":
             state = _begin(call)
             self.runs[call.account] = ReplayedRun(state.run_id, call.account, state)
@@ -165,10 +174,10 @@ class RunReplay:
     def _read(self, state: Coordinator, call: ChainCall) -> Message:
         special: dict[str, Callable[[], Message]] = {
             "tick": lambda: msg.Tick(find_entropy(state, self._hashes)),
-            "join_run": lambda: msg.Join(bytes(call.keys[1]), int.from_bytes(call.body, "little")),
-            "set_paused": lambda: msg.Pause() if call.body == b"\1" else msg.Resume(),
+            "join_run": lambda: msg.Join(bytes(call.keys[1]), **call.read_arguments()),
+            "set_paused": lambda: msg.Pause() if call.read_arguments()["paused"] else msg.Resume(),
             "update": lambda: decode_body(msg.Update, _complete(state, call.body)),
-            "collect": lambda: msg.Collect(((call.body, None),)),
+            "collect": lambda: msg.Collect(((bytes(call.read_arguments()["signer"]), None),)),
         }
         if call.name in special:
             return special[call.name]()
@@ -196,12 +205,10 @@ def _find_fields(on_chain: bytes, made: bytes) -> Iterator[tuple[str, int, int]]
 
 
 def _begin(call: ChainCall) -> Coordinator:
-    texts = call.body[64:]  # behind both authorities
-    length = int.from_bytes(texts[:4], "little")
-    run_id, version = texts[4 : 4 + length], texts[8 + length :]
+    params = call.read_arguments()["params"]
     where = max(call.now, 0).to_bytes(8, "little") + call.slot.to_bytes(8, "little")
-    uid = sha256(bytes(call.account) + run_id + where).digest()
-    return Coordinator(run_id=run_id.decode(), run_uid=uid, client_version=version.decode())
+    uid = sha256(bytes(call.account) + params["run_id"].encode() + where).digest()
+    return Coordinator(run_id=params["run_id"], run_uid=uid, client_version=params["client_version"])
 
 
 def _complete(state: Coordinator, body: bytes) -> bytes:

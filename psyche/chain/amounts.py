@@ -7,6 +7,8 @@ from psyche.core.state.limits import U64_MAX
 from psyche.errors import ConfigError
 
 SOL_DECIMALS: Final = 9
+LAMPORTS_PER_SOL: Final = 10**SOL_DECIMALS
+LAMPORTS_PER_SIGNATURE: Final = 5_000  # the fee that every chain asks
 _AMOUNT: Final = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?")
 
 

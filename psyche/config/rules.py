@@ -1,6 +1,7 @@
 """Checks beyond the core's rules: warnings, and settings that this version cannot run yet."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from psyche.config.values import get_variant_name
@@ -20,6 +21,7 @@ STRANGERS_WITNESSES: Final = 16  # with this many, bad members are unlikely to w
 DAY_S: Final = 86_400  # a longer wait is probably a typo or the wrong unit
 CONFIRMATION_S: Final = 2  # of a transaction on Solana, usually; 0.4 to 3 s
 SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long to start
+ENTROPY_DELAY_SLOTS: Final = 4  # E1: nobody knows the hash of a slot that is that far ahead
 ENTROPY_ON_SERVER: Final = "config.entropy_delay is for the chain; a TCP server uses 0"
 
 _RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL)
@@ -60,6 +62,11 @@ def find_chain_problems(model: Model) -> list[str]:
     if model.data_location.kind is DataLocationKind.SERVER:
         return ["model.LLM.data_location 'Server': a chain serves no data; what runs there: 'Local', 'Dummy'"]
     return []
+
+
+def delay_entropy(config: Config) -> Config:
+    """Return the configuration as it goes on record on a chain: with a delay of the entropy, if it names none (E1)."""
+    return config if config.entropy_delay else replace(config, entropy_delay=ENTROPY_DELAY_SLOTS)
 
 
 def find_chain_warnings(config: Config, warnings: Iterable[str]) -> list[str]:

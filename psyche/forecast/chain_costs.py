@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
+from psyche.chain.amounts import LAMPORTS_PER_SOL
 from psyche.config.profile import ChainTable
 from psyche.config.rules import find_address_warnings, find_chain_warnings
 from psyche.core.state.state import Config
@@ -14,8 +15,6 @@ from psyche.forecast.question import Question
 from psyche.sim.chain.facts import ChainFacts, Paid
 from psyche.sim.chain_faults import CHAIN_KINDS
 from psyche.telemetry.text import format_number, format_seconds, format_table
-
-LAMPORTS_PER_SOL: Final = 10**9
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 from psyche.config.load import LoadedRun
 from psyche.config.profile import ChainTable, ClassTable
-from psyche.config.rules import find_chain_problems
+from psyche.config.rules import delay_entropy, find_chain_problems
 from psyche.core.state.state import Config
 from psyche.errors import ConfigError
 from psyche.forecast.recorder import BODY_BYTES, PARTS, build_sizes
 from psyche.forecast.workload import Workload
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
-from psyche.sim.chain.conditions import ENTROPY_DELAY_SLOTS, ChainConditions
+from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import Failure, Fault
 from psyche.sim.runtime import build_rng
 from psyche.sim.scenarios.scenario import (
@@ -64,9 +64,7 @@ class Question:
     def config(self) -> Config:
         """The configuration to play: the run's, with the changes, and on a chain as `run create` puts it on record."""
         config = replace(self.run.config, **self.changes)
-        if self.chain is None or config.entropy_delay:
-            return config
-        return replace(config, entropy_delay=ENTROPY_DELAY_SLOTS)
+        return config if self.chain is None else delay_entropy(config)
 
     @property
     def clients(self) -> int:

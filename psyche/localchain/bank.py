@@ -21,11 +21,11 @@ from solders.transaction import SanitizeError, VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo, TransactionMetadata
 from solders.transaction_status import TransactionStatus
 
+from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE
 from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.localchain.history import History, LandedTransaction, Landing
 from psyche.localchain.tokens import find_token_balances
 from psyche.localchain.transactions import (
-    SIGNATURE_LAMPORTS,
     compute_fee,
     describe_inner,
     describe_returned,
@@ -195,7 +195,7 @@ class Bank:
         Raises:
             OverflowError: the faucet has not that many, or the account has no room for them.
         """
-        if not self.get_lamports(key) + lamports + SIGNATURE_LAMPORTS < self.get_lamports(self._faucet.pubkey()):
+        if not self.get_lamports(key) + lamports + LAMPORTS_PER_SIGNATURE < self.get_lamports(self._faucet.pubkey()):
             raise OverflowError
         giving = transfer(TransferParams(from_pubkey=self._faucet.pubkey(), to_pubkey=key, lamports=lamports))
         nonce = _hash(b"airdrop", bytes(self.newest_hash), self.history.count)  # so that two equal ones differ

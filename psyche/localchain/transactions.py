@@ -13,10 +13,10 @@ from solders.pubkey import Pubkey
 from solders.transaction import Legacy, VersionedTransaction
 from solders.transaction_metadata import TransactionMetadata
 
+from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE
 from psyche.localchain.errors import InvalidParams
 
 TRANSACTION_BYTES: Final = 1_232  # what a packet of the chain's network has room for
-SIGNATURE_LAMPORTS: Final = 5_000
 _ENCODED_BYTES: Final = {"base64": 1_644, "base58": 1_683}
 _TYPE: Final = "solana_transaction::versioned::VersionedTransaction"
 _TABLE_HEAD_BYTES: Final = 56  # of a lookup table, before its addresses
@@ -112,7 +112,7 @@ def compute_fee(message: Message | MessageV0) -> int:
         elif data[:1] == b"\x03" and len(data) == 9:
             price = int.from_bytes(data[1:], "little")
     units = min(_DEFAULT_UNITS * others if limit is None else limit, _MAX_UNITS)
-    return SIGNATURE_LAMPORTS * message.header.num_required_signatures + -(-price * units // 1_000_000)
+    return LAMPORTS_PER_SIGNATURE * message.header.num_required_signatures + -(-price * units // 1_000_000)
 
 
 def describe_instruction(instruction: CompiledInstruction, height: int | None = None) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from psyche.backends.solana.joining import allows, find_authorization
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
-from psyche.backends.solana.session import LAMPORTS_PER_SIGNATURE, ChainSession, Spelling
+from psyche.backends.solana.session import ChainSession, Spelling
 from psyche.backends.solana.version import check_version
 from psyche.chain.addresses import EVERYBODY, get_authorization_address
-from psyche.chain.amounts import format_sol
+from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, format_sol
 from psyche.chain.cluster import Endpoint
 from psyche.chain.coordinator import ChainRun
 from psyche.chain.failures import WalletEmpty

@@ -1,6 +1,6 @@
 """Creating a run on a chain, in the fewest transactions, and closing it with all deposits given back."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from solders.keypair import Keypair
@@ -18,6 +18,7 @@ from psyche.chain.tokens import TOKEN_BYTES, build_token_account
 from psyche.chain.treasurer import NewRun, build_run_close, build_run_create, compute_run_index
 from psyche.chain.treasury import TreasurerRun
 from psyche.config.load import LoadedRun
+from psyche.config.rules import delay_entropy
 from psyche.config.update import check_update
 from psyche.core.encoding.account import decode_model, encode_model
 from psyche.core.state.limits import STATE_BYTES
@@ -27,7 +28,6 @@ from psyche.errors import BackendError, ConfigError
 
 INSTANCE_BYTES: Final = 181
 TREASURER_RUN_BYTES: Final = 249
-ENTROPY_DELAY: Final = 4  # slots (E1): nobody knows the hash of a slot that is that far ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Founding:
 def find_settings(state: Coordinator, new: Founding) -> Update:
     """Find what the settings of a file change in a run that has not begun; what is the same already is None."""
     file, digest = new.file, new.first_weights
-    config = replace(file.config, entropy_delay=file.config.entropy_delay or ENTROPY_DELAY)
+    config = delay_entropy(file.config)
     model = decode_model(encode_model(file.model))
     return Update(
         config=None if config == state.config else config,

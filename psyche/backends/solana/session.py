@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -11,13 +11,11 @@ from solders.pubkey import Pubkey
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.sender import Landed, TransactionSender
 from psyche.chain.addresses import COORDINATOR
-from psyche.chain.amounts import format_sol
+from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, format_sol
 from psyche.chain.failures import WalletEmpty
 from psyche.chain.interface.events import ChainEvent
 from psyche.chain.packing import Step, count_signatures, pack_steps
 from psyche.errors import BackendError, ConfigError
-
-LAMPORTS_PER_SIGNATURE: Final = 5_000
 
 
 class NoRun(BackendError):

@@ -1,9 +1,6 @@
 """The conditions of a simulated chain, as data."""
 
 from dataclasses import dataclass
-from typing import Final
-
-ENTROPY_DELAY_SLOTS: Final = 4  # as `run create` sets it: nobody knows the hash of a slot that far ahead (E1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from psyche.config.rules import ENTROPY_DELAY_SLOTS
 from psyche.core.state.limits import WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT
 from psyche.core.state.state import (
     Checkpoint,
@@ -20,7 +21,7 @@ from psyche.core.state.state import (
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
-from psyche.sim.chain.conditions import ENTROPY_DELAY_SLOTS, ChainConditions
+from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import Fault, Kill
 from psyche.sim.trainer import MachineModel
 

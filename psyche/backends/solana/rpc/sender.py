@@ -15,7 +15,6 @@ from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.client import CONFIRMED, NoEndpoint, Rpc
 from psyche.backends.solana.rpc.replies import Blockhash, SignatureStatus, SimulationReply
 from psyche.backends.solana.rpc.transaction import (
-    LAMPORTS_PER_SIGNATURE,
     Budget,
     FeePolicy,
     TransactionDraft,
@@ -23,6 +22,7 @@ from psyche.backends.solana.rpc.transaction import (
     choose_units,
 )
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
+from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, LAMPORTS_PER_SOL
 from psyche.chain.cluster import Endpoint
 from psyche.chain.failures import WalletEmpty, read_failure
 from psyche.chain.interface.events import ChainEvent, read_events
@@ -39,7 +39,6 @@ EVENT_LOOKS: Final = 4
 EVENTS_S: Final = 1.5  # for the log of a transaction that is on record
 HEIGHT_S: Final = 2.0  # between questions for the block height
 PATIENCE_S: Final = 90.0
-LAMPORTS_PER_SOL: Final = 10**9
 MAX_FEE_KEYS: Final = 32  # of getRecentPrioritizationFees; the method takes 128
 
 

@@ -24,7 +24,6 @@ MAX_UNITS: Final = 1_400_000  # the chain's limit
 LEAST_UNITS: Final = 60_000  # what any message may cost, if the record changes between the trial and the block
 UNITS_PERCENT: Final = 120  # of what the trial took
 LOADED_BYTES: Final = 4 << 20  # programs, the record and what a treasurer adds: about 1 MiB
-LAMPORTS_PER_SIGNATURE: Final = 5_000
 MICRO: Final = 1_000_000  # micro-lamports of a lamport
 
 

@@ -8,9 +8,11 @@ import json
 from dataclasses import dataclass
 
 from psyche.analysis.accounts import WORLD, Accounts, NodeAccount
+from psyche.core.state.state import RunState
 from psyche.forecast.question import Question, build_scenario, compute_patience_s_of
 from psyche.forecast.recorder import Carried, EarlyExit, OnProgress, Recorder, count_bytes
 from psyche.sim.faults import Fault
+from psyche.sim.invariants.checker import Violation
 from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.stall_detection import StallDetector
 from psyche.sim.world import Outcome, World, simulate
@@ -32,8 +34,14 @@ class Forecast:
 
     @property
     def stood_still(self) -> bool:
-        """Whether the run did not reach its end."""
-        return any(violation.name == "I5" for violation in self.outcome.violations)
+        """Whether the run made no headway, and so did not reach its end."""
+        is_finished = self.outcome.state.run_state is RunState.FINISHED
+        return not is_finished and any(violation.name == "I5" for violation in self.outcome.violations)
+
+    @property
+    def defects(self) -> list[Violation]:
+        """What the program itself did wrong."""
+        return [one for one in self.outcome.violations if not (self.stood_still and one.name == "I5")]
 
     @property
     def lost_samples(self) -> float:

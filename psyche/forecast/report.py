@@ -214,14 +214,13 @@ def _format_exits(forecast: Forecast) -> list[str]:
 def format_defects(forecast: Forecast) -> str:
     """Describe defects of the program itself, with everything needed to debug them; empty if there are none."""
     outcome = forecast.outcome
-    found = [str(violation) for violation in outcome.violations if violation.name != "I5"]
-    if not found:
+    if not forecast.defects:
         return ""
     head = (
         "This is a DEFECT of the program. Please report it, with this command and its run.toml, profile and plan of "
         f"faults (seed {forecast.question.seed}), and with these last events:"
     )
-    return "\n".join([head, *outcome.last, *(f"violated {one}" for one in found)])
+    return "\n".join([head, *outcome.last, *(f"violated {one}" for one in forecast.defects)])
 
 
 def build_json(forecast: Forecast, with_server: Forecast | None = None) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from psyche.sim.scenarios.scenario import (
     Scenario,
     build_run_config,
     build_small_model,
+    compute_farewell_s,
     compute_limit_s,
     compute_patience_s,
     compute_transition_s,
@@ -50,7 +51,6 @@ from psyche.sim.trainer import PayloadCodec
 from psyche.telemetry import kinds
 
 WATCH_S: Final = 5.0  # seconds between two checks for progress
-FAREWELL_S: Final = 120.0  # for the clients to end once the run is finished
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder for the clients' files that costs no disk
 
 
@@ -285,6 +285,7 @@ class World:
                 await self._wait_for_end()
             if scope.cancelled_caught and self.scenario.must_advance:
                 self.invariants.fail("I5", "the run ends", f"not after {limit_s:.0f} s", self.invariants.where())
+            await self._wait_for_clients()
             self.invariants.check_end()
             self._end()
 
@@ -313,7 +314,12 @@ class World:
     async def _wait_for_end(self) -> None:
         while not self.invariants.violations and not self.is_finished and not self._is_lost:
             await self._wait_for_record()
-        with trio.move_on_after(0 if self.invariants.violations or self._is_lost else FAREWELL_S):
+
+    async def _wait_for_clients(self) -> None:
+        """P8: let the clients of a finished run fetch and serve the final weights, for as long as they may."""
+        is_well = self.is_finished and not self.invariants.violations
+        farewell_s = compute_farewell_s(self.config, compute_transition_s(self.scenario))
+        with trio.move_on_after(farewell_s if is_well else 0):
             while any(host.is_alive for host in self.clients):
                 await self._ended.wait()
 

@@ -1,14 +1,19 @@
 """A forecast of a run that comes to nothing ends, and says what was missing."""
 
+from dataclasses import replace
+
 import pytest
 from forecast_kit import build_machines, build_question
 
 from psyche.analysis.tally import DIED
+from psyche.analysis.viewer import decode_lines
+from psyche.core.state.state import RunState
 from psyche.forecast.play import find_missed, play
 from psyche.forecast.question import build_scenario, compute_patience_s_of
 from psyche.forecast.recorder import Played
-from psyche.forecast.report import format_forecast
+from psyche.forecast.report import format_defects, format_forecast
 from psyche.sim.faults import Kill, Partition
+from psyche.sim.invariants.checker import Violation
 
 HOUR_S = 3600
 
@@ -91,3 +96,31 @@ def test_every_epoch_may_wait_for_machines_that_come_back() -> None:
     weak = build_machines(fails_every_h=6.0, back_after_min=30.0)
     played = build_scenario(build_question((weak, 4), rounds=100, rounds_per_epoch=10))
     assert played.limit_s > 10 * 3 * 1800
+
+
+def test_a_run_that_finished_did_not_stand_still_however_long_its_clients_serve() -> None:
+    forecast = play(build_question((build_machines(), 2), rounds=2, cooldown_time=400))
+    assert forecast.outcome.state.run_state is RunState.FINISHED
+    assert forecast.outcome.violations == []
+    assert not forecast.stood_still
+    assert "STOOD STILL" not in format_forecast(forecast)
+
+
+def test_who_still_fetches_weights_when_the_run_is_finished_is_waited_for() -> None:
+    slow = build_machines("laptop", down_mbit_s=1.0)  # it never has them all
+    plan = (Kill(who=("client-3",), at_s=14.0, for_s=5.0, erase=True),)
+    question = build_question((build_machines(), 3), (slow, 1), rounds=3, faults=plan, init_min_clients=3,
+                              cooldown_time=100)  # fmt: skip
+    forecast = play(question, keep_lines=True)
+    assert forecast.outcome.violations == []
+    assert not forecast.stood_still
+    kinds = [line["kind"] for line in decode_lines(forecast.outcome.lines) if line["node"] == "client-3"]
+    assert kinds.index("model_fetch") < kinds.index("serving") < kinds.index("client_ended")
+
+
+def test_what_a_client_does_wrong_after_the_end_of_the_run_is_a_defect() -> None:
+    forecast = play(build_question((build_machines(), 2), rounds=1))
+    late = Violation("I5", "client-0 ends with success", "code 1", "epoch 0")
+    outcome = replace(forecast.outcome, violations=[late])
+    assert not replace(forecast, outcome=outcome).stood_still
+    assert "client-0 ends with success" in format_defects(replace(forecast, outcome=outcome))

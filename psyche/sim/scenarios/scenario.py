@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from psyche.client.runtime.departure import LAST_WRITES_S
 from psyche.config.rules import ENTROPY_DELAY_SLOTS
 from psyche.core.state.limits import WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT
 from psyche.core.state.state import (
@@ -130,6 +131,7 @@ class Scenario:
         raise IndexError("no such client")
 
 
+FAREWELL_S = 60.0  # for the news of the end, and for goodbyes
 LANDING_SLOTS = 4
 RESENDS_S = 4.0
 DEFAULTS: Mapping[str, int] = {
@@ -206,6 +208,14 @@ def compute_patience_s(config: Config, faults: Sequence[Fault] = (), transition_
     is_erased = any(isinstance(fault, Kill) and fault.erase for fault in faults)
     forms = 3 + (WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT if is_erased else 0)
     return 4 * round_s + config.cooldown_time + forms * forming_s + 30
+
+
+def compute_farewell_s(config: Config, transition_s: float = 0.0) -> float:
+    """The time within which the clients of a finished run have ended, in seconds (P8).
+
+    Each looks for the final weights, serves them, and lets the fetch or write that is still under way end.
+    """
+    return transition_s + 2 * config.cooldown_time + LAST_WRITES_S + FAREWELL_S
 
 
 def compute_limit_s(scenario: Scenario, config: Config) -> float:

@@ -1,7 +1,8 @@
 """Subscriptions: who wants to hear of what. Everybody who asks alike shares one subscription, and its encoded text."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import msgspec
 from solders.account import Account
@@ -27,7 +28,8 @@ class Listener(Protocol):
         ...
 
 
-class AccountTopic(NamedTuple):
+@dataclass(frozen=True)  # topics of different kinds are never equal, as empty tuples are
+class AccountTopic:
     """One account. The commitment is only part of the name: all read the same state."""
 
     key: Pubkey
@@ -35,7 +37,8 @@ class AccountTopic(NamedTuple):
     commitment: str
 
 
-class ProgramTopic(NamedTuple):
+@dataclass(frozen=True)
+class ProgramTopic:
     """All accounts of a program that pass the filters."""
 
     program: Pubkey
@@ -44,14 +47,16 @@ class ProgramTopic(NamedTuple):
     commitment: str
 
 
-class LogsTopic(NamedTuple):
+@dataclass(frozen=True)
+class LogsTopic:
     """The logs of transactions that name one of the keys; of all if there are none."""
 
     keys: frozenset[Pubkey]
     commitment: str
 
 
-class SignatureTopic(NamedTuple):
+@dataclass(frozen=True)
+class SignatureTopic:
     """One transaction, until it has reached the commitment."""
 
     signature: Signature
@@ -59,11 +64,13 @@ class SignatureTopic(NamedTuple):
     is_told_of_receipt: bool
 
 
-class SlotTopic(NamedTuple):
+@dataclass(frozen=True)
+class SlotTopic:
     """Each slot that begins."""
 
 
-class RootTopic(NamedTuple):
+@dataclass(frozen=True)
+class RootTopic:
     """Each slot that counts as finalized."""
 
 

@@ -61,7 +61,8 @@ def read_transaction(raw: bytes) -> VersionedTransaction:
             f"failed to deserialize {_TYPE}: invalid value: integer `{version}`, expected a valid transaction "
             "message version"
         )
-    if len(transaction.signatures) != transaction.message.header.num_required_signatures:
+    count = len(transaction.signatures)
+    if not count or count != transaction.message.header.num_required_signatures:
         raise InvalidParams("invalid transaction: Transaction failed to sanitize accounts offsets correctly")
     return transaction
 

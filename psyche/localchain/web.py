@@ -18,6 +18,9 @@ from psyche.localchain.hub import SubscriptionHub
 from psyche.wire.nursery import open_plain_nursery
 
 MAX_CONNECTIONS: Final = 512
+FIRST_REQUEST_S: Final = 10.0  # for the head of a connection's first request
+REQUEST_S: Final = 20.0  # for the body of a request
+KEEP_ALIVE_S: Final = 75.0  # between requests
 MAX_QUEUED: Final = 1_024  # notifications that a subscriber has not taken yet
 MAX_QUEUED_BYTES: Final = 32 << 20
 SEND_TIMEOUT_S: Final = 20.0
@@ -60,6 +63,12 @@ async def _answer_http(methods: Mapping[str, Method], scope: Message, receive: R
         return 200, b"ok"
     if scope["method"] != "POST":
         return 405, b"calls are POST requests; GET answers at /health alone\n"
+    with trio.move_on_after(REQUEST_S):
+        return await _answer_post(methods, receive)
+    return 408, b"the request took too long\n"
+
+
+async def _answer_post(methods: Mapping[str, Method], receive: Receive) -> tuple[int, bytes]:
     body = bytearray()
     while True:
         message = await receive()
@@ -188,6 +197,21 @@ class GuardedStream:
         self.socket.close()
 
 
+class ServedConnection(TCPServer):
+    """A connection whose place is free as soon as its other end is gone, and that does not stand without a request."""
+
+    _idle_s = FIRST_REQUEST_S
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()  # else the end is noticed only when the wait for a request is over
+
+    async def _idle_timeout(self) -> None:
+        idle_s, self._idle_s = self._idle_s, KEEP_ALIVE_S
+        await trio.sleep(idle_s)
+        await super()._idle_timeout()
+
+
 def bind_pair(host: str, port: int) -> tuple[socket.socket, socket.socket]:
     """Bind a port and the one after it; `port` 0 takes any two.
 
@@ -236,7 +260,7 @@ async def serve_app(app: App, listening: socket.socket) -> AsyncGenerator[None]:
             guarded: Any = GuardedStream(stream)
             streams.add(guarded)
             try:
-                await TCPServer(wrapped, config, WorkerContext(None), ConnectionState(LifespanState()), guarded)
+                await ServedConnection(wrapped, config, WorkerContext(None), ConnectionState(LifespanState()), guarded)
             except Exception:  # one connection must not end the chain
                 logger.exception("a connection failed")
             finally:
@@ -260,7 +284,7 @@ def make_config() -> Config:
         include_date_header=False,
         include_server_header=False,
         keep_alive_max_requests=1 << 40,
-        keep_alive_timeout=75.0,
+        keep_alive_timeout=0.0,  # ServedConnection waits
         websocket_max_message_size=MAX_REQUEST_BYTES,
         websocket_ping_interval=20.0,
     )

@@ -52,6 +52,7 @@ TEXTS = [
     "all",
     "",
     "1" * 32,
+    "1" * 40,
     "1" * 500,
     "\ud800",
     "Ω",
@@ -135,6 +136,13 @@ def test_a_batch_of_none_or_too_many_is_refused(count: int) -> None:
     assert json.loads(reply)["error"]["code"] == -32600
 
 
+@pytest.mark.parametrize("method", ["sendTransaction", "simulateTransaction"])
+def test_a_transaction_without_signatures_is_refused_as_malformed(method: str) -> None:
+    error = ask(method, ["1" * 40])["error"]  # 40 zero bytes: a message of no signatures and no accounts
+    assert error["code"] == -32602
+    assert error["message"].startswith("invalid transaction: Transaction failed to sanitize")
+
+
 def test_a_connection_has_a_limited_number_of_subscriptions() -> None:
     for _ in range(MAX_SUBSCRIPTIONS):
         assert "result" in ask("accountSubscribe", [str(Keypair().pubkey())])
@@ -205,6 +213,47 @@ async def test_a_subscriber_that_takes_nothing_does_not_hold_up_the_end() -> Non
                 chain.bank.advance(NOW)
                 await trio.testing.wait_all_tasks_blocked()
     await deaf.aclose()
+
+
+async def open_bare(chain: LocalChain, text: bytes = b"") -> trio.SocketStream:
+    """A connection to the port for calls."""
+    bare = await trio.open_tcp_stream("127.0.0.1", int(chain.http.rpartition(":")[2]))
+    await bare.send_all(text)
+    return bare
+
+
+ASKED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("text", [b"", b"POST / HTTP", ASKED], ids=["nothing", "a part", "a call"])
+async def test_connections_that_end_leave_their_places(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MAX_CONNECTIONS", 4)
+    async with open_box() as (chain, caller):
+        with trio.fail_after(30):
+            for _ in range(12):
+                bare = await open_bare(chain, text)
+                while text == ASKED and b"ok" not in await bare.receive_some():
+                    pass
+                await bare.aclose()
+                await trio.testing.wait_all_tasks_blocked(0.02)
+            assert await caller.call("getHealth") == "ok"
+
+
+@pytest.mark.parametrize("text", [b"", b"POST / HTTP"])
+async def test_a_connection_without_a_request_is_closed_soon(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web.ServedConnection, "_idle_s", 0.1)
+    async with open_box() as (chain, _):
+        bare = await open_bare(chain, text)
+        with trio.fail_after(30):
+            assert await bare.receive_some() == b""
+
+
+async def test_a_request_whose_body_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "REQUEST_S", 0.1)
+    async with open_box() as (chain, _):
+        bare = await open_bare(chain, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        with trio.fail_after(30):
+            assert b" 408 " in await bare.receive_some()
 
 
 async def test_airdrops_beyond_the_faucet_are_refused_in_words() -> None:

@@ -89,6 +89,27 @@ class TestSubscriptions:
             assert [one["method"] for one in told] == ["slotNotification"] * slots + ["signatureNotification"]
             assert told[-1]["params"]["result"] == {"context": {"slot": landed}, "value": {"err": None}}
 
+    async def test_each_connection_is_told_only_what_it_subscribed_to(self) -> None:
+        async with open_box() as (chain, caller), caller.listen() as slots, caller.listen() as roots:
+            asked = {"slot": slots, "root": roots}
+            numbers = {name: (await one.call(f"{name}Subscribe"))["result"] for name, one in asked.items()}
+            assert numbers["slot"] != numbers["root"]
+            for _ in range(FINALIZED_SLOTS + 1):
+                chain.bank.advance(NOW)
+            for name, one in asked.items():
+                told = await one.receive()
+                assert (told["method"], told["params"]["subscription"]) == (f"{name}Notification", numbers[name])
+
+    async def test_nobody_ends_the_subscription_of_another(self) -> None:
+        async with open_box() as (chain, caller), caller.listen() as one, caller.listen() as other:
+            number = (await one.call("slotSubscribe"))["result"]
+            assert (await other.call("slotUnsubscribe", number))["error"]["code"] == -32602
+            shared = await other.call("slotSubscribe")  # nodes give equal subscriptions one number, too
+            assert shared["result"] == number
+            assert (await other.call("slotUnsubscribe", number))["result"] is True
+            chain.bank.advance(NOW)
+            assert (await one.receive())["method"] == "slotNotification"
+
 
 async def test_a_method_that_is_not_there_has_the_usual_error() -> None:
     async with open_box() as (_, caller):

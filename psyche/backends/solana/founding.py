@@ -1,6 +1,6 @@
 """Creating a run on a chain, in the fewest transactions, and closing it with all deposits given back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from solders.keypair import Keypair
@@ -9,7 +9,7 @@ from solders.token.associated import get_associated_token_address
 
 from psyche.backends.solana.home import build_steps
 from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_instance, read_run
-from psyche.backends.solana.rewards import find_earners, plan_settlement
+from psyche.backends.solana.rewards import describe_return, find_earners, find_token_deposit, plan_settlement
 from psyche.backends.solana.session import ChainPlan, ChainSession
 from psyche.chain.addresses import get_instance_address, get_run_address
 from psyche.chain.coordinator import Authorities, ChainRun, build_free, build_init
@@ -145,7 +145,8 @@ async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
         )
     members = await find_earners(session, found)
     settled = await plan_settlement(session, found, members)
-    owner, says = session.key, f"closes run {run_id!r} for good: its record is gone, and nobody can go on with it"
+    owner, kept = session.key, settled.kept_lamports
+    says = f"closes run {run_id!r} for good: its record is gone, and nobody can go on with it{settled.says}"
     if found.treasurer is None:
         last = Step("close", (build_free(found.accounts, owner, owner),))
     else:
@@ -153,9 +154,8 @@ async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
         rest = get_associated_token_address(owner, mint)
         build = build_token_account(owner, owner, mint)
         last = Step("close", (build, build_run_close(found.treasurer, owner, rest)))
-    count = sum(member.unpaid > 0 for member in members)
-    if count:
-        says += f"; before that it settles what {count} member{'s have' if count != 1 else ' has'} earned"
-    back = session.spell("rewards close", signed=False)
-    returns = f"it comes back as the members run {back}, each with its own wallet"
-    return ChainPlan(says, (*settled.steps, last), settled.deposit_lamports, returns)
+        kept += await find_token_deposit(session, owner, mint)
+    return replace(
+        settled, says=says, steps=(*settled.steps, last), kept_lamports=kept,
+        returns=describe_return(session, is_own=False),
+    )  # fmt: skip

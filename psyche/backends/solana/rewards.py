@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
@@ -20,7 +20,7 @@ from psyche.chain.tokens import TOKEN_BYTES, build_token_account, read_decimals,
 from psyche.chain.treasurer import build_participant_claim, build_participant_create, build_top_up
 from psyche.chain.treasury import ParticipantData, TreasurerRun, compute_owed
 from psyche.errors import ConfigError
-from psyche.telemetry.text import format_table
+from psyche.telemetry.text import format_number, format_table
 
 EARNED_BYTES: Final = 145
 PARTICIPANT_BYTES: Final = 145
@@ -55,6 +55,18 @@ class Treasury:
     def missing(self) -> int:
         """What must be paid in before every member can be paid."""
         return max(0, self.owed - self.held)
+
+    def describe(self, amount: int) -> str:
+        """An amount of its token, in words."""
+        return f"{format_amount(amount, self.decimals)} tokens of {self.run.collateral_mint}"
+
+
+class _Payment(NamedTuple):
+    """What collects a member's earnings and pays it."""
+
+    instructions: tuple[Instruction, ...]
+    deposit: int  # lamports that come back
+    kept: int  # those of the member's token account
 
 
 async def find_earners(session: ChainSession, found: FoundRun) -> list[Earner]:
@@ -114,27 +126,34 @@ async def plan_settlement(session: ChainSession, found: FoundRun, members: Seque
     Raises:
         ConfigError: it holds some of what it owes, but not all.
     """
-    steps: list[Step] = []
-    deposit = 0
-    pays = False
-    if found.treasurer is not None:
-        treasury = await find_treasury(session, found)
-        unpaid = sum(member.unpaid for member in members)
+    treasury = None if found.treasurer is None else await find_treasury(session, found)
+    unpaid = sum(member.unpaid for member in members)
+    count = format_number(sum(member.unpaid > 0 for member in members), "member has", "members have")
+    says = f"; before that it settles what {count} earned" if unpaid else ""
+    if treasury is not None:
         if 0 < treasury.held < unpaid:
             amount = format_amount(unpaid - treasury.held, treasury.decimals)
             raise ConfigError(
                 f"run {found.state.run_id!r}: owes its members more than it holds; pay in what is missing first: "
                 f"{session.spell(f'rewards top-up --collateral-amount {amount}', found.state.run_id)}"
             )
-        pays = treasury.held > 0
+        if unpaid and not treasury.held:
+            says = f"; it holds no tokens, so nobody is paid what {count} earned"
+    steps: list[Step] = []
+    outcome: list[str] = []
+    deposit = kept = 0
     for member in members:
-        points = member.unpaid if pays else 0
+        points = member.unpaid if treasury is not None and treasury.held else 0
         if not member.in_slot and not points:
             continue
-        instructions, costs = await _build_payment(session, found, member, points)
-        steps.append(Step(f"earnings of {str(member.key)[:8]}", tuple(instructions)))
-        deposit += costs
-    return ChainPlan("", tuple(steps), deposit)
+        payment = await _build_payment(session, found, member, points)
+        steps.append(Step(f"earnings of {str(member.key)[:8]}", payment.instructions))
+        deposit, kept = deposit + payment.deposit, kept + payment.kept
+        if points and treasury is not None:
+            outcome.append(f"{treasury.describe(points)} were paid to {member.key}")
+    if treasury is not None and treasury.held > unpaid:  # what closing the run returns
+        outcome.append(f"{treasury.describe(treasury.held - unpaid)} went back to {session.key}")
+    return ChainPlan(says, tuple(steps), deposit, kept_lamports=kept, outcome=tuple(outcome))
 
 
 async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> ChainPlan:
@@ -145,30 +164,45 @@ async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> 
     """
     treasury = await find_treasury(session, found)
     points = min(member.unpaid, treasury.held)
-    shown = format_amount(points, treasury.decimals)
     if not member.unpaid:
-        raise ConfigError(f"{member.key} has been paid all that it has earned in run {found.state.run_id!r}")
+        if member.collected:
+            raise ConfigError(f"{member.key} has been paid all that it has earned in run {found.state.run_id!r}")
+        show = session.spell("rewards show", found.state.run_id, signed=False)
+        raise ConfigError(f"{member.key} has earned nothing in run {found.state.run_id!r}; {show} lists who has")
     if not points:
         missing = format_amount(treasury.missing, treasury.decimals)
         pay_in = session.spell(f"rewards top-up --collateral-amount {missing}", found.state.run_id)
         raise ConfigError(
             f"run {found.state.run_id!r}: holds no tokens; its owner, or anybody, must pay in what is missing: {pay_in}"
         )
-    instructions, deposit = await _build_payment(session, found, member, points)
+    payment = await _build_payment(session, found, member, points)
     rest = member.unpaid - points
-    says = f"pays {shown} tokens of {treasury.run.collateral_mint} to {member.key}"
+    says = f"pays {treasury.describe(points)} to {member.key}"
     if rest:
         says += f"; {format_amount(rest, treasury.decimals)} more are owed, and the run does not hold them"
-    returns = f"once the run is closed, {session.spell('rewards close')} gives it back"
-    return ChainPlan(says, (Step("claim", tuple(instructions)),), deposit, returns, is_lasting=True)
+    returns = describe_return(session, is_own=member.key == session.key)
+    steps = (Step("claim", payment.instructions),)
+    return ChainPlan(says, steps, payment.deposit, returns, is_lasting=True, kept_lamports=payment.kept)
 
 
-async def _build_payment(
-    session: ChainSession, found: FoundRun, member: Earner, points: int
-) -> tuple[list[Instruction], int]:
-    """Build the collection of a member's earnings and the payment of `points`; return it with the deposits it takes."""
+def describe_return(session: ChainSession, *, is_own: bool) -> str:
+    """Say how the deposits of payments come back; `is_own`: it is the wallet itself that is paid."""
+    says = f"once the run is closed, {session.spell('rewards close')} gives it back"
+    return says if is_own else f"{says}, but that of earnings only as the member runs it with its own wallet"
+
+
+async def find_token_deposit(session: ChainSession, owner: Pubkey, mint: Pubkey) -> int:
+    """The deposit that the owner's associated token account still needs; 0 if it is there."""
+    if await session.rpc.get_account(get_associated_token_address(owner, mint)) is not None:
+        return 0
+    return await session.rpc.get_deposit(TOKEN_BYTES)
+
+
+async def _build_payment(session: ChainSession, found: FoundRun, member: Earner, points: int) -> _Payment:
+    """Build the collection of a member's earnings and the payment of `points`."""
     instructions: list[Instruction] = []
-    deposit, payer, rpc = 0, session.key, session.rpc
+    deposit = kept = 0
+    payer, rpc = session.key, session.rpc
     if member.in_slot:
         instructions.append(build_collect(found.accounts, payer, found.state.run_uid, member.key))
         deposit += 0 if member.collected is not None else await rpc.get_deposit(EARNED_BYTES)
@@ -177,11 +211,10 @@ async def _build_payment(
             instructions.append(build_participant_create(run, payer, member.key))
             deposit += await rpc.get_deposit(PARTICIPANT_BYTES)
         tokens = get_associated_token_address(member.key, run.collateral_mint)
-        if await rpc.get_account(tokens) is None:
+        if kept := await find_token_deposit(session, member.key, run.collateral_mint):
             instructions.append(build_token_account(payer, member.key, run.collateral_mint))
-            deposit += await rpc.get_deposit(TOKEN_BYTES)
         instructions.append(build_participant_claim(run, payer, member.key, tokens, points))
-    return instructions, deposit
+    return _Payment(tuple(instructions), deposit, kept)
 
 
 async def plan_top_up(session: ChainSession, found: FoundRun, treasury: Treasury, amount: int) -> ChainPlan:
@@ -199,8 +232,7 @@ async def plan_top_up(session: ChainSession, found: FoundRun, treasury: Treasury
             f"wallet {session.key} has {format_amount(has, treasury.decimals)} tokens of {run.collateral_mint} in its "
             f"account {source}, and {format_amount(amount, treasury.decimals)} are to be paid in"
         )
-    shown = format_amount(amount, treasury.decimals)
-    says = f"pays {shown} tokens of {run.collateral_mint} into run {found.state.run_id!r}, for its members"
+    says = f"pays {treasury.describe(amount)} into run {found.state.run_id!r}, for its members"
     return ChainPlan(says, (Step("top-up", (build_top_up(run, session.key, source, amount),)),), is_lasting=True)
 
 

@@ -33,6 +33,8 @@ class ChainPlan:
         returns: who gets the deposit back, and when.
         signers: keys that sign beside the wallet, where a step needs them.
         is_lasting: whether to wait until the chain cannot take it back any more.
+        kept_lamports: what it deposits in token accounts, whose owners keep it.
+        outcome: what it has done once it is carried out, for people.
     """
 
     says: str
@@ -41,6 +43,8 @@ class ChainPlan:
     returns: str = ""
     signers: tuple[Keypair, ...] = ()
     is_lasting: bool = False
+    kept_lamports: int = 0
+    outcome: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Quote:
     fee_lamports: int  # for the signatures; a busy chain may cost more
     deposit_lamports: int
     returns: str
+    kept_lamports: int
     wallet: str
     balance_lamports: int
 
@@ -59,6 +64,8 @@ class Quote:
         """The quote in a few lines."""
         count = len(self.transactions)
         lines = [self.says, f"costs {format_sol(self.fee_lamports)} for {count} transaction{'s' * (count != 1)}"]
+        if self.kept_lamports:
+            lines[1] += f", {format_sol(self.kept_lamports)} for token accounts, which stay with their owners"
         if self.deposit_lamports:
             lines[1] += f", and a deposit of {format_sol(self.deposit_lamports)}; {self.returns}"
         return "\n".join([*lines, f"wallet {self.wallet} pays and has {format_sol(self.balance_lamports)}"])
@@ -135,12 +142,12 @@ class ChainSession:
         fee = sum(count_signatures(step.instructions, self.key) for step in steps) * LAMPORTS_PER_SIGNATURE
         balance = await self.rpc.get_balance(self.key)
         return Quote(
-            plan.says, tuple(step.title for step in steps), fee, plan.deposit_lamports, plan.returns, str(self.key),
-            balance,
+            plan.says, tuple(step.title for step in steps), fee, plan.deposit_lamports, plan.returns,
+            plan.kept_lamports, str(self.key), balance,
         )  # fmt: skip
 
     def _check_balance(self, quote: Quote) -> None:
-        needed = quote.fee_lamports + quote.deposit_lamports
+        needed = quote.fee_lamports + quote.deposit_lamports + quote.kept_lamports
         if quote.balance_lamports < needed:
             raise WalletEmpty(
                 f"wallet {quote.wallet} has {format_sol(quote.balance_lamports)}, and this takes {format_sol(needed)}; "

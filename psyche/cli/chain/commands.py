@@ -101,4 +101,6 @@ async def carry_out(session: "ChainSession", plan: "ChainPlan", done: str, nothi
     else:
         for event in landed.events:
             typer.echo(str(event))
+        for line in plan.outcome:
+            typer.echo(line)
         typer.echo(f"{done} (transaction {landed.signature})")

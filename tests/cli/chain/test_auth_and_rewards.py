@@ -142,6 +142,7 @@ def test_a_run_with_a_treasurer_pays_to_the_last_unit_and_gives_every_lamport_ba
 
     claimed = box.call(*claim, wallet="member")
     assert "2.000001 more are owed" in claimed
+    assert "0.00203928 SOL for token accounts, which stay with their owners, and a deposit of 0.00380016 SOL" in claimed
     assert f"points of {member.pubkey()} were collected" in claimed
     assert (box.get_tokens(treasury.mint, member.pubkey()), treasury.held) == (3_000_000, 0)
     plain = json.loads(box.call("rewards", "show", "-r", "paying", "--json"))
@@ -150,12 +151,17 @@ def test_a_run_with_a_treasurer_pays_to_the_last_unit_and_gives_every_lamport_ba
     box.call("run", "treasurer-claim-rewards", "-r", "paying", wallet="member")
     assert box.get_tokens(treasury.mint, member.pubkey()) == 5_000_001
     assert "has been paid all" in box.refuse(*claim, wallet="member")
+    box.fund("stranger")
+    assert "has earned nothing in run 'paying'; `psyche rewards show" in box.refuse(*claim, wallet="stranger")
     assert "5.000001" in box.call("rewards", "show", "-r", "paying")
     wallet = json.loads(box.call("run", "info", "-r", "paying", "--address", str(member.pubkey())))
     assert (wallet["paid"], wallet["unpaid"], wallet["slot"]) == (5_000_001, 0, "joined")
 
     printed = box.call("run", "close", "-r", "paying", wallet="paying")
     assert "settles what 1 member has earned" in printed
+    assert "which stay with their owners, and a deposit of 0.00380016 SOL; once the run is closed" in printed
+    assert f"0.000002 tokens of {treasury.mint} were paid to {absent}\n" in printed
+    assert f"0.499997 tokens of {treasury.mint} went back to {treasury.owner.pubkey()}\n" in printed
     assert box.get_tokens(treasury.mint, absent) == 2
     assert box.get_tokens(treasury.mint, treasury.owner.pubkey()) == 10_000_000 - 5_000_003
     for key in (get_instance_address("paying"), treasury.run.address, treasury.run.run_collateral):
@@ -179,10 +185,11 @@ def test_members_get_their_deposits_back_after_the_run_and_whoever_paid_them_too
     box.put_tokens(treasury.mint, treasury.owner.pubkey(), 12)
     box.call("rewards", "top-up", "-r", "leaving", "--collateral-amount", "12", wallet="leaving")
     before = box.get_lamports(member.pubkey())
-    assert "psyche rewards close" in box.call("rewards", "claim", "-r", "leaving", wallet="leaver")
+    claimed = box.call("rewards", "claim", "-r", "leaving", wallet="leaver")
+    assert "a deposit of 0.00380016 SOL; once the run is closed, `psyche rewards close" in claimed
     claim_for_another = ("rewards", "claim", "-r", "leaving", "--address", str(away.pubkey()))
     assert "belongs to" in box.refuse(*claim_for_another, wallet="leaver")
-    box.call(*claim_for_another, wallet="leaving")
+    assert "that of earnings only as the member runs it" in box.call(*claim_for_another, wallet="leaving")
     assert [box.get_tokens(treasury.mint, key.pubkey()) for key in (member, away)] == [5, 7]
     assert "2 accounts stay until the run is closed" in box.call("rewards", "close", wallet="leaver")
     closed = box.call("run", "close", "-r", "leaving", wallet="leaving")
@@ -247,3 +254,22 @@ def test_deposits_are_not_judged_by_accounts_of_another_kind_or_length(box: Chai
         assert f"account {key}: " in box.refuse(*close, wallet="odd-member")
         box.put(key, kind.owner, data)
         assert "2 accounts stay until the run is closed" in box.call(*close, wallet="odd-member")
+
+
+def test_closing_a_run_says_what_goes_back_and_promises_no_lamport_that_does_not(box: ChainBox) -> None:
+    treasury, payer = Treasury(box, "surplus", decimals=2), box.fund("patron")
+    box.put_tokens(treasury.mint, payer.pubkey(), 1_250)
+    box.call("rewards", "top-up", "-r", "surplus", "--collateral-amount", "12.5", wallet="patron")
+    printed = box.call("run", "close", "-r", "surplus", wallet="surplus")
+    assert f"12.5 tokens of {treasury.mint} went back to {treasury.owner.pubkey()}\n" in printed
+    assert "costs 0.000005 SOL for 1 transaction, 0.00203928 SOL for token accounts, which stay" in printed
+    spent = treasury.before - box.get_lamports(treasury.owner.pubkey())
+    assert (spent - 2_039_280) % FEE == 0, "its own token account, where the tokens are now"
+
+
+def test_a_run_that_holds_nothing_says_that_it_pays_nobody_when_it_is_closed(box: ChainBox) -> None:
+    treasury = Treasury(box, "broke", decimals=0)
+    earn(box, "broke", box.fund("unlucky").pubkey(), 3)
+    printed = box.call("run", "close", "-r", "broke", wallet="broke")
+    assert "it holds no tokens, so nobody is paid what 1 member has earned" in printed
+    assert f"tokens of {treasury.mint}" not in printed

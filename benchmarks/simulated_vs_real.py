@@ -133,7 +133,7 @@ def compare(run: LoadedRun, folder: Path, line: Line = LOOPBACK) -> dict[str, ob
 
 
 def _get_waiting(accounts: Accounts) -> float:
-    return sum(accounts.shares[what] for what in (What.WAIT, What.TRANSFER, What.WITNESS))
+    return sum(accounts.shares[what] for what in (What.WAIT, What.SEND, What.TRANSFER, What.WITNESS))
 
 
 def _get_tail(accounts: Accounts) -> float:

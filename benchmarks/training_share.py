@@ -131,8 +131,8 @@ def get_row(model: str, setting: Setting, forecast: Forecast) -> tuple[object, .
     named = dict(zip(What, shares, strict=True))
     return (
         model, setting.text, sum(one.seconds for one in rounds) / len(rounds), round(named[What.TRAIN], 1),
-        round(named[What.APPLY], 1), round(named[What.TRANSFER], 1), round(named[What.WAIT] + named[What.WITNESS], 1),
-        describe_bound(forecast),
+        round(named[What.APPLY], 1), round(named[What.TRANSFER], 1),
+        round(named[What.WAIT] + named[What.SEND] + named[What.WITNESS], 1), describe_bound(forecast),
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@
     accounts.finish()
 
 Each moment of a member's time in a round counts as the first of these that holds: it is away; it trains; it trains
-in vain; it applies; due payloads are announced but not here yet; the round only waits for witnesses; it waits.
+in vain; it applies; due payloads are announced but not here yet; the round only waits for witnesses; its own payload
+is on its way to others; it waits.
 """
 
 import math
@@ -134,6 +135,9 @@ class Accounts:
         pending = self._transfers.find_pending((running.epoch, running.height - self._delay), receivers)
         for name, since in {one.receiver: one.since for one in reversed(pending)}.items():
             self.nodes[name].add(What.TRANSFER, max(running.start, since), running.closing)
+        for one in pending:
+            if self.nodes[one.receiver].away_since is None:
+                self.nodes[one.sender].add(What.SEND, one.since, running.closing)
         return pending
 
     def _find_bound(self, running: RoundAccount, pending: Sequence[Pending]) -> Bound:
@@ -280,10 +284,12 @@ class Accounts:
     def _on_payload(self, node: NodeAccount, t: float, event: kinds.PayloadReceived) -> None:
         name = self._names.get((node.epoch, event.from_member), "")
         self._transfers.arrive((node.epoch, event.height), name, node.name)
+        sent = self._transfers.get_sent((node.epoch, event.height), name)
+        if sent is not None:
+            self.nodes[name].add(What.SEND, sent, t)
         needing = self._by_place.get((node.epoch, event.height + self._delay))
         if needing is None:
             return  # it arrived before it was due
-        sent = self._transfers.get_sent((node.epoch, event.height), name)
         start = needing.start if sent is None else max(needing.start, sent)
         node.add(What.TRANSFER, start, t)
         self._last_arrived = (t, Bound("transfer", name or "somebody", node.name))

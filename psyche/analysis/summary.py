@@ -11,13 +11,13 @@ from psyche.core.state.enums import RunState
 from psyche.telemetry.status import PHASES
 from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_tables
 
-COLUMNS: Final = (What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER, What.WITNESS, What.WAIT, What.AWAY)
-COLUMN_NAMES: Final = ("training", "in vain", "applying", "payloads", "witnesses", "others", "away")
+COLUMNS: Final = (What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER, What.WITNESS, What.SEND, What.WAIT, What.AWAY)
+COLUMN_NAMES: Final = ("training", "in vain", "applying", "payloads", "witnesses", "sending", "others", "away")
 assert set(COLUMNS) == set(What), "a row adds up to the whole"
 NAMES: Final = {
     What.TRAIN: "training", What.VAIN: "training in vain", What.TRANSFER: "waiting for payloads",
-    What.WAIT: "waiting for others",
-    What.WITNESS: "waiting for witnesses", What.APPLY: "applying results", What.AWAY: "away",
+    What.WITNESS: "waiting for witnesses", What.SEND: "sending its payload",
+    What.WAIT: "waiting for others", What.APPLY: "applying results", What.AWAY: "away",
 }  # fmt: skip
 
 

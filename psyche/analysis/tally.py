@@ -19,6 +19,7 @@ class What(StrEnum):
     APPLY = "apply"
     TRANSFER = "transfer"
     WITNESS = "witness"
+    SEND = "send"  # its payload is on its way to others
     WAIT = "wait"
     AWAY = "away"
 
@@ -151,6 +152,7 @@ def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
     for what in (What.AWAY, What.TRAIN, What.VAIN, What.APPLY, What.TRANSFER):
         times[what], left = take_out(left, find_spans(node.spans[what], one.start, one.end))
     times[What.WITNESS], left = take_out(left, [Span(one.closing, one.end)])
+    times[What.SEND], left = take_out(left, find_spans(node.spans[What.SEND], one.start, one.end))
     times[What.WAIT] = math.fsum(span.end - span.start for span in left)
     return times
 

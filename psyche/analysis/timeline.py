@@ -1,7 +1,7 @@
 """A timeline picture of a run: one row per client, with training, transfers, applies, waits, cut-offs and absences."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,12 +11,12 @@ from psyche.analysis.tally import sort_nodes
 from psyche.errors import ConfigError
 
 COLORS: Final = {
-    What.WAIT: "#d9d9d9", What.WITNESS: "#f0c95c", What.TRANSFER: "#4c8fd0", What.TRAIN: "#4daf62",
-    What.VAIN: "#e58a7d", What.APPLY: "#1d5c34", What.AWAY: "#4a4a4a",
+    What.WAIT: "#d9d9d9", What.SEND: "#8e6bbf", What.WITNESS: "#f0c95c", What.TRANSFER: "#4c8fd0",
+    What.TRAIN: "#4daf62", What.VAIN: "#e58a7d", What.APPLY: "#1d5c34", What.AWAY: "#4a4a4a",
 }  # fmt: skip
 LABELS: Final = {
     What.TRAIN: "trains", What.VAIN: "trains in vain", What.APPLY: "applies", What.TRANSFER: "waits for payloads",
-    What.WITNESS: "witnesses", What.WAIT: "waits for others", What.AWAY: "away",
+    What.SEND: "sends", What.WITNESS: "witnesses", What.WAIT: "waits for others", What.AWAY: "away",
 }  # fmt: skip
 CUT_OFF: Final = "#c0392b"
 NO_MEMBER: Final = "#f1e4f5"  # white is used only between epochs
@@ -44,8 +44,13 @@ def check_picture(path: Path) -> None:
         raise ConfigError('--picture: needs matplotlib: pip install "psyche-train[train]"') from error
 
 
-def write_picture(accounts: Accounts, title: str, path: Path) -> None:
-    """Draw all clients of a run; the file is written atomically. matplotlib is imported only here."""
+def write_picture(
+    accounts: Accounts, title: str, path: Path, describe_node: Callable[[str], str] = lambda name: name
+) -> None:
+    """Draw all clients of a run; the file is written atomically. matplotlib is imported only here.
+
+    `describe_node` makes the text beside a client's row from its name.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -55,7 +60,7 @@ def write_picture(accounts: Accounts, title: str, path: Path) -> None:
     height = min(MAX_INCHES, 1.6 + ROW_INCHES * max(4, len(nodes)))
     figure, axes = plt.subplots(figsize=(WIDTH_INCHES, height), dpi=DOTS)
     try:
-        _draw(axes, accounts, nodes, title)
+        _draw(axes, accounts, nodes, title, describe_node)
         part = path.with_suffix(".part.png")
         figure.savefig(part, bbox_inches="tight")
         part.replace(path)
@@ -63,7 +68,9 @@ def write_picture(accounts: Accounts, title: str, path: Path) -> None:
         plt.close(figure)
 
 
-def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: str) -> None:
+def _draw(
+    axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: str, describe_node: Callable[[str], str]
+) -> None:
     from matplotlib.patches import Patch
 
     origin = accounts.rounds[0].start if accounts.rounds else accounts.started
@@ -77,11 +84,12 @@ def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: st
         axes.broken_barh(cut, (row - 0.4, 0.8), facecolors="none", edgecolors=CUT_OFF, linewidth=1.2)
     for one in accounts.rounds:
         axes.axvline(one.start - origin, color="black", lw=0.3, alpha=0.5)
-    axes.set_yticks(range(len(nodes)), [node.name for node in nodes] if len(nodes) <= MAX_LABELS else [])
+    axes.set_yticks(range(len(nodes)), [describe_node(node.name) for node in nodes] if len(nodes) <= MAX_LABELS else [])
     axes.tick_params(axis="y", labelsize=7)
     # Said and not left to matplotlib: a run without rounds has nothing that limits could be found from.
     axes.set_ylim(max(1, len(nodes)) - 0.5, -0.5)
-    axes.set_xlim(0.0, max(1.0, accounts.ended - origin))
+    last = accounts.rounds[-1].end if accounts.rounds else accounts.ended
+    axes.set_xlim(0.0, max(1.0, last - origin))
     begun_s = origin - accounts.started
     since = f"seconds since the first round, which began {begun_s:.0f} s after the start"
     axes.set_xlabel(f"{since}; a thin line is the start of a round")
@@ -91,7 +99,7 @@ def _draw(axes: Any, accounts: Accounts, nodes: Sequence[NodeAccount], title: st
     handles.append(Patch(facecolor=NO_MEMBER, edgecolor="grey", label="not a member"))
     handles.append(Patch(facecolor="white", edgecolor="grey", label="between epochs"))
     handles.append(Patch(facecolor="none", edgecolor=CUT_OFF, label="its work is in no set"))
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=10, fontsize=7)
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=len(handles), fontsize=7)
 
 
 def get_bars(accounts: Accounts, node: NodeAccount, what: What) -> list[Span]:

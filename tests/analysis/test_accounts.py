@@ -100,7 +100,17 @@ def test_each_second_is_counted_for_the_first_thing_that_holds() -> None:
     assert b.times[What.APPLY] == pytest.approx(1)
     assert b.times[What.TRANSFER] == pytest.approx(2), "while it trained the payload cost nobody anything"
     assert b.times[What.WITNESS] == pytest.approx(1 + 2)
-    assert b.times[What.WAIT] == pytest.approx(2)
+    assert (b.times[What.SEND], b.times[What.WAIT]) == pytest.approx((2, 0))
+    sending = accounts.nodes["a"].times[What.SEND]
+    assert sending == pytest.approx(4 + 0.5 + 3), "its payload is on its way from 5 to 18, but it trains meanwhile"
+
+
+def test_who_is_away_does_not_keep_others_sending() -> None:
+    log = build_log()
+    log.told = [one for one in log.told if one[1] != "b" or not isinstance(one[2], kinds.PayloadReceived)]
+    assert log.read().nodes["a"].times[What.SEND] == pytest.approx(4 + 0.5 + 3)
+    log.add(9, "world", make(kinds.Killed, who="b"))
+    assert log.read().nodes["a"].times[What.SEND] == 0
 
 
 def test_a_payload_costs_time_only_once_it_is_due() -> None:

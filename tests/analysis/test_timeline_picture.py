@@ -41,6 +41,20 @@ def test_the_picture_tells_who_is_no_member_and_who_is_away(few: Forecast) -> No
     assert len({*COLORS.values(), NO_MEMBER, "#ffffff"}) == len(COLORS) + 2, "each has a colour of its own"
 
 
+def test_the_picture_names_the_class_of_each_machine_and_ends_with_the_last_round(
+    few: Forecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib import pyplot as plt
+
+    monkeypatch.setattr(plt, "close", lambda _figure: None)
+    write_picture(few.accounts, "a title", tmp_path / "run.png", lambda name: f"{name} of home")
+    axes = plt.gcf().axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["client-0 of home", "client-1 of home"]
+    rounds = few.accounts.rounds
+    assert axes.get_xlim() == (0.0, rounds[-1].end - rounds[0].start)
+    assert few.accounts.ended > rounds[-1].end, "clients serve after the last round"
+
+
 def test_a_run_without_a_round_is_drawn_with_its_clients(tmp_path: Path) -> None:
     accounts = Accounts()
     accounts.take(5.0, "ada", make(kinds.LeftEpoch))

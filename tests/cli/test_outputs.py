@@ -51,7 +51,7 @@ def test_looking_at_a_target_leaves_it_as_it_was(tmp_path: Path) -> None:
 def test_an_output_that_fails_costs_no_other_one(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_accounts: Any, _title: str, path: Path) -> None:
+    def fail(_accounts: Any, _title: str, path: Path, _describe: Any) -> None:
         path.with_suffix(".part.png").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 

@@ -14,6 +14,7 @@ from psyche.analysis.summary import COLUMN_NAMES
 from psyche.analysis.tally import DIED
 from psyche.analysis.viewer import decode_lines
 from psyche.core.encoding.plan import compute_plan, get_payload_bytes
+from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
 from psyche.forecast import suggestions as suggest
 from psyche.forecast.calibration import compare_sets, compare_times, compute_spread, measure_machines
@@ -238,7 +239,7 @@ def test_the_parts_of_a_round_add_up_to_the_average_one(uneven: Forecast) -> Non
 
 def test_the_shares_of_a_class_add_up_to_the_whole(uneven: Forecast) -> None:
     head, *rows = format_classes(uneven).partition("\n\n")[0].splitlines()
-    assert re.split(r"  +", head)[1:8] == list(COLUMN_NAMES)
+    assert re.split(r"  +", head)[1:9] == list(COLUMN_NAMES)
     for row in rows:
         assert sum(float(share) for share in re.findall(r"([\d.]+) %", row)) == pytest.approx(100, abs=0.4)
 
@@ -279,8 +280,9 @@ def test_a_defect_is_told_with_what_is_needed_to_play_it_again(even: Forecast) -
     assert format_defects(even) == ""
     stuck = Violation("I5", "a step", "none for 60 s", "epoch 0")
     wrong = Violation("I1", "equal weights", "two", "epoch 0")
-    assert format_defects(replace(even, outcome=replace(even.outcome, violations=[stuck]))) == ""
-    text = format_defects(replace(even, outcome=replace(even.outcome, violations=[stuck, wrong])))
+    outcome = replace(even.outcome, state=replace(even.outcome.state, run_state=RunState.ROUND_TRAIN))
+    assert format_defects(replace(even, outcome=replace(outcome, violations=[stuck]))) == ""
+    text = format_defects(replace(even, outcome=replace(outcome, violations=[stuck, wrong])))
     head, *events, violated = text.splitlines()
     for part in ("run.toml", "profile", "plan", "seed 0"):
         assert part in head
@@ -322,7 +324,7 @@ def test_who_comes_after_the_epoch_has_formed_is_no_member_of_its_rounds(crowded
 
 
 def test_means_of_a_class_are_over_its_members(crowded: Forecast) -> None:
-    assert re.search(r"  members\n.*  3 of 8\n", format_classes(crowded))
+    assert re.search(r"\nclass  members .*\nhome    3 of 8 ", format_classes(crowded))
     each = ROUNDS * 2 * crowded.question.workload.payload_bytes
     assert [crowded.carried[node.name].sent for node in crowded.members] == pytest.approx([each] * 3, rel=0.05)
 

@@ -131,7 +131,8 @@ def test_the_report_of_a_testnet_fits() -> None:
 
 def test_tables_of_figures_are_cut_into_several_that_fit() -> None:
     head = ("node", *COLUMN_NAMES, "cut off", "tokens", "sent", "received")
-    rows = [["client-0123abcd", *["100.0 %"] * 7, "123", "123.4M", "123.4 GB", "123.4 GB"] for _ in range(3)]
+    shares = ["100.0 %"] * len(COLUMN_NAMES)
+    rows = [["client-0123abcd", *shares, "123", "123.4M", "123.4 GB", "123.4 GB"] for _ in range(3)]
     text = format_tables(head, rows)
     assert_narrow(text)
     first, second = text.split("\n\n")

@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -320,7 +321,7 @@ def _write(
     picture: Path | None, json_file: Path | None, events: Path | None,
 ) -> bool:  # fmt: skip
     from psyche.forecast.play import build_log
-    from psyche.forecast.report import build_json
+    from psyche.forecast.report import build_json, get_class_name
 
     question = forecast.question
     found = build_json(forecast, with_server)
@@ -335,16 +336,20 @@ def _write(
         for one in suggestions
     ]
     title = f"{question.run.run_id}: {question.clients} clients, seed {question.seed}"
+
+    def describe_node(name: str) -> str:
+        return f"{name}  {get_class_name(question, name)}"
+
     log = Output(
         "events", events, lambda path: path.write_bytes(build_log(forecast)),
         f"; look at them with: psyche trace {events}",
     )  # fmt: skip
-    return _write_figures(say, forecast.accounts, title, picture, found, json_file, log)
+    return _write_figures(say, forecast.accounts, title, picture, found, json_file, log, describe_node=describe_node)
 
 
 def _write_figures(
     say: Speaker, accounts: "Accounts", title: str, picture: Path | None, figures: dict[str, Any],
-    json_file: Path | None, *others: Output,
+    json_file: Path | None, *others: Output, describe_node: Callable[[str], str] = str,
 ) -> bool:  # fmt: skip
     def write_json(path: Path) -> None:
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -353,7 +358,7 @@ def _write_figures(
         from psyche.analysis.timeline import write_picture
 
         try:
-            write_picture(accounts, title, path)
+            write_picture(accounts, title, path, describe_node)
         finally:
             path.with_suffix(".part.png").unlink(missing_ok=True)
 

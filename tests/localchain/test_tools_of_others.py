@@ -4,20 +4,17 @@ They are installed once, from the usual registries, into a cache of the user's: 
 Python's, in half a minute. After that all three together take about 6 seconds.
 """
 
-import fcntl
-import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from box import BoxedRun, begin_run
+from kits.strangers.packages import install, install_modules
 from solders.pubkey import Pubkey
 
 from psyche.chain.addresses import AUTHORIZER, COORDINATOR
@@ -31,45 +28,12 @@ FOLDER = Path(__file__).parent / "strangers"
 PACKAGES = FOLDER / "package.json"
 ANCHORPY = "anchorpy==0.21.0"
 REGISTRY_NOT_FULL = 6109
-INSTALL_S, JOIN_S = 300, 120
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "psyche-strangers"
-
-
-def install(what: str, fill: Callable[[Path], list[list[str]]]) -> Path:
-    """The folder with installed packages, named for what is in it. Skips the test where they cannot be had."""
-    folder = CACHE / hashlib.sha256(what.encode()).hexdigest()[:16]
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / "done").exists():
-            return folder
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for command in fill(folder):
-            try:
-                done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=INSTALL_S, cwd=folder, check=False
-                )
-            except subprocess.TimeoutExpired:
-                pytest.skip(f"{command[0]} did not finish in {INSTALL_S} s")
-            if done.returncode:
-                pytest.skip(f"{what} cannot be installed here: {(done.stderr or done.stdout)[-300:]}")
-        (folder / "done").touch()
-    return folder
+JOIN_S = 120
 
 
 @pytest.fixture(scope="module")
 def modules() -> Path:
-    """A file beside npm's packages."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("node and npm are not installed")
-
-    def fill(folder: Path) -> list[list[str]]:
-        shutil.copy(PACKAGES, folder)
-        return [[npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]]
-
-    return install(PACKAGES.read_text(), fill) / PACKAGES.name
+    return install_modules(PACKAGES)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Programs that are not of this project, for tests of those who write them."""

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+import yaml
+
 from psyche.errors import ConfigError
 
 CLI_CONFIG: Final = Path("~/.config/solana/cli/config.yml")
@@ -106,12 +108,10 @@ def read_cli_config(path: Path = CLI_CONFIG) -> CliConfig | None:
         ConfigError: the file cannot be read, or has another form.
     """
     where = path.expanduser()
-    if not where.exists():
-        return None
-    import yaml  # few have such a file
-
     try:
         found = yaml.safe_load(where.read_text())
+    except FileNotFoundError:
+        return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{where}: cannot be read as Solana's configuration ({type(error).__name__})") from None
     http, ws, wallet = (_get_text(found, key, where) for key in ("json_rpc_url", "websocket_url", "keypair_path"))

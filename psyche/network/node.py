@@ -157,6 +157,7 @@ class _LibP2PTransport:
         self._swarm: Any = host.get_network()
         self._addresses = addresses
         self._limits = limits
+        self._unread = unread
         self._swarm.register_notifee(_Notifee(self))
         for protocol in PROTOCOLS:
             host.set_stream_handler(TProtocol(protocol), functools.partial(self._handle, protocol))
@@ -168,6 +169,8 @@ class _LibP2PTransport:
         peer_id = get_peer_id(key)
         if self._swarm.get_connections(peer_id):
             return
+        if self._unread.is_resting(peer_id):
+            raise NetworkError(f"peer {key.hex()[:16]} at {address}: cut less than {self._limits.cut_rest_s:g} s ago")
         try:
             await self._swarm.dial_addr(parse_address(address), peer_id)
         except NetworkError:

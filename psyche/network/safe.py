@@ -7,6 +7,7 @@ layer lists the findings. Only this module and `node.py` import libp2p.
 import functools
 import logging
 import os
+import struct
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -31,6 +32,7 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as Noise
+from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.transport.exceptions import MuxerUpgradeFailure, OpenConnectionError
@@ -38,14 +40,15 @@ from libp2p.utils import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from psyche.network.limits import NetworkLimits
-from psyche.network.unread import Overflow, StreamBuffers, UnreadBudget
+from psyche.network.unread import PART_BYTES, StreamBuffers, UnreadBudget
 
 log: Final = logging.getLogger("psyche.network.libp2p")
 NOT_SECURE: Final = "not secure"  # prefix of the reasons for failed handshakes
 RESET_S: Final = 1.0
 TELL_S: Final = 1.0
 UPGRADE_S: Final = 5.0  # of a connection: until then it takes one of its address's waiting places
-MAX_FRAME_BYTES: Final = 256 << 10  # of yamux: a stream's initial window; libp2p itself sends frames of 64 KiB
+FIRST_WINDOW_BYTES: Final = yamux.DEFAULT_WINDOW_SIZE  # of a stream of yamux: what its peer may send unread
+MAX_WINDOW_BYTES: Final = yamux.MAX_WINDOW_SIZE  # to which it grows while the stream is read fast
 MAX_RPC_BYTES: Final = 64 << 10  # of a gossip RPC: messages of 4 KB and control data
 MAX_NAME_BYTES: Final = 1_024  # of a protocol name; ours have up to 40
 REMOVED_PROTOCOLS: Final = ("/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0")  # hello introduces us; nothing else needs them
@@ -100,6 +103,10 @@ def _is_not_libp2p(record: logging.LogRecord) -> bool:
     return record.name != "root" or f"{os.sep}libp2p{os.sep}" not in record.pathname
 
 
+class Resting(MuxerUpgradeFailure):
+    """A peer that was cut connects before its rest is over."""
+
+
 def bound_connections(swarm: Any, limits: NetworkLimits, budget: UnreadBudget) -> None:
     """Give every connection counted buffers and a write timeout.
 
@@ -109,11 +116,11 @@ def bound_connections(swarm: Any, limits: NetworkLimits, budget: UnreadBudget) -
 
     async def upgrade_bounded(connection: Any, peer_id: Any) -> Any:
         if budget.is_resting(peer_id):
-            raise MuxerUpgradeFailure("the peer was cut a moment ago")
+            raise Resting("the peer was cut a moment ago")
         _bound_writes(connection, limits.write_s)
         muxed = await upgrade(connection, peer_id)
         muxed.stream_buffers = StreamBuffers(budget, peer_id, limits.streams_per_connection)
-        _count_frames(muxed)
+        muxed.secured_conn.read = _Frames(muxed).read
         return muxed
 
     swarm.upgrader.upgrade_connection = upgrade_bounded
@@ -137,17 +144,53 @@ def _bound_writes(connection: Any, write_s: float) -> None:
     connection.write = write_in_time
 
 
-def _count_frames(muxed: Any) -> None:
-    """Count a frame's bytes as they arrive: yamux reads up to 16 MiB of a frame before it checks any buffer."""
-    read_body = muxed._read_data_body  # noqa: SLF001 - there is no setting for it
+class _Frames:
+    """Passes on the frames that yamux reads from a connection: checked against the windows, counted, and in parts.
 
-    async def read_counted_body(length: int) -> bytes:
-        if length > MAX_FRAME_BYTES:
-            raise Overflow(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES}")
-        with muxed.stream_buffers.account.expecting(length):
-            return await read_body(length)
+    A peer may fill the window that it has with one frame, and js-libp2p does. yamux never looks at the window, and
+    passes no byte on before all of a frame is there: a slow source would look silent, and 16 MiB would go uncounted.
+    """
 
-    muxed._read_data_body = read_counted_body  # noqa: SLF001
+    def __init__(self, muxed: Any) -> None:
+        self._muxed = muxed
+        self._read = muxed.secured_conn.read
+        self._body_bytes = 0  # of the part that is being read
+        self._rest = b""  # the header of what is left of its frame
+
+    async def read(self, size_bytes: int) -> bytes:
+        """Read a header, or the body that it announced: yamux asks for nothing else.
+
+        Raises:
+            Overflow: the peer sends more than it may; the connection is cut.
+        """
+        if self._body_bytes:
+            with self._muxed.stream_buffers.account.expecting(size_bytes):
+                data = await self._read(size_bytes)
+            self._body_bytes -= len(data)
+            return data
+        header, self._rest = self._rest or await self._read(size_bytes), b""
+        return self._split(header) if len(header) == yamux.HEADER_SIZE else header
+
+    def _split(self, header: bytes) -> bytes:
+        """Return the header of the first part of a frame, and keep one for the rest."""
+        version, kind, flags, stream_id, size = struct.unpack(yamux.YAMUX_HEADER_FORMAT, header)
+        if kind != yamux.TYPE_DATA:
+            return header
+        if size > (window := self._get_window(stream_id, is_new=bool(flags & yamux.FLAG_SYN))):
+            self._muxed.stream_buffers.account.break_off(f"a frame of {size} bytes in a window of {window}")
+        self._body_bytes = min(size, PART_BYTES)
+        if size <= PART_BYTES:
+            return header
+        opening, closing = yamux.FLAG_SYN | yamux.FLAG_ACK, yamux.FLAG_FIN | yamux.FLAG_RST
+        head = (version, kind, flags & ~opening, stream_id, size - PART_BYTES)
+        self._rest = struct.pack(yamux.YAMUX_HEADER_FORMAT, *head)
+        return struct.pack(yamux.YAMUX_HEADER_FORMAT, version, kind, flags & ~closing, stream_id, PART_BYTES)
+
+    def _get_window(self, stream_id: int, *, is_new: bool) -> int:
+        stream = self._muxed.streams.get(stream_id)
+        if stream is not None:
+            return int(stream.recv_window)
+        return FIRST_WINDOW_BYTES if is_new else MAX_WINDOW_BYTES  # sent before our reset was there: it is dropped
 
 
 def describe_connection_failure(error: BaseException) -> str:
@@ -155,6 +198,8 @@ def describe_connection_failure(error: BaseException) -> str:
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
+    if isinstance(chain[-1], Resting):
+        return str(chain[-1])
     if len(chain) == 1 or any(isinstance(one, OpenConnectionError | MuxerUpgradeFailure) for one in chain):
         return type(chain[-1]).__name__
     if any(isinstance(one, trio.TooSlowError) for one in chain):

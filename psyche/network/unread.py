@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import trio
 
@@ -92,14 +92,14 @@ class UnreadBudget:
         greedy = [one for one, size in held.items() if size >= average]
         return min(greedy, key=lambda one: (self.get_standing(one.owner), -held[one]))
 
-    def cut(self, account: "Account", reason: str) -> None:
-        """Release all that a connection holds, and have it closed."""
+    def cut(self, account: "Account", reason: str, *, rests: bool = False) -> None:
+        """Release all that a connection holds, and have it closed; unless `rests`, a member may come back at once."""
         if account.is_cut:
             return
         account.is_cut = True
         self.cuts += 1
         account.release()
-        if self.get_standing(account.owner) < Standing.MEMBER:
+        if rests or self.get_standing(account.owner) < Standing.MEMBER:
             self._rest(account.owner)
         self.on_cut(account.owner, reason)
 
@@ -171,6 +171,15 @@ class Account:
         finally:
             self.give_back(size_bytes)
 
+    def break_off(self, reason: str) -> NoReturn:
+        """Cut a connection whose peer breaks the rules of yamux, and let the peer rest, also a member.
+
+        Raises:
+            Overflow: always.
+        """
+        self._budget.cut(self, reason, rests=True)
+        raise Overflow(reason)
+
     def close(self) -> None:
         """Close the account: it holds nothing and takes no more bytes."""
         self.is_cut = True
@@ -191,7 +200,7 @@ class StreamBuffers(dict[int, Any]):
 
     def __setitem__(self, stream_id: int, _buffer: object) -> None:
         if len(self) >= self._max_streams and stream_id not in self:
-            raise Overflow(f"more than {self._max_streams} streams")
+            self.account.break_off(f"more than {self._max_streams} streams")
         self.pop(stream_id, None)
         super().__setitem__(stream_id, StreamBuffer(self.account))
 

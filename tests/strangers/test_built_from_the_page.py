@@ -5,6 +5,7 @@ A peer in a process of its own meets a real node; a client talks to a real serve
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import trio
 from blake3 import blake3
 from kits.log import Log
 from kits.server import OWNER, SERVER, RunFile
+from kits.strangers.packages import install_modules
 from stranger_client import fetch, follow, greet_wrongly
 
 from psyche.core.encoding.account import decode_state
@@ -151,6 +153,49 @@ async def test_a_peer_built_from_the_page_takes_part(tmp_path: Path) -> None:
     assert seen["nothing"] == [False, []]
     assert seen["questions"] == [["table", 3, 9, [1], build_hash("root").hex()]]
     assert seen["fetched"] == blake3(BLOB).hexdigest()
+
+
+@pytest.fixture
+def javascript_peer(tmp_path: Path) -> list[str]:
+    """The command of a peer on js-libp2p, with its muxer as npm has it."""
+    modules = install_modules(HERE / "javascript" / "package.json").with_name("node_modules")
+    (tmp_path / "node_modules").symlink_to(modules)
+    return ["node", str(shutil.copy(HERE / "javascript" / "peer.mjs", tmp_path))]
+
+
+async def test_a_peer_on_js_libp2p_gives_and_takes_blobs_of_any_size(
+    javascript_peer: list[str], tmp_path: Path
+) -> None:
+    """Its yamux fills a window with one frame, and the window grows with every blob that it gives."""
+    sizes = [kib << 10 for kib in (100, 256, 300, 1_024, 4_096)]
+    async with open_node(NODE, "127.0.0.1", 0, tmp_path / "node") as node:
+        node.set_plan(RUN, PLAN)
+        node.set_allowed(frozenset({STRANGER.public}))
+        process = await trio.lowlevel.open_process(javascript_peer, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        told = {
+            "node": NODE.public.hex(), "address": node.address_record().addresses[0], "seed": STRANGER.seed.hex(),
+            "run_uid": RUN.hex(), "plan_hash": PLAN.hex(), "sizes": sizes,
+            "blobs": [[(await node.provide(OWN_BLOB.encode()[:1] * size, expires=None)).hex(), size] for size in sizes],
+        }  # fmt: skip
+        try:
+            with trio.fail_after(120):
+                assert process.stdin is not None
+                await process.stdin.send_all(json.dumps(told).encode() + b"\n")
+                offered = json.loads(await read_line(process))["offered"]
+                await node.wait_for_peers(frozenset({STRANGER.public}))
+                seen = json.loads(await read_line(process))
+                for blob_id, size in zip(offered, sizes, strict=True):
+                    deadline = trio.current_time() + 30
+                    got = await node.fetch(
+                        bytes.fromhex(blob_id), [STRANGER.public], size_bytes=size, deadline=deadline
+                    )
+                    assert len(got) == size
+        finally:
+            process.kill()
+            await process.wait()
+        assert node.statistics().cuts == 0
+        assert node.refusals() == {}
+    assert seen == {"fetched": sizes, "muxers": ["/yamux/1.0.0"]}
 
 
 async def test_a_client_built_from_the_page_follows_a_run(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from trio.testing import MockClock
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.node import MemoryHub
 from psyche.network.node import P2PNode, get_peer_id, open_node
+from psyche.network.safe import FIRST_WINDOW_BYTES
 from psyche.network.unread import Overflow, Standing, StreamBuffer, StreamBuffers, UnreadBudget
 from psyche.testing.builders import build_identity
 
@@ -190,19 +191,20 @@ async def open_stranger(number: int, folder: Path, node: P2PNode) -> AsyncIterat
 
 
 async def push(stranger: P2PNode, node: P2PNode, most: list[int]) -> None:
-    """Send frames that nobody reads, window or not, until the connection ends."""
+    """Fill the windows of streams that nobody reads, one after another, until the connection ends."""
     from psyche.network.blobs.messages import BlobRequest, encode_blob_request
 
     (connection,) = get_connections(stranger)
+    write = connection.muxed_conn.secured_conn.write
     stream = await stranger._transport._host.new_stream(get_peer_id(node.key), ["/psyche/blob/1"])  # type: ignore[attr-defined]
     await stream.write(encode_blob_request(BlobRequest(bytes(32), 0, 16))[:-1])  # the node waits for the rest of it
-    other = struct.pack("!BBHII", 0, 1, 1, stream.muxed_stream.stream_id + 2, 0)  # a stream whose protocol is not named
-    header = struct.pack("!BBHII", 0, 0, 0, stream.muxed_stream.stream_id + 2, FRAME_BYTES)
+    first = stream.muxed_stream.stream_id + 2
     try:
-        await connection.muxed_conn.secured_conn.write(other)
-        while not connection.is_closed:
-            await connection.muxed_conn.secured_conn.write(header + bytes(FRAME_BYTES))
-            most[0] = max(most[0], count_unread(node))
+        for number in range(first, first + 2 * node.limits.streams_per_connection, 2):
+            await write(struct.pack("!BBHII", 0, 1, 1, number, 0))  # a stream whose protocol is not named
+            for _ in range(FIRST_WINDOW_BYTES // FRAME_BYTES):
+                await write(struct.pack("!BBHII", 0, 0, 0, number, FRAME_BYTES) + bytes(FRAME_BYTES))
+                most[0] = max(most[0], count_unread(node))
     except Exception:  # noqa: BLE001 - it was cut
         pass
 
@@ -257,19 +259,33 @@ async def test_strangers_that_fill_all_they_can_leave_an_honest_transfer_alone(
     assert "bytes unread" in caplog.text
 
 
-async def test_a_frame_larger_than_any_window_is_not_read(tmp_path: Path) -> None:
-    """yamux takes in 16 MiB of a frame before it looks whose stream that is."""
-    limits = dataclasses.replace(LIMITS, health_check_s=600.0)
+@pytest.mark.parametrize("is_member", [True, False], ids=["member", "stranger"])
+async def test_who_sends_past_a_window_is_cut_with_the_reason_and_rests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_member: bool
+) -> None:
+    caplog.set_level(logging.INFO, "psyche.network")
+    limits = dataclasses.replace(LIMITS, health_check_s=600.0, cut_rest_s=5.0)
     async with open_node(build_identity(1), "127.0.0.1", 0, tmp_path / "1", limits=limits) as node:
+        key = build_identity(2).public
         node.set_plan(RUN, PLAN)
-        node.set_allowed(frozenset({build_identity(2).public}))
+        node.set_allowed(frozenset({key}), frozenset({key} if is_member else ()))
         async with open_stranger(2, tmp_path, node) as stranger:
             (connection,) = get_connections(stranger)
-            await connection.muxed_conn.secured_conn.write(struct.pack("!BBHII", 0, 0, 0, 1, 16 * MIB) + bytes(100))
-            with trio.fail_after(15):
+            with trio.fail_after(60):
+                await node.wait_for_peers(frozenset({key}))
+                node.set_addresses([stranger.address_record()])
+                frame = struct.pack("!BBHII", 0, 0, 1, 77, 16 * MIB)
+                await connection.muxed_conn.secured_conn.write(frame + bytes(100))
                 while node.connected():
                     await node.peers.changed.wait()
-        assert node.unread.held_bytes == 0
+                assert node.refusals() == {key: "a frame of 16777216 bytes in a window of 262144"}
+                while not (redial := node.peers.dialer.get(key)) or "cut less than 5 s ago" not in redial.failure:
+                    await trio.sleep(0.05)
+                while "refused: the peer was cut a moment ago" not in caplog.text:
+                    await trio.sleep(0.05)
+                assert node.unread.held_bytes == 0
+                await node.wait_for_peers(frozenset({key}))
+        assert f"peer {key.hex()[:16]} is closed: a frame of 16777216 bytes" in caplog.text
 
 
 async def test_a_peer_that_takes_nothing_is_closed_and_what_it_holds_is_given_back(

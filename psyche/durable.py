@@ -1,13 +1,16 @@
 """Files and folders that survive a power cut.
 
-A file's bytes are safe after the file is synced, its name after its folder is synced. Every function blocks until the
-disk confirms that, and raises OSError on failure.
+A file's bytes are safe after the file is synced, its name after its folder is synced. Every function that writes blocks
+until the disk confirms that; all raise OSError on failure. Files that people name may be anything: `read_file`.
 """
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -19,6 +22,48 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = os.fspath(path)
         raise
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file to read it; never waits, as `open` does where the path is a pipe.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a pipe or a device; `strerror` says which.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise OSError(errno.EINVAL, "is a pipe or a device, must be a file", os.fspath(path))
+
+
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """Read a whole regular file of at most `max_bytes`; a larger one is not read.
+
+    Raises:
+        OSError: as `open_file`, or the file is larger.
+    """
+    with open_file(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        raw = b"" if size_bytes > max_bytes else file.read(max_bytes + 1)
+    if max(size_bytes, len(raw)) > max_bytes:
+        raise OSError(errno.EOVERFLOW, f"has more than {max_bytes:,} bytes", os.fspath(path))
+    return raw
+
+
+def expand_user(path: Path | str) -> Path:
+    """Put the user's folder for a `~`; of a user that there is not, the `~` stays (`Path.expanduser` would raise)."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def resolve_path(folder: Path, name: str) -> Path:
+    """The absolute path of `name` in `folder`, without links; where they lead in a circle (`Path.resolve` would raise
+    RuntimeError), they stay, and whoever uses the path gets an OSError.
+    """
+    return Path(os.path.realpath(folder / expand_user(name)))
 
 
 def make_folder(path: Path) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import yaml
 
+from psyche.durable import expand_user, read_file
 from psyche.errors import ConfigError
 
 CLI_CONFIG: Final = Path("~/.config/solana/cli/config.yml")
@@ -21,6 +22,7 @@ MONIKERS: Final = {
 }
 _SHORT: Final = {"l": "localhost", "d": "devnet", "t": "testnet", "m": "mainnet-beta"}
 _SOCKETS: Final = {"http": "ws", "https": "wss"}
+MAX_CLI_CONFIG_BYTES: Final = 1 << 16
 MAX_ENDPOINTS: Final = 3
 # What clusters answer to getGenesisHash.
 GENESIS: Final = {
@@ -107,12 +109,12 @@ def read_cli_config(path: Path = CLI_CONFIG) -> CliConfig | None:
     Raises:
         ConfigError: the file cannot be read, or has another form.
     """
-    where = path.expanduser()
+    where = expand_user(path)
     try:
-        found = yaml.safe_load(where.read_text())
+        found = yaml.safe_load(read_file(where, MAX_CLI_CONFIG_BYTES))
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{where}: cannot be read as Solana's configuration ({type(error).__name__})") from None
     http, ws, wallet = (_get_text(found, key, where) for key in ("json_rpc_url", "websocket_url", "keypair_path"))
     return CliConfig(

@@ -11,7 +11,7 @@ import msgspec
 from solders.keypair import Keypair
 from solders.signature import Signature
 
-from psyche.durable import create_file, make_folder
+from psyche.durable import create_file, expand_user, make_folder, read_file
 from psyche.errors import ConfigError
 
 Wallet: TypeAlias = Keypair  # for those who hold one without touching solders
@@ -29,9 +29,7 @@ def read_wallet(path: Path) -> Keypair:
         ConfigError: the file cannot be read, or holds no key; the text says why, and nothing of its content.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"wallet {path}: more than {MAX_FILE_BYTES} bytes, so no key; it must be {FORMS}")
-        raw = path.read_bytes()
+        raw = read_file(path, MAX_FILE_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(
             f"wallet {path}: {error.strerror}; make one with `solana-keygen new -o {shlex.quote(str(path))}` or "
@@ -92,7 +90,7 @@ def find_wallet(path: Path | None, environment: Mapping[str, str], default: Path
     named = path or default
     if named is None:
         raise ConfigError(f"no wallet: name its file with --wallet-private-key-path, or set {RAW_VARIABLE} to its key")
-    return read_wallet(named.expanduser())
+    return read_wallet(expand_user(named))
 
 
 def write_wallet(path: Path, wallet: Keypair) -> None:

@@ -11,8 +11,8 @@ from psyche.config.describe import describe_key
 from psyche.config.problems import Problem
 from psyche.config.scanner import KeyPath
 from psyche.config.table import Table
+from psyche.telemetry.text import show_value
 
-_MAX_SHOWN = 60  # characters of a wrong value
 _NEAR = 0.5  # least similarity for suggesting one name instead of listing all
 
 _WANTED = {
@@ -153,8 +153,7 @@ def _show(value: object) -> str:
         return "a table"
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    return show_value(value)
 
 
 def _lower_first(text: str) -> str:

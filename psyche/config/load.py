@@ -25,6 +25,7 @@ from psyche.core.state.config_checks import (
 )
 from psyche.core.state.limits import MAX_CLIENTS, MAX_TIME_S, RUN_ID_BYTES, U16_MAX
 from psyche.core.state.state import CheckpointKind, Config, Metadata, Model, Progress
+from psyche.durable import read_file, resolve_path
 from psyche.errors import WireError
 from psyche.wire.access import MAX_KEYS, Access
 from psyche.wire.peer_address import EXAMPLE, parse_peer_address
@@ -80,7 +81,7 @@ class LoadedRun:
 
     def resolve(self, relative: str) -> Path:
         """Make a path from the file (a Local checkpoint or data location) absolute."""
-        return (self.folder / Path(relative).expanduser()).resolve()
+        return resolve_path(self.folder, relative)
 
     def make_problem(self, path: KeyPath, what: str, right: str = "") -> Problem:
         """Make a problem of a key of this file."""
@@ -130,7 +131,7 @@ def load_run(path: Path) -> LoadedRun:
     document = _read(find_run_file(path).absolute())
     table, problems = _parse(document, RunFile)
     problems += _find_broken_rules(document, table)
-    run_id = (table.run_id if table else None) or document.file.parent.resolve().name
+    run_id = (table.run_id if table else None) or resolve_path(document.file.parent, "").name
     if len(run_id.encode()) > RUN_ID_BYTES:
         what = f"the folder's name {run_id!r} has more than {RUN_ID_BYTES} bytes, too long for the run's name"
         problems.append(Problem(document.file, None, "run_id", what, f'run_id = "..." of at most {RUN_ID_BYTES} bytes'))
@@ -173,7 +174,7 @@ def load_data(path: Path) -> LoadedData:
     if table is None:
         raise ConfigProblems(problems)
     return LoadedData(
-        folder=(document.file.parent / Path(table.dir).expanduser()).resolve(),
+        folder=resolve_path(document.file.parent, table.dir),
         token_size_bytes=convert.get_token_size_bytes(table.token_size),
         sequence_length=table.seq_len,
         shuffle_seed=table.shuffle_seed,
@@ -207,17 +208,14 @@ def find_local_data(path: Path) -> LoadedData | None:
 
 def _read(file: Path) -> _Document:
     try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
+        text = read_file(file, MAX_FILE_BYTES).decode("utf-8").replace("\r\n", "\n")
+        return _Document(file, tomllib.loads(text), find_lines(text))
     except OSError as error:
         raise ConfigProblems([Problem(file, None, "", f"cannot be read: {error.strerror}")]) from error
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigProblems([Problem(file, None, "", f"is larger than {MAX_FILE_BYTES} bytes")])
-    try:
-        text = content.decode("utf-8").replace("\r\n", "\n")
-        return _Document(file, tomllib.loads(text), find_lines(text))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigProblems([Problem(file, None, "", f"is not TOML: {error}")]) from error
+    except ValueError as error:  # of int()
+        raise ConfigProblems([Problem(file, None, "", "has a number of over 4,300 digits")]) from error
 
 
 def _parse(document: _Document, kind: type[_T]) -> tuple[_T | None, list[Problem]]:

@@ -21,7 +21,7 @@ def set_values(text: str, values: Mapping[KeyPath, Value]) -> str:
     for path, value in values.items():
         try:
             tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # ValueError: a number of over 4,300 digits too
             raise ConfigError(f"is not TOML: {error}") from error
         text = _set_value(text, path, value)
     return text

@@ -200,7 +200,12 @@ class RunFile(Table):
 class DataFile(Table):
     """A data.toml: the data that a data server or a Local data location provides."""
 
-    dir: str = key("folder with .bin, .ds or .npy files, relative to this file", min_length=1, example="data")
+    dir: str = key(
+        "folder with .bin, .ds or .npy files, relative to this file",
+        min_length=1,
+        pattern=r"^[^\x00]*$",
+        example="data",
+    )
     token_size: TokenBytes = key("size of a token id", example="TwoBytes")
     seq_len: Count32 = key("length of a sequence; equal to max_seq_len of the run", unit="tokens", example=512)
     shuffle_seed: Seed | None = key("seed of the order; left out: not shuffled", default=None, allowed=SEED_FORM)

@@ -1,6 +1,6 @@
 """`psyche server validate-config`: report the problems of a run's files, their places and remedies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,17 +16,20 @@ _TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
 
 @dataclass(frozen=True, slots=True)
 class ConfigReport:
-    """The findings. `problems` make a run impossible; `unsupported` settings do so in this version only."""
+    """The findings. `problems` make a run impossible, `unsupported` settings do so in this version only; what is
+    `missing`, the server needs before it can start.
+    """
 
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
     unsupported: tuple[str, ...]
+    missing: tuple[str, ...]
     run: LoadedRun | None
     data: LoadedData | None
 
     @property
     def exit_code(self) -> int:
-        """1 if there are problems, otherwise 0; warnings and unsupported settings do not count."""
+        """1 if there are problems, otherwise 0: nothing else counts as wrong."""
         return 1 if self.problems else 0
 
 
@@ -51,8 +54,9 @@ def validate_config(state: Path, data_config: Path | None = None) -> ConfigRepor
         problems += error.problems
     problems += _find_disagreements(run, data)
     warnings = [*run.warnings, *_find_file_warnings(run, data)] if run else []
+    missing = tuple(_find_missing(run, data)) if run and not problems else ()
     unsupported = find_unsupported(run.model, run.config) if run else []
-    return ConfigReport(tuple(problems), tuple(warnings), tuple(unsupported), run, data)
+    return ConfigReport(tuple(problems), tuple(warnings), tuple(unsupported), missing, run, data)
 
 
 def _load_data_beside(run: LoadedRun | None) -> LoadedData | None:
@@ -66,7 +70,7 @@ def print_report(report: ConfigReport, write: Callable[[str], None]) -> int:
     """Write the report line by line; return the exit code."""
     for problem in report.problems:
         write(f"error: {problem}")
-    for text in report.unsupported:
+    for text in (*report.unsupported, *report.missing):
         write(f"not yet (`server run` refuses it): {text}")
     for text in report.warnings:
         write(f"warning: {text}")
@@ -75,8 +79,9 @@ def print_report(report: ConfigReport, write: Callable[[str], None]) -> int:
         write(f"{count} problem{'s' if count > 1 else ''}; nothing can run with this")
     elif report.run:
         count = len(report.warnings)
-        verdict = "valid, but this version cannot run it" if report.unsupported else "fine"
-        verdict += f", but see the {format_number(count, 'warning')}" if count and not report.unsupported else ""
+        verdict = f"fine, but see the {format_number(count, 'warning')}" if count else "fine"
+        verdict = "valid, but its data is not there yet" if report.missing else verdict
+        verdict = "valid, but this version cannot run it" if report.unsupported else verdict
         write(f"{report.run.path}: {verdict}, run {report.run.run_id!r}")
     return report.exit_code
 
@@ -89,22 +94,28 @@ def _find_disagreements(run: LoadedRun | None, data: LoadedData | None) -> list[
     return [Problem(data.path, line, "seq_len", what, f"seq_len = {run.model.max_seq_len}")]
 
 
-def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
-    """Find files that are missing or unused; they must be in place before the run can start."""
-    found: list[str] = []
-    location, checkpoint = run.model.data_location, run.model.checkpoint
-    if location.kind is DataLocationKind.SERVER and data is None:
-        found.append(
+def _find_missing(run: LoadedRun, data: LoadedData | None) -> Iterator[str]:
+    """Find what the server is to serve and is not there."""
+    if run.model.data_location.kind is not DataLocationKind.SERVER:
+        return
+    if data is None:
+        yield (
             f"model.LLM.data_location is 'Server': the server needs a data.toml, in {run.folder} or named with "
             "--data-config"
         )
-    if location.kind is not DataLocationKind.SERVER and data is not None:
-        found.append("--data-config is not used: model.LLM.data_location is not 'Server'")
-    if data is not None and not has_token_files(data.folder):
-        found.append(
+    elif not has_token_files(data.folder):
+        yield (
             f"{data.path}: no token file in {data.folder} yet; `psyche data tokenize TEXT --output "
             f"{data.folder / 'train.bin'}` makes one"
         )
+
+
+def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
+    """Find files that are missing or unused."""
+    found: list[str] = []
+    location, checkpoint = run.model.data_location, run.model.checkpoint
+    if location.kind is not DataLocationKind.SERVER and data is not None:
+        found.append("--data-config is not used: model.LLM.data_location is not 'Server'")
     if checkpoint.kind is CheckpointKind.LOCAL and not run.resolve(checkpoint.name).exists():
         found.append(
             f"model.LLM.checkpoint: no folder {run.resolve(checkpoint.name)} on this machine yet; with it here the "

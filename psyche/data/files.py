@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from psyche.durable import open_file, read_file
 from psyche.errors import DataError, UnusableDataError
 
 RAW_SUFFIXES: Final = (".bin", ".ds")
@@ -121,8 +122,7 @@ def read_sidecar(path: Path) -> dict[str, Any] | None:
     """
     sidecar = get_sidecar_path(path)
     try:
-        with sidecar.open("rb") as stream:
-            content = json.loads(stream.read(MAX_SIDECAR_BYTES))
+        content = json.loads(read_file(sidecar, MAX_SIDECAR_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -174,7 +174,7 @@ def _open_npy(path: Path, token_size_bytes: int) -> TokenFile:
 
 def _read_npy_header(path: Path) -> tuple[int, tuple[int, ...], "np.dtype[Any]"]:
     """Read the header of a .npy file: offset of the data in bytes, shape and dtype."""
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         try:
             version = np.lib.format.read_magic(stream)
             if version not in ((1, 0), (2, 0)):

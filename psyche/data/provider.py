@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from psyche.core.state.state import DataLocation, DataLocationKind
+from psyche.durable import expand_user
 from psyche.errors import DataError
 from psyche.wire.crypto import Identity
 
@@ -117,7 +118,7 @@ def open_local(
     from psyche.data.local import TokenRows
 
     if files is None:
-        path = folder / Path(location.address).expanduser()
+        path = folder / expand_user(location.address)
         return TokenRows([path], find_token_size(path, vocab_size), sequence_length, None, vocab_size)
     if files.sequence_length != sequence_length:
         raise DataError(

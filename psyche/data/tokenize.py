@@ -15,9 +15,9 @@ from psyche.data import bytes_tokenizer
 from psyche.data.files import SIDECAR_FORMAT, compute_token_size
 from psyche.data.records import DEFAULT_FIELD, Progress
 from psyche.data.texts import Span, find_texts, read_parts, split_texts
-from psyche.durable import naming
+from psyche.durable import naming, read_file
 from psyche.errors import DataError
-from psyche.wire.tokenizer_files import END_TOKENS, TOKEN_ROLE_FILES, find_token_name
+from psyche.wire.tokenizer_files import END_TOKENS, MAX_TOKEN_ROLE_BYTES, TOKEN_ROLE_FILES, find_token_name
 
 __all__ = [
     "ByteTokenizer",
@@ -256,5 +256,7 @@ def _load_tokenizer(file: Path) -> "Tokenizer":
 
 def _read_end_token(folder: Path) -> str | None:
     """The end token that the files beside tokenizer.json name; None if there is none."""
-    files = {name: path.read_bytes() for name in TOKEN_ROLE_FILES if (path := folder / name).is_file()}
+    files = {
+        name: read_file(path, MAX_TOKEN_ROLE_BYTES) for name in TOKEN_ROLE_FILES if (path := folder / name).is_file()
+    }
     return find_token_name(files, "eos_token")

@@ -10,6 +10,7 @@ from psyche.data.corpus import find_library_sources
 from psyche.data.files import SUFFIXES, find_files, find_token_size, open_token_file
 from psyche.data.records import DEFAULT_FIELD
 from psyche.data.texts import find_texts
+from psyche.durable import resolve_path
 from psyche.errors import ConfigError
 
 LIBRARY: Final = "stdlib"  # the value of --data for the source code of Python's standard library
@@ -45,7 +46,7 @@ def choose_data(named: str, vocab_size: int, field: str = DEFAULT_FIELD) -> Data
     """
     if named == LIBRARY:
         return DataChoice(texts=tuple(find_library_sources()), named=Path(sysconfig.get_path("stdlib")))
-    path = Path(named).expanduser().resolve()
+    path = resolve_path(Path(), named)
     if not path.exists():
         raise ConfigError(f"--data {named}: there is no such file or folder; {LIBRARY} is Python's own source code")
     size_bytes = 0

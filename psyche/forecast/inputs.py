@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psyche.config.profile import ChainTable
+from psyche.durable import read_file
 from psyche.errors import ConfigError
 from psyche.sim.chain_faults import ALL_KINDS
 from psyche.sim.faults import Fault, read_faults
@@ -44,8 +45,7 @@ def load_faults(path: Path, clients: int, chain: ChainTable | None = None) -> tu
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES).decode()
+        return read_file(path, MAX_FILE_BYTES).decode()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -9,7 +9,8 @@ from typing import Any, Final, cast
 
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import ZERO32
-from psyche.errors import ConfigError, TrainerError
+from psyche.durable import open_file, read_file
+from psyche.errors import ConfigError, TrainerError, UnusableModelError
 from psyche.modeling.model_config import check_model_settings, get_sizes, list_tensors
 from psyche.modeling.snapshot import CONFIG_NAME, read_file_entries
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id, compute_state_digest
@@ -18,6 +19,7 @@ WEIGHTS_NAME: Final = "model.safetensors"
 INDEX_NAME: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000  # what the format allows
 VALUE_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2}  # types whose values fp32 holds exactly
+NOT_FINITE: Final = "has values that are NaN or infinite; training would never go on from them: take other weights"
 _CHUNK_VALUES: Final = BLOB_CHUNK_BYTES // 4
 
 
@@ -37,14 +39,13 @@ def compute_first_digest(folder: Path, *, is_exact: bool) -> bytes:
     `is_exact` is false in full-value mode, in which the digest leaves out the tensors' values (S2).
 
     Raises:
+        UnusableModelError: a value is not finite; the message names its tensor.
         TrainerError: a file is missing or damaged, or the tensors are not exactly those that config.json describes.
     """
     stored = read_stored_tensors(folder)
+    ids = {name: _compute_blob_id(name, tensor) for name, tensor in stored.items()}
     _check_names(folder, stored)
-    entries = [
-        TensorEntry(name, tensor.dims, _compute_blob_id(tensor) if is_exact else ZERO32)
-        for name, tensor in stored.items()
-    ]
+    entries = [TensorEntry(name, tensor.dims, ids[name] if is_exact else ZERO32) for name, tensor in stored.items()]
     root = blake3_hash(encode_manifest(entries, read_file_entries(folder)))
     return compute_state_digest(ZERO32, root)
 
@@ -71,10 +72,10 @@ def read_stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _read_table(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_bytes())
+        table = json.loads(read_file(path, MAX_HEADER_BYTES))
     except OSError as error:
         raise TrainerError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TrainerError(f"{path}: is not JSON: {error}") from error
     if not isinstance(table, dict):
         raise TrainerError(f"{path}: is not a table")
@@ -84,7 +85,7 @@ def _read_table(path: Path) -> dict[str, Any]:
 def _read_header(path: Path) -> dict[str, StoredTensor]:
     """Read a safetensors file's header: its length u64, then JSON with type, shape and place of each tensor."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             header_bytes = int.from_bytes(file.read(8), "little")
             raw = file.read(header_bytes) if header_bytes <= MAX_HEADER_BYTES else b""
         header = json.loads(raw)
@@ -93,7 +94,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         return {name: _read_place(path, about, 8 + header_bytes, values_bytes) for name, about in header.items()}
     except OSError as error:
         raise TrainerError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise TrainerError(f"{path}: is not a whole safetensors file ({error})") from error
 
 
@@ -108,15 +109,20 @@ def _read_place(path: Path, about: Mapping[str, Any], start: int, values_bytes: 
     return StoredTensor(path, dtype, dims, start + first)
 
 
-def _compute_blob_id(tensor: StoredTensor) -> bytes:
-    """The blob id of a tensor's fp32 values, of which one MiB at a time is in memory."""
+def _compute_blob_id(name: str, tensor: StoredTensor) -> bytes:
+    """The blob id of a tensor's fp32 values, of which one MiB at a time is in memory; all must be finite."""
+    import numpy as np
+
     left = math.prod(tensor.dims)
     size_bytes, hashes = 4 * left, []
     with tensor.path.open("rb") as file:
         file.seek(tensor.offset)
         while left:
             count = min(left, _CHUNK_VALUES)
-            hashes.append(blake3_hash(_widen(file.read(count * VALUE_BYTES[tensor.dtype]), tensor.dtype)))
+            values = _widen(file.read(count * VALUE_BYTES[tensor.dtype]), tensor.dtype)
+            if not np.isfinite(np.frombuffer(values, "<f4")).all():
+                raise UnusableModelError(f"{tensor.path}: {name} {NOT_FINITE}")
+            hashes.append(blake3_hash(values))
             left -= count
     return compute_blob_id(size_bytes, b"".join(hashes))
 

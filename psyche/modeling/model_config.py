@@ -1,13 +1,16 @@
 """What the config.json of a model says, read without torch: whether a run can train it, and which tensors it has."""
 
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from psyche.durable import read_file
 from psyche.errors import ConfigError
+from psyche.telemetry.text import show_value
 
 MODEL_TYPE: Final = "llama"
 MAX_CONFIG_BYTES: Final = 1 << 20
@@ -21,6 +24,9 @@ _DEFAULTS: Final[Mapping[str, int]] = {  # of transformers' LlamaConfig
     "max_position_embeddings": 2_048,
 }
 _OPTIONAL: Final = ("num_key_value_heads", "head_dim")  # derived from others where they are missing or null
+_MAX_LAYERS: Final = 10_000  # their tensors fit into a manifest, and are listed within a second
+_MAX_SIZE: Final = (1 << 31) - 1
+_ABOVE_ZERO: Final = ("rms_norm_eps", "rope_theta")
 
 Dims = tuple[int, ...]
 
@@ -49,8 +55,7 @@ def read_model_fields(path: Path) -> dict[str, Any]:
     """
     kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_CONFIG_BYTES).decode()
+        text = read_file(path, MAX_CONFIG_BYTES).decode()
         settings = tomllib.loads(text) if kind == "TOML" else json.loads(text)
     except OSError as error:
         raise ConfigError(f"model config {path}: {error.strerror}") from error
@@ -65,7 +70,7 @@ def check_model_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Check that the settings are those of a model that a run can train.
 
     Raises:
-        ConfigError: another architecture, remote code, quantized weights, or a size that is not a number above 0.
+        ConfigError: another architecture, remote code, quantized weights, or a number that no model can have.
     """
     model_type = settings.get("model_type", MODEL_TYPE)
     if model_type != MODEL_TYPE:
@@ -81,8 +86,25 @@ def check_model_settings(path: Path, settings: Mapping[str, Any]) -> None:
         key: given[key] for key in _OPTIONAL if given.get(key) is not None
     }
     for key, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"model config {path}: {key} is {value!r}, must be a whole number above 0")
+        most = _MAX_LAYERS if key == "num_hidden_layers" else _MAX_SIZE
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ConfigError(
+                f"model config {path}: {key} is {show_value(value)}, must be a whole number from 1 to {most:,}"
+            )
+    for key, value in _list_numbers(settings):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
+            raise ConfigError(f"model config {path}: {key} is {show_value(value)}, must be a finite number")
+        if key in _ABOVE_ZERO and value <= 0:
+            raise ConfigError(f"model config {path}: {key} is {show_value(value)}, must be above 0")
+
+
+def _list_numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """All numbers of the settings with a fraction, and whatever stands where one must."""
+    for key, value in settings.items():
+        if key in _ABOVE_ZERO or isinstance(value, float):
+            yield key, value
+        elif isinstance(value, dict):  # of the position encoding
+            yield from _list_numbers(value)
 
 
 def check_positions(path: Path, max_positions: int, max_seq_len: int) -> None:

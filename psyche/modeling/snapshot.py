@@ -36,7 +36,7 @@ from psyche.core.encoding.manifest import (
     encode_manifest,
 )
 from psyche.core.state.state import ZERO32
-from psyche.durable import make_folder, sync_file, sync_folder, write_file
+from psyche.durable import make_folder, read_file, sync_file, sync_folder, write_file
 from psyche.errors import PsycheError, TrainerError
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, blob_id_of, compute_blob_id
 
@@ -47,6 +47,7 @@ MOMENTUM_NAME: Final = "momentum.safetensors"
 TENSORS_NAME: Final = "tensors"
 MODEL_NAME: Final = "model"
 CONFIG_NAME: Final = "config.json"
+MAX_INFO_BYTES: Final = 1 << 20
 MAX_MANIFEST_BYTES: Final = 64 << 20  # enough for several hundred thousand tensors
 _TEMPORARY: Final = ".tmp-"
 _REPLACED: Final = ".old-"
@@ -195,7 +196,7 @@ def _get_count(path: Path, fields: Mapping[str, Any], key: str) -> int:
 
 def _read_fields(path: Path) -> dict[str, Any]:
     try:
-        fields = json.loads((path / INFO_NAME).read_bytes())
+        fields = json.loads(read_file(path / INFO_NAME, MAX_INFO_BYTES))
     except OSError as error:
         raise TrainerError(f"snapshot {path}: {INFO_NAME}: {error.strerror}") from error
     except ValueError as error:
@@ -209,9 +210,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
 def _read_manifest(path: Path, weight_root: bytes) -> Manifest:
     file = path / MANIFEST_NAME
     try:
-        if file.stat().st_size > MAX_MANIFEST_BYTES:
-            raise TrainerError(f"snapshot {path}: {MANIFEST_NAME} has more than {MAX_MANIFEST_BYTES} bytes")
-        raw = file.read_bytes()
+        raw = read_file(file, MAX_MANIFEST_BYTES)
         manifest = decode_manifest(raw)
     except OSError as error:
         raise TrainerError(f"snapshot {path}: {MANIFEST_NAME}: {error.strerror}") from error
@@ -324,7 +323,7 @@ def read_model_files(folder: Path) -> dict[str, bytes]:
     Raises:
         TrainerError: they have more than 64 MiB in total; then nothing is read.
     """
-    return {file.name: file.read_bytes() for file in _find_model_files(folder)}
+    return {file.name: read_file(file, MAX_MODEL_FILES_BYTES) for file in _find_model_files(folder)}
 
 
 def get_file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:

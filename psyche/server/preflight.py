@@ -10,8 +10,9 @@ from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.validate import ConfigReport, has_token_files, validate_config
 from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.provider import open_files, open_local
-from psyche.errors import DataError
+from psyche.errors import ConfigError, DataError
 from psyche.modeling.model_check import ModelCheck, check_model
+from psyche.server.run import find_first_weights
 
 MODEL_CONFIGS: Final = ("model.json", "model.toml")  # beside the run's file: what first weights are made from
 _CHECKPOINT: Final = ("model", "LLM", "checkpoint")
@@ -19,15 +20,26 @@ _DATA: Final = ("model", "LLM", "data_location")
 _VOCABULARY: Final = ("metadata", "vocab_size")
 
 
-def validate_run(state: Path, data_config: Path | None = None) -> ConfigReport:
+def validate_run(state: Path, data_config: Path | None = None, *, reads_weights: bool = False) -> ConfigReport:
     """Check a run's configuration as `validate_config` does, and what is on this machine of its model and data.
 
-    Blocks on the disk: of weights only headers are read, of tokens at most 256 MiB.
+    Blocks on the disk: of tokens at most 256 MiB are read, of weights only headers, unless `reads_weights`.
     """
     report = validate_config(state, data_config)
     if report.run is None:
         return report
-    return replace(report, problems=(*report.problems, *find_file_problems(report.run, report.data)))
+    found = find_file_problems(report.run, report.data)
+    if reads_weights and not found:
+        found = list(_find_weight_problems(report.run))
+    return replace(report, problems=(*report.problems, *found))
+
+
+def _find_weight_problems(run: LoadedRun) -> Iterator[Problem]:
+    """Find values of which a new run's server would make no digest; what else it lacks, it says itself."""
+    try:
+        find_first_weights(run.model, run.model_folder)
+    except ConfigError as error:
+        yield run.make_problem(_CHECKPOINT, str(error))
 
 
 def find_file_problems(run: LoadedRun, data: LoadedData | None) -> list[Problem]:
@@ -54,7 +66,8 @@ def _check_model(run: LoadedRun) -> ModelCheck:
         return ModelCheck(())
     folder = run.resolve(run.model.checkpoint.name)
     configs = (run.folder / name for name in MODEL_CONFIGS)
-    path = folder if folder.exists() else next((config for config in configs if config.is_file()), None)
+    is_here = folder.exists() or folder.is_symlink()  # of a link that leads nowhere, the check says so
+    path = folder if is_here else next((config for config in configs if config.is_file()), None)
     return ModelCheck(()) if path is None else check_model(path, run.model.max_seq_len)
 
 

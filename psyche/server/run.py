@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from psyche.core.encoding.account import decode_config, decode_model, encode_config, encode_model, encode_state
 from psyche.core.state.genesis import create_run
 from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress
-from psyche.errors import ConfigError, PsycheError
+from psyche.errors import ConfigError, PsycheError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.server.access import AccessChanges
 from psyche.server.journal.journal import Journal, JournalDisk, JournalError
@@ -94,7 +94,7 @@ def open_run(
     `model_folder` is where this machine would have the run's model; a new run is bound to the weights there (S11).
 
     Raises:
-        ConfigError: the folder holds another run, or this one with other settings.
+        ConfigError: the folder holds another run, or this one with other settings, or the first weights are no numbers.
         CoordinatorError: the configuration of a new run breaks a rule.
         JournalError: the journal is broken or the disk failed.
     """
@@ -119,11 +119,17 @@ def open_run(
 
 
 def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[str, ...]]:
-    """The full digest of the model in `folder`, zero if there is none, and notes for the user (S11)."""
+    """The full digest of the model in `folder`, zero if there is none, and notes for the user (S11).
+
+    Raises:
+        ConfigError: nobody could train from these weights.
+    """
     if folder is None or not folder.is_dir():
         return ZERO32, ()
     try:
         return compute_first_digest(folder, is_exact=model.optimizer.quantize_1bit), ()
+    except UnusableModelError as error:
+        raise ConfigError(f"the first weights: {error}") from error
     except (PsycheError, OSError, ImportError) as error:
         return ZERO32, (f"{NOT_ON_RECORD}: {error}",)
 

@@ -6,8 +6,18 @@ from collections.abc import Sequence
 from typing import Final
 
 TEXT_COLUMNS: Final = 79  # what fits on a terminal of 80 without a line that wraps
+VALUE_CHARACTERS: Final = 60
 GAP: Final = 2  # spaces between the columns of a table
 SEPARATOR: Final = " | "
+
+
+def show_value(value: object) -> str:
+    """A value of a file as it stands there, cut to 60 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of over 4,300 digits
+        return "a number of over 4,300 digits"
+    return text if len(text) <= VALUE_CHARACTERS else text[:VALUE_CHARACTERS] + "..."
 
 
 def format_bytes(size_bytes: float) -> str:

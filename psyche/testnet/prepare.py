@@ -17,13 +17,13 @@ from typing import Final
 
 import trio
 
-from psyche.config.load import LoadedRun, find_run_file, load_data, load_run
+from psyche.config.load import MAX_FILE_BYTES, LoadedRun, find_run_file, load_data, load_run
 from psyche.config.problems import ConfigProblems
 from psyche.config.rewrite import add_table, set_values
 from psyche.config.rules import find_chain_problems, find_chain_warnings, find_unsupported
 from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
-from psyche.durable import write_file
+from psyche.durable import read_file, write_file
 from psyche.errors import ConfigError, PsycheError
 from psyche.localchain.validator import Validator
 from psyche.server.preflight import MODEL_CONFIGS, find_file_problems
@@ -185,7 +185,7 @@ def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -
     if settings.wait_for_all:
         values["config", "init_min_clients"] = settings.num_clients
         values["config", "min_clients"] = min(run.config.min_clients, settings.num_clients)
-    text = run.path.read_text(encoding="utf-8")
+    text = read_file(run.path, MAX_FILE_BYTES).decode()
     if settings.open_joins:
         values["access", "open"] = True
         text = add_table(text, "access")
@@ -208,7 +208,7 @@ async def _make_model(run: LoadedRun, settings: TestnetSettings, layout: Layout,
     if config is None:
         wanted = run.resolve(run.model.checkpoint.name)
         raise ConfigError(f"{run.path}: no weights at {wanted}; make them with `psyche model init`")
-    key = hashlib.sha256(config.read_bytes() + str(settings.seed).encode()).hexdigest()[:12]
+    key = hashlib.sha256(read_file(config, MAX_FILE_BYTES) + str(settings.seed).encode()).hexdigest()[:12]
     target = settings.cache_dir.absolute() / f"model-{key}"
     async with hold_lock(settings.cache_dir / ".lock"):
         if not target.exists():

@@ -1,12 +1,16 @@
 """Identity keys on disk: written once and atomically, readable by their owner only."""
 
 import secrets
+import shlex
 from pathlib import Path
+from typing import Final
 
 from psyche.core.state.limits import HASH_BYTES
-from psyche.durable import create_file, make_folder
+from psyche.durable import create_file, make_folder, read_file
 from psyche.errors import ConfigError
 from psyche.wire.crypto import Identity
+
+MAX_KEY_FILE_BYTES: Final = 1_024
 
 
 def make_identity() -> Identity:
@@ -21,12 +25,14 @@ def read_key_file(path: Path) -> Identity:
         ConfigError: the file cannot be read or holds neither.
     """
     try:
-        raw = path.read_bytes()
-    except OSError as error:
+        raw = read_file(path, MAX_KEY_FILE_BYTES)
+    except FileNotFoundError as error:
         raise ConfigError(
             f"identity file {path}: {error.strerror}; make one with "
-            f"`psyche client show-identity --identity-secret-key-path {path} --create`"
+            f"`psyche client show-identity --identity-secret-key-path {shlex.quote(str(path))} --create`"
         ) from error
+    except OSError as error:
+        raise ConfigError(f"identity file {path}: {error.strerror}; name a file of 64 hex digits") from error
     if len(raw) != HASH_BYTES:
         try:
             raw = bytes.fromhex(raw.decode("ascii").strip())

@@ -8,6 +8,7 @@ TOKENIZER_NAME: Final = "tokenizer.json"
 TOKENIZER_CONFIG_NAME: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_NAME: Final = "special_tokens_map.json"
 TOKEN_ROLE_FILES: Final = (TOKENIZER_CONFIG_NAME, SPECIAL_TOKENS_NAME)
+MAX_TOKEN_ROLE_BYTES: Final = 16 << 20
 # Tokens that end a text, in tokenizers that do not say which one does.
 END_TOKENS: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "<|end|>")
 

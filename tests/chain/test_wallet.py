@@ -64,7 +64,7 @@ def test_a_missing_and_an_endless_file_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="solana-keygen new"):
         read_wallet(tmp_path / "none")
     (tmp_path / "large").write_bytes(bytes(5_000))
-    with pytest.raises(ConfigError, match="more than 4096 bytes"):
+    with pytest.raises(ConfigError, match="more than 4,096 bytes"):
         read_wallet(tmp_path / "large")
 
 

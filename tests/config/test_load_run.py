@@ -363,7 +363,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigProblems, match="is not TOML"):
         load_run(path)
     path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
-    with pytest.raises(ConfigProblems, match=f"larger than {MAX_FILE_BYTES} bytes"):
+    with pytest.raises(ConfigProblems, match=f"has more than {MAX_FILE_BYTES:,} bytes"):
         load_run(path)
 
 

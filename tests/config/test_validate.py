@@ -1,5 +1,6 @@
 """validate-config: exit 1 for what is wrong, warnings for what is seldom meant, names for what is not built."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -71,18 +72,31 @@ def test_problems_of_both_files_are_told_together(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_missing_pieces_around_the_files_are_warnings(tmp_path: Path) -> None:
+def test_missing_pieces_around_the_files_are_told_and_a_run_without_its_data_is_not_fine(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(DEMO)
     code, lines = show(tmp_path)
     assert code == 0
     assert f"the server needs a data.toml, in {tmp_path} or named with --data-config" in lines[0]
+    assert lines[-1].endswith("run.toml: valid, but its data is not there yet, run 'demo'")
     assert "psyche model init" in lines[1]
     (tmp_path / "data.toml").write_text(DEMO_DATA)
     code, lines = show(tmp_path)
     assert code == 0
+    assert lines[0].startswith("not yet (`server run` refuses it)")
     assert "psyche data tokenize" in lines[0]
+    (tmp_path / "standard-library").symlink_to("standard-library")
+    assert "psyche data tokenize" in show(tmp_path)[1][0]
     (tmp_path / "run.toml").write_text(DEMO.replace("Server = ", "Local = "))
     assert "--data-config is not used" in show(tmp_path, tmp_path)[1][0]
+
+
+@pytest.mark.parametrize("number", ["9" * 4_400, "0x" + "f" * 4_400], ids=["decimal", "hexadecimal"])
+def test_a_number_of_thousands_of_digits_is_named_and_no_crash(tmp_path: Path, number: str) -> None:
+    state, data = make_demo(tmp_path)
+    (state / "run.toml").write_text(re.sub(r"(?m)^total_steps = .*", f"total_steps = {number}", DEMO))
+    code, lines = show(state, data)
+    assert code == 1
+    assert "a number of over 4,300 digits" in lines[0]
 
 
 def test_of_a_missing_model_the_owner_is_told_the_command_that_makes_it(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The digest of the first weights, which a server computes from files, is the one that trainers compute (S11, S2)."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from psyche.core.state.state import ZERO32, Model
-from psyche.errors import TrainerError
+from psyche.errors import TrainerError, UnusableModelError
 from psyche.modeling import first_weights
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model import init_model
@@ -120,6 +121,15 @@ def lead_away(folder: Path) -> None:
     (folder / first_weights.INDEX_NAME).write_text('{"weight_map": {"model.norm.weight": "../other.safetensors"}}')
 
 
+def spoil_with(value: float, dtype: torch.dtype) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / WEIGHTS).items()}
+        tensors["model.layers.0.mlp.up_proj.weight"][-1, -1] = value
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return change
+
+
 def damage_header(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(b"\xff" * 64)
 
@@ -143,3 +153,18 @@ def test_a_folder_whose_digest_would_be_a_guess_is_refused_with_the_reason(
     change(folder)
     with pytest.raises(TrainerError, match=reason):
         compute_first_digest(folder, is_exact=True)
+
+
+@pytest.mark.parametrize("is_exact", [True, False], ids=["signs", "full values"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_no_numbers_are_refused_by_the_name_of_their_tensor(
+    folder: Path, value: float, dtype: torch.dtype, is_exact: bool, load_request: LoadRequest
+) -> None:
+    spoil_with(value, dtype)(folder)
+    for use in (
+        lambda: compute_first_digest(folder, is_exact=is_exact),
+        lambda: TrainerEngine().load(msgspec.structs.replace(load_request, path=str(folder))),
+    ):
+        with pytest.raises(UnusableModelError, match=r"model\.layers\.0\.mlp\.up_proj\.weight has values that are NaN"):
+            use()

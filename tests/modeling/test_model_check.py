@@ -1,6 +1,7 @@
 """What can be known of a model without loading it: its type, its sizes, and what its weight files hold."""
 
 import json
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +86,12 @@ def break_index(folder: Path) -> None:
         (rewrite(model_type="mistral"), ("model_type is 'mistral'", "only 'llama'")),
         (rewrite(auto_map={"AutoModel": "x.py"}), ("auto_map is not supported",)),
         (rewrite(quantization_config={"bits": 4}), ("quantization_config is not supported",)),
-        (rewrite(vocab_size="many"), ("vocab_size is 'many'", "whole number above 0")),
+        (rewrite(vocab_size="many"), ("vocab_size is 'many'", "whole number from 1 to")),
+        (rewrite(num_hidden_layers=10**9), ("num_hidden_layers is 1000000000", "whole number from 1 to 10,000")),
+        (rewrite(rms_norm_eps=math.nan), ("rms_norm_eps is nan", "must be a finite number")),
+        (rewrite(rms_norm_eps=-1), ("rms_norm_eps is -1", "must be above 0")),
+        (rewrite(rms_norm_eps=None), ("rms_norm_eps is None", "must be a finite number")),
+        (rewrite(rope_scaling={"factor": math.inf}), ("factor is inf", "must be a finite number")),
         (rewrite(max_position_embeddings=31), ("max_position_embeddings is 31", "max_seq_len is 32", "31 or less")),
         (rewrite(vocab_size=4_000), ("model.embed_tokens.weight is 64 x 32, not 4000 x 32", "from one model")),
         (to_bin, ("has pytorch_model.bin, but no .safetensors file", "`save_pretrained`")),

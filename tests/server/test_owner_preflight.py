@@ -1,6 +1,8 @@
 """What no client could train is refused by validate-config, `server run` and the testnet alike."""
 
 import json
+import math
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,11 +10,14 @@ import numpy as np
 import pytest
 from kits.models import LLAMA, write_model_folder
 from kits.run_files import write_run
+from kits.server import MemoryDisk
 
 from psyche.cli.commands.server import load_runnable
+from psyche.config.load import load_run
 from psyche.config.rewrite import set_values
 from psyche.errors import ConfigError
 from psyche.server.preflight import validate_run
+from psyche.server.run import open_run
 from psyche.testnet.prepare import prepare
 from psyche.testnet.settings import TestnetSettings
 
@@ -100,7 +105,23 @@ def test_what_is_not_on_the_owner_s_machine_is_no_error(tmp_path: Path) -> None:
     (config / "data" / "tokens.bin").unlink()
     report = validate_run(config)
     assert report.problems == ()
-    assert sum("makes one" in warning for warning in report.warnings) == 2
+    assert sum("makes one" in text for text in (*report.warnings, *report.missing)) == 2
+    with pytest.raises(ConfigError, match=r"no token file in .*`psyche data tokenize"):
+        load_runnable(config, None)
+
+
+def test_weights_that_are_no_numbers_are_refused_by_check_and_server_alike(tmp_path: Path) -> None:
+    config = write_ready_run(tmp_path)
+    folder = (config / "model").resolve()
+    weights = folder / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-4:] = struct.pack("<f", math.nan)  # of the tensor that lies last in the file
+    weights.write_bytes(raw)
+    assert validate_run(config).problems == (), "only headers are read"
+    (problem,) = validate_run(config, reads_weights=True).problems
+    assert "has values that are NaN or infinite" in str(problem)
+    with pytest.raises(ConfigError, match="has values that are NaN or infinite"):
+        open_run(MemoryDisk(), load_run(config), bytes(32), "test", lambda: 1, model_folder=folder)
 
 
 async def test_a_testnet_on_a_device_that_nobody_has_is_refused(tmp_path: Path) -> None:

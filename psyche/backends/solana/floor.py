@@ -6,10 +6,12 @@ sign a second result for a round.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from psyche.durable import make_folder, replace_file
+from psyche.durable import make_folder, read_file, replace_file
 from psyche.errors import BackendError
+
+MAX_FLOOR_BYTES: Final = 64
 
 
 class SlotFloor(Protocol):
@@ -48,7 +50,7 @@ class FileFloor:
             BackendError: the file cannot be read, or holds no slot.
         """
         try:
-            return int(self.path.read_bytes())
+            return int(read_file(self.path, MAX_FLOOR_BYTES))
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ from psyche.cli.helpers import options as opt
 from psyche.cli.helpers.common import format_examples, make_group, parse_hex
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
 from psyche.client.runtime.settings import ClientSettings
+from psyche.durable import expand_user
 from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def get_data_dir(data_dir: Path | None, run_id: str) -> Path:
     from psyche.errors import ConfigError
 
     if data_dir is not None:
-        return data_dir.expanduser()
+        return expand_user(data_dir)
     if not run_id or "/" in run_id or run_id in (".", ".."):
         raise ConfigError(f"--run-id {run_id!r}: cannot be the name of a folder; choose one with --data-dir")
     return Path("psyche-data") / run_id

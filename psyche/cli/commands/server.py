@@ -159,12 +159,12 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
     """Check a run's configuration, model and data.
 
     Says what is wrong, by file, line and key, and what would be right. Exit code 1 where something is wrong; warnings,
-    and what cannot run yet, do not count as wrong. Of weights only the headers are read, of tokens at most 256 MiB.
+    and what cannot run yet, do not count as wrong. All weights are read, of tokens at most 256 MiB.
     """
     from psyche.config.validate import print_report
     from psyche.server.preflight import validate_run
 
-    raise typer.Exit(print_report(validate_run(state, data_config), typer.echo))
+    raise typer.Exit(print_report(validate_run(state, data_config, reads_weights=True), typer.echo))
 
 
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":
@@ -174,20 +174,14 @@ def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, Lo
         ConfigError: a setting breaks a rule, is not supported yet, or is missing, or no client could train the model.
     """
     from psyche.config.problems import ConfigProblems
-    from psyche.core.state.state import DataLocationKind
     from psyche.errors import ConfigError
     from psyche.server.preflight import validate_run
 
     report = validate_run(state, data_config)
     if report.problems or report.run is None:
         raise ConfigProblems(report.problems)
-    if report.unsupported:
-        raise ConfigError("\n".join(f"{report.run.path}: {problem}" for problem in report.unsupported))
-    if report.data is None and report.run.model.data_location.kind is DataLocationKind.SERVER:
-        raise ConfigError(
-            f"{report.run.path}: the data comes from this server: put a data.toml beside this file, or name one with "
-            "--data-config FILE"
-        )
+    if found := (*report.unsupported, *report.missing):
+        raise ConfigError("\n".join(f"{report.run.path}: {text}" for text in found))
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
     return report.run, report.data

@@ -16,6 +16,7 @@ from psyche.drafting.files import RUN_FILE
 from psyche.drafting.model_choice import ModelChoice, check_model_folder, choose_folder, choose_size
 from psyche.drafting.plan import Answers
 from psyche.drafting.sizes import SIZES
+from psyche.durable import expand_user, resolve_path
 from psyche.errors import ConfigError
 from psyche.telemetry.text import format_count
 
@@ -108,7 +109,7 @@ def is_small(model: ModelChoice, data: DataChoice) -> bool:
 
 def make_run_id(folder: Path) -> str:
     """The name of a run in this folder: the folder's, without what names may not have."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:RUN_ID_BYTES]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", resolve_path(folder, "").name).strip("-._")[:RUN_ID_BYTES]
     return name if RUN_NAME.fullmatch(name) else FOLDER
 
 
@@ -118,7 +119,7 @@ def read_folder(may_replace: bool, text: str) -> Path:
     Raises:
         ConfigError: there is a run already: a person learns it before all other questions.
     """
-    folder = Path(text).expanduser()
+    folder = expand_user(text)
     if (folder / RUN_FILE).exists() and not may_replace:
         raise ConfigError(f"{folder / RUN_FILE}: is there already; name another folder, or replace it with --force")
     return folder
@@ -131,8 +132,8 @@ def read_model(text: str) -> str:
         ConfigError: neither.
     """
     if text not in SIZES:
-        check_model_folder(Path(text).expanduser())
-    return text if text in SIZES else str(Path(text).expanduser())
+        check_model_folder(expand_user(text))
+    return text if text in SIZES else str(expand_user(text))
 
 
 def read_tokenizer(text: str) -> tuple[TextTokenizer, Path | None]:
@@ -143,7 +144,7 @@ def read_tokenizer(text: str) -> tuple[TextTokenizer, Path | None]:
     """
     if text == BYTES:
         return ByteTokenizer(), None
-    path = Path(text).expanduser()
+    path = expand_user(text)
     return HuggingFaceTokenizer(path), path
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from psyche.errors import ConfigError, PsycheError, WireError
+from psyche.errors import ConfigError, PsycheError, UnusableModelError, WireError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE, FaultInjector
 from psyche.modeling.trainer.frames import (
@@ -117,7 +117,7 @@ class CallLoop:
             return CallReply(call.number, body=msgspec.Raw(encode(self._run(call))))
         except TrainerFailure as error:
             return CallReply(call.number, kind=error.kind, error=str(error))
-        except ConfigError as error:
+        except (ConfigError, UnusableModelError) as error:
             return CallReply(call.number, kind=UNUSABLE, error=str(error))
         except PsycheError as error:
             return CallReply(call.number, kind=REFUSED, error=str(error))

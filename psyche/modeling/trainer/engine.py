@@ -42,7 +42,7 @@ from psyche.modeling.snapshot import (
 )
 from psyche.modeling.trainer.batch import Cancelled, Gradients, compute_gradients, decode_tokens
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.modeling.weights import compute_blank_root, compute_weight_part, compute_weight_root
+from psyche.modeling.weights import check_finite, compute_blank_root, compute_weight_part, compute_weight_root
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
@@ -139,6 +139,7 @@ class TrainerEngine:
 
         Raises:
             ConfigError: the model's config is not a plain Llama's, or not one for sequences of this length.
+            UnusableModelError: first weights that are not finite.
             TrainerError: unreadable or damaged files, an unexpected weight root, an optimizer that no
                 run uses, or an unknown device.
         """
@@ -150,6 +151,8 @@ class TrainerEngine:
         model, info, files = _load_source(request, beat)
         check_positions(Path(request.path), model.config.max_position_embeddings, request.model.max_seq_len)
         loaded = self._prepare(request, _place(model, device), device, files)
+        if info is None:
+            check_finite(loaded.tensors)
         root = _compute_root(loaded, beat)
         if request.expected_weight_root and root != request.expected_weight_root:
             raise TrainerError(

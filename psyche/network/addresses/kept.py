@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from psyche.core.state.limits import MAX_CLIENTS
-from psyche.durable import make_folder, replace_file
+from psyche.durable import make_folder, read_file, replace_file
 from psyche.errors import WireError
 from psyche.network.addresses.messages import ITEM_BYTES
 from psyche.wire.address_record import AddressRecord, check_address_record
@@ -47,11 +47,7 @@ class KeptAddresses:
     def load(self) -> tuple[AddressRecord, ...]:
         """Read the records that their keys have signed, at most 256; what is wrong is logged and left out."""
         try:
-            with self._path.open("rb") as file:
-                raw = file.read(MAX_FILE_BYTES + 1)
-            if len(raw) > MAX_FILE_BYTES:
-                raise WireError(f"it has more than {MAX_FILE_BYTES:,} bytes")
-            found = _decoder.decode(raw).records
+            found = _decoder.decode(read_file(self._path, MAX_FILE_BYTES)).records
         except FileNotFoundError:
             return ()
         except (OSError, WireError, *UNREADABLE) as error:

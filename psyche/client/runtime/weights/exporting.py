@@ -6,7 +6,9 @@ from pathlib import Path
 from psyche.client.engine.actions import Export, ExportTime
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.state.state import Coordinator
+from psyche.durable import read_file
 from psyche.modeling.model_card import CARD_NAME, format_card
+from psyche.modeling.model_config import MAX_CONFIG_BYTES
 from psyche.modeling.snapshot import CONFIG_NAME
 from psyche.wire.tokenizer_files import read_json_table
 
@@ -44,8 +46,8 @@ def build_run_card(state: Coordinator, action: Export, dtype: str) -> str:
 def measure_export(path: Path, digest: bytes, dtype: str) -> int:
     """The bytes of a folder that is an export of these weights in this type; 0 if it is none."""
     try:
-        card = (path / CARD_NAME).read_text(errors="replace")
-        config = read_json_table((path / CONFIG_NAME).read_bytes())
+        card = read_file(path / CARD_NAME, MAX_CONFIG_BYTES).decode(errors="replace")
+        config = read_json_table(read_file(path / CONFIG_NAME, MAX_CONFIG_BYTES))
         if digest.hex() not in card or config.get("dtype") != dtype:
             return 0
         return sum(file.stat().st_size for file in path.iterdir())

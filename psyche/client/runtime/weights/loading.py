@@ -12,6 +12,7 @@ from psyche.client.runtime.weights.serving import Offer, Serving, read_offer
 from psyche.core.encoding.manifest import blank_values, decode_manifest, describe_file_differences, encode_manifest
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, Mark, Model
+from psyche.durable import resolve_path
 from psyche.errors import NetworkError, PsycheError, TrainerError, WireError
 from psyche.modeling.snapshot import (
     INFO_NAME,
@@ -101,9 +102,9 @@ class Loader:
         passed on to peers (B21).
         """
         owners = 1 if state.checkpoint.uploader == NO_UPLOADER else 0
-        root = self._local_root.resolve()
+        root = resolve_path(self._local_root, "")
         for source in (state.model.checkpoint, *state.model.extra_checkpoints)[owners:]:
-            path = (root / source.name).resolve()
+            path = resolve_path(root, source.name)
             if source.kind is CheckpointKind.LOCAL and path.is_relative_to(root) and (path / INFO_NAME).is_file():
                 yield path
 

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from psyche.client.engine.actions import AppliedSet
+from psyche.durable import read_file
 from psyche.errors import TrainerError, WireError
 from psyche.wire.msgpack import UNREADABLE
 
@@ -87,9 +88,7 @@ class ReplayStore:
         """
         path = self._get_path(epoch, height)
         try:
-            if path.stat().st_size > MAX_ENTRY_BYTES:
-                raise WireError(f"replay store {path}: larger than any set can be")
-            return msgspec.msgpack.decode(path.read_bytes(), type=StoredSet)
+            return msgspec.msgpack.decode(read_file(path, MAX_ENTRY_BYTES), type=StoredSet)
         except FileNotFoundError:
             return None
         except UNREADABLE as error:

@@ -8,7 +8,7 @@ from typing import Final
 
 from psyche.core.state.limits import LOCAL_PATH_BYTES
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
-from psyche.durable import sync_file
+from psyche.durable import resolve_path, sync_file
 from psyche.errors import ConfigError
 from psyche.modeling.snapshot import INFO_NAME, MANIFEST_NAME, MODEL_NAME, TENSORS_NAME, write_folder
 
@@ -39,7 +39,7 @@ def check_shared_folder(folder: Path, local_root: Path, run_id: str) -> None:
 
 
 def _get_name(path: Path, local_root: Path) -> str:
-    return path.resolve().relative_to(local_root.resolve()).as_posix()
+    return resolve_path(path, "").relative_to(resolve_path(local_root, "")).as_posix()
 
 
 def share_snapshot(snapshot: Path, path: Path, local_root: Path) -> Checkpoint:

@@ -4,13 +4,17 @@
 class PsycheError(Exception):
     """Base class of all errors that Psyche raises on purpose."""
 
+    exit_code = 1  # of a process that ends with it
+
 
 class ConfigError(PsycheError):
     """A configuration that cannot be used; the message names file, line, key and the rule."""
 
 
 class VersionMismatch(ConfigError):
-    """The run wants another version of this program; the process ends with exit code 10."""
+    """The run wants another version of this program."""
+
+    exit_code = 10
 
 
 class WireError(PsycheError):
@@ -39,3 +43,15 @@ class UnusableModelError(TrainerError):
 
 class BackendError(PsycheError):
     """The coordinator's home could not be reached or refused a request."""
+
+
+class RunClosed(BackendError):
+    """The run's owner has closed it while this process followed it."""
+
+    exit_code = 11
+
+
+class ChainReplaced(BackendError):
+    """Every endpoint leads to another chain than when this process started."""
+
+    exit_code = 12

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 
-EXIT_WRONG_VERSION = 10  # the run wants another version of this program
 EXIT_INTERRUPTED = 130  # stopped by Ctrl-C, by shell convention
 
 

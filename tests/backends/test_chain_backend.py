@@ -16,10 +16,11 @@ from psyche.backends.solana.backend import ChainPlatform, SolanaBackend, open_ch
 from psyche.backends.solana.floor import FileFloor, NoFloor, SlotFloor
 from psyche.backends.solana.logic import JOIN_VALID_S
 from psyche.backends.solana.parts.following import DOUBT_S
+from psyche.core.encoding.account import decode_state
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator, RunState
-from psyche.errors import BackendError, VersionMismatch
+from psyche.errors import BackendError, RunClosed, VersionMismatch
 from psyche.network.memory.line import Arrivals
 from psyche.sim.chain.blocks import Blockchain, ChainBlock
 from psyche.sim.chain.conditions import ChainConditions
@@ -424,3 +425,47 @@ def test_a_client_of_another_version_than_the_owner_wants_ends() -> None:
             await wait_for(backend, lambda state: bool(state.registry.slots))
 
     run(play)
+
+
+def go_back(stage: Stage, raw: bytes) -> None:
+    """Let the chain have this account again in its next blocks, as after a restart from an older ledger."""
+    stage.chain.state = decode_state(raw)
+    stage.chain._add_block(trio.current_time(), raw, ())
+
+
+@pytest.mark.parametrize("endpoints", [(0.5,), (0.5, 0.9)])
+def test_members_of_a_chain_that_went_back_say_so_and_go_on(endpoints: tuple[float, ...]) -> None:
+    async def play(stage: Stage) -> None:
+        backends = [await stage.open(number, endpoints) for number in (1, 2)]
+        before = stage.chain.newest.raw
+        for number, backend in enumerate(backends, 1):
+            await backend.submit(Join(get_key(number)[1]))
+        for backend in backends:
+            await wait_for(backend, lambda state: state.run_state is RunState.WARMUP)
+        go_back(stage, before)
+        for number, backend in enumerate(backends, 1):
+            with trio.fail_after(DOUBT_S + 30):
+                await wait_for(backend, lambda state: state.run_state is RunState.WAITING_FOR_MEMBERS)
+                await backend.submit(Join(get_key(number)[1]))
+        for backend in backends:
+            await wait_for(backend, lambda state: state.run_state is RunState.WARMUP)
+        told = [event.reason for event in stage.events.all if isinstance(event, StateMismatch)]
+        assert sum("went back" in reason for reason in told) == 2, told
+        assert len(told) <= 2 * (1 + len(endpoints)), "said once each"
+        assert not any("two endpoints" in reason for reason in told) or len(endpoints) > 1
+
+    run(play)
+
+
+def test_a_run_that_is_closed_under_its_members_ends_them_with_an_exit_code_of_its_own() -> None:
+    async def play(stage: Stage) -> None:
+        backend = await stage.open(1)
+        await backend.submit(Join(get_key(1)[1]))
+        stage.chain._add_block(trio.current_time(), b"", ())
+        with trio.fail_after(DOUBT_S + 30):
+            while True:
+                await wait_for(backend, lambda _state: False)
+
+    with pytest.raises(RunClosed, match=r"run 'run' was closed by its owner in step \d") as caught:
+        run(play)
+    assert caught.value.exit_code == 11

@@ -43,7 +43,8 @@ class ReadingsInAnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.view = RecordView(START_SLOT)
         self.shown: list[int] = []
-        self.latest: dict[str, bytes] = {}  # what each endpoint showed last, of the newest nonce
+        self.latest: dict[str, bytes] = {}  # what each endpoint showed last since the newest record
+        self.seen_slot = 0  # the newest at which that one was shown
 
     @rule(
         nonce=st.integers(0, NONCES), slot=st.integers(0, 2 * START_SLOT), endpoint=st.sampled_from(ENDPOINTS),
@@ -60,9 +61,11 @@ class ReadingsInAnyOrder(RuleBasedStateMachine):
         assert (taken is Taken.NEW) == (nonce > before)
         if nonce > before:
             self.shown.append(nonce)
-            self.latest = {}
-        if nonce == self.view.nonce:
+            self.latest, self.seen_slot = {}, 0
+        if nonce == self.view.nonce or slot > self.seen_slot:
             self.latest[endpoint] = reading.raw
+        if reading.raw == self.view.raw:
+            self.seen_slot = max(self.seen_slot, slot)
 
     @rule(endpoint=st.sampled_from(ENDPOINTS), at=st.integers(0, 400), value=st.integers(0, 255))
     def show_damaged(self, endpoint: str, at: int, value: int) -> None:
@@ -81,7 +84,7 @@ class ReadingsInAnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def acts_only_on_what_nobody_contradicts(self) -> None:
-        """It is usable exactly while all endpoints that know this nonce show the same bytes."""
+        """It is usable exactly while no endpoint shows other bytes under this nonce, or an older record later."""
         agreed = all(raw == self.view.raw for raw in self.latest.values())
         assert self.view.is_usable == (self.view.nonce >= 0 and agreed)
 
@@ -187,3 +190,50 @@ def test_a_restart_tells_a_warmup_from_the_rounds_that_follow_it() -> None:
         for run_state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
     )
     assert warmup != train == report
+
+
+def test_one_endpoint_that_steadily_shows_an_older_record_is_a_chain_that_went_back() -> None:
+    view = RecordView(0)
+    view.take(read(5, 30))
+    assert view.take(read(4, 30)) is Taken.OLD, "it was asked before"
+    assert view.take(read(4, 31)) is Taken.FORKED
+    assert view.problem == "it shows a record with nonce 4, and has shown one with nonce 5"
+    assert not view.is_usable
+    told = view.settle()
+    assert told.startswith("the chain at one went back: it shows the run with nonce 4 again, after 5")
+    assert "remove" not in told
+    assert (view.nonce, view.slot, view.is_usable, view.version) == (4, 31, True, 2)
+    assert view.take(read(5, 32, forked=True)) is Taken.NEW
+
+
+def test_an_endpoint_that_is_only_behind_contradicts_nobody() -> None:
+    view = RecordView(0)
+    view.take(read(5, 30))
+    view.take(read(5, 40))
+    assert view.take(read(4, 39, "two")) is Taken.OLD
+    assert view.is_usable
+
+
+def test_of_several_endpoints_the_one_that_went_back_alone_is_named() -> None:
+    view = RecordView(0)
+    for endpoint in ("one", "two"):
+        view.take(read(5, 30, endpoint))
+    assert view.take(read(4, 31, "two")) is Taken.FORKED
+    assert "two endpoints show different records: a record with nonce 4, and one with nonce 5 at one" in view.problem
+    assert "the record of one is taken; remove the endpoint that is wrong: two" in view.settle()
+    assert view.nonce == 5
+
+
+def test_a_run_whose_account_is_gone_for_long_was_closed_unless_it_was_finished() -> None:
+    view = RecordView(0)
+    view.take(read(5, 30))
+    assert view.take(Reading("one", 31, b"")) is Taken.FORKED
+    assert not view.is_usable
+    view.settle()
+    assert not view.raw
+    state = decode_state(build_record(6))
+    state.run_state = RunState.FINISHED
+    view = RecordView(0)
+    view.take(Reading("one", 30, encode_state(state)))
+    assert view.take(Reading("one", 31, b"")) is Taken.KNOWN
+    assert view.is_usable

@@ -29,7 +29,7 @@ from psyche.core.rules.apply import apply
 from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Join, Pause
 from psyche.core.state.state import ZERO32, Metadata, RunState
-from psyche.errors import ConfigError, DataError, PsycheError
+from psyche.errors import BackendError, ChainReplaced, ConfigError, DataError, PsycheError, RunClosed, VersionMismatch
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.reports import ReportSummary
 from psyche.standalone.command import check_out
@@ -48,6 +48,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("error", [VersionMismatch("x"), RunClosed("x"), ChainReplaced("x")])
+def test_errors_with_an_exit_code_of_their_own_end_the_process_with_it(error: PsycheError) -> None:
+    with pytest.raises(typer.Exit) as exit_:
+        show_errors(BaseExceptionGroup("", [BackendError("y"), error]))
+    assert exit_.value.exit_code == error.exit_code > 1
 
 
 def test_an_error_of_ours_is_one_message_and_exit_code_1(tmp_path: Path) -> None:

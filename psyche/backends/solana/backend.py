@@ -74,7 +74,9 @@ class SolanaBackend:
             self._follower.fail(BackendError("the client's connection to the chain was stopped"))
 
     def states(self) -> AsyncGenerator[Coordinator, None]:
-        """Receive states as they change: only the newest, with increasing nonces; each is the caller's own copy.
+        """Receive states as they change: only the newest, and an older one only if the chain went back.
+
+        Each is the caller's own copy.
 
         Raises:
             BackendError: the backend gave up for good.

@@ -37,7 +37,7 @@ class Taken(Enum):
     NEW = auto()
     KNOWN = auto()
     OLD = auto()  # of a lower nonce, or older than the client's start (M9)
-    FORKED = auto()  # other bytes under the nonce that is known
+    FORKED = auto()  # other bytes under the nonce that is known, or at a newer slot an older record, or none
     DOUBTED = auto()  # newer, but of an endpoint that was wrong, and no other one shows it yet
     AGREED = auto()  # the endpoints that contradicted the record show it now
     UNREADABLE = auto()
@@ -58,15 +58,17 @@ class RecordView:
     nonce: int = -1
     slot: int = 0  # of the reading that showed it first
     run_uid: bytes = b""
+    version: int = 0  # counts the records that were taken: after the chain went back the nonce is a lower one
     problem: str = ""  # of the last reading that could not be used
-    _shown: dict[str, bytes] = field(default_factory=dict)  # what each endpoint shows under this nonce
+    _shown: dict[str, Reading] = field(default_factory=dict)  # what each endpoint shows since this record is known
+    _seen_slot: int = 0  # the newest at which this record was shown
     _distrusted: set[str] = field(default_factory=set)  # endpoints that contradicted the others for long
     _trusted_slot: int = 0  # the newest that another one has shown
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether endpoints show different records with this nonce."""
-        return any(raw != self.raw for name, raw in self._shown.items() if name not in self._distrusted)
+        """Whether an endpoint shows what cannot be, if this record is the newest."""
+        return any(one.raw != self.raw for name, one in self._shown.items() if name not in self._distrusted)
 
     @property
     def is_usable(self) -> bool:
@@ -78,14 +80,25 @@ class RecordView:
 
         If no endpoint gave way for long, waiting on would end the run for everybody who asks the same endpoints. The
         others count again once they show the same record; until then a new one is believed only of somebody else,
-        unless the rest shows nothing for `SILENT_SLOTS`.
+        unless the rest shows nothing for `SILENT_SLOTS`. If there are no others, the chain itself has gone back. The
+        record is empty if the run was closed.
         """
-        counts = Counter(self._shown.values())
-        self.raw = max(counts, key=lambda raw: (counts[raw], raw == self.raw))
-        agreeing = sorted(endpoint for endpoint, raw in self._shown.items() if raw == self.raw)
-        others = sorted(self._shown.keys() - set(agreeing))
-        self._distrusted = set(others)
-        return f"the record of {', '.join(agreeing)} is taken; remove the endpoint that is wrong: {', '.join(others)}"
+        counts = Counter(one.raw for one in self._shown.values())
+        raw = max(counts, key=lambda raw: (counts[raw], raw == self.raw))
+        agreeing = [one for one in self._shown.values() if one.raw == raw]
+        names = ", ".join(sorted(one.endpoint for one in agreeing))
+        self._distrusted = self._shown.keys() - {one.endpoint for one in agreeing}
+        former, self.raw = self.nonce, raw
+        if raw:
+            self.nonce, self.slot, self.version = self.state.nonce, agreeing[-1].slot, self.version + 1
+            self._seen_slot = max(one.slot for one in agreeing)
+        if self._distrusted:
+            wrong = ", ".join(sorted(self._distrusted))
+            return f"the record of {names} is taken; remove the endpoint that is wrong: {wrong}"
+        return (
+            f"the chain at {names} went back: it shows the run with nonce {self.nonce} again, after {former}. This "
+            "client goes on from there; what came later is lost"
+        )
 
     def take(self, reading: Reading) -> Taken:
         """Take a reading; `problem` then says what is wrong with it."""
@@ -93,6 +106,8 @@ class RecordView:
             return Taken.OLD
         if reading.raw == self.raw:
             return self._take_again(reading)
+        if not reading.raw:
+            return self._doubt(reading, "no record")
         try:
             state = read_record(reading.raw)
         except WireError as error:
@@ -108,27 +123,39 @@ class RecordView:
         return self._merge(state, reading)
 
     def _take_again(self, reading: Reading) -> Taken:
-        was_usable, self._shown[reading.endpoint] = self.is_usable, self.raw
+        was_usable, self._shown[reading.endpoint] = self.is_usable, reading
         self._distrusted.discard(reading.endpoint)
         self._trusted_slot = max(self._trusted_slot, reading.slot)
+        self._seen_slot = max(self._seen_slot, reading.slot)
         return Taken.AGREED if self.is_usable and not was_usable else Taken.KNOWN
 
     def _merge(self, state: Coordinator, reading: Reading) -> Taken:
         is_doubted = reading.endpoint in self._distrusted and reading.slot <= self._trusted_slot + SILENT_SLOTS
         if reading.endpoint not in self._distrusted:
             self._trusted_slot = max(self._trusted_slot, reading.slot)
-        if state.nonce < self.nonce:
+        if state.nonce < self.nonce and reading.slot <= self._seen_slot:
             return Taken.OLD
-        if state.nonce == self.nonce:
-            self._shown[reading.endpoint] = reading.raw
-            self.problem = f"two endpoints show different records with nonce {state.nonce}"
-            return Taken.FORKED
+        if state.nonce <= self.nonce:
+            return self._doubt(reading, f"a record with nonce {state.nonce}")
         if is_doubted:
             return Taken.DOUBTED
         self._distrusted.discard(reading.endpoint)
         self.raw, self.nonce, self.slot, self.run_uid = reading.raw, state.nonce, reading.slot, state.run_uid
-        self._shown = {reading.endpoint: reading.raw}
+        self._shown, self._seen_slot, self.version = {reading.endpoint: reading}, reading.slot, self.version + 1
         return Taken.NEW
+
+    def _doubt(self, reading: Reading, what: str) -> Taken:
+        """Note what an endpoint shows that cannot be, if the record is the newest."""
+        if self.state.run_state is RunState.FINISHED and not reading.raw:
+            return Taken.KNOWN  # its owner closes it in the end
+        self._shown[reading.endpoint] = reading
+        others = [name for name, one in self._shown.items() if one.raw == self.raw]
+        known = f"one with nonce {self.nonce}"
+        if others:
+            self.problem = f"two endpoints show different records: {what}, and {known} at {others[0]}"
+        else:
+            self.problem = f"it shows {what}, and has shown {known}"
+        return Taken.FORKED
 
     @property
     def state(self) -> Coordinator:

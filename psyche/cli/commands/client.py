@@ -87,7 +87,8 @@ def train(
     Ctrl-C ends at once. SIGTERM does the same, with exit code 0. Started again, it goes on where it was.
 
     The run is on a server (--server-addr) or on Solana (--rpc). There the wallet joins and pays, about 0.00001 SOL a
-    round; each machine needs one of its own. Exit code 10: the owner of the run wants another version of Psyche.
+    round; each machine needs one of its own. Exit code 10: the owner of the run wants another version of Psyche;
+    11: the owner has closed the run; 12: the endpoints lead to another chain than when the client started.
     """
     from psyche.cli.chain.places import make_place
     from psyche.cli.helpers.interfaces import get_bind_ip

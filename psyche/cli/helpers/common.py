@@ -14,8 +14,8 @@ from typer.core import TyperGroup
 
 from psyche.cli.helpers.os_errors import describe_os_error
 from psyche.cli.helpers.packages import explain_missing
-from psyche.errors import ConfigError, PsycheError, VersionMismatch
-from psyche.telemetry.loading import EXIT_INTERRUPTED, EXIT_WRONG_VERSION
+from psyche.errors import ConfigError, PsycheError
+from psyche.telemetry.loading import EXIT_INTERRUPTED
 
 EXIT_ERROR: Final = 1
 EXIT_TERMINATED: Final = 128 + signal.SIGTERM
@@ -57,7 +57,7 @@ def show_errors(error: BaseException) -> None:
 
     Raises:
         BaseException: `error` itself, if it contains anything but `PsycheError` and `OSError`.
-        typer.Exit: 130 if it was Ctrl-C in several tasks, 10 if the run wants another version of this program.
+        typer.Exit: 130 if it was Ctrl-C in several tasks, or the exit code of an error that has one of its own.
     """
     leaves = list(get_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
@@ -69,8 +69,8 @@ def show_errors(error: BaseException) -> None:
     messages = list(dict.fromkeys(describe_os_error(x) if isinstance(x, OSError) else str(x) for x in leaves))
     for message in messages[:MAX_ERRORS]:
         sys.stderr.write(f"error: {message}\n")
-    if any(isinstance(leaf, VersionMismatch) for leaf in leaves):
-        raise typer.Exit(EXIT_WRONG_VERSION)
+    if (code := max(leaf.exit_code if isinstance(leaf, PsycheError) else 1 for leaf in leaves)) > EXIT_ERROR:
+        raise typer.Exit(code)
 
 
 def get_leaves(error: BaseException) -> Iterator[BaseException]:

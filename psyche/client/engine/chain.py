@@ -76,6 +76,14 @@ class Chain:
             known.clear()
         self.own.end_epoch()
 
+    def go_back(self) -> None:
+        """Decide again what the record, which has gone back, has not decided yet."""
+        state = self.context.state
+        kept = {h for h in self._decisions if get_round(state, get_deciding_height(state.config, h)) is None}
+        self._decisions = {h: d for h, d in self._decisions.items() if h in kept}
+        self._inputs = {h: f for h, f in self._inputs.items() if h <= state.current.height}
+        self._open.clear()
+
     def begin(self, certified: bytes) -> None:
         """Start from the epoch's certified weights; see `Weights.begin`."""
         self._start_anew()

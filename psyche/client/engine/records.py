@@ -202,6 +202,13 @@ class RoundBook:
         self._records = {h: r for h, r in self._records.items() if h >= oldest}
         return new
 
+    def go_back(self, state: Coordinator) -> None:
+        """Forget the rounds that the record, which has gone back, does not have, or not as they were."""
+        rounds = {r.height: r.seed for r in state.rounds if r.members}
+        self._records = {
+            h: r for h, r in self._records.items() if h <= state.current.height and rounds.get(h, r.seed) == r.seed
+        }
+
     def get(self, height: int | None) -> RoundRecord | None:
         """The record of a height, if it is still known."""
         return None if height is None else self._records.get(height)

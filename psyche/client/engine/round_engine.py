@@ -32,7 +32,7 @@ from psyche.client.engine.actions import (
     WeightsPromised,
 )
 from psyche.client.engine.announcements import Announcements
-from psyche.client.engine.chain import Chain
+from psyche.client.engine.chain import APPLY_STATES, Chain
 from psyche.client.engine.context import ACTIVE_STATES, EngineContext
 from psyche.client.engine.duty import Duty
 from psyche.client.engine.gossip_repair import GossipRepair
@@ -137,7 +137,10 @@ class RoundEngine:
         x = self._x
         before, x.state = x.state, state
         self._note_state(state, now)
-        self._note_loss(before, state)
+        if before.run_uid == state.run_uid and state.nonce < before.nonce:
+            self._go_back(before, state)
+        else:
+            self._note_loss(before, state)
         if before.run_uid != state.run_uid:
             x.do(SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded; peers accept that
         self.membership.follow_registry()
@@ -256,6 +259,21 @@ class RoundEngine:
                 epoch=seen[1], height=seen[2], run_state=state.run_state, step=state.progress.step, members=members
             )
         )
+
+    def _go_back(self, before: Coordinator, state: Coordinator) -> None:
+        """The chain went back (M9): say again what the record has lost, and sign nothing of a round twice."""
+        self.membership.warm_digest = None
+        key = (state.progress.epoch, state.epoch.start_timestamp)
+        if key != self._epoch_key or {before.run_state, state.run_state} - set(APPLY_STATES):
+            self._epoch_key = self.membership.passed_warmup = None
+            return
+        self._x.book.go_back(state)
+        self.chain.go_back()
+        if (state.current.height, state.current.seed) == (before.current.height, before.current.seed):
+            self.duty.own.witness_sent = False
+        else:
+            self._round_key = None
+            self.duty.begin()
 
     def _note_loss(self, before: Coordinator, state: Coordinator) -> None:
         """P3, P5: log steps that were rolled back, and Warmups that failed."""

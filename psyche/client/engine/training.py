@@ -41,6 +41,7 @@ class Training:
     work: Work = field(default_factory=Work)
     prev_commitment: bytes = ZERO32  # of the last announced result
     in_flight: tuple[int, int] | None = None  # epoch and height of the training that runs in the trainer
+    newest: tuple[int, int] = (-1, -1)  # epoch and height of the last training ever
     _cancelling: bool = False  # CancelTrain was sent for it
     _told: tuple[SentResult, ...] = ()  # outcomes passed with the running training
 
@@ -72,12 +73,13 @@ class Training:
     def _start(self, record: RoundRecord) -> None:
         x = self.context
         batch = self._get_batch(record)
-        if batch is None or self.work.is_started or self.in_flight is not None:
+        if batch is None or self.work.is_started or self.in_flight is not None or self._is_repeated(record):
             return
         if self.weights.is_diverged or record.height not in self.weights.digests:
             return
         self.work.is_started = self.work.is_running = True
-        self.in_flight, self._cancelling = (record.epoch, record.height), False
+        self.in_flight = self.newest = (record.epoch, record.height)
+        self._cancelling = False
         overlap = x.state.config.overlap
         self._told = self.chain.own.take()
         x.do(
@@ -94,13 +96,17 @@ class Training:
             )
         )
 
+    def _is_repeated(self, record: RoundRecord) -> bool:
+        """Whether the record went back to this round: a second signed result of it would be evidence (M9)."""
+        return not self.work.is_started and (record.epoch, record.height) <= self.newest
+
     def _settle(self, record: RoundRecord) -> None:
         """Mark the work as done if this member has no batch or diverged; not while it fetches the agreed weights."""
         x = self.context
         assert x.member is not None, "checked by the caller"
         if self.weights.is_fetching:
             return
-        idle = x.member not in record.assignments or self.weights.is_diverged
+        idle = x.member not in record.assignments or self.weights.is_diverged or self._is_repeated(record)
         done = record.height in self.weights.digests or self.chain.behind_rounds > 0 or self.weights.is_healing
         if idle and done and not self.work.is_running:
             self.work.is_done = True

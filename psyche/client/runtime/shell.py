@@ -34,7 +34,6 @@ from psyche.core.state.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
 from psyche.telemetry import kinds
-from psyche.telemetry.loading import EXIT_WRONG_VERSION
 from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.backend import NotAllowed
@@ -244,10 +243,10 @@ class Shell:
                 self._execute(self._engine.on_state(state, trio.current_time()))
         except VersionMismatch as error:
             self.log(kinds.Error(message=str(error)))
-            self._do(act.Exit(EXIT_WRONG_VERSION, str(error), kinds.LeaveCause.WRONG_VERSION))
+            self._do(act.Exit(error.exit_code, str(error), kinds.LeaveCause.WRONG_VERSION))
         except BackendError as error:
             self.log(kinds.Error(message=str(error)))
-            self._do(act.Exit(1, str(error), kinds.LeaveCause.HOME))
+            self._do(act.Exit(error.exit_code, str(error), kinds.LeaveCause.HOME))
 
     async def _follow_gossip(self) -> None:
         """Pass on all waiting messages together: an engine step gets more expensive with the number of members."""

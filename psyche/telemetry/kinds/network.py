@@ -42,6 +42,6 @@ class HomeGivenUp(Event):
 
 
 class StateMismatch(Event):
-    """A pushed state did not fit; a full one is asked for."""
+    """A pushed state did not fit, and a full one is asked for; or what an endpoint of a chain shows cannot be."""
 
     reason: str

@@ -21,7 +21,15 @@ from psyche.client.runtime.shell import TURN_S, Parts, Shell
 from psyche.core.state.errors import DigestMismatch, WrongRound
 from psyche.core.state.messages import WarmupWitness, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
-from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
+from psyche.errors import (
+    BackendError,
+    ChainReplaced,
+    NetworkError,
+    PsycheError,
+    RunClosed,
+    VersionMismatch,
+    WireError,
+)
 from psyche.telemetry import kinds
 from psyche.telemetry.kinds import LeaveCause
 from psyche.testing.builders import build_hash
@@ -338,6 +346,17 @@ async def test_a_version_that_the_owner_wants_while_the_run_is_paused_ends_the_c
     (ended,) = place.log.get(kinds.ClientEnded)
     assert ended.cause is LeaveCause.WRONG_VERSION
     assert "version 99.0" in ended.reason
+
+
+@pytest.mark.parametrize("reason", [RunClosed("the run was closed"), ChainReplaced("another genesis hash")])
+async def test_a_run_that_is_gone_ends_the_client_with_the_exit_code_of_that(
+    reason: BackendError, autojump_clock: MockClock, place: Place
+) -> None:
+    place.backend.reason = reason
+    place.backend.given_up.set()
+    await trio.sleep(5.0)
+    assert place.code == reason.exit_code > 10
+    assert [event.reason for event in place.log.get(kinds.ClientEnded)] == [str(reason)]
 
 
 # --- peers

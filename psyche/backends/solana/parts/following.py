@@ -17,7 +17,7 @@ from psyche.backends.solana.view import RecordView, Taken, get_kept_phase
 from psyche.backends.waits import NamedWaits
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
-from psyche.errors import BackendError, PsycheError
+from psyche.errors import BackendError, ChainReplaced, PsycheError, RunClosed
 from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink
 from psyche.wire.nursery import open_plain_nursery
@@ -68,6 +68,7 @@ class RecordFollower:
         self._is_known = False  # the run, since a record was shown
         self._changed = trio.Event()
         self._failure: PsycheError | None = None
+        self._told: dict[str, int] = {}  # by endpoint: which record it was said to contradict
 
     async def begin(self) -> None:
         """Find out how new the first record must be (M9)."""
@@ -80,6 +81,7 @@ class RecordFollower:
         """Follow the record until cancelled.
 
         Raises:
+            RunClosed: the run's owner has closed it.
             BackendError: the account is another run's, another machine has this wallet's place, or nothing watches.
         """
         async with open_plain_nursery() as nursery:
@@ -103,9 +105,12 @@ class RecordFollower:
             case Taken.UNREADABLE:
                 self.sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
             case Taken.FORKED:
-                self.sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
+                if self._told.get(reading.endpoint) != self.view.version:
+                    self._told[reading.endpoint] = self.view.version
+                    self.sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
                 if not self.view.is_usable:
-                    self.waits.start(kinds.Wait.HOME, "the RPC endpoints to agree on the run's record", "go on")
+                    what = "the RPC endpoints to agree on the run's record, or to show the same one for long"
+                    self.waits.start(kinds.Wait.HOME, what, "go on")
                     self._note_change()
             case Taken.OTHER_RUN:
                 raise BackendError(self.view.problem)
@@ -127,13 +132,24 @@ class RecordFollower:
     async def _settle_doubts(self) -> None:
         """Go on with what most endpoints show where they contradict each other for long: reading again did not help."""
         while True:
-            await self.wait_until(lambda: self.view.nonce >= 0 and not self.view.is_usable)
-            nonce = self.view.nonce
+            await self.wait_until(lambda: self.view.is_contradicted)
+            version, state = self.view.version, self.view.state
             with trio.move_on_after(DOUBT_S):
                 await self.wait_until(lambda: self.view.is_usable)
-            if self.view.nonce == nonce and not self.view.is_usable:
-                self.sink.emit(kinds.StateMismatch(reason=self.view.settle()))
-                self._note_usable()
+            if self.view.version == version and self.view.is_contradicted:
+                self._settle(state)
+
+    def _settle(self, before: Coordinator) -> None:
+        told = self.view.settle()
+        if not self.view.raw:
+            raise RunClosed(
+                f"run {before.run_id!r} was closed by its owner in step {before.progress.step}: its account is gone "
+                "from the chain. This client's snapshots and models stay; `psyche run list` shows which runs there are"
+            )
+        self.sink.emit(kinds.StateMismatch(reason=told))
+        self.has_place = False  # what it has joined may be gone
+        self._check_own_slot()
+        self._note_usable()
 
     async def _watch_silence(self) -> None:
         """Name the wait for endpoints that show nothing, not even the record that is known."""
@@ -159,16 +175,18 @@ class RecordFollower:
             )
 
     async def states(self) -> AsyncGenerator[Coordinator, None]:
-        """Receive states as they change: only the newest, with increasing nonces; each is the caller's own copy.
+        """Receive states as they change: only the newest, and an older one only if the chain went back.
+
+        Each is the caller's own copy.
 
         Raises:
             BackendError: the backend gave up for good.
             VersionMismatch: the run's owner wants another version of this program.
         """
-        seen = -1
+        seen = 0
         while True:
-            await self.wait_until(lambda: self.view.is_usable and self.view.nonce > seen)  # noqa: B023
-            raw, slot, seen = self.view.raw, self.view.slot, self.view.nonce
+            await self.wait_until(lambda: self.view.is_usable and self.view.version != seen)  # noqa: B023
+            raw, slot, seen = self.view.raw, self.view.slot, self.view.version
             state = await trio.to_thread.run_sync(self._platform.decode, raw)
             check_version(state)  # P9: it changes only while the run is paused
             await self._remember(state, slot)
@@ -201,7 +219,8 @@ class RecordFollower:
     def check_alive(self) -> None:
         """Raise why the backend gave up, if it did."""
         if self._failure is not None:
-            raise BackendError(str(self._failure)) from self._failure
+            is_own = isinstance(self._failure, RunClosed | ChainReplaced)
+            raise (type(self._failure) if is_own else BackendError)(str(self._failure)) from self._failure
 
     def fail(self, error: PsycheError) -> None:
         """Give up for good: whoever waits for the record gets this error."""

@@ -26,10 +26,10 @@ class TickKeeper:
         """Tick if that would change the record; the backend does so by itself while it runs (T3)."""
         async with self._submitter.take_turn(Tick):
             if await self._is_tick_due():
-                nonce = self._follower.view.nonce
-                await self._submitter.send((Tick(None),), None, lambda: self._follower.view.nonce > nonce)
+                view, version = self._follower.view, self._follower.view.version
+                await self._submitter.send((Tick(None),), None, lambda: view.version > version)
                 with trio.move_on_after(CATCH_UP_S):
-                    await self._follower.wait_until(lambda: self._follower.view.nonce > nonce)
+                    await self._follower.wait_until(lambda: view.version > version)
 
     async def keep_ticking(self) -> None:
         """Tick whenever a transition is due and the draw falls on this client, until cancelled."""

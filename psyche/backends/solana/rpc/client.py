@@ -221,7 +221,7 @@ class Rpc:
 
     async def get_genesis_hash(self) -> str:
         """What tells clusters apart."""
-        return await self.read(_read_text, "getGenesisHash")
+        return await self.read(read_genesis, "getGenesisHash")
 
     async def get_blockhash(self, min_slot: int | None = None) -> Blockhash:
         """A block hash for a transaction."""
@@ -295,7 +295,12 @@ def _read_deposit(reply: Any) -> int:
     return replies.read_integer(reply, "getMinimumBalanceForRentExemption")
 
 
-def _read_text(reply: Any) -> str:
+def read_genesis(reply: Any) -> str:
+    """The answer to getGenesisHash.
+
+    Raises:
+        WireError: it is no text.
+    """
     if not isinstance(reply, str):
         raise WireError("getGenesisHash: no text")
     return reply

@@ -10,12 +10,12 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.link import Reading
 from psyche.backends.solana.rpc import replies
-from psyche.backends.solana.rpc.client import CONFIRMED, Rpc
+from psyche.backends.solana.rpc.client import CONFIRMED, Rpc, read_genesis
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
 from psyche.backends.solana.rpc.web_socket import Socket, talk
 from psyche.chain.accounts import AccountKind
 from psyche.chain.cluster import Endpoint
-from psyche.errors import WireError
+from psyche.errors import ChainReplaced, WireError
 from psyche.telemetry import kinds
 from psyche.wire.nursery import open_plain_nursery
 
@@ -36,10 +36,13 @@ class _Feed:
     turned: trio.Event = field(default_factory=trio.Event)  # when it goes live, or is not any more
     newest: Reading | None = None  # not handed out yet
     slot: int = -1  # of the newest one ever
+    is_known: bool = False  # whether it leads to the chain, as far as it can have changed since it was asked
+    foreign: str = ""  # the genesis hash of another chain that it leads to
 
     def turn(self, *, live: bool) -> None:
         """Note that the socket works now, or does not."""
         self.is_live = live
+        self.is_known &= live
         self.turned.set()
         self.turned = trio.Event()
 
@@ -65,6 +68,7 @@ class AccountWatch:
         self._rng = rng or random.SystemRandom()
         self._feeds = [_Feed(endpoint) for endpoint in rpc.endpoints]
         self._arrived = trio.Event()
+        self._genesis = ""
 
     async def run(self) -> None:
         """Follow the account until cancelled."""
@@ -74,9 +78,15 @@ class AccountWatch:
                 nursery.start_soon(self._poll, feed)
 
     async def readings(self) -> AsyncGenerator[Reading, None]:
-        """Receive what the endpoints show: of each of them the newest that was not received yet."""
+        """Receive what the endpoints show: of each of them the newest that was not received yet.
+
+        Raises:
+            ChainReplaced: all of them lead to another chain now.
+        """
         while True:
             arrived = self._arrived
+            if all(feed.foreign for feed in self._feeds):
+                self._raise_replaced()
             for feed in self._feeds:
                 reading, feed.newest = feed.newest, None
                 if reading is not None:
@@ -88,6 +98,9 @@ class AccountWatch:
             return  # an answer that a notification has overtaken
         feed.slot = slot
         feed.newest = Reading(feed.endpoint.name, slot, data)
+        self._wake()
+
+    def _wake(self) -> None:
         self._arrived.set()
         self._arrived = trio.Event()
 
@@ -147,8 +160,34 @@ class AccountWatch:
     # --- questions ------------------------------------------------------------------------------------------
 
     async def _ask(self, feed: _Feed) -> None:
+        if not feed.is_known:
+            await self._check_chain(feed)
         slot, data = await self._rpc.read_one(feed.endpoint, self._read, "getAccountInfo", str(self._key), _CONFIG)
+        if slot < feed.slot:
+            await self._check_chain(feed)  # another chain counts other slots
         self._show(feed, slot, data)
+
+    async def _check_chain(self, feed: _Feed) -> None:
+        """Show nothing of an endpoint that leads to another chain than the first one that answered."""
+        found = await self._rpc.read_one(feed.endpoint, read_genesis, "getGenesisHash")
+        self._genesis = self._genesis or found
+        known, feed.foreign = feed.foreign, "" if found == self._genesis else found
+        feed.is_known = not feed.foreign
+        if not feed.foreign:
+            return
+        reason = f"it leads to another chain: its genesis hash is {found}, and must be {self._genesis}"
+        if not known:
+            self._rpc.sink.emit(kinds.StateMismatch(reason=f"{feed.endpoint.name}: {reason}"))
+        self._wake()
+        raise RequestFailed(reason)
+
+    def _raise_replaced(self) -> None:
+        names = ", ".join(feed.endpoint.name for feed in self._feeds)
+        raise ChainReplaced(
+            f"the chain at {names} was replaced by another one: its genesis hash is {self._feeds[0].foreign}, and was "
+            f"{self._genesis} when this client started. If the run is on the old chain, start that one again, or name "
+            "it with --rpc; if its owner has created it again on the new one, start this client again"
+        )
 
     async def _poll(self, feed: _Feed) -> None:
         """Ask for the account now and then, and at once and often while there is no socket."""
@@ -163,4 +202,5 @@ class AccountWatch:
                 await self._ask(feed)
                 wait_s = 0.0
             except (RequestFailed, RpcRefused):
+                feed.is_known = False
                 wait_s = min(MAX_WAIT_S, max(FAST_POLL_S, wait_s * 2))

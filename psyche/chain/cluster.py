@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-import yaml
-
 from psyche.durable import expand_user, read_file
 from psyche.errors import ConfigError
 
@@ -110,10 +108,12 @@ def read_cli_config(path: Path = CLI_CONFIG) -> CliConfig | None:
         ConfigError: the file cannot be read, or has another form.
     """
     where = expand_user(path)
+    if not where.exists():
+        return None
+    import yaml  # few have such a file
+
     try:
         found = yaml.safe_load(read_file(where, MAX_CLI_CONFIG_BYTES))
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{where}: cannot be read as Solana's configuration ({type(error).__name__})") from None
     http, ws, wallet = (_get_text(found, key, where) for key in ("json_rpc_url", "websocket_url", "keypair_path"))

@@ -6,8 +6,6 @@ from functools import lru_cache
 from typing import Final
 
 from blake3 import blake3
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from psyche.core.encoding.gossip import RESULT_TAG
 from psyche.core.state.state import ZERO32
@@ -25,6 +23,8 @@ class Identity:
     def __init__(self, seed: bytes) -> None:
         if len(seed) != len(ZERO32):
             raise ConfigError(f"identity: the secret seed has {len(seed)} bytes, must be 32")
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # not all need a key
+
         self.seed = seed
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public: bytes = self._key.public_key().public_bytes_raw()
@@ -40,6 +40,9 @@ def verify(public: bytes, message: bytes, signature: bytes) -> bool:
 
     Recent verdicts are cached, because the same announcement arrives by gossip, by sync and in witnesses' tables.
     """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError):

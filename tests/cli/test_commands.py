@@ -24,7 +24,7 @@ from psyche.cli.helpers import checks
 from psyche.cli.helpers.common import Debug, get_leaves, show_errors
 from psyche.cli.helpers.interfaces import get_bind_ip
 from psyche.cli.helpers.progress import format_progress
-from psyche.cli.helpers.serving import ServerLine, format_members, format_run_status, leaving_nothing_unless_started
+from psyche.cli.helpers.serving import ServerLine, leaving_nothing_unless_started
 from psyche.core.rules.apply import apply
 from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Join, Pause
@@ -35,6 +35,7 @@ from psyche.server.reports import ReportSummary
 from psyche.standalone.command import check_out
 from psyche.telemetry.console import CLEAR_LINE, Console
 from psyche.telemetry.loading import loading
+from psyche.telemetry.run_line import format_members, format_run_status
 from psyche.testing.builders import build_config, build_model
 from psyche.testnet.free_port import choose_port
 from psyche.wire.access import MAX_KEYS

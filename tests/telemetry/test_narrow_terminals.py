@@ -9,11 +9,12 @@ from kits.events import make
 
 from psyche.analysis.summary import COLUMN_NAMES
 from psyche.cli.helpers.progress import format_progress
-from psyche.cli.helpers.serving import ServerLine, format_run_status
+from psyche.cli.helpers.serving import ServerLine
 from psyche.core.state.enums import RunState
 from psyche.telemetry import kinds
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
+from psyche.telemetry.run_line import format_run_status
 from psyche.telemetry.status import StatusLine, format_waiting
 from psyche.telemetry.text import TEXT_COLUMNS, format_table, format_tables, lay_out
 from psyche.testnet.report import ClientReport, RunReport, format_report

@@ -13,18 +13,16 @@ from typing import Any, Final
 
 import trio
 
-from psyche.backends.tcp.owner import TcpHome
 from psyche.cli.helpers.members import COLUMNS, format_members_table, get_plain_members
 from psyche.cli.helpers.owners import say
-from psyche.cli.helpers.serving import describe_progress, format_members, get_phase
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError
 from psyche.telemetry.console import Console
 from psyche.telemetry.plain import get_plain
+from psyche.telemetry.run_line import describe_progress, format_members, get_phase
 from psyche.telemetry.text import format_clock, format_number, format_seconds
 from psyche.wire.backend import Members, NotOwner, RequestRefused, RunStatus
 from psyche.wire.home import Home
-from psyche.wire.line.handshake import HandshakeError
 from psyche.wire.nursery import open_plain_nursery
 
 EVERY_S: Final = 2.0
@@ -100,6 +98,8 @@ async def watch_until_signal(home: Home, with_members: bool, as_json: bool) -> N
         BackendError: the home refuses, or could not be reached the first time.
         BrokenPipeError: nobody reads what is printed any longer.
     """
+    from psyche.backends.tcp.owner import TcpHome
+
     quiet = dataclasses.replace(home, say=lambda _text: None) if isinstance(home, TcpHome) else home
     view = WatchView(Console(sys.stdout), as_json=as_json)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -169,6 +169,8 @@ async def watch_run(home: Home, view: WatchView, *, with_members: bool) -> None:
         BackendError: the home refuses, or could not be reached the first time.
         BrokenPipeError: nobody reads what is printed any longer.
     """
+    from psyche.wire.line.handshake import HandshakeError
+
     has_answered = False
     while True:
         try:

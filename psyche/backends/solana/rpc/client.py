@@ -1,6 +1,7 @@
 """Several endpoints as one: each request goes to them in their order until one has answered."""
 
 import random
+import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -234,10 +235,17 @@ async def open_rpc(endpoints: Sequence[Endpoint], *, sink: EventSink | None = No
     """Open the endpoints of a cluster, in the order in which they are to be asked."""
     # A WebSocket cannot begin on a connection that has agreed on HTTP/2.
     async with (
-        httpx2.AsyncClient(http2=True, timeout=None, follow_redirects=False) as http,
-        httpx2.AsyncClient(http2=False, timeout=None, follow_redirects=False) as sockets,
+        httpx2.AsyncClient(verify=_trust(endpoints), http2=True, timeout=None, follow_redirects=False) as http,
+        httpx2.AsyncClient(verify=_trust(endpoints), http2=False, timeout=None, follow_redirects=False) as sockets,
     ):
         yield Rpc(endpoints, http, sockets, sink=sink)
+
+
+def _trust(endpoints: Sequence[Endpoint]) -> ssl.SSLContext:
+    """Whom to trust: the system's authorities, which take long to read; nobody, if no endpoint has TLS."""
+    if any(one.http.startswith("https:") or one.ws.startswith("wss:") for one in endpoints):
+        return httpx2.create_ssl_context()
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _from_slot(slot: int | None) -> dict[str, int]:

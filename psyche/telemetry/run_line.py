@@ -1,0 +1,52 @@
+"""A run's status in words, for the line of a server and for `psyche run info`."""
+
+from psyche.core.state.enums import RunState
+from psyche.telemetry.status import PHASES, ROUND_PHASES, get_stage
+from psyche.telemetry.text import format_count, format_number, format_seconds, lay_out
+from psyche.wire.backend import RunStatus
+
+
+def get_phase(status: RunStatus) -> str:
+    """The run's phase in words."""
+    return PHASES[RunState(status.run_state)]
+
+
+def get_standing(status: RunStatus) -> tuple[str, int, int, int, bool]:
+    """What deserves a line as soon as it changes: the phase, and who is there."""
+    return get_stage(get_phase(status)), status.healthy, status.members, status.waiting, status.pending_pause
+
+
+def format_run_status(status: RunStatus, now: float, columns: int = 0) -> str:
+    """One line: where the run is, for how long, and who takes part; `columns` as in `lay_out`."""
+    phase, since_s = get_phase(status), round(now - status.state_start_unix)
+    round_ = f"round {status.height} " if phase in ROUND_PHASES else ""
+    parts = [
+        f"epoch {status.epoch} {round_}step {status.step} of {status.total_steps}",
+        f"{phase} for {format_seconds(since_s)}" if since_s > 0 else phase,
+        *describe_progress(status),
+    ]
+    waits = [format_members(status)]
+    if status.failing:
+        waits.append(format_number(status.failing, "client reports an error", "clients report errors"))
+    if status.pending_pause:
+        waits.append("pauses at the end of this epoch")
+    return lay_out(parts, waits, columns)
+
+
+def describe_progress(status: RunStatus) -> list[str]:
+    """`loss 3.210`, `12.3k tok/s`: what the members say of themselves, as far as they do."""
+    loss = [] if status.loss is None else [f"loss {status.loss:.3f}"]
+    return loss + ([f"{format_count(status.tokens_per_s)} tok/s"] if status.tokens_per_s >= 1 else [])
+
+
+def format_members(status: RunStatus) -> str:
+    """`2 of 3 members healthy`, and between epochs `1 client waits, 2 are needed to start`."""
+    clients = format_number(status.waiting, "client waits", "clients wait")
+    if status.members:
+        healthy = f"{status.healthy} of {format_number(status.members, 'member')} healthy"
+        return healthy + (f", {clients} for the next epoch" if status.waiting else "")
+    if RunState(status.run_state) is RunState.FINISHED:
+        return "no epoch follows"
+    if RunState(status.run_state) is RunState.PAUSED:
+        return "goes on with `psyche run resume`"
+    return f"{clients}, {format_number(status.init_min_clients, 'is', 'are')} needed to start"

@@ -4,6 +4,7 @@ from psyche.core.state.enums import RunState
 from psyche.telemetry.status import PHASES, ROUND_PHASES, get_stage
 from psyche.telemetry.text import format_count, format_number, format_seconds, lay_out
 from psyche.wire.backend import RunStatus
+from psyche.wire.home import Spell, spell_briefly
 
 
 def get_phase(status: RunStatus) -> str:
@@ -39,7 +40,7 @@ def describe_progress(status: RunStatus) -> list[str]:
     return loss + ([f"{format_count(status.tokens_per_s)} tok/s"] if status.tokens_per_s >= 1 else [])
 
 
-def format_members(status: RunStatus) -> str:
+def format_members(status: RunStatus, spell: Spell = spell_briefly) -> str:
     """`2 of 3 members healthy`, and between epochs `1 client waits, 2 are needed to start`."""
     clients = format_number(status.waiting, "client waits", "clients wait")
     if status.members:
@@ -47,6 +48,8 @@ def format_members(status: RunStatus) -> str:
         return healthy + (f", {clients} for the next epoch" if status.waiting else "")
     if RunState(status.run_state) is RunState.FINISHED:
         return "no epoch follows"
-    if RunState(status.run_state) is RunState.PAUSED:
-        return "goes on with `psyche run resume`"
+    if not status.total_steps:  # `psyche run create` was cut off
+        return f"has no settings yet; {spell('run create --state FOLDER')} completes it"
+    if RunState(status.run_state) in (RunState.PAUSED, RunState.UNINITIALIZED):
+        return f"{'goes on' if status.state_start_unix else 'starts'} with {spell('run resume')}"
     return f"{clients}, {format_number(status.init_min_clients, 'is', 'are')} needed to start"

@@ -29,7 +29,7 @@ LASTING: Final = frozenset(
     }
 )
 PHASES: Final = {
-    RunState.UNINITIALIZED: "not set up",
+    RunState.UNINITIALIZED: "not started",
     RunState.WAITING_FOR_MEMBERS: "waiting for members",
     RunState.WARMUP: "warmup",
     RunState.ROUND_TRAIN: "training",

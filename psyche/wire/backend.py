@@ -165,16 +165,17 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     min_clients: int
     init_min_clients: int
     connections: int | None = None  # None: the home does not know, because a chain has none
-    earning_rate: int = 0  # this and the next apply to epochs that form from now on (M7)
+    earning_rate: int = 0  # this and the next, in base units, apply to epochs that form from now on (M7)
     slashing_rate: int = 0
     checkpoint_step: int = 0  # the step of the weights at `checkpoint_sources` (S10)
     checkpoint_sources: tuple[str, ...] = ()  # named by members; empty: joiners load from the run's initial source
     is_open: bool = False  # whether anybody may join (M12)
-    allowed: int = 0  # the number of keys that may join if the run is not open
+    allowed: int | None = 0  # the number of keys that may join if the run is not open; None: the home has no such list
     loss: float | None = None  # the median of what the healthy members say of themselves (K8)
     tokens_per_s: float = 0.0  # of all healthy members together, as they say
     reporting: int = 0  # connected clients that say what they do
     failing: int = 0  # clients that report an error
+    decimals: int = 0  # digits that the rates have behind the point when people read them
 
 
 class Earnings(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):

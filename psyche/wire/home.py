@@ -58,12 +58,8 @@ class Home(Protocol):
         """
         ...
 
-    async def get_decimals(self) -> int:
-        """Return how many digits the amounts of the run's rewards have behind the point.
-
-        Raises:
-            BackendError: the home could not be reached in time.
-        """
+    def name_key(self, key: bytes) -> str:
+        """Write a key on record as the home's commands take it."""
         ...
 
 

@@ -21,6 +21,7 @@ STATUS = RunStatus(
     state_start_unix=98, pending_pause=False, epoch=3, height=5, step=7, total_steps=90, healthy=2, members=2,
     waiting=0, min_clients=1, init_min_clients=1, connections=2,
 )  # fmt: skip
+NO_SETTINGS = msgspec.structs.replace(STATUS, run_state=int(RunState.UNINITIALIZED), total_steps=0)
 RESUME = errors.CannotResume("the run is ROUND_TRAIN; only a paused one can be resumed")
 CHANGED = errors.CannotUpdate("the record is at nonce 8, and the update was made from 7 (P9)")
 UPDATE = errors.CannotUpdate("the run is WARMUP: config can change only while it is paused or new (P9)")
@@ -41,7 +42,8 @@ def stand(state: RunState, *, pending_pause: bool = False) -> RunStatus:
         (RESUME, stand(RunState.PAUSED), "run this command again"),
         (errors.Halted("the run is PAUSED already"), stand(RunState.PAUSED), "`psyche run resume`"),
         (errors.Halted("the run is FINISHED already"), stand(RunState.FINISHED), "nothing to pause"),
-        (errors.Halted("the run is UNINITIALIZED already"), stand(RunState.UNINITIALIZED), "not set up"),
+        (errors.Halted("the run is UNINITIALIZED already"), stand(RunState.UNINITIALIZED), "not started"),
+        (errors.ConfigRefused("nine rules"), NO_SETTINGS, "`psyche run create --state FOLDER` completes it"),
         (UPDATE, stand(RunState.WARMUP), "Pause it with `psyche run pause`"),
         (UPDATE, stand(RunState.ROUND_TRAIN, pending_pause=True), "then run this command again"),
         (CHANGED, stand(RunState.PAUSED), "the record has changed since it was read"),

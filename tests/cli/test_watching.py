@@ -17,6 +17,7 @@ from trio.testing import MockClock
 from psyche.backends.tcp.dial import ServerAddress
 from psyche.backends.tcp.owner import TcpHome
 from psyche.cli.helpers import watching
+from psyche.cli.helpers.owners import Owner
 from psyche.cli.helpers.watching import WatchView, ask_once, format_run, get_plain_run, watch_run, watch_until_signal
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError
@@ -63,6 +64,9 @@ class FakeHome:
         if isinstance(self.members, NotOwner):
             raise self.members
         return self.members
+
+    def name_key(self, key: bytes) -> str:
+        return key.hex()
 
     async def get_record(self) -> Any:
         raise AssertionError("nobody asks")
@@ -179,7 +183,27 @@ async def test_ctrl_c_ends_watching_cleanly(
     assert "run 'my-run': training" in capsys.readouterr().out
 
 
-def test_the_page_on_owning_lists_every_key_of_the_json() -> None:
+def test_the_page_of_a_halted_run_has_the_command_that_moves_it_in_one_piece_and_a_new_one_no_clock() -> None:
+    owner = Owner("127.0.0.1:19400", "ab" * 32, None, Path("/a/folder/of/the/server"), 1.0)
+    paused = msgspec.structs.replace(TRAINING, run_state=RunState.PAUSED, members=0)
+    new = msgspec.structs.replace(paused, run_state=RunState.UNINITIALIZED, state_start_unix=0)
+    assert f"goes on with {owner.spell('run resume')}; 4 connections\n" in format_run(paused, spell=owner.spell)
+    page = format_run(new, spell=owner.spell)
+    assert page.startswith("run 'my-run': not started\n")
+    assert f"starts with {owner.spell('run resume')}" in page
+    cut_off = format_run(msgspec.structs.replace(new, total_steps=0))
+    assert "has no settings yet; `psyche run create --state FOLDER` completes it" in cut_off
+
+
+def test_rates_are_amounts_of_the_token_that_the_run_pays_in() -> None:
+    paying = msgspec.structs.replace(TRAINING, earning_rate=12_345_678, slashing_rate=5, decimals=6)
+    page = " ".join(format_run(paying).split())
+    assert "pays 12.345678 for all its credits; an ejected member loses 0.000005" in page
+
+
+def test_the_page_on_owning_lists_every_key_and_state_of_the_json() -> None:
+    states = PAGE.read_text(encoding="utf-8").partition("| `run_state` |")[2].partition("\n")[0]
+    assert {state.name.lower() for state in RunState} <= set(re.findall(r"`(\w+)`", states))
     listed = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert set(get_plain_run(TRAINING, MEMBERS)) <= listed
     (client, *_) = get_plain_run(TRAINING, MEMBERS)["clients"]

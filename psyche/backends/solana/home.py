@@ -3,11 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
+import msgspec
 from solders.instruction import Instruction
+from solders.pubkey import Pubkey
 
 from psyche import __version__
+from psyche.backends.solana.joining import find_authorization
 from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_run
 from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.chain.addresses import EVERYBODY
 from psyche.chain.coordinator import OwnerMessage, build_owner_message
 from psyche.chain.packing import Step
 from psyche.chain.treasurer import RunChange, build_run_update
@@ -57,8 +61,15 @@ class SolanaHome:
         return await self._summarize(await self.find())
 
     async def _summarize(self, found: FoundRun) -> RunStatus:
-        _, unix = await self.session.rpc.get_clock()
-        return summarize_run(found.state, unix, PROGRAM)
+        rpc, run = self.session.rpc, found.treasurer
+        _, unix = await rpc.get_clock()
+        everybody = await find_authorization(self.session, found.instance.join_authority, EVERYBODY)
+        return msgspec.structs.replace(
+            summarize_run(found.state, unix, PROGRAM),
+            is_open=everybody is not None and everybody.active,
+            allowed=None,
+            decimals=0 if run is None else await find_decimals(rpc, run.collateral_mint),
+        )
 
     async def get_members(self) -> Members:
         """Return the members of the running epoch and those that wait; keys are those of wallets.
@@ -74,16 +85,9 @@ class SolanaHome:
         waiting = [MemberInfo(s.signer, None, None, None) for s in get_joined_slots(state) if s.signer not in known]
         return Members(unix, (*members, *waiting))
 
-    async def get_decimals(self) -> int:
-        """Return the decimals of the token in which the run pays; 0 if it has no treasurer.
-
-        Raises:
-            NoRun: there is no such run.
-        """
-        treasurer = (await self.find()).treasurer
-        if treasurer is None:
-            return 0
-        return await find_decimals(self.session.rpc, treasurer.collateral_mint)
+    def name_key(self, key: bytes) -> str:
+        """Write a key in base58, as all tools of the chain do."""
+        return str(Pubkey(key))
 
     async def command(self, message: AnyMessage) -> RunStatus:
         """Carry out an owner's command; return the status after it.
@@ -100,7 +104,7 @@ class SolanaHome:
         found.check_owner(self.session.key)
         slot, unix = await self.session.rpc.get_clock()
         if not _changes(found, unix, slot, message):
-            return summarize_run(found.state, unix, PROGRAM)
+            return await self._summarize(found)
         plan = ChainPlan(_describe(self.run_id, message), build_steps(found.target, message))
         try:
             landed = await self.session.carry_out(plan)

@@ -83,9 +83,9 @@ class TcpHome:
         """
         return await self._ask(_build_command(message), wire.StatusRequest(), wire.RunStatus)
 
-    async def get_decimals(self) -> int:
-        """Return 0: a server counts rewards in whole units."""
-        return 0
+    def name_key(self, key: bytes) -> str:
+        """Write a key as hex digits."""
+        return key.hex()
 
     async def collect(self, signer: bytes | None = None) -> tuple[wire.Claim, ...]:
         """Take the earnings of `signer`, or of everybody, out of the record; return them by key (M11).
@@ -104,7 +104,7 @@ class TcpHome:
             try:
                 await self._ask(_build_command(Collect(part)), question, wire.Earnings)
             except BackendError as error:
-                named = ", ".join(f"{key.hex()} {amount}" for key, amount in claims[: start + len(part)])
+                named = ", ".join(f"{self.name_key(key)} {amount}" for key, amount in claims[: start + len(part)])
                 text = (
                     f"{error}; these may or may not be collected (see earnings_collected in the server's log): {named}"
                 )

@@ -60,7 +60,7 @@ class JoinedEvent(NamedTuple):
     p2p: Pubkey
 
     def __str__(self) -> str:
-        return f"wallet {self.signer} joined with the p2p key {self.p2p}"
+        return f"wallet {self.signer} joined with the p2p key {bytes(self.p2p).hex()}"
 
 
 class LeftRunEvent(NamedTuple):

@@ -1,8 +1,8 @@
 """The table of a run's clients: what the record knows of each, and what each says of itself (K8)."""
 
 import textwrap
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
 
 from psyche.core.state.state import ClientState
 from psyche.telemetry.plain import get_plain
@@ -12,38 +12,39 @@ from psyche.wire.report import SelfReport
 
 COLUMNS: Final = 80
 NAME_CHARS: Final = 12
-KEY_DIGITS: Final = 8
+KEY_CHARS: Final = 8
 LATE_S: Final = 60  # a client reports at least every 30 s
 HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s", "heard")
 NOTHING: Final = SelfReport()
+NameKey: TypeAlias = Callable[[bytes], str]  # `Home.name_key`
 
 
-def format_members_table(members: Members) -> str:
+def format_members_table(members: Members, name_key: NameKey) -> str:
     """Lay out the clients as a table, then what they wait for and their errors; at most 80 columns wide."""
     if not members.members:
         return "no client is here"
-    rows = [_make_row(one) for one in members.members]
+    rows = [_make_row(one, name_key) for one in members.members]
     table = format_table(HEAD, rows, left=4, columns=COLUMNS, spare=("tok/s",))
-    return "\n".join([table, *_list_waits(members), *_list_errors(members)])
+    return "\n".join([table, *_list_waits(members, name_key), *_list_errors(members, name_key)])
 
 
-def get_plain_members(members: Members) -> list[dict[str, Any]]:
-    """Return the clients as JSON can hold them: states by name, reports as objects."""
-    return [_get_plain_member(one) for one in members.members]
+def get_plain_members(members: Members, name_key: NameKey) -> list[dict[str, Any]]:
+    """Return the clients as JSON can hold them: keys as text, states by name, reports as objects."""
+    return [_get_plain_member(one, name_key) for one in members.members]
 
 
-def _get_name(member: MemberInfo) -> str:
+def _get_name(member: MemberInfo, name_key: NameKey) -> str:
     """Return a client's own name, or the beginning of its key."""
     name = member.report.name if member.report is not None else ""
-    return name or member.key.hex()[:KEY_DIGITS]
+    return name or name_key(member.key)[:KEY_CHARS]
 
 
-def _make_row(one: MemberInfo) -> tuple[str, ...]:
+def _make_row(one: MemberInfo, name_key: NameKey) -> tuple[str, ...]:
     said = one.report or NOTHING
     index = "-" if one.index is None else str(one.index)
     return (
         f"{index:>3} {said.name[:NAME_CHARS]}".rstrip(),
-        one.key.hex()[:KEY_DIGITS],
+        name_key(one.key)[:KEY_CHARS],
         _describe_state(one),
         said.phase or "-",
         "-" if one.report is None else str(said.step),
@@ -63,21 +64,21 @@ def _name_state(state: int) -> str:
     return ClientState(state).name.lower() if state in {*ClientState} else str(state)
 
 
-def _list_waits(members: Members) -> Iterator[str]:
+def _list_waits(members: Members, name_key: NameKey) -> Iterator[str]:
     """List what is waited for, each thing once, with those that wait for it."""
     waits: dict[str, list[str]] = {}
     for one in members.members:
         if one.report is not None and one.report.wait and one.is_connected is not False:
-            waits.setdefault(one.report.wait, []).append(_get_name(one))
+            waits.setdefault(one.report.wait, []).append(_get_name(one, name_key))
     for what, names in waits.items():
         yield _wrap(f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for {what}")
 
 
-def _list_errors(members: Members) -> Iterator[str]:
+def _list_errors(members: Members, name_key: NameKey) -> Iterator[str]:
     for one in members.members:
         if one.report is None or not one.has_error:
             continue
-        said = f"{_get_name(one)} reports an error since {format_seconds(one.error_age_s)}"
+        said = f"{_get_name(one, name_key)} reports an error since {format_seconds(one.error_age_s)}"
         if one.report_age_s >= LATE_S:
             said += f", last heard {format_seconds(one.report_age_s)} ago"
         yield _wrap(f"{said}: {one.report.error or 'only the owner may read it'}")
@@ -87,8 +88,9 @@ def _wrap(text: str) -> str:
     return textwrap.fill(text, COLUMNS, subsequent_indent="  ")
 
 
-def _get_plain_member(one: MemberInfo) -> dict[str, Any]:
+def _get_plain_member(one: MemberInfo, name_key: NameKey) -> dict[str, Any]:
     fields = {field: get_plain(getattr(one, field)) for field in one.__struct_fields__ if field != "report"}
     said = one.report
     report = None if said is None else {field: get_plain(getattr(said, field)) for field in said.__struct_fields__}
-    return fields | {"state": None if one.state is None else _name_state(one.state), "report": report}
+    state = None if one.state is None else _name_state(one.state)
+    return fields | {"key": name_key(one.key), "state": state, "report": report}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from psyche.core.state.errors import CannotResume, CannotUpdate, CoordinatorError, Halted
+from psyche.core.state.errors import CannotResume, CannotUpdate, ConfigRefused, CoordinatorError, Halted
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError, PsycheError
 from psyche.telemetry.status import PHASES
@@ -51,6 +51,9 @@ def explain_refusal(error: CoordinatorError, status: RunStatus, spell: Spell = s
             return "the record has changed since it was read, and nothing was changed: run this command again"
         case CannotUpdate():  # the run went on while the owner was asked
             return f"{put_in_words(error)}. {_describe_way_to_pause(status, spell)}; then run this command again"
+        case ConfigRefused() if not status.total_steps:  # `psyche run create` was cut off
+            create = spell("run create --state FOLDER")
+            return f"the run has no settings yet: {create} completes it; then run this command again"
         case Halted():
             return _explain_pause(error, RunState(status.run_state), spell)
         case _:

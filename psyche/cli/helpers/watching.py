@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import trio
 
-from psyche.cli.helpers.members import COLUMNS, format_members_table, get_plain_members
+from psyche.chain.amounts import format_amount
+from psyche.cli.helpers.members import COLUMNS, NameKey, format_members_table, get_plain_members
 from psyche.cli.helpers.owners import say
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError
@@ -22,38 +23,47 @@ from psyche.telemetry.plain import get_plain
 from psyche.telemetry.run_line import describe_progress, format_members, get_phase
 from psyche.telemetry.text import format_clock, format_number, format_seconds
 from psyche.wire.backend import Members, NotOwner, RequestRefused, RunStatus
-from psyche.wire.home import Home
+from psyche.wire.home import Home, Spell, spell_briefly
 from psyche.wire.nursery import open_plain_nursery
 
 EVERY_S: Final = 2.0
 
 
-def format_run(status: RunStatus, members: Members | None = None) -> str:
-    """Lay out a run's status, and its members if they are given; at most 80 columns wide, but for names."""
-    return "\n".join(_describe(status, members))
+def format_run(
+    status: RunStatus, members: Members | None = None, *, spell: Spell = spell_briefly,
+    name_key: NameKey = bytes.hex,
+) -> str:  # fmt: skip
+    """Lay out a run's status, and its members if they are given.
+
+    Lines have at most 80 columns, but for names and for commands, which `spell` writes. `name_key` writes keys.
+    """
+    return "\n".join([*_describe(status, spell), *_describe_members(status, members, name_key)])
 
 
-def _describe(status: RunStatus, members: Members | None) -> Iterator[str]:
+def _describe(status: RunStatus, spell: Spell) -> Iterator[str]:
     since = format_seconds(max(0, status.now_unix - status.state_start_unix))
+    lasts = f" for {since}" if status.state_start_unix else ""  # a new run's clock stands at 0
     pausing = ", pauses at the end of this epoch" if status.pending_pause else ""
     round_ = f", round {status.height}" if status.members else ""
-    yield f"run {status.run_id!r}: {get_phase(status)} for {since}{pausing}"
+    yield f"run {status.run_id!r}: {get_phase(status)}{lasts}{pausing}"
     yield f"epoch {status.epoch}{round_}, step {status.step} of {status.total_steps}"
     needed = f"; {format_number(status.min_clients, 'is', 'are')} needed to go on" if status.members else ""
     connections = "" if status.connections is None else f"; {format_number(status.connections, 'connection')}"
-    yield _wrap(f"{format_members(status)}{needed}{connections}")
+    taking_part = f"{format_members(status, spell)}{needed}{connections}"
+    yield taking_part if "`" in taking_part else _wrap(taking_part)  # a command stays in one piece
     failing = [format_number(status.failing, "client reports an error", "clients report errors")]
     if said := [*describe_progress(status), *(failing if status.failing else [])]:
         yield ", ".join(said)
     if status.checkpoint_sources:
         yield _wrap(f"checkpoint of step {status.checkpoint_step}: {', '.join(status.checkpoint_sources)}")
     if status.earning_rate or status.slashing_rate:
-        yield _wrap(
-            f"each epoch from now on pays {status.earning_rate:,} for all its credits; an ejected member loses "
-            f"{status.slashing_rate:,}"
-        )
+        pays, loses = (format_amount(rate, status.decimals) for rate in (status.earning_rate, status.slashing_rate))
+        yield _wrap(f"each epoch from now on pays {pays} for all its credits; an ejected member loses {loses}")
+
+
+def _describe_members(status: RunStatus, members: Members | None, name_key: NameKey) -> Iterator[str]:
     if members is not None:
-        yield f"\n{format_members_table(members)}"
+        yield f"\n{format_members_table(members, name_key)}"
     elif status.failing:
         yield "to read the errors, name the owner's key: --state-dir or -i FILE"
 
@@ -62,21 +72,23 @@ def _wrap(text: str) -> str:
     return textwrap.fill(text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def get_plain_run(status: RunStatus, members: Members | None = None) -> dict[str, Any]:
-    """Return a run's status, and its members if they are given, as JSON can hold them: states by name, keys as hex."""
+def get_plain_run(status: RunStatus, members: Members | None = None, name_key: NameKey = bytes.hex) -> dict[str, Any]:
+    """Return a run's status, and its members if they are given, as JSON can hold them."""
     fields = {field: get_plain(getattr(status, field)) for field in status.__struct_fields__}
     fields |= {"run_state": RunState(status.run_state).name.lower()}
-    return fields | ({} if members is None else {"clients": get_plain_members(members)})
+    return fields | ({} if members is None else {"clients": get_plain_members(members, name_key)})
 
 
-async def ask_once(home: Home, with_members: bool, as_json: bool) -> str:
+async def ask_once(home: Home, with_members: bool, as_json: bool, spell: Spell = spell_briefly) -> str:
     """Return the state of a run as text or JSON.
 
     Raises:
         BackendError: the home refuses, or could not be reached in time.
     """
     status, members = await _ask(home, with_members=with_members)
-    return json.dumps(get_plain_run(status, members), indent=2) if as_json else format_run(status, members)
+    if as_json:
+        return json.dumps(get_plain_run(status, members, home.name_key), indent=2)
+    return format_run(status, members, spell=spell, name_key=home.name_key)
 
 
 async def _ask(home: Home, *, with_members: bool) -> tuple[RunStatus, Members | None]:
@@ -91,7 +103,7 @@ async def _ask(home: Home, *, with_members: bool) -> tuple[RunStatus, Members | 
         return status, None
 
 
-async def watch_until_signal(home: Home, with_members: bool, as_json: bool) -> None:
+async def watch_until_signal(home: Home, with_members: bool, as_json: bool, spell: Spell = spell_briefly) -> None:
     """Show the state of a run again and again until it is finished, or until SIGINT or SIGTERM.
 
     Raises:
@@ -101,7 +113,7 @@ async def watch_until_signal(home: Home, with_members: bool, as_json: bool) -> N
     from psyche.backends.tcp.owner import TcpHome
 
     quiet = dataclasses.replace(home, say=lambda _text: None) if isinstance(home, TcpHome) else home
-    view = WatchView(Console(sys.stdout), as_json=as_json)
+    view = WatchView(Console(sys.stdout), as_json=as_json, spell=spell, name_key=home.name_key)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         try:
             async with open_plain_nursery() as nursery:
@@ -120,9 +132,12 @@ async def watch_until_signal(home: Home, with_members: bool, as_json: bool) -> N
 class WatchView:
     """A page that is drawn in place on a terminal; elsewhere each state is printed below the one before."""
 
-    def __init__(self, console: Console, *, as_json: bool = False) -> None:
+    def __init__(
+        self, console: Console, *, as_json: bool = False, spell: Spell = spell_briefly, name_key: NameKey = bytes.hex
+    ) -> None:
         self._console = console
         self._as_json = as_json
+        self._spell, self._name_key = spell, name_key
         self._page: list[str] = []
 
     def show(self, status: RunStatus, members: Members | None) -> None:
@@ -132,9 +147,9 @@ class WatchView:
             BrokenPipeError: nobody reads it any longer.
         """
         if self._as_json:
-            self._console.print(json.dumps(get_plain_run(status, members)))
+            self._console.print(json.dumps(get_plain_run(status, members, self._name_key)))
         else:
-            self._page = format_run(status, members).splitlines()
+            self._page = format_run(status, members, spell=self._spell, name_key=self._name_key).splitlines()
             self._draw(f"at {format_clock(status.now_unix)}; Ctrl-C ends this")
         if self._console.is_broken:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

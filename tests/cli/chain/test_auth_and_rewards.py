@@ -122,9 +122,10 @@ def test_a_run_with_a_treasurer_pays_to_the_last_unit_and_gives_every_lamport_ba
     assert treasury.run.main_authority == treasury.owner.pubkey()
     state = read_state(box, "paying")
     assert (state.config.entropy_delay, state.config.total_steps > 0) == (4, True)
-    box.call(
+    printed = box.call(
         "run", "set-future-epoch-rates", "--earning-rate-total-shared", "12.345678", "-r", "paying", wallet="paying"
     )
+    assert "pays 12.345678 for all its credits" in printed
     assert read_state(box, "paying").registry.future_earning_rate == 12_345_678
     words = ("run", "set-future-epoch-rates", "-r", "paying", "--earning-rate-total-shared")
     assert "at most 6 digits" in box.refuse(*words, "0.0000001", wallet="paying")

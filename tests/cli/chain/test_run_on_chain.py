@@ -89,6 +89,9 @@ def test_a_creation_that_stopped_half_way_goes_on_and_a_complete_one_says_so(box
     box.call("run", "create", "--state", file, "-r", "half", wallet="half")
     account = read_instance(box, "half").coordinator_account
     box.write_state(account, Coordinator(run_id="half", run_uid=read_state(box, "half").run_uid))  # no settings yet
+    resumed = box.refuse("run", "resume", "-r", "half", wallet="half")
+    assert "has no settings yet: `psyche run create --state FOLDER --run-id half --rpc" in resumed
+    assert "[config]" not in resumed, "no rules that a person could not mend"
     printed = box.call("run", "create", "--state", other, "-r", "half", wallet="half")
     assert "completes run 'half'" in printed
     assert "deposit" not in printed
@@ -161,9 +164,18 @@ def test_s11_the_digest_of_new_first_weights_goes_on_record_with_their_source(bo
 
 def test_info_and_list_show_every_run_without_a_wallet(box: ChainBox) -> None:
     owner = create(box, "shown")
-    assert "run 'shown': not set up" in box.call("run", "info", "-r", "shown")
+    assert "run 'shown': not started\n" in box.call("run", "info", "-r", "shown")
     plain = json.loads(box.call("run", "json-dump-run", "-r", "shown"))
     assert (plain["run_id"], plain["connections"], plain["clients"]) == ("shown", None, [])
+    member, state = Keypair().pubkey(), read_state(box, "shown")
+    state.registry.slots.append(Slot(bytes(member), bytes(member)[::-1], state=SlotState.JOINED))
+    box.write_state(read_instance(box, "shown").coordinator_account, state)
+    assert f"  {str(member)[:8]}  waits" in box.call("run", "info", "-r", "shown"), "as commands take it"
+    plain = json.loads(box.call("run", "info", "-r", "shown", "--json"))
+    assert ([one["key"] for one in plain["clients"]], plain["is_open"]) == ([str(member)], False)
+    box.call("auth", "create", "--authorizer", "everybody", wallet="shown")
+    plain = json.loads(box.call("run", "info", "-r", "shown", "--json"))
+    assert (plain["is_open"], plain["allowed"]) == (True, None)
     (row,) = (row for row in json.loads(box.call("run", "list", "--json")) if row["run_id"] == "shown")
     assert (row["owner"], row["state"], row["pays"]) == (str(owner.pubkey()), "uninitialized", False)
     assert str(owner.pubkey()) in box.call("run", "list-runs", "--authorizer", str(owner.pubkey()))
@@ -176,7 +188,7 @@ def test_a_run_is_watched_until_it_is_finished(box: ChainBox, monkeypatch: pytes
     monkeypatch.setattr("psyche.cli.helpers.watching.EVERY_S", 0.05)
     seen: list[str] = []
 
-    def show_and_go_on(status: RunStatus, members: Members | None = None) -> dict[str, Any]:
+    def show_and_go_on(status: RunStatus, members: Members | None, _: object) -> dict[str, Any]:
         seen.append(RunState(status.run_state).name)
         if len(seen) < 3:
             following = replace(state, run_state=WATCHED[len(seen)], nonce=state.nonce + len(seen))

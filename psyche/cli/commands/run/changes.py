@@ -81,7 +81,7 @@ def update_config(
     elif client_version is None:
         raise ConfigError("name what changes: --state FILE, --name, --description or --client-version, for example")
     if client_version is not None and not dry_run:
-        show_status(owner.command(UpdateClientVersion(client_version)))
+        show_status(owner, owner.command(UpdateClientVersion(client_version)))
 
 
 @owner_command(
@@ -139,7 +139,7 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
     if not owner.yes and sys.stdin.isatty() and not typer.confirm("Change the run?"):
         say("nothing was changed")
         raise typer.Exit(1)
-    show_status(owner.run(lambda home: send_update(home, update, build)))
+    show_status(owner, owner.run(lambda home: send_update(home, update, build)))
     return True
 
 

@@ -49,9 +49,9 @@ def info(
     if address:
         show_what_is_known(owner, address)
     elif watch:
-        owner.run(lambda home: watch_until_signal(home, with_members, as_json), as_anybody=True)
+        owner.run(lambda home: watch_until_signal(home, with_members, as_json, owner.spell), as_anybody=True)
     else:
-        typer.echo(owner.run(lambda home: ask_once(home, with_members, as_json), as_anybody=True))
+        typer.echo(owner.run(lambda home: ask_once(home, with_members, as_json, owner.spell), as_anybody=True))
 
 
 def show_what_is_known(owner: Owner, address: str) -> None:
@@ -88,8 +88,8 @@ def dump_wallet(
     show_what_is_known(owner, address)
 
 
-def show_status(status: "RunStatus") -> None:
+def show_status(owner: Owner, status: "RunStatus") -> None:
     """Print a run's status after a command."""
     from psyche.cli.helpers.watching import format_run
 
-    typer.echo(format_run(status))
+    typer.echo(format_run(status, spell=owner.spell))

@@ -24,7 +24,7 @@ def pause(*, owner: Owner) -> None:
     """
     from psyche.core.state.messages import Pause
 
-    show_status(owner.command(Pause()))
+    show_status(owner, owner.command(Pause()))
 
 
 @owner_command("resume", f"psyche run resume {OWNED}", f"psyche run resume {ON_CHAIN}", former="resume")
@@ -35,7 +35,7 @@ def resume(*, owner: Owner) -> None:
     """
     from psyche.core.state.messages import Resume
 
-    show_status(owner.command(Resume()))
+    show_status(owner, owner.command(Resume()))
 
 
 @owner_command("set-paused", f"psyche run pause {ON_CHAIN}", f"psyche run resume {ON_CHAIN}", hidden=True)
@@ -45,7 +45,7 @@ def set_paused(
     """Pause a run, or resume it; `psyche run pause` and `psyche run resume` do the same."""
     from psyche.core.state.messages import Pause, Resume
 
-    show_status(owner.command(Resume() if resume_it else Pause()))
+    show_status(owner, owner.command(Resume() if resume_it else Pause()))
 
 
 @owner_command(
@@ -77,7 +77,7 @@ def set_future_epoch_rates(
     }
     if not any(rates.values()):
         raise ConfigError("name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both")
-    show_status(owner.run(lambda home: set_rates(home, rates)))
+    show_status(owner, owner.run(lambda home: set_rates(home, rates)))
 
 
 async def set_rates(home: "Home", rates: dict[str, str | None]) -> "RunStatus":
@@ -90,7 +90,7 @@ async def set_rates(home: "Home", rates: dict[str, str | None]) -> "RunStatus":
     from psyche.core.state.messages import SetRates
     from psyche.errors import ConfigError
 
-    decimals = await home.get_decimals()
+    decimals = (await home.get_status()).decimals
     amounts = [None if text is None else parse_amount(text, decimals, option) for option, text in rates.items()]
     for option, amount in zip(rates, amounts, strict=True):
         if amount is not None and amount > MAX_RATE:
